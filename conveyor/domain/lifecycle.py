@@ -1,0 +1,118 @@
+"""Every legal transition, in tables; nothing elsewhere decides what may follow what (SPEC 2.4).
+
+Two rules: a terminal status has no way out but deletion, and an engine never spells a status: it
+is handed the set that `sources` yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+from conveyor.domain.errors import IllegalTransition
+from conveyor.domain.model import (
+    BatchStatus,
+    GateStatus,
+    JobStatus,
+    NoticeStatus,
+    Run,
+    RunStatus,
+    TaskStatus,
+    Totals,
+)
+
+Status = TypeVar("Status", bound=StrEnum)
+Table = Mapping[str, tuple[frozenset[Status], Status]]
+
+
+def _table(**rows: tuple[set[Status], Status]) -> Table[Status]:
+    return {event: (frozenset(sources), target) for event, (sources, target) in rows.items()}
+
+
+JOB: Table[JobStatus] = _table(
+    closed=({JobStatus.OPEN}, JobStatus.CLOSED),
+    deleted=({JobStatus.OPEN, JobStatus.CLOSED}, JobStatus.DELETED),
+)
+
+_LIVE = {RunStatus.RUNNING, RunStatus.PENDING}
+
+# `drained` and `fed` are derived on read from the counters, never written: a stored `pending`
+# could disagree with the work (RELIABILITY's W32).
+RUN: Table[RunStatus] = _table(
+    drained=({RunStatus.RUNNING}, RunStatus.PENDING),
+    fed=({RunStatus.PENDING}, RunStatus.RUNNING),
+    completed=(_LIVE, RunStatus.COMPLETED),
+    stopped=(_LIVE, RunStatus.STOPPED),
+    failed=(_LIVE, RunStatus.FAILED),
+    deleted=(
+        _LIVE | {RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED},
+        RunStatus.DELETED,
+    ),
+)
+
+TASK: Table[TaskStatus] = _table(
+    claimed=({TaskStatus.PENDING, TaskStatus.PROCESSING}, TaskStatus.PROCESSING),
+    released=({TaskStatus.PROCESSING}, TaskStatus.PENDING),
+    succeeded=({TaskStatus.PROCESSING}, TaskStatus.SUCCESSFUL),
+    failed=({TaskStatus.PROCESSING}, TaskStatus.FAILED),
+)
+
+BATCH: Table[BatchStatus] = _table(
+    sealed=({BatchStatus.OPEN}, BatchStatus.SEALED),
+    abandoned=({BatchStatus.OPEN}, BatchStatus.ABANDONED),
+)
+
+GATE: Table[GateStatus] = _table(
+    draining=({GateStatus.OPEN, GateStatus.DRAINING}, GateStatus.DRAINING),
+    closed=({GateStatus.OPEN, GateStatus.DRAINING}, GateStatus.CLOSED),
+)
+
+NOTICE: Table[NoticeStatus] = _table(
+    delivered=({NoticeStatus.DUE}, NoticeStatus.DELIVERED),
+    exhausted=({NoticeStatus.DUE}, NoticeStatus.EXHAUSTED),
+    dropped=({NoticeStatus.DUE}, NoticeStatus.DROPPED),
+)
+
+RUN_LIVE = frozenset(_LIVE)
+RUN_TERMINAL = frozenset(RunStatus) - RUN_LIVE
+TASK_TERMINAL = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED})
+TASK_UNFINISHED = frozenset(TaskStatus) - TASK_TERMINAL
+
+
+def sources(table: Table[Status], event: str) -> frozenset[Status]:
+    """The statuses that `event` may start from."""
+    return table[event][0]
+
+
+def target(table: Table[Status], event: str) -> Status:
+    """The status that `event` leads to."""
+    return table[event][1]
+
+
+def step(table: Table[Status], status: Status, event: str) -> Status:
+    """The status after `event`; IllegalTransition where the table has no such row."""
+    if event not in table or status not in table[event][0]:
+        raise IllegalTransition(f"{event} from {status}")
+    return table[event][1]
+
+
+def seen_status(run: Run, totals: Totals) -> RunStatus:
+    """The status to show: a live open run with nothing left to do is `pending`."""
+    idle = not run.last_batch_received and not run.open_batches and totals.done == run.total
+    if run.status in RUN_LIVE and idle:
+        return step(RUN, RunStatus.RUNNING, "drained")
+    return run.status
+
+
+def is_complete(run: Run, totals: Totals) -> bool:
+    """Nothing more can come, nothing is being ingested, and every task is terminal."""
+    return run.last_batch_received and run.open_batches == 0 and totals.done >= run.total
+
+
+def mermaid(table: Table[Status]) -> str:
+    """The table as a state diagram; SPEC 2.4 holds exactly this text."""
+    lines = ["stateDiagram-v2"]
+    for event, (starts, end) in table.items():
+        lines += [f"    {start} --> {end}: {event}" for start in sorted(starts)]
+    return "\n".join(lines)

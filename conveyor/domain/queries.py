@@ -1,0 +1,111 @@
+"""Query: the few ways in which rows are looked up by anything but their key (SPEC 5.2)."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from conveyor.domain.ids import CallerId, JobId, RunId, TaskId
+from conveyor.domain.model import (
+    Batch,
+    BatchStatus,
+    Job,
+    JobStatus,
+    Notice,
+    NoticeStatus,
+    Run,
+    RunStatus,
+    Scrub,
+    Stats,
+    Task,
+    TaskStatus,
+)
+
+Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub)
+
+
+class Query(msgspec.Struct, Generic[Q], frozen=True):
+    """A question whose answer is rows in a stated order."""
+
+
+class TasksOf(Query[Task], frozen=True, kw_only=True):
+    """Tasks of a run in id order."""
+
+    job_id: JobId
+    run_id: RunId
+    shard_count: int
+    statuses: frozenset[TaskStatus] | None = None
+    after: TaskId | None = None
+    limit: int
+
+
+class StatsOf(Query[Stats], frozen=True, kw_only=True):
+    """All stats rows of a run, by shard."""
+
+    job_id: JobId
+    run_id: RunId
+    shard_count: int
+
+
+class JobsOf(Query[Job], frozen=True, kw_only=True):
+    """Jobs of a caller, newest first."""
+
+    caller: CallerId
+    statuses: frozenset[JobStatus]
+    external_id: str | None = None
+    before: JobId | None = None
+    limit: int
+
+
+class RunsOf(Query[Run], frozen=True, kw_only=True):
+    """Runs of a job, newest first."""
+
+    job_id: JobId
+    statuses: frozenset[RunStatus]
+    before: int | None = None
+    limit: int
+
+
+class BatchesOf(Query[Batch], frozen=True, kw_only=True):
+    """Batches of a run, oldest first."""
+
+    job_id: JobId
+    run_id: RunId
+
+
+class RunsIn(Query[Run], frozen=True, kw_only=True):
+    """Runs of any caller in these statuses that changed since, in run id order."""
+
+    statuses: frozenset[RunStatus]
+    updated_since: float = 0.0
+    after: RunId | None = None
+    limit: int
+
+
+class BatchesIn(Query[Batch], frozen=True, kw_only=True):
+    """Batches of any run in these statuses that have not moved since, oldest first."""
+
+    statuses: frozenset[BatchStatus]
+    idle_since: float
+    limit: int
+
+
+class DueNotices(Query[Notice], frozen=True, kw_only=True):
+    """Notices in these statuses whose time has come, oldest first."""
+
+    statuses: frozenset[NoticeStatus]
+    due_by: float
+    limit: int
+
+
+class DueScrubs(Query[Scrub], frozen=True, kw_only=True):
+    """Scrubs whose time has come, oldest first."""
+
+    due_by: float
+    limit: int
+
+
+AnyQuery = (
+    TasksOf | StatsOf | JobsOf | RunsOf | BatchesOf | RunsIn | BatchesIn | DueNotices | DueScrubs
+)

@@ -1,0 +1,1 @@
+"""The ports: what Conveyor needs from the world, Protocols whose docstrings are laws (SPEC 5)."""

@@ -1,0 +1,36 @@
+"""Blobs: bodies and staged lists, each whole or absent (SPEC 5.5)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What was stored: its length and its digest."""
+
+    size_bytes: int
+    sha256: str
+
+
+class Blobs(Protocol):
+    """Laws:
+
+    - A body is whole or absent: no reader ever sees part of a put.
+    - A put that returned is durable.
+    - Putting again under a key replaces the body as a whole.
+    - Deleting a prefix removes every body under it, and nothing beside it.
+    - Keys are relative paths of plain segments; anything else is refused with ValueError.
+    - Any method may raise Unavailable, StorageFull when there is no room.
+    """
+
+    async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
+        """Stores the parts, joined, under `key`."""
+
+    def open(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
+        """Streams the body from byte `start`; BlobMissing when there is none."""
+
+    async def delete_prefix(self, prefix: str) -> int:
+        """Removes all bodies whose key starts with `prefix/`; answers how many."""

@@ -1,0 +1,37 @@
+"""Coordinator: shared permits that cap how much of a job is in flight (SPEC 6.7).
+
+Leases save work and keep caps; they never guard truth. Forgetting every lease is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from conveyor.domain.ids import JobId, LeaseId, RunId
+
+
+class Coordinator(Protocol):
+    """Laws:
+
+    - Live leases of a job never exceed the cap that they were acquired under.
+    - An unrenewed lease ages out after its time with no one's help.
+    - Only a live lease can be renewed; renewing answers those that were lost.
+    - Releasing frees the place at once; releasing again, or a lost lease, is fine.
+    - Jobs share nothing.
+    - Any method may raise Unavailable.
+    """
+
+    async def acquire(
+        self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
+    ) -> list[LeaseId]:
+        """Takes up to `count_max` leases while the job stays within `cap`; never waits."""
+
+    async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
+        """Gives leases a new life of `ttl_s`; answers those that had none left."""
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        """Gives leases back."""
+
+    async def count(self, run_id: RunId) -> int:
+        """How many live leases the run's work holds."""

@@ -1,0 +1,25 @@
+"""Vault: seals secrets at rest (SPEC 8.3)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Unsealable(Exception):
+    """The sealed text is not ours, was changed, or belongs to another place."""
+
+
+class Vault(Protocol):
+    """Laws:
+
+    - What was sealed for a place opens for that place only; anything else is Unsealable.
+    - The sealed text says nothing about the secret but its length.
+    - Signing the same text for the same purpose gives the same signature, for nobody else.
+    """
+
+    def seal(self, secret: bytes, *, place: str) -> str: ...
+
+    def unseal(self, sealed: str, *, place: str) -> bytes: ...
+
+    def sign(self, text: str, *, purpose: str) -> str:
+        """A short URL-safe signature (for cursors and result links)."""

@@ -1,0 +1,1 @@
+"""The use cases: load, decide, commit; they spawn nothing (SPEC 4, 6)."""
