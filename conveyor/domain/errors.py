@@ -49,7 +49,6 @@ class InvalidArgument(Refused):
 class InvalidTasks(Refused):
     """Some lines of the list are bad; nothing was created."""
 
-    code = "invalid_tasks"
     title = "Some tasks are invalid"
 
     def __init__(self, detail: str, invalid_tasks: Sequence[InvalidTask]) -> None:
@@ -113,5 +112,5 @@ class Gone(Refused):
     """It was here and has expired."""
 
     status = 410
-    code = "expired"
-    title = "Expired"
+    code = "result_expired"
+    title = "Result expired"

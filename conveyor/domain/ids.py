@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from random import Random
 from typing import NewType
+
+from conveyor.domain.randomness import Random
 
 CallerId = NewType("CallerId", str)
 JobId = NewType("JobId", str)

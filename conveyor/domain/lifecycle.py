@@ -78,6 +78,10 @@ RUN_LIVE = frozenset(_LIVE)
 RUN_TERMINAL = frozenset(RunStatus) - RUN_LIVE
 TASK_TERMINAL = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED})
 TASK_UNFINISHED = frozenset(TaskStatus) - TASK_TERMINAL
+SETTLES_PASS = frozenset({GateStatus.OPEN})
+RELEASES_PASS = frozenset({GateStatus.OPEN, GateStatus.DRAINING})
+JOB_VISIBLE = frozenset({JobStatus.OPEN, JobStatus.CLOSED})
+RUN_VISIBLE = frozenset(RunStatus) - {RunStatus.DELETED}
 
 
 def sources(table: Table[Status], event: str) -> frozenset[Status]:

@@ -162,10 +162,14 @@ class StagedList(msgspec.Struct, frozen=True, tag="staged"):
 
 
 class RowsOf(msgspec.Struct, frozen=True, tag="rows"):
-    """A batch that replays the rows of an earlier run; those in `retry` start over."""
+    """A batch that replays the rows of an earlier run, or of one batch of it.
+
+    Those whose status is in `retry` start over; the others are inherited with their results.
+    """
 
     run_id: RunId
     retry: frozenset[TaskStatus]
+    batch_id: BatchId | None = None
 
 
 Source = StagedList | RowsOf
@@ -204,6 +208,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float
     shard_count: int = 1
     pause_state: PauseState = PauseState.ACTIVE
+    planned: int = 0
     total: int = 0
     open_batches: int = 0
     batches_seq: int = 0
@@ -214,6 +219,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failure_reason: RunFailure | None = None
     failure_detail: str | None = None
     rerun_of: RunId | None = None
+    retried: int = 0
     source_run_ids: tuple[RunId, ...] = ()
     ended_at: float | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -29,7 +29,7 @@ class Blobs(Protocol):
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
         """Stores the parts, joined, under `key`."""
 
-    def open(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
+    def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         """Streams the body from byte `start`; BlobMissing when there is none."""
 
     async def delete_prefix(self, prefix: str) -> int:

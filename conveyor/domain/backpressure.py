@@ -1,0 +1,32 @@
+"""Three lines against receiving what cannot be run: permits, cooldown, bounce delay (SPEC 6.7)."""
+
+from __future__ import annotations
+
+from conveyor.domain import limits
+from conveyor.domain.randomness import Random
+
+IDLE_S_MIN = 0.02
+IDLE_S_MAX = 1.0
+COOLDOWN_S_MIN = 0.25
+COOLDOWN_S_MAX = 5.0
+
+
+def permits_wanted(*, free_slots: int, cap: int, held: int, batch_max: int) -> int:
+    """How many permits to ask for: never more than can be run right now."""
+    return max(0, min(free_slots, cap - held, batch_max))
+
+
+def bounce_delay_s(receives: int) -> float:
+    """How long a message that had to go back stays hidden: 5 s, doubling, at most 300 s."""
+    return min(limits.BOUNCE_S_MAX, limits.BOUNCE_S_MIN * 2.0 ** min(max(receives, 1) - 1, 16))
+
+
+def cooldown_s(refusals: int, random: Random) -> float:
+    """How long a queue is left alone after its job had no permit to give, with jitter."""
+    ceiling = min(COOLDOWN_S_MAX, COOLDOWN_S_MIN * 2.0 ** min(refusals, 16))
+    return ceiling * random.uniform(0.5, 1.0)
+
+
+def idle_s(empties: int) -> float:
+    """How long to wait before an empty queue is asked again, unless somebody says that it fills."""
+    return min(IDLE_S_MAX, IDLE_S_MIN * 2.0 ** min(empties, 16))

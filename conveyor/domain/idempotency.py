@@ -1,0 +1,120 @@
+"""What an Idempotency-Key means when it comes: first, again, in progress, or misused (SPEC 7)."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from conveyor.domain import limits
+from conveyor.domain.changes import Change, Guard, Insert, RecordKey, Update
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.ids import CallerId
+from conveyor.domain.model import KeyRecord
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One call with a key: who, what, and the bytes that it carried."""
+
+    caller: CallerId
+    method: str
+    path: str
+    key: str
+    fingerprint: str
+
+    @property
+    def key_id(self) -> str:
+        """The key is scoped by caller, method and path: nobody sees another's answer."""
+        scope = "\n".join((self.caller, self.method, self.path, self.key))
+        return hashlib.sha256(scope.encode()).hexdigest()
+
+
+class First(msgspec.Struct, frozen=True):
+    """Nobody came before, or whoever did is gone: do it, as `subject`."""
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """Answer exactly this."""
+
+    status: int
+    body: str
+
+
+class InProgress(msgspec.Struct, frozen=True):
+    """Somebody is on it for at least this long."""
+
+    retry_after_s: float
+
+
+class Misused(msgspec.Struct, frozen=True):
+    """The key was used with another request."""
+
+
+KeyVerdict = First | Replay | InProgress | Misused
+
+
+def check_key(key: str) -> str:
+    """A key is 1 to 128 printable ASCII characters."""
+    if not 0 < len(key) <= limits.IDEMPOTENCY_KEY_CHARS_MAX or not (
+        key.isascii() and key.isprintable()
+    ):
+        raise InvalidArgument(
+            "Idempotency-Key must be 1 to "
+            f"{limits.IDEMPOTENCY_KEY_CHARS_MAX} printable ASCII characters.",
+            code="invalid_idempotency_key",
+        )
+    return key
+
+
+def fingerprint(body: bytes, query: bytes = b"") -> str:
+    return hashlib.sha256(query + b"\n" + body).hexdigest()
+
+
+def judge(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdict:
+    """An expired record counts as absent, whether or not anybody removed it."""
+    if record is None or record.expires_at <= now:
+        return First()
+    if record.fingerprint != request.fingerprint:
+        return Misused()
+    if record.response_status is not None and record.response_body is not None:
+        return Replay(record.response_status, record.response_body)
+    if record.claimed_until > now:
+        return InProgress(min(record.claimed_until - now, limits.IDEMPOTENCY_CLAIM_S))
+    return First()
+
+
+def claim_key(
+    request: Request, record: KeyRecord | None, *, subject: str, owner: str, now: float
+) -> Change:
+    """Starts on a request, or takes it over from a lost owner and keeps its subject."""
+    key = RecordKey(request.key_id)
+    until = now + limits.IDEMPOTENCY_CLAIM_S
+    if record is not None and record.expires_at > now:
+        guard = Guard(
+            equals=(("fingerprint", request.fingerprint), ("response_status", None)),
+            lapsed=("claimed_until", now),
+        )
+        return Change((Update(key, guard, {"owner": owner, "claimed_until": until}),))
+    fresh = KeyRecord(
+        key_id=request.key_id,
+        caller=request.caller,
+        fingerprint=request.fingerprint,
+        subject=subject,
+        owner=owner,
+        claimed_until=until,
+        expires_at=now + limits.IDEMPOTENCY_TTL_S,
+    )
+    return Change((Insert(key, fresh, over_expired_at=now),))
+
+
+def answer(request: Request, status: int, body: str) -> Change:
+    """Stores the answer, once: the first one stands."""
+    guard = Guard(equals=(("fingerprint", request.fingerprint), ("response_status", None)))
+    values = {"response_status": status, "response_body": body, "claimed_until": 0.0}
+    return Change((Update(RecordKey(request.key_id), guard, values),))
+
+
+def let_go(request: Request, *, owner: str) -> Change:
+    """No final answer came of it: the next call may start at once."""
+    guard = Guard(equals=(("owner", owner), ("response_status", None)))
+    return Change((Update(RecordKey(request.key_id), guard, {"claimed_until": 0.0}),))

@@ -1,0 +1,164 @@
+"""The one ingest path: chunk by chunk, insert-only, fenced by epoch, sealed once (SPEC 6.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from conveyor.domain import lifecycle
+from conveyor.domain.admission import counts_of, make_ref, make_task
+from conveyor.domain.changes import BatchKey, Change, Chunk, Guard, RunKey, Update
+from conveyor.domain.ids import RunId
+from conveyor.domain.lifecycle import BATCH, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL
+from conveyor.domain.model import (
+    Batch,
+    IngestStatus,
+    RowsOf,
+    Run,
+    StagedList,
+    Task,
+    TaskSpec,
+    TaskStatus,
+)
+
+ATTEMPTS_WITHOUT_PROGRESS_MAX = 5
+
+
+def batch_key(batch: Batch) -> BatchKey:
+    return BatchKey(batch.job_id, batch.run_id, batch.batch_id)
+
+
+def take_over(batch: Batch, *, now: float) -> Change:
+    """Makes the batch ours: whoever held it before is fenced off by the new epoch."""
+    guard = Guard(status_in=lifecycle.sources(BATCH, "sealed"), equals=(("epoch", batch.epoch),))
+    update = Update(batch_key(batch), guard, {"updated_at": now}, {"epoch": 1, "failures": 1})
+    return Change((update,))
+
+
+def chunk_of_specs(
+    batch: Batch, run: Run, specs: Sequence[TaskSpec], *, cursor: str, now: float
+) -> Chunk:
+    """The step that admits these lines of a staged list."""
+    assert isinstance(batch.source, StagedList)
+    origin = (batch.source.origin_run_id, batch.source.origin_batch_id)
+    tasks = [make_task(spec, origin, run, now) for spec in specs]
+    return _chunk(batch, run, tasks, cursor=cursor, sources=frozenset(), now=now)
+
+
+def chunk_of_rows(batch: Batch, run: Run, rows: Sequence[Task], *, now: float) -> Chunk:
+    """The step that replays these rows of an earlier run."""
+    assert isinstance(batch.source, RowsOf)
+    assert rows
+    tasks = [replay(row, run, batch.source.retry, now) for row in rows]
+    sources = frozenset(task.source_run_id for task in tasks if task.source_run_id)
+    return _chunk(batch, run, tasks, cursor=rows[-1].task_id, sources=sources, now=now)
+
+
+def replay(row: Task, run: Run, retry: frozenset[TaskStatus], now: float) -> Task:
+    """A row of an earlier run in a new one: started over, or inherited with its result.
+
+    What never finished is started over whatever the filter says: inherited, it would keep the
+    new run from ever ending.
+    """
+    if row.status not in retry and row.status in TASK_TERMINAL:
+        return msgspec.structs.replace(
+            row,
+            run_id=run.run_id,
+            source_run_id=row.source_run_id or row.run_id,
+            created_at=now,
+            updated_at=now,
+        )
+    return Task(
+        run_id=run.run_id,
+        task_id=row.task_id,
+        shard=row.shard,
+        batch_id=row.batch_id,
+        index=row.index,
+        url=row.url,
+        method=row.method,
+        external_id=row.external_id,
+        metadata=row.metadata,
+        params=row.params,
+        sealed=row.sealed,
+        status=TaskStatus.PENDING,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def _chunk(
+    batch: Batch,
+    run: Run,
+    tasks: Sequence[Task],
+    *,
+    cursor: str,
+    sources: frozenset[RunId],
+    now: float,
+) -> Chunk:
+    refs = tuple(make_ref(run, task) for task in tasks if task.status not in TASK_TERMINAL)
+    return Chunk(
+        key=batch_key(batch),
+        epoch=batch.epoch,
+        done_before=batch.done,
+        tasks=tuple(tasks),
+        refs=refs,
+        stats=counts_of(tasks),
+        values={
+            "done": batch.done + len(tasks),
+            "cursor": cursor,
+            "failures": 0,
+            "updated_at": now,
+            "source_run_ids": tuple(sorted(sources | frozenset(batch.source_run_ids))),
+        },
+        gate_in=SETTLES_PASS,
+    )
+
+
+def seal(batch: Batch, run: Run, *, now: float) -> Change:
+    """Every line has a row and a ref: the batch's count becomes part of the run's total, once."""
+    inherited = frozenset(batch.source_run_ids) | frozenset(run.source_run_ids)
+    run_values = {"updated_at": now, "source_run_ids": tuple(sorted(inherited))}
+    if run.ingest_status is not None:
+        run_values["ingest_status"] = IngestStatus.DONE
+    return Change(
+        (
+            Update(
+                batch_key(batch),
+                Guard(
+                    status_in=lifecycle.sources(BATCH, "sealed"),
+                    equals=(("epoch", batch.epoch), ("done", batch.done)),
+                ),
+                {
+                    "status": lifecycle.target(BATCH, "sealed"),
+                    "total": batch.done,
+                    "updated_at": now,
+                },
+            ),
+            Update(
+                RunKey(run.job_id, run.run_id),
+                Guard(status_in=RUN_LIVE),
+                run_values,
+                {
+                    "total": batch.done,
+                    "open_batches": -1,
+                    "planned": batch.done - batch.total,
+                },
+            ),
+        )
+    )
+
+
+def abandon(batch: Batch, *, now: float) -> Change:
+    """The run ended before the list was in: the intent is over."""
+    update = Update(
+        batch_key(batch),
+        Guard(status_in=lifecycle.sources(BATCH, "abandoned")),
+        {"status": lifecycle.target(BATCH, "abandoned"), "updated_at": now},
+    )
+    return Change((update,))
+
+
+def is_hopeless(batch: Batch) -> bool:
+    """Taken up several times without one chunk of progress."""
+    return batch.failures >= ATTEMPTS_WITHOUT_PROGRESS_MAX

@@ -1,0 +1,251 @@
+"""What a claim and an outcome do to a task and to its run's counters (SPEC 6.2).
+
+A claim is a number: settling, retrying and handing back are all fenced by it, so a worker that
+lost its claim can change nothing. The flip of a task and the count of its shard are one change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from conveyor.domain import lifecycle, limits, problems
+from conveyor.domain.changes import (
+    Applied,
+    Change,
+    Guard,
+    Missing,
+    StatsKey,
+    TaskKey,
+    Update,
+    Verdict,
+)
+from conveyor.domain.lifecycle import RELEASES_PASS, SETTLES_PASS, TASK
+from conveyor.domain.model import (
+    Attempt,
+    FailureReason,
+    GateStatus,
+    Problem,
+    Result,
+    Stats,
+    Task,
+    TaskRef,
+)
+from conveyor.domain.randomness import Random
+from conveyor.domain.retry import retry_delay_s
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """The task is ours until `task.claim_until`, under `task.claim`."""
+
+    task: Task
+
+
+class AlreadyDone(msgspec.Struct, frozen=True):
+    """The task is terminal: look whether the run is complete, then ack."""
+
+
+class HeldByOther(msgspec.Struct, frozen=True):
+    """Somebody else has a live claim until then."""
+
+    until: float
+
+
+class NoSuchTask(msgspec.Struct, frozen=True):
+    """There is no row: deleted, or not visible yet."""
+
+
+Claim = Claimed | AlreadyDone | HeldByOther | NoSuchTask
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """The flip is durable; `stats` are the shard's counters right after it."""
+
+    stats: Stats
+
+
+class LostClaim(msgspec.Struct, frozen=True):
+    """Another claim, or another outcome, came first. Let go."""
+
+
+class GateShut(msgspec.Struct, frozen=True):
+    """The run takes no more settles: it is being stopped, or has ended. Let go."""
+
+
+SettleVerdict = Settled | LostClaim | GateShut
+
+
+def task_key(ref: TaskRef) -> TaskKey:
+    return TaskKey(job_id=ref.job_id, run_id=ref.run_id, task_id=ref.task_id, shard=ref.shard)
+
+
+def stats_key(ref: TaskRef) -> StatsKey:
+    return StatsKey(job_id=ref.job_id, run_id=ref.run_id, shard=ref.shard)
+
+
+def claim(ref: TaskRef, *, now: float) -> Change:
+    """Takes a waiting task, or one whose claim has lapsed. Attempts are counted here, so that a
+    task that kills its worker comes to an end."""
+    values = {
+        "status": lifecycle.target(TASK, "claimed"),
+        "claim_until": now + limits.CLAIM_TTL_S,
+        "started_at": now,
+        "updated_at": now,
+    }
+    guard = Guard(status_in=lifecycle.sources(TASK, "claimed"), lapsed=("claim_until", now))
+    update = Update(task_key(ref), guard, values, {"claim": 1, "attempts": 1})
+    return Change((update,))
+
+
+def read_claim(verdict: Verdict, *, now: float) -> Claim:
+    if isinstance(verdict, Applied):
+        (row,) = verdict.rows
+        assert isinstance(row, Task)
+        return Claimed(row)
+    if isinstance(verdict, Missing) or verdict.row is None:
+        return NoSuchTask()
+    assert isinstance(verdict.row, Task)
+    if verdict.row.status in lifecycle.TASK_TERMINAL:
+        return AlreadyDone()
+    return HeldByOther(until=max(verdict.row.claim_until, now))
+
+
+def extend_claim(ref: TaskRef, claim_number: int, *, now: float) -> Change:
+    """A heartbeat: refused as soon as the claim is no longer ours."""
+    guard = Guard(status_in=lifecycle.sources(TASK, "succeeded"), equals=(("claim", claim_number),))
+    return Change((Update(task_key(ref), guard, {"claim_until": now + limits.CLAIM_TTL_S}),))
+
+
+def exhausted(task: Task, attempts_max: int) -> Problem | None:
+    """A freshly claimed task that may not be tried again, with the reason."""
+    if task.claim > attempts_max + limits.CLAIMS_SPARE:
+        return problems.worker_lost(task.claim - 1)
+    if task.attempts > attempts_max:
+        return problems.too_many_attempts(task.attempts - 1)
+    return None
+
+
+LOST_WORKER_REASON = FailureReason.OTHER
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What one try cost."""
+
+    credits: int = 0
+    cost_micros: int = 0
+
+
+def succeed(ref: TaskRef, task: Task, result: Result, *, spent: Spent, now: float) -> Change:
+    values = {"result": result, "problem": None, "reason": None}
+    counts = {"done": 1, "successful": 1}
+    return _settle(ref, task, "succeeded", values, counts, (None, spent, now))
+
+
+def fail(
+    ref: TaskRef,
+    task: Task,
+    reason: FailureReason,
+    problem: Problem,
+    *,
+    spent: Spent,
+    now: float,
+) -> Change:
+    values = {"problem": problem, "reason": reason}
+    counts = {"done": 1, "failed": 1, reason.value: 1}
+    return _settle(ref, task, "failed", values, counts, (problem, spent, now))
+
+
+def release_for_retry(
+    ref: TaskRef, task: Task, problem: Problem, *, spent: Spent, now: float
+) -> Change:
+    """The try failed and another one follows, by the same message made visible later."""
+    return _settle(ref, task, "released", {}, {}, (problem, spent, now))
+
+
+def hand_back(ref: TaskRef, task: Task, *, now: float) -> Change:
+    """The work was cut off before an outcome: as if this attempt had not been started."""
+    update = Update(
+        task_key(ref),
+        _mine(task, "released"),
+        {"status": lifecycle.target(TASK, "released"), "claim_until": 0.0, "updated_at": now},
+        {"attempts": -1},
+    )
+    return Change((update, Update(stats_key(ref), Guard(status_in=RELEASES_PASS))))
+
+
+def may_retry(
+    task: Task,
+    reason: FailureReason,
+    *,
+    attempts_max: int,
+    retry_after_s: float | None,
+    random: Random,
+) -> float | None:
+    """Seconds to wait before the next try, or None when this was the last one."""
+    if task.attempts >= attempts_max:
+        return None
+    return retry_delay_s(reason, attempt=task.attempts, retry_after_s=retry_after_s, random=random)
+
+
+def read_settle(verdict: Verdict, task: Task) -> SettleVerdict:
+    """Reads the store's verdict on a settle or release of this claim of `task`."""
+    if isinstance(verdict, Applied):
+        stats = verdict.rows[1]
+        assert isinstance(stats, Stats)
+        assert stats.done <= stats.admitted, "more tasks are done than were admitted"
+        return Settled(stats)
+    if isinstance(verdict, Missing):
+        return GateShut()
+    if isinstance(verdict.row, Stats):
+        return GateShut()
+    return LostClaim()
+
+
+def is_own_settle(row: Task | None, task: Task) -> bool:
+    """After an unknown outcome: did our own settle get through?"""
+    return row is not None and row.claim == task.claim and row.status in lifecycle.TASK_TERMINAL
+
+
+def is_drained(stats: Stats) -> bool:
+    """Nothing admitted to this shard is left: worth a look whether the run is complete."""
+    return stats.done >= stats.admitted
+
+
+def _mine(task: Task, event: str) -> Guard:
+    return Guard(status_in=lifecycle.sources(TASK, event), equals=(("claim", task.claim),))
+
+
+def _settle(
+    ref: TaskRef,
+    task: Task,
+    event: str,
+    values: dict[str, Any],
+    counts: dict[str, int],
+    ending: tuple[Problem | None, Spent, float],
+) -> Change:
+    problem, spent, now = ending
+    attempt = Attempt(
+        number=task.attempts,
+        started_at=task.started_at or now,
+        ended_at=now,
+        problem=problem,
+        credits=spent.credits,
+        cost_micros=spent.cost_micros,
+    )
+    money = {"credits": spent.credits, "cost_micros": spent.cost_micros}
+    money = {field: amount for field, amount in money.items() if amount}
+    flip = {
+        "status": lifecycle.target(TASK, event),
+        "claim_until": 0.0,
+        "history": (*task.history, attempt),
+        "updated_at": now,
+        **values,
+    }
+    gate: frozenset[GateStatus] = RELEASES_PASS if event == "released" else SETTLES_PASS
+    return Change(
+        (
+            Update(task_key(ref), _mine(task, event), flip, money),
+            Update(stats_key(ref), Guard(status_in=gate), {}, {**counts, **money}),
+        )
+    )

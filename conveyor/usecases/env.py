@@ -1,0 +1,57 @@
+"""Env: everything a use case needs from outside, in one value; tests and the simulator make it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from conveyor.domain import ids, limits
+from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.changes import Change, Verdict
+from conveyor.domain.randomness import Random
+from conveyor.ports.blobs import Blobs
+from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.queue import Queue
+from conveyor.ports.signals import Signals
+from conveyor.ports.store import Store
+from conveyor.ports.vault import Vault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What an operator may tune; pinned on rows where a later change must not reach them.
+
+    `targets` is what our own fetches may reach; None when a gateway elsewhere fetches.
+    """
+
+    sync_tasks_max: int = limits.SYNC_TASKS_MAX
+    shard_count: int = limits.TASK_SHARD_COUNT
+    max_inflight: int = limits.MAX_INFLIGHT
+    targets: TargetPolicy | None = field(default_factory=TargetPolicy)
+    teardown_s: float = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Env:
+    """The ports, the randomness and the name of this process start."""
+
+    store: Store
+    queue: Queue
+    blobs: Blobs
+    coordinator: Coordinator
+    clock: Clock
+    vault: Vault
+    signals: Signals
+    random: Random
+    owner: str
+    policy: Policy = field(default_factory=Policy)
+
+    def now(self) -> float:
+        return self.clock.now()
+
+    def mint(self) -> str:
+        return ids.mint_ulid(self.clock.now(), self.random)
+
+    async def commit(self, change: Change) -> Verdict:
+        (verdict,) = await self.store.commit((change,))
+        return verdict

@@ -1,0 +1,198 @@
+"""Jobs: submit and delete (SPEC 4.2).
+
+A submit takes the id of the job it makes as an argument: a retry with the same id finds what the
+first try left and finishes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from conveyor.domain import admission, endings, limits
+from conveyor.domain.admission import Path
+from conveyor.domain.changes import Applied, BatchKey, JobKey, RunKey, Stale
+from conveyor.domain.errors import Conflict, InvalidArgument
+from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, RunId
+from conveyor.domain.model import (
+    Batch,
+    BatchStatus,
+    IngestStatus,
+    Job,
+    JobStatus,
+    Run,
+    RunStatus,
+    Task,
+    TaskSpec,
+    Totals,
+    Webhook,
+)
+from conveyor.domain.params import Params, derive_format
+from conveyor.domain.sharding import pin_shard_count
+from conveyor.domain.submission import Secrets, TaskDraft
+from conveyor.usecases import ingest, staging
+from conveyor.usecases.env import Env
+from conveyor.usecases.lookups import need_latest_run, own_job, totals_of
+
+_TRIES = 50
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as a caller asks for it, its own fields checked."""
+
+    drafts: Sequence[TaskDraft]
+    is_open: bool = False
+    params: Params = Params({}, None)
+    external_id: str | None = None
+    name: str | None = None
+    metadata: dict[str, str] | None = None
+    webhook: Webhook | None = None
+    max_inflight: int | None = None
+    max_attempts: int | None = None
+    priority: int = 1
+    api_key: str | None = None
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A list that is durable; `is_later` when its rows appear only after the answer."""
+
+    job: Job
+    run: Run
+    totals: Totals
+    accepted: int
+    is_later: bool
+
+
+async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: JobId) -> Accepted:
+    """Makes the job and its first run, or finds them and finishes what was begun."""
+    if not request.is_open and not request.drafts:
+        raise InvalidArgument("A closed job needs at least one task.", pointer="/tasks")
+    job = _new_job(env, caller, request, job_id)
+    existing = await env.store.read(JobKey(job_id))
+    if existing is not None and existing.caller == caller:
+        return await _resume(env, existing)
+    specs = staging.check_tasks(env, job, request.drafts)
+    run = _first_run(env, job)
+    return await _admit_job(env, job, run, specs)
+
+
+async def _admit_job(env: Env, job: Job, run: Run, specs: list[TaskSpec]) -> Accepted:
+    path = admission.choose_path(len(specs), sync_max=env.policy.sync_tasks_max)
+    tasks: list[Task] = []
+    batch: Batch | None = None
+    if path is Path.AT_ONCE:
+        run = msgspec.structs.replace(run, planned=len(specs), total=len(specs))
+        origin = (run.run_id, FIRST_BATCH)
+        tasks = [admission.make_task(spec, origin, run, job.created_at) for spec in specs]
+        if specs:
+            batch = admission.make_batch(
+                run, FIRST_BATCH, None, total=len(specs), now=job.created_at
+            )
+    else:
+        source = await staging.stage(env, job.job_id, run.run_id, FIRST_BATCH, specs)
+        run = msgspec.structs.replace(
+            run,
+            planned=len(specs),
+            open_batches=1,
+            ingest_status=IngestStatus.PENDING if path is Path.LATER else None,
+        )
+        batch = admission.make_batch(run, FIRST_BATCH, source, total=len(specs), now=job.created_at)
+    await env.queue.open_run(run.run_id)
+    verdict = await env.commit(admission.new_job(job, run, batch, tasks))
+    if isinstance(verdict, Stale):
+        existing = await env.store.read(JobKey(job.job_id))
+        assert existing is not None
+        return await _resume(env, existing)
+    return await _answer(env, job, run, batch)
+
+
+async def _resume(env: Env, job: Job) -> Accepted:
+    """Somebody began this very job: an earlier try, or another one right now."""
+    job = await own_job(env, job.caller, job.job_id)
+    run = await need_latest_run(env, job)
+    batch = await env.store.read(BatchKey(job.job_id, run.run_id, FIRST_BATCH))
+    if batch is not None and batch.status is BatchStatus.OPEN and run.ingest_status is None:
+        batch = await ingest.take_over(env, batch)
+    return await _answer(env, job, run, batch)
+
+
+async def _answer(env: Env, job: Job, run: Run, batch: Batch | None) -> Accepted:
+    is_later = run.ingest_status is not None
+    if is_later:
+        await env.signals.batch_opened(job.job_id, run.run_id)
+    elif batch is not None and batch.status is BatchStatus.OPEN:
+        await ingest.walk(env, batch)
+    await env.signals.run_changed(job.job_id, run.run_id)
+    current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
+    accepted = batch.total if batch is not None else 0
+    return Accepted(job, current, await totals_of(env, current), accepted, is_later)
+
+
+def _new_job(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> Job:
+    now = env.now()
+    run_id = RunId(env.mint())
+    seal = staging.seal_secrets
+    headers, key = request.params.headers, request.api_key
+    return Job(
+        job_id=job_id,
+        caller=caller,
+        status=JobStatus.OPEN if request.is_open else JobStatus.CLOSED,
+        created_at=now,
+        updated_at=now,
+        format=derive_format(request.params.values),
+        params=request.params.values,
+        headers_sealed=seal(env, caller, job_id, "headers", Secrets(headers=headers))
+        if headers
+        else None,
+        auth_sealed=seal(env, caller, job_id, "auth", Secrets(body=key.encode())) if key else None,
+        external_id=request.external_id,
+        name=request.name,
+        metadata=request.metadata,
+        webhook=request.webhook,
+        max_inflight=request.max_inflight or env.policy.max_inflight,
+        max_attempts=request.max_attempts or limits.MAX_ATTEMPTS,
+        priority=request.priority,
+        shard_count=pin_shard_count(
+            tasks_count=len(request.drafts),
+            is_open=request.is_open,
+            configured=env.policy.shard_count,
+            sync_max=env.policy.sync_tasks_max,
+        ),
+        runs_count=1,
+        latest_run_id=run_id,
+        active_run_id=run_id,
+    )
+
+
+def _first_run(env: Env, job: Job) -> Run:
+    assert job.latest_run_id is not None
+    return Run(
+        job_id=job.job_id,
+        run_id=job.latest_run_id,
+        caller=job.caller,
+        sequence=1,
+        status=RunStatus.RUNNING,
+        created_at=job.created_at,
+        updated_at=job.created_at,
+        shard_count=job.shard_count,
+        last_batch_received=job.status is JobStatus.CLOSED,
+    )
+
+
+async def delete(env: Env, caller: CallerId, job_id: str) -> None:
+    """Every read answers 404 from here on; the rest is removed in the background, twice."""
+    for _ in range(_TRIES):
+        job = await own_job(env, caller, job_id)
+        active = None
+        if job.active_run_id is not None:
+            active = await env.store.read(RunKey(job.job_id, job.active_run_id))
+        change = endings.delete_job(job, active, scrub_id=env.mint(), now=env.now())
+        if isinstance(await env.commit(change), Applied):
+            if active is not None:
+                await env.signals.teardown(
+                    job.job_id, active.run_id, deadline_s=env.policy.teardown_s
+                )
+                await env.queue.close_run(active.run_id)
+            return
+    raise Conflict("The job is changing too fast; try again.", retry_after_s=1)

@@ -1,0 +1,61 @@
+"""Finding what a caller names: a foreign id is an unknown id (SPEC 8.1)."""
+
+from __future__ import annotations
+
+from conveyor.domain.changes import JobKey, RunKey, TaskKey
+from conveyor.domain.errors import NotFound
+from conveyor.domain.ids import CallerId, JobId, RunId, TaskId, is_task_id, is_ulid
+from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
+from conveyor.domain.model import Job, Run, Task, Totals, sum_stats
+from conveyor.domain.queries import StatsOf
+from conveyor.domain.sharding import shard_of
+from conveyor.usecases.env import Env
+
+_NO_JOB = "There is no such job."
+_NO_RUN = "There is no such run."
+_NO_TASK = "There is no such task."
+
+
+async def own_job(env: Env, caller: CallerId, job_id: str) -> Job:
+    """The caller's job; unknown, deleted and foreign ones are the same NotFound."""
+    job = await env.store.read(JobKey(JobId(job_id))) if is_ulid(job_id) else None
+    if job is None or job.caller != caller or job.status not in JOB_VISIBLE:
+        raise NotFound(_NO_JOB)
+    return job
+
+
+async def own_run(env: Env, job: Job, run_id: str) -> Run:
+    """One run of a job that the caller owns."""
+    run = await env.store.read(RunKey(job.job_id, RunId(run_id))) if is_ulid(run_id) else None
+    if run is None or run.job_id != job.job_id or run.status not in RUN_VISIBLE:
+        raise NotFound(_NO_RUN)
+    return run
+
+
+async def latest_run(env: Env, job: Job) -> Run | None:
+    if job.latest_run_id is None:
+        return None
+    return await env.store.read(RunKey(job.job_id, job.latest_run_id))
+
+
+async def need_latest_run(env: Env, job: Job) -> Run:
+    run = await latest_run(env, job)
+    if run is None:
+        raise NotFound(_NO_RUN)
+    return run
+
+
+async def task_of(env: Env, run: Run, task_id: str) -> Task:
+    if not is_task_id(task_id):
+        raise NotFound(_NO_TASK)
+    shard = shard_of(TaskId(task_id), run.shard_count)
+    task = await env.store.read(TaskKey(run.job_id, run.run_id, TaskId(task_id), shard))
+    if task is None:
+        raise NotFound(_NO_TASK)
+    return task
+
+
+async def totals_of(env: Env, run: Run) -> Totals:
+    """The run's counters: the sum of its stats rows, exact at any moment of any one shard."""
+    query = StatsOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count)
+    return sum_stats(await env.store.find(query))

@@ -1,0 +1,117 @@
+"""Open jobs: add a batch of tasks, close (SPEC 4.2). Each excludes the other on the job's row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conveyor.domain import admission, endings
+from conveyor.domain.admission import Path
+from conveyor.domain.changes import Applied, BatchKey, RunKey
+from conveyor.domain.errors import Conflict, InvalidArgument
+from conveyor.domain.ids import BatchId, CallerId
+from conveyor.domain.model import (
+    Batch,
+    BatchStatus,
+    IngestStatus,
+    Job,
+    JobStatus,
+    Run,
+    Task,
+    TaskSpec,
+)
+from conveyor.domain.submission import TaskDraft
+from conveyor.usecases import ingest, runs, staging
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.lookups import need_latest_run, own_job, totals_of
+
+_TRIES = 50
+
+
+async def add_tasks(
+    env: Env,
+    caller: CallerId,
+    job_id: str,
+    drafts: Sequence[TaskDraft],
+    *,
+    is_last: bool,
+    batch_id: BatchId,
+) -> Accepted:
+    """Admits one more list, or finds the batch of this id and finishes it."""
+    job = await own_job(env, caller, job_id)
+    run = await need_latest_run(env, job)
+    begun = await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
+    if begun is None:
+        _refuse_unless_open(job, run)
+        if not drafts:
+            raise InvalidArgument("Give at least one task, or use /close.", pointer="/tasks")
+        specs = staging.check_tasks(env, job, drafts)
+        begun = await _admit(env, job, run, specs, is_last=is_last, batch_id=batch_id)
+    elif begun.status is BatchStatus.OPEN:
+        begun = await ingest.take_over(env, begun) or begun
+    return await _answer(env, job, run, begun)
+
+
+def _refuse_unless_open(job: Job, run: Run) -> None:
+    if run.last_batch_received and job.status is JobStatus.CLOSED and run.sequence == 1:
+        raise Conflict("The last batch of this job was received.", code="last_batch_received")
+    if job.status is not JobStatus.OPEN:
+        raise Conflict("The job is closed: it takes no more tasks.", code="job_not_open")
+    if run.sequence != 1 or run.stop_requested_at is not None or run.ended_at is not None:
+        raise Conflict("The first run has ended: it takes no more tasks.", code="job_not_open")
+    if run.ingest_status is IngestStatus.PENDING:
+        raise Conflict(
+            "The job's first list is still being ingested; try again when it is done.",
+            code="run_not_terminal",
+            retry_after_s=5,
+        )
+
+
+async def _admit(
+    env: Env, job: Job, run: Run, specs: list[TaskSpec], *, is_last: bool, batch_id: BatchId
+) -> Batch:
+    now = env.now()
+    tasks: list[Task] = []
+    source = None
+    path = admission.choose_path(len(specs), sync_max=env.policy.sync_tasks_max)
+    if path is Path.AT_ONCE:
+        origin = (run.run_id, batch_id)
+        tasks = [admission.make_task(spec, origin, run, now) for spec in specs]
+    else:
+        source = await staging.stage(env, job.job_id, run.run_id, batch_id, specs)
+    batch = admission.make_batch(run, batch_id, source, total=len(specs), now=now)
+    await env.queue.open_run(run.run_id)
+    change = admission.add_batch(job, run, batch, tasks, is_last=is_last, now=now)
+    if isinstance(await env.commit(change), Applied):
+        return batch
+    existing = await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
+    if existing is not None:
+        return existing
+    raise Conflict("The job was closed meanwhile: it takes no more tasks.", code="job_not_open")
+
+
+async def _answer(env: Env, job: Job, run: Run, batch: Batch) -> Accepted:
+    if batch.status is BatchStatus.OPEN:
+        await ingest.walk(env, batch)
+    await runs.look(env, job.job_id, run.run_id)
+    await env.signals.run_changed(job.job_id, run.run_id)
+    job = await own_job(env, job.caller, job.job_id)
+    current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
+    return Accepted(job, current, await totals_of(env, current), batch.total, is_later=False)
+
+
+async def close(env: Env, caller: CallerId, job_id: str) -> Job:
+    """No more tasks will come. The closer looks: no settle may ever come by again (W30)."""
+    for _ in range(_TRIES):
+        job = await own_job(env, caller, job_id)
+        if job.status is not JobStatus.OPEN:
+            return job
+        run = await need_latest_run(env, job)
+        change = endings.close(job, run, now=env.now())
+        if isinstance(await env.commit(change), Applied):
+            await runs.look(env, job.job_id, run.run_id)
+            await env.signals.run_changed(job.job_id, run.run_id)
+            return await own_job(env, caller, job_id)
+        if run.ended_at is not None:
+            await env.commit(endings.close_ended(job, now=env.now()))
+    raise Conflict("The job is changing too fast; try again.", retry_after_s=1)

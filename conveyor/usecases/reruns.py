@@ -1,0 +1,202 @@
+"""Reruns: a new run over the tasks of the last one, all of them or some (SPEC 4.6)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from conveyor.domain import admission, ingestion, limits
+from conveyor.domain.admission import Path
+from conveyor.domain.changes import Applied, RunKey
+from conveyor.domain.errors import Conflict
+from conveyor.domain.ids import FIRST_BATCH, CallerId, RunId
+from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE, TASK_UNFINISHED
+from conveyor.domain.model import (
+    Batch,
+    BatchStatus,
+    IngestStatus,
+    Job,
+    RowsOf,
+    Run,
+    RunStatus,
+    StagedList,
+    Task,
+    TaskStatus,
+    Totals,
+)
+from conveyor.domain.queries import BatchesOf, TasksOf
+from conveyor.usecases import ingest
+from conveyor.usecases.env import Env
+from conveyor.usecases.lookups import need_latest_run, own_job, totals_of
+
+EVERY_STATUS = frozenset(TaskStatus)
+
+
+class Rerun(msgspec.Struct, frozen=True):
+    """A new run that is durable, with what it starts over and what it inherits."""
+
+    job: Job
+    run: Run
+    totals: Totals
+    rerun_of: RunId
+    retried: int
+    inherited: int
+    is_later: bool
+
+
+async def rerun(
+    env: Env,
+    caller: CallerId,
+    job_id: str,
+    *,
+    retry: frozenset[TaskStatus] | None,
+    run_id: RunId,
+) -> Rerun:
+    """Starts run `run_id`, or finds it and finishes it. `retry` None replays every task."""
+    job = await own_job(env, caller, job_id)
+    begun = await env.store.read(RunKey(job.job_id, run_id))
+    if begun is not None:
+        return await _resume(env, job, begun)
+    previous = await need_latest_run(env, job)
+    if previous.status in RUN_LIVE or previous.status not in RUN_VISIBLE:
+        raise Conflict(
+            "The latest run has not ended; stop it first or wait for it.", code="run_not_terminal"
+        )
+    if previous.open_batches:
+        return await _from_sources(env, job, previous, retry, run_id)
+    return await _from_rows(env, job, previous, retry, run_id)
+
+
+async def _from_rows(
+    env: Env, job: Job, previous: Run, retry: frozenset[TaskStatus] | None, run_id: RunId
+) -> Rerun:
+    chosen = EVERY_STATUS if retry is None else retry
+    counts = _counts(await totals_of(env, previous), previous)
+    if not any(counts[status] for status in chosen):
+        raise Conflict("No task of the latest run matches the filter.", code="no_matching_tasks")
+    retried = sum(counts[status] for status in chosen | TASK_UNFINISHED)
+    source = RowsOf(run_id=previous.run_id, retry=chosen)
+    path = admission.choose_path(previous.total, sync_max=env.policy.sync_tasks_max)
+    run = _next_run(env, job, previous, run_id, path=path)
+    run = msgspec.structs.replace(run, planned=previous.total, retried=retried)
+    tasks: list[Task] = []
+    if path is Path.AT_ONCE:
+        rows = await _all_rows(env, previous)
+        tasks = [ingestion.replay(row, run, chosen, run.created_at) for row in rows]
+        inherited = {task.source_run_id for task in tasks if task.source_run_id}
+        run = msgspec.structs.replace(
+            run, total=previous.total, open_batches=0, source_run_ids=tuple(sorted(inherited))
+        )
+    batch = admission.make_batch(
+        run,
+        FIRST_BATCH,
+        None if path is Path.AT_ONCE else source,
+        total=previous.total,
+        now=run.created_at,
+    )
+    return await _start(env, job, run, [batch], tasks)
+
+
+async def _from_sources(
+    env: Env, job: Job, previous: Run, retry: frozenset[TaskStatus] | None, run_id: RunId
+) -> Rerun:
+    """The last run ended before its lists were in: only the pinned sources know every line."""
+    if retry is not None:
+        raise Conflict(
+            "The latest run ended before its list was ingested; rerun it without a filter.",
+            code="ingest_incomplete",
+        )
+    batches = await env.store.find(BatchesOf(job_id=job.job_id, run_id=previous.run_id))
+    total = sum(batch.total for batch in batches)
+    run = _next_run(env, job, previous, run_id, path=Path.LATER)
+    run = msgspec.structs.replace(run, planned=total, retried=total, open_batches=len(batches))
+    renewed = [_renewed(batch, run, previous) for batch in batches]
+    return await _start(env, job, run, renewed, [])
+
+
+def _renewed(batch: Batch, run: Run, previous: Run) -> Batch:
+    """The same list for a new run: its rows where all are there, else its source from the start."""
+    source: StagedList | RowsOf | None = batch.source
+    if source is None:
+        source = RowsOf(run_id=previous.run_id, retry=EVERY_STATUS, batch_id=batch.batch_id)
+    return Batch(
+        job_id=run.job_id,
+        run_id=run.run_id,
+        batch_id=batch.batch_id,
+        status=BatchStatus.OPEN,
+        source=source,
+        total=batch.total,
+        created_at=run.created_at,
+        updated_at=run.created_at,
+    )
+
+
+async def _start(env: Env, job: Job, run: Run, batches: list[Batch], tasks: list[Task]) -> Rerun:
+    await env.queue.open_run(run.run_id)
+    verdict = await env.commit(admission.new_run(job, run, batches, tasks))
+    if not isinstance(verdict, Applied):
+        begun = await env.store.read(RunKey(job.job_id, run.run_id))
+        if begun is None:
+            raise Conflict("Another run of this job was started.", code="run_not_terminal")
+        run = begun
+    return await _resume(env, await own_job(env, job.caller, job.job_id), run)
+
+
+async def _resume(env: Env, job: Job, run: Run) -> Rerun:
+    if run.ingest_status is not None:
+        await env.signals.batch_opened(run.job_id, run.run_id)
+    else:
+        for batch in await ingest.open_batches_of(env, run.job_id, run.run_id):
+            taken = await ingest.take_over(env, batch)
+            if taken is not None:
+                await ingest.walk(env, taken)
+    await env.signals.run_changed(run.job_id, run.run_id)
+    current = await env.store.read(RunKey(run.job_id, run.run_id)) or run
+    totals = await totals_of(env, current)
+    assert run.rerun_of is not None
+    return Rerun(
+        job=job,
+        run=current,
+        totals=totals,
+        rerun_of=run.rerun_of,
+        retried=run.retried,
+        inherited=run.planned - run.retried,
+        is_later=run.ingest_status is not None,
+    )
+
+
+def _next_run(env: Env, job: Job, previous: Run, run_id: RunId, *, path: Path) -> Run:
+    now = env.now()
+    return Run(
+        job_id=job.job_id,
+        run_id=run_id,
+        caller=job.caller,
+        sequence=job.runs_count + 1,
+        status=RunStatus.RUNNING,
+        created_at=now,
+        updated_at=now,
+        shard_count=job.shard_count,
+        open_batches=1,
+        last_batch_received=True,
+        ingest_status=IngestStatus.PENDING if path is Path.LATER else None,
+        rerun_of=previous.run_id,
+    )
+
+
+def _counts(totals: Totals, run: Run) -> dict[TaskStatus, int]:
+    """How many tasks of an ended run are in each status; its unfinished ones are all pending."""
+    return {
+        TaskStatus.SUCCESSFUL: totals.successful,
+        TaskStatus.FAILED: totals.failed,
+        TaskStatus.PENDING: run.total - totals.done,
+        TaskStatus.PROCESSING: 0,
+    }
+
+
+async def _all_rows(env: Env, run: Run) -> list[Task]:
+    query = TasksOf(
+        job_id=run.job_id,
+        run_id=run.run_id,
+        shard_count=run.shard_count,
+        limit=limits.INLINE_TASKS_MAX + 1,
+    )
+    return await env.store.find(query)

@@ -1,0 +1,157 @@
+"""Runs: look whether one is complete, stop, fail, pause, resume, delete (SPEC 2.5, 6.8)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from conveyor.domain import endings, lifecycle
+from conveyor.domain.changes import Applied, Change, Guard, JobKey, RunKey, Update
+from conveyor.domain.errors import Conflict, NotFound
+from conveyor.domain.ids import CallerId, JobId, RunId
+from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
+from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus, Totals
+from conveyor.domain.queries import BatchesOf, RunsOf
+from conveyor.ports.signals import Receipt
+from conveyor.usecases.env import Env
+from conveyor.usecases.lookups import need_latest_run, own_job, own_run, totals_of
+
+_TRIES = 50
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    """What a stop answers with: the run as it ended, and what was let go."""
+
+    run: Run
+    totals: Totals
+    receipt: Receipt
+
+
+async def look(env: Env, job_id: JobId, run_id: RunId) -> bool:
+    """Flips the run to completed if nothing is left; whoever commits second sees both sides.
+
+    Answers whether the run has ended, by this call or before.
+    """
+    for _ in range(_TRIES):
+        run = await env.store.read(RunKey(job_id, run_id))
+        if run is None or run.status not in RUN_LIVE:
+            return True
+        totals = await totals_of(env, run)
+        if run.stop_requested_at is not None or not lifecycle.is_complete(run, totals):
+            return False
+        job = await env.store.read(JobKey(job_id))
+        if job is None:
+            return True
+        verdict = await env.commit(endings.complete(job, run, totals, now=env.now()))
+        if isinstance(verdict, Applied):
+            await env.queue.close_run(run_id)
+            return True
+    return False
+
+
+async def stop(env: Env, caller: CallerId, job_id: str, *, reason: str | None = None) -> Stopped:
+    """Ends the latest run: gates first, then its work, then the flip (W68)."""
+    job = await own_job(env, caller, job_id)
+    run = await need_latest_run(env, job)
+    if run.status in RUN_LIVE and run.stop_requested_at is None:
+        await env.commit(endings.request_stop(run, reason=reason, now=env.now()))
+    receipt = await env.signals.teardown(run.job_id, run.run_id, deadline_s=env.policy.teardown_s)
+    ended = await finish_stop(env, run.job_id, run.run_id)
+    if ended is None:
+        raise NotFound("There is no such job.")
+    if ended.status is not RunStatus.STOPPED:
+        raise Conflict(
+            f"The latest run is {ended.status} and cannot be stopped; start a new one with /rerun.",
+            code="run_not_stoppable",
+        )
+    return Stopped(ended, await totals_of(env, ended), receipt)
+
+
+async def finish_stop(env: Env, job_id: JobId, run_id: RunId) -> Run | None:
+    """Second half of a stop, by whoever comes: the caller, discovery, or the sweeper."""
+    for _ in range(_TRIES):
+        run = await env.store.read(RunKey(job_id, run_id))
+        if run is None or run.status not in RUN_LIVE or run.stop_requested_at is None:
+            return run
+        job = await env.store.read(JobKey(job_id))
+        if job is None:
+            return run
+        totals = await totals_of(env, run)
+        verdict = await env.commit(endings.finish_stop(job, run, totals, now=env.now()))
+        if isinstance(verdict, Applied):
+            await env.queue.close_run(run_id)
+    raise Conflict("The run is changing too fast; try again.", retry_after_s=1)
+
+
+async def fail(env: Env, run: Run, cause: RunFailure, detail: str) -> None:
+    """First half of failing a run; discovery tears its work down and finishes."""
+    await env.commit(endings.request_failure(run, cause, detail, now=env.now()))
+    await env.signals.run_changed(run.job_id, run.run_id)
+
+
+async def set_pause(env: Env, caller: CallerId, job_id: str, state: PauseState) -> Run:
+    """Suspends or resumes the latest run; what is in flight may still settle."""
+    job = await own_job(env, caller, job_id)
+    run = await need_latest_run(env, job)
+    change = Change(
+        (
+            Update(
+                RunKey(run.job_id, run.run_id),
+                Guard(status_in=RUN_LIVE),
+                {"pause_state": state, "updated_at": env.now()},
+            ),
+        )
+    )
+    verdict = await env.commit(change)
+    if not isinstance(verdict, Applied):
+        raise Conflict(
+            f"The latest run is {run.status}: only a live run can be paused or resumed.",
+            code="run_not_pausable",
+        )
+    await env.signals.run_changed(run.job_id, run.run_id)
+    (changed,) = verdict.rows
+    assert isinstance(changed, Run)
+    return changed
+
+
+async def delete_run(env: Env, caller: CallerId, job_id: str, run_id: str) -> None:
+    """Makes one run disappear; its rows and bodies are removed in the background."""
+    for _ in range(_TRIES):
+        job = await own_job(env, caller, job_id)
+        run = await own_run(env, job, run_id)
+        others = await _other_runs(env, job, run)
+        await _refuse_if_needed(env, run, others)
+        change = endings.delete_run(
+            job,
+            run,
+            next_latest=others[0].run_id if others else None,
+            scrub_id=env.mint(),
+            now=env.now(),
+        )
+        if isinstance(await env.commit(change), Applied):
+            await env.signals.teardown(job.job_id, run.run_id, deadline_s=env.policy.teardown_s)
+            await env.queue.close_run(run.run_id)
+            return
+    raise Conflict("The job is changing too fast; try again.", retry_after_s=1)
+
+
+async def _other_runs(env: Env, job: Job, run: Run) -> list[Run]:
+    """All other runs that can still be seen, newest first."""
+    query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, limit=10_000)
+    return [other for other in await env.store.find(query) if other.run_id != run.run_id]
+
+
+async def _refuse_if_needed(env: Env, run: Run, others: list[Run]) -> None:
+    for other in others:
+        if run.run_id in other.source_run_ids or await _reads_from(env, other, run):
+            raise Conflict(
+                f"Run {other.run_id} still has tasks whose results belong to this run.",
+                code="run_has_descendants",
+            )
+
+
+async def _reads_from(env: Env, other: Run, run: Run) -> bool:
+    """A replay that is still being ingested from the run."""
+    if other.rerun_of != run.run_id or other.open_batches == 0:
+        return False
+    batches = await env.store.find(BatchesOf(job_id=other.job_id, run_id=other.run_id))
+    return any(batch.source is not None for batch in batches)

@@ -1,0 +1,72 @@
+"""Staging: checks the lines of a list, seals their secrets, and lays it down durably (SPEC 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from conveyor.domain import limits, submission
+from conveyor.domain.errors import InvalidTask, InvalidTasks
+from conveyor.domain.ids import BatchId, CallerId, JobId, RunId
+from conveyor.domain.model import Job, StagedList, TaskSpec
+from conveyor.domain.submission import Refusal, Secrets, TaskDraft
+from conveyor.usecases.env import Env
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def place_of(caller: CallerId, job_id: JobId, field: str) -> str:
+    """Where a sealed secret belongs; it opens nowhere else."""
+    return f"{caller}|{job_id}|{field}"
+
+
+def seal_secrets(env: Env, caller: CallerId, job_id: JobId, field: str, secrets: Secrets) -> str:
+    return env.vault.seal(_ENCODER.encode(secrets), place=place_of(caller, job_id, field))
+
+
+def unseal_secrets(env: Env, job: Job, field: str, sealed: str | None) -> Secrets:
+    if sealed is None:
+        return Secrets()
+    opened = env.vault.unseal(sealed, place=place_of(job.caller, job.job_id, field))
+    return msgspec.json.decode(opened, type=Secrets)
+
+
+def check_tasks(env: Env, job: Job, drafts: Iterable[TaskDraft]) -> list[TaskSpec]:
+    """All lines as specs; InvalidTasks, naming the first hundred, if any is bad."""
+    specs: list[TaskSpec] = []
+    invalid: list[InvalidTask] = []
+    for index, draft in enumerate(drafts):
+        try:
+            specs.append(_check(env, job, index, draft))
+        except Refusal as refusal:
+            invalid.append(submission.invalid_task(index, refusal))
+    if invalid:
+        count = len(specs) + len(invalid)
+        raise InvalidTasks(
+            f"{len(invalid)} of {count} tasks are invalid; nothing was created.",
+            invalid[: limits.INVALID_TASKS_SHOWN_MAX],
+        )
+    return specs
+
+
+def _check(env: Env, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
+    spec, secrets = submission.check_task(index, draft, job.params, env.policy.targets)
+    if secrets is None:
+        return spec
+    sealed = seal_secrets(env, job.caller, job.job_id, "task", secrets)
+    return msgspec.structs.replace(spec, sealed=sealed)
+
+
+async def stage(
+    env: Env, job_id: JobId, run_id: RunId, batch_id: BatchId, specs: Sequence[TaskSpec]
+) -> StagedList:
+    """Writes the list where ingest will read it, whole and durable."""
+    key = f"jobs/{job_id}/sources/{run_id}/{batch_id}"
+    await env.blobs.put(key, list(_encoded(specs)))
+    return StagedList(key=key, origin_run_id=run_id, origin_batch_id=batch_id)
+
+
+def _encoded(specs: Sequence[TaskSpec]) -> Iterator[bytes]:
+    for start in range(0, len(specs), limits.CHUNK_TASKS):
+        yield _ENCODER.encode_lines(specs[start : start + limits.CHUNK_TASKS])

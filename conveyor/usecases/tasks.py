@@ -1,0 +1,112 @@
+"""Tasks: claim one, judge its outcome, hand one back (SPEC 6.2)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from conveyor.domain import limits, settlement
+from conveyor.domain.changes import Change
+from conveyor.domain.model import Job, Problem, Result, Task, TaskRef
+from conveyor.domain.settlement import Claim, Spent
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.gateway import NotScraped, Scraped, ScrapeRequest
+from conveyor.usecases import staging
+from conveyor.usecases.env import Env
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """The try failed; the same message comes back after `delay_s`."""
+
+    change: Change
+    delay_s: float
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """The task is over, well or badly."""
+
+    change: Change
+
+
+async def claim(env: Env, ref: TaskRef) -> Claim:
+    """Takes a task. After an unknown outcome our own claim is indistinguishable from another's,
+    so it is left to lapse: the attempt is lost, the task is not."""
+    now = env.now()
+    verdict = await env.commit(settlement.claim(ref, now=now))
+    return settlement.read_claim(verdict, now=now)
+
+
+def request_for(env: Env, job: Job, task: Task) -> ScrapeRequest:
+    """What to send: job parameters under task parameters, secrets opened."""
+    own = staging.unseal_secrets(env, job, "task", task.sealed)
+    headers = own.headers
+    if headers is None:
+        headers = staging.unseal_secrets(env, job, "headers", job.headers_sealed).headers
+    key = staging.unseal_secrets(env, job, "auth", job.auth_sealed).body
+    return ScrapeRequest(
+        url=task.url,
+        method=task.method,
+        params={**job.params, **(task.params or {})},
+        headers=headers or {},
+        body=own.body,
+        body_content_type=own.content_type,
+        auth=key.decode() if key else None,
+        identity=f"{task.run_id}-{task.task_id}-{task.claim}",
+        deadline_s=limits.SCRAPE_DEADLINE_S,
+        body_bytes_max=limits.BODY_BYTES_MAX,
+    )
+
+
+def body_key(ref: TaskRef, task: Task) -> str:
+    """The claim is part of the key: a worker that lost it cannot write over the winner's body."""
+    return f"jobs/{ref.job_id}/runs/{ref.run_id}/{task.task_id}/{task.claim}"
+
+
+async def store_body(env: Env, ref: TaskRef, task: Task, scraped: Scraped) -> Result:
+    key = body_key(ref, task)
+    stored = await env.blobs.put(key, (scraped.body,))
+    return Result(key, stored.size_bytes, stored.sha256, scraped.content_type, scraped.status)
+
+
+def judge_success(env: Env, ref: TaskRef, task: Task, scraped: Scraped, result: Result) -> Finish:
+    spent = Spent(scraped.credits, scraped.cost_micros)
+    return Finish(settlement.succeed(ref, task, result, spent=spent, now=env.now()))
+
+
+def judge_failure(env: Env, job: Job, ref: TaskRef, task: Task, miss: NotScraped) -> Retry | Finish:
+    spent = Spent(miss.credits, miss.cost_micros)
+    if miss.retryable:
+        delay_s = settlement.may_retry(
+            task,
+            miss.reason,
+            attempts_max=job.max_attempts,
+            retry_after_s=miss.retry_after_s,
+            random=env.random,
+        )
+        if delay_s is not None:
+            change = settlement.release_for_retry(
+                ref, task, miss.problem, spent=spent, now=env.now()
+            )
+            return Retry(change, delay_s)
+    change = settlement.fail(ref, task, miss.reason, miss.problem, spent=spent, now=env.now())
+    return Finish(change)
+
+
+def judge_exhausted(env: Env, ref: TaskRef, task: Task, problem: Problem) -> Finish:
+    """Counted out before it was tried again: it keeps losing its workers."""
+    reason = settlement.LOST_WORKER_REASON
+    change = settlement.fail(ref, task, reason, problem, spent=Spent(), now=env.now())
+    return Finish(change)
+
+
+async def was_ours(env: Env, ref: TaskRef, task: Task) -> bool:
+    """After a refused repeat: was it our own first try that got through?"""
+    row = await env.store.read(settlement.task_key(ref))
+    return settlement.is_own_settle(row, task)
+
+
+async def hand_back(env: Env, ref: TaskRef, task: Task) -> None:
+    """Gives up a claim without an outcome; a claim that is lost already is fine."""
+    try:
+        await env.commit(settlement.hand_back(ref, task, now=env.now()))
+    except Unavailable:
+        return  # The claim lapses by itself.
