@@ -64,7 +64,8 @@ def request_failure(run: Run, cause: RunFailure, detail: str, *, now: float) -> 
 def finish_stop(job: Job, run: Run, totals: Totals, *, now: float) -> Change:
     """Second half: the frozen counters decide. If every task had ended by then, it completed."""
     if lifecycle.is_complete(run, totals):
-        return _end(job, run, totals, "completed", {"failure_reason": None}, now)
+        no_cause = {"failure_reason": None, "failure_detail": None, "stop_reason": None}
+        return _end(job, run, totals, "completed", no_cause, now)
     event = "failed" if run.failure_reason else "stopped"
     return _end(job, run, totals, event, {}, now)
 

@@ -71,14 +71,17 @@ def fingerprint(body: bytes, query: bytes = b"") -> str:
 
 
 def judge(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdict:
-    """An expired record counts as absent, whether or not anybody removed it."""
-    if record is None or record.expires_at <= now:
+    """An expired record counts as absent, whether or not anybody removed it.
+
+    Both instants are read as the store's guards read them: over only when they lie before `now`.
+    """
+    if record is None or record.expires_at < now:
         return First()
     if record.fingerprint != request.fingerprint:
         return Misused()
     if record.response_status is not None and record.response_body is not None:
         return Replay(record.response_status, record.response_body)
-    if record.claimed_until > now:
+    if record.claimed_until >= now:
         return InProgress(min(record.claimed_until - now, limits.IDEMPOTENCY_CLAIM_S))
     return First()
 
@@ -89,7 +92,7 @@ def claim_key(
     """Starts on a request, or takes it over from a lost owner and keeps its subject."""
     key = RecordKey(request.key_id)
     until = now + limits.IDEMPOTENCY_CLAIM_S
-    if record is not None and record.expires_at > now:
+    if record is not None and record.expires_at >= now:
         guard = Guard(
             equals=(("fingerprint", request.fingerprint), ("response_status", None)),
             lapsed=("claimed_until", now),

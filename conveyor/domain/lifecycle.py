@@ -38,7 +38,7 @@ JOB: Table[JobStatus] = _table(
 _LIVE = {RunStatus.RUNNING, RunStatus.PENDING}
 
 # `drained` and `fed` are derived on read from the counters, never written: a stored `pending`
-# could disagree with the work (RELIABILITY's W32).
+# could disagree with the work when a list is added at the same moment.
 RUN: Table[RunStatus] = _table(
     drained=({RunStatus.RUNNING}, RunStatus.PENDING),
     fed=({RunStatus.PENDING}, RunStatus.RUNNING),

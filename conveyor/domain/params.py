@@ -134,7 +134,7 @@ def _check_headers(value: object) -> dict[str, str]:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, UnicodeEncodeError):
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             raise _bad_value(key, "must be an object, or an object as JSON text") from None
     if not isinstance(value, dict):
         raise _bad_value(key, "must be an object of header names and values")

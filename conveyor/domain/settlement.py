@@ -31,6 +31,7 @@ from conveyor.domain.model import (
     Stats,
     Task,
     TaskRef,
+    TaskStatus,
 )
 from conveyor.domain.randomness import Random
 from conveyor.domain.retry import retry_delay_s
@@ -60,9 +61,12 @@ Claim = Claimed | AlreadyDone | HeldByOther | NoSuchTask
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """The flip is durable; `stats` are the shard's counters right after it."""
+    """The flip is durable; `stats` are the shard's counters right after it.
 
-    stats: Stats
+    They are None when it was an earlier try of unknown outcome that got through.
+    """
+
+    stats: Stats | None
 
 
 class LostClaim(msgspec.Struct, frozen=True):
@@ -189,7 +193,11 @@ def may_retry(
 
 
 def read_settle(verdict: Verdict, task: Task) -> SettleVerdict:
-    """Reads the store's verdict on a settle or release of this claim of `task`."""
+    """Reads the store's verdict on a settle or release of this claim of `task`.
+
+    A refusal by our own earlier try, whose outcome was unknown, is a settle all the same: only
+    the holder of a claim moves its task out of hand under the same number.
+    """
     if isinstance(verdict, Applied):
         stats = verdict.rows[1]
         assert isinstance(stats, Stats)
@@ -197,19 +205,18 @@ def read_settle(verdict: Verdict, task: Task) -> SettleVerdict:
         return Settled(stats)
     if isinstance(verdict, Missing):
         return GateShut()
-    if isinstance(verdict.row, Stats):
+    row = verdict.row
+    if isinstance(row, Stats):
         return GateShut()
+    assert isinstance(row, Task)
+    if row.claim == task.claim and row.status is not TaskStatus.PROCESSING:
+        return Settled(None)
     return LostClaim()
 
 
-def is_own_settle(row: Task | None, task: Task) -> bool:
-    """After an unknown outcome: did our own settle get through?"""
-    return row is not None and row.claim == task.claim and row.status in lifecycle.TASK_TERMINAL
-
-
-def is_drained(stats: Stats) -> bool:
-    """Nothing admitted to this shard is left: worth a look whether the run is complete."""
-    return stats.done >= stats.admitted
+def is_worth_a_look(settled: Settled) -> bool:
+    """Nothing admitted to this shard may be left, so the run may be complete."""
+    return settled.stats is None or settled.stats.done >= settled.stats.admitted
 
 
 def _mine(task: Task, event: str) -> Guard:

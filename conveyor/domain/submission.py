@@ -128,7 +128,7 @@ def _check_body(raw: msgspec.Raw | None, method: Method) -> tuple[bytes | None, 
         raise Refusal("body_too_large")
     try:
         value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Refusal("body_malformed") from None
     if isinstance(value, str):
         return value.encode(errors="replace"), _FORM

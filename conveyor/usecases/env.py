@@ -21,13 +21,15 @@ from conveyor.ports.vault import Vault
 class Policy:
     """What an operator may tune; pinned on rows where a later change must not reach them.
 
-    `targets` is what our own fetches may reach; None when a gateway elsewhere fetches.
+    `targets` is what our own fetches may reach; None when a gateway elsewhere fetches. `webhooks`
+    is what our deliveries may reach.
     """
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
     shard_count: int = limits.TASK_SHARD_COUNT
     max_inflight: int = limits.MAX_INFLIGHT
     targets: TargetPolicy | None = field(default_factory=TargetPolicy)
+    webhooks: TargetPolicy = field(default_factory=TargetPolicy)
     teardown_s: float = 0.8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 import trio
@@ -12,6 +13,7 @@ from conveyor.domain.changes import Applied, RecordKey
 from conveyor.domain.errors import KeyConflict, KeyInProgress, Refused
 from conveyor.domain.idempotency import First, InProgress, Misused, Replay, Request
 from conveyor.domain.model import KeyRecord
+from conveyor.ports.errors import Unavailable
 from conveyor.usecases.env import Env
 
 
@@ -40,7 +42,8 @@ async def once(env: Env, request: Request, work: Work, to_answer: ToAnswer) -> A
     try:
         answer = await _worked(work, begun.subject, to_answer)
     except BaseException:
-        with trio.move_on_after(_LET_GO_S, shield=True):
+        # If this fails too, the claim lapses by itself; what went wrong first is what counts.
+        with suppress(Unavailable), trio.move_on_after(_LET_GO_S, shield=True):
             await env.commit(idempotency.let_go(request, owner=env.owner))
         raise
     return await _keep(env, request, answer)

@@ -103,6 +103,7 @@ async def _admit_job(env: Env, job: Job, run: Run, specs: list[TaskSpec]) -> Acc
     if isinstance(verdict, Stale):
         existing = await env.store.read(JobKey(job.job_id))
         assert existing is not None
+        assert existing.caller == job.caller, "a job id of another caller was minted"
         return await _resume(env, existing)
     return await _answer(env, job, run, batch)
 
@@ -113,7 +114,7 @@ async def _resume(env: Env, job: Job) -> Accepted:
     run = await need_latest_run(env, job)
     batch = await env.store.read(BatchKey(job.job_id, run.run_id, FIRST_BATCH))
     if batch is not None and batch.status is BatchStatus.OPEN and run.ingest_status is None:
-        batch = await ingest.take_over(env, batch)
+        batch = await ingest.take_over(env, batch) or batch
     return await _answer(env, job, run, batch)
 
 

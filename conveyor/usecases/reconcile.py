@@ -11,8 +11,8 @@ from conveyor.domain import lifecycle, limits
 from conveyor.domain.changes import Change, Delete, Guard, JobKey, ScrubKey, Update
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, RUN_TERMINAL, TASK_UNFINISHED
-from conveyor.domain.model import Batch, Run, Scrub, TaskRef
-from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, TasksOf
+from conveyor.domain.model import Batch, Run, RunStatus, Scrub, TaskRef
+from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, RunsOf, TasksOf
 from conveyor.usecases import ingest, runs
 from conveyor.usecases.env import Env
 
@@ -83,7 +83,7 @@ async def _repair(env: Env, run: Run, repairs: Repairs) -> None:
 
 
 async def _resend(env: Env, run: Run) -> int:
-    """Sends refs again when a run has unfinished tasks but not one message (W42).
+    """Sends refs again when a run has unfinished tasks but not one message.
 
     Only then: a queue that is merely slow must not be flooded. A task that somebody has in hand
     has a message, so the queue of a run at work is never empty.
@@ -125,7 +125,9 @@ async def scrub_due(env: Env) -> int:
 
 async def _scrub(env: Env, scrub: Scrub) -> None:
     prefix = f"jobs/{scrub.job_id}"
-    if scrub.run_id is not None:
+    if scrub.run_id is None:
+        await _close_queues(env, scrub)
+    else:
         prefix = f"{prefix}/runs/{scrub.run_id}"
         await env.queue.close_run(scrub.run_id)
         await env.blobs.delete_prefix(f"jobs/{scrub.job_id}/sources/{scrub.run_id}")
@@ -133,6 +135,21 @@ async def _scrub(env: Env, scrub: Scrub) -> None:
     while await env.store.scrub(scrub.job_id, scrub.run_id, limit=_SCRUB_ROWS):
         pass
     await env.commit(_scrubbed(env, scrub))
+
+
+async def _close_queues(env: Env, scrub: Scrub) -> None:
+    """While the rows of the job's runs still tell which queues it had."""
+    before: int | None = None
+    while True:
+        query = RunsOf(
+            job_id=scrub.job_id, statuses=frozenset(RunStatus), before=before, limit=_PAGE
+        )
+        page = await env.store.find(query)
+        for run in page:
+            await env.queue.close_run(run.run_id)
+        if len(page) < _PAGE:
+            return
+        before = page[-1].sequence
 
 
 def _scrubbed(env: Env, scrub: Scrub) -> Change:

@@ -118,6 +118,8 @@ def _renewed(batch: Batch, run: Run, previous: Run) -> Batch:
     source: StagedList | RowsOf | None = batch.source
     if source is None:
         source = RowsOf(run_id=previous.run_id, retry=EVERY_STATUS, batch_id=batch.batch_id)
+    elif isinstance(source, RowsOf):  # A filter of the last rerun is not one of this.
+        source = msgspec.structs.replace(source, retry=EVERY_STATUS)
     return Batch(
         job_id=run.job_id,
         run_id=run.run_id,

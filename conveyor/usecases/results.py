@@ -9,10 +9,10 @@ from functools import partial
 import msgspec
 
 from conveyor.domain import limits, paging
-from conveyor.domain.changes import RunKey
+from conveyor.domain.changes import JobKey, RunKey
 from conveyor.domain.errors import InvalidArgument, NotFound, TaskNotReady
 from conveyor.domain.ids import CallerId, JobId, RunId, TaskId
-from conveyor.domain.lifecycle import RUN_VISIBLE, TASK_TERMINAL, TASK_UNFINISHED
+from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE, TASK_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Job, Result, Run, Task, TaskStatus
 from conveyor.domain.queries import TasksOf
 from conveyor.ports.errors import BlobMissing
@@ -118,8 +118,9 @@ async def run_by_link(env: Env, job_id: str, run_id: str, task_id: str, token: s
         raise NotFound("There is no such task.")
     if expires < env.now():
         raise NotFound("The link has expired; list the results again for a new one.")
+    job = await env.store.read(JobKey(JobId(job_id)))
     run = await env.store.read(RunKey(JobId(job_id), RunId(run_id)))
-    if run is None or run.status not in RUN_VISIBLE:
+    if job is None or job.status not in JOB_VISIBLE or run is None or run.status not in RUN_VISIBLE:
         raise NotFound("There is no such task.")
     return run
 

@@ -49,7 +49,7 @@ async def look(env: Env, job_id: JobId, run_id: RunId) -> bool:
 
 
 async def stop(env: Env, caller: CallerId, job_id: str, *, reason: str | None = None) -> Stopped:
-    """Ends the latest run: gates first, then its work, then the flip (W68)."""
+    """Ends the latest run: gates first, then its work, then the flip."""
     job = await own_job(env, caller, job_id)
     run = await need_latest_run(env, job)
     if run.status in RUN_LIVE and run.stop_requested_at is None:

@@ -98,12 +98,6 @@ def judge_exhausted(env: Env, ref: TaskRef, task: Task, problem: Problem) -> Fin
     return Finish(change)
 
 
-async def was_ours(env: Env, ref: TaskRef, task: Task) -> bool:
-    """After a refused repeat: was it our own first try that got through?"""
-    row = await env.store.read(settlement.task_key(ref))
-    return settlement.is_own_settle(row, task)
-
-
 async def hand_back(env: Env, ref: TaskRef, task: Task) -> None:
     """Gives up a claim without an outcome; a claim that is lost already is fine."""
     try:

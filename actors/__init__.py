@@ -1,0 +1,1 @@
+"""The actors of a Conveyor worker, on a runtime of their own (SPEC 6)."""

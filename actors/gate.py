@@ -1,0 +1,97 @@
+"""FairGate: how many tasks this process runs at once, shared by caller, then by run (SPEC 6.7).
+
+A slot goes to the caller with the fewest tasks in flight, and within it to the run that has the
+fewest for its weight; ties go to whoever has waited longest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import trio
+
+from conveyor.domain.ids import CallerId, RunId
+
+K = TypeVar("K")
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    caller: CallerId
+    run_id: RunId
+    weight: int
+    count_max: int
+    granted: int = 0
+    ready: trio.Event = field(default_factory=trio.Event)
+
+
+class FairGate:
+    """Slots for `capacity` tasks."""
+
+    def __init__(self, *, capacity: int) -> None:
+        assert capacity >= 1
+        self.capacity = capacity
+        self._free = capacity
+        self._waiters: list[_Waiter] = []
+        self._by_caller: Counter[CallerId] = Counter()
+        self._by_run: Counter[RunId] = Counter()
+
+    @property
+    def inflight_count(self) -> int:
+        return self.capacity - self._free
+
+    async def take(self, caller: CallerId, run_id: RunId, *, weight: int, count_max: int) -> int:
+        """Waits for at least one slot and takes up to `count_max`; answers how many."""
+        assert count_max >= 1
+        waiter = _Waiter(caller, run_id, weight, count_max)
+        self._waiters.append(waiter)
+        self._grant()
+        try:
+            await waiter.ready.wait()
+        except BaseException:
+            self._withdraw(waiter)
+            raise
+        return waiter.granted
+
+    def give_back(self, caller: CallerId, run_id: RunId, count: int) -> None:
+        """Returns slots; whoever waits most fairly gets them."""
+        if count == 0:
+            return
+        self._free += count
+        self._count(caller, run_id, -count)
+        assert self._free <= self.capacity
+        self._grant()
+
+    def _grant(self) -> None:
+        hungry = self._waiters
+        while self._free and hungry:
+            waiter = hungry[0] if len(hungry) == 1 else min(hungry, key=self._share)
+            count = min(self._free, waiter.count_max) if len(hungry) == 1 else 1
+            waiter.granted += count
+            self._free -= count
+            self._count(waiter.caller, waiter.run_id, count)
+            hungry = [w for w in hungry if w.granted < w.count_max]
+        for waiter in self._waiters:
+            if waiter.granted:
+                waiter.ready.set()
+        self._waiters = [waiter for waiter in self._waiters if not waiter.granted]
+
+    def _share(self, waiter: _Waiter) -> tuple[int, float]:
+        return self._by_caller[waiter.caller], self._by_run[waiter.run_id] / waiter.weight
+
+    def _count(self, caller: CallerId, run_id: RunId, count: int) -> None:
+        _add(self._by_caller, caller, count)
+        _add(self._by_run, run_id, count)
+
+    def _withdraw(self, waiter: _Waiter) -> None:
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+        self.give_back(waiter.caller, waiter.run_id, waiter.granted)
+
+
+def _add(counter: Counter[K], key: K, count: int) -> None:
+    counter[key] += count
+    if not counter[key]:
+        del counter[key]

@@ -1,0 +1,70 @@
+"""IngestStreamer: walks staged lists into their runs, off the request path (SPEC 6.5).
+
+Owns:    the batches that are being walked here, a few at a time.
+Hears:   BatchOpened, BatchStalled.
+Says:    nothing: each chunk it puts tells discovery by the use case's own signal.
+Crashes: only by bug. The batch rows are the truth; the sweeper brings them back.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import assert_never
+
+import trio
+
+from actors.messages import BatchOpened, BatchStalled, StreamerMessage
+from actors.runtime import Inbox
+from conveyor.domain.ids import BatchId, RunId
+from conveyor.domain.model import Batch
+from conveyor.ports.errors import BlobMissing, Unavailable
+from conveyor.usecases import ingest
+from conveyor.usecases.env import Env
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestStreamer:
+    env: Env
+    at_once_max: int = 4
+
+    async def run(self, inbox: Inbox[StreamerMessage]) -> None:
+        walking: set[tuple[RunId, BatchId]] = set()
+        room = trio.CapacityLimiter(self.at_once_max)
+        async with inbox, trio.open_nursery() as nursery:
+            async for message in inbox:
+                for batch in await self._batches(message):
+                    key = (batch.run_id, batch.batch_id)
+                    if key not in walking:
+                        walking.add(key)
+                        nursery.start_soon(self._walk, batch, walking, room)
+
+    async def _batches(self, message: StreamerMessage) -> list[Batch]:
+        match message:
+            case BatchStalled(batch):
+                return [batch]
+            case BatchOpened(job_id, run_id):
+                try:
+                    return await ingest.open_batches_of(self.env, job_id, run_id)
+                except Unavailable:
+                    return []  # The sweeper finds what is open.
+            case _:
+                assert_never(message)
+
+    async def _walk(
+        self, batch: Batch, walking: set[tuple[RunId, BatchId]], room: trio.CapacityLimiter
+    ) -> None:
+        extra = {"run": batch.run_id, "batch": batch.batch_id}
+        try:
+            async with room:
+                taken = await ingest.take_over(self.env, batch)
+                if taken is not None:
+                    outcome = await ingest.walk(self.env, taken)
+                    log.info("batch walked", extra={**extra, "outcome": outcome.value})
+        except (Unavailable, BlobMissing, ValueError) as error:
+            # Left open: the sweeper brings it back, and gives it up when that never helps.
+            log.warning("batch put off", extra={**extra, "cause": str(error)})
+        finally:
+            walking.discard((batch.run_id, batch.batch_id))

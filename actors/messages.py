@@ -1,0 +1,114 @@
+"""Every message that actors send each other, grouped by who hears it (SPEC 6).
+
+Commands are imperative, facts are in the past tense. A message may carry a live cancel scope or
+a reply slip; nothing here is ever stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+
+from actors.runtime import Reply
+from conveyor.domain.changes import Change
+from conveyor.domain.ids import JobId, LeaseId, RunId
+from conveyor.domain.model import Batch, Job, Run, Task, TaskRef
+from conveyor.domain.settlement import SettleVerdict
+from conveyor.ports.queue import Message
+from conveyor.ports.signals import Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One message in hand, under one lease: what a poller starts a task runner with."""
+
+    job: Job
+    run: Run
+    message: Message
+    lease_id: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep this alive: a lease, a message and a claim, and the work that needs all three."""
+
+    lease_id: LeaseId
+    message: Message
+    claim: int
+    work: trio.CancelScope
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The work under this lease is over."""
+
+    lease_id: LeaseId
+
+
+HeartbeaterMessage = Hold | Release
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Write this change of a claimed task, then ack its message if the task is over.
+
+    A settle without a message is one whose message goes back to the queue.
+    """
+
+    ref: TaskRef
+    task: Task
+    change: Change
+    message: Message | None
+    reply: Reply[SettleVerdict]
+
+
+ShardWriterMessage = Settle
+
+
+@dataclass(frozen=True, slots=True)
+class RunUpdated:
+    """The run's row has changed; this is how it stands now."""
+
+    run: Run
+
+
+PollerMessage = RunUpdated
+
+
+@dataclass(frozen=True, slots=True)
+class RunChanged:
+    """Something happened to a run: it is new, fed, paused, resumed, asked to stop, or over."""
+
+    job_id: JobId
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class TearDown:
+    """End all work on a run and say what was let go."""
+
+    job_id: JobId
+    run_id: RunId
+    reply: Reply[Receipt]
+
+
+DiscoveryMessage = RunChanged | TearDown
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOpened:
+    """A list waits to be ingested."""
+
+    job_id: JobId
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStalled:
+    """Nobody has moved this batch for a while."""
+
+    batch: Batch
+
+
+StreamerMessage = BatchOpened | BatchStalled

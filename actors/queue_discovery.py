@@ -1,0 +1,151 @@
+"""QueueDiscovery: learns which runs are live and keeps one poller for each (SPEC 6.1).
+
+Owns:    the pollers: which runs have one, and how to reach it.
+Hears:   RunChanged, TearDown.
+Says:    RunUpdated to pollers; a receipt to whoever asked for a teardown.
+Crashes: only by bug. A new incarnation stops the pollers it finds and starts over from a scan.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+import trio
+
+from actors.messages import DiscoveryMessage, PollerMessage, RunChanged, RunUpdated, TearDown
+from actors.runtime import (
+    Address,
+    Child,
+    DynamicSupervisor,
+    Inbox,
+    Mailbox,
+    MailboxFull,
+    NameTaken,
+    NotSupervising,
+    receive_batch,
+)
+from conveyor.domain.changes import JobKey, RunKey
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.model import Job, Run
+from conveyor.domain.queries import RunsIn
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.signals import Receipt
+from conveyor.usecases import runs
+from conveyor.usecases.env import Env
+
+log = logging.getLogger(__name__)
+
+PAGE = 500
+MAIL_MAX = 1_000
+OVERLAP_S = 60.0
+POLLER_GRACE_S = 5.0
+
+MakePoller = Callable[[Job, Run, Mailbox[PollerMessage]], Child]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDiscovery:
+    env: Env
+    pollers: DynamicSupervisor
+    make_poller: MakePoller
+    delta_s: float = 10.0
+    resync_s: float = 120.0
+
+    async def run(self, inbox: Inbox[DiscoveryMessage]) -> None:
+        known: dict[RunId, Address[PollerMessage]] = {}
+        for name in self.pollers.names():
+            await self.pollers.stop_child(name)
+        async with inbox, trio.open_nursery() as nursery:
+            nursery.start_soon(self._scan_forever, known)
+            while True:
+                batch = await receive_batch(inbox, MAIL_MAX)
+                changed = {(m.job_id, m.run_id) for m in batch if isinstance(m, RunChanged)}
+                for job_id, run_id in sorted(changed):
+                    nursery.start_soon(self._look_at, known, job_id, run_id)
+                for message in batch:
+                    match message:
+                        case TearDown():
+                            nursery.start_soon(self._tear_down, known, message)
+                        case RunChanged():
+                            pass
+                        case _:
+                            assert_never(message)
+
+    async def _scan_forever(self, known: dict[RunId, Address[PollerMessage]]) -> None:
+        """A cold-start scan, deltas with overlap, and now and then everything again."""
+        since, resync_at = 0.0, 0.0
+        while True:
+            started_at = self.env.now()
+            is_full = trio.current_time() >= resync_at
+            try:
+                await self._scan(known, 0.0 if is_full else since)
+                since = started_at - OVERLAP_S
+                if is_full:
+                    resync_at = trio.current_time() + self.resync_s
+            except Unavailable as error:
+                log.warning("scan put off", extra={"cause": str(error)})
+            await trio.sleep(self.delta_s)
+
+    async def _scan(self, known: dict[RunId, Address[PollerMessage]], since: float) -> None:
+        after: RunId | None = None
+        while True:
+            query = RunsIn(statuses=RUN_LIVE, updated_since=since, after=after, limit=PAGE)
+            page = await self.env.store.find(query)
+            for run in page:
+                await self._consider(known, run)
+            if len(page) < PAGE:
+                return
+            after = page[-1].run_id
+
+    async def _look_at(
+        self, known: dict[RunId, Address[PollerMessage]], job_id: JobId, run_id: RunId
+    ) -> None:
+        try:
+            run = await self.env.store.read(RunKey(job_id, run_id))
+            if run is not None and run.status in RUN_LIVE:
+                await self._consider(known, run)
+            else:
+                await self._retire(known, run_id)
+        except Unavailable as error:
+            log.warning("run not looked at", extra={"run": run_id, "cause": str(error)})
+
+    async def _consider(self, known: dict[RunId, Address[PollerMessage]], run: Run) -> None:
+        """Makes a live run's poller be there and know; a run asked to stop is seen to its end."""
+        if run.stop_requested_at is not None:
+            await self._retire(known, run.run_id)
+            await runs.finish_stop(self.env, run.job_id, run.run_id)
+            return
+        address = known.get(run.run_id)
+        if address is not None and run.run_id in self.pollers.names():
+            try:
+                address.tell_nowait(RunUpdated(run))
+            except MailboxFull:
+                log.debug("poller has news enough", extra={"run": run.run_id})
+            return
+        await self._start_poller(known, run)
+
+    async def _start_poller(self, known: dict[RunId, Address[PollerMessage]], run: Run) -> None:
+        job = await self.env.store.read(JobKey(run.job_id))
+        if job is None or run.run_id in self.pollers.names():
+            return
+        mailbox: Mailbox[PollerMessage] = Mailbox(capacity=4)
+        try:
+            await self.pollers.start_child(self.make_poller(job, run, mailbox))
+            known[run.run_id] = mailbox.address
+        except (NameTaken, NotSupervising):
+            return
+
+    async def _retire(self, known: dict[RunId, Address[PollerMessage]], run_id: RunId) -> bool:
+        known.pop(run_id, None)
+        return await self.pollers.stop_child(run_id)
+
+    async def _tear_down(
+        self, known: dict[RunId, Address[PollerMessage]], message: TearDown
+    ) -> None:
+        held = await self.env.coordinator.count(message.run_id)
+        is_complete = await self._retire(known, message.run_id)
+        message.reply.send(Receipt(released=held, complete=is_complete))

@@ -1,0 +1,216 @@
+"""RunPoller: drains the queue of one run, taking permits before it receives (SPEC 6.7).
+
+Owns:    the run's leases and the tasks that run under them, in a nursery of its own.
+Hears:   RunUpdated.
+Says:    nothing: it starts task runners, and gives back what it did not use.
+Crashes: only by bug. Its leases age out and its messages return.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from actors.gate import FairGate
+from actors.messages import PollerMessage, Work
+from actors.runtime import Inbox, bounded_cleanup
+from conveyor.domain import limits
+from conveyor.domain.backpressure import cooldown_s, idle_s, permits_wanted
+from conveyor.domain.changes import RunKey
+from conveyor.domain.ids import LeaseId
+from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.model import Job, PauseState, Run
+from conveyor.ports.errors import QueueGone, Unavailable
+from conveyor.ports.queue import Message
+from conveyor.usecases.env import Env
+
+log = logging.getLogger(__name__)
+
+RECEIVE_MAX = 50
+RECEIVE_S = 10.0
+CLEANUP_S = 3.0
+OUTAGE_S = 1.0
+SPARE_S_MAX = limits.LEASE_TTL_S / 3
+
+RunTask = Callable[[Work], Awaitable[float | None]]
+
+
+@dataclass(slots=True, eq=False)
+class _Desk:
+    """What the poller's loop shares with the tasks that it started."""
+
+    run: Run
+    spare: list[tuple[LeaseId, float]] = field(default_factory=list)
+    inflight_count: int = 0
+    back_at: float = math.inf
+    misses: int = 0
+    news: trio.Event = field(default_factory=trio.Event)
+
+    async def wait_news(self, timeout_s: float) -> None:
+        with trio.move_on_after(timeout_s):
+            await self.news.wait()
+        self.news = trio.Event()
+
+    def take_spare(self, count: int) -> list[LeaseId]:
+        taken, self.spare = self.spare[:count], self.spare[count:]
+        return [lease_id for lease_id, _ in taken]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPoller:
+    env: Env
+    job: Job
+    run_at_start: Run
+    gate: FairGate
+    run_task: RunTask
+
+    async def run(self, inbox: Inbox[PollerMessage]) -> None:
+        """Returns when the run has ended and all that it started here is done."""
+        desk = _Desk(self.run_at_start)
+        try:
+            async with inbox, trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen, inbox, desk)
+                async with trio.open_nursery() as tasks:
+                    await self._poll(desk, tasks)
+                nursery.cancel_scope.cancel()
+        finally:
+            with bounded_cleanup(CLEANUP_S):
+                await self._release(desk.take_spare(len(desk.spare)))
+
+    async def _listen(self, inbox: Inbox[PollerMessage], desk: _Desk) -> None:
+        async for message in inbox:
+            desk.run = message.run
+            desk.misses = 0
+            desk.news.set()
+
+    async def _poll(self, desk: _Desk, tasks: trio.Nursery) -> None:
+        while True:
+            try:
+                await self._wait_for_room(desk)
+                wait_s = await self._round(desk, tasks)
+            except QueueGone:
+                if await self._is_over():
+                    return
+                wait_s = OUTAGE_S
+            except Unavailable as error:
+                log.warning("poll put off", extra={"run": desk.run.run_id, "cause": str(error)})
+                wait_s = OUTAGE_S
+            if wait_s:
+                await desk.wait_news(wait_s)
+
+    async def _wait_for_room(self, desk: _Desk) -> None:
+        """While paused or at the job's cap there is nothing to ask for."""
+        while desk.run.pause_state is PauseState.PAUSED or not self._wanted(desk):
+            if desk.run.pause_state is PauseState.PAUSED:
+                await self._release(desk.take_spare(len(desk.spare)))
+            await desk.wait_news(math.inf)
+
+    def _wanted(self, desk: _Desk) -> int:
+        return permits_wanted(
+            free_slots=self.gate.capacity,
+            cap=self.job.max_inflight,
+            held=desk.inflight_count,
+            batch_max=RECEIVE_MAX,
+        )
+
+    async def _round(self, desk: _Desk, tasks: trio.Nursery) -> float:
+        """Takes slots, then leases, then messages; answers how long to leave the queue alone."""
+        slots = await self.gate.take(
+            self.job.caller,
+            desk.run.run_id,
+            weight=self.job.priority,
+            count_max=self._wanted(desk),
+        )
+        used = 0
+        try:
+            leases = await self._leases(desk, slots)
+            if not leases:
+                desk.misses += 1
+                return cooldown_s(desk.misses, self.env.random)
+            messages = await self._receive(desk, leases)
+            used = len(messages)
+        finally:
+            self.gate.give_back(self.job.caller, desk.run.run_id, slots - used)
+        self._start(desk, tasks, leases, messages)
+        if messages:
+            desk.misses = 0
+            return 0.0
+        await self._release(desk.take_spare(len(desk.spare)))
+        desk.misses += 1
+        return min(idle_s(desk.misses), self._until_back(desk))
+
+    async def _leases(self, desk: _Desk, count: int) -> list[LeaseId]:
+        """Leases for `count` tasks: those that finished tasks left behind, then new ones."""
+        fresh_since = trio.current_time() - SPARE_S_MAX
+        old = [lease_id for lease_id, at in desk.spare if at < fresh_since]
+        desk.spare = [(lease_id, at) for lease_id, at in desk.spare if at >= fresh_since]
+        await self._release(old)
+        leases = desk.take_spare(count)
+        if len(leases) < count:
+            leases += await self.env.coordinator.acquire(
+                self.job.job_id,
+                desk.run.run_id,
+                count_max=count - len(leases),
+                cap=self.job.max_inflight,
+                ttl_s=limits.LEASE_TTL_S,
+            )
+        return leases
+
+    async def _receive(self, desk: _Desk, leases: Sequence[LeaseId]) -> list[Message]:
+        """Shielded: messages whose receipt was cut off would stay hidden for a minute."""
+        try:
+            with trio.move_on_after(RECEIVE_S, shield=True):
+                return await self.env.queue.receive(
+                    desk.run.run_id, count_max=len(leases), visibility_s=limits.VISIBILITY_S
+                )
+            raise Unavailable("the queue took too long over a receive")
+        except (QueueGone, Unavailable):
+            await self._release(leases)
+            raise
+
+    def _start(
+        self,
+        desk: _Desk,
+        tasks: trio.Nursery,
+        leases: Sequence[LeaseId],
+        messages: Sequence[Message],
+    ) -> None:
+        now = trio.current_time()
+        desk.spare += [(lease_id, now) for lease_id in leases[len(messages) :]]
+        desk.inflight_count += len(messages)
+        for lease_id, message in zip(leases, messages, strict=False):
+            tasks.start_soon(self._see_through, desk, Work(self.job, desk.run, message, lease_id))
+
+    async def _see_through(self, desk: _Desk, work: Work) -> None:
+        try:
+            delay_s = await self.run_task(work)
+            if delay_s is not None:
+                desk.back_at = min(desk.back_at, trio.current_time() + delay_s)
+        finally:
+            desk.inflight_count -= 1
+            desk.spare.append((work.lease_id, trio.current_time()))
+            self.gate.give_back(self.job.caller, work.run.run_id, 1)
+            desk.news.set()
+
+    def _until_back(self, desk: _Desk) -> float:
+        """Seconds until a message that went back is due; somebody should be there for it."""
+        now = trio.current_time()
+        if desk.back_at <= now:
+            desk.back_at = math.inf
+        return max(desk.back_at - now, 0.01)
+
+    async def _is_over(self) -> bool:
+        """A queue that is gone proves nothing: the run's row does."""
+        run = await self.env.store.read(RunKey(self.job.job_id, self.run_at_start.run_id))
+        if run is not None and run.status in RUN_LIVE:
+            await self.env.queue.open_run(run.run_id)
+            return False
+        return True
+
+    async def _release(self, leases: Sequence[LeaseId]) -> None:
+        if leases:
+            await self.env.coordinator.release(leases)

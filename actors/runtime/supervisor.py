@@ -1,0 +1,156 @@
+"""The supervisor: starts its children in order, restarts them together, stops them last-first.
+
+Rules:
+1. A child starts once every child before it is ready. A child that was up and crashed under
+   ONE_FOR_ONE waits for nobody: its siblings never noticed.
+2. However it ends (cancelled, exhausted, finished), it stops its children in reverse order,
+   shielded, each within its own grace (see `life` for what a grace can and cannot do).
+3. A child that was let go stays down; a TEMPORARY one that went down with a sibling does too.
+4. When every child was let go, the supervisor returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final, assert_never
+
+import trio
+
+from actors.runtime.child import Child, Slot, State
+from actors.runtime.life import exhausted, incarnate, stop_in_turn, ungrouped
+from actors.runtime.restart import GiveUp, LetGo, Policy, RunAgain, Strategy, siblings_of
+
+RESTING: Final = frozenset({State.WAITING, State.STOPPED, State.FAILED, State.FINISHED})
+
+
+class Supervisor:
+    """A fixed list of children, looked after by one strategy."""
+
+    kind: Final = "supervisor"
+
+    def __init__(self, name: str, *, strategy: Strategy, children: Iterable[Child]) -> None:
+        self.name = name
+        self.strategy = strategy
+        self.children = tuple(children)
+        self.state = State.WAITING
+        self.started_at: float | None = None
+        self._slots: tuple[Slot, ...] = ()
+        self._changed = trio.Event()
+        names = [child.name for child in self.children]
+        assert len(set(names)) == len(names), f"{name} has two children of one name: {names}"
+
+    @property
+    def stop_grace_s(self) -> float:
+        return math.fsum(child.stop_grace_s for child in self.children)
+
+    def slots(self) -> Sequence[Slot]:
+        return self._slots
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look after the children until cancelled, or until all were let go.
+
+        Raises `RestartsExhausted` from the last crash of a child that was given up.
+        """
+        self._open()
+        given_up: Slot | None = None
+        with ungrouped():
+            async with trio.open_nursery() as nursery:
+                try:
+                    given_up = await self._supervise(nursery, task_status)
+                finally:
+                    await self._stop()
+        if given_up is not None:
+            self.state = State.FAILED
+            raise exhausted(self.name, given_up)
+
+    def _open(self) -> None:
+        assert self.state in RESTING, f"{self.name} is running already"
+        self.state = State.STARTING
+        self.started_at = trio.current_time()
+        self._slots = tuple(Slot(child, on_change=self._wake) for child in self.children)
+
+    async def _stop(self) -> None:
+        self.state = State.STOPPING
+        with trio.CancelScope(shield=True):
+            await stop_in_turn(reversed(self._slots))
+        self.state = State.STOPPED
+
+    async def _supervise(
+        self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]
+    ) -> Slot | None:
+        """Returns the child that was given up, or None when every child was let go."""
+        while True:
+            for slot in self._slots:
+                if slot.has_ended_by_itself and not await self._deal_with(slot):
+                    return slot
+            if self.state is State.STARTING and all(map(_is_up, self._slots)):
+                self.state = State.RUNNING
+                task_status.started()
+            if all(slot.is_over for slot in self._slots):
+                return None
+            await trio.lowlevel.checkpoint_if_cancelled()  # Who is to stop starts nobody.
+            self._start_due(nursery)
+            await self._wait_change()
+
+    async def _deal_with(self, slot: Slot) -> bool:
+        """Do what the verdict says; False when the child is given up."""
+        now = trio.current_time()
+        match slot.judge(now):
+            case LetGo():
+                slot.state = State.FINISHED
+            case GiveUp():
+                slot.state = State.FAILED
+                return False
+            case RunAgain(after_s):
+                slot.put_off(now, after_s)
+                await self._stand_down_with(slot)
+            case verdict:
+                assert_never(verdict)
+        return True
+
+    async def _stand_down_with(self, slot: Slot) -> None:
+        """Stop the siblings that restart along with a child, and put them back in the queue."""
+        indexes = siblings_of(self.strategy, self._slots.index(slot), len(self._slots))
+        siblings = [self._slots[index] for index in indexes]
+        # One that ended by itself meanwhile has a verdict of its own coming.
+        affected = [s for s in siblings if not (s.is_over or s.has_ended_by_itself)]
+        await stop_in_turn(reversed(affected))
+        for sibling in affected:
+            if sibling.child.restart is not Policy.TEMPORARY:
+                sibling.state = State.WAITING
+                sibling.start_at = max(sibling.start_at, slot.start_at)
+
+    def _start_due(self, nursery: trio.Nursery) -> None:
+        now = trio.current_time()
+        for index, slot in enumerate(self._slots):
+            if self._may_start(index) and slot.start_at <= now:
+                slot.begin(now)
+                nursery.start_soon(_live, slot, name=f"{self.name}/{slot.child.name}")
+
+    def _may_start(self, index: int) -> bool:
+        slot = self._slots[index]
+        if slot.state is State.BACKING_OFF and self.strategy is Strategy.ONE_FOR_ONE:
+            return True
+        return slot.is_startable and all(map(_is_up, self._slots[:index]))
+
+    async def _wait_change(self) -> None:
+        due = (slot.start_at for i, slot in enumerate(self._slots) if self._may_start(i))
+        with trio.move_on_at(min(due, default=math.inf)):
+            await self._changed.wait()
+        self._changed = trio.Event()
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+
+async def _live(slot: Slot) -> None:
+    try:
+        await incarnate(slot)
+    finally:  # A KeyboardInterrupt passes through, and still closes the books.
+        slot.end()
+
+
+def _is_up(slot: Slot) -> bool:
+    """Needs no waiting for: it runs, or it will not run again."""
+    return slot.is_over or (slot.state is State.RUNNING and slot.is_alive)

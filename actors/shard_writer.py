@@ -1,0 +1,84 @@
+"""ShardWriter: settles tasks in groups, then looks for completion, then acks (SPEC 6.2).
+
+Owns:    nothing but the group in hand.
+Hears:   Settle.
+Says:    the verdict, on the slip that came with the settle.
+Crashes: when the store stays away. Work that waits for a verdict gives up after its deadline;
+         its claim lapses and the task comes back, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
+
+from actors.messages import Settle, ShardWriterMessage
+from actors.runtime import Inbox, receive_batch
+from conveyor.domain import settlement
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.settlement import Settled, SettleVerdict
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.queue import Message
+from conveyor.usecases import runs
+from conveyor.usecases.env import Env
+
+log = logging.getLogger(__name__)
+
+GROUP_MAX = 90
+_RETRY_S = (0.1, 0.3, 1.0, 3.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardWriter:
+    env: Env
+
+    async def run(self, inbox: Inbox[ShardWriterMessage]) -> None:
+        async with inbox, trio.open_nursery() as nursery:
+            while True:
+                group = await receive_batch(inbox, GROUP_MAX)
+                verdicts = await self._commit(group)
+                for settle, verdict in zip(group, verdicts, strict=True):
+                    settle.reply.send(verdict)
+                # The next group need not wait for these acks; the engine writes both together.
+                nursery.start_soon(self._look_and_ack, group, verdicts)
+
+    async def _commit(self, group: Sequence[Settle]) -> list[SettleVerdict]:
+        """Every change is fenced by its claim, so repeating one of unknown outcome is safe."""
+        changes = [settle.change for settle in group]
+        for delay_s in _RETRY_S:
+            try:
+                verdicts = await self.env.store.commit(changes)
+            except Unavailable as error:
+                log.warning("settles delayed", extra={"count": len(group), "cause": str(error)})
+                await trio.sleep(delay_s)
+            else:
+                break
+        else:
+            verdicts = await self.env.store.commit(changes)
+        return [
+            settlement.read_settle(verdict, settle.task)
+            for verdict, settle in zip(verdicts, group, strict=True)
+        ]
+
+    async def _look_and_ack(
+        self, group: Sequence[Settle], verdicts: Sequence[SettleVerdict]
+    ) -> None:
+        """Write, then look, then ack: a crash in between is repaired by redelivery."""
+        drained: set[tuple[JobId, RunId]] = set()
+        messages: list[Message] = []
+        for settle, verdict in zip(group, verdicts, strict=True):
+            if isinstance(verdict, Settled) and settle.message is not None:
+                messages.append(settle.message)
+                if settlement.is_worth_a_look(verdict):
+                    drained.add((settle.ref.job_id, settle.ref.run_id))
+        try:
+            for job_id, run_id in sorted(drained):
+                await runs.look(self.env, job_id, run_id)
+            if messages:
+                await self.env.queue.ack(messages)
+        except Unavailable as error:
+            # Redelivery finds these tasks done, looks again and acks.
+            log.warning("acks skipped", extra={"count": len(messages), "cause": str(error)})

@@ -1,0 +1,164 @@
+"""TaskRunner: claims, scrapes, stores and settles one task (SPEC 6.2).
+
+Owns:    one message, one lease and one claim, for as long as one call of `run` takes.
+Hears:   nothing: it is told everything when it is started.
+Says:    Hold and Release to the heartbeater, Settle to the writer of its shard.
+Crashes: only by bug, and then alone: the message returns when its visibility ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import assert_never
+
+import trio
+
+from actors.messages import (
+    HeartbeaterMessage,
+    Hold,
+    Release,
+    Settle,
+    ShardWriterMessage,
+    Work,
+)
+from actors.runtime import Address, MailboxFull, NoAnswer, Reply, bounded_cleanup
+from conveyor.domain import settlement
+from conveyor.domain.backpressure import bounce_delay_s
+from conveyor.domain.model import RunFailure, Task
+from conveyor.domain.settlement import (
+    AlreadyDone,
+    Claimed,
+    HeldByOther,
+    NoSuchTask,
+    Settled,
+    SettleVerdict,
+)
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.gateway import Gateway, NotScraped, Outcome, Scraped
+from conveyor.usecases import runs, tasks
+from conveyor.usecases.env import Env
+from conveyor.usecases.tasks import Finish, Retry
+
+log = logging.getLogger(__name__)
+
+CLAIM_S = 10.0
+SETTLE_S = 30.0
+CLEANUP_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRunner:
+    env: Env
+    gateway: Gateway
+    heartbeater: Address[HeartbeaterMessage]
+    writers: Sequence[Address[ShardWriterMessage]]
+
+    async def run(self, work: Work) -> float | None:
+        """Sees one message through; answers in how many seconds it will be back, if it will."""
+        try:
+            return await self._handle(work)
+        except Unavailable as error:
+            # Nothing is settled: the message returns by itself, the claim lapses.
+            log.warning(
+                "task put off", extra={"task": work.message.ref.task_id, "cause": str(error)}
+            )
+            return None
+
+    async def _handle(self, work: Work) -> float | None:
+        ref = work.message.ref
+        # A claim that is cut off half-way would keep the task hidden until it lapses.
+        with trio.move_on_after(CLAIM_S, shield=True) as patience:
+            claim = await tasks.claim(self.env, ref)
+        if patience.cancelled_caught:
+            raise Unavailable("the store took too long over a claim")
+        match claim:
+            case Claimed(task):
+                return await self._try(work, task)
+            case AlreadyDone():
+                await runs.look(self.env, ref.job_id, ref.run_id)
+                await self.env.queue.ack((work.message,))
+                return None
+            case HeldByOther(until):
+                return await self._bounce(work, max(until - self.env.now(), 0.0) + 1.0)
+            case NoSuchTask():
+                # Deleted, or not visible yet: the run's own end removes the message.
+                return await self._bounce(work, bounce_delay_s(work.message.receives))
+            case _:
+                assert_never(claim)
+
+    async def _try(self, work: Work, task: Task) -> float | None:
+        """Works under a claim, and gives it back if the work is cut off before an outcome."""
+        is_over = False
+        try:
+            problem = settlement.exhausted(task, work.job.max_attempts)
+            if problem is not None:
+                verdict = tasks.judge_exhausted(self.env, work.message.ref, task, problem)
+                delay_s = await self._settle(work, task, verdict)
+            else:
+                delay_s = await self._scrape(work, task)
+            is_over = True
+            return delay_s
+        finally:
+            if not is_over:
+                with bounded_cleanup(CLEANUP_S):
+                    await tasks.hand_back(self.env, work.message.ref, task)
+                    await self._bounce(work, 0.0)
+
+    async def _scrape(self, work: Work, task: Task) -> float | None:
+        """Fetches under the heartbeat. When that loses its hold, the work is void."""
+        with trio.CancelScope() as scope:
+            await self.heartbeater.tell(Hold(work.lease_id, work.message, task.claim, scope))
+            try:
+                outcome = await self.gateway.scrape(tasks.request_for(self.env, work.job, task))
+                return await self._judge(work, task, outcome)
+            finally:
+                self._let_go(work)
+        log.warning("work lost", extra={"task": task.task_id, "claim": task.claim})
+        return None
+
+    async def _judge(self, work: Work, task: Task, outcome: Outcome) -> float | None:
+        ref = work.message.ref
+        match outcome:
+            case Scraped():
+                result = await tasks.store_body(self.env, ref, task, outcome)
+                verdict = tasks.judge_success(self.env, ref, task, outcome, result)
+                return await self._settle(work, task, verdict)
+            case NotScraped(run_failure=RunFailure() as cause):
+                detail = outcome.problem.detail or outcome.problem.title
+                await tasks.hand_back(self.env, ref, task)
+                await self._bounce(work, bounce_delay_s(work.message.receives))
+                await runs.fail(self.env, work.run, cause, detail)
+                return None
+            case NotScraped():
+                judged = tasks.judge_failure(self.env, work.job, ref, task, outcome)
+                return await self._settle(work, task, judged)
+            case _:
+                assert_never(outcome)
+
+    async def _settle(self, work: Work, task: Task, verdict: Finish | Retry) -> float | None:
+        message = work.message if isinstance(verdict, Finish) else None
+        ref = work.message.ref
+        writer = self.writers[ref.shard % len(self.writers)]
+
+        def settle(reply: Reply[SettleVerdict]) -> Settle:
+            return Settle(ref, task, verdict.change, message, reply)
+
+        try:
+            settled = await writer.ask(settle, deadline_s=SETTLE_S)
+        except NoAnswer as error:
+            raise Unavailable("the writer gave no verdict") from error
+        if isinstance(verdict, Retry) and isinstance(settled, Settled):
+            return await self._bounce(work, verdict.delay_s)
+        return None
+
+    async def _bounce(self, work: Work, delay_s: float) -> float:
+        await self.env.queue.bounce((work.message,), delay_s=delay_s)
+        return delay_s
+
+    def _let_go(self, work: Work) -> None:
+        # Without room for it, the beat finds the claim gone and forgets the work by itself.
+        with suppress(MailboxFull):
+            self.heartbeater.tell_nowait(Release(work.lease_id))

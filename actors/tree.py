@@ -1,0 +1,141 @@
+"""Who supervises whom, as data; start order is dependency order, stop order its reverse (SPEC 6).
+
+REST_FOR_ONE: when one crashes, everything that was started after it, and so may lean on it, is
+stopped and started again with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from actors.completion_notifier import CompletionNotifier
+from actors.gate import FairGate
+from actors.ingest_streamer import IngestStreamer
+from actors.lease_heartbeater import LeaseHeartbeater
+from actors.messages import (
+    BatchOpened,
+    DiscoveryMessage,
+    HeartbeaterMessage,
+    PollerMessage,
+    RunChanged,
+    ShardWriterMessage,
+    StreamerMessage,
+    TearDown,
+)
+from actors.queue_discovery import POLLER_GRACE_S, QueueDiscovery
+from actors.reconcile_sweeper import ReconcileSweeper
+from actors.run_poller import RunPoller
+from actors.runtime import (
+    Address,
+    Child,
+    DynamicSupervisor,
+    Exhaustion,
+    Mailbox,
+    MailboxFull,
+    NoAnswer,
+    Policy,
+    Strategy,
+    Supervisor,
+    nest,
+)
+from actors.shard_writer import ShardWriter
+from actors.task_runner import TaskRunner
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import Job, Run
+from conveyor.ports.gateway import Gateway
+from conveyor.ports.notifier import Notifier
+from conveyor.ports.signals import Receipt
+from conveyor.usecases.env import Env
+
+WRITERS_COUNT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Mailboxes:
+    """The mail of one worker; made before its actors, so that everybody can be given addresses."""
+
+    heartbeater: Mailbox[HeartbeaterMessage] = field(
+        default_factory=lambda: Mailbox(capacity=10_000)
+    )
+    discovery: Mailbox[DiscoveryMessage] = field(default_factory=lambda: Mailbox(capacity=1_000))
+    streamer: Mailbox[StreamerMessage] = field(default_factory=lambda: Mailbox(capacity=1_000))
+    writers: Sequence[Mailbox[ShardWriterMessage]] = field(
+        default_factory=lambda: [Mailbox(capacity=1_000) for _ in range(WRITERS_COUNT)]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSignals:
+    """Signals for the worker in this process: mail to its discovery and its ingest streamer."""
+
+    discovery: Address[DiscoveryMessage]
+    streamer: Address[StreamerMessage]
+
+    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+        with suppress(MailboxFull):  # Discovery finds out by itself within seconds.
+            self.discovery.tell_nowait(RunChanged(job_id, run_id))
+
+    async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
+        with suppress(MailboxFull):  # The sweeper brings it.
+            self.streamer.tell_nowait(BatchOpened(job_id, run_id))
+
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
+        try:
+            return await self.discovery.ask(
+                lambda reply: TearDown(job_id, run_id, reply), deadline_s=deadline_s
+            )
+        except NoAnswer:
+            return Receipt(complete=False)
+
+
+def worker_tree(
+    env: Env,
+    mail: Mailboxes,
+    *,
+    gateway: Gateway,
+    notifier: Notifier,
+    gate: FairGate,
+    also: Sequence[Child] = (),
+) -> Supervisor:
+    """A whole worker; `also` starts last and stops first (the HTTP server of a dev process)."""
+    runner = TaskRunner(
+        env=env,
+        gateway=gateway,
+        heartbeater=mail.heartbeater.address,
+        writers=[mailbox.address for mailbox in mail.writers],
+    )
+    pollers = DynamicSupervisor("runs", stop_grace_s=POLLER_GRACE_S, exhaustion=Exhaustion.DROP)
+
+    def make_poller(job: Job, run: Run, mailbox: Mailbox[PollerMessage]) -> Child:
+        poller = RunPoller(env=env, job=job, run_at_start=run, gate=gate, run_task=runner.run)
+        return Child(
+            run.run_id,
+            run=poller.run,
+            restart=Policy.TRANSIENT,
+            stop_grace_s=POLLER_GRACE_S,
+            mailbox=mailbox,
+        )
+
+    discovery = QueueDiscovery(env=env, pollers=pollers, make_poller=make_poller)
+    return Supervisor(
+        "worker",
+        strategy=Strategy.REST_FOR_ONE,
+        children=[
+            Child("lease_heartbeater", run=LeaseHeartbeater(env=env).run, mailbox=mail.heartbeater),
+            *(
+                Child(f"shard_writer_{number}", run=ShardWriter(env=env).run, mailbox=mailbox)
+                for number, mailbox in enumerate(mail.writers)
+            ),
+            nest(pollers),
+            Child("queue_discovery", run=discovery.run, mailbox=mail.discovery),
+            Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
+            Child("completion_notifier", run=CompletionNotifier(env=env, notifier=notifier).run),
+            Child(
+                "reconcile_sweeper",
+                run=ReconcileSweeper(env=env, streamer=mail.streamer.address).run,
+            ),
+            *also,
+        ],
+    )

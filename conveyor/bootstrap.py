@@ -1,0 +1,150 @@
+"""The composition root: the one place that knows which engine runs (SPEC 1.2).
+
+Roles are functions here. Nothing is opened at import; everything is closed in reverse order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from actors.gate import FairGate
+from actors.runtime import Child, Supervisor
+from actors.tree import LocalSignals, Mailboxes, worker_tree
+from conveyor.config import BadSettings, Settings
+from conveyor.domain import ids
+from conveyor.domain.addresses import TargetPolicy
+from conveyor.engines.embedded import EmbeddedEngine, open_engine
+from conveyor.engines.http.direct import DirectGateway
+from conveyor.engines.http.webhook import WebhookNotifier
+from conveyor.engines.http.zenrows import ZenrowsGateway
+from conveyor.engines.system import AesVault, SystemClock, load_or_create_secret
+from conveyor.engines.system.crash import BadCrashPoint, crashing, parse_crash_point
+from conveyor.net.pool import HttpPool
+from conveyor.net.slots import PoolLimits
+from conveyor.ports.clock import Clock
+from conveyor.ports.gateway import Gateway
+from conveyor.ports.notifier import Notifier
+from conveyor.usecases.env import Env, Policy
+
+DIRECT = "direct"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """An open engine with everything around it, and no actor running yet."""
+
+    settings: Settings
+    env: Env
+    mail: Mailboxes
+    gateway: Gateway
+    notifier: Notifier
+    gate: FairGate
+
+    def worker(self, *also: Child) -> Supervisor:
+        return worker_tree(
+            self.env,
+            self.mail,
+            gateway=self.gateway,
+            notifier=self.notifier,
+            gate=self.gate,
+            also=also,
+        )
+
+
+@asynccontextmanager
+async def open_world(settings: Settings, *, role: str) -> AsyncGenerator[World, None]:
+    """Opens the engine that the settings name, as its owner."""
+    refuse_optimised_python()
+    clock = SystemClock()
+    randomness = random.SystemRandom()
+    async with open_engine(settings.data_dir, clock=clock, random=randomness, owner=role) as engine:
+        mail = Mailboxes()
+        env = _env(settings, engine, clock, randomness, mail)
+        pool = HttpPool(_targets(settings), _pool_limits(settings))
+        try:
+            yield World(
+                settings=settings,
+                env=env,
+                mail=mail,
+                gateway=_gateway(settings, pool, env),
+                notifier=WebhookNotifier(pool, now=env.now),
+                gate=FairGate(capacity=settings.concurrency),
+            )
+        finally:
+            pool.close()
+
+
+def _env(
+    settings: Settings,
+    engine: EmbeddedEngine,
+    clock: Clock,
+    randomness: random.Random,
+    mail: Mailboxes,
+) -> Env:
+    targets = _targets(settings)
+    env = Env(
+        store=engine.store,
+        queue=engine.queue,
+        blobs=engine.blobs,
+        coordinator=engine.coordinator,
+        clock=clock,
+        vault=AesVault(_secret(settings)),
+        signals=LocalSignals(mail.discovery.address, mail.streamer.address),
+        random=randomness,
+        owner=ids.mint_ulid(clock.now(), randomness),
+        policy=Policy(
+            sync_tasks_max=settings.sync_tasks_max,
+            shard_count=settings.task_shard_count,
+            max_inflight=settings.max_inflight,
+            targets=targets if settings.gateway_url == DIRECT else None,
+            webhooks=targets,
+        ),
+    )
+    return env if settings.crash_at is None else _crashing(env, settings.crash_at)
+
+
+def _crashing(env: Env, crash_at: str) -> Env:
+    try:
+        switch = parse_crash_point(crash_at)
+    except BadCrashPoint as error:
+        raise BadSettings(f"CONVEYOR_CRASH_AT: {error}") from None
+    return replace(
+        env,
+        store=crashing(env.store, "store", switch),
+        queue=crashing(env.queue, "queue", switch),
+        blobs=crashing(env.blobs, "blobs", switch),
+        coordinator=crashing(env.coordinator, "coordinator", switch),
+    )
+
+
+def _gateway(settings: Settings, pool: HttpPool, env: Env) -> Gateway:
+    if settings.gateway_url == DIRECT:
+        return DirectGateway(pool, now=env.now)
+    return ZenrowsGateway(pool, settings.gateway_url, now=env.now)
+
+
+def _targets(settings: Settings) -> TargetPolicy:
+    return TargetPolicy(allow_private=settings.allow_private_targets)
+
+
+def _pool_limits(settings: Settings) -> PoolLimits:
+    return PoolLimits(
+        connections_max=2 * settings.concurrency + 64,
+        connections_per_origin_max=settings.concurrency,
+    )
+
+
+def _secret(settings: Settings) -> bytes:
+    if settings.secret_key is not None:
+        return hashlib.sha256(settings.secret_key.encode()).digest()
+    return load_or_create_secret(settings.data_dir / "secret.key")
+
+
+def refuse_optimised_python() -> None:
+    """Assertions guard the invariants; python -O would switch them off."""
+    if not __debug__:
+        raise BadSettings("Conveyor does not run under python -O: its assertions are load-bearing")

@@ -1,0 +1,8 @@
+"""The embedded engine: SQLite and files, for one machine (SPEC 5.6)."""
+
+from __future__ import annotations
+
+from conveyor.engines.embedded.engine import EmbeddedEngine, join_engine, open_engine
+from conveyor.engines.embedded.errors import DataDirInUse, WrongSchema
+
+__all__ = ["DataDirInUse", "EmbeddedEngine", "WrongSchema", "join_engine", "open_engine"]

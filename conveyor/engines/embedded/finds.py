@@ -1,0 +1,109 @@
+"""Finds: each query as SQL, in the order that it promises (SPEC 5.2)."""
+
+# ruff: noqa: S608 -- SQL text is put together from our own names; values are parameters.
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection
+from typing import Any, assert_never
+
+from conveyor.domain.queries import (
+    AnyQuery,
+    BatchesIn,
+    BatchesOf,
+    DueNotices,
+    DueScrubs,
+    JobsOf,
+    RunsIn,
+    RunsOf,
+    StatsOf,
+    TasksOf,
+)
+from conveyor.engines.embedded.rows import (
+    BATCHES,
+    JOBS,
+    NOTICES,
+    RUNS,
+    SCRUBS,
+    STATS,
+    TASKS,
+    Table,
+)
+from conveyor.engines.embedded.statements import columns_sql
+
+_NO_LIMIT = -1
+_Term = tuple[str, Any]
+
+
+def find(connection: sqlite3.Connection, query: AnyQuery) -> list[Any]:
+    table, terms, order, limit = _plan(query)
+    where = " AND ".join(term for term, _ in terms)
+    parameters = [value for _, values in terms for value in values]
+    sql = f"SELECT {columns_sql(table)} FROM {table.name} WHERE {where} ORDER BY {order} LIMIT ?"
+    return [table.from_row(row) for row in connection.execute(sql, [*parameters, limit])]
+
+
+def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:
+    match query:
+        case TasksOf():
+            return TASKS, _tasks_of(query), "task_id", query.limit
+        case StatsOf():
+            return STATS, _in_run(query), "shard", _NO_LIMIT
+        case JobsOf():
+            return JOBS, _jobs_of(query), "job_id DESC", query.limit
+        case RunsOf():
+            return RUNS, _runs_of(query), "sequence DESC", query.limit
+        case BatchesOf():
+            return BATCHES, _in_run(query), "created_at, batch_id", _NO_LIMIT
+        case RunsIn():
+            return RUNS, _runs_in(query), "run_id", query.limit
+        case BatchesIn():
+            terms = [_status_in(query.statuses), ("updated_at <= ?", [query.idle_since])]
+            return BATCHES, terms, "updated_at, run_id, batch_id", query.limit
+        case DueNotices():
+            terms = [_status_in(query.statuses), ("due_at <= ?", [query.due_by])]
+            return NOTICES, terms, "due_at, notice_id", query.limit
+        case DueScrubs():
+            return SCRUBS, [("due_at <= ?", [query.due_by])], "due_at, scrub_id", query.limit
+        case _:
+            assert_never(query)
+
+
+def _tasks_of(query: TasksOf) -> list[_Term]:
+    terms: list[_Term] = [("run_id = ?", [query.run_id]), ("task_id > ?", [query.after or ""])]
+    if query.statuses is not None:
+        terms.append(_status_in(query.statuses))
+    return terms
+
+
+def _jobs_of(query: JobsOf) -> list[_Term]:
+    terms: list[_Term] = [("caller = ?", [query.caller]), _status_in(query.statuses)]
+    if query.external_id is not None:
+        terms.append(("external_id = ?", [query.external_id]))
+    if query.before is not None:
+        terms.append(("job_id < ?", [query.before]))
+    return terms
+
+
+def _runs_of(query: RunsOf) -> list[_Term]:
+    terms: list[_Term] = [("job_id = ?", [query.job_id]), _status_in(query.statuses)]
+    if query.before is not None:
+        terms.append(("sequence < ?", [query.before]))
+    return terms
+
+
+def _runs_in(query: RunsIn) -> list[_Term]:
+    terms = [_status_in(query.statuses), ("updated_at >= ?", [query.updated_since])]
+    if query.after is not None:
+        terms.append(("run_id > ?", [query.after]))
+    return terms
+
+
+def _in_run(query: StatsOf | BatchesOf) -> list[_Term]:
+    return [("job_id = ?", [query.job_id]), ("run_id = ?", [query.run_id])]
+
+
+def _status_in(statuses: Collection[str]) -> _Term:
+    marks = ", ".join("?" * len(statuses))
+    return f"status IN ({marks})", [str.__str__(status) for status in statuses]

@@ -1,0 +1,57 @@
+"""The owner lock: one process at a time answers for a data directory (SPEC 5.6).
+
+The lock is the kernel's and dies with its process; `owner.json` only tells who it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from conveyor.engines.embedded.errors import DataDirInUse
+
+
+class Owner(msgspec.Struct, frozen=True):
+    pid: int
+    role: str
+    started_at: float
+
+
+@contextmanager
+def owning(data_dir: Path, *, role: str, now: float) -> Iterator[None]:
+    """Holds the directory, made if need be; DataDirInUse when somebody else does."""
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(data_dir / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _in_use(data_dir) from error
+        _introduce(data_dir, Owner(pid=os.getpid(), role=role, started_at=now))
+        yield
+    finally:
+        os.close(lock)
+
+
+def _introduce(data_dir: Path, owner: Owner) -> None:
+    draft = data_dir / "owner.json.new"
+    draft.write_bytes(msgspec.json.encode(owner))
+    draft.replace(data_dir / "owner.json")
+
+
+def _in_use(data_dir: Path) -> DataDirInUse:
+    try:
+        owner = msgspec.json.decode((data_dir / "owner.json").read_bytes(), type=Owner)
+    except (OSError, msgspec.DecodeError):  # It has only just taken the lock.
+        return DataDirInUse(f"{data_dir} is in use by another process", pid=None)
+    who = f"{owner.role}, process {owner.pid}"
+    return DataDirInUse(
+        f"{data_dir} is in use by another Conveyor ({who}): "
+        "stop it, or choose another directory with CONVEYOR_DATA_DIR",
+        pid=owner.pid,
+    )

@@ -1,0 +1,147 @@
+"""Statements: the SQL of reads and guarded writes, its text built once per shape (SPEC 5.6).
+
+A shape is what the text depends on: the table, the names of the fields, and how many statuses a
+guard admits. Values only ever travel as parameters.
+"""
+
+# ruff: noqa: S608 -- SQL text is put together from our own names; values are parameters.
+
+from __future__ import annotations
+
+import sqlite3
+from functools import lru_cache
+from typing import Any
+
+from conveyor.domain.changes import AnyKey, Delete, Guard, Insert, Row, Update
+from conveyor.engines.embedded.rows import TABLES, Table
+
+# How many statuses are admitted; the fields that must equal a value; the field that must lapse.
+_Shape = tuple[int | None, tuple[str, ...], str | None]
+
+
+def select(connection: sqlite3.Connection, key: AnyKey) -> Any:
+    """The row under this key, or None."""
+    table = TABLES[type(key)]
+    row = connection.execute(_select_sql(table), table.address(key)).fetchone()
+    return None if row is None else table.from_row(row)
+
+
+def holds(connection: sqlite3.Connection, key: AnyKey, guard: Guard) -> bool | None:
+    """Whether the row under this key passes the guard; None where there is no row."""
+    table = TABLES[type(key)]
+    parameters = [*_guard_values(table, guard), *table.address(key)]
+    found = connection.execute(_holds_sql(table, _shape(guard)), parameters).fetchone()
+    return None if found is None else bool(found[0])
+
+
+def insert(connection: sqlite3.Connection, write: Insert) -> Row | None:
+    """Puts the row where none stands, or only an expired one; None where it may not."""
+    table = TABLES[type(write.key)]
+    if write.over_expired_at is None:
+        cursor = connection.execute(insert_sql(table), table.to_row(write.row))
+    else:
+        parameters = [*table.to_row(write.row), write.over_expired_at]
+        cursor = connection.execute(_insert_over_expired_sql(table), parameters)
+    return write.row if cursor.rowcount else None
+
+
+def update(connection: sqlite3.Connection, write: Update) -> Row | None:
+    """Changes the row, if it is there and passes the guard, and answers it; else None."""
+    assert not write.values.keys() & write.deltas.keys()
+    table = TABLES[type(write.key)]
+    sql = _update_sql(table, tuple(write.values), tuple(write.deltas), _shape(write.guard))
+    parameters = [table.to_column(name, value) for name, value in write.values.items()]
+    parameters += write.deltas.values()
+    parameters += table.address(write.key)
+    parameters += _guard_values(table, write.guard)
+    row = connection.execute(sql, parameters).fetchone()
+    return None if row is None else table.from_row(row)
+
+
+def delete(connection: sqlite3.Connection, write: Delete) -> bool:
+    """Removes the row if it is there and passes the guard; answers whether it did."""
+    table = TABLES[type(write.key)]
+    parameters = [*table.address(write.key), *_guard_values(table, write.guard)]
+    cursor = connection.execute(_delete_sql(table, _shape(write.guard)), parameters)
+    return cursor.rowcount == 1
+
+
+@lru_cache
+def insert_sql(table: Table) -> str:
+    marks = ", ".join("?" * len(table.columns))
+    return (
+        f"INSERT INTO {table.name} ({columns_sql(table)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
+    )
+
+
+@lru_cache
+def columns_sql(table: Table) -> str:
+    return ", ".join(f'"{name}"' for name in table.columns)
+
+
+@lru_cache
+def _select_sql(table: Table) -> str:
+    return f"SELECT {columns_sql(table)} FROM {table.name} WHERE {_address_sql(table)}"
+
+
+@lru_cache
+def _holds_sql(table: Table, shape: _Shape) -> str:
+    return f"SELECT {_guard_sql(table, shape)} FROM {table.name} WHERE {_address_sql(table)}"
+
+
+@lru_cache
+def _insert_over_expired_sql(table: Table) -> str:
+    plain = insert_sql(table).removesuffix("ON CONFLICT DO NOTHING")
+    target = ", ".join(table.key_columns)
+    values = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns)
+    return (
+        f"{plain} ON CONFLICT ({target}) DO UPDATE SET {values} WHERE {table.name}.expires_at < ?"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _update_sql(
+    table: Table, values: tuple[str, ...], deltas: tuple[str, ...], shape: _Shape
+) -> str:
+    assert {*values, *deltas} <= {*table.columns}, (table.name, values, deltas)
+    where = f"WHERE {_address_sql(table)} AND {_guard_sql(table, shape)}"
+    sets = [f'"{name}" = ?' for name in values] + [f'"{name}" = "{name}" + ?' for name in deltas]
+    if not sets:  # A change may need a row to be as it is.
+        return f"SELECT {columns_sql(table)} FROM {table.name} {where}"
+    return f"UPDATE {table.name} SET {', '.join(sets)} {where} RETURNING {columns_sql(table)}"
+
+
+@lru_cache
+def _delete_sql(table: Table, shape: _Shape) -> str:
+    return f"DELETE FROM {table.name} WHERE {_address_sql(table)} AND {_guard_sql(table, shape)}"
+
+
+def _address_sql(table: Table) -> str:
+    return " AND ".join(f"{name} = ?" for name in table.key_columns)
+
+
+def _shape(guard: Guard) -> _Shape:
+    return (
+        None if guard.status_in is None else len(guard.status_in),
+        tuple([name for name, _ in guard.equals]),
+        None if guard.lapsed is None else guard.lapsed[0],
+    )
+
+
+def _guard_sql(table: Table, shape: _Shape) -> str:
+    status_count, equals, lapsed = shape
+    assert {*equals} <= {*table.columns}, (table.name, equals)
+    facts = [] if status_count is None else [f"status IN ({', '.join('?' * status_count)})"]
+    facts += [f'"{name}" IS ?' for name in equals]
+    if lapsed is not None:
+        assert lapsed in table.columns, (table.name, lapsed)
+        facts.append(f'"{lapsed}" < ?')
+    return " AND ".join(facts) or "TRUE"
+
+
+def _guard_values(table: Table, guard: Guard) -> list[Any]:
+    values: list[Any] = [] if guard.status_in is None else [*map(str.__str__, guard.status_in)]
+    values += [table.to_column(name, value) for name, value in guard.equals]
+    if guard.lapsed is not None:
+        values.append(guard.lapsed[1])
+    return values

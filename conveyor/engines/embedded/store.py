@@ -1,0 +1,193 @@
+"""SqliteStore: every change is one step of a transaction, its effects included (SPEC 5).
+
+A change is judged before it writes, so a refusal leaves nothing to undo: all conditions but the
+first are looked at, the first write carries its own, and the rest then cannot fail.
+"""
+
+# ruff: noqa: S608 -- SQL text is put together from our own names; values are parameters.
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, assert_never, cast
+
+from conveyor.domain.changes import (
+    ANY,
+    AnyKey,
+    Applied,
+    Change,
+    Chunk,
+    Delete,
+    Guard,
+    Insert,
+    Key,
+    Missing,
+    R,
+    Row,
+    Stale,
+    StatsKey,
+    Update,
+    Verdict,
+    Write,
+)
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.queries import AnyQuery, Q, Query
+from conveyor.engines.embedded import statements
+from conveyor.engines.embedded.database import Database
+from conveyor.engines.embedded.finds import find
+from conveyor.engines.embedded.queue import enqueue
+from conveyor.engines.embedded.rows import TASKS
+from conveyor.ports.clock import Clock
+
+_SLICE_ROWS = 500  # Removed in one step: about 5 ms during which nothing else runs.
+
+# Runs come last: only their rows tell whose the tasks are.
+_ROWS_OF_RUN = (
+    "tasks WHERE run_id = :run",
+    *[
+        f"{name} WHERE job_id = :job AND run_id = :run"
+        for name in ("stats", "batches", "notices", "runs")
+    ],
+)
+_ROWS_OF_JOB = (
+    "tasks WHERE run_id IN (SELECT run_id FROM runs WHERE job_id = :job)",
+    *[f"{name} WHERE job_id = :job" for name in ("stats", "batches", "notices", "runs")],
+)
+
+
+class SqliteStore:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def read(self, key: Key[R]) -> R | None:
+        def op(connection: sqlite3.Connection) -> Any:
+            return statements.select(connection, cast("AnyKey", key))
+
+        return cast("R | None", await self._database.glance(op))
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        now = self._clock.now()
+
+        def op(connection: sqlite3.Connection) -> list[Verdict]:
+            return [_apply(connection, change, now) for change in changes]
+
+        return await self._database.write(op)
+
+    async def put_chunk(self, chunk: Chunk) -> Verdict:
+        now = self._clock.now()
+        return await self._database.write(lambda connection: _put_chunk(connection, chunk, now))
+
+    async def find(self, query: Query[Q]) -> list[Q]:
+        rows = await self._database.read(
+            lambda connection: find(connection, cast("AnyQuery", query))
+        )
+        return cast("list[Q]", rows)
+
+    async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+        gone = 0
+        while gone < limit:
+            count = min(_SLICE_ROWS, limit - gone)
+            slice_ = partial(_scrub, job_id=job_id, run_id=run_id, limit=count)
+            removed = await self._database.write(slice_)
+            gone += removed
+            if removed < count:
+                break
+        return gone
+
+    async def purge(self, now: float) -> int:
+        def op(connection: sqlite3.Connection) -> int:
+            return connection.execute(
+                "DELETE FROM key_records WHERE expires_at < ?", (now,)
+            ).rowcount
+
+        return await self._database.write(op)
+
+
+def _apply(connection: sqlite3.Connection, change: Change, now: float) -> Verdict:
+    writes = change.writes
+    assert len({write.key for write in writes}) == len(writes), "two writes to one row"
+    # A first insert or update is its own check; the answer of a delete would not tell.
+    looked_at = writes[not isinstance(writes[0], Delete) :] if writes else ()
+    if any(_refusal(connection, write) for write in looked_at):
+        return _answer_no(connection, writes)
+    rows: list[Row | None] = []
+    for write in writes:
+        row = _perform(connection, write)
+        if row is None and not isinstance(write, Delete):
+            assert not rows, "only the first write can be refused"
+            return _answer_no(connection, writes)
+        rows.append(row)
+    for effect in change.effects:
+        enqueue(connection, effect.refs, now)
+    return Applied(tuple(rows))
+
+
+def _perform(connection: sqlite3.Connection, write: Write) -> Row | None:
+    match write:
+        case Insert():
+            return statements.insert(connection, write)
+        case Update():
+            return statements.update(connection, write)
+        case Delete():
+            statements.delete(connection, write)
+            return None
+        case _:
+            assert_never(write)
+
+
+def _answer_no(connection: sqlite3.Connection, writes: Sequence[Write]) -> Verdict:
+    refusals = [no for write in writes if (no := _refusal(connection, write)) is not None]
+    return next((no for no in refusals if isinstance(no, Missing)), refusals[0])
+
+
+def _refusal(connection: sqlite3.Connection, write: Write) -> Stale | Missing | None:
+    match write:
+        case Insert():
+            passes = statements.holds(connection, write.key, _making_room_for(write))
+            fits = passes is None or (passes and write.over_expired_at is not None)
+        case Update():
+            passes = statements.holds(connection, write.key, write.guard)
+            if passes is None:
+                return Missing(write.key)
+            fits = passes
+        case Delete():
+            fits = statements.holds(connection, write.key, write.guard) is not False
+        case _:
+            assert_never(write)
+    return None if fits else Stale(write.key, statements.select(connection, write.key))
+
+
+def _making_room_for(write: Insert) -> Guard:
+    if write.over_expired_at is None:
+        return ANY
+    return Guard(lapsed=("expires_at", write.over_expired_at))
+
+
+def _put_chunk(connection: sqlite3.Connection, chunk: Chunk, now: float) -> Verdict:
+    fence = Guard(equals=(("epoch", chunk.epoch), ("done", chunk.done_before)))
+    gate = Guard(status_in=chunk.gate_in)
+    counts = [
+        Update(StatsKey(chunk.key.job_id, chunk.key.run_id, shard), gate, deltas=deltas)
+        for shard, deltas in sorted(chunk.stats.items())
+    ]
+    checkpoint = Update(chunk.key, fence, values=chunk.values)
+    verdict = _apply(connection, Change((checkpoint, *counts)), now)
+    if not isinstance(verdict, Applied):
+        return verdict
+    connection.executemany(statements.insert_sql(TASKS), map(TASKS.to_row, chunk.tasks))
+    enqueue(connection, chunk.refs, now)
+    return Applied(verdict.rows[:1])
+
+
+def _scrub(
+    connection: sqlite3.Connection, *, job_id: JobId, run_id: RunId | None, limit: int
+) -> int:
+    names = {"job": job_id, "run": run_id}
+    gone = 0
+    for rows in _ROWS_OF_JOB if run_id is None else _ROWS_OF_RUN:
+        sql = f"DELETE FROM {rows} LIMIT :limit"
+        gone += connection.execute(sql, names | {"limit": limit - gone}).rowcount
+    return gone

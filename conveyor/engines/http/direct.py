@@ -1,0 +1,187 @@
+"""DirectGateway: fetches pages itself, with redirects re-checked hop by hop (SPEC 6.3).
+
+Nothing is shared between callers: no cookie, no credential, no cache of answers. A redirect from
+https to http is followed, since many sites still do it, but each hop is parsed, resolved and
+checked like the first, and credentials stay with the origin they were meant for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import trio
+
+from conveyor.domain.model import FailureReason, Method
+from conveyor.domain.urls import BadUrl, Target, join, parse_url
+from conveyor.engines.http.outcomes import not_scraped, outcome_of
+from conveyor.engines.http.params import allowed_statuses, unsupported_params
+from conveyor.engines.http.retry_after import parse_retry_after
+from conveyor.net.decoding import ACCEPT_ENCODING
+from conveyor.net.errors import FetchFailed
+from conveyor.net.message import Request, Response
+from conveyor.net.pool import HttpPool
+from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
+
+USER_AGENT = "conveyor/0.1"
+REDIRECTS_MAX = 5
+RETRY_AFTER_S_MAX = 3600.0
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CREDENTIALS = frozenset({"authorization", "cookie"})
+_OF_THE_BODY = frozenset({"content-type", "content-encoding", "content-language"})
+# Hop-by-hop and framing: ours to set, whatever the caller asked for.
+_DROPPED = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_DEFAULTS = (
+    ("User-Agent", USER_AGENT),
+    ("Accept", "*/*"),
+    ("Accept-Encoding", ACCEPT_ENCODING),
+)
+
+
+class _Hop(msgspec.Struct, frozen=True):
+    """One request of a chain of redirects."""
+
+    method: str
+    target: Target
+    headers: tuple[tuple[str, str], ...]
+    body: bytes | None
+
+
+class DirectGateway:
+    def __init__(self, pool: HttpPool, *, now: Callable[[], float]) -> None:
+        self._pool = pool
+        self._now = now
+
+    async def scrape(self, request: ScrapeRequest) -> Outcome:
+        unsupported = unsupported_params(request.params)
+        if unsupported:
+            detail = f"a direct fetch cannot honour {', '.join(unsupported)}"
+            return not_scraped(FailureReason.OTHER, 400, "unsupported_param", detail)
+        target = parse_url(request.url)
+        if isinstance(target, BadUrl):
+            return _bad_url(target)
+        headers = _headers_for(request)
+        try:
+            return await self._follow(_Hop(request.method, target, headers, request.body), request)
+        except FetchFailed as error:
+            return outcome_of(error)
+
+    async def _follow(self, hop: _Hop, request: ScrapeRequest) -> Outcome:
+        deadline = trio.current_time() + request.deadline_s
+        allowed = allowed_statuses(request.params)
+
+        def wants_body(status: int) -> bool:
+            return 200 <= status < 300 or status in allowed
+
+        for _ in range(REDIRECTS_MAX + 1):
+            response = await self._pool.fetch(
+                Request(
+                    method=hop.method,
+                    target=hop.target,
+                    headers=hop.headers,
+                    body=hop.body,
+                    deadline_s=deadline - trio.current_time(),
+                    body_bytes_max=request.body_bytes_max,
+                    wants_body=wants_body,
+                )
+            )
+            if wants_body(response.status):
+                return _scraped(response)
+            location = response.header(b"location")
+            if response.status not in _REDIRECTS or location is None:
+                return self._failure(response)
+            target = join(hop.target, location)
+            if isinstance(target, BadUrl):
+                return _bad_redirect("the redirect leads to something that is not a web address")
+            hop = _next_hop(hop, target, response.status)
+        return _bad_redirect(f"more than {REDIRECTS_MAX} redirects")
+
+    def _failure(self, response: Response) -> NotScraped:
+        reason, code, retryable = _judge(response.status)
+        retry_after_s = parse_retry_after(
+            response.header(b"retry-after"), now=self._now(), seconds_max=RETRY_AFTER_S_MAX
+        )
+        return not_scraped(
+            reason,
+            response.status,
+            code,
+            f"the target answered with status {response.status}",
+            retryable=retryable,
+            retry_after_s=retry_after_s if retryable else None,
+        )
+
+
+def _judge(status: int) -> tuple[FailureReason, str, bool]:
+    """The reason, the code and whether to retry, for a status that is not a page."""
+    if status == 429:
+        return FailureReason.RATE_LIMITED, "target_rate_limited", True
+    if status == 408:
+        return FailureReason.TIMEOUT, "target_timeout", True
+    if status in {401, 403, 451}:
+        return FailureReason.BLOCKED, "target_blocked", True
+    if 400 <= status < 500:
+        return FailureReason.BAD_TARGET, f"target_{status}", False
+    if status >= 500:
+        return FailureReason.GATEWAY_ERROR, "target_server_error", True
+    return FailureReason.BAD_TARGET, "unexpected_status", False
+
+
+def _scraped(response: Response) -> Scraped:
+    return Scraped(
+        status=response.status,
+        content_type=response.header(b"content-type") or "application/octet-stream",
+        body=response.body,
+    )
+
+
+def _headers_for(request: ScrapeRequest) -> tuple[tuple[str, str], ...]:
+    custom = forwardable(request.headers)
+    if not custom and request.body_content_type is None:
+        return _DEFAULTS
+    named = {name.lower() for name, _ in custom}
+    defaults = [pair for pair in _DEFAULTS if pair[0].lower() not in named]
+    if request.body_content_type is not None and "content-type" not in named:
+        defaults.append(("Content-Type", request.body_content_type))
+    return (*defaults, *custom)
+
+
+def forwardable(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The caller's headers without those that would change how the request is framed."""
+    return [
+        (name, value)
+        for name, value in headers.items()
+        if (lower := name.lower()) not in _DROPPED and not lower.startswith("proxy-")
+    ]
+
+
+def _next_hop(hop: _Hop, target: Target, status: int) -> _Hop:
+    keeps_method = status in {307, 308} or hop.method == Method.GET
+    dropped = set() if keeps_method else set(_OF_THE_BODY)
+    if target.origin != hop.target.origin:
+        dropped |= _CREDENTIALS
+    headers = tuple(pair for pair in hop.headers if pair[0].lower() not in dropped)
+    if keeps_method:
+        return _Hop(hop.method, target, headers, hop.body)
+    return _Hop(Method.GET, target, headers, None)
+
+
+def _bad_url(bad: BadUrl) -> NotScraped:
+    return not_scraped(FailureReason.BAD_TARGET, 400, bad.reason.value, bad.detail)
+
+
+def _bad_redirect(detail: str) -> NotScraped:
+    return not_scraped(FailureReason.BAD_TARGET, 502, "bad_redirect", detail)

@@ -1,0 +1,230 @@
+"""ZenrowsGateway: hands the fetch to an endpoint that speaks the ZenRows API (SPEC 6.3).
+
+The endpoint takes the target as `url`, the caller's key as `apikey` and every scraper parameter
+in its query; custom headers travel as the request's own. It answers with the page, or with
+problem JSON whose `code` says what went wrong. The key lives in the query and nowhere else: no
+problem, repr or log line is ever made from a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from urllib.parse import urlencode
+
+import msgspec
+
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.model import FailureReason, RunFailure
+from conveyor.domain.urls import Target, parse_url
+from conveyor.engines.http.direct import RETRY_AFTER_S_MAX, USER_AGENT, forwardable
+from conveyor.engines.http.outcomes import not_scraped
+from conveyor.engines.http.params import allowed_statuses
+from conveyor.engines.http.retry_after import parse_retry_after
+from conveyor.net.decoding import ACCEPT_ENCODING
+from conveyor.net.errors import BadRequest, BodyTooLarge, FetchFailed, TimedOut
+from conveyor.net.message import Request, Response
+from conveyor.net.pool import HttpPool
+from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
+
+# Account-level codes, after which no task of the run can succeed. Codes as published at
+# docs.zenrows.com/api-error-codes; `api_key_cap_reached` is the batch contract's own word.
+_RUN_FAILURES = {
+    "AUTH004": RunFailure.INSUFFICIENT_CREDITS,  # Plan usage exceeded.
+    "AUTH005": RunFailure.SUBSCRIPTION_INACTIVE,  # The key is past its validity.
+    "AUTH011": RunFailure.SUBSCRIPTION_INACTIVE,  # No active subscription.
+    "AUTH012": RunFailure.SUBSCRIPTION_INACTIVE,  # The subscription lacks this product.
+    "insufficient_credits": RunFailure.INSUFFICIENT_CREDITS,
+    "subscription_inactive": RunFailure.SUBSCRIPTION_INACTIVE,
+    "api_key_cap_reached": RunFailure.API_KEY_CAP_REACHED,
+}
+# A feature outside the plan fails the tasks that ask for it, not the run.
+_FEATURE_NOT_IN_PLAN = "AUTH010"
+
+
+class Concurrency(msgspec.Struct, frozen=True):
+    """What the endpoint last said about the account's parallel requests."""
+
+    limit: int | None = None
+    remaining: int | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    code: str = ""
+
+
+class _Spend(msgspec.Struct, frozen=True):
+    """Credits, and the cost in millionths of a dollar."""
+
+    credits: int
+    cost_micros: int
+
+
+class ZenrowsGateway:
+    def __init__(self, pool: HttpPool, endpoint_url: str, *, now: Callable[[], float]) -> None:
+        endpoint = parse_url(endpoint_url)
+        if not isinstance(endpoint, Target):
+            raise InvalidArgument(f"the gateway's URL is not usable: {endpoint.detail}")
+        self._pool = pool
+        self._endpoint = endpoint
+        self._now = now
+        self.concurrency = Concurrency()
+
+    async def scrape(self, request: ScrapeRequest) -> Outcome:
+        allowed = allowed_statuses(request.params)
+
+        def wants_body(status: int) -> bool:
+            return 200 <= status < 300 or status in allowed
+
+        try:
+            response = await self._pool.fetch(
+                Request(
+                    method=request.method,
+                    target=_target_for(self._endpoint, request),
+                    headers=_headers_for(request),
+                    body=request.body,
+                    deadline_s=request.deadline_s,
+                    body_bytes_max=request.body_bytes_max,
+                    wants_body=wants_body,
+                )
+            )
+        except FetchFailed as error:
+            return _unanswered(error)
+        self._record(response)
+        if wants_body(response.status) and not _run_failure(response):
+            return _scraped(response)
+        return self._failure(response)
+
+    def _record(self, response: Response) -> None:
+        limit = _whole_number(response.header(b"concurrency-limit"))
+        remaining = _whole_number(response.header(b"concurrency-remaining"))
+        if limit is not None or remaining is not None:
+            self.concurrency = Concurrency(limit, remaining)
+
+    def _failure(self, response: Response) -> NotScraped:
+        status, code = response.status, _code_of(response)
+        reason, retryable = _judge(status, code)
+        retry_after_s = parse_retry_after(
+            response.header(b"retry-after"), now=self._now(), seconds_max=RETRY_AFTER_S_MAX
+        )
+        failure = not_scraped(
+            reason,
+            status,
+            code or f"gateway_{status}",
+            f"the gateway answered with status {status}",
+            retryable=retryable,
+            retry_after_s=retry_after_s if retryable else None,
+            run_failure=_run_failure(response),
+        )
+        spent = _spend(response)
+        return msgspec.structs.replace(
+            failure, credits=spent.credits, cost_micros=spent.cost_micros
+        )
+
+
+def _judge(status: int, code: str) -> tuple[FailureReason, bool]:
+    """The reason, and whether another try could help, for an answer that is not a page."""
+    if status in {401, 402, 403} or code in _RUN_FAILURES:
+        return FailureReason.AUTH_FAILED, False
+    if status == 429:
+        return FailureReason.RATE_LIMITED, True
+    if status in {404, 410, 413}:
+        return FailureReason.BAD_TARGET, False
+    if status in {408, 504}:
+        return FailureReason.TIMEOUT, True
+    if status == 422:
+        return FailureReason.BLOCKED, True
+    if status >= 500:
+        return FailureReason.GATEWAY_ERROR, True
+    return FailureReason.OTHER, False
+
+
+def _run_failure(response: Response) -> RunFailure | None:
+    """Codes first; a 402 that explains itself badly still means that the money is gone."""
+    if response.status < 400:
+        return None
+    code = _code_of(response)
+    if code in _RUN_FAILURES:
+        return _RUN_FAILURES[code]
+    if response.status == 402 and code != _FEATURE_NOT_IN_PLAN:
+        return RunFailure.INSUFFICIENT_CREDITS
+    return None
+
+
+def _target_for(endpoint: Target, request: ScrapeRequest) -> Target:
+    query = {**request.params, "url": request.url}
+    if request.headers:
+        query["custom_headers"] = "true"
+    if request.auth is not None:
+        query["apikey"] = request.auth
+    mark = "&" if "?" in endpoint.path_and_query else "?"
+    path = f"{endpoint.path_and_query}{mark}{urlencode(query)}"
+    return msgspec.structs.replace(endpoint, path_and_query=path)
+
+
+def _headers_for(request: ScrapeRequest) -> tuple[tuple[str, str], ...]:
+    custom = forwardable(request.headers)
+    named = {name.lower() for name, _ in custom}
+    ours = [("Accept-Encoding", ACCEPT_ENCODING)]
+    if "user-agent" not in named:
+        ours.append(("User-Agent", USER_AGENT))
+    if request.body_content_type is not None and "content-type" not in named:
+        ours.append(("Content-Type", request.body_content_type))
+    return (*ours, *custom)
+
+
+def _scraped(response: Response) -> Scraped:
+    spent = _spend(response)
+    return Scraped(
+        status=response.status,
+        content_type=response.header(b"content-type") or "application/octet-stream",
+        body=response.body,
+        credits=spent.credits,
+        cost_micros=spent.cost_micros,
+    )
+
+
+def _spend(response: Response) -> _Spend:
+    """What the endpoint says it charged; nonsense counts as nothing."""
+    try:
+        cost = float(response.header(b"x-request-cost") or 0)
+    except ValueError:
+        cost = 0.0
+    is_sane = math.isfinite(cost) and 0 <= cost < 1e6
+    return _Spend(
+        _whole_number(response.header(b"x-request-credits")) or 0,
+        round(cost * 1e6) if is_sane else 0,
+    )
+
+
+def _whole_number(text: str | None) -> int | None:
+    if text is None or not (text.isascii() and text.isdigit()) or len(text) > 12:
+        return None
+    return int(text)
+
+
+def _code_of(response: Response) -> str:
+    """The endpoint's own code, if it is a plain word: it ends up in a problem."""
+    try:
+        code = msgspec.json.decode(response.body, type=_ErrorBody).code
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    return code if len(code) <= 64 and code.replace("_", "").isalnum() else ""
+
+
+def _unanswered(error: FetchFailed) -> NotScraped:
+    match error:
+        case TimedOut():
+            return not_scraped(FailureReason.TIMEOUT, 504, "timeout", error.detail, retryable=True)
+        case BodyTooLarge():
+            return not_scraped(FailureReason.BAD_TARGET, 413, "body_too_large", error.detail)
+        case BadRequest():
+            return not_scraped(FailureReason.OTHER, 400, "invalid_request", error.detail)
+        case _:
+            return not_scraped(
+                FailureReason.GATEWAY_ERROR,
+                502,
+                "gateway_unreachable",
+                f"the gateway could not be used: {error.detail}",
+                retryable=True,
+            )

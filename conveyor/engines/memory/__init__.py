@@ -1,0 +1,46 @@
+"""The memory engine: every durable port as dicts of rows, for tests and the simulator (SPEC 5.6).
+
+It is the reference that the other engines are compared with, so it is obvious on purpose. Each
+method passes a checkpoint before it acts and none while it acts: callers race, writes do not tear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from conveyor.engines.memory.blobs import MemoryBlobs
+from conveyor.engines.memory.coordinator import MemoryCoordinator
+from conveyor.engines.memory.queue import MemoryQueue
+from conveyor.engines.memory.store import MemoryStore
+from conveyor.ports.clock import Clock
+
+__all__ = [
+    "MemoryBlobs",
+    "MemoryCoordinator",
+    "MemoryEngine",
+    "MemoryQueue",
+    "MemoryStore",
+    "memory_engine",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEngine:
+    """One world's worth of memory: its parts belong together."""
+
+    store: MemoryStore
+    queue: MemoryQueue
+    blobs: MemoryBlobs
+    coordinator: MemoryCoordinator
+
+
+def memory_engine(*, clock: Clock, random: Random) -> MemoryEngine:
+    """An empty engine; the same clock and the same seed make the same history."""
+    queue = MemoryQueue(clock, random)
+    return MemoryEngine(
+        store=MemoryStore(queue),
+        queue=queue,
+        blobs=MemoryBlobs(),
+        coordinator=MemoryCoordinator(clock, random),
+    )

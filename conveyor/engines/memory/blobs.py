@@ -1,0 +1,54 @@
+"""MemoryBlobs: bodies in a dict (SPEC 5.5)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Sequence
+
+import trio
+
+from conveyor.ports.blobs import Stored
+from conveyor.ports.errors import BlobMissing
+
+PART_BYTES = 64 * 1024
+
+# No segment starts with a dot: that refuses `.` and `..`, and leaves dot-names to engines on disk.
+_SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}"
+_KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*\Z")
+
+
+class MemoryBlobs:
+    def __init__(self) -> None:
+        self._bodies: dict[str, bytes] = {}
+
+    async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
+        _check(key)
+        await trio.lowlevel.checkpoint()
+        body = b"".join(parts)
+        self._bodies[key] = body
+        return Stored(size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+
+    async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
+        _check(key)
+        await trio.lowlevel.checkpoint()
+        if key not in self._bodies:
+            raise BlobMissing(key)
+        # The reader keeps the body it began with, whatever is put or deleted meanwhile.
+        body = self._bodies[key]
+        for offset in range(start, len(body), PART_BYTES):
+            yield body[offset : offset + PART_BYTES]
+            await trio.lowlevel.checkpoint()
+
+    async def delete_prefix(self, prefix: str) -> int:
+        _check(prefix)
+        await trio.lowlevel.checkpoint()
+        doomed = [key for key in self._bodies if key.startswith(f"{prefix}/")]
+        for key in doomed:
+            del self._bodies[key]
+        return len(doomed)
+
+
+def _check(key: str) -> None:
+    if not _KEY.match(key):
+        raise ValueError(f"not a blob key: {key!r}")

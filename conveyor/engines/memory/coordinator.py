@@ -1,0 +1,62 @@
+"""MemoryCoordinator: leases in a dict, each with the instant at which it dies (SPEC 6.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+import trio
+
+from conveyor.domain.ids import JobId, LeaseId, RunId
+from conveyor.ports.clock import Clock
+
+
+class _Lease(msgspec.Struct):
+    job_id: JobId
+    run_id: RunId
+    expires_at: float
+
+
+class MemoryCoordinator:
+    def __init__(self, clock: Clock, random: Random) -> None:
+        self._clock = clock
+        self._random = random
+        self._leases: dict[LeaseId, _Lease] = {}
+
+    async def acquire(
+        self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
+    ) -> list[LeaseId]:
+        await trio.lowlevel.checkpoint()
+        live_count = sum(lease.job_id == job_id for lease in self._live().values())
+        count = max(0, min(count_max, cap - live_count))
+        expires_at = self._clock.now() + ttl_s
+        lease_ids = [LeaseId(f"{self._random.getrandbits(128):032x}") for _ in range(count)]
+        for lease_id in lease_ids:
+            self._leases[lease_id] = _Lease(job_id, run_id, expires_at)
+        return lease_ids
+
+    async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
+        await trio.lowlevel.checkpoint()
+        live = self._live()
+        for lease_id in lease_ids:
+            if lease_id in live:
+                live[lease_id].expires_at = self._clock.now() + ttl_s
+        return frozenset(lease_ids) - live.keys()
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        await trio.lowlevel.checkpoint()
+        for lease_id in lease_ids:
+            self._leases.pop(lease_id, None)
+
+    async def count(self, run_id: RunId) -> int:
+        await trio.lowlevel.checkpoint()
+        return sum(lease.run_id == run_id for lease in self._live().values())
+
+    def _live(self) -> dict[LeaseId, _Lease]:
+        """Forgets the dead; what is left is live."""
+        now = self._clock.now()
+        self._leases = {
+            lease_id: lease for lease_id, lease in self._leases.items() if now < lease.expires_at
+        }
+        return self._leases

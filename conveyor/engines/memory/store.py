@@ -1,0 +1,309 @@
+"""MemoryStore: one dict per kind of row, and the queue that effects go to (SPEC 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, assert_never, cast
+
+import msgspec
+import trio
+
+from conveyor.domain.changes import (
+    AnyKey,
+    Applied,
+    BatchKey,
+    Change,
+    Chunk,
+    Delete,
+    Enqueue,
+    Guard,
+    Insert,
+    JobKey,
+    Key,
+    Missing,
+    NoticeKey,
+    R,
+    RecordKey,
+    Row,
+    RunKey,
+    ScrubKey,
+    Stale,
+    StatsKey,
+    TaskKey,
+    Update,
+    Verdict,
+    Write,
+)
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
+from conveyor.domain.queries import (
+    AnyQuery,
+    BatchesIn,
+    BatchesOf,
+    DueNotices,
+    DueScrubs,
+    JobsOf,
+    Q,
+    Query,
+    RunsIn,
+    RunsOf,
+    StatsOf,
+    TasksOf,
+)
+from conveyor.engines.memory.queue import MemoryQueue
+
+Address = tuple[Any, ...]
+Table = dict[Address, Any]
+
+
+class MemoryStore:
+    def __init__(self, queue: MemoryQueue) -> None:
+        self._queue = queue
+        self._jobs: dict[Address, Job] = {}
+        self._runs: dict[Address, Run] = {}
+        self._batches: dict[Address, Batch] = {}
+        self._stats: dict[Address, Stats] = {}
+        self._tasks: dict[Address, Task] = {}
+        self._records: dict[Address, KeyRecord] = {}
+        self._notices: dict[Address, Notice] = {}
+        self._scrubs: dict[Address, Scrub] = {}
+        self._tables: dict[type, Table] = {
+            JobKey: self._jobs,
+            RunKey: self._runs,
+            BatchKey: self._batches,
+            StatsKey: self._stats,
+            TaskKey: self._tasks,
+            RecordKey: self._records,
+            NoticeKey: self._notices,
+            ScrubKey: self._scrubs,
+        }
+
+    async def read(self, key: Key[R]) -> R | None:
+        await trio.lowlevel.checkpoint()
+        return cast("R | None", self._row(cast("AnyKey", key)))
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        for change in changes:
+            # Each change stands for itself: others may slip in between.
+            await trio.lowlevel.checkpoint()
+            verdicts.append(self._apply(change))
+        return verdicts
+
+    async def put_chunk(self, chunk: Chunk) -> Verdict:
+        await trio.lowlevel.checkpoint()
+        verdict = self._apply(_as_change(chunk))
+        if isinstance(verdict, Applied):
+            for task in chunk.tasks:
+                self._tasks.setdefault((task.run_id, task.task_id), task)
+            return Applied(verdict.rows[:1])
+        return verdict
+
+    async def find(self, query: Query[Q]) -> list[Q]:
+        await trio.lowlevel.checkpoint()
+        return cast("list[Q]", self._find(cast("AnyQuery", query)))
+
+    async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+        await trio.lowlevel.checkpoint()
+        doomed = list(islice(self._rows_to_scrub(job_id, run_id), limit))
+        for table, address in doomed:
+            del table[address]
+        return len(doomed)
+
+    async def purge(self, now: float) -> int:
+        await trio.lowlevel.checkpoint()
+        expired = [at for at, record in self._records.items() if record.expires_at < now]
+        for address in expired:
+            del self._records[address]
+        return len(expired)
+
+    def _row(self, key: AnyKey) -> Row | None:
+        row: Row | None = self._tables[type(key)].get(_address(key))
+        return row
+
+    def _apply(self, change: Change) -> Verdict:
+        rooms = {(type(write.key), _address(write.key)) for write in change.writes}
+        assert len(rooms) == len(change.writes), "two writes to one row in one change"
+        refusals = [no for write in change.writes if (no := self._refusal(write)) is not None]
+        if refusals:
+            return next((no for no in refusals if isinstance(no, Missing)), refusals[0])
+        rows = tuple(self._write(write) for write in change.writes)
+        for effect in change.effects:
+            self._queue.enqueue_nowait(effect.refs)
+        return Applied(rows)
+
+    def _refusal(self, write: Write) -> Stale | Missing | None:
+        row = self._row(write.key)
+        match write:
+            case Insert():
+                fits = row is None or _has_expired(row, write.over_expired_at)
+            case Update():
+                if row is None:
+                    return Missing(write.key)
+                fits = _holds(write.guard, row)
+            case Delete():
+                fits = row is None or _holds(write.guard, row)
+            case _:
+                assert_never(write)
+        return None if fits else Stale(write.key, row)
+
+    def _write(self, write: Write) -> Row | None:
+        table, address = self._tables[type(write.key)], _address(write.key)
+        match write:
+            case Insert():
+                table[address] = write.row
+            case Update():
+                assert not write.values.keys() & write.deltas.keys()
+                old = table[address]
+                sums = {name: getattr(old, name) + delta for name, delta in write.deltas.items()}
+                table[address] = msgspec.structs.replace(old, **write.values, **sums)
+            case Delete():
+                table.pop(address, None)
+            case _:
+                assert_never(write)
+        return table.get(address)
+
+    def _find(self, query: AnyQuery) -> Sequence[Row]:
+        match query:
+            case TasksOf():
+                return self._tasks_of(query)
+            case StatsOf():
+                return self._stats_of(query)
+            case JobsOf():
+                return self._jobs_of(query)
+            case RunsOf():
+                return self._runs_of(query)
+            case BatchesOf():
+                return self._batches_of(query)
+            case RunsIn():
+                return self._runs_in(query)
+            case BatchesIn():
+                return self._batches_in(query)
+            case DueNotices():
+                return self._due_notices(query)
+            case DueScrubs():
+                return self._due_scrubs(query)
+            case _:
+                assert_never(query)
+
+    def _tasks_of(self, query: TasksOf) -> list[Task]:
+        found = [
+            task
+            for task in self._tasks.values()
+            if task.run_id == query.run_id
+            and (query.statuses is None or task.status in query.statuses)
+            and (query.after is None or task.task_id > query.after)
+        ]
+        return sorted(found, key=lambda task: task.task_id)[: query.limit]
+
+    def _stats_of(self, query: StatsOf) -> list[Stats]:
+        found = [row for row in self._stats.values() if _in_run(row, query.job_id, query.run_id)]
+        return sorted(found, key=lambda row: row.shard)
+
+    def _jobs_of(self, query: JobsOf) -> list[Job]:
+        found = [
+            job
+            for job in self._jobs.values()
+            if job.caller == query.caller
+            and job.status in query.statuses
+            and (query.external_id is None or job.external_id == query.external_id)
+            and (query.before is None or job.job_id < query.before)
+        ]
+        return sorted(found, key=lambda job: job.job_id, reverse=True)[: query.limit]
+
+    def _runs_of(self, query: RunsOf) -> list[Run]:
+        found = [
+            run
+            for run in self._runs.values()
+            if run.job_id == query.job_id
+            and run.status in query.statuses
+            and (query.before is None or run.sequence < query.before)
+        ]
+        return sorted(found, key=lambda run: run.sequence, reverse=True)[: query.limit]
+
+    def _batches_of(self, query: BatchesOf) -> list[Batch]:
+        found = [row for row in self._batches.values() if _in_run(row, query.job_id, query.run_id)]
+        return sorted(found, key=lambda batch: (batch.created_at, batch.batch_id))
+
+    def _runs_in(self, query: RunsIn) -> list[Run]:
+        found = [
+            run
+            for run in self._runs.values()
+            if run.status in query.statuses
+            and run.updated_at >= query.updated_since
+            and (query.after is None or run.run_id > query.after)
+        ]
+        return sorted(found, key=lambda run: run.run_id)[: query.limit]
+
+    def _batches_in(self, query: BatchesIn) -> list[Batch]:
+        found = [
+            batch
+            for batch in self._batches.values()
+            if batch.status in query.statuses and batch.updated_at <= query.idle_since
+        ]
+        in_order = sorted(found, key=lambda each: (each.updated_at, each.run_id, each.batch_id))
+        return in_order[: query.limit]
+
+    def _due_notices(self, query: DueNotices) -> list[Notice]:
+        found = [
+            notice
+            for notice in self._notices.values()
+            if notice.status in query.statuses and notice.due_at <= query.due_by
+        ]
+        return sorted(found, key=lambda each: (each.due_at, each.notice_id))[: query.limit]
+
+    def _due_scrubs(self, query: DueScrubs) -> list[Scrub]:
+        found = [scrub for scrub in self._scrubs.values() if scrub.due_at <= query.due_by]
+        return sorted(found, key=lambda each: (each.due_at, each.scrub_id))[: query.limit]
+
+    def _rows_to_scrub(
+        self, job_id: JobId, run_id: RunId | None
+    ) -> Iterator[tuple[Table, Address]]:
+        """Runs come last: only their rows tell whose the tasks are."""
+        runs = [run for run in self._runs.values() if run.job_id == job_id]
+        run_ids = {run.run_id for run in runs} if run_id is None else {run_id}
+        for address, task in self._tasks.items():
+            if task.run_id in run_ids:
+                yield self._tasks, address
+        tables: list[Table] = [self._stats, self._batches, self._notices, self._runs]
+        for table in tables:
+            for address, row in table.items():
+                if row.job_id == job_id and run_id in {None, row.run_id}:
+                    yield table, address
+
+
+def _address(key: AnyKey) -> Address:
+    if isinstance(key, TaskKey):  # A task's row knows its run, not its job.
+        return (key.run_id, key.task_id)
+    return msgspec.structs.astuple(key)
+
+
+def _holds(guard: Guard, row: Row) -> bool:
+    if guard.status_in is not None and cast("Any", row).status not in guard.status_in:
+        return False
+    if any(getattr(row, name) != value for name, value in guard.equals):
+        return False
+    return guard.lapsed is None or getattr(row, guard.lapsed[0]) < guard.lapsed[1]
+
+
+def _has_expired(row: Row, now: float | None) -> bool:
+    return now is not None and cast("KeyRecord", row).expires_at < now
+
+
+def _in_run(row: Batch | Stats, job_id: JobId, run_id: RunId) -> bool:
+    return row.job_id == job_id and row.run_id == run_id
+
+
+def _as_change(chunk: Chunk) -> Change:
+    """The part of an ingest step that happens once: checkpoint, counts and refs."""
+    fence = Guard(equals=(("epoch", chunk.epoch), ("done", chunk.done_before)))
+    gate = Guard(status_in=chunk.gate_in)
+    counts = [
+        Update(StatsKey(chunk.key.job_id, chunk.key.run_id, shard), gate, deltas=deltas)
+        for shard, deltas in sorted(chunk.stats.items())
+    ]
+    return Change(
+        writes=(Update(chunk.key, fence, values=chunk.values), *counts),
+        effects=(Enqueue(chunk.refs),),
+    )

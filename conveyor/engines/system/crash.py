@@ -1,0 +1,95 @@
+"""The crash switch: ends the process at the n-th call of a named engine method (SPEC 6.9).
+
+`CONVEYOR_CRASH_AT=store.commit:3:after` ends it right after the third commit took effect and
+before anybody heard of it. Nothing is cleaned up: that is the point.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+P = TypeVar("P")
+
+EXIT_CODE = 137
+
+
+class BadCrashPoint(ValueError):
+    """Not `<call>:<n>:<before|after>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrashSwitch:
+    """Where to end: the call, how many of it to wait for, and on which side of its effect."""
+
+    call: str
+    count: int
+    side: str
+    end: Callable[[int], Any] = os._exit
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def passes(self, call: str, side: str) -> None:
+        if call != self.call or side != self.side:
+            return
+        self.seen[call] += 1
+        if self.seen[call] == self.count:
+            self.end(EXIT_CODE)
+
+
+def parse_crash_point(text: str) -> CrashSwitch:
+    call, _, rest = text.partition(":")
+    count, _, side = rest.partition(":")
+    if "." not in call or not count.isdigit() or side not in {"before", "after"}:
+        raise BadCrashPoint(
+            f"{text!r} is not <call>:<n>:<before|after>: store.commit:1:after"
+        )
+    return CrashSwitch(call, int(count), side)
+
+
+def crashing(port: P, name: str, switch: CrashSwitch) -> P:
+    """The same port, with every call of it within reach of the switch."""
+    return cast("P", _Crashing(port, name, switch))
+
+
+class _Crashing:
+    def __init__(self, port: object, name: str, switch: CrashSwitch) -> None:
+        self._port = port
+        self._name = name
+        self._switch = switch
+
+    def __getattr__(self, method: str) -> Any:
+        target = getattr(self._port, method)
+        call = f"{self._name}.{method}"
+        if inspect.isasyncgenfunction(target):
+            return _crashing_stream(target, call, self._switch)
+        if inspect.iscoroutinefunction(target):
+            return _crashing_call(target, call, self._switch)
+        return target
+
+
+def _crashing_call(target: Callable[..., Any], call: str, switch: CrashSwitch) -> Any:
+    async def guarded(*args: Any, **kwargs: Any) -> Any:
+        switch.passes(call, "before")
+        answer = await target(*args, **kwargs)
+        switch.passes(call, "after")
+        return answer
+
+    return guarded
+
+
+def _crashing_stream(target: Callable[..., Any], call: str, switch: CrashSwitch) -> Any:
+    async def guarded(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        switch.passes(call, "before")
+        stream = target(*args, **kwargs)
+        try:
+            async for piece in stream:
+                yield piece
+        finally:
+            await stream.aclose()
+        switch.passes(call, "after")
+
+    return guarded

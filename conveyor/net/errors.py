@@ -1,0 +1,61 @@
+"""What can go wrong with one fetch. No message holds a path, a query or a header value."""
+
+from __future__ import annotations
+
+from conveyor.domain.errors import ConveyorError
+
+
+class FetchFailed(ConveyorError):
+    """There is no response. `detail` is safe to show to the caller."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+class ForbiddenTarget(FetchFailed):
+    """The policy says no; no socket was opened."""
+
+
+class NameNotResolved(FetchFailed):
+    """The host has no address, or the resolver had no answer for now."""
+
+    def __init__(self, detail: str, *, is_temporary: bool) -> None:
+        super().__init__(detail)
+        self.is_temporary = is_temporary
+
+
+class ConnectFailed(FetchFailed):
+    """No address of the host took the connection."""
+
+
+class TlsFailed(FetchFailed):
+    """The handshake failed; `is_untrusted` when the certificate was the reason."""
+
+    def __init__(self, detail: str, *, is_untrusted: bool = False) -> None:
+        super().__init__(detail)
+        self.is_untrusted = is_untrusted
+
+
+class ConnectionLost(FetchFailed):
+    """The peer went away before the response was whole."""
+
+
+class TimedOut(FetchFailed):
+    """A deadline passed."""
+
+
+class BadResponse(FetchFailed):
+    """The bytes are not an HTTP/1.x response that can be framed without doubt."""
+
+
+class BadEncoding(FetchFailed):
+    """The body is not what its Content-Encoding says, or is encoded in a way we do not read."""
+
+
+class BodyTooLarge(FetchFailed):
+    """The body, decoded, is over its cap, or grows as only a bomb does."""
+
+
+class BadRequest(FetchFailed):
+    """The request itself cannot be put on the wire: a header name or value that HTTP lacks."""
