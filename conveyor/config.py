@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,12 @@ class Settings:
     concurrency: int = limits.CONCURRENCY
     log: str | None = None
     crash_at: str | None = None
+    role: str | None = None
+
+
+def load_settings() -> Settings:
+    """The settings of this process."""
+    return settings_from(os.environ)
 
 
 def settings_from(environ: Mapping[str, str]) -> Settings:
@@ -69,6 +76,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         ),
         log=environ.get("CONVEYOR_LOG") or None,
         crash_at=environ.get("CONVEYOR_CRASH_AT") or None,
+        role=read("CONVEYOR_ROLE", "", _one_of("", "dev")) or None,
     )
 
 

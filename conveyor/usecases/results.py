@@ -109,8 +109,11 @@ def link_token(env: Env, run: Run, task: Task) -> str:
     return f"{expires}.{_link_signature(env, run.job_id, run.run_id, task.task_id, expires)}"
 
 
-async def run_by_link(env: Env, job_id: str, run_id: str, task_id: str, token: str) -> Run:
-    """The run that a signed link leads to; NotFound for any link that we did not make."""
+async def run_by_link(
+    env: Env, job_id: str, run_id: str, task_id: str, token: str
+) -> tuple[Job, Run]:
+    """The run that a signed link leads to; NotFound for any link that we did not make, and once
+    the job or the run is deleted."""
     text, _, signature = token.partition(".")
     expires = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
     expected = _link_signature(env, JobId(job_id), RunId(run_id), TaskId(task_id), expires)

@@ -1,0 +1,149 @@
+"""Running a job in this very process: what `scrape` and `demo` share (SPEC 1.2)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from actors.runtime import Child, Supervisor, tree
+from conveyor import __version__
+from conveyor.bootstrap import World, open_world
+from conveyor.config import Settings
+from conveyor.domain.changes import RunKey
+from conveyor.domain.ids import CallerId, JobId
+from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_LIVE
+from conveyor.domain.model import Job, Run, Totals
+from conveyor.domain.queries import JobsOf
+from conveyor.domain.submission import TaskDraft
+from conveyor.inspection import RunLine, Snapshot, serve_snapshots
+from conveyor.usecases import overview
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Submission, submit
+from conveyor.usecases.lookups import latest_run, totals_of
+
+CALLER = CallerId("local")
+LOOK_S = 0.1
+RUNS_SHOWN_MAX = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a local job ended; `was_cut_off` when a signal came first."""
+
+    job: Job
+    run: Run
+    totals: Totals
+    was_cut_off: bool
+
+
+@asynccontextmanager
+async def working(settings: Settings, *, role: str) -> AsyncGenerator[World, None]:
+    """An open world with its worker running and its inspection socket open."""
+    async with open_world(settings, role=role) as world, trio.open_nursery() as nursery:
+        supervisor: Supervisor = world.worker(inspection_child(world, role, lambda: supervisor))
+        await nursery.start(supervisor.run)
+        yield world
+        nursery.cancel_scope.cancel()
+
+
+def inspection_child(world: World, role: str, supervisor: Callable[[], Supervisor]) -> Child:
+    async def take() -> Snapshot:
+        return await snapshot(world, role, supervisor())
+
+    return Child(
+        "inspection",
+        run=partial(serve_snapshots, world.settings.data_dir, take),
+        reports_ready=True,
+    )
+
+
+async def snapshot(world: World, role: str, supervisor: Supervisor) -> Snapshot:
+    runs = [
+        RunLine(
+            job_id=live.run.job_id,
+            run_id=live.run.run_id,
+            status=live.status,
+            total=live.run.planned,
+            completed=live.totals.done,
+            successful=live.totals.successful,
+            failed=live.totals.failed,
+        )
+        for live in await overview.live_runs(world.env, limit=RUNS_SHOWN_MAX)
+    ]
+    return Snapshot(
+        pid=os.getpid(),
+        role=role,
+        version=__version__,
+        inflight=world.gate.inflight_count,
+        capacity=world.gate.capacity,
+        tree=tree(supervisor),
+        runs=runs,
+    )
+
+
+def list_id(urls: Sequence[str]) -> str:
+    """Names a list, so that the same one is found again after an interruption."""
+    return hashlib.sha256("\n".join(urls).encode()).hexdigest()[:40]
+
+
+async def find_unfinished(env: Env, urls: Sequence[str]) -> tuple[Job, Run] | None:
+    """The job that was begun with this very list and is still going, if there is one."""
+    query = JobsOf(caller=CALLER, statuses=JOB_VISIBLE, external_id=list_id(urls), limit=1)
+    for job in await env.store.find(query):
+        run = await latest_run(env, job)
+        if run is not None and run.status in RUN_LIVE:
+            return job, run
+    return None
+
+
+async def start_job(
+    env: Env, urls: Sequence[str], *, concurrency: int, attempts: int
+) -> tuple[Job, Run]:
+    accepted = await submit(
+        env,
+        CALLER,
+        Submission(
+            drafts=[TaskDraft(url=url) for url in urls],
+            external_id=list_id(urls),
+            max_inflight=concurrency,
+            max_attempts=attempts,
+        ),
+        job_id=JobId(env.mint()),
+    )
+    return accepted.job, accepted.run
+
+
+async def see_through(
+    env: Env, job: Job, run: Run, report: Callable[[int, int, int], None]
+) -> Ended:
+    """Watches a run to its end, or until somebody presses Ctrl-C."""
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_on_signal, scope)
+            while run.status in RUN_LIVE:
+                run, totals = await _look(env, job, run)
+                report(totals.done, totals.failed, run.planned)
+                await trio.sleep(LOOK_S)
+            nursery.cancel_scope.cancel()
+    run, totals = await _look(env, job, run)
+    report(totals.done, totals.failed, run.planned)
+    return Ended(job, run, totals, was_cut_off=scope.cancelled_caught)
+
+
+async def _look(env: Env, job: Job, run: Run) -> tuple[Run, Totals]:
+    current = await env.store.read(RunKey(job.job_id, run.run_id))
+    assert current is not None
+    return current, await totals_of(env, current)
+
+
+async def _cancel_on_signal(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel(reason="interrupted")

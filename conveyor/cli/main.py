@@ -1,0 +1,76 @@
+"""`conveyor`: the program; without a command it takes its role from CONVEYOR_ROLE (SPEC 1.2)."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from conveyor import __version__
+from conveyor.config import BadSettings, load_settings
+from conveyor.domain.errors import ConveyorError
+
+_COMMANDS = {
+    "scrape": ("conveyor.cli.scrape", "Scrape a list of URLs into a folder, without a server."),
+    "dev": ("conveyor.cli.dev", "Run the service on this machine: API and worker in one."),
+    "demo": ("conveyor.cli.demo", "Scrape a thousand pages of a bundled local site."),
+    "jobs": ("conveyor.cli.jobs", "Submit and manage jobs on a running server."),
+    "ps": ("conveyor.cli.ps", "Show what the process on this data directory is doing."),
+}
+
+
+class _Commands(click.Group):
+    """Loads a command when it is asked for, so that `conveyor --help` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module_name, _ = _COMMANDS[cmd_name]
+        module = __import__(module_name, fromlist=[cmd_name])
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (_, words) in _COMMANDS.items()])
+
+
+@click.group(cls=_Commands, invoke_without_command=True)
+@click.version_option(__version__, prog_name="conveyor")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Conveyor: a durable inbox for scrape jobs."""
+    try:
+        ctx.obj = load_settings()
+    except BadSettings as error:
+        raise click.ClickException(str(error)) from None
+    if ctx.invoked_subcommand is None:
+        _run_role(ctx, ctx.obj.role)
+
+
+def _run_role(ctx: click.Context, role: str | None) -> None:
+    if not role:
+        click.echo(ctx.get_help())
+        return
+    command = cli.get_command(ctx, role)
+    assert command is not None
+    ctx.invoke(command)
+
+
+def main() -> None:
+    """Errors are for people: what Conveyor raises on purpose is a message, never a traceback."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code if isinstance(error, click.UsageError) else 2)
+    except click.Abort:
+        click.echo("Interrupted.", err=True)
+        sys.exit(130)
+    except ConveyorError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)

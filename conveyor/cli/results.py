@@ -1,0 +1,93 @@
+"""Writing a finished run to a folder: a file per body, and a list of what became of each URL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from mimetypes import guess_extension
+from pathlib import Path
+
+import msgspec
+import trio
+
+from conveyor.domain.model import Run, Task
+from conveyor.domain.queries import TasksOf
+from conveyor.usecases.env import Env
+
+PAGE = 500
+LIST_NAME = "results.jsonl"
+_EXTENSIONS = {"text/html": ".html", "application/xhtml+xml": ".html", "text/plain": ".txt"}
+
+
+class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of results.jsonl."""
+
+    index: int
+    url: str
+    status: str
+    file: str | None = None
+    http_status: int | None = None
+    sha256: str | None = None
+    error: str | None = None
+    detail: str | None = None
+
+
+async def write_results(env: Env, run: Run, folder: Path) -> None:
+    """Bodies named by their position in the list; the list itself is put in place last."""
+    await trio.Path(folder).mkdir(parents=True, exist_ok=True)
+    async with aclosing(_all_tasks(env, run)) as tasks:
+        lines = [await _write(env, task, folder) async for task in tasks]
+    lines.sort(key=lambda line: line.index)
+    scratch = trio.Path(folder) / f".{LIST_NAME}"
+    await scratch.write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    await scratch.replace(folder / LIST_NAME)
+
+
+async def _all_tasks(env: Env, run: Run) -> AsyncGenerator[Task, None]:
+    after = None
+    while True:
+        query = TasksOf(
+            job_id=run.job_id,
+            run_id=run.run_id,
+            shard_count=run.shard_count,
+            after=after,
+            limit=PAGE,
+        )
+        page = await env.store.find(query)
+        for task in page:
+            yield task
+        if len(page) < PAGE:
+            return
+        after = page[-1].task_id
+
+
+async def _write(env: Env, task: Task, folder: Path) -> ResultLine:
+    if task.result is None:
+        problem = task.problem
+        return ResultLine(
+            task.index,
+            task.url,
+            task.status,
+            error=problem.code if problem else None,
+            detail=problem.detail if problem else None,
+        )
+    name = f"{task.index:06d}{_extension(task.result.content_type)}"
+    async with (
+        aclosing(env.blobs.open(task.result.key)) as pieces,
+        await trio.open_file(folder / name, "wb") as file,
+    ):
+        async for piece in pieces:
+            await file.write(piece)
+    return ResultLine(
+        task.index,
+        task.url,
+        task.status,
+        file=name,
+        http_status=task.result.http_status,
+        sha256=task.result.sha256,
+    )
+
+
+def _extension(content_type: str) -> str:
+    kind = content_type.partition(";")[0].strip().lower()
+    return _EXTENSIONS.get(kind) or guess_extension(kind) or ".bin"

@@ -1,0 +1,148 @@
+"""`conveyor scrape`: a list in, a folder of pages out; no server, no account (SPEC 1.2)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+import msgspec
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from conveyor.cli.lists import read_urls
+from conveyor.cli.local import Ended, find_unfinished, see_through, start_job, working
+from conveyor.cli.progress import progress
+from conveyor.cli.results import LIST_NAME, write_results
+from conveyor.config import Settings
+from conveyor.domain import limits
+from conveyor.domain.addresses import TargetPolicy
+
+EXIT_SOME_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The last line with --json."""
+
+    job_id: str
+    total: int
+    successful: int
+    failed: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a person asked for."""
+
+    urls: list[str]
+    folder: Path
+    attempts: int
+    as_json: bool
+
+
+@click.command()
+@click.argument("source", metavar="FILE")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("scraped"),
+    show_default=True,
+    help="Folder for the pages.",
+)
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1, limits.MAX_INFLIGHT_MAX),
+    default=limits.MAX_INFLIGHT,
+    show_default=True,
+    help="Pages in flight at once.",
+)
+@click.option(
+    "--attempts",
+    type=click.IntRange(1, limits.MAX_ATTEMPTS_MAX),
+    default=limits.MAX_ATTEMPTS,
+    show_default=True,
+    help="Tries per page.",
+)
+@click.option("--skip-invalid", is_flag=True, help="Leave out lines that are no usable URL.")
+@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
+@click.pass_obj
+def scrape(
+    settings: Settings,
+    source: str,
+    output: Path,
+    concurrency: int,
+    attempts: int,
+    skip_invalid: bool,
+    as_json: bool,
+) -> None:
+    """Scrape the URLs in FILE (one a line; - for standard input) into a folder.
+
+    The same command after Ctrl-C or a crash goes on where it stopped.
+    """
+    targets = TargetPolicy(allow_private=settings.allow_private_targets)
+    urls = read_urls(source, targets, skip_invalid=skip_invalid)
+    settings = replace(settings, concurrency=concurrency, max_inflight=concurrency)
+    sys.exit(run_order(settings, Order(urls, output, attempts, as_json), role="scrape"))
+
+
+def run_order(settings: Settings, order: Order, *, role: str) -> int:
+    """Does it and tells; the exit code."""
+    console = Console(stderr=True)
+    started_at = time.monotonic()
+    ended = trio.run(_do, settings, order, role, console)
+    return report(ended, order, time.monotonic() - started_at, console)
+
+
+async def _do(settings: Settings, order: Order, role: str, console: Console) -> Ended:
+    async with working(settings, role=role) as world:
+        begun = await find_unfinished(world.env, order.urls)
+        if begun is not None:
+            console.print("Going on with this list where it stopped.")
+        job, run = begun or await start_job(
+            world.env, order.urls, concurrency=settings.concurrency, attempts=order.attempts
+        )
+        with progress(console, "Scraping", len(order.urls)) as show:
+            ended = await see_through(world.env, job, run, show)
+        if not ended.was_cut_off:
+            await write_results(world.env, ended.run, order.folder)
+    return ended
+
+
+def report(ended: Ended, order: Order, seconds: float, console: Console) -> int:
+    totals = ended.totals
+    if ended.was_cut_off:
+        console.print(
+            f"Interrupted with {totals.done:,} of {ended.run.planned:,} pages done. "
+            "The same command goes on from there."
+        )
+        return EXIT_INTERRUPTED
+    console.print(_table(ended, seconds))
+    console.print(f"Pages and {LIST_NAME} are in {order.folder}/", highlight=False)
+    if order.as_json:
+        summary = Summary(
+            ended.job.job_id,
+            ended.run.planned,
+            totals.successful,
+            totals.failed,
+            round(seconds, 3),
+        )
+        click.echo(msgspec.json.encode(summary).decode())
+    return EXIT_SOME_FAILED if totals.failed else 0
+
+
+def _table(ended: Ended, seconds: float) -> Table:
+    totals = ended.totals
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("pages", f"{ended.run.planned:,}", f"{totals.done / seconds:,.0f} a second")
+    table.add_row("successful", f"[green]{totals.successful:,}", "")
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(totals.reasons.items()))
+    table.add_row("failed", f"[red]{totals.failed:,}" if totals.failed else "0", reasons)
+    table.add_row("seconds", f"{seconds:,.1f}", "")
+    return table

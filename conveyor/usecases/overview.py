@@ -1,0 +1,26 @@
+"""Overview: what is live right now, for the people who run this process (SPEC 1.2)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from conveyor.domain.lifecycle import RUN_LIVE, seen_status
+from conveyor.domain.model import Run, RunStatus, Totals
+from conveyor.domain.queries import RunsIn
+from conveyor.usecases.env import Env
+from conveyor.usecases.lookups import totals_of
+
+
+class LiveRun(msgspec.Struct, frozen=True):
+    run: Run
+    status: RunStatus
+    totals: Totals
+
+
+async def live_runs(env: Env, *, limit: int) -> list[LiveRun]:
+    found = await env.store.find(RunsIn(statuses=RUN_LIVE, limit=limit))
+    live: list[LiveRun] = []
+    for run in found:
+        totals = await totals_of(env, run)
+        live.append(LiveRun(run, seen_status(run, totals), totals))
+    return live

@@ -1,0 +1,1 @@
+"""Tests of the actor runtime, with toy actors only."""
