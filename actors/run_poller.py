@@ -26,6 +26,7 @@ from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, PauseState, Run
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Message
+from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class RunPoller:
     run_at_start: Run
     gate: FairGate
     run_task: RunTask
+    metrics: Metrics
 
     async def run(self, inbox: Inbox[PollerMessage]) -> None:
         """Returns when the run has ended and all that it started here is done."""
@@ -132,6 +134,8 @@ class RunPoller:
                 desk.misses += 1
                 return cooldown_s(desk.misses, self.env.random)
             messages = await self._receive(desk, leases)
+            self.metrics.receives.inc()
+            self.metrics.messages_delivered.inc(len(messages))
             used = len(messages)
         finally:
             self.gate.give_back(self.job.caller, desk.run.run_id, slots - used)

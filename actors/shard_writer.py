@@ -22,6 +22,7 @@ from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.settlement import Settled, SettleVerdict
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.queue import Message
+from conveyor.telemetry import Metrics
 from conveyor.usecases import runs
 from conveyor.usecases.env import Env
 
@@ -34,14 +35,17 @@ _RETRY_S = (0.1, 0.3, 1.0, 3.0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardWriter:
     env: Env
+    metrics: Metrics
 
     async def run(self, inbox: Inbox[ShardWriterMessage]) -> None:
         async with inbox, trio.open_nursery() as nursery:
             while True:
                 group = await receive_batch(inbox, GROUP_MAX)
                 verdicts = await self._commit(group)
+                self.metrics.group_size.labels("settle").observe(len(group))
                 for settle, verdict in zip(group, verdicts, strict=True):
                     settle.reply.send(verdict)
+                    self.metrics.tasks_settled.labels(_outcome(settle, verdict)).inc()
                 # The next group need not wait for these acks; the engine writes both together.
                 nursery.start_soon(self._look_and_ack, group, verdicts)
 
@@ -82,3 +86,10 @@ class ShardWriter:
         except Unavailable as error:
             # Redelivery finds these tasks done, looks again and acks.
             log.warning("acks skipped", extra={"count": len(messages), "cause": str(error)})
+
+
+def _outcome(settle: Settle, verdict: SettleVerdict) -> str:
+    """What the metrics call it: a task that is over, one that comes back, or a refusal."""
+    if not isinstance(verdict, Settled):
+        return "refused"
+    return "settled" if settle.message is not None else "retry"

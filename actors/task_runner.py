@@ -38,6 +38,7 @@ from conveyor.domain.settlement import (
 )
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Gateway, NotScraped, Outcome, Scraped
+from conveyor.telemetry import Metrics
 from conveyor.usecases import runs, tasks
 from conveyor.usecases.env import Env
 from conveyor.usecases.tasks import Finish, Retry
@@ -55,6 +56,7 @@ class TaskRunner:
     gateway: Gateway
     heartbeater: Address[HeartbeaterMessage]
     writers: Sequence[Address[ShardWriterMessage]]
+    metrics: Metrics
 
     async def run(self, work: Work) -> float | None:
         """Sees one message through; answers in how many seconds it will be back, if it will."""
@@ -82,9 +84,11 @@ class TaskRunner:
                 await self.env.queue.ack((work.message,))
                 return None
             case HeldByOther(until):
+                self.metrics.messages_bounced.inc()
                 return await self._bounce(work, max(until - self.env.now(), 0.0) + 1.0)
             case NoSuchTask():
                 # Deleted, or not visible yet: the run's own end removes the message.
+                self.metrics.messages_bounced.inc()
                 return await self._bounce(work, bounce_delay_s(work.message.receives))
             case _:
                 assert_never(claim)
@@ -112,7 +116,8 @@ class TaskRunner:
         with trio.CancelScope() as scope:
             await self.heartbeater.tell(Hold(work.lease_id, work.message, task.claim, scope))
             try:
-                outcome = await self.gateway.scrape(tasks.request_for(self.env, work.job, task))
+                with self.metrics.inflight.track_inprogress():
+                    outcome = await self.gateway.scrape(tasks.request_for(self.env, work.job, task))
                 return await self._judge(work, task, outcome)
             finally:
                 self._let_go(work)

@@ -47,6 +47,7 @@ from conveyor.domain.model import Job, Run
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.notifier import Notifier
 from conveyor.ports.signals import Receipt
+from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
 
 WRITERS_COUNT = 4
@@ -97,6 +98,7 @@ def worker_tree(
     gateway: Gateway,
     notifier: Notifier,
     gate: FairGate,
+    metrics: Metrics,
     also: Sequence[Child] = (),
 ) -> Supervisor:
     """A whole worker; `also` starts last and stops first (the HTTP server of a dev process)."""
@@ -105,11 +107,19 @@ def worker_tree(
         gateway=gateway,
         heartbeater=mail.heartbeater.address,
         writers=[mailbox.address for mailbox in mail.writers],
+        metrics=metrics,
     )
     pollers = DynamicSupervisor("runs", stop_grace_s=POLLER_GRACE_S, exhaustion=Exhaustion.DROP)
 
     def make_poller(job: Job, run: Run, mailbox: Mailbox[PollerMessage]) -> Child:
-        poller = RunPoller(env=env, job=job, run_at_start=run, gate=gate, run_task=runner.run)
+        poller = RunPoller(
+            env=env,
+            job=job,
+            run_at_start=run,
+            gate=gate,
+            run_task=runner.run,
+            metrics=metrics,
+        )
         return Child(
             run.run_id,
             run=poller.run,
@@ -118,6 +128,7 @@ def worker_tree(
             mailbox=mailbox,
         )
 
+    writer = ShardWriter(env=env, metrics=metrics)
     discovery = QueueDiscovery(env=env, pollers=pollers, make_poller=make_poller)
     return Supervisor(
         "worker",
@@ -125,7 +136,7 @@ def worker_tree(
         children=[
             Child("lease_heartbeater", run=LeaseHeartbeater(env=env).run, mailbox=mail.heartbeater),
             *(
-                Child(f"shard_writer_{number}", run=ShardWriter(env=env).run, mailbox=mailbox)
+                Child(f"shard_writer_{number}", run=writer.run, mailbox=mailbox)
                 for number, mailbox in enumerate(mail.writers)
             ),
             nest(pollers),

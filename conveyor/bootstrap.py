@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+
+from prometheus_client import CollectorRegistry
+from quart_trio import QuartTrio
 
 from actors.gate import FairGate
 from actors.runtime import Child, Supervisor
 from actors.tree import LocalSignals, Mailboxes, worker_tree
+from conveyor.api.app import make_app
+from conveyor.api.auth import Authenticator, KeyList, Passthrough
 from conveyor.config import BadSettings, Settings
 from conveyor.domain import ids
 from conveyor.domain.addresses import TargetPolicy
@@ -28,6 +33,7 @@ from conveyor.net.slots import PoolLimits
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.notifier import Notifier
+from conveyor.telemetry import Metrics, make_metrics
 from conveyor.usecases.env import Env, Policy
 
 DIRECT = "direct"
@@ -43,6 +49,16 @@ class World:
     gateway: Gateway
     notifier: Notifier
     gate: FairGate
+    metrics: Metrics
+
+    def authenticator(self) -> Authenticator:
+        secret = _secret(self.settings)
+        if self.settings.auth == "keys":
+            return KeyList.of(self.settings.api_keys, secret=secret)
+        return Passthrough(secret)
+
+    def app(self, *, ready: Callable[[], bool]) -> QuartTrio:
+        return make_app(self.env, self.authenticator(), metrics=self.metrics, ready=ready)
 
     def worker(self, *also: Child) -> Supervisor:
         return worker_tree(
@@ -51,6 +67,7 @@ class World:
             gateway=self.gateway,
             notifier=self.notifier,
             gate=self.gate,
+            metrics=self.metrics,
             also=also,
         )
 
@@ -73,6 +90,7 @@ async def open_world(settings: Settings, *, role: str) -> AsyncGenerator[World, 
                 gateway=_gateway(settings, pool, env),
                 notifier=WebhookNotifier(pool, now=env.now),
                 gate=FairGate(capacity=settings.concurrency),
+                metrics=make_metrics(CollectorRegistry()),
             )
         finally:
             pool.close()

@@ -25,10 +25,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _PATH = r"/[A-Za-z0-9\-._~!$&'()*+,;=:@%/\[\]]*"
 _QUERY = r"\?[A-Za-z0-9\-._~!$&'()*+,;=:@%/?\[\]]*"
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_HOST = rf"(?:{_LABEL}\.)+[a-z]{{2,63}}|(?:{_OCTET}\.){{3}}{_OCTET}"
 # Most URLs: lower-case ASCII, last label alphabetic, nothing to repair. Others take the long way.
-_PLAIN = re.compile(
-    rf"(https?)://((?:{_LABEL}\.)+[a-z]{{2,63}})(?::([1-9][0-9]{{0,4}}))?((?:{_PATH})?(?:{_QUERY})?)\Z"
-)
+_PLAIN = re.compile(rf"(https?)://({_HOST})(?::([1-9][0-9]{{0,4}}))?((?:{_PATH})?(?:{_QUERY})?)\Z")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _HOSTNAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\Z")
 _NUMERIC_LABEL = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")

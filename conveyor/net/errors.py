@@ -20,7 +20,7 @@ class ForbiddenTarget(FetchFailed):
 class NameNotResolved(FetchFailed):
     """The host has no address, or the resolver had no answer for now."""
 
-    def __init__(self, detail: str, *, is_temporary: bool) -> None:
+    def __init__(self, detail: str, *, is_temporary: bool = False) -> None:
         super().__init__(detail)
         self.is_temporary = is_temporary
 

@@ -2,10 +2,12 @@
 
 A name is resolved once per connection (or taken from a short cache of *checked* answers), every
 address is judged, and one bad address refuses the name: a host that is half public is an attack.
+Failures are kept for a moment too, or a thousand tasks for one dead name would ask in turn.
 """
 
 from __future__ import annotations
 
+import copy
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -13,11 +15,12 @@ import trio
 
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.urls import Target
-from conveyor.net.errors import ForbiddenTarget, NameNotResolved
+from conveyor.net.errors import FetchFailed, ForbiddenTarget, NameNotResolved
 
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
 
 CACHE_TTL_S = 30.0
+CACHE_FAILURE_TTL_S = 5.0
 CACHE_NAMES_MAX = 4096
 LOOKUP_THREADS_MAX = 16
 ADDRESSES_MAX = 16
@@ -47,7 +50,7 @@ class Resolver:
     def __init__(self, policy: TargetPolicy, lookup: Lookup | None = None) -> None:
         self._policy = policy
         self._lookup = lookup or system_lookup()
-        self._answers: dict[str, tuple[float, tuple[str, ...]]] = {}
+        self._answers: dict[str, tuple[float, tuple[str, ...] | FetchFailed]] = {}
         self._pending: dict[str, trio.Event] = {}
 
     async def resolve(self, target: Target) -> tuple[str, ...]:
@@ -64,7 +67,7 @@ class Resolver:
         while True:
             answer = self._answers.get(host)
             if answer is not None and answer[0] > trio.current_time():
-                return answer[1]
+                return _said(answer[1])
             pending = self._pending.get(host)
             if pending is None:
                 return await self._ask(host)
@@ -74,8 +77,11 @@ class Resolver:
         done = self._pending[host] = trio.Event()
         try:
             addresses = self._checked(await self._look_up(host))
-            self._remember(host, addresses)
+            self._remember(host, addresses, CACHE_TTL_S)
             return addresses
+        except FetchFailed as failure:
+            self._remember(host, failure, CACHE_FAILURE_TTL_S)
+            raise
         finally:
             del self._pending[host]
             done.set()
@@ -99,11 +105,18 @@ class Resolver:
                 raise ForbiddenTarget(refusal)
         return tuple(addresses[:ADDRESSES_MAX])
 
-    def _remember(self, host: str, addresses: tuple[str, ...]) -> None:
+    def _remember(self, host: str, said: tuple[str, ...] | FetchFailed, ttl_s: float) -> None:
         self._answers.pop(host, None)
         if len(self._answers) >= CACHE_NAMES_MAX:
             del self._answers[next(iter(self._answers))]
-        self._answers[host] = (trio.current_time() + CACHE_TTL_S, addresses)
+        self._answers[host] = (trio.current_time() + ttl_s, said)
+
+
+def _said(answer: tuple[str, ...] | FetchFailed) -> tuple[str, ...]:
+    if isinstance(answer, FetchFailed):
+        # A copy: an exception that is raised twice collects both tracebacks.
+        raise copy.copy(answer)
+    return answer
 
 
 def _is_literal(host: str) -> bool:

@@ -119,10 +119,11 @@ async def start_tls(
     connected: socket.socket, context: ssl.SSLContext, host: str, session: ssl.SSLSession | None
 ) -> socket.socket:
     """Shake hands as `host`, by name; the certificate must be for it. Raises TlsFailed."""
-    wrapped = context.wrap_socket(
-        connected, server_hostname=host, do_handshake_on_connect=False, session=session
-    )
+    wrapped = connected
     try:
+        wrapped = context.wrap_socket(
+            connected, server_hostname=host, do_handshake_on_connect=False, session=session
+        )
         while True:
             try:
                 wrapped.do_handshake()

@@ -33,7 +33,7 @@ from conveyor.domain.sharding import pin_shard_count
 from conveyor.domain.submission import Secrets, TaskDraft
 from conveyor.usecases import ingest, staging
 from conveyor.usecases.env import Env
-from conveyor.usecases.lookups import need_latest_run, own_job, totals_of
+from conveyor.usecases.lookups import is_tombstone, need_latest_run, own_job, totals_of
 
 _TRIES = 50
 
@@ -182,8 +182,13 @@ def _first_run(env: Env, job: Job) -> Run:
 
 
 async def delete(env: Env, caller: CallerId, job_id: str) -> None:
-    """Every read answers 404 from here on; the rest is removed in the background, twice."""
+    """Every read answers 404 from here on; the rest is removed in the background, twice.
+
+    Deleting again is fine for as long as the tombstone stands.
+    """
     for _ in range(_TRIES):
+        if await is_tombstone(env, caller, job_id):
+            return
         job = await own_job(env, caller, job_id)
         active = None
         if job.active_run_id is not None:

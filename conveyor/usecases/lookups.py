@@ -24,6 +24,12 @@ async def own_job(env: Env, caller: CallerId, job_id: str) -> Job:
     return job
 
 
+async def is_tombstone(env: Env, caller: CallerId, job_id: str) -> bool:
+    """Whether the caller had this job and deleted it."""
+    job = await env.store.read(JobKey(JobId(job_id))) if is_ulid(job_id) else None
+    return job is not None and job.caller == caller and job.status not in JOB_VISIBLE
+
+
 async def own_run(env: Env, job: Job, run_id: str) -> Run:
     """One run of a job that the caller owns."""
     run = await env.store.read(RunKey(job.job_id, RunId(run_id))) if is_ulid(run_id) else None

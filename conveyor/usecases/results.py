@@ -125,7 +125,7 @@ async def run_by_link(
     run = await env.store.read(RunKey(JobId(job_id), RunId(run_id)))
     if job is None or job.status not in JOB_VISIBLE or run is None or run.status not in RUN_VISIBLE:
         raise NotFound("There is no such task.")
-    return run
+    return job, run
 
 
 def _link_signature(env: Env, job_id: JobId, run_id: RunId, task_id: TaskId, expires: int) -> str:

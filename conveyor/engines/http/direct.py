@@ -14,7 +14,7 @@ import trio
 
 from conveyor.domain.model import FailureReason, Method
 from conveyor.domain.urls import BadUrl, Target, join, parse_url
-from conveyor.engines.http.outcomes import not_scraped, outcome_of
+from conveyor.engines.http.outcomes import content_type_of, not_scraped, outcome_of
 from conveyor.engines.http.params import allowed_statuses, unsupported_params
 from conveyor.engines.http.retry_after import parse_retry_after
 from conveyor.net.decoding import ACCEPT_ENCODING
@@ -143,7 +143,7 @@ def _judge(status: int) -> tuple[FailureReason, str, bool]:
 def _scraped(response: Response) -> Scraped:
     return Scraped(
         status=response.status,
-        content_type=response.header(b"content-type") or "application/octet-stream",
+        content_type=content_type_of(response),
         body=response.body,
     )
 

@@ -1,4 +1,4 @@
-"""Failures as the contract words them: which reason, which code, and whether to try again.
+"""Answers as the contract words them: which reason, which code, and whether to try again.
 
 The details are ours alone: no query string, header value or body of a site is ever quoted.
 """
@@ -18,6 +18,7 @@ from conveyor.net.errors import (
     TimedOut,
     TlsFailed,
 )
+from conveyor.net.message import Response
 from conveyor.ports.gateway import NotScraped
 
 _TITLES = {
@@ -29,6 +30,13 @@ _TITLES = {
     FailureReason.GATEWAY_ERROR: "The request failed on its way",
     FailureReason.OTHER: "The request cannot be served",
 }
+
+
+def content_type_of(response: Response) -> str:
+    """The page's type as the site says it; what is no plausible type is just bytes."""
+    text = response.header(b"content-type") or ""
+    is_plausible = text.isascii() and text.isprintable() and 0 < len(text) <= 256
+    return text if is_plausible else "application/octet-stream"
 
 
 def problem(reason: FailureReason, status: int, code: str, detail: str) -> Problem:

@@ -18,7 +18,7 @@ from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, RunFailure
 from conveyor.domain.urls import Target, parse_url
 from conveyor.engines.http.direct import RETRY_AFTER_S_MAX, USER_AGENT, forwardable
-from conveyor.engines.http.outcomes import not_scraped
+from conveyor.engines.http.outcomes import content_type_of, not_scraped
 from conveyor.engines.http.params import allowed_statuses
 from conveyor.engines.http.retry_after import parse_retry_after
 from conveyor.net.decoding import ACCEPT_ENCODING
@@ -158,7 +158,7 @@ def _target_for(endpoint: Target, request: ScrapeRequest) -> Target:
     if request.auth is not None:
         query["apikey"] = request.auth
     mark = "&" if "?" in endpoint.path_and_query else "?"
-    path = f"{endpoint.path_and_query}{mark}{urlencode(query)}"
+    path = f"{endpoint.path_and_query}{mark}{urlencode(query, errors='replace')}"
     return msgspec.structs.replace(endpoint, path_and_query=path)
 
 
@@ -177,7 +177,7 @@ def _scraped(response: Response) -> Scraped:
     spent = _spend(response)
     return Scraped(
         status=response.status,
-        content_type=response.header(b"content-type") or "application/octet-stream",
+        content_type=content_type_of(response),
         body=response.body,
         credits=spent.credits,
         cost_micros=spent.cost_micros,

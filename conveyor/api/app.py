@@ -1,0 +1,197 @@
+"""The application: a plain factory that ties the route table to Quart (SPEC 4.1).
+
+What changes something runs under a shield: a client that hangs up cancels its handler, and a
+write that was begun must end. `except Exception` stands here once: the last handler.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import trio
+from quart import g, request
+from quart_trio import QuartTrio
+from quart_trio.wrappers import TrioResponse
+
+from conveyor.api import problems
+from conveyor.api.auth import Authenticator, Principal, read_key
+from conveyor.api.bodies import BODY_TIMEOUT_S, read_body, require_json, require_plain
+from conveyor.api.call import JSON, Api, Call, Download, Reply, Work
+from conveyor.api.openapi import make_document
+from conveyor.api.problems import Answered, OutOfTime
+from conveyor.api.route import Access, Reads, Route, Writes
+from conveyor.api.routes import ROUTES
+from conveyor.domain import idempotency, limits
+from conveyor.domain.errors import InvalidArgument, NotFound, Refused
+from conveyor.telemetry import Metrics
+from conveyor.usecases.env import Env
+from conveyor.usecases.idempotency import Answer, once
+
+log = logging.getLogger(__name__)
+
+WORK_TIMEOUT_S = 55.0
+DOWNLOAD_TIMEOUT_S = 600
+REQUEST_ID_CHARS_MAX = 128
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_VARIABLE = re.compile(r"\{(\w+)\}")
+
+
+def make_app(
+    env: Env,
+    auth: Authenticator,
+    *,
+    metrics: Metrics,
+    ready: Callable[[], bool],
+    inspect: Callable[[], object] | None = None,
+    public_url: str | None = None,
+) -> QuartTrio:
+    """The API over these ports. `inspect` shows the live tree, to whoever can reach the port;
+    `public_url` is how callers see us when a proxy hides it."""
+    api = Api(
+        env=env,
+        auth=auth,
+        metrics=metrics,
+        is_ready=ready,
+        inspect=inspect,
+        document=make_document(ROUTES),
+    )
+    app = QuartTrio("conveyor", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = limits.REQUEST_BYTES_MAX
+    app.config["BODY_TIMEOUT"] = BODY_TIMEOUT_S
+    app.url_map.merge_slashes = False
+    for route in ROUTES:
+        app.add_url_rule(
+            _VARIABLE.sub(r"<string:\1>", route.path),
+            endpoint=route.name,
+            view_func=partial(_serve, api, route, public_url),
+            methods=[route.method],
+            provide_automatic_options=False,
+            strict_slashes=True,
+        )
+    app.before_request(partial(_begin, env))
+    app.after_request(partial(_finish, metrics))
+    app.register_error_handler(Exception, _on_error)
+    return app
+
+
+async def _begin(env: Env) -> None:
+    given = request.headers.get("X-Request-ID", "")
+    is_sane = 0 < len(given) <= REQUEST_ID_CHARS_MAX and given.isascii() and given.isprintable()
+    g.request_id = given if is_sane else env.mint()
+    g.begun_at = trio.current_time()
+    # The server has unescaped the path: what was one segment must not have become two.
+    if b"%2f" in request.scope.get("raw_path", b"").lower():
+        raise NotFound("There is nothing at this address.")
+
+
+async def _finish(metrics: Metrics, response: TrioResponse) -> TrioResponse:
+    response.headers["X-Request-ID"] = g.request_id
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers.setdefault("Cache-Control", "no-store")
+    method = request.method if request.method in _METHODS else "OTHER"
+    route = request.url_rule.rule if request.url_rule is not None else "none"
+    seconds = trio.current_time() - g.begun_at
+    metrics.http_requests.labels(method, route, str(response.status_code)).inc()
+    metrics.http_seconds.labels(method, route).observe(seconds)
+    fields = {"method": method, "route": route, "status": response.status_code}
+    log.info("request", extra={**fields, "request_id": g.request_id, "seconds": round(seconds, 4)})
+    return response
+
+
+async def _on_error(error: Exception) -> TrioResponse:
+    if not problems.is_foreseen(error):
+        log.error("request failed", exc_info=error, extra={"request_id": g.request_id})
+    return _problem_response(problems.answer_for(error, request_id=g.request_id))
+
+
+def _problem_response(answered: Answered) -> TrioResponse:
+    response = TrioResponse(answered.content, answered.status, content_type=problems.MEDIA_TYPE)
+    response.headers.update(answered.headers)
+    return response
+
+
+async def _serve(api: Api, route: Route, public_url: str | None, **ids: str) -> TrioResponse:
+    call = Call(
+        api=api,
+        principal=_principal(api.auth, route),
+        ids=ids,
+        query=request.args.to_dict(flat=False),
+        base_url=public_url or f"{request.scheme}://{request.host}",
+    )
+    match route.does:
+        case Reads(handler):
+            return _response_from(await handler(call))
+        case Writes() as does:
+            return _response_from(await _write(call, does, _key_from(route)))
+
+
+async def _write(call: Call, does: Writes, key: str | None) -> Reply:
+    """Checks everything that can be checked before the key is claimed, then works in peace."""
+    body = await _checked_body(does)
+    work = does.handler(replace(call, body=body))
+    with trio.move_on_after(WORK_TIMEOUT_S, shield=True):
+        if key is None:
+            return await work(call.env.mint())
+        asked = idempotency.Request(
+            caller=call.caller,
+            method=request.method,
+            path=request.path,
+            key=key,
+            fingerprint=idempotency.fingerprint(body, request.query_string),
+        )
+        refused = partial(_refused, request_id=g.request_id)
+        return _reply_from(await once(call.env, asked, partial(_answered, work), refused))
+    raise OutOfTime("The work took too long; ask again.", retry_after_s=5)
+
+
+def _principal(auth: Authenticator, route: Route) -> Principal | None:
+    if route.access is Access.PUBLIC:
+        return None
+    if route.access is Access.LINK and "token" in request.args:
+        return None
+    return auth.identify(read_key(request.headers.getlist("X-API-Key")))
+
+
+def _key_from(route: Route) -> str | None:
+    keys = request.headers.getlist("Idempotency-Key") if route.method == "POST" else []
+    if len(keys) > 1:
+        raise InvalidArgument("Send one Idempotency-Key.", code="invalid_idempotency_key")
+    return idempotency.check_key(keys[0]) if keys else None
+
+
+async def _checked_body(does: Writes) -> bytes:
+    require_plain(request)
+    if does.payload is not None:
+        require_json(request)
+    return await read_body(request, bytes_max=does.body_bytes_max)
+
+
+async def _answered(work: Work, subject: str) -> Answer:
+    reply = await work(subject)
+    return Answer(reply.status, reply.content.decode())
+
+
+def _refused(refusal: Refused, *, request_id: str) -> Answer:
+    return Answer(refusal.status, problems.refusal_body(refusal, request_id=request_id))
+
+
+def _reply_from(answer: Answer) -> Reply:
+    media_type = JSON if answer.status < 400 else problems.MEDIA_TYPE
+    return Reply(answer.status, answer.body.encode(), media_type)
+
+
+def _response_from(reply: Reply | Download) -> TrioResponse:
+    if isinstance(reply, Download):
+        response = TrioResponse(reply.pieces, 200)
+        response.headers.update(reply.headers)
+        response.timeout = DOWNLOAD_TIMEOUT_S
+        return response
+    response = TrioResponse(reply.content, reply.status, content_type=reply.media_type)
+    if not reply.content:
+        del response.headers["Content-Type"]
+    return response

@@ -1,0 +1,93 @@
+"""A call: one request as handlers see it, and the two shapes of their answers (SPEC 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from conveyor.api.auth import Authenticator, Principal
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.ids import CallerId
+from conveyor.telemetry import Metrics
+from conveyor.usecases.env import Env
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """What the routes of one application share."""
+
+    env: Env
+    auth: Authenticator
+    metrics: Metrics
+    is_ready: Callable[[], bool]
+    inspect: Callable[[], object] | None
+    document: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request, read. `principal` is None only on routes that ask for no key."""
+
+    api: Api
+    principal: Principal | None
+    ids: Mapping[str, str]
+    query: Mapping[str, Sequence[str]]
+    base_url: str
+    body: bytes = b""
+
+    @property
+    def env(self) -> Env:
+        return self.api.env
+
+    @property
+    def caller(self) -> CallerId:
+        assert self.principal is not None
+        return self.principal.caller
+
+    def parameter(self, name: str) -> str | None:
+        """A query parameter; given twice, it is refused rather than guessed."""
+        values = self.query.get(name, ())
+        if len(values) > 1:
+            raise InvalidArgument(f"{name} may be given once.", pointer=f"/{name}")
+        return values[0] if values else None
+
+    def limit(self, *, default: int, limit_max: int) -> int:
+        text = self.parameter("limit")
+        if text is None:
+            return default
+        is_number = text.isascii() and text.isdigit() and len(text) < 10
+        if not is_number or not 1 <= int(text) <= limit_max:
+            raise InvalidArgument(
+                f"limit must be a whole number from 1 to {limit_max}.", pointer="/limit"
+            )
+        return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A finished answer."""
+
+    status: int
+    content: bytes = b""
+    media_type: str = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """An answer whose body is streamed."""
+
+    pieces: AsyncGenerator[bytes, None]
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+Work = Callable[[str], Awaitable[Reply]]
+Read = Callable[[Call], Awaitable[Reply | Download]]
+Write = Callable[[Call], Work]
+
+
+def json_reply(body: msgspec.Struct, status: int = 200) -> Reply:
+    return Reply(status, msgspec.json.encode(body))

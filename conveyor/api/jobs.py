@@ -1,0 +1,242 @@
+"""Jobs over HTTP: submit, list, show, feed, close, rerun, delete (SPEC 4.2)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from conveyor.api.call import Call, Reply, Work, json_reply
+from conveyor.api.problems import NotImplementedYet
+from conveyor.api.runs import show_run
+from conveyor.domain import limits, paging, submission
+from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.ids import BatchId, JobId, RunId
+from conveyor.domain.lifecycle import JOB_VISIBLE
+from conveyor.domain.model import Job, JobStatus, TaskStatus, Webhook
+from conveyor.domain.params import InvalidParam, Params, check_params
+from conveyor.domain.queries import JobsOf
+from conveyor.domain.submission import Refusal
+from conveyor.domain.urls import BadUrl, parse_url
+from conveyor.usecases import jobs, open_jobs, reruns
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Submission
+from conveyor.usecases.lookups import latest_run, own_job
+from conveyor.usecases.results import owner_scope
+from conveyor.wire.requests import (
+    AddTasksRequest,
+    SubmitJobRequest,
+    WebhookInput,
+    decode_add_tasks,
+    decode_submit,
+    drafts_of,
+    escape_pointer,
+)
+from conveyor.wire.responses import (
+    AddTasksResponse,
+    JobResponse,
+    ListJobsResponse,
+    RerunJobResponse,
+    SubmitJobResponse,
+)
+from conveyor.wire.views import job_view, webhook_view
+
+TYPES = frozenset({"regular", "scheduled"})
+
+
+def submit(call: Call) -> Work:
+    request = decode_submit(call.body)
+    return partial(_submit, call, _submission_from(call, request))
+
+
+async def _submit(call: Call, asked: Submission, job_id: str) -> Reply:
+    accepted = await jobs.submit(call.env, call.caller, asked, job_id=JobId(job_id))
+    body = SubmitJobResponse(
+        job_id=accepted.job.job_id,
+        status=accepted.job.status,
+        accepted_tasks=accepted.accepted,
+        latest_run=await show_run(call.env, accepted.run, accepted.totals),
+        webhook=webhook_view(accepted.job.webhook),
+    )
+    return json_reply(body, 202 if accepted.is_later else 201)
+
+
+def _submission_from(call: Call, request: SubmitJobRequest) -> Submission:
+    if request.type == "scheduled":
+        raise NotImplementedYet("Scheduled jobs are not available yet.")
+    if request.file_input_id is not None:
+        raise NotImplementedYet("Uploaded lists are not available yet.")
+    assert call.principal is not None
+    return Submission(
+        drafts=drafts_of(request.tasks or []),
+        is_open=JobStatus(request.status) is JobStatus.OPEN,
+        params=_params_from(request),
+        external_id=request.external_id,
+        name=request.name,
+        metadata=_metadata_from(request),
+        webhook=_webhook_from(call.env, request.webhook),
+        max_inflight=request.max_inflight,
+        max_attempts=request.max_attempts,
+        priority=request.priority,
+        api_key=call.principal.forwarded_key,
+    )
+
+
+def _params_from(request: SubmitJobRequest) -> Params:
+    try:
+        return check_params(request.zenrows_params or {})
+    except InvalidParam as error:
+        pointer = "/zenrows_params/" + escape_pointer(error.key)
+        raise InvalidArgument(error.detail, pointer=pointer) from None
+
+
+def _metadata_from(request: SubmitJobRequest) -> dict[str, str] | None:
+    try:
+        return submission.check_metadata(request.metadata)
+    except Refusal as refusal:
+        raise InvalidArgument(
+            f"metadata holds up to {limits.METADATA_KEYS_MAX} texts of up to "
+            f"{limits.METADATA_VALUE_CHARS_MAX} characters under printable names.",
+            pointer="/metadata",
+            code=refusal.reason,
+        ) from None
+
+
+def _webhook_from(env: Env, given: WebhookInput | None) -> Webhook | None:
+    """We deliver webhooks ourselves, whoever fetches the pages: a policy always holds."""
+    if given is None:
+        return None
+    policy = env.policy.targets or TargetPolicy()
+    target = parse_url(given.url)
+    if isinstance(target, BadUrl):
+        raise _bad_webhook(target.detail)
+    if not target.is_tls and not policy.allow_private:
+        raise _bad_webhook("the scheme must be https")
+    forbidden = policy.forbids_target(target)
+    if forbidden is not None:
+        raise _bad_webhook(forbidden)
+    if given.signature:
+        raise InvalidArgument(
+            "There is no active HMAC key to sign webhooks with.",
+            pointer="/webhook/signature",
+            code="webhook_signing_requires_active_key",
+        )
+    return Webhook(given.url)
+
+
+def _bad_webhook(why: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"The webhook must be a public https URL: {why}.",
+        pointer="/webhook/url",
+        code="callback_url_must_be_https",
+    )
+
+
+async def list_jobs(call: Call) -> Reply:
+    status, kind = call.parameter("status"), call.parameter("type")
+    limit = call.limit(default=limits.LIST_ROWS, limit_max=limits.LIST_ROWS_MAX)
+    statuses = JOB_VISIBLE if status is None else JOB_VISIBLE & {_job_status_from(status)}
+    if kind is not None and kind not in TYPES:
+        raise InvalidArgument("type must be regular or scheduled.", pointer="/type")
+    scope = owner_scope(call.caller, f"jobs|{status}|{kind}")
+    sign = partial(call.env.vault.sign, purpose="cursor")
+    cursor = call.parameter("cursor")
+    before = None if cursor is None else paging.read_cursor(cursor, scope=scope, sign=sign)
+    if kind == "scheduled" or not statuses:
+        return json_reply(ListJobsResponse([], None))
+    query = JobsOf(
+        caller=call.caller,
+        statuses=statuses,
+        before=JobId(before) if before is not None else None,
+        limit=limit + 1,
+    )
+    rows = await call.env.store.find(query)
+    shown = [await _show_job(call.env, job) for job in rows[:limit]]
+    more = len(rows) > limit
+    following = paging.make_cursor(rows[limit - 1].job_id, scope=scope, sign=sign) if more else None
+    return json_reply(ListJobsResponse(shown, following))
+
+
+def _job_status_from(text: str) -> JobStatus:
+    if text not in set(JobStatus):
+        raise InvalidArgument(f"status must be one of {', '.join(JobStatus)}.", pointer="/status")
+    return JobStatus(text)
+
+
+async def get_job(call: Call) -> Reply:
+    job = await own_job(call.env, call.caller, call.ids["job_id"])
+    return json_reply(await _show_job(call.env, job))
+
+
+async def _show_job(env: Env, job: Job) -> JobResponse:
+    run = await latest_run(env, job)
+    return job_view(job, None if run is None else await show_run(env, run))
+
+
+def delete_job(call: Call) -> Work:
+    return partial(_delete_job, call)
+
+
+async def _delete_job(call: Call, _: str) -> Reply:
+    await jobs.delete(call.env, call.caller, call.ids["job_id"])
+    return Reply(202)
+
+
+def add_tasks(call: Call) -> Work:
+    return partial(_add_tasks, call, decode_add_tasks(call.body))
+
+
+async def _add_tasks(call: Call, request: AddTasksRequest, batch_id: str) -> Reply:
+    accepted = await open_jobs.add_tasks(
+        call.env,
+        call.caller,
+        call.ids["job_id"],
+        drafts_of(request.tasks),
+        is_last=request.last_batch,
+        batch_id=BatchId(batch_id),
+    )
+    body = AddTasksResponse(
+        accepted_tasks=accepted.accepted,
+        job_status=accepted.job.status,
+        latest_run=await show_run(call.env, accepted.run, accepted.totals),
+    )
+    return json_reply(body)
+
+
+def close(call: Call) -> Work:
+    return partial(_close, call)
+
+
+async def _close(call: Call, _: str) -> Reply:
+    job = await open_jobs.close(call.env, call.caller, call.ids["job_id"])
+    return json_reply(await _show_job(call.env, job))
+
+
+def rerun(call: Call) -> Work:
+    return partial(_rerun, call, _retry_from(call.parameter("status")))
+
+
+def _retry_from(text: str | None) -> frozenset[TaskStatus] | None:
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if not set(names) <= set(TaskStatus):
+        raise InvalidArgument(
+            f"status must be a comma-separated list of {', '.join(TaskStatus)}.",
+            pointer="/status",
+        )
+    return frozenset(TaskStatus(name) for name in names)
+
+
+async def _rerun(call: Call, retry: frozenset[TaskStatus] | None, run_id: str) -> Reply:
+    started = await reruns.rerun(
+        call.env, call.caller, call.ids["job_id"], retry=retry, run_id=RunId(run_id)
+    )
+    body = RerunJobResponse(
+        job_id=started.job.job_id,
+        status=started.job.status,
+        latest_run=await show_run(call.env, started.run, started.totals),
+        rerun_of=started.rerun_of,
+        retried_tasks=started.retried,
+        inherited_tasks=started.inherited,
+    )
+    return json_reply(body, 202 if started.is_later else 201)

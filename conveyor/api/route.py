@@ -1,0 +1,65 @@
+"""A route: one operation, as data that the application and the document both read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from conveyor.api.call import Read, Write
+from conveyor.domain import limits
+
+SMALL_BYTES_MAX = 64 * 1024
+
+
+class Access(Enum):
+    """What a route asks of its callers."""
+
+    KEY = "an API key"
+    LINK = "an API key, or the token of a signed link"
+    PUBLIC = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Looks, and changes nothing."""
+
+    handler: Read
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Changes something: checked first, then done under a shield, once per Idempotency-Key."""
+
+    handler: Write
+    payload: type | None = None
+
+    @property
+    def body_bytes_max(self) -> int:
+        return limits.REQUEST_BYTES_MAX if self.payload else SMALL_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A query parameter, as the document describes it."""
+
+    name: str
+    schema: Mapping[str, Any]
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One operation."""
+
+    method: str
+    path: str
+    name: str
+    tag: str
+    summary: str
+    does: Reads | Writes
+    answers: Mapping[int, type | str | None]
+    problems: tuple[int, ...] = ()
+    query: tuple[Parameter, ...] = ()
+    access: Access = Access.KEY

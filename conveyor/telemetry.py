@@ -1,0 +1,167 @@
+"""Telemetry: the name and the fields of every metric, and how log lines are written (SPEC 10).
+
+Log lines never carry headers or keys, and URLs lose their query strings before they are written:
+tokens live there. Nothing here knows Conveyor.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+GROUP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Every metric, on the registry that it was made for."""
+
+    registry: CollectorRegistry
+    http_requests: Counter
+    http_seconds: Histogram
+    tasks_settled: Counter
+    receives: Counter
+    messages_delivered: Counter
+    messages_bounced: Counter
+    inflight: Gauge
+    group_size: Histogram
+    invariant_violations: Counter
+
+
+def make_metrics(registry: CollectorRegistry) -> Metrics:
+    """A registry takes one set of metrics: whoever starts a process makes both."""
+    return Metrics(
+        registry=registry,
+        http_requests=Counter(
+            "conveyor_http_requests",
+            "HTTP requests answered.",
+            ("method", "route", "status"),
+            registry=registry,
+        ),
+        http_seconds=Histogram(
+            "conveyor_http_request_seconds",
+            "Seconds from a request's headers to its answer's.",
+            ("method", "route"),
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        ),
+        tasks_settled=Counter(
+            "conveyor_tasks_settled",
+            "Tasks that reached an outcome.",
+            ("outcome",),
+            registry=registry,
+        ),
+        receives=Counter(
+            "conveyor_queue_receives", "Receive calls made on run queues.", registry=registry
+        ),
+        messages_delivered=Counter(
+            "conveyor_queue_messages_delivered",
+            "Messages that receive calls brought.",
+            registry=registry,
+        ),
+        messages_bounced=Counter(
+            "conveyor_queue_messages_bounced",
+            "Messages that were put back unused.",
+            registry=registry,
+        ),
+        inflight=Gauge("conveyor_tasks_inflight", "Tasks being fetched now.", registry=registry),
+        group_size=Histogram(
+            "conveyor_group_size",
+            "Changes that were committed together.",
+            ("kind",),
+            buckets=GROUP_BUCKETS,
+            registry=registry,
+        ),
+        invariant_violations=Counter(
+            "conveyor_invariant_violations",
+            "Things that must never happen and did.",
+            ("invariant",),
+            registry=registry,
+        ),
+    )
+
+
+_QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#\"'<>]*)[?#][^\s\"'<>]*", re.IGNORECASE)
+_USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/?#@\"'<>]*@", re.IGNORECASE)
+_TOKEN = re.compile(r"([?&](?:token|apikey|api_key|key)=)[^\s&\"'<>]+", re.IGNORECASE)
+_OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_SECRET_FIELDS = frozenset({"headers", "api_key", "key", "authorization", "cookie", "token"})
+
+
+def redact(text: str) -> str:
+    """The text with no query string or user name left on any URL in it."""
+    text = _USERINFO.sub(r"\1***@", text)
+    text = _QUERY.sub(r"\1?***", text)
+    return _TOKEN.sub(r"\1***", text)
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What the caller passed as `extra`; secrets are hidden even when passed by mistake."""
+    return {
+        name: "***" if name.lower() in _SECRET_FIELDS else _plain(value)
+        for name, value in vars(record).items()
+        if name not in _OWN_FIELDS
+    }
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool | int | float) or value is None:
+        return value
+    return redact(str(value))
+
+
+def _instant(record: logging.LogRecord) -> str:
+    text = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "at": _instant(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": redact(record.getMessage()),
+            **fields_of(record),
+        }
+        if record.exc_info:
+            line["traceback"] = redact(self.formatException(record.exc_info))
+        return json.dumps(line, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{name}={value}" for name, value in fields_of(record).items())
+        line = f"{_instant(record)} {record.levelname:<7} {record.name}: "
+        line += redact(record.getMessage()).replace("\n", "\\n")
+        if fields:
+            line += f" ({fields})".replace("\n", "\\n")
+        if record.exc_info:
+            line += "\n" + redact(self.formatException(record.exc_info))
+        return line
+
+
+FORMATTERS: dict[str, type[logging.Formatter]] = {"json": JsonFormatter, "text": TextFormatter}
+
+
+def set_up_logging(
+    style: Literal["json", "text"], *, level: int = logging.INFO, stream: TextIO | None = None
+) -> None:
+    """One handler on the root logger, in place of whatever was there."""
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(FORMATTERS[style]())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)

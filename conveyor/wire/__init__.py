@@ -1,0 +1,6 @@
+"""The wire: what requests and responses look like as JSON, and nothing of how they travel (SPEC 4).
+
+`requests` decodes strictly, `responses` holds the shapes, `views` makes them from rows.
+"""
+
+from __future__ import annotations

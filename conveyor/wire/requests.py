@@ -1,0 +1,227 @@
+"""Requests: the bodies that callers send, decoded strictly (SPEC 4.2).
+
+Unknown fields are refused with a JSON pointer. The lines of a list are the exception: a line's
+fields may have any type here, and the domain judges each line, so that one bad line among a
+million is named by its index instead of failing the document.
+
+Where an object names a key twice, the last one counts: only one parser ever sees the bytes, so
+there is nobody to disagree with.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from conveyor.domain import limits
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.submission import TaskDraft
+
+T = TypeVar("T")
+
+# In Python `$` also matches before a last line break; elsewhere the look-ahead changes nothing.
+_NAME = r"^[A-Za-z0-9._-]{1,128}$(?!\n)"
+
+
+class TaskInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a list: a URL, and how to fetch it if not plainly."""
+
+    url: Annotated[
+        Any,
+        Meta(
+            description="An http or https URL.",
+            extra_json_schema={"type": "string", "maxLength": limits.URL_CHARS_MAX},
+        ),
+    ] = None
+    external_id: Annotated[
+        Any,
+        Meta(
+            description="The caller's own name for the line; need not be unique.",
+            extra_json_schema={"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+        ),
+    ] = None
+    metadata: Annotated[
+        Any,
+        Meta(
+            description="Kept with the task and given back with its result.",
+            extra_json_schema={
+                "type": "object",
+                "maxProperties": limits.METADATA_KEYS_MAX,
+                "additionalProperties": {
+                    "type": "string",
+                    "maxLength": limits.METADATA_VALUE_CHARS_MAX,
+                },
+            },
+        ),
+    ] = None
+    method: Annotated[
+        Any,
+        Meta(
+            description="A POST may be repeated: use it for requests that are safe to repeat.",
+            extra_json_schema={"type": "string", "enum": ["GET", "POST"]},
+        ),
+    ] = None
+    body: (
+        Annotated[
+            msgspec.Raw,
+            Meta(description="With POST only: text is sent as a form, anything else as JSON."),
+        ]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
+    zenrows_params: Annotated[
+        Any,
+        Meta(
+            description="Parameters of this line; they win over those of the job.",
+            extra_json_schema={"type": "object"},
+        ),
+    ] = None
+
+
+class WebhookInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where to tell of a run's end, and whether to sign."""
+
+    url: Annotated[str, Meta(max_length=limits.URL_CHARS_MAX)]
+    signature: bool = False
+
+
+class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job: its list, what holds for every line of it, and where to tell of its end."""
+
+    type: Literal["regular", "scheduled"] = "regular"
+    status: Annotated[
+        Literal["open", "closed"],
+        Meta(description="An open job takes more tasks until it is closed."),
+    ] = "closed"
+    tasks: Annotated[list[TaskInput], Meta(max_length=limits.TASKS_MAX)] | None = None
+    zenrows_params: dict[str, Any] | None = None
+    external_id: Annotated[str, Meta(pattern=_NAME)] | None = None
+    name: Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)] | None = None
+    metadata: dict[str, Any] | None = None
+    webhook: WebhookInput | None = None
+    file_input_id: str | None = None
+    schedule: dict[str, Any] | None = None
+    max_inflight: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=limits.MAX_INFLIGHT_MAX,
+                description="How many tasks of the job may be fetched at the same time.",
+            ),
+        ]
+        | None
+    ) = None
+    max_attempts: (
+        Annotated[
+            int,
+            Meta(ge=1, le=limits.MAX_ATTEMPTS_MAX, description="Tries a task has before it fails."),
+        ]
+        | None
+    ) = None
+    priority: Annotated[
+        int,
+        Meta(ge=1, le=limits.PRIORITY_MAX, description="The job's weight among the caller's jobs."),
+    ] = 1
+
+
+class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One more list for an open job."""
+
+    tasks: Annotated[list[TaskInput], Meta(max_length=limits.TASKS_MAX)]
+    last_batch: Annotated[bool, Meta(description="Closes the job behind this list.")] = False
+
+
+_SUBMIT = msgspec.json.Decoder(SubmitJobRequest)
+_ADD_TASKS = msgspec.json.Decoder(AddTasksRequest)
+
+
+def decode_submit(body: bytes) -> SubmitJobRequest:
+    return _decode(_SUBMIT, body)
+
+
+def decode_add_tasks(body: bytes) -> AddTasksRequest:
+    return _decode(_ADD_TASKS, body)
+
+
+def drafts_of(tasks: list[TaskInput]) -> list[TaskDraft]:
+    return [
+        TaskDraft(
+            url=task.url,
+            external_id=task.external_id,
+            metadata=task.metadata,
+            method=task.method,
+            body=None if task.body is msgspec.UNSET else task.body,
+            params=task.zenrows_params,
+        )
+        for task in tasks
+    ]
+
+
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    if is_too_deep(body):
+        raise malformed(f"it is nested more than {limits.JSON_DEPTH_MAX} deep, or never closed")
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise malformed(str(error)) from None
+    except UnicodeDecodeError:
+        raise malformed("it is not UTF-8") from None
+    except RecursionError:
+        raise malformed("it is nested too deep") from None
+
+
+def malformed(why: str) -> InvalidArgument:
+    return InvalidArgument(f"The body is not valid JSON: {why[:200]}.", code="malformed_json")
+
+
+_AT = " - at `$"
+_STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
+_FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`\Z", re.DOTALL)
+
+
+def _invalid(message: str) -> InvalidArgument:
+    """msgspec's sentence, with its path as a JSON pointer."""
+    what, _, path = message.rpartition(_AT) if _AT in message else (message, "", "")
+    if what.startswith("Number out of range"):
+        return malformed("it has a number that no double can hold")
+    pointer = "".join(f"/{name or index}" for name, index in _STEP.findall(path))
+    named = _FIELD.match(what)
+    if named is not None:
+        pointer += "/" + escape_pointer(named[1])
+    return InvalidArgument(f"{what[:200]}.", pointer=pointer)
+
+
+def escape_pointer(name: str) -> str:
+    """One step of a JSON pointer, shortened: callers may name fields as they like."""
+    return name[:64].replace("~", "~0").replace("/", "~1")
+
+
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+
+
+def is_too_deep(body: bytes) -> bool:
+    """Whether the brackets nest deeper than is allowed, or do not pair off at all.
+
+    Told at the speed of C, before any object is built: what is not a bracket is dropped, then
+    innermost pairs, layer by layer. Brackets within strings are taken out only if they matter.
+    """
+    brackets = body.translate(_ONE_KIND, _NOT_BRACKETS)
+    if len(brackets) <= limits.JSON_DEPTH_MAX or _pairs_off(brackets):
+        return False
+    return not _pairs_off(_STRING.sub(b"", body).translate(_ONE_KIND, _NOT_BRACKETS))
+
+
+def _pairs_off(brackets: bytes) -> bool:
+    for _ in range(limits.JSON_DEPTH_MAX):
+        peeled = brackets.replace(b"[]", b"")
+        if len(peeled) == len(brackets):
+            break
+        brackets = peeled
+    return not brackets

@@ -1,0 +1,66 @@
+"""An auditor of data directories: checks from outside that rows, counters and bodies agree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+from conveyor.domain.lifecycle import TASK_TERMINAL
+from conveyor.domain.model import RunStatus, TaskStatus
+
+
+def violations(data_dir: Path) -> list[str]:
+    """Everything that must never be, found in what a process left behind."""
+    with sqlite3.connect(f"file:{data_dir / 'conveyor.db'}?mode=ro", uri=True) as db:
+        db.row_factory = sqlite3.Row
+        runs = db.execute("SELECT * FROM runs").fetchall()
+        found: list[str] = []
+        for run in runs:
+            found += _of_run(db, run)
+            found += _of_bodies(db, run, data_dir)
+    db.close()
+    return found
+
+
+def _of_run(db: sqlite3.Connection, run: sqlite3.Row) -> list[str]:
+    run_id = run["run_id"]
+    rows = db.execute(
+        "SELECT status, count(*) FROM tasks WHERE run_id = ? GROUP BY status", (run_id,)
+    )
+    statuses = Counter(dict(rows.fetchall()))
+    stats = db.execute(
+        "SELECT sum(admitted) admitted, sum(done) done, sum(successful) successful,"
+        " sum(failed) failed FROM stats WHERE run_id = ?",
+        (run_id,),
+    ).fetchone()
+    done = sum(statuses[status] for status in TASK_TERMINAL)
+    facts = {
+        "admitted = rows": stats["admitted"] == statuses.total(),
+        "done = terminal rows": stats["done"] == done,
+        "successful = rows": stats["successful"] == statuses[TaskStatus.SUCCESSFUL],
+        "failed = rows": stats["failed"] == statuses[TaskStatus.FAILED],
+        "done <= planned": done <= run["planned"],
+    }
+    if run["status"] == RunStatus.COMPLETED:
+        facts["completed: every line is terminal"] = done == run["total"] == run["planned"]
+        facts["completed: no batch is open"] = run["open_batches"] == 0
+    return [f"run {run_id}: {fact} does not hold" for fact, holds in facts.items() if not holds]
+
+
+def _of_bodies(db: sqlite3.Connection, run: sqlite3.Row, data_dir: Path) -> list[str]:
+    found = []
+    rows = db.execute(
+        "SELECT task_id, result FROM tasks WHERE run_id = ? AND status = ?",
+        (run["run_id"], TaskStatus.SUCCESSFUL),
+    )
+    for row in rows:
+        key, size_bytes, sha256, *_ = json.loads(row["result"])
+        *directories, task_id, claim = key.split("/")
+        path = data_dir.joinpath("blobs", *directories, f"{task_id},{claim}")
+        body = path.read_bytes() if path.exists() else None
+        if body is None or len(body) != size_bytes or hashlib.sha256(body).hexdigest() != sha256:
+            found.append(f"task {row['task_id']}: its body is missing or not what was stored")
+    return found

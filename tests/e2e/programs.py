@@ -1,0 +1,145 @@
+"""Starting the real program and a site for it to scrape, as a person would."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import trio
+
+from conveyor.cli.demo_site import Site, running_site
+
+T = TypeVar("T")
+DEADLINE_S = 90.0
+KEY = {"X-API-Key": "tests"}
+
+
+def until(what: str, look: Callable[[], T | None], *, deadline_s: float = DEADLINE_S) -> T:
+    """Looks again and again until there is something to see."""
+    give_up_at = time.monotonic() + deadline_s
+    while time.monotonic() < give_up_at:
+        seen = look()
+        if seen is not None and seen is not False:
+            return seen
+        time.sleep(0.02)
+    raise AssertionError(f"waited {deadline_s} s in vain for {what}")
+
+
+@contextmanager
+def a_site() -> Iterator[Site]:
+    """The demo site, in a thread of its own."""
+    ready: list[Site] = []
+    tokens: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
+    is_up = threading.Event()
+
+    async def serve() -> None:
+        with trio.CancelScope() as scope:
+            async with running_site() as site:
+                ready.append(site)
+                tokens.append((trio.lowlevel.current_trio_token(), scope))
+                is_up.set()
+                await trio.sleep_forever()
+
+    thread = threading.Thread(target=trio.run, args=(serve,))
+    thread.start()
+    is_up.wait(10)
+    try:
+        yield ready[0]
+    finally:
+        token, scope = tokens[0]
+        token.run_sync_soon(scope.cancel)
+        thread.join()
+
+
+@dataclass(slots=True)
+class Server:
+    """A `conveyor dev` process on a data directory that outlives it."""
+
+    data_dir: Path
+    environ: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    url: str = ""
+
+    def start(self, **more: str) -> None:
+        """Starts the process; returns when it listens, or has ended."""
+        log = self.data_dir.parent / "server.log"
+        seen = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", "from conveyor.cli.main import main; main()", "dev"],
+                env={**os.environ, **self._environ(), **self.environ, **more},
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
+
+        def listening() -> str | None:
+            with log.open("rb") as file:
+                file.seek(seen)
+                found = re.search(rb"listening on (http://\S+)", file.read())
+            if found is not None:
+                return found.group(1).decode()
+            return "" if self.has_ended() else None
+
+        self.url = until("the server to listen", lambda: _not_empty(listening(), self))
+
+    def _environ(self) -> dict[str, str]:
+        return {
+            "CONVEYOR_DATA_DIR": str(self.data_dir),
+            "CONVEYOR_PORT": "0",
+            "CONVEYOR_ALLOW_PRIVATE_TARGETS": "1",
+            "CONVEYOR_LOG": "json",
+        }
+
+    def has_ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(30)
+        self.process = None
+        return code
+
+    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {**KEY, **options.pop("headers", {})}
+        with httpx.Client(base_url=self.url, timeout=60, trust_env=False) as client:
+            return client.request(method, path, headers=headers, **options)
+
+    def ended_run(self, job_id: str) -> dict[str, Any] | None:
+        """The job's latest run once it is terminal."""
+        run: dict[str, Any] = self.call("GET", f"/v1/jobs/{job_id}").json()["latest_run"]
+        return run if run["terminal"] else None
+
+
+def _not_empty(found: str | None, server: Server) -> str | None:
+    """An empty answer means that it ended instead: that too is something to see."""
+    return "ended" if found == "" and server.has_ended() else found
+
+
+@contextmanager
+def a_server(data_dir: Path, **environ: str) -> Iterator[Server]:
+    server = Server(data_dir, environ)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()

@@ -1,0 +1,118 @@
+"""`kill -9` at many moments: nothing accepted is lost, nothing is counted twice."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.audit import violations
+from tests.e2e.programs import Server, a_server, a_site, until
+
+pytestmark = pytest.mark.slow
+
+PAGES = 300
+KILLS = 22
+
+
+def test_killed_at_any_moment_every_accepted_task_ends_once(tmp_path: Path) -> None:
+    """One job, killed over and over while it runs, at moments drawn from its progress."""
+    moments = random.Random(7)
+    with a_site() as site, a_server(tmp_path / "data") as server:
+        tasks = [{"url": url} for url in site.urls(PAGES)]
+        answer = server.call("POST", "/v1/jobs", json={"tasks": tasks, "max_inflight": 40})
+        job_id = answer.json()["job_id"]
+
+        kills = 0
+        while kills < KILLS:
+            _wait_for_progress(server, job_id, moments.randrange(1, PAGES // KILLS))
+            server.kill()
+            kills += 1
+            assert violations(tmp_path / "data") == []
+            server.start()
+        run = until("the run to end", lambda: server.ended_run(job_id))
+
+        missing = sum(number % 50 == 7 for number in range(PAGES))
+        assert run["status"] == "completed"
+        assert run["stats"]["successful"] == PAGES - missing
+        assert run["stats"]["failed"] == missing
+        assert violations(tmp_path / "data") == []
+
+
+def _wait_for_progress(server: Server, job_id: str, steps: int) -> None:
+    def completed() -> int:
+        job = server.call("GET", f"/v1/jobs/{job_id}").json()
+        return int(job["latest_run"]["stats"]["completed"])
+
+    start = completed()
+    until("progress", lambda: completed() >= min(start + steps, PAGES) or None, deadline_s=60)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        f"{call}:{count}:{side}"
+        for call in (
+            "store.commit",
+            "store.read",
+            "store.find",
+            "store.put_chunk",
+            "queue.open_run",
+            "queue.receive",
+            "queue.ack",
+            "queue.bounce",
+            "queue.close_run",
+            "blobs.put",
+            "blobs.open",
+            "coordinator.acquire",
+        )
+        for count in (1, 3)
+        for side in ("before", "after")
+        if (call, count)
+        not in {
+            ("queue.open_run", 3),
+            ("queue.close_run", 3),
+            ("blobs.open", 3),
+            ("store.put_chunk", 3),
+        }
+    ],
+)
+def test_a_crash_at_an_engine_call_loses_nothing(tmp_path: Path, point: str) -> None:
+    """A retry with the same key gets the same job, whether or not the first answer left."""
+    data = tmp_path / "data"
+    server = Server(data)
+    with a_site() as site:
+        body = {"tasks": [{"url": url} for url in site.urls(120)]}
+        server.start(CONVEYOR_CRASH_AT=point)
+        try:
+            first = _submit(server, body)
+            until("the crash", lambda: server.has_ended() or None)
+            assert server.process is not None
+            assert server.process.wait() == 137
+            server.start()
+            second = _submit(server, body)
+            assert second is not None
+            run = until("the run to end", lambda: server.ended_run(second))
+            jobs = server.call("GET", "/v1/jobs").json()["jobs"]
+        finally:
+            server.kill()
+
+    assert first in (None, second)
+    assert len(jobs) == 1
+    assert run["stats"]["total"] == run["stats"]["completed"] == 120
+    assert violations(data) == []
+
+
+def _submit(server: Server, body: object) -> str | None:
+    """The job's id, or None when the server went away before it could answer."""
+    import httpx
+
+    if server.url == "ended":
+        return None
+    try:
+        answer = server.call("POST", "/v1/jobs", json=body, headers={"Idempotency-Key": "the same"})
+    except httpx.TransportError:
+        return None
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["job_id"])
