@@ -23,14 +23,5 @@ def worker_lost(claims: int) -> Problem:
     )
 
 
-def too_many_attempts(attempts: int) -> Problem:
-    return make_problem(
-        "attempts_exhausted",
-        "No attempts are left",
-        500,
-        f"All {attempts} attempts were started, but none of them could report an outcome.",
-    )
-
-
 def invalid_line(invalid: InvalidTask) -> Problem:
     return make_problem(invalid.reason, "The line is not a valid task", 400, invalid.value)

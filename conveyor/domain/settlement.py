@@ -89,8 +89,11 @@ def stats_key(ref: TaskRef) -> StatsKey:
 
 
 def claim(ref: TaskRef, *, now: float) -> Change:
-    """Takes a waiting task, or one whose claim has lapsed. Attempts are counted here, so that a
-    task that kills its worker comes to an end."""
+    """Takes a waiting task, or one whose claim has lapsed.
+
+    Claims are counted when work starts, so that a task that kills its worker comes to an end;
+    attempts when they report, so that a worker that was merely restarted costs the task none.
+    """
     values = {
         "status": lifecycle.target(TASK, "claimed"),
         "claim_until": now + limits.CLAIM_TTL_S,
@@ -98,7 +101,7 @@ def claim(ref: TaskRef, *, now: float) -> Change:
         "updated_at": now,
     }
     guard = Guard(status_in=lifecycle.sources(TASK, "claimed"), lapsed=("claim_until", now))
-    update = Update(task_key(ref), guard, values, {"claim": 1, "attempts": 1})
+    update = Update(task_key(ref), guard, values, {"claim": 1})
     return Change((update,))
 
 
@@ -122,11 +125,9 @@ def extend_claim(ref: TaskRef, claim_number: int, *, now: float) -> Change:
 
 
 def exhausted(task: Task, attempts_max: int) -> Problem | None:
-    """A freshly claimed task that may not be tried again, with the reason."""
+    """Why a freshly claimed task may not be tried again: it keeps losing its workers."""
     if task.claim > attempts_max + limits.CLAIMS_SPARE:
         return problems.worker_lost(task.claim - 1)
-    if task.attempts > attempts_max:
-        return problems.too_many_attempts(task.attempts - 1)
     return None
 
 
@@ -168,12 +169,11 @@ def release_for_retry(
 
 
 def hand_back(ref: TaskRef, task: Task, *, now: float) -> Change:
-    """The work was cut off before an outcome: as if this attempt had not been started."""
+    """The work was cut off before an outcome: no attempt is counted."""
     update = Update(
         task_key(ref),
         _mine(task, "released"),
         {"status": lifecycle.target(TASK, "released"), "claim_until": 0.0, "updated_at": now},
-        {"attempts": -1},
     )
     return Change((update, Update(stats_key(ref), Guard(status_in=RELEASES_PASS))))
 
@@ -187,9 +187,10 @@ def may_retry(
     random: Random,
 ) -> float | None:
     """Seconds to wait before the next try, or None when this was the last one."""
-    if task.attempts >= attempts_max:
+    attempt = task.attempts + 1
+    if attempt >= attempts_max:
         return None
-    return retry_delay_s(reason, attempt=task.attempts, retry_after_s=retry_after_s, random=random)
+    return retry_delay_s(reason, attempt=attempt, retry_after_s=retry_after_s, random=random)
 
 
 def read_settle(verdict: Verdict, task: Task) -> SettleVerdict:
@@ -233,7 +234,7 @@ def _settle(
 ) -> Change:
     problem, spent, now = ending
     attempt = Attempt(
-        number=task.attempts,
+        number=task.attempts + 1,
         started_at=task.started_at or now,
         ended_at=now,
         problem=problem,
@@ -252,7 +253,7 @@ def _settle(
     gate: frozenset[GateStatus] = RELEASES_PASS if event == "released" else SETTLES_PASS
     return Change(
         (
-            Update(task_key(ref), _mine(task, event), flip, money),
+            Update(task_key(ref), _mine(task, event), flip, {"attempts": 1, **money}),
             Update(stats_key(ref), Guard(status_in=gate), {}, {**counts, **money}),
         )
     )

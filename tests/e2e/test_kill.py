@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.e2e.programs import Server, a_server, a_site, until
 
 pytestmark = pytest.mark.slow
 
-PAGES = 300
+PAGES = 600
 KILLS = 22
 
 
@@ -21,12 +22,13 @@ def test_killed_at_any_moment_every_accepted_task_ends_once(tmp_path: Path) -> N
     moments = random.Random(7)
     with a_site() as site, a_server(tmp_path / "data") as server:
         tasks = [{"url": url} for url in site.urls(PAGES)]
-        answer = server.call("POST", "/v1/jobs", json={"tasks": tasks, "max_inflight": 40})
+        answer = server.call("POST", "/v1/jobs", json={"tasks": tasks, "max_inflight": 20})
         job_id = answer.json()["job_id"]
 
         kills = 0
         while kills < KILLS:
             _wait_for_progress(server, job_id, moments.randrange(1, PAGES // KILLS))
+            time.sleep(moments.uniform(0.0, 1.0))  # Any moment: also one between two events.
             server.kill()
             kills += 1
             assert violations(tmp_path / "data") == []
