@@ -51,8 +51,10 @@ class FairGate:
         try:
             await waiter.ready.wait()
         except BaseException:
-            self._withdraw(waiter)
+            self._waiters.remove(waiter)
+            self.give_back(caller, run_id, waiter.granted)
             raise
+        self._waiters.remove(waiter)
         return waiter.granted
 
     def give_back(self, caller: CallerId, run_id: RunId, count: int) -> None:
@@ -65,18 +67,17 @@ class FairGate:
         self._grant()
 
     def _grant(self) -> None:
-        hungry = self._waiters
+        """A waiter stays in line until it wakes: slots that are freed meanwhile add to its own."""
+        hungry = [waiter for waiter in self._waiters if waiter.granted < waiter.count_max]
         while self._free and hungry:
             waiter = hungry[0] if len(hungry) == 1 else min(hungry, key=self._share)
-            count = min(self._free, waiter.count_max) if len(hungry) == 1 else 1
+            count = min(self._free, waiter.count_max - waiter.granted) if len(hungry) == 1 else 1
             waiter.granted += count
+            waiter.ready.set()
             self._free -= count
             self._count(waiter.caller, waiter.run_id, count)
-            hungry = [w for w in hungry if w.granted < w.count_max]
-        for waiter in self._waiters:
-            if waiter.granted:
-                waiter.ready.set()
-        self._waiters = [waiter for waiter in self._waiters if not waiter.granted]
+            if waiter.granted == waiter.count_max:
+                hungry.remove(waiter)
 
     def _share(self, waiter: _Waiter) -> tuple[int, float]:
         return self._by_caller[waiter.caller], self._by_run[waiter.run_id] / waiter.weight
@@ -84,11 +85,6 @@ class FairGate:
     def _count(self, caller: CallerId, run_id: RunId, count: int) -> None:
         _add(self._by_caller, caller, count)
         _add(self._by_run, run_id, count)
-
-    def _withdraw(self, waiter: _Waiter) -> None:
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
-        self.give_back(waiter.caller, waiter.run_id, waiter.granted)
 
 
 def _add(counter: Counter[K], key: K, count: int) -> None:

@@ -20,7 +20,7 @@ from actors.tree import LocalSignals, Mailboxes, worker_tree
 from conveyor.api.app import make_app
 from conveyor.api.auth import Authenticator, KeyList, Passthrough
 from conveyor.config import BadSettings, Settings
-from conveyor.domain import ids
+from conveyor.domain import ids, limits
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.engines.embedded import EmbeddedEngine, open_engine
 from conveyor.engines.http.direct import DirectGateway
@@ -116,6 +116,7 @@ def _env(
         owner=ids.mint_ulid(clock.now(), randomness),
         policy=Policy(
             sync_tasks_max=settings.sync_tasks_max,
+            at_once_max=limits.EMBEDDED_AT_ONCE_TASKS_MAX,
             shard_count=settings.task_shard_count,
             max_inflight=settings.max_inflight,
             targets=targets if settings.gateway_url == DIRECT else None,

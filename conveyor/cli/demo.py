@@ -14,7 +14,7 @@ from rich.console import Console
 from conveyor.cli.demo_site import is_flaky, is_missing, is_slow, running_site
 from conveyor.cli.local import Ended, see_through, start_job, working
 from conveyor.cli.progress import progress
-from conveyor.cli.results import write_results
+from conveyor.cli.results import make_folder, write_results
 from conveyor.cli.scrape import Order, report
 from conveyor.config import Settings
 from conveyor.domain import limits
@@ -47,6 +47,7 @@ def demo(settings: Settings, pages: int, output: Path, as_json: bool) -> None:
     settings = replace(
         settings, allow_private_targets=True, concurrency=CONCURRENCY, max_inflight=CONCURRENCY
     )
+    make_folder(output)
     started_at = time.monotonic()
     ended = trio.run(_do, settings, pages, output, console)
     order = Order([], output, limits.MAX_ATTEMPTS, as_json)

@@ -61,10 +61,23 @@ def _run_role(ctx: click.Context, role: str | None) -> None:
     ctx.invoke(command)
 
 
+def _run_cli() -> None:
+    """What came out of a nursery alone is raised as itself."""
+    try:
+        cli.main(standalone_mode=False)
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if isinstance(error, click.ClickException | ConveyorError):
+            raise error from None
+        raise
+
+
 def main() -> None:
     """Errors are for people: what Conveyor raises on purpose is a message, never a traceback."""
     try:
-        cli.main(standalone_mode=False)
+        _run_cli()
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code if isinstance(error, click.UsageError) else 2)

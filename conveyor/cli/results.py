@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Run, Task
 from conveyor.domain.queries import TasksOf
 from conveyor.usecases.env import Env
@@ -17,6 +18,10 @@ from conveyor.usecases.env import Env
 PAGE = 500
 LIST_NAME = "results.jsonl"
 _EXTENSIONS = {"text/html": ".html", "application/xhtml+xml": ".html", "text/plain": ".txt"}
+
+
+class CannotWrite(ConveyorError):
+    """The folder for the pages cannot be made or written to."""
 
 
 class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,9 +37,27 @@ class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str | None = None
 
 
+def make_folder(folder: Path) -> None:
+    """Makes the folder, before any work is done that it could be missing for."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def _cannot_write(folder: Path, error: OSError) -> CannotWrite:
+    return CannotWrite(f"Cannot write to {folder}: {error.strerror}.")
+
+
 async def write_results(env: Env, run: Run, folder: Path) -> None:
     """Bodies named by their position in the list; the list itself is put in place last."""
-    await trio.Path(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        await _write_all(env, run, folder)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+async def _write_all(env: Env, run: Run, folder: Path) -> None:
     async with aclosing(_all_tasks(env, run)) as tasks:
         lines = [await _write(env, task, folder) async for task in tasks]
     lines.sort(key=lambda line: line.index)
@@ -71,7 +94,7 @@ async def _write(env: Env, task: Task, folder: Path) -> ResultLine:
             error=problem.code if problem else None,
             detail=problem.detail if problem else None,
         )
-    name = f"{task.index:06d}{_extension(task.result.content_type)}"
+    name = f"{task.index:06d}{extension_for(task.result.content_type)}"
     async with (
         aclosing(env.blobs.open(task.result.key)) as pieces,
         await trio.open_file(folder / name, "wb") as file,
@@ -88,6 +111,6 @@ async def _write(env: Env, task: Task, folder: Path) -> ResultLine:
     )
 
 
-def _extension(content_type: str) -> str:
+def extension_for(content_type: str) -> str:
     kind = content_type.partition(";")[0].strip().lower()
     return _EXTENSIONS.get(kind) or guess_extension(kind) or ".bin"

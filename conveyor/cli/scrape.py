@@ -16,7 +16,7 @@ from rich.table import Table
 from conveyor.cli.lists import read_urls
 from conveyor.cli.local import Ended, find_unfinished, see_through, start_job, working
 from conveyor.cli.progress import progress
-from conveyor.cli.results import LIST_NAME, write_results
+from conveyor.cli.results import LIST_NAME, make_folder, write_results
 from conveyor.config import Settings
 from conveyor.domain import limits
 from conveyor.domain.addresses import TargetPolicy
@@ -95,6 +95,7 @@ def scrape(
 def run_order(settings: Settings, order: Order, *, role: str) -> int:
     """Does it and tells; the exit code."""
     console = Console(stderr=True)
+    make_folder(order.folder)
     started_at = time.monotonic()
     ended = trio.run(_do, settings, order, role, console)
     return report(ended, order, time.monotonic() - started_at, console)

@@ -12,7 +12,7 @@ from enum import Enum
 
 import msgspec
 
-from conveyor.domain import lifecycle, limits
+from conveyor.domain import lifecycle
 from conveyor.domain.changes import (
     BatchKey,
     Change,
@@ -53,10 +53,10 @@ class Path(Enum):
     LATER = "staged, and ingested after the answer"
 
 
-def choose_path(tasks_count: int, *, sync_max: int) -> Path:
+def choose_path(tasks_count: int, *, at_once_max: int, sync_max: int) -> Path:
     if tasks_count >= sync_max:
         return Path.LATER
-    return Path.AT_ONCE if tasks_count <= limits.INLINE_TASKS_MAX else Path.INLINE
+    return Path.AT_ONCE if tasks_count <= at_once_max else Path.INLINE
 
 
 def make_task(spec: TaskSpec, origin: tuple[RunId, BatchId], run: Run, now: float) -> Task:

@@ -31,7 +31,6 @@ from conveyor.domain.model import (
     Stats,
     Task,
     TaskRef,
-    TaskStatus,
 )
 from conveyor.domain.randomness import Random
 from conveyor.domain.retry import retry_delay_s
@@ -196,8 +195,9 @@ def may_retry(
 def read_settle(verdict: Verdict, task: Task) -> SettleVerdict:
     """Reads the store's verdict on a settle or release of this claim of `task`.
 
-    A refusal by our own earlier try, whose outcome was unknown, is a settle all the same: only
-    the holder of a claim moves its task out of hand under the same number.
+    A refusal by our own earlier try, whose outcome was unknown, is a settle all the same. It is
+    told by the attempt that it counted: handing back, the other thing that a holder does under
+    the same claim, counts none.
     """
     if isinstance(verdict, Applied):
         stats = verdict.rows[1]
@@ -210,7 +210,7 @@ def read_settle(verdict: Verdict, task: Task) -> SettleVerdict:
     if isinstance(row, Stats):
         return GateShut()
     assert isinstance(row, Task)
-    if row.claim == task.claim and row.status is not TaskStatus.PROCESSING:
+    if row.claim == task.claim and row.attempts > task.attempts:
         return Settled(None)
     return LostClaim()
 

@@ -61,10 +61,16 @@ class HttpPool:
     async def fetch(self, request: Request) -> Response:
         """The response, whatever its status. Raises the family of FetchFailed."""
         head = encode_request(request)
+        origin = request.target.origin
         pace = Pace(request.deadline_s, self._limits.read_timeout_s)
         with pace.scope:
-            async with self._slots.hold(request.target.origin):
+            if not self._slots.acquire_nowait(origin):
+                pace.relax()
+                await self._slots.acquire(origin)
+            try:
                 return await self._fetch(request, head, pace)
+            finally:
+                self._slots.release(origin)
         raise TimedOut("no complete answer before the deadline")
 
     async def _fetch(self, request: Request, head: bytes, pace: Pace) -> Response:

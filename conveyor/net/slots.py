@@ -1,13 +1,13 @@
 """Who may have a connection, and which idle ones are kept: all in constant time.
 
-A fetch holds a slot of its origin and one of the pool. Idle connections are counted too: when
-the pool is full of them, the one that idled longest makes room.
+A fetch holds a slot of its origin and one of the pool, taken in this order, so that a crowded
+origin never holds up the others. Idle connections are counted too: when the pool is full of them,
+the one that idled longest makes room.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from types import TracebackType
 
 import msgspec
 import trio
@@ -54,18 +54,30 @@ class Slots:
     def origin_count(self) -> int:
         return len(self._lanes)
 
-    def hold(self, origin: Origin) -> Hold:
-        return Hold(self, origin)
+    def acquire_nowait(self, origin: Origin) -> bool:
+        """A slot if one is free at once, both of the origin and of the pool."""
+        lane = self._lane(origin)
+        try:
+            lane.slots.acquire_nowait()
+        except trio.WouldBlock:
+            return False
+        try:
+            self._total.acquire_nowait()
+        except trio.WouldBlock:
+            lane.slots.release()
+            self._forget(origin, lane)
+            return False
+        lane.users += 1
+        self._leased += 1
+        return True
 
     async def acquire(self, origin: Origin) -> None:
-        lane = self._lanes.get(origin)
-        if lane is None:
-            lane = self._lanes[origin] = _Lane(self._limits.connections_per_origin_max)
+        lane = self._lane(origin)
         lane.users += 1
         try:
-            await _acquire(lane.slots)
+            await lane.slots.acquire()
             try:
-                await _acquire(self._total)
+                await self._total.acquire()
             except BaseException:
                 lane.slots.release()
                 raise
@@ -118,6 +130,12 @@ class Slots:
         wire.close()
         self._forget(origin, lane)
 
+    def _lane(self, origin: Origin) -> _Lane:
+        lane = self._lanes.get(origin)
+        if lane is None:
+            lane = self._lanes[origin] = _Lane(self._limits.connections_per_origin_max)
+        return lane
+
     def _leave(self, origin: Origin, lane: _Lane) -> None:
         lane.users -= 1
         self._forget(origin, lane)
@@ -125,31 +143,3 @@ class Slots:
     def _forget(self, origin: Origin, lane: _Lane) -> None:
         if not lane.users and not lane.idle:
             del self._lanes[origin]
-
-
-class Hold:
-    """`async with slots.hold(origin)`: a slot for the length of one fetch."""
-
-    __slots__ = ("_origin", "_slots")
-
-    def __init__(self, slots: Slots, origin: Origin) -> None:
-        self._slots = slots
-        self._origin = origin
-
-    async def __aenter__(self) -> None:
-        await self._slots.acquire(self._origin)
-
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        self._slots.release(self._origin)
-
-
-async def _acquire(semaphore: trio.Semaphore) -> None:
-    try:
-        semaphore.acquire_nowait()
-    except trio.WouldBlock:
-        await semaphore.acquire()

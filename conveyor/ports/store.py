@@ -21,6 +21,7 @@ class Store(Protocol):
     - Applied carries the rows as written, in the order of the writes.
     - The changes of one call are judged one by one, in order; one refusal spares the others.
     - The effects of an applied change happen; those of a refused one do not.
+    - Refs that a change or a chunk sends make their run's queue where there is none.
     - Any method may raise Unavailable; the outcome of a write is then unknown.
     """
 

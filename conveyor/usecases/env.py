@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from conveyor.domain import ids, limits
 from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.admission import Path, choose_path
 from conveyor.domain.changes import Change, Verdict
 from conveyor.domain.randomness import Random
 from conveyor.ports.blobs import Blobs
@@ -21,16 +22,21 @@ from conveyor.ports.vault import Vault
 class Policy:
     """What an operator may tune; pinned on rows where a later change must not reach them.
 
-    `targets` is what our own fetches may reach; None when a gateway elsewhere fetches. `webhooks`
-    is what our deliveries may reach.
+    `at_once_max` is how many tasks the engine takes in one transaction with their job. `targets`
+    is what our own fetches may reach; None when a gateway elsewhere
+    fetches. `webhooks` is what our deliveries may reach.
     """
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
+    at_once_max: int = limits.AT_ONCE_TASKS_MAX
     shard_count: int = limits.TASK_SHARD_COUNT
     max_inflight: int = limits.MAX_INFLIGHT
     targets: TargetPolicy | None = field(default_factory=TargetPolicy)
     webhooks: TargetPolicy = field(default_factory=TargetPolicy)
     teardown_s: float = 0.8
+
+    def path_for(self, tasks_count: int) -> Path:
+        return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,7 @@ async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: Job
 
 
 async def _admit_job(env: Env, job: Job, run: Run, specs: list[TaskSpec]) -> Accepted:
-    path = admission.choose_path(len(specs), sync_max=env.policy.sync_tasks_max)
+    path = env.policy.path_for(len(specs))
     tasks: list[Task] = []
     batch: Batch | None = None
     if path is Path.AT_ONCE:
@@ -98,7 +98,6 @@ async def _admit_job(env: Env, job: Job, run: Run, specs: list[TaskSpec]) -> Acc
             ingest_status=IngestStatus.PENDING if path is Path.LATER else None,
         )
         batch = admission.make_batch(run, FIRST_BATCH, source, total=len(specs), now=job.created_at)
-    await env.queue.open_run(run.run_id)
     verdict = await env.commit(admission.new_job(job, run, batch, tasks))
     if isinstance(verdict, Stale):
         existing = await env.store.read(JobKey(job.job_id))

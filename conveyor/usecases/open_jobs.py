@@ -73,14 +73,13 @@ async def _admit(
     now = env.now()
     tasks: list[Task] = []
     source = None
-    path = admission.choose_path(len(specs), sync_max=env.policy.sync_tasks_max)
+    path = env.policy.path_for(len(specs))
     if path is Path.AT_ONCE:
         origin = (run.run_id, batch_id)
         tasks = [admission.make_task(spec, origin, run, now) for spec in specs]
     else:
         source = await staging.stage(env, job.job_id, run.run_id, batch_id, specs)
     batch = admission.make_batch(run, batch_id, source, total=len(specs), now=now)
-    await env.queue.open_run(run.run_id)
     change = admission.add_batch(job, run, batch, tasks, is_last=is_last, now=now)
     if isinstance(await env.commit(change), Applied):
         return batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from conveyor.domain import admission, ingestion, limits
+from conveyor.domain import admission, ingestion
 from conveyor.domain.admission import Path
 from conveyor.domain.changes import Applied, RunKey
 from conveyor.domain.errors import Conflict
@@ -75,7 +75,7 @@ async def _from_rows(
         raise Conflict("No task of the latest run matches the filter.", code="no_matching_tasks")
     retried = sum(counts[status] for status in chosen | TASK_UNFINISHED)
     source = RowsOf(run_id=previous.run_id, retry=chosen)
-    path = admission.choose_path(previous.total, sync_max=env.policy.sync_tasks_max)
+    path = env.policy.path_for(previous.total)
     run = _next_run(env, job, previous, run_id, path=path)
     run = msgspec.structs.replace(run, planned=previous.total, retried=retried)
     tasks: list[Task] = []
@@ -133,7 +133,6 @@ def _renewed(batch: Batch, run: Run, previous: Run) -> Batch:
 
 
 async def _start(env: Env, job: Job, run: Run, batches: list[Batch], tasks: list[Task]) -> Rerun:
-    await env.queue.open_run(run.run_id)
     verdict = await env.commit(admission.new_run(job, run, batches, tasks))
     if not isinstance(verdict, Applied):
         begun = await env.store.read(RunKey(job.job_id, run.run_id))
@@ -199,6 +198,6 @@ async def _all_rows(env: Env, run: Run) -> list[Task]:
         job_id=run.job_id,
         run_id=run.run_id,
         shard_count=run.shard_count,
-        limit=limits.INLINE_TASKS_MAX + 1,
+        limit=run.total,
     )
     return await env.store.find(query)

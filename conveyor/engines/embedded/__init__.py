@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from conveyor.engines.embedded.engine import EmbeddedEngine, join_engine, open_engine
-from conveyor.engines.embedded.errors import DataDirInUse, WrongSchema
+from conveyor.engines.embedded.errors import DataDirInUse, SqliteTooOld, WrongSchema
 
-__all__ = ["DataDirInUse", "EmbeddedEngine", "WrongSchema", "join_engine", "open_engine"]
+__all__ = [
+    "DataDirInUse",
+    "EmbeddedEngine",
+    "SqliteTooOld",
+    "WrongSchema",
+    "join_engine",
+    "open_engine",
+]

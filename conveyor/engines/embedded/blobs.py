@@ -35,7 +35,7 @@ _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*\Z")
 _NAME_CHARS_MAX = 255
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _PIECE_BYTES = 256 * 1024
-_THREADS_MAX = 1
+_THREADS_MAX = 4
 _BATCH_MAX = 32
 _DELETE_MAX = 1000
 _LANDINGS_MAX = 3
@@ -69,6 +69,7 @@ class FileBlobs:
         self._numbers = itertools.count()
         self._waiting: deque[_Put] = deque()
         self._threads_count = 0
+        self._rest = trio.lowlevel.ParkingLot()
         self._durable_dirs = {self._root}
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
@@ -112,6 +113,11 @@ class FileBlobs:
             raise_translated_os(error)
         return gone
 
+    async def wait_until_at_rest(self) -> None:
+        """Returns when no thread is at work, not even for a put that was cancelled."""
+        while self._threads_count:
+            await self._rest.park()
+
     def _place(self, key: str) -> tuple[str, str]:
         """The directory and the path of the body with this key."""
         _check(key)
@@ -136,6 +142,7 @@ class FileBlobs:
     def _wake(self, batch: list[_Put]) -> None:
         self._threads_count -= 1
         self._muster()
+        self._rest.unpark_all()
         for put in batch:
             if put.task is not None:
                 trio.lowlevel.reschedule(put.task, put.result)
@@ -145,7 +152,7 @@ class FileBlobs:
         for step in (self._write, _sync, self._land):
             going = [put for put in going if _succeeds(step, put)]
         for directory in {put.directory for put in going}:
-            synced = outcome.capture(_sync_directory, directory)
+            synced = outcome.capture(sync_directory, directory)
             if isinstance(synced, outcome.Error):
                 for put in going:
                     put.result = synced if put.directory == directory else put.result
@@ -181,7 +188,7 @@ class FileBlobs:
             self._make_directory(parent)
             with suppress(FileExistsError):
                 os.mkdir(directory, 0o700)
-            _sync_directory(parent)
+            sync_directory(parent)
             self._durable_dirs.add(directory)
 
     def _delete_some(self, prefix: str) -> int:
@@ -194,7 +201,7 @@ class FileBlobs:
                 os.unlink(path)
         if not doomed and os.path.isdir(parent):
             self._remove_directories(f"{parent}/{last}")
-            _sync_directory(parent)
+            sync_directory(parent)
         return len(doomed)
 
     def _remove_directories(self, top: str) -> None:
@@ -230,7 +237,7 @@ def _sync(put: _Put) -> None:
     os.close(descriptor)
 
 
-def _sync_directory(directory: str) -> None:
+def sync_directory(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -12,7 +12,7 @@ from random import Random
 
 import trio
 
-from conveyor.engines.embedded.blobs import FileBlobs
+from conveyor.engines.embedded.blobs import FileBlobs, sync_directory
 from conveyor.engines.embedded.coordinator import SqliteCoordinator
 from conveyor.engines.embedded.database import open_database
 from conveyor.engines.embedded.errors import WrongSchema
@@ -50,7 +50,7 @@ async def open_engine(
         recover(connection, clock.now())
 
     with owning(data_dir, role=owner, now=clock.now()):
-        await trio.to_thread.run_sync(_clear_temps, data_dir)
+        await trio.to_thread.run_sync(_make_places, data_dir)
         async with _serving(data_dir, prepare, clock, random) as engine:
             yield engine
 
@@ -71,17 +71,24 @@ async def _serving(
     data_dir: Path, prepare: Callable[[sqlite3.Connection], None], clock: Clock, random: Random
 ) -> AsyncIterator[EmbeddedEngine]:
     async with open_database(data_dir / _DATABASE, prepare) as database:
-        yield EmbeddedEngine(
-            store=SqliteStore(database, clock),
-            queue=SqliteQueue(database, clock),
-            blobs=FileBlobs(data_dir / "blobs", data_dir / "temp"),
-            coordinator=SqliteCoordinator(database, clock, random),
-        )
+        blobs = FileBlobs(data_dir / "blobs", data_dir / "temp")
+        try:
+            yield EmbeddedEngine(
+                store=SqliteStore(database, clock),
+                queue=SqliteQueue(database, clock),
+                blobs=blobs,
+                coordinator=SqliteCoordinator(database, clock, random),
+            )
+        finally:
+            with trio.CancelScope(shield=True):
+                await blobs.wait_until_at_rest()
 
 
-def _clear_temps(data_dir: Path) -> None:
-    """Makes the places for bodies, and removes those that were never finished."""
+def _make_places(data_dir: Path) -> None:
+    """Makes the places for bodies, and removes bodies that were never finished."""
     for name in ("blobs", "temp"):
         (data_dir / name).mkdir(mode=0o700, exist_ok=True)
     for entry in os.scandir(data_dir / "temp"):
         os.unlink(entry)
+    for directory in (data_dir, data_dir.absolute().parent):
+        sync_directory(str(directory))

@@ -18,8 +18,16 @@ class DataDirInUse(ConveyorError):
         self.pid = pid
 
 
+class DataDirUnusable(ConveyorError):
+    """The data directory cannot be made, or not be written to."""
+
+
 class WrongSchema(ConveyorError):
     """The database was written by another version of Conveyor than this one can serve."""
+
+
+class SqliteTooOld(ConveyorError):
+    """The SQLite library of this Python lacks what the schema needs."""
 
 
 # What the world does to a database. Anything else (a constraint, bad SQL) is our own mistake.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from conveyor.engines.embedded.errors import DataDirInUse
+from conveyor.engines.embedded.errors import DataDirInUse, DataDirUnusable
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -25,8 +25,7 @@ class Owner(msgspec.Struct, frozen=True):
 @contextmanager
 def owning(data_dir: Path, *, role: str, now: float) -> Iterator[None]:
     """Holds the directory, made if need be; DataDirInUse when somebody else does."""
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(data_dir / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = _open_lock(data_dir)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,6 +35,17 @@ def owning(data_dir: Path, *, role: str, now: float) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def _open_lock(data_dir: Path) -> int:
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(data_dir / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DataDirUnusable(
+            f"{data_dir} cannot be used as the data directory ({error.strerror}): "
+            "choose another with CONVEYOR_DATA_DIR"
+        ) from error
 
 
 def _introduce(data_dir: Path, owner: Owner) -> None:

@@ -4,8 +4,6 @@ There is one owner at a time and it opens the data directory first, so whatever 
 moment is in nobody's hand. It goes through the messages in hand, never through all tasks.
 """
 
-# ruff: noqa: S608 -- SQL text is put together from our own names; values are parameters.
-
 from __future__ import annotations
 
 import sqlite3
@@ -13,18 +11,21 @@ import sqlite3
 from conveyor.engines.embedded.queue import sweep
 
 # In hand and still hidden. One whose time is past has come back by itself, and so will its claim.
-_IN_HAND = """
-FROM queues CROSS JOIN messages USING (queue_id)
-WHERE visible_at > :now AND in_hand = 1
-"""
-_LAPSE_CLAIMS = f"""
+_LAPSE_CLAIMS = """
 UPDATE tasks SET claim_until = 0 WHERE claim_until > 0 AND rowid IN (
-    SELECT tasks.rowid {_IN_HAND.replace("WHERE", "CROSS JOIN tasks USING (run_id, task_id) WHERE")}
+    SELECT tasks.rowid
+    FROM queues
+    CROSS JOIN messages USING (queue_id)
+    CROSS JOIN tasks USING (run_id, task_id)
+    WHERE messages.visible_at > :now AND messages.in_hand = 1
 )
 """
-_SHOW_MESSAGES = f"""
+_SHOW_MESSAGES = """
 UPDATE messages SET visible_at = :now, in_hand = 0 WHERE message_id IN (
-    SELECT message_id {_IN_HAND}
+    SELECT message_id
+    FROM queues
+    CROSS JOIN messages USING (queue_id)
+    WHERE visible_at > :now AND in_hand = 1
 )
 """
 _LAPSE_KEYS = """

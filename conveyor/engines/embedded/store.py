@@ -1,7 +1,8 @@
 """SqliteStore: every change is one step of a transaction, its effects included (SPEC 5).
 
-A change is judged before it writes, so a refusal leaves nothing to undo: all conditions but the
-first are looked at, the first write carries its own, and the rest then cannot fail.
+Each write carries its guard and answers with its row, so that the common case is one statement a
+write; only a refusal is looked into. A change of several writes is undone through a savepoint,
+which costs less than to look at all guards first (a settle: 65 us, against 70).
 """
 
 # ruff: noqa: S608 -- SQL text is put together from our own names; values are parameters.
@@ -38,22 +39,21 @@ from conveyor.engines.embedded import statements
 from conveyor.engines.embedded.database import Database
 from conveyor.engines.embedded.finds import find
 from conveyor.engines.embedded.queue import enqueue
-from conveyor.engines.embedded.rows import TASKS
+from conveyor.engines.embedded.rows import BATCHES, NOTICES, RUNS, STATS, TASKS
 from conveyor.ports.clock import Clock
 
 _SLICE_ROWS = 500  # Removed in one step: about 5 ms during which nothing else runs.
 
 # Runs come last: only their rows tell whose the tasks are.
-_ROWS_OF_RUN = (
-    "tasks WHERE run_id = :run",
-    *[
-        f"{name} WHERE job_id = :job AND run_id = :run"
-        for name in ("stats", "batches", "notices", "runs")
-    ],
-)
-_ROWS_OF_JOB = (
-    "tasks WHERE run_id IN (SELECT run_id FROM runs WHERE job_id = :job)",
-    *[f"{name} WHERE job_id = :job" for name in ("stats", "batches", "notices", "runs")],
+_TASKS_OF_JOB = "run_id IN (SELECT run_id FROM runs WHERE job_id = :job)"
+_OF_JOB = "job_id = :job"
+_OF_RUN = "job_id = :job AND run_id = :run"
+_SCRUBBED = (
+    (TASKS, _TASKS_OF_JOB, "run_id = :run"),
+    (STATS, _OF_JOB, _OF_RUN),
+    (BATCHES, _OF_JOB, _OF_RUN),
+    (NOTICES, _OF_JOB, _OF_RUN),
+    (RUNS, _OF_JOB, _OF_RUN),
 )
 
 
@@ -107,22 +107,34 @@ class SqliteStore:
 
 
 def _apply(connection: sqlite3.Connection, change: Change, now: float) -> Verdict:
-    writes = change.writes
-    assert len({write.key for write in writes}) == len(writes), "two writes to one row"
-    # A first insert or update is its own check; the answer of a delete would not tell.
-    looked_at = writes[not isinstance(writes[0], Delete) :] if writes else ()
-    if any(_refusal(connection, write) for write in looked_at):
-        return _answer_no(connection, writes)
-    rows: list[Row | None] = []
-    for write in writes:
-        row = _perform(connection, write)
-        if row is None and not isinstance(write, Delete):
-            assert not rows, "only the first write can be refused"
-            return _answer_no(connection, writes)
-        rows.append(row)
+    rows = _write_all(connection, change.writes)
+    if rows is None:
+        return _answer_no(connection, change.writes)
     for effect in change.effects:
         enqueue(connection, effect.refs, now)
     return Applied(tuple(rows))
+
+
+def _write_all(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Row | None] | None:
+    """The rows as written; None, and nothing written, when one of the writes is refused."""
+    if len(writes) == 1:  # Happens or not, all by itself.
+        return _write_each(connection, writes)
+    connection.execute("SAVEPOINT change")
+    rows = _write_each(connection, writes)
+    if rows is None:
+        connection.execute("ROLLBACK TO change")
+    connection.execute("RELEASE change")
+    return rows
+
+
+def _write_each(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Row | None] | None:
+    rows: list[Row | None] = []
+    for write in writes:
+        row = _perform(connection, write)
+        if row is None and (not isinstance(write, Delete) or _refusal(connection, write)):
+            return None
+        rows.append(row)
+    return rows
 
 
 def _perform(connection: sqlite3.Connection, write: Write) -> Row | None:
@@ -140,6 +152,7 @@ def _perform(connection: sqlite3.Connection, write: Write) -> Row | None:
 
 def _answer_no(connection: sqlite3.Connection, writes: Sequence[Write]) -> Verdict:
     refusals = [no for write in writes if (no := _refusal(connection, write)) is not None]
+    assert refusals, "two writes to one row in one change"
     return next((no for no in refusals if isinstance(no, Missing)), refusals[0])
 
 
@@ -185,9 +198,13 @@ def _put_chunk(connection: sqlite3.Connection, chunk: Chunk, now: float) -> Verd
 def _scrub(
     connection: sqlite3.Connection, *, job_id: JobId, run_id: RunId | None, limit: int
 ) -> int:
-    names = {"job": job_id, "run": run_id}
     gone = 0
-    for rows in _ROWS_OF_JOB if run_id is None else _ROWS_OF_RUN:
-        sql = f"DELETE FROM {rows} LIMIT :limit"
-        gone += connection.execute(sql, names | {"limit": limit - gone}).rowcount
+    for table, of_job, of_run in _SCRUBBED:
+        key = ", ".join(table.key_columns)
+        which = of_job if run_id is None else of_run
+        doomed = f"SELECT {key} FROM {table.name} WHERE {which} LIMIT :limit"
+        values = {"job": job_id, "run": run_id, "limit": limit - gone}
+        gone += connection.execute(
+            f"DELETE FROM {table.name} WHERE ({key}) IN ({doomed})", values
+        ).rowcount
     return gone

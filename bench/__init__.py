@@ -1,0 +1,1 @@
+"""Benchmarks: one file per question, all arms in one process, answers as ratios."""

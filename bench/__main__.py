@@ -1,0 +1,25 @@
+"""`python -m bench NAME`: runs one benchmark; without a name, lists them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+QUESTIONS = {
+    "settle": "How many tasks a second can the embedded engine settle, beside bare SQLite?",
+    "submit": "How long does a submit of 1, 100 and 9,999 tasks take, beside bare SQLite?",
+}
+
+
+def main() -> None:
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in QUESTIONS:
+        print("usage: python -m bench NAME [options]\n")
+        for known, question in QUESTIONS.items():
+            print(f"  {known:12} {question}")
+        sys.exit(0 if not name else 2)
+    importlib.import_module(f"bench.{name}").main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

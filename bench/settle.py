@@ -1,0 +1,189 @@
+"""How many tasks a second can the embedded engine settle, beside bare SQLite?
+
+Every arm flips the same number of tasks and counts each in the same transaction, durably. The
+bare arms do nothing else; Conveyor's also check claim and gate, and answer with the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import trio
+from prometheus_client import CollectorRegistry
+
+from actors.messages import Settle, ShardWriterMessage
+from actors.runtime import Mailbox, Reply
+from actors.shard_writer import ShardWriter
+from actors.tree import LocalSignals, Mailboxes
+from bench.bare import bare_database, insert_run, settle
+from conveyor.domain import settlement
+from conveyor.domain.admission import make_ref
+from conveyor.domain.ids import CallerId, JobId
+from conveyor.domain.model import Result, Task, TaskRef
+from conveyor.domain.queries import TasksOf
+from conveyor.domain.settlement import Claimed, Settled, SettleVerdict, Spent
+from conveyor.domain.submission import TaskDraft
+from conveyor.engines.embedded import EmbeddedEngine, open_engine
+from conveyor.engines.system import AesVault, SystemClock
+from conveyor.telemetry import make_metrics
+from conveyor.usecases import jobs
+from conveyor.usecases.env import Env
+
+RESULT = Result("jobs/x/runs/y/z/1", 20_000, "0" * 64, "text/html", 200)
+Pair = tuple[TaskRef, Task]
+
+
+class Arm(msgspec.Struct, frozen=True):
+    name: str
+    per_second: float
+    cpu_us: float
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench settle", description=__doc__)
+    parser.add_argument("--n", type=int, default=9_000, help="tasks per arm")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=".", prefix=".bench-") as folder:
+        arms = _bare_arms(Path(folder), options.n)
+        arms += trio.run(_conveyor_arms, Path(folder), options.n)
+    _show(arms)
+    if options.json:
+        print(msgspec.json.encode({arm.name: round(arm.per_second) for arm in arms}).decode())
+
+
+def _measure(name: str, count: int, work: Callable[[], object]) -> Arm:
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return _arm(name, count, wall, cpu)
+
+
+def _arm(name: str, count: int, wall: float, cpu: float) -> Arm:
+    seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
+    return Arm(name, count / seconds, cpu_seconds / count * 1e6)
+
+
+def _bare_arms(folder: Path, count: int) -> list[Arm]:
+    ids = [f"{number:032x}" for number in range(count)]
+    arms = []
+    with bare_database(folder / "bare.db") as connection:
+        for name, group in (("bare, one a commit", 1), ("bare, 90 a commit", 90)):
+            insert_run(connection, name, ids)
+            work = lambda name=name, group=group: settle(connection, name, ids, group)  # noqa: E731
+            arms.append(_measure(name, count, work))
+    return arms
+
+
+async def _conveyor_arms(folder: Path, count: int) -> list[Arm]:
+    clock, randomness = SystemClock(), random.Random(1)
+    async with open_engine(
+        folder / "data", clock=clock, random=randomness, owner="bench"
+    ) as engine:
+        env = _env(engine, clock, randomness)
+        arms = []
+        for name, run in (
+            ("conveyor, 64 waiting", _settle_each),
+            ("conveyor, shard writer", _settle_through_writer),
+        ):
+            claimed = await _claimed(env, count)
+            wall, cpu = time.perf_counter(), time.process_time()
+            await run(env, claimed)
+            arms.append(_arm(name, count, wall, cpu))
+        return arms
+
+
+def _env(engine: EmbeddedEngine, clock: SystemClock, randomness: random.Random) -> Env:
+    mail = Mailboxes()
+    return Env(
+        store=engine.store,
+        queue=engine.queue,
+        blobs=engine.blobs,
+        coordinator=engine.coordinator,
+        clock=clock,
+        vault=AesVault(bytes(32)),
+        signals=LocalSignals(mail.discovery.address, mail.streamer.address),
+        random=randomness,
+        owner="bench",
+    )
+
+
+async def _claimed(env: Env, count: int) -> list[Pair]:
+    """A fresh run of `count` tasks, every one of them claimed."""
+    drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(count)]
+    accepted = await jobs.submit(
+        env, CallerId("bench"), jobs.Submission(drafts=drafts), job_id=JobId(env.mint())
+    )
+    run = accepted.run
+    query = TasksOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=count)
+    claimed: list[Pair] = []
+    refs = [make_ref(run, row) for row in await env.store.find(query)]
+    for start in range(0, count, 500):
+        now = env.now()
+        group = refs[start : start + 500]
+        verdicts = await env.store.commit([settlement.claim(ref, now=now) for ref in group])
+        for ref, verdict in zip(group, verdicts, strict=True):
+            claim = settlement.read_claim(verdict, now=now)
+            assert isinstance(claim, Claimed)
+            claimed.append((ref, claim.task))
+    return claimed
+
+
+async def _settle_each(env: Env, claimed: Sequence[Pair]) -> None:
+    """64 tasks at a time, each committing its own settle: the engine groups them."""
+
+    async def one(ref: TaskRef, task: Task) -> None:
+        change = settlement.succeed(ref, task, RESULT, spent=Spent(), now=env.now())
+        verdict = settlement.read_settle(await env.commit(change), task)
+        assert isinstance(verdict, Settled)
+
+    await _in_parallel(claimed, one)
+
+
+async def _settle_through_writer(env: Env, claimed: Sequence[Pair]) -> None:
+    """The real path: 200 task runners ask one shard writer."""
+    mailbox: Mailbox[ShardWriterMessage] = Mailbox(capacity=1_000)
+    writer = ShardWriter(env=env, metrics=make_metrics(CollectorRegistry()))
+
+    async def one(ref: TaskRef, task: Task) -> None:
+        change = settlement.succeed(ref, task, RESULT, spent=Spent(), now=env.now())
+
+        def make(reply: Reply[SettleVerdict]) -> Settle:
+            return Settle(ref, task, change, None, reply)
+
+        verdict: SettleVerdict = await mailbox.address.ask(make, deadline_s=30)
+        assert isinstance(verdict, Settled)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run, mailbox.open_inbox())
+        await _in_parallel(claimed, one, workers=200)
+        nursery.cancel_scope.cancel()
+
+
+async def _in_parallel(
+    pairs: Sequence[Pair], one: Callable[[TaskRef, Task], Awaitable[None]], workers: int = 64
+) -> None:
+    waiting = iter(pairs)
+
+    async def work() -> None:
+        for ref, task in waiting:
+            await one(ref, task)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(workers):
+            nursery.start_soon(work)
+
+
+def _show(arms: Sequence[Arm]) -> None:
+    single, grouped = arms[0].per_second, arms[1].per_second
+    print(f"{'':26}{'tasks/s':>10}{'CPU us':>9}{'to bare':>9}{'to grouped':>12}")
+    for arm in arms:
+        print(
+            f"{arm.name:26}{arm.per_second:>10,.0f}{arm.cpu_us:>9.0f}"
+            f"{arm.per_second / single:>8.2f}x{arm.per_second / grouped:>11.2f}x"
+        )

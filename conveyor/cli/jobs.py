@@ -1,0 +1,203 @@
+"""`conveyor jobs`: submit and manage jobs on a running server (SPEC 1.2)."""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+
+import click
+
+from conveyor.cli.jobs_lists import add, submit
+from conveyor.cli.jobs_results import download, results
+from conveyor.cli.jobs_session import Session, json_option, sentence
+from conveyor.cli.jobs_tables import job_page, jobs_table, runs_table
+from conveyor.cli.jobs_watch import watch_run
+from conveyor.domain.lifecycle import JOB_VISIBLE
+from conveyor.sdk import Client, RunResponse, SdkError
+from conveyor.sdk.polling import run_of
+
+# The server gives up on a request by itself before this.
+TIMEOUT_S = 75.0
+RUNS_SHOWN_MAX = 10
+
+
+class _Jobs(click.Group):
+    """What the SDK raises becomes a sentence, whichever command it came from."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except SdkError as error:
+            raise click.ClickException(sentence(error, ctx.params["server"])) from None
+
+
+@click.group(cls=_Jobs)
+@click.option(
+    "--server",
+    metavar="URL",
+    envvar="CONVEYOR_URL",
+    default="http://127.0.0.1:8080",
+    show_default=True,
+    show_envvar=True,
+    help="Where the server is.",
+)
+@click.option(
+    "--api-key",
+    metavar="KEY",
+    envvar="CONVEYOR_API_KEY",
+    default="dev",
+    show_default=True,
+    show_envvar=True,
+    help="Who you are to it.",
+)
+@click.pass_context
+def jobs(ctx: click.Context, server: str, api_key: str) -> None:
+    """Submit and manage jobs on a running server."""
+    try:
+        client = Client(server, api_key, timeout_s=TIMEOUT_S)
+    except ValueError as error:
+        raise click.ClickException(f"{error}. See --server and --api-key.") from None
+    ctx.obj = Session.with_server(ctx.with_resource(client))
+
+
+@jobs.command("list")
+@click.option("--status", type=click.Choice(sorted(JOB_VISIBLE)), help="Only such jobs.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@json_option
+@click.pass_obj
+def list_jobs(session: Session, status: str | None, limit: int, as_json: bool) -> None:
+    """List your jobs, newest first.
+
+    With --json, a line of JSON for each.
+    """
+    found = session.client.list(status=status)
+    shown = list(islice(found, limit))
+    if as_json:
+        for job in shown:
+            session.write_json(job)
+        return
+    if not shown:
+        session.remark("There are no jobs. `conveyor jobs submit FILE` makes one.")
+        return
+    session.out.print(jobs_table(shown))
+    if next(found, None) is not None:
+        session.remark("There are more: --limit shows more of them.")
+
+
+@jobs.command()
+@click.argument("job")
+@json_option
+@click.pass_obj
+def show(session: Session, job: str, as_json: bool) -> None:
+    """Show a job and its runs."""
+    found = session.client.get(job)
+    runs = [] if as_json else list(islice(session.client.runs(job), RUNS_SHOWN_MAX))
+    session.answer(found, job_page(found, runs), as_json=as_json)
+
+
+@jobs.command()
+@click.argument("job")
+@json_option
+@click.pass_obj
+def watch(session: Session, job: str, as_json: bool) -> None:
+    """Watch the latest run until it has ended.
+
+    The exit code is 1 if some of it failed.
+    """
+    sys.exit(watch_run(session, run_of(session.client.get(job)), as_json=as_json))
+
+
+@jobs.command()
+@click.argument("job")
+@json_option
+@click.pass_obj
+def stop(session: Session, job: str, as_json: bool) -> None:
+    """Stop the latest run for good; what it has is kept."""
+    run = session.client.stop(job)
+    _answer_run(session, run, as_json=as_json)
+    if run.receipt is not None and run.receipt.abandoned:
+        session.remark(f"A gateway may still be busy with {run.receipt.abandoned:,} pages.")
+
+
+@jobs.command()
+@click.argument("job")
+@json_option
+@click.pass_obj
+def pause(session: Session, job: str, as_json: bool) -> None:
+    """Pause the latest run."""
+    _answer_run(session, session.client.pause(job), as_json=as_json)
+
+
+@jobs.command()
+@click.argument("job")
+@json_option
+@click.pass_obj
+def resume(session: Session, job: str, as_json: bool) -> None:
+    """Let a paused run go on."""
+    _answer_run(session, session.client.resume(job), as_json=as_json)
+
+
+@jobs.command()
+@click.argument("job")
+@click.option(
+    "--status",
+    metavar="STATUS,...",
+    help="Only tasks like these (failed, pending, ...); the others are inherited.",
+)
+@click.option("--watch", is_flag=True, help="Stay and watch the run to its end.")
+@json_option
+@click.pass_obj
+def rerun(session: Session, job: str, status: str | None, watch: bool, as_json: bool) -> None:
+    """Run a job again: all of it, or the tasks that --status names."""
+    statuses = None if status is None else status.split(",")
+    started = session.client.rerun(job, statuses=statuses)
+    counts = f"{started.retried_tasks:,} tasks start over, {started.inherited_tasks:,} are kept."
+    if watch:
+        session.remark(counts)
+        sys.exit(watch_run(session, started.latest_run, as_json=as_json))
+    shown = f"Run {started.latest_run.run_id}: {counts}"
+    session.answer(started, shown, as_json=as_json)
+
+
+@jobs.command()
+@click.argument("job")
+@json_option
+@click.pass_obj
+def close(session: Session, job: str, as_json: bool) -> None:
+    """Close an open job: no more tasks will come."""
+    closed = session.client.close(job)
+    session.answer(closed, f"Job {closed.job_id} is closed.", as_json=as_json)
+
+
+@jobs.command()
+@click.argument("job")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def delete(session: Session, job: str, yes: bool) -> None:
+    """Delete a job with everything it made."""
+    if not yes and not _is_sure(session, job):
+        session.remark("Nothing was deleted.")
+        sys.exit(1)
+    session.client.delete(job)
+    session.remark(f"Job {job} is deleted.")
+
+
+def _is_sure(session: Session, job: str) -> bool:
+    found = session.client.get(job)
+    pages = found.latest_run.stats.successful if found.latest_run is not None else 0
+    name = f" ({found.name!r})" if found.name else ""
+    question = f"Delete job {found.job_id}{name} with its {pages:,} pages?"
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise click.ClickException("Nobody is there to be asked: say --yes.") from None
+
+
+def _answer_run(session: Session, run: RunResponse, *, as_json: bool) -> None:
+    session.answer(run, runs_table([run]), as_json=as_json)
+
+
+for command in (submit, add, results, download):
+    jobs.add_command(command)

@@ -1,0 +1,47 @@
+"""Faults as wrappers around a real engine: calls that fail before or after they took effect."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from conveyor.ports.errors import Unavailable
+
+P = TypeVar("P")
+
+
+@dataclass(slots=True)
+class Faults:
+    """`before` and `after`: how many of the next calls of a method fail on which side."""
+
+    before: Counter[str] = field(default_factory=Counter)
+    after: Counter[str] = field(default_factory=Counter)
+    fired: Counter[str] = field(default_factory=Counter)
+
+    def strike(self, side: Counter[str], method: str) -> None:
+        if side[method] > 0:
+            side[method] -= 1
+            self.fired[method] += 1
+            raise Unavailable(f"{method} was struck")
+
+
+def faulty(port: P, faults: Faults) -> P:
+    return cast("P", _Faulty(port, faults))
+
+
+class _Faulty:
+    def __init__(self, port: object, faults: Faults) -> None:
+        self._port = port
+        self._faults = faults
+
+    def __getattr__(self, method: str) -> Any:
+        target = getattr(self._port, method)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self._faults.strike(self._faults.before, method)
+            answer = await target(*args, **kwargs)
+            self._faults.strike(self._faults.after, method)
+            return answer
+
+        return call

@@ -1,0 +1,138 @@
+"""LeaseHeartbeater: what it keeps alive stays, what it loses is cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from actors.lease_heartbeater import LeaseHeartbeater
+from actors.messages import HeartbeaterMessage, Hold, Release
+from actors.runtime import Address, Mailbox
+from conveyor.domain import limits
+from conveyor.domain.ids import LeaseId
+from conveyor.domain.settlement import Claimed
+from conveyor.ports.queue import Message
+from conveyor.usecases import tasks
+from tests.actors.faults import Faults, faulty
+from tests.actors.world import World, make_world, urls
+
+
+@asynccontextmanager
+async def beating(world: World) -> AsyncGenerator[Address[HeartbeaterMessage], None]:
+    mailbox: Mailbox[HeartbeaterMessage] = Mailbox(capacity=10)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(LeaseHeartbeater(env=world.env).run, mailbox.open_inbox())
+        yield mailbox.address
+        nursery.cancel_scope.cancel()
+
+
+async def work_in_hand(world: World) -> tuple[LeaseId, Message, int]:
+    """One task, received, leased and claimed."""
+    accepted = await world.submit(urls(1))
+    run = accepted.run
+    (lease_id,) = await world.env.coordinator.acquire(
+        run.job_id, run.run_id, count_max=1, cap=1, ttl_s=limits.LEASE_TTL_S
+    )
+    (message,) = await world.env.queue.receive(
+        run.run_id, count_max=1, visibility_s=limits.VISIBILITY_S
+    )
+    claim = await tasks.claim(world.env, message.ref)
+    assert isinstance(claim, Claimed)
+    return lease_id, message, claim.task.claim
+
+
+async def test_held_work_keeps_lease_message_and_claim_for_hours(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    lease_id, message, claim = await work_in_hand(world)
+
+    async with beating(world) as heartbeater:
+        with trio.CancelScope() as work:
+            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await trio.sleep(7_200)
+
+    assert not work.cancelled_caught
+    assert await world.env.coordinator.count(message.ref.run_id) == 1
+    assert (await world.env.queue.depth(message.ref.run_id)).hidden == 1
+
+
+async def test_work_that_lost_its_lease_is_cancelled(autojump_clock: MockClock) -> None:
+    world = make_world()
+    lease_id, message, claim = await work_in_hand(world)
+
+    async with beating(world) as heartbeater:
+        with trio.move_on_after(100) as work:
+            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await world.env.coordinator.release([lease_id])
+            await trio.sleep_forever()
+
+    assert trio.current_time() < 2 * limits.BEAT_S
+
+
+async def test_work_whose_message_went_to_another_is_cancelled(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    lease_id, message, claim = await work_in_hand(world)
+
+    async with beating(world) as heartbeater:
+        with trio.move_on_after(100) as work:
+            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await world.env.queue.bounce([message], delay_s=0)
+            await world.env.queue.receive(message.ref.run_id, count_max=1, visibility_s=60)
+            await trio.sleep_forever()
+
+    assert trio.current_time() < 2 * limits.BEAT_S
+
+
+async def test_work_whose_claim_was_taken_over_is_cancelled(autojump_clock: MockClock) -> None:
+    world = make_world()
+    lease_id, message, claim = await work_in_hand(world)
+
+    async with beating(world) as heartbeater:
+        with trio.move_on_after(100) as work:
+            await heartbeater.tell(Hold(lease_id, message, claim - 1, work))
+            await trio.sleep_forever()
+
+    assert trio.current_time() < 2 * limits.BEAT_S
+
+
+async def test_released_work_is_left_alone(autojump_clock: MockClock) -> None:
+    world = make_world()
+    lease_id, message, claim = await work_in_hand(world)
+
+    async with beating(world) as heartbeater:
+        with trio.move_on_after(100) as work:
+            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await heartbeater.tell(Release(lease_id))
+            await world.env.coordinator.release([lease_id])
+            await trio.sleep_forever()
+
+    assert trio.current_time() == pytest.approx(100)
+
+
+async def test_one_missed_beat_costs_nothing(autojump_clock: MockClock) -> None:
+    world = make_world()
+    faults = Faults()
+    lease_id, message, claim = await work_in_hand(world)
+    faults.before["renew"] = 1
+    faulted = replace(world.env, coordinator=faulty(world.env.coordinator, faults))
+
+    async with beating(replace(world, env=faulted)) as heartbeater:
+        with trio.move_on_after(100) as work:
+            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await trio.sleep_forever()
+
+    assert faults.fired["renew"] == 1
+    assert trio.current_time() == pytest.approx(100)
+
+
+def test_a_beat_too_slow_for_the_lease_is_refused() -> None:
+    with pytest.raises(AssertionError):
+        LeaseHeartbeater(env=make_world().env, interval_s=limits.LEASE_TTL_S / 2)

@@ -1,0 +1,144 @@
+"""ShardWriter: groups, unknown outcomes, and write-look-ack."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import trio
+from trio.testing import MockClock
+
+from actors.messages import Settle, ShardWriterMessage
+from actors.runtime import Address, Mailbox, Reply
+from actors.shard_writer import ShardWriter
+from conveyor.domain import settlement
+from conveyor.domain.changes import Change
+from conveyor.domain.model import Result, RunStatus, Task
+from conveyor.domain.settlement import (
+    Claimed,
+    LostClaim,
+    Settled,
+    SettleVerdict,
+    Spent,
+)
+from conveyor.ports.queue import Message
+from conveyor.usecases import tasks
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Accepted
+from tests.actors.faults import Faults, faulty
+from tests.actors.world import World, make_world, urls
+
+RESULT = Result("jobs/j/runs/r/t/1", 3, "0" * 64, "text/html", 200)
+
+
+@asynccontextmanager
+async def writing(world: World, env: Env) -> AsyncGenerator[Address[ShardWriterMessage], None]:
+    mailbox: Mailbox[ShardWriterMessage] = Mailbox(capacity=1_000)
+    async with trio.open_nursery() as nursery:
+        writer = ShardWriter(env=env, metrics=world.metrics)
+        nursery.start_soon(writer.run, mailbox.open_inbox())
+        yield mailbox.address
+        nursery.cancel_scope.cancel()
+
+
+async def claimed_tasks(world: World, accepted: Accepted) -> list[tuple[Message, Task]]:
+    messages = await world.env.queue.receive(accepted.run.run_id, count_max=1_000, visibility_s=60)
+    pairs = []
+    for message in messages:
+        claim = await tasks.claim(world.env, message.ref)
+        assert isinstance(claim, Claimed)
+        pairs.append((message, claim.task))
+    return pairs
+
+
+async def settle(
+    writer: Address[ShardWriterMessage], message: Message, task: Task, change: Change
+) -> SettleVerdict:
+    def make(reply: Reply[SettleVerdict]) -> Settle:
+        return Settle(message.ref, task, change, message, reply)
+
+    verdict: SettleVerdict = await writer.ask(make, deadline_s=60)
+    return verdict
+
+
+def succeeded(world: World, message: Message, task: Task) -> Change:
+    now = world.env.now()
+    return settlement.succeed(message.ref, task, RESULT, spent=Spent(), now=now)
+
+
+async def test_the_last_settle_completes_the_run_and_acks_its_messages(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    accepted = await world.submit(urls(120))
+    pairs = await claimed_tasks(world, accepted)
+
+    async with writing(world, world.env) as writer, trio.open_nursery() as nursery:
+        for message, task in pairs:
+            nursery.start_soon(settle, writer, message, task, succeeded(world, message, task))
+        run, totals = await world.ended(accepted)
+
+    assert run.status is RunStatus.COMPLETED
+    assert totals.successful == 120
+    depth = await world.env.queue.depth(run.run_id)
+    assert (depth.visible, depth.hidden) == (0, 0)
+
+
+async def test_a_settle_whose_answer_was_lost_is_counted_once(autojump_clock: MockClock) -> None:
+    world = make_world()
+    accepted = await world.submit(urls(1))
+    ((message, task),) = await claimed_tasks(world, accepted)
+    faults = Faults()
+    faults.after["commit"] = 1
+    env = replace(world.env, store=faulty(world.env.store, faults))
+
+    async with writing(world, env) as writer:
+        verdict = await settle(writer, message, task, succeeded(world, message, task))
+        _, totals = await world.ended(accepted)
+
+    assert faults.fired["commit"] == 1
+    assert isinstance(verdict, Settled)
+    assert (totals.done, totals.successful) == (1, 1)
+
+
+async def test_one_lost_claim_does_not_spoil_the_group(autojump_clock: MockClock) -> None:
+    world = make_world()
+    accepted = await world.submit(urls(3))
+    pairs = await claimed_tasks(world, accepted)
+    (lost_message, lost_task), *others = pairs
+    await tasks.hand_back(world.env, lost_message.ref, lost_task)
+
+    verdicts: list[SettleVerdict] = []
+    async with writing(world, world.env) as writer, trio.open_nursery() as nursery:
+
+        async def one(message: Message, task: Task) -> None:
+            change = succeeded(world, message, task)
+            verdicts.append(await settle(writer, message, task, change))
+
+        for message, task in pairs:
+            nursery.start_soon(one, message, task)
+
+    assert sorted(type(verdict).__name__ for verdict in verdicts) == [
+        "LostClaim",
+        "Settled",
+        "Settled",
+    ]
+    assert len(others) == 2
+    assert any(isinstance(verdict, LostClaim) for verdict in verdicts)
+
+
+async def test_acks_that_fail_leave_the_run_to_redelivery(autojump_clock: MockClock) -> None:
+    world = make_world()
+    accepted = await world.submit(urls(1))
+    ((message, task),) = await claimed_tasks(world, accepted)
+    faults = Faults()
+    faults.before["ack"] = 1
+    env = replace(world.env, queue=faulty(world.env.queue, faults))
+
+    async with writing(world, env) as writer:
+        await settle(writer, message, task, succeeded(world, message, task))
+        run, totals = await world.ended(accepted)
+
+    assert faults.fired["ack"] == 1
+    assert (run.status, totals.done) == (RunStatus.COMPLETED, 1)

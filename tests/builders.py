@@ -1,0 +1,241 @@
+"""Builders: rows, keys and writes that show only what matters to the test that makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, assert_never, cast, overload
+
+import msgspec
+
+from conveyor.domain.changes import (
+    ANY,
+    AnyKey,
+    Applied,
+    BatchKey,
+    Change,
+    Delete,
+    Enqueue,
+    Guard,
+    Insert,
+    JobKey,
+    NoticeKey,
+    RecordKey,
+    Row,
+    RunKey,
+    ScrubKey,
+    StatsKey,
+    TaskKey,
+    Update,
+    Write,
+)
+from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, NoticeId, RunId, task_id
+from conveyor.domain.model import (
+    Batch,
+    BatchStatus,
+    GateStatus,
+    Job,
+    JobStatus,
+    KeyRecord,
+    Notice,
+    NoticeStatus,
+    Run,
+    RunStatus,
+    Scrub,
+    Stats,
+    Task,
+    TaskRef,
+    TaskStatus,
+)
+from conveyor.ports.store import Store
+
+T0 = 1_700_000_000.0
+
+
+@dataclass(slots=True)
+class ManualClock:
+    """Time stands still until somebody moves it, so threads and virtual time cannot quarrel."""
+
+    at: float = T0
+
+    def now(self) -> float:
+        return self.at
+
+    def advance(self, seconds: float) -> None:
+        self.at += seconds
+
+
+def a_ulid(number: int) -> str:
+    """A ULID that is easy to tell from others, and sorts by its number."""
+    return f"{number:026d}"
+
+
+CALLER = CallerId("caller-a")
+JOB = JobId(a_ulid(1))
+RUN = RunId(a_ulid(101))
+OTHER_JOB = JobId(a_ulid(2))
+OTHER_RUN = RunId(a_ulid(202))
+
+
+def a_job(job_id: JobId = JOB, **fields: Any) -> Job:
+    job = Job(job_id=job_id, caller=CALLER, status=JobStatus.OPEN, created_at=T0, updated_at=T0)
+    return msgspec.structs.replace(job, **fields)
+
+
+def a_run(run_id: RunId = RUN, **fields: Any) -> Run:
+    run = Run(
+        job_id=JOB,
+        run_id=run_id,
+        caller=CALLER,
+        sequence=1,
+        status=RunStatus.RUNNING,
+        created_at=T0,
+        updated_at=T0,
+    )
+    return msgspec.structs.replace(run, **fields)
+
+
+def a_batch(run_id: RunId = RUN, **fields: Any) -> Batch:
+    batch = Batch(
+        job_id=JOB,
+        run_id=run_id,
+        batch_id=FIRST_BATCH,
+        status=BatchStatus.OPEN,
+        total=0,
+        created_at=T0,
+        updated_at=T0,
+    )
+    return msgspec.structs.replace(batch, **fields)
+
+
+def a_stats(shard: int = 0, run_id: RunId = RUN, **fields: Any) -> Stats:
+    stats = Stats(job_id=JOB, run_id=run_id, shard=shard, status=GateStatus.OPEN)
+    return msgspec.structs.replace(stats, **fields)
+
+
+def a_task(index: int = 0, run_id: RunId = RUN, **fields: Any) -> Task:
+    task = Task(
+        run_id=run_id,
+        task_id=task_id(run_id, FIRST_BATCH, index),
+        shard=0,
+        batch_id=FIRST_BATCH,
+        index=index,
+        url=f"https://example.com/{index}",
+        status=TaskStatus.PENDING,
+        created_at=T0,
+        updated_at=T0,
+    )
+    return msgspec.structs.replace(task, **fields)
+
+
+def a_record(key_id: str = "key-1", **fields: Any) -> KeyRecord:
+    record = KeyRecord(
+        key_id=key_id,
+        caller=CALLER,
+        fingerprint="fingerprint",
+        subject=a_ulid(1),
+        owner="owner",
+        claimed_until=T0 + 90,
+        expires_at=T0 + 3600,
+    )
+    return msgspec.structs.replace(record, **fields)
+
+
+def a_notice(number: int = 1, **fields: Any) -> Notice:
+    notice = Notice(
+        notice_id=NoticeId(f"NOTICE{number:020d}"),
+        job_id=JOB,
+        run_id=RUN,
+        event_type="run.completed",
+        status=NoticeStatus.DUE,
+        occurred_at=T0,
+        due_at=T0,
+        payload="{}",
+    )
+    return msgspec.structs.replace(notice, **fields)
+
+
+def a_scrub(number: int = 1, **fields: Any) -> Scrub:
+    scrub = Scrub(
+        job_id=JOB, run_id=None, scrub_id=f"scrub-{number}", shard_count=1, due_at=T0, passes_left=2
+    )
+    return msgspec.structs.replace(scrub, **fields)
+
+
+def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:
+    return ref_to(a_task(index, run_id), job_id)
+
+
+def ref_to(task: Task, job_id: JobId = JOB) -> TaskRef:
+    return TaskRef(job_id, task.run_id, task.task_id, task.shard)
+
+
+@overload
+def key_of(row: Job) -> JobKey: ...
+@overload
+def key_of(row: Run) -> RunKey: ...
+@overload
+def key_of(row: Batch) -> BatchKey: ...
+@overload
+def key_of(row: Stats) -> StatsKey: ...
+@overload
+def key_of(row: Task, job_id: JobId = JOB) -> TaskKey: ...
+@overload
+def key_of(row: KeyRecord) -> RecordKey: ...
+@overload
+def key_of(row: Notice) -> NoticeKey: ...
+@overload
+def key_of(row: Scrub) -> ScrubKey: ...
+@overload
+def key_of(row: Row) -> AnyKey: ...
+def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
+    """The key under which a row is kept; a task's needs to be told the job."""
+    match row:
+        case Job():
+            return JobKey(row.job_id)
+        case Run():
+            return RunKey(row.job_id, row.run_id)
+        case Batch():
+            return BatchKey(row.job_id, row.run_id, row.batch_id)
+        case Stats():
+            return StatsKey(row.job_id, row.run_id, row.shard)
+        case Task():
+            return TaskKey(job_id, row.run_id, row.task_id, row.shard)
+        case KeyRecord():
+            return RecordKey(row.key_id)
+        case Notice():
+            return NoticeKey(row.notice_id)
+        case Scrub():
+            return ScrubKey(row.scrub_id)
+        case _:
+            assert_never(row)
+
+
+def insert(row: Row, *, over_expired_at: float | None = None) -> Insert:
+    return Insert(key_of(row), row, over_expired_at)
+
+
+def update(row: Row, guard: Guard = ANY, **values: Any) -> Update:
+    return Update(key_of(row), guard, values=values)
+
+
+def add(row: Row, guard: Guard = ANY, **deltas: int) -> Update:
+    return Update(key_of(row), guard, deltas=deltas)
+
+
+def delete(row: Row, guard: Guard = ANY) -> Delete:
+    return Delete(key_of(row), guard)
+
+
+def a_change(*writes: Write, refs: tuple[TaskRef, ...] = ()) -> Change:
+    return Change(writes, effects=(Enqueue(refs),) if refs else ())
+
+
+async def kept(store: Store, row: Row) -> Row | None:
+    """What stands where this row, of any kind, would stand."""
+    return cast("Row | None", await store.read(cast("Any", key_of(row))))
+
+
+async def keep(store: Store, *rows: Row) -> None:
+    """Puts rows into a store, as the past of a test."""
+    verdicts = await store.commit([a_change(insert(row)) for row in rows])
+    assert all(isinstance(verdict, Applied) for verdict in verdicts), verdicts

@@ -1,0 +1,1 @@
+"""The laws of each port, run by every engine (SPEC 5)."""

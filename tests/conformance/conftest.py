@@ -1,0 +1,49 @@
+"""One engine per test, of every kind, and its parts by name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from conveyor.ports.blobs import Blobs
+from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.queue import Queue
+from conveyor.ports.store import Store
+from tests.builders import ManualClock
+from tests.conformance.engines import ENGINES, Engine
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=sorted(ENGINES))
+async def engine(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+) -> AsyncIterator[Engine]:
+    async with ENGINES[request.param](tmp_path, clock, Random(1)) as engine:
+        yield engine
+
+
+@pytest.fixture
+def store(engine: Engine) -> Store:
+    return engine.store
+
+
+@pytest.fixture
+def queue(engine: Engine) -> Queue:
+    return engine.queue
+
+
+@pytest.fixture
+def blobs(engine: Engine) -> Blobs:
+    return engine.blobs
+
+
+@pytest.fixture
+def coordinator(engine: Engine) -> Coordinator:
+    return engine.coordinator

@@ -1,0 +1,208 @@
+"""The laws of Blobs: whole or absent, replaced as a whole, plain keys only (SPEC 5.5)."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import aclosing
+
+import pytest
+import trio
+
+from conveyor.ports.blobs import Blobs, Stored
+from conveyor.ports.errors import BlobMissing
+from tests.builders import JOB, RUN, a_task
+
+KEY = f"jobs/{JOB}/runs/{RUN}/{a_task().task_id}/1"
+BIG = bytes(range(256)) * 2048
+
+
+async def _read(blobs: Blobs, key: str, *, start: int = 0) -> bytes:
+    async with aclosing(blobs.open(key, start=start)) as parts:
+        return b"".join([part async for part in parts])
+
+
+async def _exists(blobs: Blobs, key: str) -> bool:
+    try:
+        await _read(blobs, key)
+    except BlobMissing:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[b"body"], [b"bo", b"", b"dy"], [], [b""], [b"\x00\r\n\xff"], [BIG, b"tail"]],
+    ids=["one", "several", "none", "empty", "binary", "big"],
+)
+async def test_a_body_comes_back_as_the_parts_joined(blobs: Blobs, parts: list[bytes]) -> None:
+    body = b"".join(parts)
+
+    stored = await blobs.put(KEY, parts)
+
+    assert stored == Stored(size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+    assert await _read(blobs, KEY) == body
+
+
+@pytest.mark.parametrize(
+    "start", [0, 1, 65_535, 65_536, 65_537, len(BIG) - 1, len(BIG), len(BIG) + 1]
+)
+async def test_a_body_is_streamed_from_the_byte_asked_for(blobs: Blobs, start: int) -> None:
+    await blobs.put(KEY, [BIG])
+
+    assert await _read(blobs, KEY, start=start) == BIG[start:]
+
+
+async def test_a_key_without_a_body_is_missing(blobs: Blobs) -> None:
+    await blobs.put(f"{KEY}0", [b"body"])
+
+    with pytest.raises(BlobMissing):
+        await _read(blobs, KEY)
+
+
+async def test_a_key_that_others_lie_under_has_no_body_itself(blobs: Blobs) -> None:
+    await blobs.put(KEY, [b"body"])
+
+    with pytest.raises(BlobMissing):
+        await _read(blobs, f"jobs/{JOB}")
+
+
+async def test_putting_again_replaces_the_body_as_a_whole(blobs: Blobs) -> None:
+    await blobs.put(KEY, [b"a longer body than the next"])
+
+    await blobs.put(KEY, [b"short"])
+
+    assert await _read(blobs, KEY) == b"short"
+
+
+async def test_a_reader_of_a_body_that_is_replaced_gets_one_of_the_two_whole(blobs: Blobs) -> None:
+    old, new = b"a" * len(BIG), b"b" * len(BIG)
+    await blobs.put(KEY, [old])
+
+    async with aclosing(blobs.open(KEY)) as parts:
+        read = await anext(parts)
+        await blobs.put(KEY, [new])
+        read += b"".join([part async for part in parts])
+
+    assert read == old
+    assert await _read(blobs, KEY) == new
+
+
+async def test_no_reader_sees_part_of_a_put(blobs: Blobs) -> None:
+    whole = {bytes([letter]) * 200_000 for letter in b"abc"}
+    seen: set[bytes] = set()
+
+    async def put(body: bytes) -> None:
+        for _ in range(5):
+            await blobs.put(KEY, [body[:70_000], body[70_000:]])
+
+    async def read() -> None:
+        for _ in range(10):
+            seen.add(await _read(blobs, KEY) if await _exists(blobs, KEY) else b"")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        for body in sorted(whole):
+            nursery.start_soon(put, body)
+
+    assert seen <= whole | {b""}
+    assert await _read(blobs, KEY) in whole
+
+
+async def test_a_put_that_was_cut_off_leaves_the_old_body_or_the_new_one(blobs: Blobs) -> None:
+    await blobs.put(KEY, [b"old"])
+
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await blobs.put(KEY, [b"new"])
+
+    assert await _read(blobs, KEY) in {b"old", b"new"}
+
+
+async def test_deleting_a_prefix_removes_every_body_under_it_and_nothing_beside_it(
+    blobs: Blobs,
+) -> None:
+    under = ["jobs/1/a", "jobs/1/runs/2/b", "jobs/1/runs/3/c"]
+    beside = ["jobs/10/a", "jobs/1x/a", "job/1/a", "other/jobs/1/a", "jobs/1_/a"]
+    for key in [*under, *beside]:
+        await blobs.put(key, [b"body"])
+
+    count = await blobs.delete_prefix("jobs/1")
+
+    assert count == len(under)
+    assert [key for key in under if await _exists(blobs, key)] == []
+    assert [key for key in beside if await _exists(blobs, key)] == beside
+
+
+async def test_deleting_a_prefix_leaves_a_body_of_that_very_name(blobs: Blobs) -> None:
+    await blobs.put("jobs/1", [b"body"])
+
+    assert await blobs.delete_prefix("jobs/1") == 0
+    assert await _exists(blobs, "jobs/1")
+
+
+async def test_deleting_a_prefix_that_nothing_lies_under_is_fine(blobs: Blobs) -> None:
+    await blobs.put("jobs/1/a", [b"body"])
+
+    counts = [await blobs.delete_prefix(prefix) for prefix in ("jobs/2", "jobs/1", "jobs/1")]
+
+    assert counts == [0, 1, 0]
+
+
+async def test_a_body_can_be_put_where_one_was_deleted(blobs: Blobs) -> None:
+    await blobs.put("jobs/1/a/b", [b"old"])
+    await blobs.delete_prefix("jobs/1")
+
+    await blobs.put("jobs/1/a/b", [b"new"])
+
+    assert await _read(blobs, "jobs/1/a/b") == b"new"
+
+
+@pytest.mark.parametrize(
+    "key", ["a", "a/b", "0/1/2", "A-z_0.9/body.html", "a..b/c.", "a" * 128, KEY]
+)
+async def test_relative_paths_of_plain_segments_are_keys(blobs: Blobs, key: str) -> None:
+    await blobs.put(key, [b"body"])
+
+    assert await _read(blobs, key) == b"body"
+
+
+BAD_KEYS = [
+    "",
+    "/",
+    "/a",
+    "/etc/passwd",
+    "a/",
+    "a//b",
+    ".",
+    "..",
+    "../a",
+    "a/..",
+    "a/../b",
+    "a/./b",
+    "./a",
+    "a\x00b",
+    "a/\x00",
+    "a\nb",
+    "a\n",
+    "a\\b",
+    "..\\a",
+    "C:\\a",
+    ".hidden",
+    "a/.b",
+    "a b",
+    "~/a",
+    "a/*",
+    "é",
+    "a/\ud800",
+    "a" * 256,
+]
+
+
+@pytest.mark.parametrize("key", BAD_KEYS, ids=ascii)
+async def test_anything_else_is_refused(blobs: Blobs, key: str) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        await blobs.put(key, [b"body"])
+    with pytest.raises(ValueError, match=r"\S"):
+        await _read(blobs, key)
+    with pytest.raises(ValueError, match=r"\S"):
+        await blobs.delete_prefix(key)

@@ -1,0 +1,71 @@
+"""Every engine gives the answers that memory gives, on walks that a worker could really take."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.builders import ManualClock
+from tests.conformance.engines import ENGINES, fresh_engine
+from tests.conformance.walk import VERBS, WEIGHTED, Step, Walker
+
+STEP_COUNT = 40
+VERDICTS = ("Applied", "Stale", "Missing")
+
+a_step = st.builds(Step, st.sampled_from(WEIGHTED), st.integers(0, 7), st.integers(0, 4))
+OFTEN = [
+    *(f"{verb} {kind}" for verb in ("ingest", "settle", "admit_inline") for kind in VERDICTS),
+    *(f"{verb} {kind}" for verb in ("claim", "take_over") for kind in ("Applied", "Stale")),
+    "receive tuple",
+    "extend int",
+    "renew int",
+    "look Task",
+    "ask Stats",
+]
+OPENING = [Step("admit", 0, 1), Step("ingest", 0, 3), Step("receive", 0, 2)]
+
+
+async def _walk(name: str, steps: list[Step], *, seed: int) -> list[tuple[Step | None, object]]:
+    """The answer to every step, and at the end everything that can be seen."""
+    clock = ManualClock()
+    async with fresh_engine(name, clock, seed=seed) as engine:
+        walker = Walker(engine, clock)
+        told: list[tuple[Step | None, object]] = []
+        for step in [*OPENING, *steps]:
+            told.append((step, await walker.take(step)))  # noqa: PERF401 (a list cannot await)
+        return [*told, (None, await walker.dump())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ENGINES))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=st.lists(a_step, min_size=STEP_COUNT, max_size=STEP_COUNT))
+async def test_an_engine_agrees_with_memory(name: str, steps: list[Step]) -> None:
+    expected = await _walk("memory", steps, seed=1)
+    told = await _walk(name, steps, seed=2)
+
+    for ours, theirs in zip(expected, told, strict=True):
+        assert theirs == ours
+
+
+async def test_walks_are_informed() -> None:
+    """Else the agreement would be about nothing: each kind of answer turns up many times."""
+    random = Random(5)
+    seen: dict[str, int] = {}
+
+    for _ in range(60):
+        steps = [
+            Step(random.choice(WEIGHTED), random.randrange(8), random.randrange(5))
+            for _ in range(STEP_COUNT)
+        ]
+        for step, answer in await _walk("memory", steps, seed=1):
+            for part in answer if isinstance(answer, list) else [answer]:
+                told = f"{step.verb if step else 'dump'} {type(part).__name__}"
+                seen[told] = seen.get(told, 0) + 1
+
+    for told in OFTEN:
+        assert seen.get(told, 0) > 2, (told, seen)
+    assert {told.split()[0] for told in seen} == {*VERBS, "dump"}

@@ -1,0 +1,298 @@
+"""The laws of Store.find: what each query filters, in which order, up to which limit (SPEC 5.2)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conveyor.domain.changes import Applied
+from conveyor.domain.ids import BatchId, CallerId, JobId, RunId, TaskId
+from conveyor.domain.model import (
+    BatchStatus,
+    JobStatus,
+    NoticeStatus,
+    RunStatus,
+    Task,
+    TaskStatus,
+)
+from conveyor.domain.queries import (
+    BatchesIn,
+    BatchesOf,
+    DueNotices,
+    DueScrubs,
+    JobsOf,
+    RunsIn,
+    RunsOf,
+    StatsOf,
+    TasksOf,
+)
+from conveyor.ports.store import Store
+from tests.builders import (
+    CALLER,
+    JOB,
+    OTHER_JOB,
+    OTHER_RUN,
+    RUN,
+    T0,
+    ManualClock,
+    a_batch,
+    a_change,
+    a_job,
+    a_notice,
+    a_run,
+    a_scrub,
+    a_stats,
+    a_task,
+    a_ulid,
+    insert,
+    keep,
+    update,
+)
+from tests.conformance.engines import ENGINES, fresh_engine
+
+OPEN = frozenset({JobStatus.OPEN})
+RUNNING = frozenset({RunStatus.RUNNING})
+
+
+def _tasks_of(limit: int = 100, **fields: object) -> TasksOf:
+    return TasksOf(job_id=JOB, run_id=RUN, shard_count=4, limit=limit, **fields)  # type: ignore[arg-type]
+
+
+async def _pages(store: Store, statuses: frozenset[TaskStatus] | None, limit: int) -> list[Task]:
+    """Everything, page by page, each resuming behind the last id of the one before."""
+    found: list[Task] = []
+    after: TaskId | None = None
+    while page := await store.find(_tasks_of(limit, statuses=statuses, after=after)):
+        assert len(page) <= limit
+        found += page
+        after = page[-1].task_id
+    return found
+
+
+async def test_tasks_of_a_run_come_in_id_order_whatever_their_shards(store: Store) -> None:
+    tasks = [a_task(index, shard=index % 4) for index in range(12)]
+    await keep(store, *tasks, a_task(0, OTHER_RUN))
+
+    found = await store.find(_tasks_of())
+
+    assert found == sorted(tasks, key=lambda task: task.task_id)
+
+
+async def test_tasks_of_a_run_can_be_narrowed_to_statuses(store: Store) -> None:
+    tasks = [a_task(index, status=status) for index, status in enumerate(TaskStatus)]
+    await keep(store, *tasks)
+    wanted = frozenset({TaskStatus.FAILED, TaskStatus.PROCESSING})
+
+    found = await store.find(_tasks_of(statuses=wanted))
+    none = await store.find(_tasks_of(statuses=frozenset()))
+
+    assert {task.status for task in found} == wanted
+    assert len(found) == 2
+    assert none == []
+
+
+async def test_tasks_of_a_run_resume_behind_an_id_that_need_not_exist(store: Store) -> None:
+    tasks = [a_task(index, task_id=TaskId(f"task-{index}")) for index in range(5)]
+    await keep(store, *tasks)
+
+    behind_one = await store.find(_tasks_of(2, after=TaskId("task-1")))
+    behind_none = await store.find(_tasks_of(after=TaskId("task-3-and-a-half")))
+
+    assert behind_one == tasks[2:4]
+    assert behind_none == tasks[4:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ENGINES))
+@settings(max_examples=15, deadline=None)
+@given(
+    statuses=st.lists(st.sampled_from(TaskStatus), max_size=24),
+    wanted=st.none() | st.frozensets(st.sampled_from(TaskStatus), min_size=1),
+    limit=st.integers(1, 30),
+)
+async def test_paging_yields_each_task_exactly_once_for_any_page_size(
+    name: str, statuses: list[TaskStatus], wanted: frozenset[TaskStatus] | None, limit: int
+) -> None:
+    tasks = [a_task(index, status=status, shard=index % 4) for index, status in enumerate(statuses)]
+    async with fresh_engine(name, ManualClock()) as engine:
+        await keep(engine.store, *tasks)
+
+        found = await _pages(engine.store, wanted, limit)
+
+    expected = [task for task in tasks if wanted is None or task.status in wanted]
+    assert found == sorted(expected, key=lambda task: task.task_id)
+
+
+async def test_a_query_sees_what_was_committed_before_it(store: Store) -> None:
+    await keep(store, a_task(), a_run())
+
+    [verdict] = await store.commit(
+        [
+            a_change(
+                update(a_task(), status=TaskStatus.PROCESSING),
+                update(a_run(), status=RunStatus.STOPPED),
+                insert(a_task(1)),
+            )
+        ]
+    )
+
+    assert isinstance(verdict, Applied)
+    assert await store.find(_tasks_of(statuses=frozenset({TaskStatus.PENDING}))) == [a_task(1)]
+    assert await store.find(RunsIn(statuses=RUNNING, limit=10)) == []
+
+
+async def test_all_stats_of_a_run_come_by_shard(store: Store) -> None:
+    rows = [a_stats(shard, done=shard) for shard in (11, 2, 0, 1, 10)]
+    await keep(store, *rows, a_stats(0, OTHER_RUN), a_stats(3, RunId("r"), job_id=OTHER_JOB))
+
+    found = await store.find(StatsOf(job_id=JOB, run_id=RUN, shard_count=12))
+
+    assert found == sorted(rows, key=lambda row: row.shard)
+
+
+async def test_jobs_of_a_caller_come_newest_first(store: Store) -> None:
+    jobs = [a_job(JobId(a_ulid(number)), created_at=T0 + number) for number in (3, 1, 2)]
+    await keep(store, *jobs, a_job(JobId(a_ulid(9)), caller=CallerId("caller-b")))
+
+    found = await store.find(JobsOf(caller=CALLER, statuses=OPEN, limit=10))
+
+    assert [job.job_id for job in found] == [a_ulid(3), a_ulid(2), a_ulid(1)]
+
+
+async def test_jobs_of_a_caller_can_be_narrowed_and_paged(store: Store) -> None:
+    jobs = [
+        a_job(JobId(a_ulid(1)), external_id="mine"),
+        a_job(JobId(a_ulid(2)), external_id="mine", status=JobStatus.CLOSED),
+        a_job(JobId(a_ulid(3)), external_id="mine"),
+        a_job(JobId(a_ulid(4)), external_id="yours"),
+        a_job(JobId(a_ulid(5)), external_id="mine", status=JobStatus.DELETED),
+    ]
+    await keep(store, *jobs)
+    visible = frozenset({JobStatus.OPEN, JobStatus.CLOSED})
+
+    mine = JobsOf(caller=CALLER, statuses=visible, external_id="mine", limit=10)
+    before = JobsOf(caller=CALLER, statuses=visible, before=JobId(a_ulid(4)), limit=2)
+
+    assert [job.job_id for job in await store.find(mine)] == [a_ulid(3), a_ulid(2), a_ulid(1)]
+    assert [job.job_id for job in await store.find(before)] == [a_ulid(3), a_ulid(2)]
+
+
+async def test_runs_of_a_job_come_newest_first(store: Store) -> None:
+    runs = [a_run(RunId(a_ulid(90 - number)), sequence=number) for number in (1, 10, 2, 9)]
+    await keep(store, *runs, a_run(RunId(a_ulid(99)), job_id=OTHER_JOB, sequence=5))
+
+    found = await store.find(RunsOf(job_id=JOB, statuses=RUNNING, limit=10))
+
+    assert [run.sequence for run in found] == [10, 9, 2, 1]
+
+
+async def test_runs_of_a_job_can_be_narrowed_and_paged(store: Store) -> None:
+    statuses = list(RunStatus)
+    runs = [
+        a_run(RunId(a_ulid(number)), sequence=number, status=statuses[number % 2])
+        for number in range(1, 9)
+    ]
+    await keep(store, *runs)
+
+    query = RunsOf(job_id=JOB, statuses=frozenset(statuses[:1]), before=6, limit=1)
+    everything = RunsOf(job_id=JOB, statuses=frozenset(statuses), before=3, limit=10)
+
+    assert [run.sequence for run in await store.find(query)] == [4]
+    assert [run.sequence for run in await store.find(everything)] == [2, 1]
+
+
+async def test_batches_of_a_run_come_oldest_first(store: Store) -> None:
+    batches = [
+        a_batch(batch_id=BatchId("c"), created_at=T0 + 1, status=BatchStatus.SEALED),
+        a_batch(batch_id=BatchId("b"), created_at=T0 + 2),
+        a_batch(batch_id=BatchId("a"), created_at=T0 + 3, updated_at=T0),
+    ]
+    foreign = [a_batch(OTHER_RUN), a_batch(RunId("r"), job_id=OTHER_JOB)]
+    await keep(store, *reversed(batches), *foreign)
+
+    assert await store.find(BatchesOf(job_id=JOB, run_id=RUN)) == batches
+
+
+async def test_rows_of_a_run_are_found_under_its_own_job_only(store: Store) -> None:
+    await keep(store, a_stats(), a_batch(), a_run())
+
+    assert await store.find(StatsOf(job_id=OTHER_JOB, run_id=RUN, shard_count=1)) == []
+    assert await store.find(BatchesOf(job_id=OTHER_JOB, run_id=RUN)) == []
+    assert await store.find(RunsOf(job_id=OTHER_JOB, statuses=RUNNING, limit=10)) == []
+
+
+async def test_runs_in_statuses_come_from_every_caller_in_id_order(store: Store) -> None:
+    runs = [
+        a_run(RunId(a_ulid(number)), job_id=JobId(a_ulid(9 - number)), caller=CallerId(f"{number}"))
+        for number in range(4)
+    ]
+    await keep(store, *reversed(runs), a_run(status=RunStatus.COMPLETED))
+
+    found = await store.find(RunsIn(statuses=RUNNING, limit=3))
+    rest = await store.find(RunsIn(statuses=RUNNING, after=found[-1].run_id, limit=3))
+    ended = await store.find(RunsIn(statuses=frozenset({RunStatus.COMPLETED}), limit=3))
+
+    assert found + rest == runs
+    assert [run.run_id for run in ended] == [RUN]
+
+
+async def test_runs_that_changed_at_or_after_an_instant_changed_since_it(store: Store) -> None:
+    runs = [a_run(RunId(a_ulid(number)), updated_at=T0 + number) for number in range(4)]
+    await keep(store, *runs)
+
+    found = await store.find(RunsIn(statuses=RUNNING, updated_since=T0 + 2, limit=10))
+
+    assert found == runs[2:]
+
+
+async def test_batches_in_statuses_that_have_not_moved_come_longest_idle_first(
+    store: Store,
+) -> None:
+    idle = [
+        a_batch(RunId(a_ulid(9 - number)), updated_at=T0 + number, created_at=T0 - number)
+        for number in range(4)
+    ]
+    sealed = a_batch(status=BatchStatus.SEALED)
+    await keep(store, *reversed(idle), sealed)
+    is_open = frozenset({BatchStatus.OPEN})
+
+    found = await store.find(BatchesIn(statuses=is_open, idle_since=T0 + 2, limit=10))
+    first = await store.find(BatchesIn(statuses=is_open, idle_since=T0 + 2, limit=1))
+
+    assert found == idle[:3]
+    assert first == idle[:1]
+
+
+async def test_notices_in_statuses_whose_time_has_come_come_oldest_first(store: Store) -> None:
+    due = [a_notice(9 - number, due_at=T0 + number) for number in range(4)]
+    delivered = a_notice(100, status=NoticeStatus.DELIVERED)
+    await keep(store, *reversed(due), delivered)
+    waiting = frozenset({NoticeStatus.DUE})
+
+    found = await store.find(DueNotices(statuses=waiting, due_by=T0 + 2, limit=10))
+    first = await store.find(DueNotices(statuses=waiting, due_by=T0 + 2, limit=2))
+
+    assert found == due[:3]
+    assert first == due[:2]
+
+
+async def test_scrubs_whose_time_has_come_come_oldest_first(store: Store) -> None:
+    due = [a_scrub(9 - number, due_at=T0 + number) for number in range(4)]
+    await keep(store, *reversed(due))
+
+    found = await store.find(DueScrubs(due_by=T0 + 2, limit=10))
+    first = await store.find(DueScrubs(due_by=T0 + 2, limit=2))
+
+    assert found == due[:3]
+    assert first == due[:2]
+
+
+async def test_an_empty_store_answers_every_query_with_nothing(store: Store) -> None:
+    assert await store.find(_tasks_of()) == []
+    assert await store.find(StatsOf(job_id=JOB, run_id=RUN, shard_count=4)) == []
+    assert await store.find(JobsOf(caller=CALLER, statuses=OPEN, limit=1)) == []
+    assert await store.find(RunsOf(job_id=JOB, statuses=RUNNING, limit=1)) == []
+    assert await store.find(BatchesOf(job_id=JOB, run_id=RUN)) == []
+    assert await store.find(RunsIn(statuses=RUNNING, limit=1)) == []
+    assert await store.find(DueScrubs(due_by=T0, limit=1)) == []

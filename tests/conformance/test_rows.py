@@ -1,0 +1,232 @@
+"""The laws of Store.read: every kind of row comes back as it was written (SPEC 5)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from conveyor.domain.changes import (
+    Applied,
+    BatchKey,
+    Row,
+    RunKey,
+    StatsKey,
+)
+from conveyor.domain.ids import FIRST_BATCH, BatchId
+from conveyor.domain.model import (
+    Attempt,
+    BatchStatus,
+    FailureReason,
+    Format,
+    IngestStatus,
+    JobStatus,
+    Method,
+    NoticeStatus,
+    PauseState,
+    Problem,
+    Result,
+    RowsOf,
+    RunFailure,
+    RunStatus,
+    StagedList,
+    TaskStatus,
+    Webhook,
+)
+from conveyor.ports.store import Store
+from tests.builders import (
+    OTHER_JOB,
+    OTHER_RUN,
+    RUN,
+    T0,
+    a_batch,
+    a_change,
+    a_job,
+    a_notice,
+    a_record,
+    a_run,
+    a_scrub,
+    a_stats,
+    a_task,
+    insert,
+    keep,
+    kept,
+    key_of,
+    update,
+)
+
+PROBLEM = Problem(
+    type="about:blank", title="Blocked", status=403, code="blocked", detail="no", instance="/x"
+)
+RESULT = Result("jobs/1/body", 12, "ab" * 32, "text/html; charset=utf-8", 200)
+HISTORY = (Attempt(1, T0, T0 + 1.5, PROBLEM, 1, 25), Attempt(2, T0 + 2, T0 + 3))
+STAGED = StagedList("staged/list", RUN, FIRST_BATCH)
+REPLAY = RowsOf(RUN, frozenset({TaskStatus.FAILED, TaskStatus.PENDING}), FIRST_BATCH)
+
+BARE: list[Row] = [
+    a_job(),
+    a_run(),
+    a_batch(),
+    a_stats(),
+    a_task(),
+    a_record(),
+    a_notice(),
+    a_scrub(),
+]
+FULL: list[Row] = [
+    a_job(
+        status=JobStatus.CLOSED,
+        updated_at=T0 + 0.125,
+        format=Format.MARKDOWN,
+        params={"js_render": "true", "empty": ""},
+        headers_sealed="v1.headers",
+        auth_sealed="v1.auth",
+        external_id="Zoë's list",
+        name="名前 🚚 'quoted' \"twice\"",
+        metadata={"ключ": "значение"},
+        webhook=Webhook("https://example.com/hook", signature=True),
+        max_inflight=7,
+        max_attempts=2,
+        priority=9,
+        shard_count=8,
+        runs_count=3,
+        latest_run_id=RUN,
+        active_run_id=RUN,
+    ),
+    a_run(
+        status=RunStatus.FAILED,
+        sequence=4,
+        shard_count=8,
+        pause_state=PauseState.PAUSED,
+        planned=1_000_001,
+        total=1_000_000,
+        open_batches=2,
+        batches_seq=3,
+        last_batch_received=True,
+        ingest_status=IngestStatus.DONE,
+        stop_requested_at=T0 + 1.25,
+        stop_reason="asked",
+        failure_reason=RunFailure.INSUFFICIENT_CREDITS,
+        failure_detail="none left",
+        rerun_of=OTHER_RUN,
+        retried=12,
+        source_run_ids=(OTHER_RUN, RUN),
+        ended_at=T0 + 9,
+    ),
+    a_batch(
+        status=BatchStatus.SEALED,
+        total=10,
+        source=STAGED,
+        epoch=3,
+        done=7,
+        cursor="after-7",
+        failures=1,
+        source_run_ids=(OTHER_RUN,),
+    ),
+    a_batch(batch_id=BatchId("replay"), source=REPLAY),
+    a_stats(
+        3,
+        admitted=20,
+        done=16,
+        successful=9,
+        failed=7,
+        auth_failed=1,
+        blocked=1,
+        bad_target=1,
+        rate_limited=1,
+        timeout=1,
+        gateway_error=1,
+        other=1,
+        credits=250,
+        cost_micros=2**53,
+    ),
+    a_task(
+        5,
+        shard=3,
+        status=TaskStatus.FAILED,
+        method=Method.POST,
+        external_id="five",
+        metadata={},
+        params={"premium_proxy": "true"},
+        sealed="v1.sealed",
+        claim=4,
+        claim_until=T0 + 90.5,
+        attempts=2,
+        started_at=T0 + 0.5,
+        result=RESULT,
+        problem=PROBLEM,
+        reason=FailureReason.BLOCKED,
+        history=HISTORY,
+        credits=5,
+        cost_micros=125,
+        source_run_id=OTHER_RUN,
+    ),
+    a_record(response_status=201, response_body='{"job_id":"1"}\n'),
+    a_notice(status=NoticeStatus.EXHAUSTED, attempts=9, last_error="timeout", payload='{"a":"é"}'),
+    a_scrub(run_id=RUN, shard_count=8, passes_left=1, due_at=T0 + 0.75),
+]
+
+
+def _name(row: object) -> str:
+    return type(row).__name__
+
+
+def test_the_full_rows_leave_no_field_at_its_default() -> None:
+    for kind in {type(row) for row in FULL}:
+        rows = [row for row in FULL if type(row) is kind]
+        for field in msgspec.structs.fields(kind):
+            if not field.required:
+                assert any(getattr(row, field.name) != field.default for row in rows), field.name
+
+
+@pytest.mark.parametrize("row", [*BARE, *FULL], ids=_name)
+async def test_what_was_applied_is_read_back_as_it_was_written(store: Store, row: Row) -> None:
+    verdicts = await store.commit([a_change(insert(row))])
+
+    assert verdicts == [Applied((row,))]
+    found = await kept(store, row)
+    assert found == row
+    assert msgspec.json.encode(found) == msgspec.json.encode(row)
+
+
+@pytest.mark.parametrize("row", BARE, ids=_name)
+async def test_a_key_that_nothing_was_put_under_reads_as_none(store: Store, row: Row) -> None:
+    assert await kept(store, row) is None
+
+
+async def test_a_row_is_found_under_its_own_job_only(store: Store) -> None:
+    await keep(store, a_run(), a_batch(), a_stats())
+
+    assert await store.read(RunKey(OTHER_JOB, RUN)) is None
+    assert await store.read(BatchKey(OTHER_JOB, RUN, FIRST_BATCH)) is None
+    assert await store.read(StatsKey(OTHER_JOB, RUN, 0)) is None
+
+
+async def test_rows_of_the_same_id_in_different_runs_are_different_rows(store: Store) -> None:
+    here, there = a_task(url="https://here.example"), a_task(url="https://there.example")
+    there = msgspec.structs.replace(there, run_id=OTHER_RUN)
+
+    await keep(store, here, there)
+
+    assert await store.read(key_of(here)) == here
+    assert await store.read(key_of(there)) == there
+
+
+async def test_an_update_takes_values_of_every_shape(store: Store) -> None:
+    await keep(store, a_task(problem=PROBLEM), a_batch(), a_run())
+
+    await store.commit(
+        [
+            a_change(
+                update(a_task(), result=RESULT, history=HISTORY, problem=None, metadata={"a": "b"}),
+                update(a_batch(), source=REPLAY, source_run_ids=(OTHER_RUN,)),
+                update(a_run(), last_batch_received=True, ended_at=T0 + 1),
+            )
+        ]
+    )
+
+    task = a_task(result=RESULT, history=HISTORY, metadata={"a": "b"})
+    assert await store.read(key_of(a_task())) == task
+    batch = a_batch(source=REPLAY, source_run_ids=(OTHER_RUN,))
+    assert await store.read(key_of(a_batch())) == batch
+    run = a_run(last_batch_received=True, ended_at=T0 + 1)
+    assert await store.read(key_of(a_run())) == run

@@ -1,0 +1,1 @@
+"""Pure tests of the decisions: no engine, no clock, no Trio."""

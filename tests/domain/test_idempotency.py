@@ -1,0 +1,132 @@
+"""What a key means when it comes: the whole table of who came before and how it went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conveyor.domain import idempotency, limits
+from conveyor.domain.changes import Insert, RecordKey, Update
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.idempotency import First, InProgress, KeyVerdict, Misused, Replay, Request
+from conveyor.domain.ids import CallerId
+from conveyor.domain.model import KeyRecord
+from tests.builders import CALLER, T0, a_record
+
+REQUEST = Request(CALLER, "POST", "/v1/jobs", "key", "fingerprint")
+ANSWERED = {"response_status": 201, "response_body": "{}", "claimed_until": 0.0}
+
+
+def record(**fields: Any) -> KeyRecord:
+    return a_record(REQUEST.key_id, **fields)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        pytest.param(None, First(), id="nobody came before"),
+        pytest.param(record(expires_at=T0 - 1), First(), id="expired"),
+        pytest.param(record(expires_at=T0 - 1, **ANSWERED), First(), id="expired with an answer"),
+        pytest.param(
+            record(expires_at=T0 - 1, fingerprint="other"), First(), id="expired, other request"
+        ),
+        pytest.param(record(fingerprint="other"), Misused(), id="other request under way"),
+        pytest.param(record(fingerprint="other", **ANSWERED), Misused(), id="other answered"),
+        pytest.param(record(**ANSWERED), Replay(201, "{}"), id="answered"),
+        pytest.param(record(claimed_until=T0 + 30), InProgress(30.0), id="under way"),
+        pytest.param(record(claimed_until=T0 - 1), First(), id="its owner was lost"),
+        pytest.param(record(claimed_until=0.0), First(), id="let go"),
+    ],
+)
+def test_a_key_is_judged_by_who_came_before(found: KeyRecord | None, verdict: KeyVerdict) -> None:
+    assert idempotency.judge(found, REQUEST, now=T0) == verdict
+
+
+@pytest.mark.parametrize("field", ["expires_at", "claimed_until"])
+def test_the_instant_itself_is_not_over_yet(field: str) -> None:
+    claimed = {"claimed_until": T0 + 5, "expires_at": T0 + 5, field: T0}
+
+    verdict = idempotency.judge(record(**claimed), REQUEST, now=T0)
+
+    assert isinstance(verdict, InProgress)
+    assert verdict.retry_after_s >= 0
+
+
+def test_a_fresh_claim_mints_its_subject_and_may_replace_an_expired_record() -> None:
+    (write,) = idempotency.claim_key(REQUEST, None, subject="S", owner="me", now=T0).writes
+
+    assert isinstance(write, Insert)
+    assert write.over_expired_at == T0
+    assert write.row == KeyRecord(
+        key_id=REQUEST.key_id,
+        caller=CALLER,
+        fingerprint="fingerprint",
+        subject="S",
+        owner="me",
+        claimed_until=T0 + limits.IDEMPOTENCY_CLAIM_S,
+        expires_at=T0 + limits.IDEMPOTENCY_TTL_S,
+    )
+
+
+def test_a_take_over_keeps_the_subject_and_needs_a_lapsed_claim() -> None:
+    lost = record(claimed_until=T0 - 1)
+
+    (write,) = idempotency.claim_key(REQUEST, lost, subject="S", owner="me", now=T0).writes
+
+    assert isinstance(write, Update)
+    assert set(write.guard.equals) == {("fingerprint", "fingerprint"), ("response_status", None)}
+    assert write.guard.lapsed == ("claimed_until", T0)
+    assert write.values == {"owner": "me", "claimed_until": T0 + limits.IDEMPOTENCY_CLAIM_S}
+
+
+def test_the_first_answer_stands() -> None:
+    (write,) = idempotency.answer(REQUEST, 201, "{}").writes
+
+    assert isinstance(write, Update)
+    assert write.key == RecordKey(REQUEST.key_id)
+    assert ("response_status", None) in write.guard.equals
+    assert write.values == ANSWERED
+
+
+def test_only_its_owner_lets_go_of_an_unanswered_key() -> None:
+    (write,) = idempotency.let_go(REQUEST, owner="me").writes
+
+    assert isinstance(write, Update)
+    assert set(write.guard.equals) == {("owner", "me"), ("response_status", None)}
+    assert write.values == {"claimed_until": 0.0}
+
+
+@pytest.mark.parametrize("part", ["caller", "method", "path", "key"])
+def test_a_key_is_scoped_by_caller_method_and_path(part: str) -> None:
+    fields = {"caller": CALLER, "method": "POST", "path": "/v1/jobs", "key": "key"}
+
+    other = Request(**{**fields, part: CallerId("other")}, fingerprint="fingerprint")  # type: ignore[arg-type]
+
+    assert other.key_id != REQUEST.key_id
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=128))
+def test_any_printable_ascii_of_a_fair_length_is_a_key(key: str) -> None:
+    assert idempotency.check_key(key) == key
+
+
+@pytest.mark.parametrize("key", ["", "x" * 129, "a\nb", "a\tb", "a\x00b", "a\x7fb", "ключ", "é"])
+def test_other_text_is_not_a_key(key: str) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        idempotency.check_key(key)
+
+    assert refusal.value.code == "invalid_idempotency_key"
+
+
+@given(st.binary(), st.binary())
+def test_other_bytes_have_another_fingerprint(one: bytes, other: bytes) -> None:
+    prints = idempotency.fingerprint(one), idempotency.fingerprint(other)
+
+    assert (prints[0] == prints[1]) is (one == other)
+
+
+def test_the_query_is_part_of_the_fingerprint() -> None:
+    assert idempotency.fingerprint(b"{}", b"a=1") != idempotency.fingerprint(b"{}", b"a=2")

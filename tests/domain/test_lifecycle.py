@@ -1,0 +1,194 @@
+"""Every pair of status and event, legal or not, and what is read off the counters."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+from conveyor.domain import lifecycle
+from conveyor.domain.errors import IllegalTransition
+from conveyor.domain.model import (
+    BatchStatus,
+    GateStatus,
+    JobStatus,
+    NoticeStatus,
+    RunStatus,
+    TaskStatus,
+    Totals,
+)
+from tests.builders import T0, a_run
+
+# Written out by hand, so that a slip in a table shows up as a difference.
+LEGAL: dict[str, tuple[type[StrEnum], lifecycle.Table[Any], set[str]]] = {
+    "job": (
+        JobStatus,
+        lifecycle.JOB,
+        {"open closed closed", "open deleted deleted", "closed deleted deleted"},
+    ),
+    "run": (
+        RunStatus,
+        lifecycle.RUN,
+        {
+            "running drained pending",
+            "pending fed running",
+            "running completed completed",
+            "pending completed completed",
+            "running stopped stopped",
+            "pending stopped stopped",
+            "running failed failed",
+            "pending failed failed",
+            "running deleted deleted",
+            "pending deleted deleted",
+            "completed deleted deleted",
+            "stopped deleted deleted",
+            "failed deleted deleted",
+        },
+    ),
+    "task": (
+        TaskStatus,
+        lifecycle.TASK,
+        {
+            "pending claimed processing",
+            "processing claimed processing",
+            "processing released pending",
+            "processing succeeded successful",
+            "processing failed failed",
+        },
+    ),
+    "batch": (
+        BatchStatus,
+        lifecycle.BATCH,
+        {"open sealed sealed", "open abandoned abandoned"},
+    ),
+    "gate": (
+        GateStatus,
+        lifecycle.GATE,
+        {
+            "open draining draining",
+            "draining draining draining",
+            "open closed closed",
+            "draining closed closed",
+        },
+    ),
+    "notice": (
+        NoticeStatus,
+        lifecycle.NOTICE,
+        {"due delivered delivered", "due exhausted exhausted", "due dropped dropped"},
+    ),
+}
+
+PAIRS = [
+    pytest.param(name, status, event, id=f"{name}-{status}-{event}")
+    for name, (statuses, table, _) in LEGAL.items()
+    for status in statuses
+    for event in table
+]
+
+
+@pytest.mark.parametrize(("name", "status", "event"), PAIRS)
+def test_every_pair_of_status_and_event_is_legal_or_refused_as_written(
+    name: str, status: StrEnum, event: str
+) -> None:
+    _, table, legal = LEGAL[name]
+    ends = [row.split()[2] for row in legal if row.split()[:2] == [status.value, event]]
+
+    if ends:
+        assert [lifecycle.step(table, status, event)] == ends
+        assert status in lifecycle.sources(table, event)
+    else:
+        assert status not in lifecycle.sources(table, event)
+        with pytest.raises(IllegalTransition, match=f"{event} from {status}"):
+            lifecycle.step(table, status, event)
+
+
+def test_an_event_that_no_table_has_is_an_illegal_transition() -> None:
+    with pytest.raises(IllegalTransition):
+        lifecycle.step(lifecycle.TASK, TaskStatus.PENDING, "vanished")
+
+
+def test_a_terminal_status_has_no_way_out_but_deletion() -> None:
+    for table, terminal in (
+        (lifecycle.RUN, lifecycle.RUN_TERMINAL),
+        (lifecycle.TASK, lifecycle.TASK_TERMINAL),
+    ):
+        for event, (starts, _) in table.items():
+            assert event == "deleted" or not starts & terminal
+
+
+def test_the_named_sets_divide_their_statuses() -> None:
+    assert set(RunStatus) == lifecycle.RUN_LIVE | lifecycle.RUN_TERMINAL
+    assert not lifecycle.RUN_LIVE & lifecycle.RUN_TERMINAL
+    assert {RunStatus.RUNNING, RunStatus.PENDING} == lifecycle.RUN_LIVE
+    assert {TaskStatus.SUCCESSFUL, TaskStatus.FAILED} == lifecycle.TASK_TERMINAL
+    assert {TaskStatus.PENDING, TaskStatus.PROCESSING} == lifecycle.TASK_UNFINISHED
+    assert {GateStatus.OPEN} == lifecycle.SETTLES_PASS
+    assert {GateStatus.OPEN, GateStatus.DRAINING} == lifecycle.RELEASES_PASS
+    assert JobStatus.DELETED not in lifecycle.JOB_VISIBLE
+    assert RunStatus.DELETED not in lifecycle.RUN_VISIBLE
+
+
+def test_an_open_run_with_nothing_left_to_do_is_seen_as_pending() -> None:
+    run = a_run(total=3)
+
+    assert lifecycle.seen_status(run, Totals(done=3)) is RunStatus.PENDING
+
+
+@pytest.mark.parametrize(
+    ("fields", "done"),
+    [
+        pytest.param({"total": 3}, 2, id="a task is left"),
+        pytest.param({"total": 3, "open_batches": 1}, 3, id="a list is being ingested"),
+        pytest.param({"total": 3, "last_batch_received": True}, 3, id="no more can come"),
+    ],
+)
+def test_a_live_run_with_something_left_is_seen_as_running(
+    fields: dict[str, Any], done: int
+) -> None:
+    run = a_run(**fields)
+
+    assert lifecycle.seen_status(run, Totals(done=done)) is RunStatus.RUNNING
+
+
+@pytest.mark.parametrize("status", sorted(lifecycle.RUN_TERMINAL))
+def test_an_ended_run_is_seen_as_it_ended(status: RunStatus) -> None:
+    run = a_run(status=status, ended_at=T0)
+
+    assert lifecycle.seen_status(run, Totals()) is status
+
+
+@pytest.mark.parametrize(
+    ("is_last", "open_batches", "done", "expected"),
+    [
+        (True, 0, 5, True),
+        (True, 0, 4, False),
+        (True, 1, 5, False),
+        (False, 0, 5, False),
+    ],
+)
+def test_a_run_is_complete_when_all_is_in_and_all_is_done(
+    is_last: bool, open_batches: int, done: int, expected: bool
+) -> None:
+    run = a_run(total=5, last_batch_received=is_last, open_batches=open_batches)
+
+    assert lifecycle.is_complete(run, Totals(done=done)) is expected
+
+
+def test_a_closed_run_without_tasks_is_complete() -> None:
+    assert lifecycle.is_complete(a_run(last_batch_received=True), Totals())
+
+
+def test_a_diagram_shows_every_transition_once() -> None:
+    for _, table, legal in LEGAL.values():
+        lines = lifecycle.mermaid(table).splitlines()
+
+        drawn = {
+            "{} {} {}".format(*(start.strip(), event.strip(), end.strip()))
+            for line in lines[1:]
+            for start, _, rest in [line.partition("-->")]
+            for end, _, event in [rest.partition(":")]
+        }
+        assert lines[0] == "stateDiagram-v2"
+        assert drawn == legal
+        assert len(lines) == len(legal) + 1

@@ -1,0 +1,1 @@
+"""What one engine alone has."""

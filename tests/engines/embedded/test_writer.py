@@ -1,0 +1,200 @@
+"""Group commit: who waits together commits together, and nobody pays for another's mistake."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from conveyor.engines.embedded.errors import raise_translated, raise_translated_os
+from conveyor.engines.embedded.writer import Op, Writer
+from conveyor.ports.errors import StorageFull, Unavailable
+
+
+@pytest.fixture
+async def connection(tmp_path: Path) -> AsyncIterator[sqlite3.Connection]:
+    connection = sqlite3.connect(
+        tmp_path / "test.db", isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA busy_timeout = 0")
+    connection.execute("CREATE TABLE numbers (number INTEGER PRIMARY KEY) STRICT")
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+async def writer(connection: sqlite3.Connection) -> Writer:
+    return Writer(connection)
+
+
+def _adding(number: int) -> Op[int]:
+    def op(connection: sqlite3.Connection) -> int:
+        connection.execute("INSERT INTO numbers VALUES (?)", (number,))
+        return number
+
+    return op
+
+
+def _numbers(connection: sqlite3.Connection) -> list[int]:
+    return [number for (number,) in connection.execute("SELECT number FROM numbers ORDER BY 1")]
+
+
+async def test_those_who_wait_together_share_a_commit(
+    writer: Writer, connection: sqlite3.Connection
+) -> None:
+    async with trio.open_nursery() as nursery:
+        for number in range(50):
+            nursery.start_soon(writer.write, _adding(number))
+
+    assert writer.commit_count == 1
+    assert _numbers(connection) == [*range(50)]
+
+
+async def test_a_write_answers_its_own_result(writer: Writer) -> None:
+    answers = {}
+
+    async def write(number: int) -> None:
+        answers[number] = await writer.write(_adding(number))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(10):
+            nursery.start_soon(write, number)
+
+    assert answers == {number: number for number in range(10)}
+
+
+async def test_only_the_culprit_of_a_group_fails(
+    writer: Writer, connection: sqlite3.Connection
+) -> None:
+    failed = []
+
+    async def write(number: int) -> None:
+        try:
+            await writer.write(_adding(number))
+        except sqlite3.IntegrityError:
+            failed.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in (1, 2, 2, 3):
+            nursery.start_soon(write, number)
+
+    assert failed == [2]
+    assert _numbers(connection) == [1, 2, 3]
+
+
+async def test_the_writer_goes_on_after_a_mistake(
+    writer: Writer, connection: sqlite3.Connection
+) -> None:
+    def mistake(connection: sqlite3.Connection) -> None:
+        _adding(1)(connection)
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        await writer.write(mistake)
+
+    await writer.write(_adding(2))
+    assert _numbers(connection) == [2]
+
+
+async def test_only_the_culprit_fails_when_the_commit_itself_does(
+    writer: Writer, connection: sqlite3.Connection
+) -> None:
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(
+        "CREATE TABLE pairs (number INTEGER REFERENCES numbers DEFERRABLE INITIALLY DEFERRED)"
+    )
+
+    def dangling(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO pairs VALUES (99)")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.write, _adding(1))
+        nursery.start_soon(writer.write, _adding(2))
+        with pytest.raises(sqlite3.IntegrityError):
+            await writer.write(dangling)
+
+    assert _numbers(connection) == [1, 2]
+    assert connection.execute("SELECT count(*) FROM pairs").fetchone() == (0,)
+
+
+async def test_a_cancelled_waiter_leaves_promptly_and_spares_the_others(
+    writer: Writer, connection: sqlite3.Connection
+) -> None:
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            nursery.start_soon(writer.write, _adding(1))
+            scope.cancel()
+            await writer.write(_adding(2))
+
+    assert scope.cancelled_caught
+    assert 1 in _numbers(connection)
+
+
+async def test_a_group_waits_for_another_process_without_holding_up_the_others(
+    writer: Writer, connection: sqlite3.Connection, tmp_path: Path
+) -> None:
+    other = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.write, _adding(1))
+        await trio.testing.wait_all_tasks_blocked()
+        other.execute("INSERT INTO numbers VALUES (7)")
+        other.execute("COMMIT")
+
+    assert _numbers(connection) == [1, 7]
+    other.close()
+
+
+async def test_a_full_disk_is_storage_full(writer: Writer, connection: sqlite3.Connection) -> None:
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    def fill(connection: sqlite3.Connection) -> None:
+        connection.executemany("INSERT INTO numbers VALUES (?)", [(n,) for n in range(10_000)])
+
+    with pytest.raises(StorageFull) as refused:
+        await writer.write(fill)
+
+    assert isinstance(refused.value.__cause__, sqlite3.OperationalError)
+    await writer.write(_adding(1))
+    assert _numbers(connection) == [1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_IOERR_FSYNC,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_BUSY_SNAPSHOT,
+    ],
+)
+def test_what_the_world_does_is_unavailable(code: int) -> None:
+    error = sqlite3.OperationalError("x")
+    error.sqlite_errorcode = code
+
+    with pytest.raises(Unavailable) as refused:
+        raise_translated(error)
+
+    assert not isinstance(refused.value, StorageFull)
+    assert refused.value.__cause__ is error
+
+
+def test_our_own_mistakes_come_out_as_they_are() -> None:
+    error = sqlite3.ProgrammingError("x")
+
+    with pytest.raises(sqlite3.ProgrammingError):
+        raise_translated(error)
+
+
+def test_no_room_for_a_file_is_storage_full() -> None:
+    with pytest.raises(StorageFull):
+        raise_translated_os(OSError(28, "No space left on device"))
+    with pytest.raises(Unavailable):
+        raise_translated_os(OSError(5, "Input/output error"))

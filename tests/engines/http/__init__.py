@@ -1,0 +1,1 @@
+"""The gateways and the notifier against a scripted server on loopback."""

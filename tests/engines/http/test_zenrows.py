@@ -1,0 +1,221 @@
+"""ZenrowsGateway: the query it sends, and what each answer means."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+import pytest
+
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.model import FailureReason, Method, RunFailure
+from conveyor.engines.http.zenrows import Concurrency, ZenrowsGateway
+from conveyor.net.pool import HttpPool
+from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
+from tests.engines.http.conftest import a_request, now
+from tests.net.server import RawServer, answering, raw_server, reply
+
+TARGET = "https://shop.example.com/a?b=c&d=é"
+
+
+def gateway_to(pool: HttpPool, server: RawServer, path: str = "/v1/") -> ZenrowsGateway:
+    return ZenrowsGateway(pool, server.url(path), now=now)
+
+
+async def scrape(pool: HttpPool, answer: bytes, request: ScrapeRequest | None = None) -> Outcome:
+    async with raw_server(answering(answer)) as server:
+        return await gateway_to(pool, server).scrape(request or a_request(TARGET, auth="CANARY"))
+
+
+def error(status: int, code: str = "") -> bytes:
+    body = b'{"code":"%b","title":"t","status":%d,"type":"x"}' % (code.encode(), status)
+    return reply(body, f"{status} No", {"Content-Type": "application/problem+json"})
+
+
+async def test_the_target_key_and_parameters_travel_in_the_query(pool: HttpPool) -> None:
+    request = a_request(TARGET, auth="KEY", params={"js_render": "true", "wait": "5"})
+    async with raw_server(answering(reply(b"page"))) as server:
+        outcome = await gateway_to(pool, server).scrape(request)
+
+    assert isinstance(outcome, Scraped)
+    path = server.requests[0].split(b" ")[1].decode()
+    assert path.startswith("/v1/?")
+    assert parse_qs(path.partition("?")[2]) == {
+        "url": [TARGET],
+        "apikey": ["KEY"],
+        "js_render": ["true"],
+        "wait": ["5"],
+    }
+
+
+async def test_an_endpoint_may_have_a_query_of_its_own(pool: HttpPool) -> None:
+    async with raw_server(answering(reply(b"page"))) as server:
+        await gateway_to(pool, server, "/v1/?pool=a").scrape(a_request(TARGET))
+
+    assert server.requests[0].startswith(b"GET /v1/?pool=a&url=")
+
+
+async def test_a_parameter_cannot_replace_the_target_or_the_key(pool: HttpPool) -> None:
+    request = a_request(TARGET, auth="KEY", params={"url": "http://evil/", "apikey": "other"})
+    async with raw_server(answering(reply(b"page"))) as server:
+        await gateway_to(pool, server).scrape(request)
+
+    query = parse_qs(server.requests[0].split(b" ")[1].decode().partition("?")[2])
+    assert (query["url"], query["apikey"]) == ([TARGET], ["KEY"])
+
+
+async def test_custom_headers_and_a_post_body_are_passed_on(pool: HttpPool) -> None:
+    request = a_request(
+        TARGET,
+        method=Method.POST,
+        headers={"Referer": "https://r.example/"},
+        body=b"q=1",
+        body_content_type="application/x-www-form-urlencoded",
+    )
+    async with raw_server(answering(reply(b"page"))) as server:
+        await gateway_to(pool, server).scrape(request)
+
+    sent = server.requests[0]
+    assert sent.startswith(b"POST /v1/?")
+    assert b"custom_headers=true" in sent
+    assert b"\r\nReferer: https://r.example/\r\n" in sent
+    assert b"\r\nContent-Type: application/x-www-form-urlencoded\r\n" in sent
+    assert sent.endswith(b"\r\n\r\nq=1")
+
+
+@pytest.mark.parametrize(
+    ("headers", "cost_micros", "spent"),
+    [
+        ({"X-Request-Cost": "0.001"}, 1000, 0),
+        ({"X-Request-Cost": "0.0000014", "X-Request-Credits": "25"}, 1, 25),
+        ({"X-Request-Cost": "nan"}, 0, 0),
+        ({"X-Request-Cost": "-1"}, 0, 0),
+        ({"X-Request-Cost": "1e999"}, 0, 0),
+        ({"X-Request-Cost": "free", "X-Request-Credits": "many"}, 0, 0),
+        ({}, 0, 0),
+    ],
+)
+async def test_the_cost_of_a_page_is_recorded(
+    pool: HttpPool, headers: dict[str, str], cost_micros: int, spent: int
+) -> None:
+    outcome = await scrape(pool, reply(b"page", headers=headers))
+
+    assert isinstance(outcome, Scraped)
+    assert (outcome.cost_micros, outcome.credits) == (cost_micros, spent)
+
+
+async def test_the_cost_of_a_failure_is_recorded_too(pool: HttpPool) -> None:
+    outcome = await scrape(pool, reply(b"", "404 No", {"X-Request-Cost": "0.5"}))
+
+    assert isinstance(outcome, NotScraped)
+    assert outcome.cost_micros == 500_000
+
+
+async def test_the_last_seen_concurrency_is_kept(pool: HttpPool) -> None:
+    headers = {"Concurrency-Limit": "200", "Concurrency-Remaining": "199"}
+    async with raw_server(answering(reply(b"a", headers=headers), reply(b"b"))) as server:
+        gateway = gateway_to(pool, server)
+        assert gateway.concurrency == Concurrency()
+        await gateway.scrape(a_request(TARGET))
+        await gateway.scrape(a_request(TARGET))
+
+    assert gateway.concurrency == Concurrency(limit=200, remaining=199)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "reason", "retryable", "run_failure"),
+    [
+        (400, "REQS004", FailureReason.OTHER, False, None),
+        (401, "AUTH002", FailureReason.AUTH_FAILED, False, None),
+        (403, "AUTH009", FailureReason.AUTH_FAILED, False, None),
+        (402, "AUTH004", FailureReason.AUTH_FAILED, False, RunFailure.INSUFFICIENT_CREDITS),
+        (402, "AUTH005", FailureReason.AUTH_FAILED, False, RunFailure.SUBSCRIPTION_INACTIVE),
+        (402, "AUTH010", FailureReason.AUTH_FAILED, False, None),
+        (402, "AUTH011", FailureReason.AUTH_FAILED, False, RunFailure.SUBSCRIPTION_INACTIVE),
+        (402, "AUTH012", FailureReason.AUTH_FAILED, False, RunFailure.SUBSCRIPTION_INACTIVE),
+        (402, "", FailureReason.AUTH_FAILED, False, RunFailure.INSUFFICIENT_CREDITS),
+        (402, "NEW999", FailureReason.AUTH_FAILED, False, RunFailure.INSUFFICIENT_CREDITS),
+        (
+            403,
+            "api_key_cap_reached",
+            FailureReason.AUTH_FAILED,
+            False,
+            RunFailure.API_KEY_CAP_REACHED,
+        ),
+        (404, "RESP002", FailureReason.BAD_TARGET, False, None),
+        (410, "", FailureReason.BAD_TARGET, False, None),
+        (413, "RESP003", FailureReason.BAD_TARGET, False, None),
+        (422, "RESP001", FailureReason.BLOCKED, True, None),
+        (429, "AUTH006", FailureReason.RATE_LIMITED, True, None),
+        (429, "AUTH008", FailureReason.RATE_LIMITED, True, None),
+        (500, "ERR0001", FailureReason.GATEWAY_ERROR, True, None),
+        (502, "", FailureReason.GATEWAY_ERROR, True, None),
+        (504, "CTX0002", FailureReason.TIMEOUT, True, None),
+    ],
+)
+async def test_each_error_has_a_reason(
+    pool: HttpPool,
+    status: int,
+    code: str,
+    reason: FailureReason,
+    retryable: bool,
+    run_failure: RunFailure | None,
+) -> None:
+    outcome = await scrape(pool, error(status, code))
+
+    assert isinstance(outcome, NotScraped)
+    assert (outcome.reason, outcome.retryable) == (reason, retryable)
+    assert outcome.run_failure is run_failure
+    assert outcome.problem.code == (code or f"gateway_{status}")
+    assert "CANARY" not in repr(outcome)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"not json", b"[]", b'{"code":7}', b'{"code":"<b>\\n"}', b"\xff", b"{" * 70_000]
+)
+async def test_an_error_that_explains_itself_badly_goes_by_its_status(
+    pool: HttpPool, body: bytes
+) -> None:
+    outcome = await scrape(pool, reply(body, "422 No"))
+
+    assert isinstance(outcome, NotScraped)
+    assert (outcome.reason, outcome.problem.code) == (FailureReason.BLOCKED, "gateway_422")
+
+
+async def test_too_much_concurrency_says_when_to_come_back(pool: HttpPool) -> None:
+    outcome = await scrape(pool, reply(b"", "429 No", {"Retry-After": "7"}))
+
+    assert isinstance(outcome, NotScraped)
+    assert outcome.retry_after_s == 7.0
+
+
+async def test_an_allowed_status_is_a_page(pool: HttpPool) -> None:
+    request = a_request(TARGET, params={"allowed_status_codes": "404"})
+    outcome = await scrape(pool, reply(b"page", "404 No"), request)
+
+    assert isinstance(outcome, Scraped)
+    assert (outcome.status, outcome.body) == (404, b"page")
+
+
+async def test_an_unreachable_gateway_may_be_tried_again_and_leaks_no_key(pool: HttpPool) -> None:
+    async with raw_server(answering(reply())) as server:
+        gateway = gateway_to(pool, server)
+    outcome = await gateway.scrape(a_request(TARGET, auth="CANARY"))
+
+    assert isinstance(outcome, NotScraped)
+    assert outcome.problem.code == "gateway_unreachable"
+    assert (outcome.reason, outcome.retryable) == (FailureReason.GATEWAY_ERROR, True)
+    assert "CANARY" not in repr(outcome) + repr(gateway) + repr(vars(gateway))
+
+
+async def test_a_bad_key_cannot_break_out_of_the_request_line(pool: HttpPool) -> None:
+    request = a_request(TARGET, auth="a b\r\nX: y&url=http://evil/")
+    async with raw_server(answering(reply(b"page"))) as server:
+        await gateway_to(pool, server).scrape(request)
+
+    assert b"\r\nX: y" not in server.requests[0]
+    assert server.requests[0].count(b"url=") == 1
+
+
+async def test_a_gateway_url_that_is_no_url_is_refused_at_once(pool: HttpPool) -> None:
+    with pytest.raises(InvalidArgument):
+        ZenrowsGateway(pool, "gateway.local/v1", now=now)

@@ -1,0 +1,1 @@
+"""The HTTP client against raw sockets that misbehave on purpose."""
