@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 import trio
 
 from actors.messages import HeartbeaterMessage, Hold, Release
-from actors.runtime import Inbox, receive_batch
+from actors.runtime import Inbox, Reply, receive_batch
 from conveyor.domain import limits, settlement
 from conveyor.domain.changes import Applied
 from conveyor.domain.ids import LeaseId
@@ -27,6 +27,28 @@ from conveyor.usecases.env import Env
 log = logging.getLogger(__name__)
 
 _MAIL_MAX = 1_000
+
+
+@dataclass(slots=True)
+class _Desk:
+    """What is held, and who waits to hear that a beat in progress has let go of their work.
+
+    Without that wait, a beat could hide a message for a minute that its worker just put back.
+    """
+
+    held: dict[LeaseId, Hold] = field(default_factory=dict)
+    is_beating: bool = False
+    waiting: list[Reply[None]] = field(default_factory=list)
+
+    def answer_later(self, reply: Reply[None] | None) -> None:
+        if reply is not None:
+            self.waiting.append(reply)
+
+    def answer_between_beats(self) -> None:
+        if not self.is_beating:
+            for reply in self.waiting:
+                reply.send(None)
+            self.waiting.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,33 +62,38 @@ class LeaseHeartbeater:
         assert limits.LEASE_TTL_S < limits.VISIBILITY_S < limits.CLAIM_TTL_S
 
     async def run(self, inbox: Inbox[HeartbeaterMessage]) -> None:
-        held: dict[LeaseId, Hold] = {}
+        desk = _Desk()
         async with inbox, trio.open_nursery() as nursery:
-            nursery.start_soon(self._beat_forever, held)
+            nursery.start_soon(self._beat_forever, desk)
             while True:
                 for message in await receive_batch(inbox, _MAIL_MAX):
                     match message:
                         case Hold(lease_id):
-                            held[lease_id] = message
-                        case Release(lease_id):
-                            held.pop(lease_id, None)
+                            desk.held[lease_id] = message
+                        case Release(lease_id, reply):
+                            desk.held.pop(lease_id, None)
+                            desk.answer_later(reply)
                         case _:
                             assert_never(message)
+                desk.answer_between_beats()
 
-    async def _beat_forever(self, held: dict[LeaseId, Hold]) -> None:
+    async def _beat_forever(self, desk: _Desk) -> None:
         while True:
             await trio.sleep(self.interval_s)
-            if not held:
+            if not desk.held:
                 continue
+            desk.is_beating = True
             try:
-                lost = await self._beat(tuple(held.values()))
+                lost = await self._beat(tuple(desk.held.values()))
             except Unavailable as error:
-                log.warning("beat missed", extra={"held": len(held), "cause": str(error)})
-                continue
+                log.warning("beat missed", extra={"held": len(desk.held), "cause": str(error)})
+                lost = []
+            desk.is_beating = False
+            desk.answer_between_beats()
             for hold in lost:
                 # A Release, and another Hold of the same lease, may have landed meanwhile.
-                if held.get(hold.lease_id) is hold:
-                    del held[hold.lease_id]
+                if desk.held.get(hold.lease_id) is hold:
+                    del desk.held[hold.lease_id]
                     hold.work.cancel(reason="its lease, message or claim was lost")
 
     async def _beat(self, holds: Sequence[Hold]) -> list[Hold]:

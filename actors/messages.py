@@ -41,9 +41,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The work under this lease is over."""
+    """The work under this lease is over. The reply comes when no beat can touch it any more."""
 
     lease_id: LeaseId
+    reply: Reply[None] | None = None
 
 
 HeartbeaterMessage = Hold | Release

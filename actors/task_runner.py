@@ -27,7 +27,7 @@ from actors.messages import (
 from actors.runtime import Address, MailboxFull, NoAnswer, Reply, bounded_cleanup
 from conveyor.domain import settlement
 from conveyor.domain.backpressure import bounce_delay_s
-from conveyor.domain.model import RunFailure, Task
+from conveyor.domain.model import Result, RunFailure, Task
 from conveyor.domain.settlement import (
     AlreadyDone,
     Claimed,
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 CLAIM_S = 10.0
 SETTLE_S = 30.0
 CLEANUP_S = 3.0
+RELEASE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,32 +110,44 @@ class TaskRunner:
             if not is_over:
                 with bounded_cleanup(CLEANUP_S):
                     await tasks.hand_back(self.env, work.message.ref, task)
-                    await self._bounce(work, 0.0)
+                    await self._put_back(work, 0.0)
 
     async def _scrape(self, work: Work, task: Task) -> float | None:
-        """Fetches under the heartbeat. When that loses its hold, the work is void."""
+        """Fetches under the heartbeat, then settles without it: a beat that finds the task
+        settled must not cut off what is left to do with its message."""
         with trio.CancelScope() as scope:
             await self.heartbeater.tell(Hold(work.lease_id, work.message, task.claim, scope))
             try:
-                with self.metrics.inflight.track_inprogress():
-                    outcome = await self.gateway.scrape(tasks.request_for(self.env, work.job, task))
-                return await self._judge(work, task, outcome)
+                outcome, result = await self._fetch(work, task)
             finally:
                 self._let_go(work)
-        log.warning("work lost", extra={"task": task.task_id, "claim": task.claim})
-        return None
+        if scope.cancelled_caught:
+            log.warning("work lost", extra={"task": task.task_id, "claim": task.claim})
+            return None
+        return await self._judge(work, task, outcome, result)
 
-    async def _judge(self, work: Work, task: Task, outcome: Outcome) -> float | None:
+    async def _fetch(self, work: Work, task: Task) -> tuple[Outcome, Result | None]:
+        """The outcome, and where its body lies: that is durable before anything is settled."""
+        request = tasks.request_for(self.env, work.job, task)
+        with self.metrics.inflight.track_inprogress():
+            outcome = await self.gateway.scrape(request)
+        if isinstance(outcome, NotScraped):
+            return outcome, None
+        return outcome, await tasks.store_body(self.env, work.message.ref, task, outcome)
+
+    async def _judge(
+        self, work: Work, task: Task, outcome: Outcome, result: Result | None
+    ) -> float | None:
         ref = work.message.ref
         match outcome:
             case Scraped():
-                result = await tasks.store_body(self.env, ref, task, outcome)
+                assert result is not None
                 verdict = tasks.judge_success(self.env, ref, task, outcome, result)
                 return await self._settle(work, task, verdict)
             case NotScraped(run_failure=RunFailure() as cause):
                 detail = outcome.problem.detail or outcome.problem.title
                 await tasks.hand_back(self.env, ref, task)
-                await self._bounce(work, bounce_delay_s(work.message.receives))
+                await self._put_back(work, bounce_delay_s(work.message.receives))
                 await runs.fail(self.env, work.run, cause, detail)
                 return None
             case NotScraped():
@@ -156,8 +169,18 @@ class TaskRunner:
         except NoAnswer as error:
             raise Unavailable("the writer gave no verdict") from error
         if isinstance(verdict, Retry) and isinstance(settled, Settled):
-            return await self._bounce(work, verdict.delay_s)
+            return await self._put_back(work, verdict.delay_s)
         return None
+
+    async def _put_back(self, work: Work, delay_s: float) -> float:
+        """Returns a message that was held, once no beat can hide it again."""
+
+        def release(reply: Reply[None]) -> Release:
+            return Release(work.lease_id, reply)
+
+        with suppress(NoAnswer):
+            await self.heartbeater.ask(release, deadline_s=RELEASE_S)
+        return await self._bounce(work, delay_s)
 
     async def _bounce(self, work: Work, delay_s: float) -> float:
         await self.env.queue.bounce((work.message,), delay_s=delay_s)

@@ -21,6 +21,7 @@ from conveyor.api import problems
 from conveyor.api.auth import Authenticator, Principal, read_key
 from conveyor.api.bodies import BODY_TIMEOUT_S, read_body, require_json, require_plain
 from conveyor.api.call import JSON, Api, Call, Download, Reply, Work
+from conveyor.api.guard import guarded
 from conveyor.api.openapi import make_document
 from conveyor.api.problems import Answered, OutOfTime
 from conveyor.api.route import Access, Reads, Route, Writes
@@ -76,6 +77,7 @@ def make_app(
     app.before_request(partial(_begin, env))
     app.after_request(partial(_finish, metrics))
     app.register_error_handler(Exception, _on_error)
+    app.asgi_app = guarded(app.asgi_app, env)  # type: ignore[method-assign, assignment, arg-type]
     return app
 
 
@@ -84,8 +86,9 @@ async def _begin(env: Env) -> None:
     is_sane = 0 < len(given) <= REQUEST_ID_CHARS_MAX and given.isascii() and given.isprintable()
     g.request_id = given if is_sane else env.mint()
     g.begun_at = trio.current_time()
-    # The server has unescaped the path: what was one segment must not have become two.
-    if b"%2f" in request.scope.get("raw_path", b"").lower():
+    # Both the server and the router mend paths: what was sent must be what is matched.
+    sent = request.scope.get("raw_path", b"").lower()
+    if b"//" in sent or b"%2f" in sent:
         raise NotFound("There is nothing at this address.")
 
 

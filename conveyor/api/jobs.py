@@ -8,7 +8,6 @@ from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.api.problems import NotImplementedYet
 from conveyor.api.runs import show_run
 from conveyor.domain import limits, paging, submission
-from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
@@ -105,7 +104,7 @@ def _webhook_from(env: Env, given: WebhookInput | None) -> Webhook | None:
     """We deliver webhooks ourselves, whoever fetches the pages: a policy always holds."""
     if given is None:
         return None
-    policy = env.policy.targets or TargetPolicy()
+    policy = env.policy.webhooks
     target = parse_url(given.url)
     if isinstance(target, BadUrl):
         raise _bad_webhook(target.detail)

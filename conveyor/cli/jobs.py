@@ -9,7 +9,7 @@ import click
 
 from conveyor.cli.jobs_lists import add, submit
 from conveyor.cli.jobs_results import download, results
-from conveyor.cli.jobs_session import Session, json_option, sentence
+from conveyor.cli.jobs_session import Session, counted, json_option, sentence
 from conveyor.cli.jobs_tables import job_page, jobs_table, runs_table
 from conveyor.cli.jobs_watch import watch_run
 from conveyor.domain.lifecycle import JOB_VISIBLE
@@ -19,6 +19,8 @@ from conveyor.sdk.polling import run_of
 # The server gives up on a request by itself before this.
 TIMEOUT_S = 75.0
 RUNS_SHOWN_MAX = 10
+
+_STATUSES = sorted(status.value for status in JOB_VISIBLE)
 
 
 class _Jobs(click.Group):
@@ -61,7 +63,7 @@ def jobs(ctx: click.Context, server: str, api_key: str) -> None:
 
 
 @jobs.command("list")
-@click.option("--status", type=click.Choice(sorted(JOB_VISIBLE)), help="Only such jobs.")
+@click.option("--status", type=click.Choice(_STATUSES), help="Only such jobs.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
 @json_option
 @click.pass_obj
@@ -116,7 +118,9 @@ def stop(session: Session, job: str, as_json: bool) -> None:
     run = session.client.stop(job)
     _answer_run(session, run, as_json=as_json)
     if run.receipt is not None and run.receipt.abandoned:
-        session.remark(f"A gateway may still be busy with {run.receipt.abandoned:,} pages.")
+        session.remark(
+            f"A gateway may still be busy with {counted(run.receipt.abandoned, 'page')}."
+        )
 
 
 @jobs.command()
@@ -151,7 +155,10 @@ def rerun(session: Session, job: str, status: str | None, watch: bool, as_json: 
     """Run a job again: all of it, or the tasks that --status names."""
     statuses = None if status is None else status.split(",")
     started = session.client.rerun(job, statuses=statuses)
-    counts = f"{started.retried_tasks:,} tasks start over, {started.inherited_tasks:,} are kept."
+    counts = (
+        f"Over again: {counted(started.retried_tasks, 'task')}. "
+        f"Kept as they are: {started.inherited_tasks:,}."
+    )
     if watch:
         session.remark(counts)
         sys.exit(watch_run(session, started.latest_run, as_json=as_json))
@@ -186,7 +193,7 @@ def _is_sure(session: Session, job: str) -> bool:
     found = session.client.get(job)
     pages = found.latest_run.stats.successful if found.latest_run is not None else 0
     name = f" ({found.name!r})" if found.name else ""
-    question = f"Delete job {found.job_id}{name} with its {pages:,} pages?"
+    question = f"Delete job {found.job_id}{name} with its {counted(pages, 'page')}?"
     try:
         return click.confirm(question, err=True)
     except click.Abort:

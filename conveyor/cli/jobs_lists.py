@@ -9,7 +9,7 @@ from typing import TypedDict, Unpack
 
 import click
 
-from conveyor.cli.jobs_session import Session, json_option
+from conveyor.cli.jobs_session import Session, counted, json_option
 from conveyor.cli.jobs_watch import watch_run
 from conveyor.cli.lists import SHOWN_MAX, read_lines
 from conveyor.domain import limits
@@ -84,12 +84,12 @@ def submit(
         accepted = session.client.submit(_request(lines, options))
     job_id = accepted.job_id
     if watch:
-        session.remark(f"Job {job_id}: {_tasks(accepted.accepted_tasks)}.")
+        session.remark(f"Job {job_id}: {counted(accepted.accepted_tasks, 'task')}.")
         sys.exit(watch_run(session, accepted.latest_run, as_json=as_json))
     hint = f"`conveyor jobs watch {job_id}` shows how it goes."
     if options["is_open"]:
         hint = f"`conveyor jobs add {job_id} FILE` adds more."
-    shown = f"Job {job_id}: {_tasks(accepted.accepted_tasks)} accepted.\n{hint}"
+    shown = f"Job {job_id}: {counted(accepted.accepted_tasks, 'task')} accepted.\n{hint}"
     session.answer(accepted, shown, as_json=as_json)
 
 
@@ -108,7 +108,7 @@ def add(session: Session, job: str, source: str, last: bool, as_json: bool) -> N
     with _naming_lines(lines):
         added = session.client.add_tasks(job, [url for _, url in lines], last=last)
     end = "The job is closed." if last else "The job is open for more."
-    shown = f"{_tasks(added.accepted_tasks)} added. {end}"
+    shown = f"{counted(added.accepted_tasks, 'task')} added. {end}"
     session.answer(added, shown, as_json=as_json)
 
 
@@ -152,7 +152,3 @@ def _naming_lines(lines: Sequence[tuple[int, str]]) -> Iterator[None]:
             shown.append("  ... and more")
         what = error.detail or error.title
         raise click.ClickException("\n".join([what, *shown])) from None
-
-
-def _tasks(count: int) -> str:
-    return f"{count:,} task" if count == 1 else f"{count:,} tasks"

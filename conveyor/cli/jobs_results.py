@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from conveyor.cli.jobs_session import Session, json_option
+from conveyor.cli.jobs_session import Session, counted, json_option
 from conveyor.cli.jobs_tables import results_table
 from conveyor.cli.progress import progress
 from conveyor.cli.results import LIST_NAME, ResultLine, extension_for
@@ -106,12 +106,12 @@ def download(session: Session, job: str, output: Path, run_id: str | None, as_js
         ) from None
     files = sum(1 for line in lines if line.file is not None)
     missing = sum(_is_missing(line) for line in lines)
-    shown = f"{files:,} pages and {LIST_NAME} are in {output}/"
+    shown = f"{counted(files, 'page')} and {LIST_NAME} are in {output}/"
     session.answer(Summary(job, run.run_id, len(lines), files, missing), shown, as_json=as_json)
     if not run.terminal:
         session.remark("The run has not ended: this is what it had so far.")
     if missing:
-        session.remark(f"{missing:,} pages could not be had; {LIST_NAME} tells which.")
+        session.remark(f"{counted(missing, 'page')} could not be had; {LIST_NAME} tells which.")
         sys.exit(EXIT_SOME_MISSING)
 
 

@@ -53,6 +53,10 @@ class Session:
         click.echo(msgspec.json.encode(value).decode())
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def sentence(error: SdkError, server: str) -> str:
     """What happened and what to do about it."""
     if isinstance(error, Unreachable):

@@ -67,7 +67,9 @@ def _label(node: Node, progress: dict[str, RunLine]) -> str:
 
 
 def _runs(lines: list[RunLine]) -> Table:
-    table = Table("run", "job", "status", "done", "of", "successful", "failed", box=None)
+    table = Table(box=None)
+    for title in ("run", "job", "status", "done", "of", "successful", "failed"):
+        table.add_column(title, no_wrap=True)
     for line in lines:
         table.add_row(
             line.run_id,

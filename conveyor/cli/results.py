@@ -16,6 +16,7 @@ from conveyor.domain.queries import TasksOf
 from conveyor.usecases.env import Env
 
 PAGE = 500
+AT_ONCE_MAX = 8
 LIST_NAME = "results.jsonl"
 _EXTENSIONS = {"text/html": ".html", "application/xhtml+xml": ".html", "text/plain": ".txt"}
 
@@ -51,22 +52,32 @@ def _cannot_write(folder: Path, error: OSError) -> CannotWrite:
 
 async def write_results(env: Env, run: Run, folder: Path) -> None:
     """Bodies named by their position in the list; the list itself is put in place last."""
-    try:
-        await _write_all(env, run, folder)
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
+    lines: list[ResultLine] = []
+    room = trio.CapacityLimiter(AT_ONCE_MAX)
 
+    async def write(task: Task) -> None:
+        async with room:
+            lines.append(await _write(env, task, folder))
 
-async def _write_all(env: Env, run: Run, folder: Path) -> None:
-    async with aclosing(_all_tasks(env, run)) as tasks:
-        lines = [await _write(env, task, folder) async for task in tasks]
+    async with aclosing(_pages(env, run)) as pages:
+        async for page in pages:
+            async with trio.open_nursery() as nursery:
+                for task in page:
+                    nursery.start_soon(write, task)
     lines.sort(key=lambda line: line.index)
-    scratch = trio.Path(folder) / f".{LIST_NAME}"
-    await scratch.write_bytes(msgspec.json.Encoder().encode_lines(lines))
-    await scratch.replace(folder / LIST_NAME)
+    await _put(folder / LIST_NAME, msgspec.json.Encoder().encode_lines(lines))
 
 
-async def _all_tasks(env: Env, run: Run) -> AsyncGenerator[Task, None]:
+async def _put(path: Path, content: bytes) -> None:
+    scratch = trio.Path(path.with_name(f".{path.name}"))
+    try:
+        await scratch.write_bytes(content)
+        await scratch.replace(path)
+    except OSError as error:
+        raise _cannot_write(path.parent, error) from error
+
+
+async def _pages(env: Env, run: Run) -> AsyncGenerator[list[Task], None]:
     after = None
     while True:
         query = TasksOf(
@@ -77,8 +88,7 @@ async def _all_tasks(env: Env, run: Run) -> AsyncGenerator[Task, None]:
             limit=PAGE,
         )
         page = await env.store.find(query)
-        for task in page:
-            yield task
+        yield page
         if len(page) < PAGE:
             return
         after = page[-1].task_id
@@ -95,12 +105,9 @@ async def _write(env: Env, task: Task, folder: Path) -> ResultLine:
             detail=problem.detail if problem else None,
         )
     name = f"{task.index:06d}{extension_for(task.result.content_type)}"
-    async with (
-        aclosing(env.blobs.open(task.result.key)) as pieces,
-        await trio.open_file(folder / name, "wb") as file,
-    ):
-        async for piece in pieces:
-            await file.write(piece)
+    async with aclosing(env.blobs.open(task.result.key)) as pieces:
+        body = b"".join([piece async for piece in pieces])
+    await _put(folder / name, body)
     return ResultLine(
         task.index,
         task.url,

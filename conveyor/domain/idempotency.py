@@ -41,7 +41,7 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 class InProgress(msgspec.Struct, frozen=True):
-    """Somebody is on it for at least this long."""
+    """Somebody is on it; ask again after this long."""
 
     retry_after_s: float
 
@@ -82,7 +82,7 @@ def judge(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdi
     if record.response_status is not None and record.response_body is not None:
         return Replay(record.response_status, record.response_body)
     if record.claimed_until >= now:
-        return InProgress(min(record.claimed_until - now, limits.IDEMPOTENCY_CLAIM_S))
+        return InProgress(min(record.claimed_until - now, limits.IDEMPOTENCY_RETRY_S))
     return First()
 
 

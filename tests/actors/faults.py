@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
+
+import trio
 
 from conveyor.ports.errors import Unavailable
 
@@ -13,11 +16,15 @@ P = TypeVar("P")
 
 @dataclass(slots=True)
 class Faults:
-    """`before` and `after`: how many of the next calls of a method fail on which side."""
+    """`before` and `after`: how many of the next calls of a method fail on which side.
+
+    `latency_s`: how long each call of a method takes before it acts.
+    """
 
     before: Counter[str] = field(default_factory=Counter)
     after: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
+    latency_s: Mapping[str, float] = field(default_factory=dict)
 
     def strike(self, side: Counter[str], method: str) -> None:
         if side[method] > 0:
@@ -40,6 +47,7 @@ class _Faulty:
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             self._faults.strike(self._faults.before, method)
+            await trio.sleep(self._faults.latency_s.get(method, 0.0))
             answer = await target(*args, **kwargs)
             self._faults.strike(self._faults.after, method)
             return answer

@@ -1,4 +1,4 @@
-"""Which addresses, names and ports a fetch may reach (RELIABILITY 5.1)."""
+"""Which addresses, names and ports a fetch may reach (SPEC 8.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The URL parser refuses what two parsers could read differently (RELIABILITY 5.1)."""
+"""The URL parser refuses what two parsers could read differently (SPEC 8.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies are decoded under a cap: bombs, lies and endless streams end early (RELIABILITY 5.3)."""
+"""Bodies are decoded under a cap: bombs, lies and endless streams end early (SPEC 8.4)."""
 
 from __future__ import annotations
 

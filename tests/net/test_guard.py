@@ -1,4 +1,4 @@
-"""The SSRF guard holds where the socket is opened (RELIABILITY 5.1)."""
+"""The SSRF guard holds where the socket is opened (SPEC 8.2)."""
 
 from __future__ import annotations
 

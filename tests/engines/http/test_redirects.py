@@ -1,4 +1,4 @@
-"""DirectGateway follows redirects, and checks every hop like the first (RELIABILITY 5.1)."""
+"""DirectGateway follows redirects, and checks every hop like the first (SPEC 8.2)."""
 
 from __future__ import annotations
 

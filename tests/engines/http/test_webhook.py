@@ -1,4 +1,4 @@
-"""WebhookNotifier: what a receiver gets, and what its answers mean (RELIABILITY 5.5, W102)."""
+"""WebhookNotifier: what a receiver gets, and what its answers mean (SPEC 6.6)."""
 
 from __future__ import annotations
 

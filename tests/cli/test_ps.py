@@ -1,0 +1,56 @@
+"""`conveyor ps` and `conveyor demo`: what runs, and something to see."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from conveyor.cli.demo_site import Site, is_missing
+from tests.cli.program import Program, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def nodes(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    return [tree, *(node for child in tree["children"] for node in nodes(child))]
+
+
+def test_ps_says_that_nobody_is_there(program: Program) -> None:
+    ended = program.run("ps")
+
+    assert ended.code == 2
+    assert "Nothing is running on .conveyor" in ended.err
+    assert "conveyor dev" in ended.err
+
+
+def test_ps_shows_the_tree_of_a_running_scrape(program: Program, site: Site) -> None:
+    program.write("list.txt", *site.urls(400))
+    with program.start("scrape", "list.txt", "-c", "2") as process:
+        wait_until(lambda: len(site.asked) > 2 or process.poll() is not None)
+
+        shown, told = program.run("ps"), program.run("ps", "--json")
+
+        assert process.poll() is None
+    assert (shown.code, told.code) == (0, 0)
+    snapshot = json.loads(told.out)
+    assert (snapshot["pid"], snapshot["role"]) == (process.pid, "scrape")
+    (run,) = snapshot["runs"]
+    assert run["total"] == 400
+    names = [node["name"] for node in nodes(snapshot["tree"])]
+    assert {"runs", run["run_id"], "inspection"} <= set(names)
+    assert all(node["state"] == "running" for node in nodes(snapshot["tree"]))
+    assert run["run_id"] in shown.out
+    assert "of 400" in shown.out
+
+
+def test_the_demo_scrapes_its_own_site_and_checks_the_count(program: Program) -> None:
+    missing = sum(map(is_missing, range(60)))
+
+    ended = program.run("demo", "--pages", "60", "-o", "out", "--json")
+
+    assert ended.code == 0
+    summary = json.loads(ended.lines[-1])
+    assert (summary["total"], summary["failed"]) == (60, missing)
+    assert len(list((program.folder / "out").glob("*.html"))) == 60 - missing

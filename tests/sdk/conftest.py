@@ -1,0 +1,50 @@
+"""Servers for the SDK: a scripted one a test, and a real one for all of them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from conveyor.cli.demo_site import Site
+from conveyor.sdk import Client
+from tests.cli.program import dev_server, site_in_a_thread
+from tests.sdk.scripted import Scripted, scripted_server
+
+
+@pytest.fixture
+def script() -> Iterator[Scripted]:
+    with scripted_server() as script:
+        yield script
+
+
+@pytest.fixture
+def pauses() -> list[float]:
+    """How long the client would have slept."""
+    return []
+
+
+@pytest.fixture
+def client(script: Scripted, pauses: list[float]) -> Iterator[Client]:
+    with Client(script.url, "k", timeout_s=5, sleep=pauses.append) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with dev_server(tmp_path_factory.mktemp("dev")) as url:
+        yield url
+
+
+@pytest.fixture
+def caller(server: str) -> Iterator[Client]:
+    """A caller that the real server has not heard of before."""
+    with Client(server, secrets.token_hex(8)) as client:
+        yield client
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with site_in_a_thread() as site:
+        yield site

@@ -1,0 +1,226 @@
+"""What the client makes of answers, whichever they are."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from conveyor.sdk import ApiError, BadId, Client, SubmitJobRequest, TaskInput, Unreachable
+from conveyor.sdk.polling import INTERVAL_S_MAX, OUTAGE_S_MAX, Pace
+from tests.sdk.scripted import Answer, Scripted, problem
+
+AWAY = Unreachable("http://a", "refused")
+
+
+def sent(script: Scripted) -> object:
+    return msgspec.json.decode(script.heard[-1].body)
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://a", "http://", "http://a/?b", "h t"])
+def test_a_base_url_that_leads_nowhere_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="like http://"):
+        Client(url, "k")
+
+
+@pytest.mark.parametrize("key", ["", " k", "clé", "a\nb"])
+def test_a_key_that_no_header_can_hold_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="printable ASCII"):
+        Client("http://127.0.0.1:1", key)
+
+
+def test_a_base_url_may_end_in_a_slash_or_in_the_version() -> None:
+    for url in ("http://a.example", "http://a.example/", "http://a.example/v1/"):
+        with Client(url, "k") as client:
+            assert client.base_url == "http://a.example"
+
+
+@pytest.mark.parametrize("job_id", ["..", "a/b", "a?b", "", "a b", "é"])
+def test_what_cannot_be_an_id_never_gets_into_a_path(
+    script: Scripted, client: Client, job_id: str
+) -> None:
+    for ask in (client.get, client.stop, client.delete):
+        with pytest.raises(BadId):
+            ask(job_id)
+    with pytest.raises(BadId):
+        client.delete_run("job", job_id)
+
+    assert script.heard == []
+
+
+def test_a_list_of_urls_is_sent_without_a_word_too_many(script: Scripted, client: Client) -> None:
+    script.will(problem(400, "bad"))
+
+    with pytest.raises(ApiError):
+        client.submit(["https://a.example/", "https://b.example/"])
+
+    assert sent(script) == {"tasks": [{"url": "https://a.example/"}, {"url": "https://b.example/"}]}
+
+
+def test_a_job_is_sent_with_everything_that_was_said(script: Scripted, client: Client) -> None:
+    script.will(problem(400, "bad"))
+    body = msgspec.Raw(b'{"a":1}')
+    task = TaskInput(url="https://a.example/", method="POST", body=body, external_id="x")
+
+    with pytest.raises(ApiError):
+        client.submit(SubmitJobRequest(tasks=[task], status="open", name="n", priority=2))
+
+    assert sent(script) == {
+        "status": "open",
+        "tasks": [
+            {"url": "https://a.example/", "external_id": "x", "method": "POST", "body": {"a": 1}}
+        ],
+        "name": "n",
+        "priority": 2,
+    }
+
+
+def test_a_refusal_tells_everything_that_the_server_told(script: Scripted, client: Client) -> None:
+    told = {
+        "type": "about:blank",
+        "title": "Some tasks are invalid",
+        "status": 400,
+        "code": "invalid_argument",
+        "detail": "1 of 2 is bad.",
+        "errors": [{"pointer": "/tasks", "detail": "bad"}],
+        "invalid_tasks": [{"index": 1, "reason": "malformed_url", "value": "x"}],
+        "something": "new",
+    }
+    script.will(Answer(400, msgspec.json.encode(told), {"X-Request-ID": "r-9"}))
+
+    with pytest.raises(ApiError) as caught:
+        client.submit(["https://a.example/", "x"])
+
+    error = caught.value
+    assert (error.status, error.code, error.title) == (400, "invalid_argument", told["title"])
+    assert (error.detail, error.request_id) == ("1 of 2 is bad.", "r-9")
+    assert [(task.index, task.reason) for task in error.invalid_tasks] == [(1, "malformed_url")]
+    assert [problem.pointer for problem in error.errors] == ["/tasks"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(502, b"<h1>Bad gateway</h1>"),
+        Answer(200, b"<h1>Welcome</h1>"),
+        Answer(200, b"\xff\xfe"),
+        Answer(200, b'{"jobs": 7}'),
+        Answer(404, b'{"detail": "no code"}'),
+    ],
+)
+def test_an_answer_that_is_not_conveyors_is_an_error_as_well(
+    script: Scripted, client: Client, answer: Answer
+) -> None:
+    script.will(answer)
+
+    with pytest.raises(ApiError) as caught:
+        list(client.list())
+
+    assert (caught.value.status, caught.value.code) == (answer.status, "unexpected_answer")
+
+
+def test_pages_are_read_as_they_are_asked_for(script: Scripted, client: Client) -> None:
+    row = {
+        "task_id": "0" * 32,
+        "run_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
+        "index": 0,
+        "url": "https://a.example/",
+        "status": "pending",
+        "result_url": None,
+        "created_at": "2026-01-01T00:00:00.000Z",
+        "updated_at": "2026-01-01T00:00:00.000Z",
+    }
+    first = {"results": [row], "next_cursor": "c d"}
+    script.will(Answer(200, msgspec.json.encode(first)))
+
+    found = client.results("job", status="processing")
+    next(found)
+
+    assert len(script.heard) == 1
+    script.will(Answer(200, msgspec.json.encode({"results": [row], "next_cursor": None})))
+    assert len(list(found)) == 1
+    assert [heard.path for heard in script.heard] == [
+        "/v1/jobs/job/results?status=processing&limit=500",
+        "/v1/jobs/job/results?status=processing&limit=500&cursor=c+d",
+    ]
+
+
+def test_a_download_is_whole_or_not_there(
+    script: Scripted, client: Client, tmp_path: Path, pauses: list[float]
+) -> None:
+    script.will(*[Answer(200, b"half", hangs_up=True)] * 5)
+
+    with pytest.raises(Unreachable):
+        client.download("job", "task", tmp_path / "page")
+
+    assert len(pauses) == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_that_broke_off_is_begun_again(
+    script: Scripted, client: Client, tmp_path: Path
+) -> None:
+    script.will(Answer(200, b"ha", hangs_up=True), Answer(200, b"whole", {"Content-Type": "a/b"}))
+
+    saved = client.download("job", "task", tmp_path / "page")
+
+    assert (tmp_path / "page").read_bytes() == b"whole"
+    assert (saved.size_bytes, saved.content_type) == (5, "a/b")
+    assert saved.sha256 == hashlib.sha256(b"whole").hexdigest()
+    assert [path.name for path in tmp_path.iterdir()] == ["page"]
+
+
+def test_a_body_that_differs_from_its_digest_is_not_kept(
+    script: Scripted, client: Client, tmp_path: Path
+) -> None:
+    tag = '"' + hashlib.sha256(b"true").hexdigest() + '"'
+    script.will(Answer(200, b"false", {"ETag": tag}), Answer(200, b"true", {"ETag": tag}))
+
+    client.download("job", "task", tmp_path / "page")
+
+    assert (tmp_path / "page").read_bytes() == b"true"
+
+
+def test_a_redirect_is_followed_without_the_api_key(script: Scripted, client: Client) -> None:
+    script.will(Answer(302, b"", {"Location": "/elsewhere"}), Answer(200, b"body"))
+
+    assert client.content("job", "task") == b"body"
+    assert script.heard[0].headers["x-api-key"] == "k"
+    assert script.heard[1].path == "/elsewhere"
+    assert "x-api-key" not in script.heard[1].headers
+
+
+def test_redirects_without_end_are_given_up(script: Scripted, client: Client) -> None:
+    script.will(*[Answer(302, b"", {"Location": "/round"})] * 4)
+
+    with pytest.raises(ApiError, match="302"):
+        client.content("job", "task")
+
+
+def test_a_waiter_looks_less_and_less_often() -> None:
+    pace = Pace(begun_at=100.0)
+
+    assert [pace.interval_s(100.0 + elapsed) for elapsed in (0, 5, 3600)] == [
+        pytest.approx(0.1),
+        pytest.approx(0.5),
+        INTERVAL_S_MAX,
+    ]
+
+
+def test_a_waiter_sits_out_a_short_outage_only() -> None:
+    pace = Pace(begun_at=100.0)
+    pace.seen(200.0)
+
+    assert pace.sits_out(AWAY, 200.0 + OUTAGE_S_MAX - 1)
+    assert not pace.sits_out(AWAY, 200.0 + OUTAGE_S_MAX)
+    assert not pace.sits_out(ApiError(404, "not_found", "Not found"), 200.0)
+
+
+def test_a_waiter_has_a_deadline() -> None:
+    pace = Pace(begun_at=100.0, timeout_s=10)
+
+    assert pace.interval_s(109.9) == pytest.approx(0.1)
+    with pytest.raises(TimeoutError, match="10 s"):
+        pace.interval_s(110.0)

@@ -1,0 +1,100 @@
+"""The client and the real server understand each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conveyor import sdk
+from conveyor.cli.demo_site import Site
+from conveyor.sdk import ApiError, Client, RunResponse, SubmitJobRequest
+from conveyor.sdk.client import JOBS_PAGE
+
+pytestmark = pytest.mark.slow
+
+MISSING = 7
+
+
+def test_a_job_from_submit_to_delete(caller: Client, site: Site, tmp_path: Path) -> None:
+    seen: list[RunResponse] = []
+
+    job = caller.submit(site.urls(9))
+    run = caller.wait(job.job_id, seen.append, timeout_s=30)
+    results = sorted(caller.results(job.job_id), key=lambda result: result.index)
+    saved = caller.download(job.job_id, results[3].task_id, tmp_path / "page")
+
+    assert job.accepted_tasks == 9
+    assert seen[-1] == run
+    assert (run.terminal, run.stats.successful, run.stats.failed) == (True, 8, 1)
+    assert [result.url for result in results] == site.urls(9)
+    assert caller.content(job.job_id, results[3].task_id) == (tmp_path / "page").read_bytes()
+    assert saved.content_type.startswith("text/html")
+    assert len(caller.history(job.job_id, results[3].task_id)) == 2
+    (failed,) = caller.results(job.job_id, status="failed")
+    assert failed.index == MISSING
+    with pytest.raises(ApiError, match="422 target_404"):
+        caller.content(job.job_id, failed.task_id)
+
+    again = caller.rerun(job.job_id, statuses=["failed"])
+    caller.wait(job.job_id, run_id=again.latest_run.run_id)
+    assert (again.retried_tasks, again.inherited_tasks) == (1, 8)
+    assert [run.run_sequence for run in caller.runs(job.job_id)] == [2, 1]
+    assert [job.job_id for job in caller.list(status="closed")] == [job.job_id]
+
+    caller.delete(job.job_id)
+    assert list(caller.list()) == []
+    with pytest.raises(ApiError, match="404 not_found"):
+        caller.get(job.job_id)
+
+
+def test_an_open_job_is_fed_paused_resumed_and_closed(caller: Client, site: Site) -> None:
+    job = caller.submit(SubmitJobRequest(status="open", max_inflight=1))
+
+    paused = caller.pause(job.job_id)
+    added = caller.add_tasks(job.job_id, site.urls(3))
+    resumed = caller.resume(job.job_id)
+    closed = caller.close(job.job_id)
+    run = caller.wait(job.job_id, timeout_s=30)
+
+    assert (paused.pause_state, resumed.pause_state) == ("paused", None)
+    assert (added.accepted_tasks, closed.status) == (3, "closed")
+    assert run.stats.successful == 3
+
+
+def test_a_stop_brings_a_receipt(caller: Client, site: Site) -> None:
+    job = caller.submit(SubmitJobRequest(status="open"))
+    caller.add_tasks(job.job_id, site.urls(50), last=True)
+
+    stopped = caller.stop(job.job_id)
+
+    assert (stopped.terminal, stopped.status) == (True, "stopped")
+    assert stopped.receipt is not None
+    assert stopped.receipt.inflight == 0
+
+
+def test_the_same_key_submits_once(caller: Client, site: Site) -> None:
+    first = caller.submit(site.urls(1), idempotency_key="mine")
+    second = caller.submit(site.urls(1), idempotency_key="mine")
+
+    assert first == second
+    assert len(list(caller.list())) == 1
+
+
+def test_a_run_that_does_not_end_in_time_is_a_timeout(caller: Client) -> None:
+    job = caller.submit(SubmitJobRequest(status="open"))
+
+    with pytest.raises(TimeoutError):
+        caller.wait(job.job_id, timeout_s=0.2)
+
+
+def test_jobs_are_listed_over_more_than_one_page(caller: Client) -> None:
+    count = JOBS_PAGE + 1
+    made = [caller.submit(SubmitJobRequest(status="open")).job_id for _ in range(count)]
+
+    assert [job.job_id for job in caller.list()] == made[::-1]
+
+
+def test_everything_public_is_there() -> None:
+    assert all(hasattr(sdk, name) for name in sdk.__all__)
+    assert sdk.__all__ == sorted(sdk.__all__)

@@ -1,0 +1,116 @@
+"""Time, randomness, threads, the environment and the terminal each have their few places."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.tidy.sources import ALL_PYTHON, CODE, Module, full_names, modules
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """What may be used only in files whose names begin so."""
+
+    what: str
+    pattern: str
+    places: tuple[str, ...]
+
+    def matches(self, name: str) -> bool:
+        return re.fullmatch(self.pattern, name) is not None
+
+
+EDGES = (
+    "conveyor/engines/system/",
+    "conveyor/cli/",
+    "conveyor/bootstrap.py",
+    "conveyor/net/",
+    "conveyor/sdk/",  # Runs in the caller's process, not in ours.
+)
+BANS = (
+    Ban("the wall clock", r"time\.(time|time_ns|ctime|localtime|gmtime)", EDGES),
+    Ban("today", r"datetime\.(datetime|date)\.(now|utcnow|today)", EDGES),
+    Ban("randomness", r"random\.(?!Random$|SystemRandom$)\w+", EDGES),
+    Ban("a source of randomness", r"random\.SystemRandom", EDGES),
+    Ban("unguessable numbers", r"uuid\.\w+|secrets\.\w+|os\.urandom", EDGES),
+    Ban(
+        "threads",
+        r"trio\.to_thread(\..*)?|trio\.lowlevel\.start_thread_soon|threading\.Thread"
+        r"|concurrent\.futures\.\w+",
+        ("conveyor/engines/", "conveyor/net/", "conveyor/cli/", "conveyor/sdk/"),
+    ),
+    Ban("the environment", r"os\.(environ|getenv|putenv)(\..*)?", ("conveyor/config.py",)),
+)
+PRINTS = ("conveyor/cli/",)
+
+
+def offences(module: Module) -> Iterator[str]:
+    for node, name in full_names(module):
+        for ban in BANS:
+            if ban.matches(name) and not module.name.startswith(ban.places):
+                yield f"{module.at(node)} {name}: {ban.what}"
+    if not module.name.startswith(PRINTS):
+        for call in ast.walk(module.tree):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "print":
+                yield f"{module.at(call)} print"
+
+
+def test_what_only_the_edges_may_use_is_used_at_the_edges_only() -> None:
+    found = [offence for module in modules(*CODE) for offence in offences(module)]
+
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time\ntime.time()",
+        "from time import time\ntime()",
+        "import datetime as d\nd.datetime.now()",
+        "from datetime import datetime\ndatetime.now(UTC)",
+        "import random\nrandom.choice([1])",
+        "from random import shuffle\nshuffle(x)",
+        "import uuid\nuuid.uuid4()",
+        "import secrets\nsecrets.token_hex()",
+        "import os\nos.urandom(8)",
+        "import os\nos.environ.get('X')",
+        "from os import environ\nenviron['X']",
+        "import trio\nawait_(trio.to_thread.run_sync)",
+        "print('hello')",
+    ],
+)
+def test_a_banned_call_would_be_noticed(code: str) -> None:
+    module = Module("conveyor/domain/thing.py", code, ast.parse(code))
+
+    assert list(offences(module)) != []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from random import Random\ndef f(random: Random): random.uniform(0, 1)",
+        "import trio\ntrio.current_time()",
+        "from datetime import datetime\ndatetime.fromtimestamp(now, UTC)",
+        "clock.time()",
+    ],
+)
+def test_what_is_handed_in_may_be_used(code: str) -> None:
+    module = Module("conveyor/domain/thing.py", code, ast.parse(code))
+
+    assert list(offences(module)) == []
+
+
+def test_only_tests_and_benches_look_behind_trio() -> None:
+    found = [
+        f"{module.at(node)} {name}"
+        for module in modules(*ALL_PYTHON)
+        if not module.name.startswith(("tests/", "bench/"))
+        for node, name in full_names(module)
+        if name.startswith(("trio._", "trio.testing"))
+    ]
+
+    assert found == []

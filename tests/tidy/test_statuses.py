@@ -1,0 +1,100 @@
+"""No engine spells a status: what is legal is handed to it as data."""
+
+from __future__ import annotations
+
+import ast
+import re
+from enum import StrEnum
+
+import pytest
+
+from conveyor.domain.model import (
+    BatchStatus,
+    GateStatus,
+    JobStatus,
+    NoticeStatus,
+    RunStatus,
+    TaskStatus,
+)
+from tests.tidy.sources import ROOT, Module, modules
+
+ENUMS: tuple[type[StrEnum], ...] = (
+    BatchStatus,
+    GateStatus,
+    JobStatus,
+    NoticeStatus,
+    RunStatus,
+    TaskStatus,
+)
+WORDS = frozenset(status.value for enum in ENUMS for status in enum)
+NAMES = frozenset(enum.__name__ for enum in ENUMS)
+
+# In SQL a status is a quoted word. Unquoted, the same word is a column, a verb or English.
+_QUOTED = re.compile(rf"'({'|'.join(sorted(WORDS))})'")
+_SQL_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+def spelled_in(tree: ast.Module) -> list[int]:
+    """Lines that name a member of a status, or hold one as a text or within SQL."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and _is_member(node))
+        or (isinstance(node, ast.Constant) and _is_status(node.value))
+    ]
+
+
+def _is_member(node: ast.Attribute) -> bool:
+    return ast.unparse(node.value).rpartition(".")[2] in NAMES and node.attr.isupper()
+
+
+def _is_status(value: object) -> bool:
+    return isinstance(value, str) and (value in WORDS or _QUOTED.search(value) is not None)
+
+
+def test_no_engine_spells_a_status_in_python() -> None:
+    engines: tuple[Module, ...] = modules("conveyor/engines")
+
+    found = [f"{module.name}:{line}" for module in engines for line in spelled_in(module.tree)]
+
+    assert engines
+    assert found == []
+
+
+def test_no_engine_spells_a_status_in_sql() -> None:
+    scripts = sorted((ROOT / "conveyor" / "engines").rglob("*.sql"))
+
+    found = {
+        script.name: words
+        for script in scripts
+        if (words := _QUOTED.findall(_SQL_COMMENT.sub("", script.read_text(encoding="utf-8"))))
+    }
+
+    assert scripts
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'status = "failed"',
+        "x = RunStatus.RUNNING",
+        "sql = \"UPDATE runs SET status = 'stopped'\"",
+        "f\"... status IN ('open')\"",
+    ],
+)
+def test_a_spelled_status_would_be_noticed(code: str) -> None:
+    assert spelled_in(ast.parse(code)) == [1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "blobs.open(key)",
+        'sql = "SELECT failed, successful FROM stats"',
+        '"""The run has failed or is open."""',
+        "RunStatus(text)",
+    ],
+)
+def test_innocent_words_are_left_alone(code: str) -> None:
+    assert spelled_in(ast.parse(code)) == []

@@ -1,0 +1,1 @@
+"""The use cases over the memory engine, with faults wrapped around it."""

@@ -1,0 +1,29 @@
+"""One small world per test."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.usecases.env import Env
+from tests.builders import ManualClock
+from tests.usecases.world import SignalLog, World, a_world
+
+
+@pytest.fixture
+def world() -> World:
+    return a_world()
+
+
+@pytest.fixture
+def env(world: World) -> Env:
+    return world.env
+
+
+@pytest.fixture
+def clock(world: World) -> ManualClock:
+    return world.clock
+
+
+@pytest.fixture
+def signals(world: World) -> SignalLog:
+    return world.signals

@@ -1,0 +1,150 @@
+"""Faults: a real engine that goes away before or after the n-th call, once or for good."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeVar
+
+from conveyor.domain.changes import Change, Chunk, Key, R, Verdict
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import TaskRef
+from conveyor.domain.queries import Q, Query
+from conveyor.ports.blobs import Blobs, Stored
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.queue import Depth, Message, Queue
+from conveyor.ports.store import Store
+from conveyor.usecases.env import Env
+
+T = TypeVar("T")
+
+
+class When(Enum):
+    """Which half of an unknown outcome it is."""
+
+    BEFORE = "nothing happened"
+    AFTER = "it happened, and the answer was lost"
+
+
+@dataclass(slots=True)
+class Fault:
+    """Strikes at call number `at` of store, queue and blobs, or of the method that `only` names;
+    later calls go through."""
+
+    at: int
+    when: When
+    only: str | None = None
+    calls: int = 0
+
+    @property
+    def was_reached(self) -> bool:
+        """False once `at` is beyond the last call: every call has had its turn."""
+        return self.calls >= self.at
+
+    async def through(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        counts = self.only in {None, name}
+        self.calls += counts
+        strikes = counts and self.calls == self.at
+        if strikes and self.when is When.BEFORE:
+            self._strike()
+        answer = await call()
+        if strikes:
+            self._strike()
+        return answer
+
+    def _strike(self) -> None:
+        raise Unavailable(f"call {self.at} failed: {self.when.value}")
+
+
+def with_fault(env: Env, fault: Fault) -> Env:
+    """The same world, seen through a fault."""
+    return replace(
+        env,
+        store=FaultyStore(env.store, fault),
+        queue=FaultyQueue(env.queue, fault),
+        blobs=FaultyBlobs(env.blobs, fault),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyStore:
+    inner: Store
+    fault: Fault
+
+    async def read(self, key: Key[R]) -> R | None:
+        return await self.fault.through("read", lambda: self.inner.read(key))
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        return await self.fault.through("commit", lambda: self.inner.commit(changes))
+
+    async def put_chunk(self, chunk: Chunk) -> Verdict:
+        return await self.fault.through("put_chunk", lambda: self.inner.put_chunk(chunk))
+
+    async def find(self, query: Query[Q]) -> list[Q]:
+        return await self.fault.through("find", lambda: self.inner.find(query))
+
+    async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+        return await self.fault.through(
+            "scrub", lambda: self.inner.scrub(job_id, run_id, limit=limit)
+        )
+
+    async def purge(self, now: float) -> int:
+        return await self.fault.through("purge", lambda: self.inner.purge(now))
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyQueue:
+    inner: Queue
+    fault: Fault
+
+    async def open_run(self, run_id: RunId) -> None:
+        await self.fault.through("open_run", lambda: self.inner.open_run(run_id))
+
+    async def close_run(self, run_id: RunId) -> None:
+        await self.fault.through("close_run", lambda: self.inner.close_run(run_id))
+
+    async def send(self, refs: Sequence[TaskRef]) -> None:
+        await self.fault.through("send", lambda: self.inner.send(refs))
+
+    async def receive(self, run_id: RunId, *, count_max: int, visibility_s: float) -> list[Message]:
+        return await self.fault.through(
+            "receive",
+            lambda: self.inner.receive(run_id, count_max=count_max, visibility_s=visibility_s),
+        )
+
+    async def extend(self, messages: Sequence[Message], *, visibility_s: float) -> frozenset[str]:
+        return await self.fault.through(
+            "extend", lambda: self.inner.extend(messages, visibility_s=visibility_s)
+        )
+
+    async def ack(self, messages: Sequence[Message]) -> None:
+        await self.fault.through("ack", lambda: self.inner.ack(messages))
+
+    async def bounce(self, messages: Sequence[Message], *, delay_s: float) -> None:
+        await self.fault.through("bounce", lambda: self.inner.bounce(messages, delay_s=delay_s))
+
+    async def depth(self, run_id: RunId) -> Depth:
+        return await self.fault.through("depth", lambda: self.inner.depth(run_id))
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyBlobs:
+    inner: Blobs
+    fault: Fault
+
+    async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
+        return await self.fault.through("put", lambda: self.inner.put(key, parts))
+
+    async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self.inner.open(key, start=start)) as pieces:
+            while True:
+                try:
+                    piece = await self.fault.through("open", lambda: anext(pieces))
+                except StopAsyncIteration:
+                    return
+                yield piece
+
+    async def delete_prefix(self, prefix: str) -> int:
+        return await self.fault.through("delete_prefix", lambda: self.inner.delete_prefix(prefix))

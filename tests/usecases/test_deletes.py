@@ -1,0 +1,222 @@
+"""Deleting: gone for every reader at once, and gone for good after the scrubs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from conveyor.domain import limits
+from conveyor.domain.changes import JobKey
+from conveyor.domain.errors import NotFound
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import GateStatus, JobStatus, NoticeStatus, RunStatus, Webhook
+from conveyor.domain.queries import BatchesOf, DueNotices, DueScrubs, RunsOf, StatsOf
+from conveyor.domain.settlement import Claimed
+from conveyor.ports.errors import QueueGone, Unavailable
+from conveyor.usecases import jobs, open_jobs, reconcile, reruns, results, runs, tasks
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.lookups import own_job, own_run
+from tests.builders import CALLER, ManualClock, a_ulid
+from tests.usecases.faults import Fault, When, with_fault
+from tests.usecases.world import (
+    OTHER_CALLER,
+    PAGE,
+    World,
+    a_world,
+    check_counters,
+    gates_of,
+    rows_of,
+    run_of,
+    submit,
+    work,
+)
+
+
+async def a_busy_job(env: Env, number: int = 500) -> Accepted:
+    """A job in the middle of things: some tasks done, one in hand, a list in the blobs."""
+    accepted = await submit(
+        env,
+        120,
+        job_id=JobId(a_ulid(number)),
+        webhook=Webhook("https://example.com/"),
+        external_id="mine",
+        api_key="secret",
+    )
+    await work(env, accepted.run, count=10)
+    (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
+    assert isinstance(await tasks.claim(env, message.ref), Claimed)
+    return accepted
+
+
+async def leftovers(world: World, accepted: Accepted) -> dict[str, int]:
+    """Everything of a job that is still anywhere, its tombstone and scrub apart."""
+    env, job_id, run_id = world.env, accepted.job.job_id, accepted.run.run_id
+    due = DueNotices(statuses=frozenset({NoticeStatus.DUE}), due_by=1e12, limit=1000)
+    depth = await env.queue.depth(run_id)
+    try:
+        await env.queue.receive(run_id, count_max=0, visibility_s=1)
+        queues = 1
+    except QueueGone:
+        queues = 0
+    return {
+        "runs": len(
+            await env.store.find(RunsOf(job_id=job_id, statuses=frozenset(RunStatus), limit=100))
+        ),
+        "tasks": len(await rows_of(env, accepted.run)),
+        "batches": len(await env.store.find(BatchesOf(job_id=job_id, run_id=run_id))),
+        "stats": len(await env.store.find(StatsOf(job_id=job_id, run_id=run_id, shard_count=1))),
+        "notices": sum(n.job_id == job_id for n in await env.store.find(due)),
+        "messages": depth.visible + depth.hidden,
+        "queues": queues,
+        "bodies": sum(job_id in key for key in world.engine.blobs._bodies),
+    }
+
+
+async def test_a_deleted_job_is_gone_for_every_reader_at_once(env: Env) -> None:
+    accepted = await a_busy_job(env)
+
+    await jobs.delete(env, CALLER, accepted.job.job_id)
+
+    with pytest.raises(NotFound):
+        await own_job(env, CALLER, accepted.job.job_id)
+    for act in (
+        runs.stop(env, CALLER, accepted.job.job_id),
+        open_jobs.close(env, CALLER, accepted.job.job_id),
+        reruns.rerun(env, CALLER, accepted.job.job_id, retry=None, run_id=accepted.run.run_id),
+    ):
+        with pytest.raises(NotFound):
+            await act
+
+
+async def test_deleting_again_is_fine_for_its_owner_only(env: Env) -> None:
+    accepted = await a_busy_job(env)
+    await jobs.delete(env, CALLER, accepted.job.job_id)
+
+    await jobs.delete(env, CALLER, accepted.job.job_id)
+
+    assert len(await env.store.find(DueScrubs(due_by=1e12, limit=10))) == 1
+    with pytest.raises(NotFound):
+        await jobs.delete(env, OTHER_CALLER, accepted.job.job_id)
+
+
+async def test_links_to_results_die_with_their_job(env: Env) -> None:
+    accepted = await submit(env, 1)
+    await work(env, accepted.run)
+    (row,) = await rows_of(env, accepted.run)
+    token = results.link_token(env, accepted.run, row)
+    place = (accepted.job.job_id, accepted.run.run_id, row.task_id)
+    _, found = await results.run_by_link(env, *place, token)
+
+    await jobs.delete(env, CALLER, accepted.job.job_id)
+
+    assert found.run_id == accepted.run.run_id
+    with pytest.raises(NotFound):
+        await results.run_by_link(env, *place, token)
+
+
+async def test_a_tombstone_holds_no_customer_data(env: Env) -> None:
+    accepted = await a_busy_job(env)
+
+    await jobs.delete(env, CALLER, accepted.job.job_id)
+
+    tombstone = await env.store.read(JobKey(accepted.job.job_id))
+    assert tombstone is not None
+    assert tombstone.status is JobStatus.DELETED
+    assert (tombstone.webhook, tombstone.external_id, tombstone.auth_sealed) == (None, None, None)
+
+
+async def test_work_in_flight_on_a_deleted_job_changes_nothing(env: Env) -> None:
+    accepted = await submit(env, 1)
+    (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
+    claim = await tasks.claim(env, message.ref)
+    assert isinstance(claim, Claimed)
+    await jobs.delete(env, CALLER, accepted.job.job_id)
+    assert await gates_of(env, accepted.run) == {GateStatus.CLOSED}
+
+    result = await tasks.store_body(env, message.ref, claim.task, PAGE)
+    late = tasks.judge_success(env, message.ref, claim.task, PAGE, result)
+    await env.commit(late.change)
+
+    assert (await check_counters(env, accepted.run)).done == 0
+
+
+async def test_the_scrubs_leave_nothing_but_a_tombstone_and_then_not_even_that(
+    world: World, env: Env, clock: ManualClock
+) -> None:
+    accepted = await a_busy_job(env)
+    other = await a_busy_job(env, 501)
+    before = await leftovers(world, other)
+    await jobs.delete(env, CALLER, accepted.job.job_id)
+
+    await reconcile.scrub_due(env)
+    first = await leftovers(world, accepted)
+    straggler = f"jobs/{accepted.job.job_id}/runs/{accepted.run.run_id}/late/1"
+    await env.blobs.put(straggler, [b"body of a worker that was still at it"])
+    clock.advance(limits.SECOND_SCRUB_S + 1)
+    await reconcile.scrub_due(env)
+    second = await leftovers(world, accepted)
+    tombstone = await env.store.read(JobKey(accepted.job.job_id))
+    clock.advance(limits.TOMBSTONE_TTL_S + 1)
+    await reconcile.scrub_due(env)
+
+    assert not any(first.values()), first
+    assert not any(second.values()), second
+    assert tombstone is not None
+    assert await env.store.read(JobKey(accepted.job.job_id)) is None
+    assert await env.store.find(DueScrubs(due_by=1e12, limit=10)) == []
+    assert await leftovers(world, other) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", list(When))
+async def test_a_deletion_cut_off_at_any_call_still_leaves_nothing(when: When) -> None:
+    at, goes_on = 0, True
+    while goes_on:
+        at += 1
+        world = a_world()
+        env, clock = world.env, world.clock
+        accepted = await a_busy_job(env)
+        fault = Fault(at, when)
+
+        with suppress(Unavailable):
+            faulty = with_fault(env, fault)
+            await jobs.delete(faulty, CALLER, accepted.job.job_id)
+            await reconcile.scrub_due(faulty)
+        with suppress(NotFound):
+            await jobs.delete(env, CALLER, accepted.job.job_id)
+        await reconcile.scrub_due(env)
+        clock.advance(limits.SECOND_SCRUB_S + 1)
+        await reconcile.scrub_due(env)
+
+        rest = await leftovers(world, accepted)
+        assert not any(rest.values()), (at, rest)
+        goes_on = fault.was_reached
+    assert at > 2
+
+
+async def test_deleting_a_run_removes_that_run_only(
+    world: World, env: Env, clock: ManualClock
+) -> None:
+    accepted = await submit(env, 120)
+    await work(env, accepted.run)
+    second = await reruns.rerun(
+        env, CALLER, accepted.job.job_id, retry=None, run_id=RunId(env.mint())
+    )
+    await work(env, second.run)
+
+    await runs.delete_run(env, CALLER, accepted.job.job_id, accepted.run.run_id)
+    await reconcile.scrub_due(env)
+    clock.advance(limits.SECOND_SCRUB_S + 1)
+    await reconcile.scrub_due(env)
+
+    job = await own_job(env, CALLER, accepted.job.job_id)
+    with pytest.raises(NotFound):
+        await own_run(env, job, accepted.run.run_id)
+    assert (await run_of(env, second.run)).status is RunStatus.COMPLETED
+    assert len(await rows_of(env, second.run)) == 120
+    assert await rows_of(env, accepted.run) == []
+    assert not any(accepted.run.run_id in key for key in world.engine.blobs._bodies)
+    assert sum(second.run.run_id in key for key in world.engine.blobs._bodies) == 120
+    assert await env.store.find(DueScrubs(due_by=1e12, limit=10)) == []

@@ -1,0 +1,192 @@
+"""Ingest: cut off anywhere, taken over by anybody, it admits exactly the accepted lines."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import trio
+
+from conveyor.domain import ingestion, limits
+from conveyor.domain.changes import Applied, BatchKey
+from conveyor.domain.ids import FIRST_BATCH, JobId
+from conveyor.domain.model import Batch, BatchStatus, IngestStatus, RunStatus
+from conveyor.ports.errors import Unavailable
+from conveyor.usecases import ingest, runs
+from conveyor.usecases.env import Env
+from conveyor.usecases.ingest import Ingested
+from conveyor.usecases.jobs import Accepted
+from tests.builders import CALLER, a_ulid
+from tests.usecases.faults import Fault, When, with_fault
+from tests.usecases.world import LATER_FROM, check_counters, rows_of, run_of, submit, work
+
+COUNT = LATER_FROM
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several steps per list, without long lists."""
+    monkeypatch.setattr(limits, "CHUNK_TASKS", 100)
+
+
+async def batch_of(env: Env, accepted: Accepted) -> Batch:
+    batch = await env.store.read(BatchKey(accepted.job.job_id, accepted.run.run_id, FIRST_BATCH))
+    assert batch is not None
+    return batch
+
+
+async def take(env: Env, accepted: Accepted) -> Batch:
+    taken = await ingest.take_over(env, await batch_of(env, accepted))
+    assert taken is not None
+    return taken
+
+
+async def check_all_in(env: Env, accepted: Accepted) -> None:
+    run = await run_of(env, accepted.run)
+    totals = await check_counters(env, run)
+    rows = await rows_of(env, run)
+    batch = await batch_of(env, accepted)
+    assert [row.index for row in sorted(rows, key=lambda row: row.index)] == list(range(COUNT))
+    assert totals.admitted == run.total == run.planned == batch.total == COUNT
+    assert (run.open_batches, batch.status) == (0, BatchStatus.SEALED)
+    assert run.ingest_status is IngestStatus.DONE
+
+
+async def test_a_walk_admits_every_line_and_seals(env: Env) -> None:
+    accepted = await submit(env, COUNT)
+
+    walked = await ingest.walk(env, await take(env, accepted))
+
+    assert walked is Ingested.SEALED
+    await check_all_in(env, accepted)
+    assert await work(env, accepted.run) == COUNT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", list(When))
+async def test_a_walk_cut_off_at_any_call_is_finished_by_the_next(env: Env, when: When) -> None:
+    at, goes_on = 0, True
+    while goes_on:
+        at += 1
+        accepted = await submit(env, COUNT, job_id=JobId(a_ulid(1000 + at)))
+        fault = Fault(at, when)
+
+        with suppress(Unavailable):
+            faulty = with_fault(env, fault)
+            taken = await ingest.take_over(faulty, await batch_of(env, accepted))
+            assert taken is not None
+            await ingest.walk(faulty, taken)
+        batch = await batch_of(env, accepted)
+        if batch.status is BatchStatus.OPEN:
+            assert await ingest.walk(env, await take(env, accepted)) is Ingested.SEALED
+
+        await check_all_in(env, accepted)
+        await work(env, accepted.run)
+        assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
+        goes_on = fault.was_reached
+    assert at > 2
+
+
+async def test_tasks_that_were_worked_on_between_two_walks_keep_their_state(env: Env) -> None:
+    accepted = await submit(env, COUNT)
+    taken = await take(env, accepted)
+    fault = Fault(2, When.AFTER, only="put_chunk")
+    with suppress(Unavailable):
+        await ingest.walk(with_fault(env, fault), taken)
+    done = await work(env, accepted.run)
+
+    await ingest.walk(env, await take(env, accepted))
+
+    totals = await check_counters(env, accepted.run)
+    assert 0 < done < COUNT
+    assert totals.done == done
+    await check_all_in(env, accepted)
+
+
+async def test_a_walk_that_was_taken_over_stops_at_its_next_step(env: Env) -> None:
+    accepted = await submit(env, COUNT)
+    slow = await take(env, accepted)
+    await take(env, accepted)
+
+    assert await ingest.walk(env, slow) is Ingested.FENCED
+
+    assert await rows_of(env, accepted.run) == []
+    assert (await batch_of(env, accepted)).status is BatchStatus.OPEN
+
+
+async def test_two_walks_at_the_same_time_admit_every_line_once(env: Env) -> None:
+    accepted = await submit(env, COUNT)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(ingest.walk, env, await take(env, accepted))
+
+    if (await batch_of(env, accepted)).status is BatchStatus.OPEN:
+        await ingest.walk(env, await take(env, accepted))
+    await check_all_in(env, accepted)
+
+
+async def test_a_batch_is_taken_over_by_one_of_those_who_saw_it(env: Env) -> None:
+    accepted = await submit(env, COUNT)
+    seen = await batch_of(env, accepted)
+
+    first = await ingest.take_over(env, seen)
+    second = await ingest.take_over(env, seen)
+
+    assert first is not None
+    assert first.epoch == seen.epoch + 1
+    assert second is None
+
+
+async def test_sealing_twice_counts_once(env: Env) -> None:
+    accepted = await submit(env, COUNT)
+    taken = await take(env, accepted)
+    await ingest.walk(env, taken)
+
+    assert await ingest.seal(env, taken) is Ingested.SEALED
+
+    await check_all_in(env, accepted)
+
+
+async def test_a_list_of_a_run_that_is_being_stopped_is_abandoned(env: Env) -> None:
+    accepted = await submit(env, COUNT)
+    taken = await take(env, accepted)
+    await runs.stop(env, CALLER, accepted.job.job_id)
+
+    assert await ingest.walk(env, taken) is Ingested.FENCED
+
+    assert (await batch_of(env, accepted)).status is BatchStatus.ABANDONED
+    assert await rows_of(env, accepted.run) == []
+
+
+async def test_no_step_gets_through_a_gate_that_drains(env: Env) -> None:
+    accepted = await submit(env, COUNT)
+    taken = await take(env, accepted)
+    run = await run_of(env, accepted.run)
+    chunks = ingest._chunks(env, taken, run)
+    first, second = await anext(chunks), await anext(chunks)
+    assert isinstance(await env.store.put_chunk(first), Applied)
+    await runs.stop(env, CALLER, accepted.job.job_id)
+
+    verdict = await env.store.put_chunk(second)
+    await chunks.aclose()
+
+    assert not isinstance(verdict, Applied)
+    assert len(await rows_of(env, run)) == 100
+    await check_counters(env, run)
+
+
+async def test_a_list_that_cannot_be_read_stops_its_run_and_says_so(env: Env) -> None:
+    accepted = await submit(env, COUNT)
+    await env.blobs.delete_prefix(f"jobs/{accepted.job.job_id}/sources")
+
+    for _ in range(ingestion.ATTEMPTS_WITHOUT_PROGRESS_MAX):
+        with pytest.raises(Exception, match="sources"):
+            await ingest.walk(env, await take(env, accepted))
+    given_up = await ingest.take_over(env, await batch_of(env, accepted))
+    run = await runs.finish_stop(env, accepted.job.job_id, accepted.run.run_id)
+
+    assert given_up is None
+    assert run is not None
+    assert (run.status, run.stop_reason) == (RunStatus.STOPPED, "ingest_failed")
+    assert (await batch_of(env, accepted)).status is BatchStatus.ABANDONED

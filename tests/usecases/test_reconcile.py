@@ -1,0 +1,156 @@
+"""The sweeper finds each half-done state and finishes it by the ordinary paths."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from conveyor.domain import endings, settlement
+from conveyor.domain.model import RunStatus
+from conveyor.domain.settlement import Claimed
+from conveyor.ports.errors import QueueGone, Unavailable
+from conveyor.usecases import ingest, reconcile, runs, tasks
+from conveyor.usecases.env import Env
+from tests.builders import CALLER, ManualClock
+from tests.usecases.faults import Fault, When, with_fault
+from tests.usecases.world import LATER_FROM, PAGE, check_counters, run_of, submit, work
+
+
+async def test_a_completion_that_nobody_looked_for_is_found(env: Env) -> None:
+    accepted = await submit(env, 1)
+    (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
+    claim = await tasks.claim(env, message.ref)
+    assert isinstance(claim, Claimed)
+    result = await tasks.store_body(env, message.ref, claim.task, PAGE)
+    spent = settlement.Spent()
+    await env.commit(
+        settlement.succeed(message.ref, claim.task, result, spent=spent, now=env.now())
+    )
+
+    repairs = await reconcile.sweep_runs(env)
+
+    assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
+    assert (repairs.completed, repairs.stopped, repairs.resent) == (1, 0, 0)
+
+
+async def test_half_a_stop_is_finished(env: Env) -> None:
+    accepted = await submit(env, 2)
+    await env.commit(endings.request_stop(accepted.run, reason="half", now=env.now()))
+
+    repairs = await reconcile.sweep_runs(env)
+
+    run = await run_of(env, accepted.run)
+    assert (run.status, run.stop_reason) == (RunStatus.STOPPED, "half")
+    assert repairs.stopped == 1
+
+
+async def test_lost_messages_are_sent_again(env: Env) -> None:
+    accepted = await submit(env, 120)
+    await work(env, accepted.run, count=20)
+    await env.queue.close_run(accepted.run.run_id)
+
+    repairs = await reconcile.sweep_runs(env)
+
+    assert repairs.resent == 100
+    assert await work(env, accepted.run) == 100
+    assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
+    await check_counters(env, accepted.run)
+
+
+async def test_a_queue_that_is_merely_slow_is_left_alone(env: Env) -> None:
+    accepted = await submit(env, 5)
+    await env.queue.receive(accepted.run.run_id, count_max=5, visibility_s=60)
+
+    repairs = await reconcile.sweep_runs(env)
+
+    depth = await env.queue.depth(accepted.run.run_id)
+    assert repairs.resent == 0
+    assert depth.visible + depth.hidden == 5
+
+
+async def test_a_healthy_run_is_not_touched(env: Env) -> None:
+    accepted = await submit(env, 5)
+    before = await run_of(env, accepted.run)
+
+    repairs = await reconcile.sweep_runs(env)
+
+    assert await run_of(env, accepted.run) == before
+    assert repairs == reconcile.Repairs()
+
+
+async def test_every_live_run_is_looked_at_however_many_there_are(
+    env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "_PAGE", 3)
+    accepted = [await submit(env, 1) for _ in range(10)]
+    for each in accepted:
+        await env.commit(endings.request_stop(each.run, reason=None, now=env.now()))
+
+    repairs = await reconcile.sweep_runs(env)
+
+    assert repairs.stopped == 10
+
+
+async def test_a_list_that_nobody_moves_is_taken_up(env: Env, clock: ManualClock) -> None:
+    accepted = await submit(env, LATER_FROM)
+    fresh = await reconcile.stalled_batches(env, idle_s=30)
+    clock.advance(31)
+
+    for batch in await reconcile.stalled_batches(env, idle_s=30):
+        await reconcile.finish_batch(env, batch)
+
+    run = await run_of(env, accepted.run)
+    assert fresh == []
+    assert (run.total, run.open_batches) == (LATER_FROM, 0)
+    assert await reconcile.stalled_batches(env, idle_s=-1) == []
+
+
+async def test_a_submit_that_died_before_its_ingest_is_finished(
+    env: Env, clock: ManualClock
+) -> None:
+    fault = Fault(1, When.BEFORE, only="put_chunk")
+    with suppress(Unavailable):
+        await submit(with_fault(env, fault), 120)
+    clock.advance(31)
+
+    (batch,) = await reconcile.stalled_batches(env, idle_s=30)
+    await reconcile.finish_batch(env, batch)
+
+    assert await ingest.open_batches_of(env, batch.job_id, batch.run_id) == []
+
+
+async def test_the_intent_of_a_run_that_is_over_ends(env: Env, clock: ManualClock) -> None:
+    accepted = await submit(env, LATER_FROM)
+    await runs.stop(env, CALLER, accepted.job.job_id)
+    clock.advance(31)
+
+    for batch in await reconcile.stalled_batches(env, idle_s=30):
+        await reconcile.finish_batch(env, batch)
+
+    assert await reconcile.stalled_batches(env, idle_s=-1) == []
+    assert (await run_of(env, accepted.run)).status is RunStatus.STOPPED
+
+
+async def test_the_queue_of_an_ended_run_is_removed_if_a_crash_left_it(env: Env) -> None:
+    accepted = await submit(env, 1)
+    await work(env, accepted.run)
+    await env.queue.open_run(accepted.run.run_id)
+    live = await submit(env, 1)
+
+    await reconcile.close_ended_queues(env)
+
+    with pytest.raises(QueueGone):
+        await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=1)
+    assert len(await env.queue.receive(live.run.run_id, count_max=1, visibility_s=1)) == 1
+
+
+async def test_sweeping_again_changes_nothing(env: Env) -> None:
+    accepted = await submit(env, 3)
+    await env.queue.close_run(accepted.run.run_id)
+    await reconcile.sweep_runs(env)
+
+    repairs = await reconcile.sweep_runs(env)
+
+    assert repairs == reconcile.Repairs()
+    assert (await env.queue.depth(accepted.run.run_id)).visible == 3

@@ -1,0 +1,167 @@
+"""Results: every task on exactly one page, links that expire, cursors that stay at home."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.domain import limits
+from conveyor.domain.errors import InvalidArgument, NotFound, TaskNotReady
+from conveyor.usecases import results
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Accepted
+from tests.builders import ManualClock
+from tests.usecases.world import missing, rows_of, submit, work
+
+
+async def pages(env: Env, accepted: Accepted, *, status: str, limit: int) -> list[list[str]]:
+    found: list[list[str]] = []
+    cursor: str | None = None
+    while True:
+        page = await results.page(
+            env, accepted.job, accepted.run, status=status, cursor=cursor, limit=limit
+        )
+        found.append([task.task_id for task in page.tasks])
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("limit", [1, 7, 30, 31, 100])
+async def test_pages_hold_every_task_once_in_id_order(env: Env, limit: int, is_open: bool) -> None:
+    accepted = await submit(env, 30, is_open=is_open)
+
+    found = await pages(env, accepted, status="all", limit=limit)
+
+    ids = [task for page in found for task in page]
+    assert ids == sorted(row.task_id for row in await rows_of(env, accepted.run))
+    assert all(0 < len(page) <= limit for page in found)
+
+
+async def test_a_filter_shows_only_its_statuses(env: Env) -> None:
+    accepted = await submit(env, 10)
+    await work(env, accepted.run, missing([0, 1, 2]), count=6)
+
+    counts = {
+        status: sum(len(page) for page in await pages(env, accepted, status=status, limit=2))
+        for status in results.FILTERS
+    }
+
+    assert counts == {"all": 10, "successful": 3, "failed": 3, "processing": 4}
+
+
+async def test_a_filter_that_does_not_exist_is_refused(env: Env) -> None:
+    accepted = await submit(env, 1)
+
+    with pytest.raises(InvalidArgument):
+        await pages(env, accepted, status="done", limit=1)
+
+
+async def test_a_cursor_of_another_run_or_filter_is_refused(env: Env) -> None:
+    one, other = await submit(env, 5), await submit(env, 5)
+    page = await results.page(env, one.job, one.run, status="all", cursor=None, limit=2)
+
+    for accepted, status in ((other, "all"), (one, "processing")):
+        with pytest.raises(InvalidArgument) as refusal:
+            await results.page(
+                env,
+                accepted.job,
+                accepted.run,
+                status=status,
+                cursor=page.next_cursor,
+                limit=2,
+            )
+        assert refusal.value.code == "invalid_cursor"
+
+
+async def test_the_plain_id_of_a_task_of_the_run_is_taken_as_a_cursor(env: Env) -> None:
+    one, other = await submit(env, 5), await submit(env, 5)
+    rows = await rows_of(env, one.run)
+
+    page = await results.page(env, one.job, one.run, status="all", cursor=rows[2].task_id, limit=10)
+
+    assert [task.task_id for task in page.tasks] == [row.task_id for row in rows[3:]]
+    with pytest.raises(InvalidArgument):
+        await results.page(
+            env, other.job, other.run, status="all", cursor=rows[2].task_id, limit=10
+        )
+
+
+async def test_a_body_is_read_once_its_task_has_ended(env: Env) -> None:
+    accepted = await submit(env, 2)
+    with pytest.raises(TaskNotReady):
+        await results.body_of(env, accepted.run, (await rows_of(env, accepted.run))[0].task_id)
+    await work(env, accepted.run, missing([1]))
+    good, bad = sorted(await rows_of(env, accepted.run), key=lambda row: row.index)
+
+    _, body = await results.body_of(env, accepted.run, good.task_id)
+    failed, nothing = await results.body_of(env, accepted.run, bad.task_id)
+
+    assert body is not None
+    assert b"".join([piece async for piece in body.pieces]) == b"<html>"
+    assert body.result.size_bytes == 6
+    assert nothing is None
+    assert failed.problem is not None
+
+
+@pytest.mark.parametrize("task_id", ["nope", "../../etc", "", "a" * 200])
+async def test_a_task_that_is_not_there_is_not_found(env: Env, task_id: str) -> None:
+    accepted = await submit(env, 1)
+
+    with pytest.raises(NotFound):
+        await results.body_of(env, accepted.run, task_id)
+
+
+async def test_a_body_that_is_no_longer_stored_is_not_found(env: Env) -> None:
+    accepted = await submit(env, 1)
+    await work(env, accepted.run)
+    (row,) = await rows_of(env, accepted.run)
+    await env.blobs.delete_prefix(f"jobs/{accepted.job.job_id}")
+
+    with pytest.raises(NotFound):
+        await results.body_of(env, accepted.run, row.task_id)
+
+
+async def test_a_link_works_for_a_day_and_for_its_own_task_only(
+    env: Env, clock: ManualClock
+) -> None:
+    accepted = await submit(env, 2)
+    await work(env, accepted.run)
+    row, other = await rows_of(env, accepted.run)
+    token = results.link_token(env, accepted.run, row)
+    place = (accepted.job.job_id, accepted.run.run_id)
+
+    job, run = await results.run_by_link(env, *place, row.task_id, token)
+    with pytest.raises(NotFound):
+        await results.run_by_link(env, *place, other.task_id, token)
+    clock.advance(limits.RESULT_URL_TTL_S + 1)
+    with pytest.raises(NotFound):
+        await results.run_by_link(env, *place, row.task_id, token)
+
+    assert (job.job_id, run.run_id) == place
+
+
+@pytest.mark.parametrize("forge", ["", ".", "0.", "x.y", "9999999999.", "9999999999.é", "-1.x"])
+async def test_a_forged_link_is_not_found(env: Env, forge: str) -> None:
+    accepted = await submit(env, 1)
+    await work(env, accepted.run)
+    (row,) = await rows_of(env, accepted.run)
+
+    with pytest.raises(NotFound):
+        await results.run_by_link(env, accepted.job.job_id, accepted.run.run_id, row.task_id, forge)
+
+
+async def test_a_link_cannot_be_made_to_last_longer(env: Env) -> None:
+    accepted = await submit(env, 1)
+    await work(env, accepted.run)
+    (row,) = await rows_of(env, accepted.run)
+    expires, _, signature = results.link_token(env, accepted.run, row).partition(".")
+
+    with pytest.raises(NotFound):
+        await results.run_by_link(
+            env,
+            accepted.job.job_id,
+            accepted.run.run_id,
+            row.task_id,
+            f"{int(expires) + 1}.{signature}",
+        )

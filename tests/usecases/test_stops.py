@@ -1,0 +1,237 @@
+"""Stopping, failing and pausing: gates first, then the work, then the flip."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import trio
+
+from conveyor.domain import endings, settlement
+from conveyor.domain.errors import Conflict, NotFound
+from conveyor.domain.ids import JobId
+from conveyor.domain.model import (
+    GateStatus,
+    PauseState,
+    Run,
+    RunFailure,
+    RunStatus,
+    TaskRef,
+    TaskStatus,
+    Webhook,
+)
+from conveyor.domain.settlement import Claimed, GateShut, Spent
+from conveyor.ports.errors import Unavailable
+from conveyor.usecases import notices, reconcile, runs, tasks
+from conveyor.usecases.env import Env
+from tests.builders import CALLER, a_ulid
+from tests.usecases.faults import Fault, When, with_fault
+from tests.usecases.world import (
+    PAGE,
+    SignalLog,
+    check_counters,
+    gates_of,
+    rows_of,
+    run_of,
+    submit,
+    work,
+)
+
+
+async def _claim_one(env: Env, run: Run) -> tuple[TaskRef, Claimed]:
+    (message,) = await env.queue.receive(run.run_id, count_max=1, visibility_s=60)
+    claim = await tasks.claim(env, message.ref)
+    assert isinstance(claim, Claimed)
+    return message.ref, claim
+
+
+async def test_a_stop_ends_the_run_and_frees_its_job(env: Env, signals: SignalLog) -> None:
+    accepted = await submit(env, 5)
+    await work(env, accepted.run, count=2)
+
+    stopped = await runs.stop(env, CALLER, accepted.job.job_id, reason="enough")
+
+    assert (stopped.run.status, stopped.run.stop_reason) == (RunStatus.STOPPED, "enough")
+    assert stopped.totals.done == 2
+    assert await gates_of(env, stopped.run) == {GateStatus.CLOSED}
+    assert ("teardown", stopped.run.run_id) in signals.said
+    assert (await submit(env, 5, job_id=accepted.job.job_id)).job.active_run_id is None
+
+
+async def test_stopping_again_answers_the_same(env: Env) -> None:
+    accepted = await submit(env, 5)
+    first = await runs.stop(env, CALLER, accepted.job.job_id)
+
+    again = await runs.stop(env, CALLER, accepted.job.job_id)
+
+    assert again.run == first.run
+
+
+async def test_a_completed_run_cannot_be_stopped(env: Env) -> None:
+    accepted = await submit(env, 1)
+    await work(env, accepted.run)
+
+    with pytest.raises(Conflict) as refusal:
+        await runs.stop(env, CALLER, accepted.job.job_id)
+
+    assert refusal.value.code == "run_not_stoppable"
+
+
+async def test_nothing_settles_once_a_stop_is_requested(env: Env) -> None:
+    accepted = await submit(env, 2)
+    ref, claim = await _claim_one(env, accepted.run)
+    await env.commit(endings.request_stop(accepted.run, reason=None, now=env.now()))
+
+    result = await tasks.store_body(env, ref, claim.task, PAGE)
+    change = settlement.succeed(ref, claim.task, result, spent=Spent(), now=env.now())
+    verdict = settlement.read_settle(await env.commit(change), claim.task)
+
+    assert verdict == GateShut()
+    assert (await check_counters(env, accepted.run)).done == 0
+
+
+async def test_a_task_can_be_handed_back_while_the_run_drains(env: Env) -> None:
+    accepted = await submit(env, 1)
+    ref, claim = await _claim_one(env, accepted.run)
+    await env.commit(endings.request_stop(accepted.run, reason=None, now=env.now()))
+
+    await tasks.hand_back(env, ref, claim.task)
+
+    (row,) = await rows_of(env, accepted.run)
+    assert (row.status, row.attempts, row.claim) == (TaskStatus.PENDING, 0, 1)
+
+
+async def test_nothing_of_a_stopped_run_changes_any_more(env: Env) -> None:
+    accepted = await submit(env, 1)
+    ref, claim = await _claim_one(env, accepted.run)
+    await runs.stop(env, CALLER, accepted.job.job_id)
+    before = await rows_of(env, accepted.run)
+
+    await tasks.hand_back(env, ref, claim.task)
+    assert not isinstance(await tasks.claim(env, ref), Claimed)
+
+    assert await rows_of(env, accepted.run) == before
+
+
+async def _stop(env: Env, job_id: str) -> None:
+    with suppress(Conflict):
+        await runs.stop(env, CALLER, job_id)
+
+
+async def test_a_stop_against_the_last_settle_ends_the_run_one_way_only(env: Env) -> None:
+    ends = set()
+    for number in range(40):
+        accepted = await submit(
+            env, 1, job_id=JobId(a_ulid(1000 + number)), webhook=Webhook("https://example.com/")
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work, env, accepted.run)
+            for _ in range(number % 8):
+                await trio.lowlevel.checkpoint()
+            nursery.start_soon(_stop, env, accepted.job.job_id)
+
+        run = await run_of(env, accepted.run)
+        totals = await check_counters(env, run)
+        ends.add(run.status)
+        assert run.status is (RunStatus.COMPLETED if totals.done else RunStatus.STOPPED)
+        assert await gates_of(env, run) == {GateStatus.CLOSED}
+    told = [notice.run_id for notice in await notices.due(env, limit=1000)]
+    assert len(told) == len(set(told)) == 40
+    assert ends == {RunStatus.COMPLETED, RunStatus.STOPPED}
+
+
+@pytest.mark.parametrize("when", list(When))
+async def test_a_stop_cut_off_at_any_call_is_finished_by_the_sweeper(env: Env, when: When) -> None:
+    at, goes_on = 0, True
+    while goes_on:
+        at += 1
+        accepted = await submit(env, 3, job_id=JobId(a_ulid(1000 + at)))
+        fault = Fault(at, when)
+
+        with suppress(Unavailable):
+            await runs.stop(with_fault(env, fault), CALLER, accepted.job.job_id)
+        was_requested = (await run_of(env, accepted.run)).stop_requested_at is not None
+        await reconcile.sweep_runs(env)
+
+        run = await run_of(env, accepted.run)
+        assert run.status is (RunStatus.STOPPED if was_requested else RunStatus.RUNNING)
+        goes_on = fault.was_reached
+    assert at > 2
+
+
+async def test_an_account_error_fails_the_run_when_its_work_is_down(env: Env) -> None:
+    accepted = await submit(env, 2)
+    await runs.fail(env, accepted.run, RunFailure.INSUFFICIENT_CREDITS, "none left")
+    half = await run_of(env, accepted.run)
+
+    await runs.finish_stop(env, accepted.job.job_id, accepted.run.run_id)
+
+    run = await run_of(env, accepted.run)
+    assert half.status is RunStatus.RUNNING
+    assert (run.status, run.failure_reason) == (
+        RunStatus.FAILED,
+        RunFailure.INSUFFICIENT_CREDITS,
+    )
+
+
+async def test_only_the_first_account_error_is_kept(env: Env) -> None:
+    accepted = await submit(env, 2)
+    await runs.fail(env, accepted.run, RunFailure.INSUFFICIENT_CREDITS, "first")
+
+    await runs.fail(env, accepted.run, RunFailure.SUBSCRIPTION_INACTIVE, "second")
+
+    run = await run_of(env, accepted.run)
+    assert run.failure_detail == "first"
+
+
+async def test_a_look_leaves_a_run_that_is_being_stopped_to_whoever_stops_it(env: Env) -> None:
+    accepted = await submit(env, 1)
+    ref, claim = await _claim_one(env, accepted.run)
+    result = await tasks.store_body(env, ref, claim.task, PAGE)
+    await env.commit(settlement.succeed(ref, claim.task, result, spent=Spent(), now=env.now()))
+    await env.commit(endings.request_stop(accepted.run, reason="enough", now=env.now()))
+
+    has_ended = await runs.look(env, accepted.job.job_id, accepted.run.run_id)
+    looked_at = await run_of(env, accepted.run)
+    ended = await runs.finish_stop(env, accepted.job.job_id, accepted.run.run_id)
+
+    assert not has_ended
+    assert looked_at.status is RunStatus.RUNNING
+    assert ended is not None
+    assert (ended.status, ended.stop_reason) == (RunStatus.COMPLETED, None)
+
+
+async def test_pausing_is_a_state_of_a_live_run(env: Env, signals: SignalLog) -> None:
+    accepted = await submit(env, 1)
+
+    paused = await runs.set_pause(env, CALLER, accepted.job.job_id, PauseState.PAUSED)
+    again = await runs.set_pause(env, CALLER, accepted.job.job_id, PauseState.PAUSED)
+    resumed = await runs.set_pause(env, CALLER, accepted.job.job_id, PauseState.ACTIVE)
+
+    assert paused.pause_state is again.pause_state is PauseState.PAUSED
+    assert resumed.pause_state is PauseState.ACTIVE
+    assert signals.said.count(("run_changed", accepted.run.run_id)) == 4
+
+
+async def test_an_ended_run_cannot_be_paused(env: Env) -> None:
+    accepted = await submit(env, 1)
+    await work(env, accepted.run)
+
+    with pytest.raises(Conflict) as refusal:
+        await runs.set_pause(env, CALLER, accepted.job.job_id, PauseState.PAUSED)
+
+    assert refusal.value.code == "run_not_pausable"
+
+
+async def test_work_in_flight_may_still_settle_while_paused(env: Env) -> None:
+    accepted = await submit(env, 1)
+    await runs.set_pause(env, CALLER, accepted.job.job_id, PauseState.PAUSED)
+
+    await work(env, accepted.run)
+
+    assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
+
+
+async def test_a_job_that_is_not_the_callers_cannot_be_stopped(env: Env) -> None:
+    with pytest.raises(NotFound):
+        await runs.stop(env, CALLER, a_ulid(5))

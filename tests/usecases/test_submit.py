@@ -1,0 +1,254 @@
+"""Submitting: three paths, one outcome; a retry finishes what was begun."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+import pytest
+import trio
+
+from conveyor.domain.changes import JobKey
+from conveyor.domain.errors import InvalidArgument, InvalidTasks, NotFound
+from conveyor.domain.ids import FIRST_BATCH, JobId, RunId
+from conveyor.domain.model import IngestStatus, JobStatus, RunStatus
+from conveyor.domain.params import Params
+from conveyor.domain.submission import TaskDraft
+from conveyor.ports.errors import Unavailable
+from conveyor.usecases import ingest, jobs, staging, tasks
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Accepted, Submission
+from conveyor.usecases.lookups import own_job
+from tests.builders import CALLER, a_ulid
+from tests.usecases.faults import Fault, When, with_fault
+from tests.usecases.world import (
+    LATER_FROM,
+    OTHER_CALLER,
+    SignalLog,
+    check_counters,
+    rows_of,
+    run_of,
+    some_drafts,
+    submit,
+    urls_of,
+    work,
+)
+
+THREE_PATHS = [
+    pytest.param(3, id="at once"),
+    pytest.param(120, id="inline"),
+    pytest.param(LATER_FROM + 5, id="later"),
+]
+
+
+async def _ingest_what_is_open(env: Env, job_id: JobId, run_id: RunId) -> None:
+    for batch in await ingest.open_batches_of(env, job_id, run_id):
+        taken = await ingest.take_over(env, batch)
+        assert taken is not None
+        await ingest.walk(env, taken)
+
+
+@pytest.mark.parametrize("count", THREE_PATHS)
+async def test_a_list_becomes_tasks_and_completes_whatever_its_path(env: Env, count: int) -> None:
+    accepted = await submit(env, count)
+    await _ingest_what_is_open(env, accepted.job.job_id, accepted.run.run_id)
+    await work(env, accepted.run)
+
+    run = await run_of(env, accepted.run)
+    totals = await check_counters(env, run)
+    assert accepted.accepted == count
+    assert (run.status, run.total, run.planned) == (RunStatus.COMPLETED, count, count)
+    assert totals.successful == count
+    assert urls_of(await rows_of(env, run)) == urls_of_drafts(count)
+
+
+def urls_of_drafts(count: int) -> list[str]:
+    return sorted(str(draft.url) for draft in some_drafts(count))
+
+
+@pytest.mark.parametrize(("count", "is_later"), [(3, False), (120, False), (LATER_FROM, True)])
+async def test_only_a_large_list_is_left_for_later(
+    env: Env, signals: SignalLog, count: int, is_later: bool
+) -> None:
+    accepted = await submit(env, count)
+
+    assert accepted.is_later is is_later
+    assert accepted.run.ingest_status is (IngestStatus.PENDING if is_later else None)
+    assert accepted.run.planned == count
+    assert accepted.run.total == (0 if is_later else count)
+    assert (("batch_opened", accepted.run.run_id) in signals.said) is is_later
+    assert ("run_changed", accepted.run.run_id) in signals.said
+
+
+async def test_small_closed_jobs_have_one_shard_and_others_are_spread(env: Env) -> None:
+    small = await submit(env, 3)
+    growing = await submit(env, 3, is_open=True)
+    large = await submit(env, LATER_FROM)
+
+    assert [each.job.shard_count for each in (small, growing, large)] == [1, 4, 4]
+    assert [each.run.shard_count for each in (small, growing, large)] == [1, 4, 4]
+
+
+async def test_an_open_job_may_start_without_tasks(env: Env) -> None:
+    accepted = await submit(env, 0, is_open=True)
+
+    assert accepted.accepted == 0
+    assert accepted.job.status is JobStatus.OPEN
+    assert accepted.run.status is RunStatus.RUNNING
+
+
+async def test_a_closed_job_without_tasks_is_refused(env: Env) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        await submit(env, 0)
+
+    assert refusal.value.pointer == "/tasks"
+
+
+async def test_one_bad_line_refuses_the_list_and_creates_nothing(env: Env) -> None:
+    drafts = [*some_drafts(2), TaskDraft(url="ftp://example.com/"), TaskDraft(url=5)]
+    job_id = JobId(env.mint())
+
+    with pytest.raises(InvalidTasks) as refusal:
+        await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=job_id)
+
+    assert [line.index for line in refusal.value.invalid_tasks] == [2, 3]
+    assert await env.store.read(JobKey(job_id)) is None
+
+
+async def test_only_the_first_hundred_bad_lines_are_named(env: Env) -> None:
+    drafts = [TaskDraft(url="nope")] * 250
+
+    with pytest.raises(InvalidTasks) as refusal:
+        await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=JobId(env.mint()))
+
+    assert len(refusal.value.invalid_tasks) == 100
+    assert "250 of 250" in refusal.value.detail
+
+
+@pytest.mark.parametrize("count", THREE_PATHS)
+async def test_submitting_again_under_the_same_id_finds_the_same_job(env: Env, count: int) -> None:
+    job_id = JobId(env.mint())
+    first = await submit(env, count, job_id=job_id)
+
+    again = await submit(env, count, job_id=job_id)
+
+    assert again.run.run_id == first.run.run_id
+    assert again.accepted == first.accepted == count
+    assert again.is_later is first.is_later
+    assert again.job.runs_count == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", list(When))
+@pytest.mark.parametrize("count", THREE_PATHS)
+async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
+    env: Env, count: int, when: When
+) -> None:
+    at, goes_on = 0, True
+    while goes_on:
+        at += 1
+        job_id = JobId(a_ulid(1000 + at))
+        fault = Fault(at, when)
+
+        with suppress(Unavailable):
+            await submit(with_fault(env, fault), count, job_id=job_id)
+        accepted = await submit(env, count, job_id=job_id)
+        await _ingest_what_is_open(env, job_id, accepted.run.run_id)
+
+        run = await run_of(env, accepted.run)
+        totals = await check_counters(env, run)
+        assert accepted.accepted == count
+        assert totals.admitted == run.total == run.planned == count
+        assert run.open_batches == 0
+        assert urls_of(await rows_of(env, run)) == urls_of_drafts(count)
+        await work(env, run)
+        assert (await run_of(env, run)).status is RunStatus.COMPLETED
+        goes_on = fault.was_reached
+    assert at > 2
+
+
+@pytest.mark.parametrize("count", THREE_PATHS)
+async def test_submits_under_one_id_at_the_same_time_make_one_job(env: Env, count: int) -> None:
+    for number in range(10):
+        answers: list[Accepted] = []
+        job_id = JobId(a_ulid(2000 + number))
+
+        async def try_it(job_id: JobId = job_id, answers: list[Accepted] = answers) -> None:
+            answers.append(await submit(env, count, job_id=job_id))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(try_it)
+
+        assert {answer.run.run_id for answer in answers} == {answers[0].run.run_id}
+        assert [answer.accepted for answer in answers] == [count] * 3
+        await _ingest_what_is_open(env, job_id, answers[0].run.run_id)
+        run = await run_of(env, answers[0].run)
+        assert (await check_counters(env, run)).admitted == run.total == count
+
+
+async def test_a_foreign_or_deleted_job_is_no_job(env: Env) -> None:
+    mine = await submit(env, 1)
+    gone = await submit(env, 1)
+    await jobs.delete(env, CALLER, gone.job.job_id)
+
+    assert (await own_job(env, CALLER, mine.job.job_id)).job_id == mine.job.job_id
+    answers = []
+    for caller, job_id in (
+        (OTHER_CALLER, mine.job.job_id),
+        (CALLER, gone.job.job_id),
+        (CALLER, a_ulid(77)),
+        (CALLER, "../" + mine.job.job_id),
+    ):
+        with pytest.raises(NotFound) as refusal:
+            await own_job(env, caller, job_id)
+        answers.append(refusal.value.detail)
+    assert len(set(answers)) == 1
+
+
+async def test_secrets_are_sealed_on_every_row_and_opened_for_the_fetch(env: Env) -> None:
+    draft = TaskDraft(
+        url="https://example.com/",
+        method="POST",
+        body=msgspec.Raw(b'"CANARY-body"'),
+        params={"custom_headers": {"Cookie": "CANARY-task"}},
+    )
+    request = Submission(
+        drafts=[draft, *some_drafts(1)],
+        params=Params({"wait": "5"}, {"Authorization": "CANARY-job"}),
+        api_key="CANARY-key",
+    )
+
+    accepted = await jobs.submit(env, CALLER, request, job_id=JobId(env.mint()))
+    posted, plain = sorted(await rows_of(env, accepted.run), key=lambda row: row.index)
+
+    stored = msgspec.json.encode([accepted.job, posted, plain])
+    assert b"CANARY" not in stored
+    to_send = tasks.request_for(env, accepted.job, posted)
+    assert (to_send.headers, to_send.body) == ({"Cookie": "CANARY-task"}, b"CANARY-body")
+    assert to_send.auth == "CANARY-key"
+    assert to_send.params == {"wait": "5"}
+    assert tasks.request_for(env, accepted.job, plain).headers == {"Authorization": "CANARY-job"}
+
+
+async def test_a_staged_list_keeps_secrets_sealed(env: Env) -> None:
+    drafts = [
+        TaskDraft(url="https://example.com/", params={"custom_headers": {"Cookie": "CANARY"}})
+    ] * 120
+
+    accepted = await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=JobId(env.mint()))
+
+    key = f"jobs/{accepted.job.job_id}/sources/{accepted.run.run_id}/{FIRST_BATCH}"
+    text = b"".join([piece async for piece in env.blobs.open(key)])
+    assert text.count(b"\n") == 120
+    assert b"CANARY" not in text
+
+
+async def test_a_sealed_secret_opens_for_its_own_job_only(env: Env) -> None:
+    one, other = await submit(env, 1, api_key="k"), await submit(env, 1, api_key="k")
+
+    opened = staging.unseal_secrets(env, one.job, "auth", one.job.auth_sealed)
+
+    assert opened.body == b"k"
+    with pytest.raises(Exception, match="another place"):
+        staging.unseal_secrets(env, other.job, "auth", one.job.auth_sealed)

@@ -1,0 +1,208 @@
+"""Tasks: claimed by one at a time, retried within their budget, never settled twice."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from conveyor.domain import limits, settlement
+from conveyor.domain.model import FailureReason, RunStatus, TaskRef, TaskStatus
+from conveyor.domain.settlement import (
+    AlreadyDone,
+    Claimed,
+    HeldByOther,
+    LostClaim,
+    NoSuchTask,
+    Settled,
+)
+from conveyor.ports.gateway import NotScraped
+from conveyor.usecases import tasks
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Accepted
+from tests.builders import ManualClock, ref_to
+from tests.usecases.world import MISS, PAGE, a_page, check_counters, rows_of, run_of, submit, work
+
+AGAIN = msgspec.structs.replace(MISS, retryable=True)
+
+
+async def a_ref_of(env: Env, accepted: Accepted) -> TaskRef:
+    (row, *_) = await rows_of(env, accepted.run)
+    return ref_to(row, accepted.job.job_id)
+
+
+async def claimed(env: Env, ref: TaskRef) -> Claimed:
+    claim = await tasks.claim(env, ref)
+    assert isinstance(claim, Claimed)
+    return claim
+
+
+async def settle(env: Env, ref: TaskRef, claim: Claimed) -> settlement.SettleVerdict:
+    result = await tasks.store_body(env, ref, claim.task, PAGE)
+    finish = tasks.judge_success(env, ref, claim.task, PAGE, result)
+    return settlement.read_settle(await env.commit(finish.change), claim.task)
+
+
+async def test_a_task_is_claimed_by_one_at_a_time(env: Env) -> None:
+    ref = await a_ref_of(env, await submit(env, 1))
+    first = await claimed(env, ref)
+
+    second = await tasks.claim(env, ref)
+
+    assert second == HeldByOther(until=first.task.claim_until)
+
+
+async def test_a_lapsed_claim_is_taken_over_under_the_next_number(
+    env: Env, clock: ManualClock
+) -> None:
+    ref = await a_ref_of(env, await submit(env, 1))
+    first = await claimed(env, ref)
+    clock.advance(limits.CLAIM_TTL_S + 1)
+
+    second = await claimed(env, ref)
+
+    assert (second.task.claim, second.task.attempts) == (first.task.claim + 1, 0)
+
+
+async def test_a_worker_that_lost_its_claim_cannot_settle_the_task(
+    env: Env, clock: ManualClock
+) -> None:
+    accepted = await submit(env, 1)
+    ref = await a_ref_of(env, accepted)
+    zombie = await claimed(env, ref)
+    clock.advance(limits.CLAIM_TTL_S + 1)
+    winner = await claimed(env, ref)
+
+    lost = await settle(env, ref, zombie)
+    won = await settle(env, ref, winner)
+    late = await settle(env, ref, zombie)
+
+    assert lost == late == LostClaim()
+    assert isinstance(won, Settled)
+    assert (await check_counters(env, accepted.run)).done == 1
+
+
+async def test_a_zombie_cannot_write_over_the_winners_body(env: Env, clock: ManualClock) -> None:
+    ref = await a_ref_of(env, await submit(env, 1))
+    zombie = await claimed(env, ref)
+    clock.advance(limits.CLAIM_TTL_S + 1)
+    winner = await claimed(env, ref)
+
+    assert tasks.body_key(ref, zombie.task) != tasks.body_key(ref, winner.task)
+
+
+async def test_settling_the_same_claim_twice_counts_once(env: Env) -> None:
+    accepted = await submit(env, 1)
+    ref = await a_ref_of(env, accepted)
+    claim = await claimed(env, ref)
+
+    first = await settle(env, ref, claim)
+    again = await settle(env, ref, claim)
+
+    assert isinstance(first, Settled)
+    assert again == Settled(None)
+    assert (await check_counters(env, accepted.run)).done == 1
+
+
+async def test_a_terminal_task_and_an_unknown_one_are_told_apart(env: Env) -> None:
+    accepted = await submit(env, 1)
+    ref = await a_ref_of(env, accepted)
+    await settle(env, ref, await claimed(env, ref))
+    unknown = msgspec.structs.replace(ref, task_id="nope")
+
+    assert await tasks.claim(env, ref) == AlreadyDone()
+    assert await tasks.claim(env, unknown) == NoSuchTask()
+
+
+@pytest.mark.parametrize("attempts_max", [1, 2, 4])
+async def test_a_task_is_tried_as_often_as_its_job_allows(
+    env: Env, clock: ManualClock, attempts_max: int
+) -> None:
+    accepted = await submit(env, 1, max_attempts=attempts_max)
+    tries = 0
+    while await work(env, accepted.run, lambda _: AGAIN):
+        tries += 1
+        clock.advance(400)
+
+    (row,) = await rows_of(env, accepted.run)
+    assert tries == attempts_max == row.attempts == len(row.history)
+    assert (row.status, row.reason) == (TaskStatus.FAILED, FailureReason.BLOCKED)
+    assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
+    await check_counters(env, accepted.run)
+
+
+async def test_a_retry_is_the_same_message_made_visible_later(env: Env, clock: ManualClock) -> None:
+    accepted = await submit(env, 1)
+
+    await work(env, accepted.run, lambda _: AGAIN)
+
+    depth = await env.queue.depth(accepted.run.run_id)
+    assert (depth.visible, depth.hidden) == (0, 1)
+    clock.advance(10)
+    assert await work(env, accepted.run, a_page) == 1
+    assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
+
+
+async def test_a_miss_that_cannot_be_helped_is_not_retried(env: Env) -> None:
+    accepted = await submit(env, 1)
+
+    await work(env, accepted.run, lambda _: MISS)
+
+    (row,) = await rows_of(env, accepted.run)
+    assert (row.status, row.attempts) == (TaskStatus.FAILED, 1)
+
+
+async def test_a_site_that_asks_for_time_gets_it(env: Env, clock: ManualClock) -> None:
+    patient: NotScraped = msgspec.structs.replace(AGAIN, retry_after_s=1000.0)
+    accepted = await submit(env, 1)
+    await work(env, accepted.run, lambda _: patient)
+
+    clock.advance(999)
+    too_soon = await work(env, accepted.run)
+    clock.advance(2)
+
+    assert too_soon == 0
+    assert await work(env, accepted.run) == 1
+
+
+async def test_a_task_that_kills_its_workers_ends_as_failed(env: Env, clock: ManualClock) -> None:
+    accepted = await submit(env, 1)
+    ref = await a_ref_of(env, accepted)
+    claim = await claimed(env, ref)
+    while (problem := settlement.exhausted(claim.task, accepted.job.max_attempts)) is None:
+        clock.advance(limits.CLAIM_TTL_S + 1)
+        claim = await claimed(env, ref)
+
+    finish = tasks.judge_exhausted(env, ref, claim.task, problem)
+    await env.commit(finish.change)
+
+    (row,) = await rows_of(env, accepted.run)
+    assert (row.status, row.reason) == (TaskStatus.FAILED, FailureReason.OTHER)
+    assert row.claim == accepted.job.max_attempts + limits.CLAIMS_SPARE + 1
+    assert problem.code == "worker_crashed"
+    await check_counters(env, accepted.run)
+
+
+async def test_a_task_that_is_handed_back_has_lost_no_attempt(env: Env) -> None:
+    accepted = await submit(env, 1)
+    ref = await a_ref_of(env, accepted)
+    for _ in range(accepted.job.max_attempts + 2):
+        claim = await claimed(env, ref)
+        assert settlement.exhausted(claim.task, accepted.job.max_attempts) is None
+        await tasks.hand_back(env, ref, claim.task)
+
+    assert (await claimed(env, ref)).task.attempts == 0
+
+
+async def test_the_same_work_asked_for_twice_carries_the_same_identity(
+    env: Env, clock: ManualClock
+) -> None:
+    accepted = await submit(env, 1)
+    ref = await a_ref_of(env, accepted)
+    first = (await claimed(env, ref)).task
+    clock.advance(limits.CLAIM_TTL_S + 1)
+    second = (await claimed(env, ref)).task
+
+    identity = tasks.request_for(env, accepted.job, first).identity
+
+    assert identity == tasks.request_for(env, accepted.job, first).identity
+    assert identity != tasks.request_for(env, accepted.job, second).identity

@@ -1,0 +1,221 @@
+"""A small world: the memory engine, a clock that stands still, and a worker that fits on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from conveyor.domain import settlement
+from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.changes import JobKey, RunKey
+from conveyor.domain.ids import BatchId, CallerId, JobId, RunId
+from conveyor.domain.lifecycle import TASK_TERMINAL
+from conveyor.domain.model import (
+    FailureReason,
+    GateStatus,
+    Job,
+    Run,
+    Task,
+    TaskRef,
+    TaskStatus,
+    Totals,
+)
+from conveyor.domain.problems import make_problem
+from conveyor.domain.queries import StatsOf, TasksOf
+from conveyor.domain.settlement import AlreadyDone, Claimed, Settled
+from conveyor.domain.submission import TaskDraft
+from conveyor.engines.memory import MemoryEngine, memory_engine
+from conveyor.engines.system import AesVault
+from conveyor.ports.errors import QueueGone
+from conveyor.ports.gateway import NotScraped, Outcome, Scraped
+from conveyor.ports.queue import Message
+from conveyor.ports.signals import Receipt
+from conveyor.usecases import jobs, open_jobs, runs, tasks
+from conveyor.usecases.env import Env, Policy
+from conveyor.usecases.jobs import Accepted, Submission
+from conveyor.usecases.lookups import totals_of
+from tests.builders import CALLER, ManualClock
+
+PAGE = Scraped(status=200, content_type="text/html", body=b"<html>")
+MISS = NotScraped(
+    reason=FailureReason.BLOCKED,
+    problem=make_problem("blocked", "Blocked", 403),
+    retryable=False,
+)
+LATER_FROM = 300
+"""Lists of this size are ingested after the answer: small enough for a quick test."""
+
+
+@dataclass(slots=True)
+class SignalLog:
+    """Signals with nobody at the other end, who remembers what was said."""
+
+    said: list[tuple[str, RunId]] = field(default_factory=list)
+
+    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+        self.said.append(("run_changed", run_id))
+
+    async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
+        self.said.append(("batch_opened", run_id))
+
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
+        self.said.append(("teardown", run_id))
+        return Receipt()
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    clock: ManualClock
+    engine: MemoryEngine
+    signals: SignalLog
+    env: Env
+
+
+def a_world(*, shard_count: int = 4) -> World:
+    clock = ManualClock()
+    engine = memory_engine(clock=clock, random=Random(1))
+    signals = SignalLog()
+    env = Env(
+        store=engine.store,
+        queue=engine.queue,
+        blobs=engine.blobs,
+        coordinator=engine.coordinator,
+        clock=clock,
+        vault=AesVault(b"k" * 32),
+        signals=signals,
+        random=Random(2),
+        owner="process-1",
+        policy=Policy(sync_tasks_max=LATER_FROM, shard_count=shard_count, targets=TargetPolicy()),
+    )
+    return World(clock=clock, engine=engine, signals=signals, env=env)
+
+
+def some_drafts(count: int, prefix: str = "p") -> list[TaskDraft]:
+    return [TaskDraft(url=f"https://example.com/{prefix}{index}") for index in range(count)]
+
+
+async def submit(
+    env: Env, count: int, *, job_id: JobId | None = None, **fields: object
+) -> Accepted:
+    request = Submission(drafts=some_drafts(count), **fields)  # type: ignore[arg-type]
+    return await jobs.submit(env, CALLER, request, job_id=job_id or JobId(env.mint()))
+
+
+async def add(
+    env: Env, job: Job, count: int, *, batch: str = "b", is_last: bool = False
+) -> Accepted:
+    return await open_jobs.add_tasks(
+        env,
+        CALLER,
+        job.job_id,
+        some_drafts(count, batch),
+        is_last=is_last,
+        batch_id=BatchId(batch),
+    )
+
+
+async def run_of(env: Env, run: Run) -> Run:
+    """The run as it stands now."""
+    current = await env.store.read(RunKey(run.job_id, run.run_id))
+    assert current is not None
+    return current
+
+
+async def rows_of(env: Env, run: Run) -> list[Task]:
+    query = TasksOf(
+        job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=1_000_000
+    )
+    return await env.store.find(query)
+
+
+def a_page(_: Task) -> Outcome:
+    return PAGE
+
+
+def missing(indexes: Iterable[int]) -> Callable[[Task], Outcome]:
+    """Every page is there but those at these positions."""
+    absent = frozenset(indexes)
+    return lambda task: MISS if task.index in absent else PAGE
+
+
+async def work(
+    env: Env, run: Run, outcome: Callable[[Task], Outcome] = a_page, *, count: int = 10**6
+) -> int:
+    """Takes up to `count` messages of the run and sees each through; answers how many it took."""
+    try:
+        messages = await env.queue.receive(run.run_id, count_max=count, visibility_s=60)
+    except QueueGone:
+        return 0
+    job = await _job_of(env, run)
+    for message in messages:
+        await _see_through(env, job, message, outcome)
+    return len(messages)
+
+
+async def _job_of(env: Env, run: Run) -> Job:
+    job = await env.store.read(JobKey(run.job_id))
+    assert job is not None
+    return job
+
+
+async def _see_through(
+    env: Env, job: Job, message: Message, outcome: Callable[[Task], Outcome]
+) -> None:
+    ref = message.ref
+    claim = await tasks.claim(env, ref)
+    if isinstance(claim, AlreadyDone):
+        await _look_and_ack(env, message)
+        return
+    if not isinstance(claim, Claimed):
+        return
+    change = await _judged(env, job, ref, claim.task, outcome(claim.task))
+    verdict = settlement.read_settle(await env.commit(change.change), claim.task)
+    if not isinstance(verdict, Settled):
+        return
+    if isinstance(change, tasks.Retry):
+        await env.queue.bounce((message,), delay_s=change.delay_s)
+    else:
+        await _look_and_ack(env, message)
+
+
+async def _judged(
+    env: Env, job: Job, ref: TaskRef, task: Task, outcome: Outcome
+) -> tasks.Finish | tasks.Retry:
+    if isinstance(outcome, NotScraped):
+        return tasks.judge_failure(env, job, ref, task, outcome)
+    result = await tasks.store_body(env, ref, task, outcome)
+    return tasks.judge_success(env, ref, task, outcome, result)
+
+
+async def _look_and_ack(env: Env, message: Message) -> None:
+    await runs.look(env, message.ref.job_id, message.ref.run_id)
+    await env.queue.ack((message,))
+
+
+async def check_counters(env: Env, run: Run) -> Totals:
+    """The counters say exactly what the rows say, shard by shard."""
+    rows = await rows_of(env, run)
+    query = StatsOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count)
+    for stats in await env.store.find(query):
+        mine = [row for row in rows if row.shard == stats.shard]
+        assert stats.admitted == len(mine)
+        assert stats.done == sum(row.status in TASK_TERMINAL for row in mine)
+        assert stats.successful == sum(row.status is TaskStatus.SUCCESSFUL for row in mine)
+        assert stats.failed == sum(row.status is TaskStatus.FAILED for row in mine)
+        for reason in FailureReason:
+            count = sum(row.reason is reason for row in mine if row.status is TaskStatus.FAILED)
+            assert getattr(stats, reason.value) == count
+    return await totals_of(env, run)
+
+
+async def gates_of(env: Env, run: Run) -> set[GateStatus]:
+    query = StatsOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count)
+    return {stats.status for stats in await env.store.find(query)}
+
+
+def urls_of(rows: Sequence[Task]) -> list[str]:
+    return sorted(row.url for row in rows)
+
+
+OTHER_CALLER = CallerId("caller-b")
