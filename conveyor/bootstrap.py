@@ -10,14 +10,13 @@ import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
-from quart_trio import QuartTrio
 
 from actors.gate import FairGate
 from actors.runtime import Child, Supervisor
 from actors.tree import LocalSignals, Mailboxes, worker_tree
-from conveyor.api.app import make_app
 from conveyor.api.auth import Authenticator, KeyList, Passthrough
 from conveyor.config import BadSettings, Settings
 from conveyor.domain import ids, limits
@@ -35,6 +34,9 @@ from conveyor.ports.gateway import Gateway
 from conveyor.ports.notifier import Notifier
 from conveyor.telemetry import Metrics, make_metrics
 from conveyor.usecases.env import Env, Policy
+
+if TYPE_CHECKING:
+    from quart_trio import QuartTrio
 
 DIRECT = "direct"
 
@@ -58,6 +60,9 @@ class World:
         return Passthrough(secret)
 
     def app(self, *, ready: Callable[[], bool]) -> QuartTrio:
+        # Here, because only a server needs the web framework: it is most of the time to start.
+        from conveyor.api.app import make_app
+
         return make_app(self.env, self.authenticator(), metrics=self.metrics, ready=ready)
 
     def worker(self, *also: Child) -> Supervisor:

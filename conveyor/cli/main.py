@@ -62,16 +62,17 @@ def _run_role(ctx: click.Context, role: str | None) -> None:
 
 
 def _run_cli() -> None:
-    """What came out of a nursery alone is raised as itself."""
+    """What came out of a nursery is raised as itself, if all of it was raised on purpose."""
     try:
         cli.main(standalone_mode=False)
     except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        meant, others = group.split((click.ClickException, ConveyorError))
+        if meant is None or others is not None:
+            raise
+        error: BaseException = meant
+        while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        if isinstance(error, click.ClickException | ConveyorError):
-            raise error from None
-        raise
+        raise error from None
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: Job
     existing = await env.store.read(JobKey(job_id))
     if existing is not None and existing.caller == caller:
         return await _resume(env, existing)
-    specs = staging.check_tasks(env, job, request.drafts)
+    specs = await staging.check_tasks(env, job, request.drafts)
     run = _first_run(env, job)
     return await _admit_job(env, job, run, specs)
 

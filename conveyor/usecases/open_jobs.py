@@ -45,7 +45,7 @@ async def add_tasks(
         _refuse_unless_open(job, run)
         if not drafts:
             raise InvalidArgument("Give at least one task, or use /close.", pointer="/tasks")
-        specs = staging.check_tasks(env, job, drafts)
+        specs = await staging.check_tasks(env, job, drafts)
         begun = await _admit(env, job, run, specs, is_last=is_last, batch_id=batch_id)
     elif begun.status is BatchStatus.OPEN:
         begun = await ingest.take_over(env, begun) or begun

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+import trio
 
 from conveyor.domain import limits, submission
 from conveyor.domain.errors import InvalidTask, InvalidTasks
@@ -32,11 +33,16 @@ def unseal_secrets(env: Env, job: Job, field: str, sealed: str | None) -> Secret
     return msgspec.json.decode(opened, type=Secrets)
 
 
-def check_tasks(env: Env, job: Job, drafts: Iterable[TaskDraft]) -> list[TaskSpec]:
-    """All lines as specs; InvalidTasks, naming the first hundred, if any is bad."""
+async def check_tasks(env: Env, job: Job, drafts: Iterable[TaskDraft]) -> list[TaskSpec]:
+    """All lines as specs; InvalidTasks, naming the first hundred, if any is bad.
+
+    A long list gives way now and then: heartbeats and other callers must not wait for its end.
+    """
     specs: list[TaskSpec] = []
     invalid: list[InvalidTask] = []
     for index, draft in enumerate(drafts):
+        if index % limits.CHUNK_TASKS == limits.CHUNK_TASKS - 1:
+            await trio.lowlevel.checkpoint()
         try:
             specs.append(_check(env, job, index, draft))
         except Refusal as refusal:

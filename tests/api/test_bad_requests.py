@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 
 from conveyor.api.routes import ROUTES
 from conveyor.domain import limits
-from conveyor.domain.errors import InvalidArgument
-from conveyor.wire.requests import decode_submit, drafts_of, is_too_deep
+from conveyor.wire.requests import is_too_deep
 from tests.api.world import World, make_world
 
 TASKS = b'"tasks":[{"url":"https://example.com/"}]'
@@ -62,18 +60,6 @@ async def test_a_body_that_is_not_json_is_refused(world: World, raw: bytes) -> N
     assert (seen.status, seen.code) == (400, "malformed_json")
 
 
-@pytest.mark.parametrize(
-    "raw", [*MALFORMED.values(), *DEEP_BUT_WRONG_AT_ONCE], ids=lambda raw: repr(raw[:12])
-)
-def test_saying_no_takes_no_time(raw: bytes) -> None:
-    before = time.process_time()
-
-    with pytest.raises(InvalidArgument):
-        drafts_of(decode_submit(raw).tasks or [])
-
-    assert time.process_time() - before < 0.1
-
-
 @pytest.mark.parametrize("raw", DEEP_BUT_WRONG_AT_ONCE, ids=lambda raw: repr(raw[:12]))
 async def test_what_is_wrong_at_its_first_byte_is_read_no_further(world: World, raw: bytes) -> None:
     seen = await world.post("/v1/jobs", raw=raw)
@@ -89,12 +75,9 @@ async def test_json_that_is_no_object_is_refused(world: World, raw: bytes) -> No
 
 
 async def test_ten_million_elements_are_refused_at_the_first(world: World) -> None:
-    before = time.process_time()
-
     seen = await world.post("/v1/jobs", raw=b'{"tasks":[' + b"0," * 10_000_000 + b"0]}")
 
     assert (seen.status, seen.json["errors"][0]["pointer"]) == (400, "/tasks/0")
-    assert time.process_time() - before < 0.5
 
 
 async def test_of_a_key_that_is_named_twice_the_last_counts(world: World) -> None:

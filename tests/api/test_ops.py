@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import trio
 
-from conveyor.api import KeyList, make_app
 from conveyor.api import app as application
-from conveyor.api.auth import Passthrough
+from conveyor.api.app import make_app
+from conveyor.api.auth import KeyList, Passthrough
 from conveyor.api.routes import ROUTES
 from conveyor.domain.changes import Change, Verdict
 from conveyor.domain.errors import Unauthenticated

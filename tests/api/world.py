@@ -13,7 +13,8 @@ from quart.testing.utils import sentinel
 from quart_trio import QuartTrio
 from werkzeug.datastructures import Headers
 
-from conveyor.api import Passthrough, make_app
+from conveyor.api.app import make_app
+from conveyor.api.auth import Passthrough
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.changes import Applied, RunKey
 from conveyor.domain.ids import JobId, RunId

@@ -103,6 +103,21 @@ async def test_tasks_that_were_worked_on_between_two_walks_keep_their_state(env:
     await check_all_in(env, accepted)
 
 
+async def test_a_seal_after_the_last_settle_completes_the_run(env: Env) -> None:
+    accepted = await submit(env, COUNT)
+    taken = await take(env, accepted)
+    fault = Fault(1, When.BEFORE, only="commit")
+    with suppress(Unavailable):
+        await ingest.walk(with_fault(env, fault), taken)
+    await work(env, accepted.run)
+    before = await run_of(env, accepted.run)
+
+    await ingest.walk(env, await take(env, accepted))
+
+    assert (before.status, before.open_batches) == (RunStatus.RUNNING, 1)
+    assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
+
+
 async def test_a_walk_that_was_taken_over_stops_at_its_next_step(env: Env) -> None:
     accepted = await submit(env, COUNT)
     slow = await take(env, accepted)

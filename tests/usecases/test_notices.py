@@ -120,6 +120,16 @@ async def test_two_deliverers_record_one_outcome(env: Env) -> None:
     assert (current.status, current.attempts) == (NoticeStatus.DELIVERED, 1)
 
 
+async def test_the_same_failure_seen_by_two_deliverers_counts_as_one_try(env: Env) -> None:
+    _, notice = await a_told_job(env)
+
+    await notices.deliver(env, Receiver([NotDelivered("timeout")]), notice)
+    await notices.deliver(env, Receiver([NotDelivered("http_5xx")]), notice)
+
+    current = await now_of(env, notice)
+    assert (current.attempts, current.last_error) == (1, "timeout")
+
+
 @pytest.mark.parametrize("is_deleted", [True, False])
 async def test_without_a_webhook_a_notice_is_dropped_untold(env: Env, is_deleted: bool) -> None:
     accepted, notice = await a_told_job(env)

@@ -44,9 +44,7 @@ def parse_crash_point(text: str) -> CrashSwitch:
     call, _, rest = text.partition(":")
     count, _, side = rest.partition(":")
     if "." not in call or not count.isdigit() or side not in {"before", "after"}:
-        raise BadCrashPoint(
-            f"{text!r} is not <call>:<n>:<before|after>: store.commit:1:after"
-        )
+        raise BadCrashPoint(f"{text!r} is not <call>:<n>:<before|after>: store.commit:1:after")
     return CrashSwitch(call, int(count), side)
 
 
