@@ -98,7 +98,7 @@ class TaskRunner:
         """Works under a claim, and gives it back if the work is cut off before an outcome."""
         is_over = False
         try:
-            problem = settlement.exhausted(task, work.job.max_attempts)
+            problem = settlement.exhausted(task)
             if problem is not None:
                 verdict = tasks.judge_exhausted(self.env, work.message.ref, task, problem)
                 delay_s = await self._settle(work, task, verdict)

@@ -9,8 +9,8 @@ from importlib import resources
 from pathlib import Path
 
 TASK = """INSERT INTO tasks (run_id, task_id, shard, batch_id, "index", url, status, created_at,
-    updated_at, method, claim, claim_until, attempts, history, credits, cost_micros)
-    VALUES (?, ?, 0, '0', ?, ?, 'p', 0, 0, 'GET', 0, 0, 0, '[]', 0, 0)"""
+    updated_at, method, claim, claim_until, attempts, handed_back, history, credits, cost_micros)
+    VALUES (?, ?, 0, '0', ?, ?, 'p', 0, 0, 'GET', 0, 0, 0, 0, '[]', 0, 0)"""
 MESSAGE = """INSERT INTO messages (queue_id, job_id, task_id, shard, visible_at, in_hand, receives)
     VALUES (1, ?, ?, 0, 0, 0, 0)"""
 STATS = """INSERT INTO stats VALUES (?, ?, 0, 'o', ?, 0,0,0,0,0,0,0,0,0,0,0,0)"""

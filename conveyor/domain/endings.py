@@ -32,6 +32,7 @@ from conveyor.domain.model import (
     Scrub,
     Totals,
 )
+from conveyor.domain.randomness import Random
 
 _EVENT_OF = {"completed": "run.completed", "failed": "run.failed", "stopped": "run.stopped"}
 INGEST_FAILED = "ingest_failed"
@@ -45,8 +46,8 @@ def complete(job: Job, run: Run, totals: Totals, *, now: float) -> Change:
 def request_stop(run: Run, *, reason: str | None, now: float) -> Change:
     """First half of a stop: from here on nothing settles, and a crash cannot forget the rest."""
     values = {"stop_requested_at": now, "stop_reason": reason, "updated_at": now}
-    flip = Update(_key(run), Guard(status_in=RUN_LIVE), values)
-    return Change((flip, *_gates(run, "draining")))
+    guard = Guard(status_in=RUN_LIVE, equals=(("stop_requested_at", None),))
+    return Change((Update(_key(run), guard, values), *_gates(run, "draining")))
 
 
 def request_failure(run: Run, cause: RunFailure, detail: str, *, now: float) -> Change:
@@ -238,10 +239,11 @@ def _payload(job: Job, run: Run, totals: Totals, event_type: str, now: float) ->
 RETRY_SCHEDULE_S: Sequence[float] = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
 
 
-def next_delivery_s(attempts: int, *, retry_after_s: float | None) -> float:
-    """Seconds until a notice is tried again after `attempts` failures."""
+def next_delivery_s(attempts: int, *, retry_after_s: float | None, random: Random) -> float:
+    """Seconds until a notice is tried again after `attempts` failures, a tenth more or less; but
+    never sooner than the receiver asked for."""
     planned = RETRY_SCHEDULE_S[min(attempts, len(RETRY_SCHEDULE_S)) - 1]
-    return max(planned, min(retry_after_s or 0.0, 24 * 3600.0))
+    return max(planned * random.uniform(0.9, 1.1), min(retry_after_s or 0.0, 24 * 3600.0))
 
 
 def delivery_over(notice: Notice, *, now: float) -> bool:

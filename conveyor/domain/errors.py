@@ -106,11 +106,3 @@ class KeyInProgress(Conflict):
 
     code = "idempotency_in_progress"
     title = "Request in progress"
-
-
-class Gone(Refused):
-    """It was here and has expired."""
-
-    status = 410
-    code = "result_expired"
-    title = "Result expired"

@@ -117,7 +117,13 @@ def answer(request: Request, status: int, body: str) -> Change:
     return Change((Update(RecordKey(request.key_id), guard, values),))
 
 
-def let_go(request: Request, *, owner: str) -> Change:
-    """No final answer came of it: the next call may start at once."""
-    guard = Guard(equals=(("owner", owner), ("response_status", None)))
-    return Change((Update(RecordKey(request.key_id), guard, {"claimed_until": 0.0}),))
+def let_go(claimed: KeyRecord) -> Change:
+    """No final answer came of this claim: the next call may start at once."""
+    guard = Guard(
+        equals=(
+            ("owner", claimed.owner),
+            ("claimed_until", claimed.claimed_until),
+            ("response_status", None),
+        )
+    )
+    return Change((Update(RecordKey(claimed.key_id), guard, {"claimed_until": 0.0}),))

@@ -282,6 +282,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     claim: int = 0
     claim_until: float = 0.0
     attempts: int = 0
+    handed_back: int = 0
     started_at: float | None = None
     result: Result | None = None
     problem: Problem | None = None

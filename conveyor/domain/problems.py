@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from conveyor.domain.errors import InvalidTask
 from conveyor.domain.model import Problem
 
 
@@ -14,14 +13,10 @@ def make_problem(code: str, title: str, status: int, detail: str | None = None) 
     return Problem(type=problem_type(code), title=title, status=status, code=code, detail=detail)
 
 
-def worker_lost(claims: int) -> Problem:
+def worker_lost(times: int) -> Problem:
     return make_problem(
         "worker_crashed",
         "The worker was lost",
         500,
-        f"The task was started {claims} times and its worker was lost each time.",
+        f"The worker of this task was lost {times} times before it could report.",
     )
-
-
-def invalid_line(invalid: InvalidTask) -> Problem:
-    return make_problem(invalid.reason, "The line is not a valid task", 400, invalid.value)

@@ -123,11 +123,13 @@ def extend_claim(ref: TaskRef, claim_number: int, *, now: float) -> Change:
     return Change((Update(task_key(ref), guard, {"claim_until": now + limits.CLAIM_TTL_S}),))
 
 
-def exhausted(task: Task, attempts_max: int) -> Problem | None:
-    """Why a freshly claimed task may not be tried again: it keeps losing its workers."""
-    if task.claim > attempts_max + limits.CLAIMS_SPARE:
-        return problems.worker_lost(task.claim - 1)
-    return None
+def exhausted(task: Task) -> Problem | None:
+    """Why a freshly claimed task may not be tried again: it keeps losing its workers.
+
+    Earlier claims that neither reported nor were handed back are workers that were lost.
+    """
+    lost = task.claim - 1 - task.attempts - task.handed_back
+    return problems.worker_lost(lost) if lost > limits.LOST_WORKERS_MAX else None
 
 
 LOST_WORKER_REASON = FailureReason.OTHER
@@ -173,6 +175,7 @@ def hand_back(ref: TaskRef, task: Task, *, now: float) -> Change:
         task_key(ref),
         _mine(task, "released"),
         {"status": lifecycle.target(TASK, "released"), "claim_until": 0.0, "updated_at": now},
+        {"handed_back": 1},
     )
     return Change((update, Update(stats_key(ref), Guard(status_in=RELEASES_PASS))))
 

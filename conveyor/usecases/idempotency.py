@@ -44,7 +44,7 @@ async def once(env: Env, request: Request, work: Work, to_answer: ToAnswer) -> A
     except BaseException:
         # If this fails too, the claim lapses by itself; what went wrong first is what counts.
         with suppress(Unavailable), trio.move_on_after(_LET_GO_S, shield=True):
-            await env.commit(idempotency.let_go(request, owner=env.owner))
+            await env.commit(idempotency.let_go(begun))
         raise
     return await _keep(env, request, answer)
 

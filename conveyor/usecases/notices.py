@@ -32,8 +32,8 @@ def _recorded(env: Env, notice: Notice, outcome: Delivered | NotDelivered) -> Ch
     if outcome.gone or endings.delivery_over(notice, now=env.now()):
         return _ended(notice, "exhausted", error=outcome.error)
     delay_s = endings.next_delivery_s(
-        notice.attempts + 1, retry_after_s=outcome.retry_after_s
-    ) * env.random.uniform(0.9, 1.1)
+        notice.attempts + 1, retry_after_s=outcome.retry_after_s, random=env.random
+    )
     values = {"due_at": env.now() + delay_s, "last_error": outcome.error}
     return _update(notice, "delivered", values)
 

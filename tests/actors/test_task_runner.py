@@ -41,7 +41,7 @@ async def test_a_task_that_loses_its_worker_each_time_comes_to_an_end(
 ) -> None:
     world = make_world()
     accepted = await world.submit(urls(1), max_attempts=2)
-    for _ in range(2 + limits.CLAIMS_SPARE):
+    for _ in range(1 + limits.LOST_WORKERS_MAX):
         (message,) = await world.env.queue.receive(
             accepted.run.run_id, count_max=1, visibility_s=limits.VISIBILITY_S
         )

@@ -151,6 +151,7 @@ FULL: list[Row] = [
         claim=4,
         claim_until=T0 + 90.5,
         attempts=2,
+        handed_back=1,
         started_at=T0 + 0.5,
         result=RESULT,
         problem=PROBLEM,

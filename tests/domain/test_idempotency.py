@@ -36,7 +36,10 @@ def record(**fields: Any) -> KeyRecord:
         pytest.param(record(fingerprint="other"), Misused(), id="other request under way"),
         pytest.param(record(fingerprint="other", **ANSWERED), Misused(), id="other answered"),
         pytest.param(record(**ANSWERED), Replay(201, "{}"), id="answered"),
-        pytest.param(record(claimed_until=T0 + 30), InProgress(30.0), id="under way"),
+        pytest.param(
+            record(claimed_until=T0 + 30), InProgress(limits.IDEMPOTENCY_RETRY_S), id="under way"
+        ),
+        pytest.param(record(claimed_until=T0 + 0.5), InProgress(0.5), id="almost lapsed"),
         pytest.param(record(claimed_until=T0 - 1), First(), id="its owner was lost"),
         pytest.param(record(claimed_until=0.0), First(), id="let go"),
     ],
@@ -92,10 +95,16 @@ def test_the_first_answer_stands() -> None:
 
 
 def test_only_its_owner_lets_go_of_an_unanswered_key() -> None:
-    (write,) = idempotency.let_go(REQUEST, owner="me").writes
+    record = a_record(owner="me", claimed_until=T0 + 9)
+
+    (write,) = idempotency.let_go(record).writes
 
     assert isinstance(write, Update)
-    assert set(write.guard.equals) == {("owner", "me"), ("response_status", None)}
+    assert set(write.guard.equals) == {
+        ("owner", "me"),
+        ("claimed_until", T0 + 9),
+        ("response_status", None),
+    }
     assert write.values == {"claimed_until": 0.0}
 
 

@@ -181,7 +181,7 @@ def test_handing_back_counts_no_attempt_and_leaves_no_history() -> None:
 
     flip, count = updates_of(settlement.hand_back(ref_to(task), task, now=T0))
 
-    assert flip.deltas == {}
+    assert flip.deltas == {"handed_back": 1}
     assert flip.values["status"] is TaskStatus.PENDING
     assert "history" not in flip.values
     assert count.deltas == {}
@@ -250,10 +250,13 @@ def test_the_last_task_of_a_shard_is_worth_a_look() -> None:
 
 
 def test_a_task_that_keeps_losing_its_workers_comes_to_an_end() -> None:
-    spare = 3 + limits.CLAIMS_SPARE
+    claims = 1 + limits.LOST_WORKERS_MAX + 2 + 5
 
-    assert settlement.exhausted(claimed_task(attempts=1, claim=spare), attempts_max=3) is None
-    problem = settlement.exhausted(claimed_task(attempts=1, claim=spare + 1), attempts_max=3)
+    last = claimed_task(attempts=2, handed_back=5, claim=claims)
+    over = claimed_task(attempts=2, handed_back=5, claim=claims + 1)
+
+    assert settlement.exhausted(last) is None
+    problem = settlement.exhausted(over)
     assert problem is not None
     assert problem.code == "worker_crashed"
 

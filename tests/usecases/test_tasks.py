@@ -168,7 +168,7 @@ async def test_a_task_that_kills_its_workers_ends_as_failed(env: Env, clock: Man
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
     claim = await claimed(env, ref)
-    while (problem := settlement.exhausted(claim.task, accepted.job.max_attempts)) is None:
+    while (problem := settlement.exhausted(claim.task)) is None:
         clock.advance(limits.CLAIM_TTL_S + 1)
         claim = await claimed(env, ref)
 
@@ -177,7 +177,7 @@ async def test_a_task_that_kills_its_workers_ends_as_failed(env: Env, clock: Man
 
     (row,) = await rows_of(env, accepted.run)
     assert (row.status, row.reason) == (TaskStatus.FAILED, FailureReason.OTHER)
-    assert row.claim == accepted.job.max_attempts + limits.CLAIMS_SPARE + 1
+    assert row.claim == limits.LOST_WORKERS_MAX + 2
     assert problem.code == "worker_crashed"
     await check_counters(env, accepted.run)
 
@@ -185,9 +185,9 @@ async def test_a_task_that_kills_its_workers_ends_as_failed(env: Env, clock: Man
 async def test_a_task_that_is_handed_back_has_lost_no_attempt(env: Env) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
-    for _ in range(accepted.job.max_attempts + 2):
+    for _ in range(limits.LOST_WORKERS_MAX + 2):
         claim = await claimed(env, ref)
-        assert settlement.exhausted(claim.task, accepted.job.max_attempts) is None
+        assert settlement.exhausted(claim.task) is None
         await tasks.hand_back(env, ref, claim.task)
 
     assert (await claimed(env, ref)).task.attempts == 0

@@ -113,6 +113,7 @@ CREATE TABLE tasks (
     claim INTEGER NOT NULL,
     claim_until REAL NOT NULL,
     attempts INTEGER NOT NULL,
+    handed_back INTEGER NOT NULL,
     started_at REAL,
     result TEXT,
     problem TEXT,

@@ -1,0 +1,69 @@
+"""A site to measure against: one page of a given size after a given think time, in its own process.
+
+Written on uvloop's bare protocol so that it is never what limits an arm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import uvloop
+
+
+class Page(asyncio.Protocol):
+    """Answers every request on the connection with the same page, in order."""
+
+    def __init__(self, response: bytes, think_s: float) -> None:
+        self._response = response
+        self._think_s = think_s
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._loop = asyncio.get_running_loop()
+
+    def data_received(self, data: bytes) -> None:
+        *requests, self._rest = (self._rest + data).split(b"\r\n\r\n")
+        for _ in requests:
+            self._loop.call_later(self._think_s, self._answer)
+
+    def _answer(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(self._response)
+
+
+async def serve(size_bytes: int, think_s: float) -> None:
+    body = os.urandom(size_bytes // 2).hex().encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {len(body)}\r\n\r\n"
+    response = head.encode() + body
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Page(response, think_s), "127.0.0.1", 0, backlog=2048)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+@contextmanager
+def an_origin(*, size_bytes: int, think_s: float) -> Iterator[str]:
+    """The site's address, for as long as the block lasts."""
+    command = [sys.executable, "-m", "bench.origin", str(size_bytes), str(think_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("size_bytes", type=int)
+    parser.add_argument("think_s", type=float)
+    options = parser.parse_args()
+    uvloop.run(serve(options.size_bytes, options.think_s))
