@@ -9,8 +9,9 @@ import msgspec
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What was stored: its length and its digest."""
+    """What was stored: the key to open it by, its length and its digest."""
 
+    key: str
     size_bytes: int
     sha256: str
 
@@ -29,8 +30,14 @@ class Blobs(Protocol):
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
         """Stores the parts, joined, under `key`."""
 
+    async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
+        """Stores the parts, joined, under a key of the engine's choosing below `prefix`.
+
+        `name`, a plain segment, tells apart what is added: nothing is added twice by one name.
+        """
+
     def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         """Streams the body from byte `start`; BlobMissing when there is none."""
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Removes all bodies whose key starts with `prefix/`; answers how many."""
+        """Removes all bodies whose key starts with `prefix/`; answers 0 if there were none."""

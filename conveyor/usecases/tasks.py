@@ -56,15 +56,13 @@ def request_for(env: Env, job: Job, task: Task) -> ScrapeRequest:
     )
 
 
-def body_key(ref: TaskRef, task: Task) -> str:
-    """The claim is part of the key: a worker that lost it cannot write over the winner's body."""
-    return f"jobs/{ref.job_id}/runs/{ref.run_id}/{task.task_id}/{task.claim}"
-
-
 async def store_body(env: Env, ref: TaskRef, task: Task, scraped: Scraped) -> Result:
-    key = body_key(ref, task)
-    stored = await env.blobs.put(key, (scraped.body,))
-    return Result(key, stored.size_bytes, stored.sha256, scraped.content_type, scraped.status)
+    """The claim is part of the name: a worker that lost it cannot write over the winner's body."""
+    prefix = f"jobs/{ref.job_id}/runs/{ref.run_id}"
+    stored = await env.blobs.add(prefix, f"{task.task_id}.{task.claim}", (scraped.body,))
+    return Result(
+        stored.key, stored.size_bytes, stored.sha256, scraped.content_type, scraped.status
+    )
 
 
 def judge_success(env: Env, ref: TaskRef, task: Task, scraped: Scraped, result: Result) -> Finish:

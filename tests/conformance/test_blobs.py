@@ -29,6 +29,57 @@ async def _exists(blobs: Blobs, key: str) -> bool:
     return True
 
 
+SMALL = b"x" * 20_000
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[b"body"], [b"bo", b"", b"dy"], [], [b""], [b"\x00\r\n\xff"], [BIG, b"tail"], [BIG] * 9],
+    ids=["one", "several", "none", "empty", "binary", "big", "huge"],
+)
+async def test_a_body_that_was_added_is_opened_by_the_key_that_was_answered(
+    blobs: Blobs, parts: list[bytes]
+) -> None:
+    body = b"".join(parts)
+    await blobs.add("jobs/j", "before", [b"before"])
+
+    stored = await blobs.add("jobs/j", "name", parts)
+    await blobs.add("jobs/j", "after", [b"after"])
+
+    assert (stored.size_bytes, stored.sha256) == (len(body), hashlib.sha256(body).hexdigest())
+    assert stored.key.startswith("jobs/j/")
+    assert await _read(blobs, stored.key) == body
+    assert await _read(blobs, stored.key, start=2) == body[2:]
+
+
+async def test_bodies_that_are_added_at_once_do_not_mix(blobs: Blobs) -> None:
+    keys: dict[int, str] = {}
+
+    async def add(number: int) -> None:
+        stored = await blobs.add(f"jobs/{number % 3}", str(number), [SMALL, str(number).encode()])
+        keys[number] = stored.key
+
+    async with trio.open_nursery() as nursery:
+        for number in range(200):
+            nursery.start_soon(add, number)
+
+    assert len(set(keys.values())) == 200
+    for number, key in keys.items():
+        assert await _read(blobs, key) == SMALL + str(number).encode()
+
+
+async def test_deleting_a_prefix_takes_what_was_added_below_it(blobs: Blobs) -> None:
+    doomed = await blobs.add("jobs/j", "name", [b"doomed"])
+    beside = await blobs.add("jobs/jj", "name", [b"beside"])
+
+    assert await blobs.delete_prefix("jobs/j")
+
+    with pytest.raises(BlobMissing):
+        await _read(blobs, doomed.key)
+    assert await _read(blobs, beside.key) == b"beside"
+    assert await blobs.delete_prefix("jobs/j") == 0
+
+
 @pytest.mark.parametrize(
     "parts",
     [[b"body"], [b"bo", b"", b"dy"], [], [b""], [b"\x00\r\n\xff"], [BIG, b"tail"]],
@@ -39,7 +90,7 @@ async def test_a_body_comes_back_as_the_parts_joined(blobs: Blobs, parts: list[b
 
     stored = await blobs.put(KEY, parts)
 
-    assert stored == Stored(size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+    assert stored == Stored(KEY, len(body), hashlib.sha256(body).hexdigest())
     assert await _read(blobs, KEY) == body
 
 

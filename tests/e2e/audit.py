@@ -58,9 +58,19 @@ def _of_bodies(db: sqlite3.Connection, run: sqlite3.Row, data_dir: Path) -> list
     )
     for row in rows:
         key, size_bytes, sha256, *_ = json.loads(row["result"])
-        *directories, task_id, claim = key.split("/")
-        path = data_dir.joinpath("blobs", *directories, f"{task_id},{claim}")
-        body = path.read_bytes() if path.exists() else None
+        body = _body(data_dir, key)
         if body is None or len(body) != size_bytes or hashlib.sha256(body).hexdigest() != sha256:
             found.append(f"task {row['task_id']}: its body is missing or not what was stored")
     return found
+
+
+def _body(data_dir: Path, key: str) -> bytes | None:
+    """What lies in the pack at the place that the key names."""
+    prefix, _, last = key.rpartition("/")
+    mark, name, offset, size_bytes = last.split(".")
+    path = data_dir / "blobs" / prefix / f"{mark}.,{name}"
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(int(offset))
+        return file.read(int(size_bytes))

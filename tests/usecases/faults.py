@@ -134,6 +134,9 @@ class FaultyBlobs:
     inner: Blobs
     fault: Fault
 
+    async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
+        return await self.fault.through("add", lambda: self.inner.add(prefix, name, parts))
+
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
         return await self.fault.through("put", lambda: self.inner.put(key, parts))
 

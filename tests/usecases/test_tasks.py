@@ -15,7 +15,7 @@ from conveyor.domain.settlement import (
     NoSuchTask,
     Settled,
 )
-from conveyor.ports.gateway import NotScraped
+from conveyor.ports.gateway import NotScraped, Scraped
 from conveyor.usecases import tasks
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Accepted
@@ -81,13 +81,21 @@ async def test_a_worker_that_lost_its_claim_cannot_settle_the_task(
     assert (await check_counters(env, accepted.run)).done == 1
 
 
+def page(body: bytes) -> Scraped:
+    return Scraped(status=200, content_type="text/html", body=body)
+
+
 async def test_a_zombie_cannot_write_over_the_winners_body(env: Env, clock: ManualClock) -> None:
     ref = await a_ref_of(env, await submit(env, 1))
     zombie = await claimed(env, ref)
     clock.advance(limits.CLAIM_TTL_S + 1)
     winner = await claimed(env, ref)
 
-    assert tasks.body_key(ref, zombie.task) != tasks.body_key(ref, winner.task)
+    won = await tasks.store_body(env, ref, winner.task, page(b"winner"))
+    lost = await tasks.store_body(env, ref, zombie.task, page(b"zombie"))
+
+    assert won.key != lost.key
+    assert [piece async for piece in env.blobs.open(won.key)] == [b"winner"]
 
 
 async def test_settling_the_same_claim_twice_counts_once(env: Env) -> None:

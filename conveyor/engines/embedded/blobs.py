@@ -1,8 +1,9 @@
-"""FileBlobs: each body a file that appears whole: temp, fsync, rename, fsync of its directory.
+"""FileBlobs: a body put is a file that appears whole: temp, fsync, rename, fsync of its directory.
 
 Puts that wait are taken together by a few threads. A batch pays one hop each way, is written as a
 whole before any of it is synced, which halves what a sync costs, and syncs each of its directories
-once: 250 us a body, where one after the other takes 500 (SPEC 5.5).
+once: 250 us a body, where one after the other takes 500. Small bodies that are added, the many
+that a run brings, go into packs instead (packs.py; SPEC 5.5).
 
 The key `a/b/c` lies in the file `a/b,c`. No key has a comma in it, so a file never stands where
 another key needs a directory.
@@ -21,12 +22,14 @@ from functools import partial
 from io import FileIO
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import msgspec
 import outcome
 import trio
 
 from conveyor.engines.embedded.errors import raise_translated_os
+from conveyor.engines.embedded.packs import MARK, Packs, Place, sync_directory
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, Unavailable
 
@@ -38,6 +41,8 @@ _PIECE_BYTES = 256 * 1024
 _THREADS_MAX = 4
 _BATCH_MAX = 32
 _DELETE_MAX = 1000
+_PACKED_BYTES_MAX = 1024 * 1024
+_NO_END = 1 << 62
 _LANDINGS_MAX = 3
 
 
@@ -47,6 +52,7 @@ _UNKNOWN = outcome.Error(Unavailable("not stored"))
 class _Put(msgspec.Struct, eq=False):
     """One body on its way: in memory, in `temp`, at `path`."""
 
+    key: str
     directory: str
     path: str
     parts: Sequence[bytes]
@@ -62,7 +68,7 @@ class _Put(msgspec.Struct, eq=False):
 
 
 class FileBlobs:
-    def __init__(self, root: Path, temp_dir: Path) -> None:
+    def __init__(self, root: Path, temp_dir: Path, random: Random) -> None:
         self._root = str(root)
         self._temp_dir = str(temp_dir)
         self._token = trio.lowlevel.current_trio_token()
@@ -71,9 +77,12 @@ class FileBlobs:
         self._threads_count = 0
         self._rest = trio.lowlevel.ParkingLot()
         self._durable_dirs = {self._root}
+        self._packs = Packs(self._root, random, self._make_directory)
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
-        put = _Put(*self._place(key), parts, trio.lowlevel.current_task())
+        if key.rpartition("/")[2].startswith(MARK):
+            raise ValueError(f"a key that only packed bodies have: {key!r}")
+        put = _Put(key, *self._place(key), parts, trio.lowlevel.current_task())
         self._waiting.append(put)
         if self._threads_count < _THREADS_MAX:
             # Not at once: whoever else is about to put in this turn comes along.
@@ -84,10 +93,20 @@ class FileBlobs:
             raise_translated_os(error)
         return stored
 
+    async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
+        _check(f"{prefix}/{name}")
+        if sum(map(len, parts)) > _PACKED_BYTES_MAX:
+            return await self.put(f"{prefix}/{name}", parts)
+        return await self._packs.add(prefix, parts)
+
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
-        _, path = self._place(key)
+        _check(key)
+        place = self._packs.place_of(key) or Place(self._place(key)[1], 0, _NO_END)
+        left = place.size_bytes - start
         try:
-            file, piece = await trio.to_thread.run_sync(_open_at, path, start)
+            file, piece = await trio.to_thread.run_sync(
+                _open_at, place.path, place.offset + start, min(left, _PIECE_BYTES)
+            )
         except FileNotFoundError as error:
             raise BlobMissing(key) from error
         except OSError as error:
@@ -95,9 +114,10 @@ class FileBlobs:
         try:
             while piece:
                 yield piece
+                left -= len(piece)
                 # A short piece is the last one: a body never grows.
-                more = len(piece) == _PIECE_BYTES
-                piece = await trio.to_thread.run_sync(file.read, _PIECE_BYTES) if more else b""
+                size = min(left, _PIECE_BYTES) if len(piece) == _PIECE_BYTES else 0
+                piece = await trio.to_thread.run_sync(file.read, size) if size else b""
         except OSError as error:
             raise_translated_os(error)
         finally:
@@ -117,6 +137,8 @@ class FileBlobs:
         """Returns when no thread is at work, not even for a put that was cancelled."""
         while self._threads_count:
             await self._rest.park()
+        await self._packs.wait_until_at_rest()
+        self._packs.close()
 
     def _place(self, key: str) -> tuple[str, str]:
         """The directory and the path of the body with this key."""
@@ -168,7 +190,7 @@ class FileBlobs:
             rest = memoryview(part)
             while rest:
                 rest = rest[os.write(put.descriptor, rest) :]
-        put.result = outcome.Value(Stored(size_bytes, digest.hexdigest()))
+        put.result = outcome.Value(Stored(put.key, size_bytes, digest.hexdigest()))
 
     def _land(self, put: _Put) -> None:
         for _ in range(_LANDINGS_MAX):
@@ -237,18 +259,10 @@ def _sync(put: _Put) -> None:
     os.close(descriptor)
 
 
-def sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _open_at(path: str, start: int) -> tuple[FileIO, bytes]:
+def _open_at(path: str, start: int, size: int) -> tuple[FileIO, bytes]:
     file = FileIO(path)
     file.seek(start)
-    return file, file.read(_PIECE_BYTES)
+    return file, file.read(max(size, 0))
 
 
 def _check(key: str) -> None:

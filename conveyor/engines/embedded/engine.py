@@ -12,12 +12,13 @@ from random import Random
 
 import trio
 
-from conveyor.engines.embedded.blobs import FileBlobs, sync_directory
+from conveyor.engines.embedded.blobs import FileBlobs
 from conveyor.engines.embedded.coordinator import SqliteCoordinator
 from conveyor.engines.embedded.database import open_database
 from conveyor.engines.embedded.errors import WrongSchema
 from conveyor.engines.embedded.migrations import check_current, migrate
 from conveyor.engines.embedded.owner import owning
+from conveyor.engines.embedded.packs import sync_directory
 from conveyor.engines.embedded.queue import SqliteQueue
 from conveyor.engines.embedded.recovery import recover
 from conveyor.engines.embedded.store import SqliteStore
@@ -71,7 +72,7 @@ async def _serving(
     data_dir: Path, prepare: Callable[[sqlite3.Connection], None], clock: Clock, random: Random
 ) -> AsyncIterator[EmbeddedEngine]:
     async with open_database(data_dir / _DATABASE, prepare) as database:
-        blobs = FileBlobs(data_dir / "blobs", data_dir / "temp")
+        blobs = FileBlobs(data_dir / "blobs", data_dir / "temp", random)
         try:
             yield EmbeddedEngine(
                 store=SqliteStore(database, clock),

@@ -27,7 +27,10 @@ class MemoryBlobs:
         await trio.lowlevel.checkpoint()
         body = b"".join(parts)
         self._bodies[key] = body
-        return Stored(size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+        return Stored(key, len(body), hashlib.sha256(body).hexdigest())
+
+    async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
+        return await self.put(f"{prefix}/{name}", parts)
 
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         _check(key)
