@@ -14,19 +14,20 @@ from actors.runtime import Reply
 from conveyor.domain.changes import Change
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.model import Batch, Job, Run, Task, TaskRef
-from conveyor.domain.settlement import SettleVerdict
+from conveyor.domain.settlement import Claim, SettleVerdict
 from conveyor.ports.queue import Message
 from conveyor.ports.signals import Receipt
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One message in hand, under one lease: what a poller starts a task runner with."""
+    """One message in hand, under one lease, and what came of claiming its task."""
 
     job: Job
     run: Run
     message: Message
     lease_id: LeaseId
+    claim: Claim
 
 
 @dataclass(frozen=True, slots=True)

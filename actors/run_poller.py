@@ -24,15 +24,17 @@ from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, PauseState, Run
+from conveyor.domain.settlement import Claim
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
+from conveyor.usecases.tasks import claim
 
 log = logging.getLogger(__name__)
 
 RECEIVE_MAX = 50
-RECEIVE_S = 10.0
+TAKE_S = 10.0
 CLEANUP_S = 3.0
 OUTAGE_S = 1.0
 SPARE_S_MAX = limits.LEASE_TTL_S / 3
@@ -133,14 +135,12 @@ class RunPoller:
             if not leases:
                 desk.misses += 1
                 return cooldown_s(desk.misses, self.env.random)
-            messages = await self._receive(desk, leases)
-            self.metrics.receives.inc()
-            self.metrics.messages_delivered.inc(len(messages))
-            used = len(messages)
+            in_hand = await self._take(desk, leases)
+            used = len(in_hand)
         finally:
             self.gate.give_back(self.job.caller, desk.run.run_id, slots - used)
-        self._start(desk, tasks, leases, messages)
-        if messages:
+        self._start(desk, tasks, leases, in_hand)
+        if in_hand:
             desk.misses = 0
             return 0.0
         await self._release(desk.take_spare(len(desk.spare)))
@@ -164,14 +164,20 @@ class RunPoller:
             )
         return leases
 
-    async def _receive(self, desk: _Desk, leases: Sequence[LeaseId]) -> list[Message]:
-        """Shielded: messages whose receipt was cut off would stay hidden for a minute."""
+    async def _take(self, desk: _Desk, leases: Sequence[LeaseId]) -> list[tuple[Message, Claim]]:
+        """Receives and claims. Shielded: what is cut off half-way would stay hidden for a while."""
         try:
-            with trio.move_on_after(RECEIVE_S, shield=True):
-                return await self.env.queue.receive(
+            with trio.move_on_after(TAKE_S, shield=True):
+                messages = await self.env.queue.receive(
                     desk.run.run_id, count_max=len(leases), visibility_s=limits.VISIBILITY_S
                 )
-            raise Unavailable("the queue took too long over a receive")
+                self.metrics.receives.inc()
+                self.metrics.messages_delivered.inc(len(messages))
+                if not messages:
+                    return []
+                claims = await claim(self.env, [message.ref for message in messages])
+                return list(zip(messages, claims, strict=True))
+            raise Unavailable("the engine took too long over a receive")
         except (QueueGone, Unavailable):
             await self._release(leases)
             raise
@@ -181,13 +187,14 @@ class RunPoller:
         desk: _Desk,
         tasks: trio.Nursery,
         leases: Sequence[LeaseId],
-        messages: Sequence[Message],
+        in_hand: Sequence[tuple[Message, Claim]],
     ) -> None:
         now = trio.current_time()
-        desk.spare += [(lease_id, now) for lease_id in leases[len(messages) :]]
-        desk.inflight_count += len(messages)
-        for lease_id, message in zip(leases, messages, strict=False):
-            tasks.start_soon(self._see_through, desk, Work(self.job, desk.run, message, lease_id))
+        desk.spare += [(lease_id, now) for lease_id in leases[len(in_hand) :]]
+        desk.inflight_count += len(in_hand)
+        for lease_id, (message, claimed) in zip(leases, in_hand, strict=False):
+            work = Work(self.job, desk.run, message, lease_id, claimed)
+            tasks.start_soon(self._see_through, desk, work)
 
     async def _see_through(self, desk: _Desk, work: Work) -> None:
         try:

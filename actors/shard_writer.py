@@ -3,8 +3,8 @@
 Owns:    nothing but the group in hand.
 Hears:   Settle.
 Says:    the verdict, on the slip that came with the settle.
-Crashes: when the store stays away. Work that waits for a verdict gives up after its deadline;
-         its claim lapses and the task comes back, so nothing is lost.
+Crashes: when the store stays away. The group in hand is told that nobody knows; its claims lapse
+         and the tasks come back, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actors.messages import Settle, ShardWriterMessage
 from actors.runtime import Inbox, receive_batch
 from conveyor.domain import settlement
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.settlement import Settled, SettleVerdict
+from conveyor.domain.settlement import NoVerdict, Settled, SettleVerdict
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
@@ -41,7 +41,12 @@ class ShardWriter:
         async with inbox, trio.open_nursery() as nursery:
             while True:
                 group = await receive_batch(inbox, GROUP_MAX)
-                verdicts = await self._commit(group)
+                try:
+                    verdicts = await self._commit(group)
+                except BaseException:
+                    for settle in group:
+                        settle.reply.send(NoVerdict())
+                    raise
                 self.metrics.group_size.labels("settle").observe(len(group))
                 for settle, verdict in zip(group, verdicts, strict=True):
                     settle.reply.send(verdict)

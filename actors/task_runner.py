@@ -1,4 +1,4 @@
-"""TaskRunner: claims, scrapes, stores and settles one task (SPEC 6.2).
+"""TaskRunner: scrapes, stores and settles one claimed task (SPEC 6.2).
 
 Owns:    one message, one lease and one claim, for as long as one call of `run` takes.
 Hears:   nothing: it is told everything when it is started.
@@ -33,6 +33,7 @@ from conveyor.domain.settlement import (
     Claimed,
     HeldByOther,
     NoSuchTask,
+    NoVerdict,
     Settled,
     SettleVerdict,
 )
@@ -45,8 +46,6 @@ from conveyor.usecases.tasks import Finish, Retry
 
 log = logging.getLogger(__name__)
 
-CLAIM_S = 10.0
-SETTLE_S = 30.0
 CLEANUP_S = 3.0
 RELEASE_S = 2.0
 
@@ -72,12 +71,7 @@ class TaskRunner:
 
     async def _handle(self, work: Work) -> float | None:
         ref = work.message.ref
-        # A claim that is cut off half-way would keep the task hidden until it lapses.
-        with trio.move_on_after(CLAIM_S, shield=True) as patience:
-            claim = await tasks.claim(self.env, ref)
-        if patience.cancelled_caught:
-            raise Unavailable("the store took too long over a claim")
-        match claim:
+        match work.claim:
             case Claimed(task):
                 return await self._try(work, task)
             case AlreadyDone():
@@ -92,7 +86,7 @@ class TaskRunner:
                 self.metrics.messages_bounced.inc()
                 return await self._bounce(work, bounce_delay_s(work.message.receives))
             case _:
-                assert_never(claim)
+                assert_never(work.claim)
 
     async def _try(self, work: Work, task: Task) -> float | None:
         """Works under a claim, and gives it back if the work is cut off before an outcome."""
@@ -116,7 +110,7 @@ class TaskRunner:
         """Fetches under the heartbeat, then settles without it: a beat that finds the task
         settled must not cut off what is left to do with its message."""
         with trio.CancelScope() as scope:
-            await self.heartbeater.tell(Hold(work.lease_id, work.message, task.claim, scope))
+            await self.heartbeater.post(Hold(work.lease_id, work.message, task.claim, scope))
             try:
                 outcome, result = await self._fetch(work, task)
             finally:
@@ -129,8 +123,11 @@ class TaskRunner:
     async def _fetch(self, work: Work, task: Task) -> tuple[Outcome, Result | None]:
         """The outcome, and where its body lies: that is durable before anything is settled."""
         request = tasks.request_for(self.env, work.job, task)
-        with self.metrics.inflight.track_inprogress():
+        self.metrics.inflight.inc()
+        try:
             outcome = await self.gateway.scrape(request)
+        finally:
+            self.metrics.inflight.dec()
         if isinstance(outcome, NotScraped):
             return outcome, None
         return outcome, await tasks.store_body(self.env, work.message.ref, task, outcome)
@@ -157,18 +154,16 @@ class TaskRunner:
                 assert_never(outcome)
 
     async def _settle(self, work: Work, task: Task, verdict: Finish | Retry) -> float | None:
+        """Has it written. The writer answers every settle, even one that it crashes over."""
         message = work.message if isinstance(verdict, Finish) else None
         ref = work.message.ref
+        reply: Reply[SettleVerdict] = Reply()
         writer = self.writers[ref.shard % len(self.writers)]
-
-        def settle(reply: Reply[SettleVerdict]) -> Settle:
-            return Settle(ref, task, verdict.change, message, reply)
-
-        try:
-            settled = await writer.ask(settle, deadline_s=SETTLE_S)
-        except NoAnswer as error:
-            raise Unavailable("the writer gave no verdict") from error
-        if isinstance(verdict, Retry) and isinstance(settled, Settled):
+        await writer.post(Settle(ref, task, verdict.change, message, reply))
+        await reply.wait_answered()
+        if isinstance(reply.result(), NoVerdict):
+            raise Unavailable("the writer gave no verdict")
+        if isinstance(verdict, Retry) and isinstance(reply.result(), Settled):
             return await self._put_back(work, verdict.delay_s)
         return None
 

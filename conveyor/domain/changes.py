@@ -88,12 +88,16 @@ class Insert(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Sets `values` and adds `deltas` on an existing row that passes `guard`. Creates nothing."""
+    """Sets `values` and adds `deltas` on an existing row that passes `guard`. Creates nothing.
+
+    A quiet update answers None instead of its row, which spares the engine the reading of it.
+    """
 
     key: AnyKey
     guard: Guard
     values: dict[str, Any] = {}
     deltas: dict[str, int] = {}
+    is_quiet: bool = False
 
 
 class Delete(msgspec.Struct, frozen=True):
@@ -120,7 +124,10 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """The change is durable; `rows` are the written rows in the order of its writes."""
+    """The change is durable; `rows` are the written rows in the order of its writes.
+
+    None stands for a row that was deleted, or that nobody wanted to see.
+    """
 
     rows: tuple[Row | None, ...]
 

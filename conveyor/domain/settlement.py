@@ -76,7 +76,11 @@ class GateShut(msgspec.Struct, frozen=True):
     """The run takes no more settles: it is being stopped, or has ended. Let go."""
 
 
-SettleVerdict = Settled | LostClaim | GateShut
+class NoVerdict(msgspec.Struct, frozen=True):
+    """Nobody knows whether it was written. The claim lapses, and the task comes back or is done."""
+
+
+SettleVerdict = Settled | LostClaim | GateShut | NoVerdict
 
 
 def task_key(ref: TaskRef) -> TaskKey:
@@ -256,7 +260,9 @@ def _settle(
     gate: frozenset[GateStatus] = RELEASES_PASS if event == "released" else SETTLES_PASS
     return Change(
         (
-            Update(task_key(ref), _mine(task, event), flip, {"attempts": 1, **money}),
+            Update(
+                task_key(ref), _mine(task, event), flip, {"attempts": 1, **money}, is_quiet=True
+            ),
             Update(stats_key(ref), Guard(status_in=gate), {}, {**counts, **money}),
         )
     )

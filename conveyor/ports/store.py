@@ -18,7 +18,7 @@ class Store(Protocol):
     - Missing outranks Stale: where one write lacks its row, that is the answer.
     - No update creates a row.
     - An insert over an existing row is Stale, unless that row has expired.
-    - Applied carries the rows as written, in the order of the writes.
+    - Applied carries the rows as written, in the order of the writes; None for quiet ones.
     - The changes of one call are judged one by one, in order; one refusal spares the others.
     - The effects of an applied change happen; those of a refused one do not.
     - Refs that a change or a chunk sends make their run's queue where there is none.

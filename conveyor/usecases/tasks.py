@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from conveyor.domain import limits, settlement
@@ -27,12 +29,12 @@ class Finish(msgspec.Struct, frozen=True):
     change: Change
 
 
-async def claim(env: Env, ref: TaskRef) -> Claim:
-    """Takes a task. After an unknown outcome our own claim is indistinguishable from another's,
-    so it is left to lapse: the attempt is lost, the task is not."""
+async def claim(env: Env, refs: Sequence[TaskRef]) -> list[Claim]:
+    """Takes tasks. After an unknown outcome our own claim is indistinguishable from another's,
+    so it is left to lapse: that costs time, never the task."""
     now = env.now()
-    verdict = await env.commit(settlement.claim(ref, now=now))
-    return settlement.read_claim(verdict, now=now)
+    verdicts = await env.store.commit([settlement.claim(ref, now=now) for ref in refs])
+    return [settlement.read_claim(verdict, now=now) for verdict in verdicts]
 
 
 def request_for(env: Env, job: Job, task: Task) -> ScrapeRequest:

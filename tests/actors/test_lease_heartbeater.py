@@ -41,7 +41,7 @@ async def work_in_hand(world: World) -> tuple[LeaseId, Message, int]:
     (message,) = await world.env.queue.receive(
         run.run_id, count_max=1, visibility_s=limits.VISIBILITY_S
     )
-    claim = await tasks.claim(world.env, message.ref)
+    claim = (await tasks.claim(world.env, [message.ref]))[0]
     assert isinstance(claim, Claimed)
     return lease_id, message, claim.task.claim
 

@@ -46,7 +46,7 @@ async def claimed_tasks(world: World, accepted: Accepted) -> list[tuple[Message,
     messages = await world.env.queue.receive(accepted.run.run_id, count_max=1_000, visibility_s=60)
     pairs = []
     for message in messages:
-        claim = await tasks.claim(world.env, message.ref)
+        claim = (await tasks.claim(world.env, [message.ref]))[0]
         assert isinstance(claim, Claimed)
         pairs.append((message, claim.task))
     return pairs

@@ -45,7 +45,7 @@ async def test_a_task_that_loses_its_worker_each_time_comes_to_an_end(
         (message,) = await world.env.queue.receive(
             accepted.run.run_id, count_max=1, visibility_s=limits.VISIBILITY_S
         )
-        await tasks.claim(world.env, message.ref)
+        (await tasks.claim(world.env, [message.ref]))[0]
         await trio.sleep(limits.CLAIM_TTL_S + 1)
 
     async with world.working():
@@ -62,7 +62,7 @@ async def test_a_task_that_somebody_else_holds_is_left_to_them(autojump_clock: M
     world = make_world()
     accepted = await world.submit(urls(1))
     (message,) = await world.env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=1)
-    await tasks.claim(world.env, message.ref)
+    (await tasks.claim(world.env, [message.ref]))[0]
 
     async with world.working():
         await trio.sleep(limits.CLAIM_TTL_S - 5)

@@ -135,7 +135,7 @@ class World:
 
     async def claim(self, job_id: str, task: Task) -> tuple[TaskRef, Task]:
         ref = TaskRef(JobId(job_id), task.run_id, task.task_id, task.shard)
-        claimed = await tasks.claim(self.env, ref)
+        claimed = (await tasks.claim(self.env, [ref]))[0]
         assert isinstance(claimed, Claimed)
         return ref, claimed.task
 

@@ -6,11 +6,14 @@ import msgspec
 import pytest
 
 from conveyor.domain.changes import (
+    ANY,
     Applied,
+    Change,
     Guard,
     Missing,
     Row,
     Stale,
+    Update,
     Verdict,
 )
 from conveyor.domain.model import (
@@ -343,3 +346,28 @@ async def test_the_effects_of_an_applied_change_make_a_queue_that_is_not_there(
 
     assert verdicts == [Applied((a_task(),))]
     assert await queue.depth(RUN) == Depth(visible=1, hidden=0)
+
+
+async def test_a_quiet_update_happens_and_shows_nothing(store: Store) -> None:
+    task, stats = a_task(), a_stats()
+    await keep(store, task, stats)
+    quiet = Update(key_of(task), ANY, {"url": "https://example.com/new"}, is_quiet=True)
+
+    (verdict,) = await store.commit([Change((quiet, add(stats, done=1)))])
+
+    assert isinstance(verdict, Applied)
+    assert verdict.rows == (None, msgspec.structs.replace(stats, done=1))
+    assert await kept(store, task) == msgspec.structs.replace(task, url="https://example.com/new")
+
+
+async def test_a_quiet_update_is_refused_like_any_other(store: Store) -> None:
+    task, absent = a_task(claim=2), a_task(7)
+    await keep(store, task)
+    guard = Guard(equals=(("claim", 1),))
+    late = Update(key_of(task), guard, {"url": "https://example.com/new"}, is_quiet=True)
+    nowhere = Update(key_of(absent), ANY, {"url": "https://example.com/new"}, is_quiet=True)
+
+    verdicts = await store.commit([Change((late,)), Change((nowhere,))])
+
+    assert verdicts == [Stale(key_of(task), task), Missing(key_of(absent))]
+    assert await kept(store, task) == task

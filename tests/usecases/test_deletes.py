@@ -46,7 +46,7 @@ async def a_busy_job(env: Env, number: int = 500) -> Accepted:
     )
     await work(env, accepted.run, count=10)
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
-    assert isinstance(await tasks.claim(env, message.ref), Claimed)
+    assert isinstance((await tasks.claim(env, [message.ref]))[0], Claimed)
     return accepted
 
 
@@ -130,7 +130,7 @@ async def test_a_tombstone_holds_no_customer_data(env: Env) -> None:
 async def test_work_in_flight_on_a_deleted_job_changes_nothing(env: Env) -> None:
     accepted = await submit(env, 1)
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
-    claim = await tasks.claim(env, message.ref)
+    claim = (await tasks.claim(env, [message.ref]))[0]
     assert isinstance(claim, Claimed)
     await jobs.delete(env, CALLER, accepted.job.job_id)
     assert await gates_of(env, accepted.run) == {GateStatus.CLOSED}

@@ -20,7 +20,7 @@ from tests.usecases.world import LATER_FROM, PAGE, check_counters, run_of, submi
 async def test_a_completion_that_nobody_looked_for_is_found(env: Env) -> None:
     accepted = await submit(env, 1)
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
-    claim = await tasks.claim(env, message.ref)
+    claim = (await tasks.claim(env, [message.ref]))[0]
     assert isinstance(claim, Claimed)
     result = await tasks.store_body(env, message.ref, claim.task, PAGE)
     spent = settlement.Spent()

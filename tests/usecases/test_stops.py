@@ -40,7 +40,7 @@ from tests.usecases.world import (
 
 async def _claim_one(env: Env, run: Run) -> tuple[TaskRef, Claimed]:
     (message,) = await env.queue.receive(run.run_id, count_max=1, visibility_s=60)
-    claim = await tasks.claim(env, message.ref)
+    claim = (await tasks.claim(env, [message.ref]))[0]
     assert isinstance(claim, Claimed)
     return message.ref, claim
 
@@ -108,7 +108,7 @@ async def test_nothing_of_a_stopped_run_changes_any_more(env: Env) -> None:
     before = await rows_of(env, accepted.run)
 
     await tasks.hand_back(env, ref, claim.task)
-    assert not isinstance(await tasks.claim(env, ref), Claimed)
+    assert not isinstance((await tasks.claim(env, [ref]))[0], Claimed)
 
     assert await rows_of(env, accepted.run) == before
 

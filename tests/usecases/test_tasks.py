@@ -31,7 +31,7 @@ async def a_ref_of(env: Env, accepted: Accepted) -> TaskRef:
 
 
 async def claimed(env: Env, ref: TaskRef) -> Claimed:
-    claim = await tasks.claim(env, ref)
+    claim = (await tasks.claim(env, [ref]))[0]
     assert isinstance(claim, Claimed)
     return claim
 
@@ -46,7 +46,7 @@ async def test_a_task_is_claimed_by_one_at_a_time(env: Env) -> None:
     ref = await a_ref_of(env, await submit(env, 1))
     first = await claimed(env, ref)
 
-    second = await tasks.claim(env, ref)
+    second = (await tasks.claim(env, [ref]))[0]
 
     assert second == HeldByOther(until=first.task.claim_until)
 
@@ -117,8 +117,8 @@ async def test_a_terminal_task_and_an_unknown_one_are_told_apart(env: Env) -> No
     await settle(env, ref, await claimed(env, ref))
     unknown = msgspec.structs.replace(ref, task_id="nope")
 
-    assert await tasks.claim(env, ref) == AlreadyDone()
-    assert await tasks.claim(env, unknown) == NoSuchTask()
+    assert (await tasks.claim(env, [ref]))[0] == AlreadyDone()
+    assert (await tasks.claim(env, [unknown]))[0] == NoSuchTask()
 
 
 @pytest.mark.parametrize("attempts_max", [1, 2, 4])

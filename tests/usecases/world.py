@@ -163,7 +163,7 @@ async def _see_through(
     env: Env, job: Job, message: Message, outcome: Callable[[Task], Outcome]
 ) -> None:
     ref = message.ref
-    claim = await tasks.claim(env, ref)
+    claim = (await tasks.claim(env, [ref]))[0]
     if isinstance(claim, AlreadyDone):
         await _look_and_ack(env, message)
         return

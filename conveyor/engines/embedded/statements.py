@@ -45,17 +45,24 @@ def insert(connection: sqlite3.Connection, write: Insert) -> Row | None:
     return write.row if cursor.rowcount else None
 
 
-def update(connection: sqlite3.Connection, write: Update) -> Row | None:
-    """Changes the row, if it is there and passes the guard, and answers it; else None."""
+def update(connection: sqlite3.Connection, write: Update) -> Row | bool:
+    """Changes the row, if it is there and passes the guard, and answers it, or True when nobody
+    wants to see it; else False."""
     assert not write.values.keys() & write.deltas.keys()
     table = TABLES[type(write.key)]
     sql = _update_sql(table, tuple(write.values), tuple(write.deltas), _shape(write.guard))
+    if write.is_quiet:
+        assert write.values or write.deltas
+        sql = _quiet(sql)
     parameters = [table.to_column(name, value) for name, value in write.values.items()]
     parameters += write.deltas.values()
     parameters += table.address(write.key)
     parameters += _guard_values(table, write.guard)
-    row = connection.execute(sql, parameters).fetchone()
-    return None if row is None else table.from_row(row)
+    cursor = connection.execute(sql, parameters)
+    if write.is_quiet:
+        return cursor.rowcount == 1
+    row = cursor.fetchone()
+    return False if row is None else table.from_row(row)
 
 
 def delete(connection: sqlite3.Connection, write: Delete) -> bool:
@@ -109,6 +116,11 @@ def _update_sql(
     if not sets:  # A change may need a row to be as it is.
         return f"SELECT {columns_sql(table)} FROM {table.name} {where}"
     return f"UPDATE {table.name} SET {', '.join(sets)} {where} RETURNING {columns_sql(table)}"
+
+
+@lru_cache(maxsize=1024)
+def _quiet(sql: str) -> str:
+    return sql.partition(" RETURNING ")[0]
 
 
 @lru_cache

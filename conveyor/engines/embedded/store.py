@@ -130,22 +130,22 @@ def _write_all(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[
 def _write_each(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Row | None] | None:
     rows: list[Row | None] = []
     for write in writes:
-        row = _perform(connection, write)
-        if row is None and (not isinstance(write, Delete) or _refusal(connection, write)):
+        done = _perform(connection, write)
+        if done is False:
             return None
-        rows.append(row)
+        rows.append(None if done is True else done)
     return rows
 
 
-def _perform(connection: sqlite3.Connection, write: Write) -> Row | None:
+def _perform(connection: sqlite3.Connection, write: Write) -> Row | bool:
+    """The row as written, or True when there is none to show; False when it is refused."""
     match write:
         case Insert():
-            return statements.insert(connection, write)
+            return statements.insert(connection, write) or False
         case Update():
             return statements.update(connection, write)
         case Delete():
-            statements.delete(connection, write)
-            return None
+            return statements.delete(connection, write) or not _refusal(connection, write)
         case _:
             assert_never(write)
 

@@ -162,7 +162,7 @@ class MemoryStore:
                 table.pop(address, None)
             case _:
                 assert_never(write)
-        return table.get(address)
+        return None if isinstance(write, Update) and write.is_quiet else table.get(address)
 
     def _find(self, query: AnyQuery) -> Sequence[Row]:
         match query:
