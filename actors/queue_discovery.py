@@ -43,6 +43,7 @@ PAGE = 500
 MAIL_MAX = 1_000
 OVERLAP_S = 60.0
 POLLER_GRACE_S = 5.0
+DELTA_S = 10.0
 
 MakePoller = Callable[[Job, Run, Mailbox[PollerMessage]], Child]
 
@@ -52,7 +53,7 @@ class QueueDiscovery:
     env: Env
     pollers: DynamicSupervisor
     make_poller: MakePoller
-    delta_s: float = 10.0
+    delta_s: float = DELTA_S
     resync_s: float = 120.0
 
     async def run(self, inbox: Inbox[DiscoveryMessage]) -> None:
@@ -117,7 +118,9 @@ class QueueDiscovery:
         """Makes a live run's poller be there and know; a run asked to stop is seen to its end."""
         if run.stop_requested_at is not None:
             await self._retire(known, run.run_id)
-            await runs.finish_stop(self.env, run.job_id, run.run_id)
+            # Whoever still works on it elsewhere will come by here too, and be the last.
+            if not await self.env.coordinator.count(run.run_id):
+                await runs.finish_stop(self.env, run.job_id, run.run_id)
             return
         address = known.get(run.run_id)
         if address is not None and run.run_id in self.pollers.names():

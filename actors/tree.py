@@ -24,7 +24,7 @@ from actors.messages import (
     StreamerMessage,
     TearDown,
 )
-from actors.queue_discovery import POLLER_GRACE_S, QueueDiscovery
+from actors.queue_discovery import DELTA_S, POLLER_GRACE_S, QueueDiscovery
 from actors.reconcile_sweeper import ReconcileSweeper
 from actors.run_poller import RunPoller
 from actors.runtime import (
@@ -51,6 +51,7 @@ from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
 
 WRITERS_COUNT = 4
+HELPER_DELTA_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,45 @@ def worker_tree(
     also: Sequence[Child] = (),
 ) -> Supervisor:
     """A whole worker; `also` starts last and stops first (the HTTP server of a dev process)."""
+    return Supervisor(
+        "worker",
+        strategy=Strategy.REST_FOR_ONE,
+        children=[
+            *_fetching(env, mail, gateway=gateway, gate=gate, metrics=metrics),
+            Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
+            Child("completion_notifier", run=CompletionNotifier(env=env, notifier=notifier).run),
+            Child(
+                "reconcile_sweeper",
+                run=ReconcileSweeper(env=env, streamer=mail.streamer.address).run,
+            ),
+            *also,
+        ],
+    )
+
+
+def helper_tree(
+    env: Env, mail: Mailboxes, *, gateway: Gateway, gate: FairGate, metrics: Metrics
+) -> Supervisor:
+    """A worker that only fetches, beside the one that owns the data. No signal reaches it, so its
+    discovery looks more often: that is how soon it hears of a stop."""
+    return Supervisor(
+        "helper",
+        strategy=Strategy.REST_FOR_ONE,
+        children=_fetching(
+            env, mail, gateway=gateway, gate=gate, metrics=metrics, delta_s=HELPER_DELTA_S
+        ),
+    )
+
+
+def _fetching(
+    env: Env,
+    mail: Mailboxes,
+    *,
+    gateway: Gateway,
+    gate: FairGate,
+    metrics: Metrics,
+    delta_s: float = DELTA_S,
+) -> list[Child]:
     runner = TaskRunner(
         env=env,
         gateway=gateway,
@@ -129,24 +169,13 @@ def worker_tree(
         )
 
     writer = ShardWriter(env=env, metrics=metrics)
-    discovery = QueueDiscovery(env=env, pollers=pollers, make_poller=make_poller)
-    return Supervisor(
-        "worker",
-        strategy=Strategy.REST_FOR_ONE,
-        children=[
-            Child("lease_heartbeater", run=LeaseHeartbeater(env=env).run, mailbox=mail.heartbeater),
-            *(
-                Child(f"shard_writer_{number}", run=writer.run, mailbox=mailbox)
-                for number, mailbox in enumerate(mail.writers)
-            ),
-            nest(pollers),
-            Child("queue_discovery", run=discovery.run, mailbox=mail.discovery),
-            Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
-            Child("completion_notifier", run=CompletionNotifier(env=env, notifier=notifier).run),
-            Child(
-                "reconcile_sweeper",
-                run=ReconcileSweeper(env=env, streamer=mail.streamer.address).run,
-            ),
-            *also,
-        ],
-    )
+    discovery = QueueDiscovery(env=env, pollers=pollers, make_poller=make_poller, delta_s=delta_s)
+    return [
+        Child("lease_heartbeater", run=LeaseHeartbeater(env=env).run, mailbox=mail.heartbeater),
+        *(
+            Child(f"shard_writer_{number}", run=writer.run, mailbox=mailbox)
+            for number, mailbox in enumerate(mail.writers)
+        ),
+        nest(pollers),
+        Child("queue_discovery", run=discovery.run, mailbox=mail.discovery),
+    ]

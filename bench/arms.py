@@ -89,7 +89,7 @@ async def conveyor(urls: Iterator[str], concurrency: int, folder: Path, processe
         concurrency=concurrency,
         max_inflight=concurrency,
     )
-    async with working(settings, role="bench") as world:
+    async with working(settings, role="bench", processes=processes) as world:
         job, run = await start_job(world.env, list(urls), concurrency=concurrency, attempts=3)
         ended = await see_through(world.env, job, run, lambda *_: None)
     return ended.totals.successful
@@ -107,6 +107,8 @@ def measure(name: str, url: str, count: int, concurrency: int, folder: Path) -> 
             pages = trio.run(httpx_on_trio, urls, concurrency, folder)
         case "conveyor":
             pages = trio.run(conveyor, urls, concurrency, folder)
+        case "conveyor-2":
+            pages = trio.run(conveyor, urls, concurrency, folder, 2)
         case _:
             raise ValueError(name)
     assert pages == count, f"{pages} of {count} pages"

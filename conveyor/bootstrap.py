@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from actors.gate import FairGate
-from actors.runtime import Child, Supervisor
-from actors.tree import LocalSignals, Mailboxes, worker_tree
+from actors.runtime import Child, Intensity, Strategy, Supervisor, nest
+from actors.tree import LocalSignals, Mailboxes, helper_tree, worker_tree
+from actors.worker_process import STOP_S, WorkerProcess
 from conveyor.api.auth import Authenticator, KeyList, Passthrough
-from conveyor.config import BadSettings, Settings
+from conveyor.config import BadSettings, Settings, environ_of
 from conveyor.domain import ids, limits
 from conveyor.domain.addresses import TargetPolicy
-from conveyor.engines.embedded import EmbeddedEngine, open_engine
+from conveyor.engines.embedded import EmbeddedEngine, join_engine, open_engine
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway
@@ -65,6 +67,30 @@ class World:
 
         return make_app(self.env, self.authenticator(), metrics=self.metrics, ready=ready)
 
+    def helper(self) -> Supervisor:
+        return helper_tree(
+            self.env, self.mail, gateway=self.gateway, gate=self.gate, metrics=self.metrics
+        )
+
+    def helper_processes(self, count: int) -> list[Child]:
+        """More processes for this data; losing one is no reason to restart anything else."""
+        if count == 0:
+            return []
+        helper = WorkerProcess(
+            command=(sys.executable, "-m", "conveyor.cli.main", "worker"),
+            environ=environ_of(self.settings),
+        )
+        children = [
+            Child(
+                f"worker_process_{number}",
+                run=helper.run,
+                intensity=Intensity(restarts_max=20, within_s=300.0),
+                stop_grace_s=STOP_S + 1.0,
+            )
+            for number in range(1, count + 1)
+        ]
+        return [nest(Supervisor("processes", strategy=Strategy.ONE_FOR_ONE, children=children))]
+
     def worker(self, *also: Child) -> Supervisor:
         return worker_tree(
             self.env,
@@ -81,24 +107,42 @@ class World:
 async def open_world(settings: Settings, *, role: str) -> AsyncGenerator[World, None]:
     """Opens the engine that the settings name, as its owner."""
     refuse_optimised_python()
-    clock = SystemClock()
-    randomness = random.SystemRandom()
+    clock, randomness = SystemClock(), random.SystemRandom()
     async with open_engine(settings.data_dir, clock=clock, random=randomness, owner=role) as engine:
-        mail = Mailboxes()
-        env = _env(settings, engine, clock, randomness, mail)
-        pool = HttpPool(_targets(settings), _pool_limits(settings))
-        try:
-            yield World(
-                settings=settings,
-                env=env,
-                mail=mail,
-                gateway=_gateway(settings, pool, env),
-                notifier=WebhookNotifier(pool, now=env.now),
-                gate=FairGate(capacity=settings.concurrency),
-                metrics=make_metrics(CollectorRegistry()),
-            )
-        finally:
-            pool.close()
+        with _around(settings, engine, clock, randomness) as world:
+            yield world
+
+
+@asynccontextmanager
+async def join_world(settings: Settings) -> AsyncGenerator[World, None]:
+    """Works on data that another process owns."""
+    refuse_optimised_python()
+    clock, randomness = SystemClock(), random.SystemRandom()
+    async with join_engine(settings.data_dir, clock=clock, random=randomness) as engine:
+        with _around(settings, engine, clock, randomness) as world:
+            yield world
+
+
+@contextmanager
+def _around(
+    settings: Settings, engine: EmbeddedEngine, clock: Clock, randomness: random.Random
+) -> Iterator[World]:
+    """Everything that stands around an engine."""
+    mail = Mailboxes()
+    env = _env(settings, engine, clock, randomness, mail)
+    pool = HttpPool(_targets(settings), _pool_limits(settings))
+    try:
+        yield World(
+            settings=settings,
+            env=env,
+            mail=mail,
+            gateway=_gateway(settings, pool, env),
+            notifier=WebhookNotifier(pool, now=env.now),
+            gate=FairGate(capacity=settings.concurrency),
+            metrics=make_metrics(CollectorRegistry()),
+        )
+    finally:
+        pool.close()
 
 
 def _env(

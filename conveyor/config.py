@@ -80,6 +80,21 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
     )
 
 
+def environ_of(settings: Settings) -> dict[str, str]:
+    """The environment in which a process of ours finds these settings, ours being the rest."""
+    ours = {
+        "CONVEYOR_ENGINE": settings.engine,
+        "CONVEYOR_DATA_DIR": str(settings.data_dir.resolve()),
+        "CONVEYOR_GATEWAY_URL": settings.gateway_url,
+        "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on" if settings.allow_private_targets else "off",
+        "CONVEYOR_SECRET_KEY": settings.secret_key or "",
+        "CONVEYOR_CONCURRENCY": str(settings.concurrency),
+        "CONVEYOR_CRASH_AT": "",
+        "CONVEYOR_ROLE": "",
+    }
+    return {**os.environ, **ours}
+
+
 @dataclass(frozen=True, slots=True)
 class _Reader:
     environ: Mapping[str, str]

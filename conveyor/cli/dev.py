@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import sys
 
@@ -12,22 +11,30 @@ import trio
 from actors.runtime import Child, Supervisor
 from conveyor.api.server import GRACE_S, HttpServer
 from conveyor.bootstrap import open_world
-from conveyor.cli.local import inspection_child
+from conveyor.cli.local import inspection_child, shared_among
+from conveyor.cli.signals import cancel_on_signal
 from conveyor.config import Settings
 from conveyor.telemetry import set_up_logging
 
 
 @click.command()
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="Processes that fetch, this one included.",
+)
 @click.pass_obj
-def dev(settings: Settings) -> None:
-    """Run the service on this machine: API and worker in one process."""
+def dev(settings: Settings, processes: int) -> None:
+    """Run the service on this machine: API and worker in one."""
     style = settings.log or ("text" if sys.stderr.isatty() else "json")
     set_up_logging("text" if style == "text" else "json")
     refuse_taken_port(settings)
-    trio.run(_run, settings)
+    trio.run(_run, shared_among(settings, processes), processes)
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: Settings, processes: int) -> None:
     async with open_world(settings, role="dev") as world:
         server = HttpServer(
             make_app=lambda ready: world.app(ready=ready),
@@ -37,19 +44,17 @@ async def _run(settings: Settings) -> None:
         )
         supervisor: Supervisor = world.worker(
             inspection_child(world, "dev", lambda: supervisor),
+            *world.helper_processes(processes - 1),
             Child("http_server", run=server.run, reports_ready=True, stop_grace_s=GRACE_S + 2.0),
         )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_on_signal, nursery.cancel_scope)
+            nursery.start_soon(_end_on_signal, nursery.cancel_scope)
             await supervisor.run()
 
 
-async def _cancel_on_signal(scope: trio.CancelScope) -> None:
-    """A signal stops in order; another one, from somebody in a hurry, has its usual effect."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        await anext(signals)
-        click.echo("Stopping: work in flight is handed back.", err=True)
-        scope.cancel(reason="signal")
+async def _end_on_signal(scope: trio.CancelScope) -> None:
+    await cancel_on_signal(scope)
+    click.echo("Stopping: work in flight is handed back.", err=True)
 
 
 def _announce(url: str) -> None:

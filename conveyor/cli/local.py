@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import trio
@@ -15,6 +14,7 @@ import trio
 from actors.runtime import Child, Supervisor, tree
 from conveyor import __version__
 from conveyor.bootstrap import World, open_world
+from conveyor.cli.signals import cancel_on_signal
 from conveyor.config import Settings
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
@@ -44,13 +44,24 @@ class Ended:
 
 
 @asynccontextmanager
-async def working(settings: Settings, *, role: str) -> AsyncGenerator[World, None]:
-    """An open world with its worker running and its inspection socket open."""
+async def working(
+    settings: Settings, *, role: str, processes: int = 1
+) -> AsyncGenerator[World, None]:
+    """An open world with its worker running, helped by other processes if asked for."""
+    settings = shared_among(settings, processes)
     async with open_world(settings, role=role) as world, trio.open_nursery() as nursery:
-        supervisor: Supervisor = world.worker(inspection_child(world, role, lambda: supervisor))
+        supervisor: Supervisor = world.worker(
+            inspection_child(world, role, lambda: supervisor),
+            *world.helper_processes(processes - 1),
+        )
         await nursery.start(supervisor.run)
         yield world
         nursery.cancel_scope.cancel()
+
+
+def shared_among(settings: Settings, processes: int) -> Settings:
+    """Each process runs its share of what may be in flight at once."""
+    return replace(settings, concurrency=-(-settings.concurrency // processes))
 
 
 def inspection_child(world: World, role: str, supervisor: Callable[[], Supervisor]) -> Child:
@@ -126,7 +137,7 @@ async def see_through(
     """Watches a run to its end, or until somebody presses Ctrl-C."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_on_signal, scope)
+            nursery.start_soon(cancel_on_signal, scope)
             while run.status in RUN_LIVE:
                 run, totals = await _look(env, job, run)
                 report(totals.done, totals.failed, run.planned)
@@ -141,9 +152,3 @@ async def _look(env: Env, job: Job, run: Run) -> tuple[Run, Totals]:
     current = await env.store.read(RunKey(job.job_id, run.run_id))
     assert current is not None
     return current, await totals_of(env, current)
-
-
-async def _cancel_on_signal(scope: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            scope.cancel(reason="interrupted")

@@ -13,6 +13,7 @@ from conveyor.domain.errors import ConveyorError
 _COMMANDS = {
     "scrape": ("conveyor.cli.scrape", "Scrape a list of URLs into a folder, without a server."),
     "dev": ("conveyor.cli.dev", "Run the service on this machine: API and worker in one."),
+    "worker": ("conveyor.cli.worker", "Help the process that owns a data directory."),
     "demo": ("conveyor.cli.demo", "Scrape a thousand pages of a bundled local site."),
     "jobs": ("conveyor.cli.jobs", "Submit and manage jobs on a running server."),
     "ps": ("conveyor.cli.ps", "Show what the process on this data directory is doing."),
@@ -88,3 +89,7 @@ def main() -> None:
     except ConveyorError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import click
 import msgspec
@@ -22,6 +24,8 @@ from conveyor.domain import limits
 from conveyor.domain.addresses import TargetPolicy
 
 EXIT_SOME_FAILED = 1
+LONG_LIST = 2_000
+PROCESSES_MAX = 4
 EXIT_INTERRUPTED = 130
 
 
@@ -42,6 +46,18 @@ class Order:
     urls: list[str]
     folder: Path
     attempts: int
+    as_json: bool
+    processes: int = 1
+
+
+class Options(TypedDict):
+    """The options as click hands them over."""
+
+    output: Path
+    concurrency: int
+    attempts: int
+    processes: int | None
+    skip_invalid: bool
     as_json: bool
 
 
@@ -70,26 +86,31 @@ class Order:
     show_default=True,
     help="Tries per page.",
 )
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 16),
+    help="Processes that fetch; by default one per core, up to 4, for a long list.",
+)
 @click.option("--skip-invalid", is_flag=True, help="Leave out lines that are no usable URL.")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
 @click.pass_obj
-def scrape(
-    settings: Settings,
-    source: str,
-    output: Path,
-    concurrency: int,
-    attempts: int,
-    skip_invalid: bool,
-    as_json: bool,
-) -> None:
+def scrape(settings: Settings, source: str, **options: Unpack[Options]) -> None:
     """Scrape the URLs in FILE (one a line; - for standard input) into a folder.
 
     The same command after Ctrl-C or a crash goes on where it stopped.
     """
     targets = TargetPolicy(allow_private=settings.allow_private_targets)
-    urls = read_urls(source, targets, skip_invalid=skip_invalid)
+    urls = read_urls(source, targets, skip_invalid=options["skip_invalid"])
+    concurrency = options["concurrency"]
     settings = replace(settings, concurrency=concurrency, max_inflight=concurrency)
-    sys.exit(run_order(settings, Order(urls, output, attempts, as_json), role="scrape"))
+    processes = options["processes"] or useful_processes(len(urls))
+    order = Order(urls, options["output"], options["attempts"], options["as_json"], processes)
+    sys.exit(run_order(settings, order, role="scrape"))
+
+
+def useful_processes(urls_count: int) -> int:
+    """One per core, up to 4; a short list is done before another process has started."""
+    return 1 if urls_count < LONG_LIST else min(os.cpu_count() or 1, PROCESSES_MAX)
 
 
 def run_order(settings: Settings, order: Order, *, role: str) -> int:
@@ -102,7 +123,7 @@ def run_order(settings: Settings, order: Order, *, role: str) -> int:
 
 
 async def _do(settings: Settings, order: Order, role: str, console: Console) -> Ended:
-    async with working(settings, role=role) as world:
+    async with working(settings, role=role, processes=order.processes) as world:
         begun = await find_unfinished(world.env, order.urls)
         if begun is not None:
             console.print("Going on with this list where it stopped.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import trio
 
 from conveyor.domain import endings, lifecycle
 from conveyor.domain.changes import Applied, Change, Guard, JobKey, RunKey, Update
@@ -16,6 +17,7 @@ from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import need_latest_run, own_job, own_run, totals_of
 
 _TRIES = 50
+_LOOK_S = 0.02
 
 
 class Stopped(msgspec.Struct, frozen=True):
@@ -54,7 +56,7 @@ async def stop(env: Env, caller: CallerId, job_id: str, *, reason: str | None = 
     run = await need_latest_run(env, job)
     if run.status in RUN_LIVE and run.stop_requested_at is None:
         await env.commit(endings.request_stop(run, reason=reason, now=env.now()))
-    receipt = await env.signals.teardown(run.job_id, run.run_id, deadline_s=env.policy.teardown_s)
+    receipt = await _let_go(env, run)
     ended = await finish_stop(env, run.job_id, run.run_id)
     if ended is None:
         raise NotFound("There is no such job.")
@@ -64,6 +66,24 @@ async def stop(env: Env, caller: CallerId, job_id: str, *, reason: str | None = 
             code="run_not_stoppable",
         )
     return Stopped(ended, await totals_of(env, ended), receipt)
+
+
+async def _let_go(env: Env, run: Run) -> Receipt:
+    """Ends the work on a run: here at once, and in other processes as soon as they look."""
+    deadline_s = env.policy.teardown_s
+    with trio.move_on_after(deadline_s):
+        receipt = await env.signals.teardown(run.job_id, run.run_id, deadline_s=deadline_s)
+        await _wait_no_leases(env, run)
+        return receipt
+    return Receipt(complete=False)
+
+
+async def _wait_no_leases(env: Env, run: Run) -> None:
+    """Other processes cannot tell us: the leases are all that we share with them."""
+    is_held = True
+    while is_held:
+        is_held = await env.coordinator.count(run.run_id) > 0
+        await trio.sleep(_LOOK_S if is_held else 0)
 
 
 async def finish_stop(env: Env, job_id: JobId, run_id: RunId) -> Run | None:

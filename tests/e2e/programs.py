@@ -68,6 +68,7 @@ class Server:
 
     data_dir: Path
     environ: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     url: str = ""
 
@@ -77,7 +78,7 @@ class Server:
         seen = log.stat().st_size if log.exists() else 0
         with log.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", "from conveyor.cli.main import main; main()", "dev"],
+                [sys.executable, "-m", "conveyor.cli.main", "dev", *self.arguments],
                 env={**os.environ, **self._environ(), **self.environ, **more},
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
