@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 RECEIVE_MAX = 50
 TAKE_S = 10.0
+LINGER_S = 0.003
 CLEANUP_S = 3.0
 OUTAGE_S = 1.0
 SPARE_S_MAX = limits.LEASE_TTL_S / 3
@@ -142,6 +143,8 @@ class RunPoller:
         self._start(desk, tasks, leases, in_hand)
         if in_hand:
             desk.misses = 0
+            # Tasks end one by one; a short wait makes one receive of several.
+            await trio.sleep(LINGER_S)
             return 0.0
         await self._release(desk.take_spare(len(desk.spare)))
         desk.misses += 1

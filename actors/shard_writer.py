@@ -10,13 +10,14 @@ Crashes: when the store stays away. The group in hand is told that nobody knows;
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import trio
 
 from actors.messages import Settle, ShardWriterMessage
-from actors.runtime import Inbox, receive_batch
+from actors.runtime import Inbox, drain_nowait
 from conveyor.domain import settlement
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.settlement import NoVerdict, Settled, SettleVerdict
@@ -29,6 +30,7 @@ from conveyor.usecases.env import Env
 log = logging.getLogger(__name__)
 
 GROUP_MAX = 90
+LINGER_S = 0.003
 _RETRY_S = (0.1, 0.3, 1.0, 3.0)
 
 
@@ -40,19 +42,29 @@ class ShardWriter:
     async def run(self, inbox: Inbox[ShardWriterMessage]) -> None:
         async with inbox, trio.open_nursery() as nursery:
             while True:
-                group = await receive_batch(inbox, GROUP_MAX)
+                group = await self._gather(inbox)
                 try:
                     verdicts = await self._commit(group)
                 except BaseException:
                     for settle in group:
                         settle.reply.send(NoVerdict())
                     raise
-                self.metrics.group_size.labels("settle").observe(len(group))
                 for settle, verdict in zip(group, verdicts, strict=True):
                     settle.reply.send(verdict)
-                    self.metrics.tasks_settled.labels(_outcome(settle, verdict)).inc()
+                self._count(group, verdicts)
                 # The next group need not wait for these acks; the engine writes both together.
                 nursery.start_soon(self._look_and_ack, group, verdicts)
+
+    def _count(self, group: Sequence[Settle], verdicts: Sequence[SettleVerdict]) -> None:
+        self.metrics.group_size.labels("settle").observe(len(group))
+        for outcome, count in Counter(map(_outcome, group, verdicts)).items():
+            self.metrics.tasks_settled.labels(outcome).inc(count)
+
+    async def _gather(self, inbox: Inbox[ShardWriterMessage]) -> list[Settle]:
+        """One settle rarely comes alone: a short wait makes one commit of several."""
+        first = await inbox.receive()
+        await trio.sleep(LINGER_S)
+        return [first, *drain_nowait(inbox, GROUP_MAX - 1)]
 
     async def _commit(self, group: Sequence[Settle]) -> list[SettleVerdict]:
         """Every change is fenced by its claim, so repeating one of unknown outcome is safe."""

@@ -123,11 +123,7 @@ class TaskRunner:
     async def _fetch(self, work: Work, task: Task) -> tuple[Outcome, Result | None]:
         """The outcome, and where its body lies: that is durable before anything is settled."""
         request = tasks.request_for(self.env, work.job, task)
-        self.metrics.inflight.inc()
-        try:
-            outcome = await self.gateway.scrape(request)
-        finally:
-            self.metrics.inflight.dec()
+        outcome = await self.gateway.scrape(request)
         if isinstance(outcome, NotScraped):
             return outcome, None
         return outcome, await tasks.store_body(self.env, work.message.ref, task, outcome)

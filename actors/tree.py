@@ -142,6 +142,7 @@ def _fetching(
     metrics: Metrics,
     delta_s: float = DELTA_S,
 ) -> list[Child]:
+    metrics.inflight.set_function(lambda: gate.inflight_count)
     runner = TaskRunner(
         env=env,
         gateway=gateway,

@@ -7,6 +7,7 @@ services that live in public ranges.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import msgspec
@@ -134,6 +135,7 @@ def forbidden_metadata_address(address: str | IPv4Address | IPv6Address) -> str 
     return "a multicast address" if ip.is_multicast else None
 
 
+@lru_cache(maxsize=4096)
 def forbidden_host(host: str) -> str | None:
     """Why a name is refused before anyone resolves it, or None; `host` comes from parse_url."""
     name = host.removesuffix(".").lower()
@@ -148,6 +150,7 @@ def forbidden_host(host: str) -> str | None:
     return None
 
 
+@lru_cache(maxsize=4096)
 def forbidden_metadata_host(host: str) -> str | None:
     name = host.removesuffix(".").lower()
     if name in _METADATA_HOSTS:

@@ -175,7 +175,7 @@ class RowsOf(msgspec.Struct, frozen=True, tag="rows"):
 Source = StagedList | RowsOf
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, frozen=True):
     job_id: JobId
     caller: CallerId
     status: JobStatus
@@ -198,7 +198,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     active_run_id: RunId | None = None
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Run(msgspec.Struct, frozen=True):
     job_id: JobId
     run_id: RunId
     caller: CallerId
@@ -224,7 +224,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class Batch(msgspec.Struct, frozen=True):
     """One admitted list on its way into a run: the durable intent to ingest it (SPEC 5.3)."""
 
     job_id: JobId
@@ -242,7 +242,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     source_run_ids: tuple[RunId, ...] = ()
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
+class Stats(msgspec.Struct, frozen=True):
     """The counters of one shard of a run; `status` is the gate that settles pass through."""
 
     job_id: JobId
@@ -264,7 +264,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     cost_micros: int = 0
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(msgspec.Struct, frozen=True):
     run_id: RunId
     task_id: TaskId
     shard: int
@@ -293,7 +293,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     source_run_id: RunId | None = None
 
 
-class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+class KeyRecord(msgspec.Struct, frozen=True):
     """What an Idempotency-Key was used for: who works on it now, and the answer once there is one.
 
     `subject` is the id of whatever the request creates, minted with the claim, so that any retry
@@ -311,7 +311,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     response_body: str | None = None
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
+class Notice(msgspec.Struct, frozen=True):
     """An event to be delivered to the job's webhook, written with the change it tells of."""
 
     notice_id: NoticeId
@@ -326,7 +326,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     last_error: str | None = None
 
 
-class Scrub(msgspec.Struct, frozen=True, kw_only=True):
+class Scrub(msgspec.Struct, frozen=True):
     """The intent to remove what is left of a deleted job, or of one of its runs."""
 
     job_id: JobId

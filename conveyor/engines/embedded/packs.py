@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from random import Random
 
 import msgspec
@@ -29,6 +29,7 @@ MARK = "pack."
 PACK_BYTES_MAX = 512 * 1024 * 1024
 _OPEN_MAX = 64
 _GROUP_MAX = 256
+_LINGER_S = 0.003  # One body rarely comes alone: a short wait makes one sync of several.
 _PARTS_MAX = 1024  # What one writev takes.
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -110,11 +111,9 @@ class Packs:
         return f"{self._root}/{prefix}/{MARK},{name}"
 
     def _begin(self) -> None:
-        count = min(len(self._waiting), _GROUP_MAX)
-        group = [self._waiting.popleft() for _ in range(count)]
-        self._is_writing = bool(group)
-        if group:
-            trio.lowlevel.start_thread_soon(partial(self._write_all, group), self._report)
+        self._is_writing = bool(self._waiting)
+        if self._is_writing:
+            trio.lowlevel.start_thread_soon(self._write_group, self._report)
         else:
             self._rest.unpark_all()
 
@@ -127,7 +126,9 @@ class Packs:
             if add.task is not None:
                 trio.lowlevel.reschedule(add.task, add.result)
 
-    def _write_all(self, group: list[_Add]) -> list[_Add]:
+    def _write_group(self) -> list[_Add]:
+        time.sleep(_LINGER_S)
+        group = [self._waiting.popleft() for _ in range(min(len(self._waiting), _GROUP_MAX))]
         by_prefix: dict[str, list[_Add]] = {}
         for add in group:
             if add.task is not None:

@@ -10,6 +10,7 @@ import enum
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -43,10 +44,11 @@ class Table:
     name: str
     row_type: type[msgspec.Struct]
     key_columns: tuple[str, ...]
+    key_values: Callable[[Any], Any]
     columns: tuple[str, ...]
     encoders: dict[str, Convert]
-    decoders: dict[str, Convert]
     encoders_at: tuple[tuple[int, Convert], ...]
+    decoders_at: tuple[tuple[int, Convert], ...]
 
     def to_row(self, value: msgspec.Struct) -> Values:
         values = list(msgspec.structs.astuple(value))
@@ -56,18 +58,19 @@ class Table:
         return values
 
     def from_row(self, row: Values) -> Any:
-        values = dict(zip(self.columns, row, strict=True))
-        for name, decode in self.decoders.items():
-            if values[name] is not None:
-                values[name] = decode(values[name])
-        return self.row_type(**values)
+        values = list(row)
+        for at, decode in self.decoders_at:
+            if values[at] is not None:
+                values[at] = decode(values[at])
+        return self.row_type(*values)
 
     def to_column(self, name: str, value: Any) -> Any:
         encode = self.encoders.get(name)
         return value if encode is None or value is None else encode(value)
 
-    def address(self, key: AnyKey) -> list[Any]:
-        return [getattr(key, name) for name in self.key_columns]
+    def address(self, key: AnyKey) -> tuple[Any, ...]:
+        address: tuple[Any, ...] = self.key_values(key)
+        return address
 
 
 def _table(name: str, row_type: type[msgspec.Struct], *key_columns: str) -> Table:
@@ -78,11 +81,20 @@ def _table(name: str, row_type: type[msgspec.Struct], *key_columns: str) -> Tabl
         name=name,
         row_type=row_type,
         key_columns=key_columns,
+        key_values=_getter(key_columns),
         columns=columns,
         encoders={name: encode for name, (encode, _) in coders.items()},
-        decoders={name: decode for name, (_, decode) in coders.items()},
         encoders_at=tuple((columns.index(name), encode) for name, (encode, _) in coders.items()),
+        decoders_at=tuple((columns.index(name), decode) for name, (_, decode) in coders.items()),
     )
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """Takes these fields of a value, as a tuple even when there is only one."""
+    if len(names) == 1:
+        (name,) = names
+        return lambda value: (getattr(value, name),)
+    return attrgetter(*names)
 
 
 def _coders(hint: Any) -> tuple[Convert, Convert] | None:

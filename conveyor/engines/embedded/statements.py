@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sqlite3
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from conveyor.domain.changes import AnyKey, Delete, Guard, Insert, Row, Update
-from conveyor.engines.embedded.rows import TABLES, Table
+from conveyor.engines.embedded.rows import TABLES, Convert, Table
 
 # How many statuses are admitted; the fields that must equal a value; the field that must lapse.
 _Shape = tuple[int | None, tuple[str, ...], str | None]
@@ -48,17 +48,18 @@ def insert(connection: sqlite3.Connection, write: Insert) -> Row | None:
 def update(connection: sqlite3.Connection, write: Update) -> Row | bool:
     """Changes the row, if it is there and passes the guard, and answers it, or True when nobody
     wants to see it; else False."""
-    assert not write.values.keys() & write.deltas.keys()
     table = TABLES[type(write.key)]
-    sql = _update_sql(table, tuple(write.values), tuple(write.deltas), _shape(write.guard))
-    if write.is_quiet:
-        assert write.values or write.deltas
-        sql = _quiet(sql)
-    parameters = [table.to_column(name, value) for name, value in write.values.items()]
+    plan = _plan(
+        table, tuple(write.values), tuple(write.deltas), _shape(write.guard), write.is_quiet
+    )
+    parameters = [
+        value if encode is None or value is None else encode(value)
+        for encode, value in zip(plan.encoders, write.values.values(), strict=True)
+    ]
     parameters += write.deltas.values()
     parameters += table.address(write.key)
     parameters += _guard_values(table, write.guard)
-    cursor = connection.execute(sql, parameters)
+    cursor = connection.execute(plan.sql, parameters)
     if write.is_quiet:
         return cursor.rowcount == 1
     row = cursor.fetchone()
@@ -106,21 +107,26 @@ def _insert_over_expired_sql(table: Table) -> str:
     )
 
 
+class _Plan(NamedTuple):
+    """How to perform the updates of one shape."""
+
+    sql: str
+    encoders: tuple[Convert | None, ...]
+
+
 @lru_cache(maxsize=1024)
-def _update_sql(
-    table: Table, values: tuple[str, ...], deltas: tuple[str, ...], shape: _Shape
-) -> str:
+def _plan(
+    table: Table, values: tuple[str, ...], deltas: tuple[str, ...], shape: _Shape, is_quiet: bool
+) -> _Plan:
     assert {*values, *deltas} <= {*table.columns}, (table.name, values, deltas)
+    assert not {*values} & {*deltas}, (table.name, values, deltas)
     where = f"WHERE {_address_sql(table)} AND {_guard_sql(table, shape)}"
     sets = [f'"{name}" = ?' for name in values] + [f'"{name}" = "{name}" + ?' for name in deltas]
+    encoders = tuple(table.encoders.get(name) for name in values)
     if not sets:  # A change may need a row to be as it is.
-        return f"SELECT {columns_sql(table)} FROM {table.name} {where}"
-    return f"UPDATE {table.name} SET {', '.join(sets)} {where} RETURNING {columns_sql(table)}"
-
-
-@lru_cache(maxsize=1024)
-def _quiet(sql: str) -> str:
-    return sql.partition(" RETURNING ")[0]
+        return _Plan(f"SELECT {columns_sql(table)} FROM {table.name} {where}", encoders)
+    sql = f"UPDATE {table.name} SET {', '.join(sets)} {where}"
+    return _Plan(sql if is_quiet else f"{sql} RETURNING {columns_sql(table)}", encoders)
 
 
 @lru_cache
@@ -133,10 +139,11 @@ def _address_sql(table: Table) -> str:
 
 
 def _shape(guard: Guard) -> _Shape:
+    equals, lapsed = guard.equals, guard.lapsed
     return (
         None if guard.status_in is None else len(guard.status_in),
-        tuple([name for name, _ in guard.equals]),
-        None if guard.lapsed is None else guard.lapsed[0],
+        tuple([name for name, _ in equals]) if equals else (),
+        None if lapsed is None else lapsed[0],
     )
 
 
