@@ -1,0 +1,53 @@
+"""Figures: plain bar charts as SVG, without a library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import msgspec
+
+WIDTH, BAR, GAP, LEFT, TOP = 720, 22, 8, 190, 34
+COLOURS = ("#8a94a6", "#2f6f8f", "#3f9f6f", "#c9803f", "#b0524f", "#7a5fa0")
+
+
+class Panel(msgspec.Struct, frozen=True):
+    """One chart: a bar for each label, and what its numbers are."""
+
+    title: str
+    bars: Sequence[tuple[str, float]]
+    unit: str = ""
+
+
+def draw(path: Path, title: str, panels: Sequence[Panel]) -> None:
+    """Panels one below the other."""
+    parts = [f'<text x="12" y="22" font-size="16" font-weight="bold">{escape(title)}</text>']
+    y = TOP
+    for panel in panels:
+        parts.append(f'<text x="12" y="{y + 16}" font-weight="bold">{escape(panel.title)}</text>')
+        y += 26
+        most = max((value for _, value in panel.bars), default=1.0) or 1.0
+        for number, (label, value) in enumerate(panel.bars):
+            parts += _bar(y, label, value / most, f"{value:,.3g} {panel.unit}", number)
+            y += BAR + GAP
+        y += 12
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" '
+        'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="white"/>'
+        + "".join(parts)
+        + "</svg>\n"
+    )
+
+
+def _bar(y: int, label: str, share: float, text: str, number: int) -> list[str]:
+    width = max(2, round(share * (WIDTH - LEFT - 120)))
+    middle = y + BAR - 6
+    colour = COLOURS[number % len(COLOURS)]
+    size = f'width="{width}" height="{BAR}"'
+    return [
+        f'<text x="{LEFT - 8}" y="{middle}" text-anchor="end">{escape(label)}</text>',
+        f'<rect x="{LEFT}" y="{y}" {size} rx="3" fill="{colour}"/>',
+        f'<text x="{LEFT + width + 6}" y="{middle}">{escape(text)}</text>',
+    ]

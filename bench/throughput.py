@@ -1,0 +1,115 @@
+"""How much of the machine does a page cost, durably, beside a bare loop that keeps nothing?
+
+One local origin, the arms in turn, each alone in its own process: aiohttp on uvloop writing body
+files, Conveyor end to end in one process and in two, and httpx on Trio. A shared machine changes
+its speed from one minute to the next, so a ratio is taken within a round, between neighbours, and
+the median of the rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from bench.arms import Measured
+from bench.figure import Panel, draw
+from bench.origin import an_origin
+
+RESULTS = Path(__file__).parent / "results"
+HTTPX_SHARE = 20  # httpx is so much slower that a part of the list tells as much.
+NAMES = {
+    "bare": "aiohttp + uvloop, nothing kept",
+    "conveyor": "Conveyor, durable",
+    "conveyor-2": "Conveyor, two processes",
+    "httpx": "httpx on Trio, nothing kept",
+}
+EVERY_ROUND = ("bare", "conveyor", "conveyor-2")
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """An arm over all rounds: medians, and medians of its ratios to the bare loop beside it."""
+
+    cpu_ms: float
+    cpu_ratio: float
+    pages_per_s: float
+    rate_ratio: float
+    rss_mb: float
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench throughput", description=__doc__)
+    parser.add_argument("--n", type=int, default=10_000, help="pages per arm")
+    parser.add_argument("--concurrency", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    options = parser.parse_args(arguments)
+    with an_origin(size_bytes=20_000, think_s=0.05) as url:
+        rounds = [
+            {arm: run_arm(arm, url, options.n, options.concurrency) for arm in EVERY_ROUND}
+            for _ in range(options.rounds)
+        ]
+        some = max(500, options.n // HTTPX_SHARE)
+        rounds[-1]["httpx"] = run_arm("httpx", url, some, options.concurrency)
+    summaries = {arm: summarised(arm, rounds) for arm in NAMES}
+    show(summaries)
+    draw_all(summaries, options.n)
+    if options.json:
+        ours = summaries["conveyor"]
+        line = {
+            "n": options.n,
+            "cpu_ratio": round(ours.cpu_ratio, 3),
+            "rate_ratio": round(ours.rate_ratio, 3),
+            "rss_mb": round(ours.rss_mb, 1),
+        }
+        print(msgspec.json.encode(line).decode())
+
+
+def summarised(arm: str, rounds: Sequence[Mapping[str, Measured]]) -> Summary:
+    pairs = [(each[arm], each["bare"]) for each in rounds if arm in each]
+    return Summary(
+        cpu_ms=median(ours.cpu_ms_per_page for ours, _ in pairs),
+        cpu_ratio=median(ours.cpu_ms_per_page / bare.cpu_ms_per_page for ours, bare in pairs),
+        pages_per_s=median(ours.pages_per_s for ours, _ in pairs),
+        rate_ratio=median(ours.pages_per_s / bare.pages_per_s for ours, bare in pairs),
+        rss_mb=max(ours.rss_mb for ours, _ in pairs),
+    )
+
+
+def run_arm(arm: str, url: str, count: int, concurrency: int) -> Measured:
+    folder = Path(tempfile.mkdtemp(dir=".", prefix=".bench-"))
+    try:
+        command = [sys.executable, "-m", "bench.arms", arm, url, str(count), str(concurrency)]
+        done = subprocess.run([*command, str(folder)], check=True, stdout=subprocess.PIPE)
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
+    finally:
+        shutil.rmtree(folder)
+
+
+def show(summaries: Mapping[str, Summary]) -> None:
+    print(f"{'':34}{'CPU ms':>8}{'ratio':>8}{'pages/s':>9}{'ratio':>8}{'RSS MB':>8}")
+    for arm, each in summaries.items():
+        print(
+            f"{NAMES[arm]:34}{each.cpu_ms:>8.3f}{each.cpu_ratio:>7.2f}x"
+            f"{each.pages_per_s:>9,.0f}{each.rate_ratio:>7.2f}x{each.rss_mb:>8.0f}"
+        )
+
+
+def draw_all(summaries: Mapping[str, Summary], count: int) -> None:
+    panels = [
+        Panel(
+            "CPU per page, as a multiple of the bare loop",
+            [(arm, each.cpu_ratio) for arm, each in summaries.items()],
+            "x",
+        ),
+        Panel("pages per second", [(arm, each.pages_per_s) for arm, each in summaries.items()]),
+        Panel("peak memory", [(arm, each.rss_mb) for arm, each in summaries.items()], "MB"),
+    ]
+    draw(RESULTS / "throughput.svg", f"{count:,} pages of 20 KB, 50 ms think time", panels)
