@@ -38,7 +38,8 @@ TAKE_S = 10.0
 LINGER_S = 0.003
 CLEANUP_S = 3.0
 OUTAGE_S = 1.0
-SPARE_S_MAX = limits.LEASE_TTL_S / 3
+# A lease that is passed on has one beat to spare: it lives through two from its last start.
+REUSE_S_MAX = limits.LEASE_TTL_S - 2 * limits.BEAT_S - 1.0
 
 RunTask = Callable[[Work], Awaitable[float | None]]
 
@@ -48,7 +49,8 @@ class _Desk:
     """What the poller's loop shares with the tasks that it started."""
 
     run: Run
-    spare: list[tuple[LeaseId, float]] = field(default_factory=list)
+    spare: list[LeaseId] = field(default_factory=list)
+    acquired_at: dict[LeaseId, float] = field(default_factory=dict)
     inflight_count: int = 0
     back_at: float = math.inf
     misses: int = 0
@@ -61,7 +63,13 @@ class _Desk:
 
     def take_spare(self, count: int) -> list[LeaseId]:
         taken, self.spare = self.spare[:count], self.spare[count:]
-        return [lease_id for lease_id, _ in taken]
+        return taken
+
+    def take_old(self, before: float) -> list[LeaseId]:
+        """Spare leases too old to be passed on: the beat keeps only those in use alive."""
+        old = [lease_id for lease_id in self.spare if self.acquired_at[lease_id] < before]
+        self.spare = [lease_id for lease_id in self.spare if lease_id not in old]
+        return old
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +92,7 @@ class RunPoller:
                 nursery.cancel_scope.cancel()
         finally:
             with bounded_cleanup(CLEANUP_S):
-                await self._release(desk.take_spare(len(desk.spare)))
+                await self._release(desk, desk.take_spare(len(desk.spare)))
 
     async def _listen(self, inbox: Inbox[PollerMessage], desk: _Desk) -> None:
         async for message in inbox:
@@ -111,7 +119,7 @@ class RunPoller:
         """While paused or at the job's cap there is nothing to ask for."""
         while desk.run.pause_state is PauseState.PAUSED or not self._wanted(desk):
             if desk.run.pause_state is PauseState.PAUSED:
-                await self._release(desk.take_spare(len(desk.spare)))
+                await self._release(desk, desk.take_spare(len(desk.spare)))
             await desk.wait_news(math.inf)
 
     def _wanted(self, desk: _Desk) -> int:
@@ -146,25 +154,25 @@ class RunPoller:
             # Tasks end one by one; a short wait makes one receive of several.
             await trio.sleep(LINGER_S)
             return 0.0
-        await self._release(desk.take_spare(len(desk.spare)))
+        await self._release(desk, desk.take_spare(len(desk.spare)))
         desk.misses += 1
         return min(idle_s(desk.misses), self._until_back(desk))
 
     async def _leases(self, desk: _Desk, count: int) -> list[LeaseId]:
         """Leases for `count` tasks: those that finished tasks left behind, then new ones."""
-        fresh_since = trio.current_time() - SPARE_S_MAX
-        old = [lease_id for lease_id, at in desk.spare if at < fresh_since]
-        desk.spare = [(lease_id, at) for lease_id, at in desk.spare if at >= fresh_since]
-        await self._release(old)
+        now = trio.current_time()
+        await self._release(desk, desk.take_old(now - REUSE_S_MAX))
         leases = desk.take_spare(count)
         if len(leases) < count:
-            leases += await self.env.coordinator.acquire(
+            fresh = await self.env.coordinator.acquire(
                 self.job.job_id,
                 desk.run.run_id,
                 count_max=count - len(leases),
                 cap=self.job.max_inflight,
                 ttl_s=limits.LEASE_TTL_S,
             )
+            desk.acquired_at.update(dict.fromkeys(fresh, now))
+            leases += fresh
         return leases
 
     async def _take(self, desk: _Desk, leases: Sequence[LeaseId]) -> list[tuple[Message, Claim]]:
@@ -182,7 +190,7 @@ class RunPoller:
                 return list(zip(messages, claims, strict=True))
             raise Unavailable("the engine took too long over a receive")
         except (QueueGone, Unavailable):
-            await self._release(leases)
+            await self._release(desk, leases)
             raise
 
     def _start(
@@ -192,8 +200,7 @@ class RunPoller:
         leases: Sequence[LeaseId],
         in_hand: Sequence[tuple[Message, Claim]],
     ) -> None:
-        now = trio.current_time()
-        desk.spare += [(lease_id, now) for lease_id in leases[len(in_hand) :]]
+        desk.spare += leases[len(in_hand) :]
         desk.inflight_count += len(in_hand)
         for lease_id, (message, claimed) in zip(leases, in_hand, strict=False):
             work = Work(self.job, desk.run, message, lease_id, claimed)
@@ -206,7 +213,7 @@ class RunPoller:
                 desk.back_at = min(desk.back_at, trio.current_time() + delay_s)
         finally:
             desk.inflight_count -= 1
-            desk.spare.append((work.lease_id, trio.current_time()))
+            desk.spare.append(work.lease_id)
             self.gate.give_back(self.job.caller, work.run.run_id, 1)
             desk.news.set()
 
@@ -225,6 +232,8 @@ class RunPoller:
             return False
         return True
 
-    async def _release(self, leases: Sequence[LeaseId]) -> None:
+    async def _release(self, desk: _Desk, leases: Sequence[LeaseId]) -> None:
+        for lease_id in leases:
+            del desk.acquired_at[lease_id]
         if leases:
             await self.env.coordinator.release(leases)

@@ -103,8 +103,7 @@ class TaskRunner:
         finally:
             if not is_over:
                 with bounded_cleanup(CLEANUP_S):
-                    await tasks.hand_back(self.env, work.message.ref, task)
-                    await self._put_back(work, 0.0)
+                    await self._hand_back(work, task)
 
     async def _scrape(self, work: Work, task: Task) -> float | None:
         """Fetches under the heartbeat, then settles without it: a beat that finds the task
@@ -117,7 +116,7 @@ class TaskRunner:
                 self._let_go(work)
         if scope.cancelled_caught:
             log.warning("work lost", extra={"task": task.task_id, "claim": task.claim})
-            return None
+            return await self._hand_back(work, task)
         return await self._judge(work, task, outcome, result)
 
     async def _fetch(self, work: Work, task: Task) -> tuple[Outcome, Result | None]:
@@ -162,6 +161,11 @@ class TaskRunner:
         if isinstance(verdict, Retry) and isinstance(reply.result(), Settled):
             return await self._put_back(work, verdict.delay_s)
         return None
+
+    async def _hand_back(self, work: Work, task: Task) -> float:
+        """Gives up a claim without an outcome; what is not ours any more is left alone."""
+        await tasks.hand_back(self.env, work.message.ref, task)
+        return await self._put_back(work, 0.0)
 
     async def _put_back(self, work: Work, delay_s: float) -> float:
         """Returns a message that was held, once no beat can hide it again."""

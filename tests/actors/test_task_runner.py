@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
@@ -10,7 +11,9 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain import limits
+from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.model import FailureReason, RunStatus
+from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.usecases import tasks
 from tests.actors.faults import Faults, faulty
@@ -88,3 +91,46 @@ async def test_what_a_site_asks_for_in_retry_after_is_honoured(autojump_clock: M
 
     first, second = times
     assert 77.0 <= second - first < 80.0
+
+
+@dataclass(slots=True)
+class RememberingCoordinator:
+    """Knows every lease that it gave out, so that a test can take them away."""
+
+    inner: Coordinator
+    leases: list[LeaseId] = field(default_factory=list)
+
+    async def acquire(
+        self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
+    ) -> list[LeaseId]:
+        acquired = await self.inner.acquire(
+            job_id, run_id, count_max=count_max, cap=cap, ttl_s=ttl_s
+        )
+        self.leases += acquired
+        return acquired
+
+    async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
+        return await self.inner.renew(lease_ids, ttl_s=ttl_s)
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        await self.inner.release(lease_ids)
+
+    async def count(self, run_id: RunId) -> int:
+        return await self.inner.count(run_id)
+
+
+async def test_work_that_lost_its_lease_is_handed_back_at_once(autojump_clock: MockClock) -> None:
+    world = make_world(think_s=25)
+    forgetful = RememberingCoordinator(world.env.coordinator)
+    world = replace(world, env=replace(world.env, coordinator=forgetful))
+
+    async with world.working():
+        accepted = await world.submit(urls(1))
+        await trio.sleep(1)
+        await forgetful.release(forgetful.leases)
+        run, totals = await world.ended(accepted)
+
+    assert totals.successful == 1
+    assert world.gateway.calls.total() == 2
+    assert run.ended_at is not None
+    assert run.ended_at - run.created_at < limits.BEAT_S + 25 + 5

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 from trio.testing import MockClock
 
+from conveyor.domain import limits
 from conveyor.domain.ids import CallerId, RunId
 from conveyor.domain.model import FailureReason, PauseState, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.problems import make_problem
 from conveyor.ports.gateway import NotScraped, Outcome, ScrapeRequest
 from conveyor.usecases import open_jobs, runs
 from conveyor.usecases.reruns import rerun
+from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, a_miss, a_page, make_world, urls
 
 
@@ -252,3 +256,19 @@ async def test_lists_of_any_length_are_worked_off_completely(
 
     assert run.status is RunStatus.COMPLETED
     assert totals.successful == run.total == run.planned == count
+
+
+@pytest.mark.parametrize("gap_s", [0.05, 0.2, 0.4])
+@pytest.mark.parametrize("early_s", [0.06, 0.1, 0.25, 0.3, 0.45])
+async def test_a_lease_that_is_between_two_tasks_at_every_beat_does_not_age_out(
+    autojump_clock: MockClock, gap_s: float, early_s: float
+) -> None:
+    world = make_world(capacity=1, think_s=limits.BEAT_S - early_s)
+    slow = faulty(world.env.queue, Faults(latency_s={"receive": gap_s}))
+    world = replace(world, env=replace(world.env, queue=slow))
+
+    async with world.working():
+        accepted = await world.submit(urls(12), max_inflight=1)
+        await world.ended(accepted, within_s=900)
+
+    assert set(world.gateway.calls.values()) == {1}
