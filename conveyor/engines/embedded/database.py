@@ -18,7 +18,7 @@ import trio
 from conveyor.engines.embedded.errors import SqliteTooOld, is_busy, raise_translated
 from conveyor.engines.embedded.writer import Op, T, Writer
 
-_SWITCH_INTERVAL_S = 0.0001  # See writer.py.
+_SWITCH_INTERVAL_S = 0.0001
 _READERS_MAX = 4
 _WRITER_CACHE_KIB = 65536
 _READER_CACHE_KIB = 4096
