@@ -123,6 +123,18 @@ class Change(msgspec.Struct, frozen=True):
     effects: tuple[Enqueue, ...] = ()
 
 
+def is_tally(change: Change) -> bool:
+    """A change of one row that a counter row keeps count of: a settle, in a word."""
+    if len(change.writes) != 2 or change.effects:
+        return False
+    flip, count = change.writes
+    return (
+        isinstance(flip, Update)
+        and isinstance(count, Update)
+        and not (count.values or count.guard.equals or count.guard.lapsed)
+    )
+
+
 class Applied(msgspec.Struct, frozen=True):
     """The change is durable; `rows` are the written rows in the order of its writes.
 

@@ -19,6 +19,7 @@ class Store(Protocol):
     - No update creates a row.
     - An insert over an existing row is Stale, unless that row has expired.
     - Applied carries the rows as written, in the order of the writes; None for quiet ones.
+    - Where all changes of a call are tallies, their counters are shown as the call left them.
     - The changes of one call are judged one by one, in order; one refusal spares the others.
     - The effects of an applied change happen; those of a refused one do not.
     - Refs that a change or a chunk sends make their run's queue where there is none.

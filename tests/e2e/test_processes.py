@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -100,3 +103,24 @@ def test_worker_processes_end_with_their_owner(tmp_path: Path) -> None:
         server.kill()
 
     until("the helper to end", lambda: not Path(f"/proc/{helper}").exists() or None)
+
+
+def test_a_long_list_is_scraped_by_two_processes(tmp_path: Path) -> None:
+    with a_site() as site:
+        (tmp_path / "urls.txt").write_text("\n".join(site.urls(2_400)))
+        command = [sys.executable, "-m", "conveyor.cli.main", "scrape", "urls.txt", "--json"]
+        done = subprocess.run(
+            [*command, "-o", "pages", "--processes", "2", "-c", "60"],
+            cwd=tmp_path,
+            env={**os.environ, "CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"},
+            capture_output=True,
+            check=False,
+            timeout=120,
+        )
+
+    missing = sum(number % 50 == 7 for number in range(2_400))
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 1
+    assert (summary["successful"], summary["failed"]) == (2_400 - missing, missing)
+    assert len(list((tmp_path / "pages").glob("*.html"))) == 2_400 - missing
+    assert violations(tmp_path / ".conveyor") == []

@@ -32,6 +32,7 @@ from conveyor.domain.changes import (
     Update,
     Verdict,
     Write,
+    is_tally,
 )
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.queries import AnyQuery, Q, Query
@@ -40,6 +41,7 @@ from conveyor.engines.embedded.database import Database
 from conveyor.engines.embedded.finds import find
 from conveyor.engines.embedded.queue import enqueue
 from conveyor.engines.embedded.rows import BATCHES, NOTICES, RUNS, STATS, TASKS
+from conveyor.engines.embedded.tallies import apply_tallies
 from conveyor.ports.clock import Clock
 
 _SLICE_ROWS = 500  # Removed in one step: about 5 ms during which nothing else runs.
@@ -72,6 +74,8 @@ class SqliteStore:
         now = self._clock.now()
 
         def op(connection: sqlite3.Connection) -> list[Verdict]:
+            if len(changes) > 1 and all(map(is_tally, changes)):
+                return apply_tallies(connection, changes, _refuse)
             return [_apply(connection, change, now) for change in changes]
 
         return await self._database.write(op)
@@ -148,6 +152,10 @@ def _perform(connection: sqlite3.Connection, write: Write) -> Row | bool:
             return statements.delete(connection, write) or not _refusal(connection, write)
         case _:
             assert_never(write)
+
+
+def _refuse(connection: sqlite3.Connection, change: Change) -> Verdict:
+    return _answer_no(connection, change.writes)
 
 
 def _answer_no(connection: sqlite3.Connection, writes: Sequence[Write]) -> Verdict:

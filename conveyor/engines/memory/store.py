@@ -34,6 +34,7 @@ from conveyor.domain.changes import (
     Update,
     Verdict,
     Write,
+    is_tally,
 )
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
@@ -89,7 +90,17 @@ class MemoryStore:
             # Each change stands for itself: others may slip in between.
             await trio.lowlevel.checkpoint()
             verdicts.append(self._apply(change))
+        if all(map(is_tally, changes)):
+            return list(map(self._with_counter, changes, verdicts))
         return verdicts
+
+    def _with_counter(self, change: Change, verdict: Verdict) -> Verdict:
+        """The counters of a tally are shown as the whole call left them."""
+        if not isinstance(verdict, Applied):
+            return verdict
+        flip, _ = verdict.rows
+        _, count = change.writes
+        return Applied((flip, self._tables[type(count.key)][_address(count.key)]))
 
     async def put_chunk(self, chunk: Chunk) -> Verdict:
         await trio.lowlevel.checkpoint()
