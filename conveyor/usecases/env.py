@@ -33,7 +33,7 @@ class Policy:
     max_inflight: int = limits.MAX_INFLIGHT
     targets: TargetPolicy | None = field(default_factory=TargetPolicy)
     webhooks: TargetPolicy = field(default_factory=TargetPolicy)
-    teardown_s: float = 0.8
+    teardown_s: float = 5.0
 
     def path_for(self, tasks_count: int) -> Path:
         return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)
