@@ -137,8 +137,8 @@ def _not_empty(found: str | None, server: Server) -> str | None:
 
 
 @contextmanager
-def a_server(data_dir: Path, **environ: str) -> Iterator[Server]:
-    server = Server(data_dir, environ)
+def a_server(data_dir: Path, arguments: tuple[str, ...] = ()) -> Iterator[Server]:
+    server = Server(data_dir, arguments=arguments)
     server.start()
     try:
         yield server

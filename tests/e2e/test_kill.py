@@ -18,16 +18,20 @@ PAGES = 600
 KILLS = 22
 
 
-def test_killed_at_any_moment_every_accepted_task_ends_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("processes", "kills_max"), [(1, KILLS), (2, 6)])
+def test_killed_at_any_moment_every_accepted_task_ends_once(
+    tmp_path: Path, processes: int, kills_max: int
+) -> None:
     """One job, killed over and over while it runs, at moments drawn from its progress."""
     moments = random.Random(7)
-    with a_site() as site, a_server(tmp_path / "data") as server:
+    arguments = ("--processes", str(processes))
+    with a_site() as site, a_server(tmp_path / "data", arguments) as server:
         tasks = [{"url": url} for url in site.urls(PAGES)]
         answer = server.call("POST", "/v1/jobs", json={"tasks": tasks, "max_inflight": 20})
         job_id = answer.json()["job_id"]
 
         kills = 0
-        while kills < KILLS:
+        while kills < kills_max:
             _wait_for_progress(server, job_id, moments.randrange(1, PAGES // KILLS))
             time.sleep(moments.uniform(0.0, 1.0))  # Any moment: also one between two events.
             server.kill()
