@@ -1,7 +1,5 @@
 """Finds: each query as SQL, in the order that it promises (SPEC 5.2)."""
 
-# ruff: noqa: S608 -- SQL text is put together from our own names; values are parameters.
-
 from __future__ import annotations
 
 import sqlite3

@@ -4,8 +4,6 @@ A shape is what the text depends on: the table, the names of the fields, and how
 guard admits. Values only ever travel as parameters.
 """
 
-# ruff: noqa: S608 -- SQL text is put together from our own names; values are parameters.
-
 from __future__ import annotations
 
 import sqlite3

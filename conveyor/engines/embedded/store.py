@@ -5,8 +5,6 @@ write; only a refusal is looked into. A change of several writes is undone throu
 which costs less than to look at all guards first (a settle: 65 us, against 70).
 """
 
-# ruff: noqa: S608 -- SQL text is put together from our own names; values are parameters.
-
 from __future__ import annotations
 
 import sqlite3
