@@ -133,19 +133,16 @@ def _around(
     """Everything that stands around an engine."""
     mail = Mailboxes()
     env = _env(settings, engine, clock, randomness, mail)
-    pool = HttpPool(_targets(settings), _pool_limits(settings))
-    try:
+    with _pool(settings, _targets(settings)) as guarded, _gateway(settings, env) as gateway:
         yield World(
             settings=settings,
             env=env,
             mail=mail,
-            gateway=_gateway(settings, pool, env),
-            notifier=WebhookNotifier(pool, now=env.now),
+            gateway=gateway,
+            notifier=WebhookNotifier(guarded, now=env.now),
             gate=FairGate(capacity=settings.concurrency),
             metrics=make_metrics(CollectorRegistry()),
         )
-    finally:
-        pool.close()
 
 
 def _env(
@@ -192,10 +189,24 @@ def _crashing(env: Env, crash_at: str) -> Env:
     )
 
 
-def _gateway(settings: Settings, pool: HttpPool, env: Env) -> Gateway:
+@contextmanager
+def _gateway(settings: Settings, env: Env) -> Iterator[Gateway]:
+    """What fetches. The address of a gateway is the operator's word: it may well be internal."""
     if settings.gateway_url == DIRECT:
-        return DirectGateway(pool, now=env.now)
-    return ZenrowsGateway(pool, settings.gateway_url, now=env.now)
+        with _pool(settings, _targets(settings)) as pool:
+            yield DirectGateway(pool, now=env.now)
+    else:
+        with _pool(settings, TargetPolicy(allow_private=True)) as pool:
+            yield ZenrowsGateway(pool, settings.gateway_url, now=env.now)
+
+
+@contextmanager
+def _pool(settings: Settings, targets: TargetPolicy) -> Iterator[HttpPool]:
+    pool = HttpPool(targets, _pool_limits(settings))
+    try:
+        yield pool
+    finally:
+        pool.close()
 
 
 def _targets(settings: Settings) -> TargetPolicy:
@@ -206,6 +217,8 @@ def _pool_limits(settings: Settings) -> PoolLimits:
     return PoolLimits(
         connections_max=2 * settings.concurrency + 64,
         connections_per_origin_max=settings.concurrency,
+        # A gateway may be silent for as long as a page takes it; the total deadline still holds.
+        read_timeout_s=60.0 if settings.gateway_url == DIRECT else limits.SCRAPE_DEADLINE_S,
     )
 
 

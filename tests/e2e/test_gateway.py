@@ -1,0 +1,102 @@
+"""The service behind a ZenRows-compatible gateway that runs on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.e2e.programs import Server, until
+
+pytestmark = pytest.mark.slow
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """Answers for every page it is asked for; one account is out of credit."""
+
+    protocol_version = "HTTP/1.1"
+    asked: list[dict[str, str]]
+
+    def do_GET(self) -> None:
+        query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        self.asked.append(query)
+        if query["apikey"] == "broke":
+            self._answer(402, b'{"code":"AUTH004","title":"no credit","detail":"Top up."}')
+        else:
+            self._answer(200, f"<p>{query['url']}</p>".encode())
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json" if status >= 400 else "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Request-Cost", "0.001")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+@contextmanager
+def a_gateway() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    asked: list[dict[str, str]] = []
+    handler = type("Handler", (Gateway,), {"asked": asked})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1/", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ended(server: Server, key: str) -> dict[str, Any]:
+    headers = {"X-API-Key": key}
+    tasks = [{"url": f"https://example.com/{number}"} for number in range(5)]
+    body = {"tasks": tasks, "zenrows_params": {"js_render": True}}
+    job = server.call("POST", "/v1/jobs", json=body, headers=headers).json()
+
+    def look() -> dict[str, Any] | None:
+        path = f"/v1/jobs/{job['job_id']}"
+        run: dict[str, Any] = server.call("GET", path, headers=headers).json()["latest_run"]
+        return run if run["terminal"] else None
+
+    return until("the run to end", look)
+
+
+def test_pages_come_through_the_gateway_with_the_callers_key_and_cost(tmp_path: Path) -> None:
+    with a_gateway() as (url, asked):
+        server = Server(tmp_path / "data")
+        server.start(CONVEYOR_GATEWAY_URL=url, CONVEYOR_ALLOW_PRIVATE_TARGETS="0")
+        try:
+            run = ended(server, "rich")
+        finally:
+            server.kill()
+
+    assert run["status"] == "completed"
+    assert run["stats"]["successful"] == 5
+    assert run["stats"]["spend"]["cost"] == pytest.approx(0.005)
+    assert {query["apikey"] for query in asked} == {"rich"}
+    assert {query["js_render"] for query in asked} == {"true"}
+    assert sorted(query["url"] for query in asked) == [f"https://example.com/{n}" for n in range(5)]
+
+
+def test_an_account_without_credit_fails_the_run_and_says_so(tmp_path: Path) -> None:
+    with a_gateway() as (url, _):
+        server = Server(tmp_path / "data")
+        server.start(CONVEYOR_GATEWAY_URL=url)
+        try:
+            run = ended(server, "broke")
+        finally:
+            server.kill()
+
+    assert run["status"] == "failed"
+    assert run["failure_reason"] == "insufficient_credits"
+    assert run["stats"]["completed"] == 0
