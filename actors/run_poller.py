@@ -92,7 +92,7 @@ class RunPoller:
                 nursery.cancel_scope.cancel()
         finally:
             with bounded_cleanup(CLEANUP_S):
-                await self._release(desk, desk.take_spare(len(desk.spare)))
+                await self._release(desk, list(desk.acquired_at))
 
     async def _listen(self, inbox: Inbox[PollerMessage], desk: _Desk) -> None:
         async for message in inbox:
@@ -164,16 +164,23 @@ class RunPoller:
         await self._release(desk, desk.take_old(now - REUSE_S_MAX))
         leases = desk.take_spare(count)
         if len(leases) < count:
+            leases += await self._acquire(desk, count - len(leases))
+        return leases
+
+    async def _acquire(self, desk: _Desk, count: int) -> list[LeaseId]:
+        """Shielded: leases that nobody heard of would keep their places until they age out."""
+        now = trio.current_time()
+        with trio.move_on_after(TAKE_S, shield=True):
             fresh = await self.env.coordinator.acquire(
                 self.job.job_id,
                 desk.run.run_id,
-                count_max=count - len(leases),
+                count_max=count,
                 cap=self.job.max_inflight,
                 ttl_s=limits.LEASE_TTL_S,
             )
             desk.acquired_at.update(dict.fromkeys(fresh, now))
-            leases += fresh
-        return leases
+            return fresh
+        raise Unavailable("the coordinator took too long over an acquire")
 
     async def _take(self, desk: _Desk, leases: Sequence[LeaseId]) -> list[tuple[Message, Claim]]:
         """Receives and claims. Shielded: what is cut off half-way would stay hidden for a while."""
@@ -233,7 +240,8 @@ class RunPoller:
         return True
 
     async def _release(self, desk: _Desk, leases: Sequence[LeaseId]) -> None:
-        for lease_id in leases:
-            del desk.acquired_at[lease_id]
+        """Gives leases back; what is cut off here is given back again when the poller ends."""
         if leases:
             await self.env.coordinator.release(leases)
+        for lease_id in leases:
+            del desk.acquired_at[lease_id]

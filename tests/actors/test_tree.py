@@ -272,3 +272,26 @@ async def test_a_lease_that_is_between_two_tasks_at_every_beat_does_not_age_out(
         await world.ended(accepted, within_s=900)
 
     assert set(world.gateway.calls.values()) == {1}
+
+
+@pytest.mark.parametrize("slow", ["acquire", "receive", "release", "commit"])
+@pytest.mark.parametrize("stop_at_s", [0.05, 0.15, 0.25, 1.05, 1.15, 1.25, 1.35, 2.05])
+async def test_a_stop_in_the_middle_of_a_round_leaves_no_lease_behind(
+    autojump_clock: MockClock, slow: str, stop_at_s: float
+) -> None:
+    world = make_world(capacity=10, think_s=1.0)
+    faults = Faults(latency_s={slow: 0.1})
+    env = replace(
+        world.env,
+        coordinator=faulty(world.env.coordinator, faults),
+        queue=faulty(world.env.queue, faults),
+        store=faulty(world.env.store, faults),
+    )
+    world = replace(world, env=env)
+
+    async with world.working():
+        accepted = await world.submit(urls(4), max_inflight=8)
+        await trio.sleep(stop_at_s)
+        await env.signals.teardown(accepted.job.job_id, accepted.run.run_id, deadline_s=5)
+
+        assert await world.engine.coordinator.count(accepted.run.run_id) == 0
