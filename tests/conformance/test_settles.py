@@ -84,3 +84,20 @@ async def test_a_shut_gate_keeps_every_settle_of_a_call_out(store: Store) -> Non
     assert verdicts == [Stale(key_of(shut), shut)] * 2
     assert await kept(store, shut) == shut
     assert [await kept(store, task) for task in tasks] == tasks
+
+
+async def test_a_refused_settle_shows_the_row_as_it_stood_at_its_turn(store: Store) -> None:
+    task, stats = a_task(claim=2), a_stats()
+    await keep(store, task, stats)
+
+    def settle(claim: int) -> Change:
+        guard = Guard(equals=(("claim", claim),))
+        flip = Update(key_of(task), guard, {"attempts": 7}, is_quiet=True)
+        return Change((flip, add(stats, done=1)))
+
+    early, done, late = await store.commit([settle(1), settle(2), settle(1)])
+
+    after = msgspec.structs.replace(task, attempts=7)
+    assert early == Stale(key_of(task), task)
+    assert isinstance(done, Applied)
+    assert late == Stale(key_of(task), after)

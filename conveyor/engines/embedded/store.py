@@ -152,11 +152,11 @@ def _perform(connection: sqlite3.Connection, write: Write) -> Row | bool:
             assert_never(write)
 
 
-def _refuse(connection: sqlite3.Connection, change: Change) -> Verdict:
+def _refuse(connection: sqlite3.Connection, change: Change) -> Stale | Missing:
     return _answer_no(connection, change.writes)
 
 
-def _answer_no(connection: sqlite3.Connection, writes: Sequence[Write]) -> Verdict:
+def _answer_no(connection: sqlite3.Connection, writes: Sequence[Write]) -> Stale | Missing:
     refusals = [no for write in writes if (no := _refusal(connection, write)) is not None]
     assert refusals, "two writes to one row in one change"
     return next((no for no in refusals if isinstance(no, Missing)), refusals[0])

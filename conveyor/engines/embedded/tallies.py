@@ -11,10 +11,20 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from conveyor.domain.changes import AnyKey, Applied, Change, Guard, Row, Update, Verdict
+from conveyor.domain.changes import (
+    AnyKey,
+    Applied,
+    Change,
+    Guard,
+    Missing,
+    Row,
+    Stale,
+    Update,
+    Verdict,
+)
 from conveyor.engines.embedded import statements
 
-Refuse = Callable[[sqlite3.Connection, Change], Verdict]
+Refuse = Callable[[sqlite3.Connection, Change], Stale | Missing]
 _Count = tuple[AnyKey, Guard]
 
 
@@ -24,7 +34,7 @@ def apply_tallies(
     """Performs changes that are all tallies; `refuse` says what is wrong with one that is not."""
     gates: dict[_Count, bool | None] = {}
     sums: dict[_Count, Counter[str]] = {}
-    flips: list[Row | bool] = []
+    judged: list[Stale | Missing | Row | None] = []
     for change in changes:
         flip, count = change.writes
         assert isinstance(flip, Update)
@@ -33,21 +43,24 @@ def apply_tallies(
         if gate not in gates:
             gates[gate] = statements.holds(connection, *gate)
         done = bool(gates[gate]) and statements.update(connection, flip)
-        if done:
-            sums.setdefault(gate, Counter()).update(count.deltas)
-        flips.append(done)
+        if done is False:
+            # Right away: what stands there now may be changed by the next one.
+            judged.append(refuse(connection, change))
+            continue
+        sums.setdefault(gate, Counter()).update(count.deltas)
+        judged.append(None if done is True else done)
     counters = {
         key: statements.update(connection, Update(key, guard, {}, dict(total)))
         for (key, guard), total in sums.items()
     }
     return [
-        refuse(connection, change) if done is False else _applied(change, done, counters)
-        for change, done in zip(changes, flips, strict=True)
+        each if isinstance(each, Stale | Missing) else _applied(change, each, counters)
+        for change, each in zip(changes, judged, strict=True)
     ]
 
 
-def _applied(change: Change, done: Row | bool, counters: dict[AnyKey, Row | bool]) -> Applied:
+def _applied(change: Change, flipped: Row | None, counters: dict[AnyKey, Row | bool]) -> Applied:
     _, count = change.writes
     counter = counters[count.key]
     assert not isinstance(counter, bool), "a gate that was open a moment ago"
-    return Applied((None if isinstance(done, bool) else done, counter))
+    return Applied((flipped, counter))
