@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import pytest
 import trio
-from hypercorn.config import Config
-from hypercorn.trio import serve
 
+from conveyor.api.server import HttpServer
 from tests.api.world import ANNA, World
 
 pytestmark = pytest.mark.slow
@@ -42,19 +40,14 @@ class Server:
 
 @asynccontextmanager
 async def served(world: World) -> AsyncIterator[Server]:
-    config = Config()
-    config.bind = ["127.0.0.1:0"]
-    config.errorlog = config.accesslog = None
-    done = trio.Event()
+    urls: list[str] = []
+    server = HttpServer(
+        make_app=lambda _: world.app, host="127.0.0.1", port=0, on_listening=urls.append
+    )
     async with trio.open_nursery() as nursery:
-        app: Any = world.app
-        binds = await nursery.start(
-            lambda task_status: serve(
-                app, config, shutdown_trigger=done.wait, task_status=task_status
-            )
-        )
-        yield Server(int(binds[0].rpartition(":")[2]))
-        done.set()
+        await nursery.start(server.run)
+        yield Server(int(urls[0].rpartition(":")[2]))
+        nursery.cancel_scope.cancel()
 
 
 def _status(answer: bytes) -> int:
@@ -208,3 +201,20 @@ async def test_a_websocket_is_turned_away(world: World) -> None:
         answer = await server.exchange(raw)
 
     assert _status(answer) == 403
+
+
+async def test_a_storm_of_broken_requests_does_not_take_the_server_down(world: World) -> None:
+    broken = (
+        b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n{}\r\n",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{}",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+    )
+
+    async with served(world) as server:
+        async with trio.open_nursery() as nursery:
+            for number in range(120):
+                nursery.start_soon(server.exchange, broken[number % len(broken)])
+        alive = await server.exchange(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+
+    assert _status(alive) == 200

@@ -10,7 +10,7 @@ from tests.tidy.sources import CODE, modules
 
 BROAD = frozenset({"Exception", "BaseException"})
 # The supervisor, where crashes end, and the API's last handler.
-PLACES = ("actors/runtime/", "conveyor/api/app.py")
+PLACES = ("actors/runtime/", "conveyor/api/app.py", "conveyor/api/server.py")
 
 
 def names_in(node: ast.expr | None) -> set[str]:
