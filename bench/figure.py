@@ -29,7 +29,7 @@ def draw(path: Path, title: str, panels: Sequence[Panel]) -> None:
         y += 26
         most = max((value for _, value in panel.bars), default=1.0) or 1.0
         for number, (label, value) in enumerate(panel.bars):
-            parts += _bar(y, label, value / most, f"{value:,.3g} {panel.unit}", number)
+            parts += _bar(y, label, value / most, f"{_number(value)} {panel.unit}", number)
             y += BAR + GAP
         y += 12
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,6 +39,10 @@ def draw(path: Path, title: str, panels: Sequence[Panel]) -> None:
         + "".join(parts)
         + "</svg>\n"
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _bar(y: int, label: str, share: float, text: str, number: int) -> list[str]:
