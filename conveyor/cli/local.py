@@ -35,12 +35,16 @@ RUNS_SHOWN_MAX = 50
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a local job ended; `was_cut_off` when a signal came first."""
+    """How a local job ended; `was_cut_off` when a signal came first.
+
+    `done_here` leaves out what an earlier, interrupted command had done already.
+    """
 
     job: Job
     run: Run
     totals: Totals
     was_cut_off: bool
+    done_here: int
 
 
 @asynccontextmanager
@@ -135,6 +139,7 @@ async def see_through(
     env: Env, job: Job, run: Run, report: Callable[[int, int, int], None]
 ) -> Ended:
     """Watches a run to its end, or until somebody presses Ctrl-C."""
+    _, at_start = await _look(env, job, run)
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancel_on_signal, scope)
@@ -145,7 +150,8 @@ async def see_through(
             nursery.cancel_scope.cancel()
     run, totals = await _look(env, job, run)
     report(totals.done, totals.failed, run.planned)
-    return Ended(job, run, totals, was_cut_off=scope.cancelled_caught)
+    done_here = totals.done - at_start.done
+    return Ended(job, run, totals, scope.cancelled_caught, done_here)
 
 
 async def _look(env: Env, job: Job, run: Run) -> tuple[Run, Totals]:

@@ -162,7 +162,7 @@ def report(ended: Ended, order: Order, seconds: float, console: Console) -> int:
 def _table(ended: Ended, seconds: float) -> Table:
     totals = ended.totals
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("pages", f"{ended.run.planned:,}", f"{totals.done / seconds:,.0f} a second")
+    table.add_row("pages", f"{ended.run.planned:,}", f"{ended.done_here / seconds:,.0f} a second")
     table.add_row("successful", f"[green]{totals.successful:,}", "")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(totals.reasons.items()))
     table.add_row("failed", f"[red]{totals.failed:,}" if totals.failed else "0", reasons)
