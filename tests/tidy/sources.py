@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = ("conveyor", "actors")
 ALL_PYTHON = (*CODE, "tests", "bench")
 
-_NOT_OURS = frozenset({"__pycache__", "build", "node_modules", "scraped"})
+# What git ignores is not ours: a demo leaves its pages in the folder it ran in.
+_NOT_OURS = frozenset(line.strip("/") for line in (ROOT / ".gitignore").read_text().split())
 
 
 @dataclass(frozen=True, slots=True)
