@@ -19,7 +19,7 @@ from actors.runtime import Inbox
 from conveyor.domain.ids import BatchId, RunId
 from conveyor.domain.model import Batch
 from conveyor.ports.errors import BlobMissing, Unavailable
-from conveyor.usecases import ingest
+from conveyor.usecases import ingest, reconcile
 from conveyor.usecases.env import Env
 
 log = logging.getLogger(__name__)
@@ -59,10 +59,8 @@ class IngestStreamer:
         extra = {"run": batch.run_id, "batch": batch.batch_id}
         try:
             async with room:
-                taken = await ingest.take_over(self.env, batch)
-                if taken is not None:
-                    outcome = await ingest.walk(self.env, taken)
-                    log.info("batch walked", extra={**extra, "outcome": outcome.value})
+                outcome = await reconcile.finish_batch(self.env, batch)
+                log.info("batch walked", extra={**extra, "outcome": outcome.value})
         except (Unavailable, BlobMissing, ValueError) as error:
             # Left open: the sweeper brings it back, and gives it up when that never helps.
             log.warning("batch put off", extra={**extra, "cause": str(error)})

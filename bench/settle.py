@@ -11,6 +11,7 @@ import random
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -75,8 +76,7 @@ def _bare_arms(folder: Path, count: int) -> list[Arm]:
     with bare_database(folder / "bare.db") as connection:
         for name, group in (("bare, one a commit", 1), ("bare, 90 a commit", 90)):
             insert_run(connection, name, ids)
-            work = lambda name=name, group=group: settle(connection, name, ids, group)  # noqa: E731
-            arms.append(_measure(name, count, work))
+            arms.append(_measure(name, count, partial(settle, connection, name, ids, group)))
     return arms
 
 

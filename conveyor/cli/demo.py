@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from dataclasses import replace
@@ -18,6 +19,7 @@ from conveyor.cli.results import make_folder, write_results
 from conveyor.cli.scrape import Order, report
 from conveyor.config import Settings
 from conveyor.domain import limits
+from conveyor.telemetry import set_up_logging
 
 CONCURRENCY = 50
 
@@ -37,6 +39,7 @@ CONCURRENCY = 50
 def demo(settings: Settings, pages: int, output: Path, as_json: bool) -> None:
     """Scrape a bundled local site: some pages slow, some flaky, some missing."""
     console = Console(stderr=True)
+    set_up_logging("text", level=logging.WARNING)
     numbers = range(pages)
     missing = sum(map(is_missing, numbers))
     console.print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ from conveyor.cli.results import LIST_NAME, make_folder, write_results
 from conveyor.config import Settings
 from conveyor.domain import limits
 from conveyor.domain.addresses import TargetPolicy
+from conveyor.telemetry import set_up_logging
 
 EXIT_SOME_FAILED = 1
 LONG_LIST = 2_000
@@ -116,6 +118,7 @@ def useful_processes(urls_count: int) -> int:
 def run_order(settings: Settings, order: Order, *, role: str) -> int:
     """Does it and tells; the exit code."""
     console = Console(stderr=True)
+    set_up_logging("text", level=logging.WARNING)  # What holds the work up, and why.
     make_folder(order.folder)
     started_at = time.monotonic()
     ended = trio.run(_do, settings, order, role, console)

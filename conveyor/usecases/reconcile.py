@@ -15,6 +15,7 @@ from conveyor.domain.model import Batch, Run, RunStatus, Scrub, TaskRef
 from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, RunsOf, TasksOf
 from conveyor.usecases import ingest, runs
 from conveyor.usecases.env import Env
+from conveyor.usecases.ingest import Ingested
 
 _PAGE = 200
 _SCRUB_ROWS = 2_000
@@ -37,11 +38,10 @@ async def stalled_batches(env: Env, *, idle_s: float) -> list[Batch]:
     return await env.store.find(query)
 
 
-async def finish_batch(env: Env, batch: Batch) -> None:
-    """Takes a stalled batch up where it stands; ends the intent if its run is over."""
+async def finish_batch(env: Env, batch: Batch) -> Ingested:
+    """Takes a batch up where it stands; ends the intent if its run is over."""
     taken = await ingest.take_over(env, batch)
-    if taken is not None:
-        await ingest.walk(env, taken)
+    return Ingested.FENCED if taken is None else await ingest.walk(env, taken)
 
 
 async def sweep_runs(env: Env) -> Repairs:
