@@ -1,4 +1,4 @@
-"""Waiting: the words for why a run is not moving, from the cause nearest to it outwards (SPEC 4.7)."""
+"""Waiting: the words for why a run is not moving, from the nearest cause outwards (SPEC 4.7)."""
 
 from __future__ import annotations
 
