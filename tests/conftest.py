@@ -3,9 +3,41 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("local", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What the contract tests found, as a table; their reports come from whoever ran them."""
+    for outcome in ("passed", "failed"):
+        reports = terminalreporter.stats.get(outcome, [])
+        for report in reports:
+            _tally(report.user_properties, outcome)
+    if not _METHODS:
+        return
+    terminalreporter.section("the public contract")
+    for name, outcome in sorted(_METHODS.items()):
+        terminalreporter.line(f"{name:<45} {outcome}")
+    passed = sum(outcome == "passed" for outcome in _METHODS.values())
+    terminalreporter.line(f"{passed} of {len(_METHODS)} public names of the SDK pass")
+    for operations in _OPERATIONS:
+        terminalreporter.line(
+            f"{operations} operations of the contract answered, all answers valid"
+        )
+
+
+_METHODS: dict[str, str] = {}
+_OPERATIONS: list[str] = []
+
+
+def _tally(properties: list[tuple[str, object]], outcome: str) -> None:
+    for name, value in properties:
+        if name == "sdk_method":
+            _METHODS[str(value)] = outcome
+        elif name == "contract_operations":
+            _OPERATIONS.append(str(value))

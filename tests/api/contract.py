@@ -18,7 +18,7 @@ CONTRACT = Path(__file__).parents[3] / "shared" / "contract" / "batch-v1.openapi
 
 
 @cache
-def _document() -> dict[str, Any] | None:
+def load() -> dict[str, Any] | None:
     if not CONTRACT.exists():
         return None
     document: dict[str, Any] = yaml.safe_load(CONTRACT.read_text())
@@ -41,7 +41,7 @@ def _allow_null(node: Any) -> None:
 
 
 def _operation(method: str, path: str) -> dict[str, Any] | None:
-    document = _document()
+    document = load()
     assert document is not None
     for template, methods in document["paths"].items():
         pattern = re.sub(r"\{\w+\}", "[^/]+", template)
@@ -53,7 +53,7 @@ def _operation(method: str, path: str) -> dict[str, Any] | None:
 
 def check(method: str, path: str, status: int, media_type: str, body: Any) -> None:
     """Fails unless the contract allows this body for this answer of this operation."""
-    document = _document()
+    document = load()
     if document is None:
         return
     if status >= 400:

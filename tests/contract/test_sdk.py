@@ -1,0 +1,118 @@
+"""The unmodified SDK against a real server and worker: every public name of it, and every operation
+of the contract, whose answers are held against the contract's own schemas as they pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+from zenrows.batch import ZenRowsBatchClient
+
+from tests.api import contract
+from tests.contract.sdk_table import TABLE, Desk, Use, names_of, public_names
+from tests.e2e.programs import a_server, a_site
+
+pytestmark = pytest.mark.slow
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Takes any webhook."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/hook"
+        server.shutdown()
+        thread.join()
+
+
+class Judge:
+    """Holds every answer against the contract; keeps which operations it saw succeed."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+
+    def __call__(self, response: httpx.Response) -> None:
+        response.read()
+        request = response.request
+        media_type = response.headers.get("content-type", "").partition(";")[0]
+        path = request.url.path
+        if media_type in {"application/json", "application/problem+json"}:
+            contract.check(request.method, path, response.status_code, media_type, response.json())
+        if response.is_success:
+            self.seen.add((request.method, path.removeprefix("/v1")))
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge()
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: Any, judge: Judge, receiver: str) -> Iterator[Desk]:
+    folder = tmp_path_factory.mktemp("sdk")
+    with a_site() as site, a_server(folder / "data") as server:
+        hooks = {"event_hooks": {"response": [judge]}}
+        base_url = f"{server.url}/v1"
+        with ZenRowsBatchClient("anna", base_url=base_url, retries=0, httpx_args=hooks) as client:
+            yield Desk(client, site.urls(100), receiver, folder)
+
+
+def test_the_table_names_every_public_name_of_the_sdk() -> None:
+    assert set(TABLE) == public_names()
+
+
+@pytest.mark.parametrize("use", dict.fromkeys(TABLE.values()), ids=lambda use: names_of(use)[0])
+def test_the_sdk_works(desk: Desk, use: Use, record_property: Any) -> None:
+    for name in names_of(use):
+        record_property("sdk_method", name)
+    use(desk)
+
+
+def test_every_operation_of_the_contract_was_answered(
+    desk: Desk, judge: Judge, record_property: Any
+) -> None:
+    """Runs last; what the uses above do not reach, the SDK itself never calls: asked here."""
+    http = desk.client._t._client
+    job_id, run_id, task_id = desk.job.job_id, desk.run.run_id, desk.page.task_id
+    for path in (f"/jobs/{job_id}", f"/jobs/{job_id}/runs/{run_id}"):
+        assert http.get(f"{path}/tasks/{task_id}/content").is_success
+    if not judge.seen >= {("POST", "/jobs"), ("POST", "/hmac/keys/rotate")}:
+        for use in dict.fromkeys(TABLE.values()):
+            use(desk)
+
+    wanted = _operations()
+    missing = [op for op in wanted if not any(_matches(op, seen) for seen in judge.seen)]
+
+    record_property("contract_operations", f"{len(wanted) - len(missing)} of {len(wanted)}")
+    assert missing == []
+
+
+def _operations() -> list[tuple[str, str]]:
+    document = contract.load()
+    if document is None:
+        pytest.skip("the contract is not at hand")
+    methods = {"get", "post", "put", "delete"}
+    paths = document["paths"].items()
+    return [(m.upper(), path) for path, item in paths for m in item if m in methods]
+
+
+def _matches(operation: tuple[str, str], seen: tuple[str, str]) -> bool:
+    method, template = operation
+    return method == seen[0] and bool(re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), seen[1]))
