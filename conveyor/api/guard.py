@@ -1,7 +1,8 @@
 """The guard in front of Quart: turns away what Quart itself would fall over (SPEC 4.1).
 
 Quart looks at the Host header before any handler of ours runs, and an error there would break the
-connection instead of answering it.
+connection instead of answering it. And when a request is answered before all of it has arrived,
+Quart goes on waiting for the rest: the connection would look alive and never answer again.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import trio
 
 from conveyor.api import problems
 from conveyor.domain.errors import InvalidArgument
@@ -18,6 +21,11 @@ Event = dict[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Application = Callable[[Event, Receive, Send], Awaitable[None]]
+
+# How long an early answer waits for the rest of its request, which nobody reads, and how long the
+# connection stays behind it: closed at once, it could take the answer along.
+PATIENCE_S = 0.1
+LINGER_S = 1.0
 
 _LABEL = rb"[A-Za-z0-9_-]{1,63}"
 _HOST = re.compile(
@@ -32,10 +40,52 @@ def guarded(inner: Application, env: Env) -> Application:
             await send({"type": "websocket.close", "code": 1008})
         elif scope["type"] == "http" and not _is_addressed_well(scope):
             await _refuse(send, request_id=env.mint())
+        elif scope["type"] == "http":
+            with trio.CancelScope() as work:
+                exchange = _Exchange(receive, send, work)
+                await inner(scope, exchange.receive, exchange.send)
         else:
             await inner(scope, receive, send)
 
     return application
+
+
+class _Exchange:
+    """One request and its answer. An answer that comes early lets the rest of the request pass by;
+    if there is too much of it, the connection ends with the answer, and says so."""
+
+    def __init__(self, receive: Receive, send: Send, work: trio.CancelScope) -> None:
+        self._receive = receive
+        self._send = send
+        self._work = work
+        self._has_arrived = trio.Event()
+        self._is_answering = False
+
+    async def receive(self) -> Event:
+        while True:
+            event = await self._receive()
+            is_more = event["type"] == "http.request" and event.get("more_body", False)
+            if not is_more:
+                self._has_arrived.set()
+            if not (self._is_answering and is_more):
+                return event
+
+    async def send(self, event: Event) -> None:
+        if event["type"] == "http.response.start":
+            self._is_answering = True
+            await self._wait_for_the_rest(PATIENCE_S)
+            if not self._has_arrived.is_set():
+                event = {**event, "headers": [*event["headers"], (b"connection", b"close")]}
+        await self._send(event)
+        is_last = event["type"] == "http.response.body" and not event.get("more_body", False)
+        if is_last and not self._has_arrived.is_set():
+            await self._wait_for_the_rest(LINGER_S)
+            self._work.cancel()
+
+    async def _wait_for_the_rest(self, seconds: float) -> None:
+        if not self._has_arrived.is_set():
+            with trio.move_on_after(seconds):
+                await self._has_arrived.wait()
 
 
 def _is_addressed_well(scope: Event) -> bool:

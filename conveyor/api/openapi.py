@@ -30,7 +30,9 @@ _TAGS = {
 }
 _PATTERNS = {"job_id": ULID_PATTERN, "run_id": ULID_PATTERN, "task_id": TASK_ID_PATTERN}
 _NAMES = re.compile(r"\{(\w+)\}")
-_ALWAYS = (401, 408, 500)
+_ALWAYS = (401, 500)
+_WITH_A_KEY = (400, 408, 409, 503)
+_IDEMPOTENCY_KEY = rf"^[\x20-\x7e]{{1,{limits.IDEMPOTENCY_KEY_CHARS_MAX}}}$"
 _REF = "#/components/schemas/{name}"
 
 
@@ -108,7 +110,7 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
 def _headers(route: Route) -> list[dict[str, Any]]:
     if route.method != "POST":
         return []
-    schema = {"type": "string", "minLength": 1, "maxLength": limits.IDEMPOTENCY_KEY_CHARS_MAX}
+    schema = {"type": "string", "pattern": _IDEMPOTENCY_KEY}
     about = "The same key with the same request happens once, and is answered the same each time."
     return [{"name": "Idempotency-Key", "in": "header", "schema": schema, "description": about}]
 
@@ -142,4 +144,4 @@ def _responses(route: Route, known: Mapping[type, Any]) -> dict[str, Any]:
 def _common(route: Route) -> tuple[int, ...]:
     if route.access is Access.PUBLIC:
         return ()
-    return tuple(status for status in _ALWAYS if status != 408 or route.method == "POST")
+    return (*_ALWAYS, *_WITH_A_KEY) if route.method == "POST" else _ALWAYS

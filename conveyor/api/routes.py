@@ -10,7 +10,10 @@ from conveyor.usecases.results import FILTERS
 from conveyor.wire import requests
 from conveyor.wire import responses as shapes
 
-CURSOR = Parameter("cursor", {"type": "string"}, "The `next_cursor` of the page before.")
+_STATUSES = "|".join(TaskStatus)
+CURSOR = Parameter(
+    "cursor", {"type": "string", "minLength": 1}, "The `next_cursor` of the page before."
+)
 LIMIT = Parameter(
     "limit",
     {"type": "integer", "minimum": 1, "maximum": limits.LIST_ROWS_MAX, "default": limits.LIST_ROWS},
@@ -30,7 +33,7 @@ JOB_STATUS = Parameter("status", {"type": "string", "enum": list(JobStatus)}, "O
 JOB_TYPE = Parameter("type", {"type": "string", "enum": sorted(jobs.TYPES)}, "Only such jobs.")
 RETRY = Parameter(
     "status",
-    {"type": "string"},
+    {"type": "string", "pattern": rf"^({_STATUSES})(,({_STATUSES}))*$"},
     f"Start only these over and inherit the rest: a comma-separated list of "
     f"{', '.join(TaskStatus)}.",
 )

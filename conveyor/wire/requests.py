@@ -33,7 +33,11 @@ class TaskInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Any,
         Meta(
             description="An http or https URL.",
-            extra_json_schema={"type": "string", "maxLength": limits.URL_CHARS_MAX},
+            extra_json_schema={
+                "type": "string",
+                "format": "uri",
+                "maxLength": limits.URL_CHARS_MAX,
+            },
         ),
     ] = None
     external_id: Annotated[
