@@ -2,7 +2,8 @@
 
 Quart looks at the Host header before any handler of ours runs, and an error there would break the
 connection instead of answering it. And when a request is answered before all of it has arrived,
-Quart goes on waiting for the rest: the connection would look alive and never answer again.
+Hypercorn hangs up, Quart takes that for a client that left and cancels the hanging up: without the
+shield below the connection would look alive and never answer again.
 """
 
 from __future__ import annotations
@@ -41,9 +42,8 @@ def guarded(inner: Application, env: Env) -> Application:
         elif scope["type"] == "http" and not _is_addressed_well(scope):
             await _refuse(send, request_id=env.mint())
         elif scope["type"] == "http":
-            with trio.CancelScope() as work:
-                exchange = _Exchange(receive, send, work)
-                await inner(scope, exchange.receive, exchange.send)
+            exchange = _Exchange(receive, send)
+            await inner(scope, exchange.receive, exchange.send)
         else:
             await inner(scope, receive, send)
 
@@ -54,10 +54,9 @@ class _Exchange:
     """One request and its answer. An answer that comes early lets the rest of the request pass by;
     if there is too much of it, the connection ends with the answer, and says so."""
 
-    def __init__(self, receive: Receive, send: Send, work: trio.CancelScope) -> None:
+    def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._work = work
         self._has_arrived = trio.Event()
         self._is_answering = False
 
@@ -76,11 +75,12 @@ class _Exchange:
             await self._wait_for_the_rest(PATIENCE_S)
             if not self._has_arrived.is_set():
                 event = {**event, "headers": [*event["headers"], (b"connection", b"close")]}
-        await self._send(event)
-        is_last = event["type"] == "http.response.body" and not event.get("more_body", False)
-        if is_last and not self._has_arrived.is_set():
+        if event["type"] == "http.response.body" and not event.get("more_body", False):
             await self._wait_for_the_rest(LINGER_S)
-            self._work.cancel()
+            with trio.CancelScope(shield=True):
+                await self._send(event)
+        else:
+            await self._send(event)
 
     async def _wait_for_the_rest(self, seconds: float) -> None:
         if not self._has_arrived.is_set():
