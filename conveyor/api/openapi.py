@@ -45,7 +45,10 @@ def make_document(routes: Iterable[Route]) -> bytes:
     components["TaskInput"]["required"] = ["url"]
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, known)
+        operation = _operation(route, known)
+        for status in route.answers:
+            operation["responses"][str(status)].update(_links(route, routes))
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
     document = {
         "openapi": "3.1.0",
         "info": {"title": "Conveyor", "version": conveyor.__version__, "description": _ABOUT},
@@ -139,6 +142,18 @@ def _responses(route: Route, known: Mapping[type, Any]) -> dict[str, Any]:
             "content": {MEDIA_TYPE: {"schema": known[ProblemResponse]}},
         }
     return responses
+
+
+def _links(route: Route, routes: tuple[Route, ...]) -> dict[str, Any]:
+    """Where an answer leads: to every operation that asks for an id which this one gives."""
+    known = {name: f"$request.path.{name}" for name in _NAMES.findall(route.path)}
+    known |= {name: f"$response.body#{pointer}" for name, pointer in route.gives.items()}
+    links = {
+        each.name: {"operationId": each.name, "parameters": {name: known[name] for name in asked}}
+        for each in routes
+        if (asked := set(_NAMES.findall(each.path))) <= set(known) and asked & set(route.gives)
+    }
+    return {"links": links} if links else {}
 
 
 def _common(route: Route) -> tuple[int, ...]:

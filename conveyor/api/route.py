@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -51,7 +51,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One operation."""
+    """One operation. `gives` names the ids in its answer, and where: whoever has one can go on to
+    the operations that ask for it."""
 
     method: str
     path: str
@@ -63,3 +64,4 @@ class Route:
     problems: tuple[int, ...] = ()
     query: tuple[Parameter, ...] = ()
     access: Access = Access.KEY
+    gives: Mapping[str, str] = field(default_factory=dict)

@@ -52,6 +52,7 @@ ROUTES: tuple[Route, ...] = (
         does=Writes(jobs.submit, requests.SubmitJobRequest),
         answers={201: shapes.SubmitJobResponse, 202: shapes.SubmitJobResponse},
         problems=(400, 409, 413, 415, 501, 503),
+        gives={"job_id": "/job_id", "run_id": "/latest_run/run_id"},
     ),
     Route(
         method="GET",
@@ -154,6 +155,7 @@ ROUTES: tuple[Route, ...] = (
         answers={201: shapes.RerunJobResponse, 202: shapes.RerunJobResponse},
         problems=(400, 404, 409, 503),
         query=(RETRY,),
+        gives={"run_id": "/latest_run/run_id"},
     ),
     Route(
         method="GET",
@@ -196,6 +198,7 @@ ROUTES: tuple[Route, ...] = (
         answers={200: shapes.ListResultsResponse},
         problems=(400, 404),
         query=(RESULT_STATUS, ROWS, CURSOR),
+        gives={"task_id": "/results/0/task_id"},
     ),
     Route(
         method="GET",
@@ -207,6 +210,7 @@ ROUTES: tuple[Route, ...] = (
         answers={200: shapes.ListResultsResponse},
         problems=(400, 404),
         query=(RESULT_STATUS, ROWS, CURSOR),
+        gives={"task_id": "/results/0/task_id"},
     ),
     Route(
         method="GET",
