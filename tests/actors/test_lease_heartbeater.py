@@ -110,7 +110,7 @@ async def test_released_work_is_left_alone(autojump_clock: MockClock) -> None:
     async with beating(world) as heartbeater:
         with trio.move_on_after(100) as work:
             await heartbeater.tell(Hold(lease_id, message, claim, work))
-            await heartbeater.tell(Release(lease_id))
+            await heartbeater.tell(Release(message.receipt))
             await world.env.coordinator.release([lease_id])
             await trio.sleep_forever()
 
