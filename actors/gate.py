@@ -34,6 +34,7 @@ class FairGate:
         assert capacity >= 1
         self.capacity = capacity
         self._free = capacity
+        self._aside_count = 0
         self._waiters: list[_Waiter] = []
         self._by_caller: Counter[CallerId] = Counter()
         self._by_run: Counter[RunId] = Counter()
@@ -65,6 +66,20 @@ class FairGate:
         self._count(caller, run_id, -count)
         assert self._free <= self.capacity
         self._grant()
+
+    def step_aside(self, caller: CallerId, run_id: RunId) -> bool:
+        """Frees the slot of a task that only has its outcome to write, unless as many as there are
+        slots have done so: what they keep in memory stays bounded."""
+        if self._aside_count == self.capacity:
+            return False
+        self._aside_count += 1
+        self.give_back(caller, run_id, 1)
+        return True
+
+    def leave(self) -> None:
+        """One that stepped aside is done."""
+        assert self._aside_count
+        self._aside_count -= 1
 
     def _grant(self) -> None:
         """A waiter stays in line until it wakes: slots that are freed meanwhile add to its own."""

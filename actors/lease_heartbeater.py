@@ -20,7 +20,6 @@ from actors.messages import HeartbeaterMessage, Hold, Release
 from actors.runtime import Inbox, Reply, receive_batch
 from conveyor.domain import limits, settlement
 from conveyor.domain.changes import Applied
-from conveyor.domain.ids import LeaseId
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.env import Env
 
@@ -36,7 +35,7 @@ class _Desk:
     Without that wait, a beat could hide a message for a minute that its worker just put back.
     """
 
-    held: dict[LeaseId, Hold] = field(default_factory=dict)
+    held: dict[str, Hold] = field(default_factory=dict)
     is_beating: bool = False
     waiting: list[Reply[None]] = field(default_factory=list)
 
@@ -68,10 +67,10 @@ class LeaseHeartbeater:
             while True:
                 for message in await receive_batch(inbox, _MAIL_MAX):
                     match message:
-                        case Hold(lease_id):
-                            desk.held[lease_id] = message
-                        case Release(lease_id, reply):
-                            desk.held.pop(lease_id, None)
+                        case Hold():
+                            desk.held[message.message.receipt] = message
+                        case Release(receipt, reply):
+                            desk.held.pop(receipt, None)
                             desk.answer_later(reply)
                         case _:
                             assert_never(message)
@@ -91,9 +90,8 @@ class LeaseHeartbeater:
             desk.is_beating = False
             desk.answer_between_beats()
             for hold in lost:
-                # A Release, and another Hold of the same lease, may have landed meanwhile.
-                if desk.held.get(hold.lease_id) is hold:
-                    del desk.held[hold.lease_id]
+                # A Release may have landed meanwhile.
+                if desk.held.pop(hold.message.receipt, None) is not None:
                     hold.work.cancel(reason="its lease, message or claim was lost")
 
     async def _beat(self, holds: Sequence[Hold]) -> list[Hold]:

@@ -6,6 +6,7 @@ a reply slip; nothing here is ever stored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -21,13 +22,17 @@ from conveyor.ports.signals import Receipt
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One message in hand, under one lease, and what came of claiming its task."""
+    """One message in hand, under one lease, and what came of claiming its task.
+
+    `make_room` passes slot and lease on to the next task: nothing is left to do but to write.
+    """
 
     job: Job
     run: Run
     message: Message
     lease_id: LeaseId
     claim: Claim
+    make_room: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +47,9 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The work under this lease is over. The reply comes when no beat can touch it any more."""
+    """The work on this message is over. The reply comes when no beat can touch it any more."""
 
-    lease_id: LeaseId
+    receipt: str
     reply: Reply[None] | None = None
 
 

@@ -21,7 +21,7 @@ from actors.runtime import Inbox, bounded_cleanup
 from conveyor.domain import limits
 from conveyor.domain.backpressure import cooldown_s, idle_s, permits_wanted
 from conveyor.domain.changes import RunKey
-from conveyor.domain.ids import LeaseId
+from conveyor.domain.ids import CallerId, LeaseId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, PauseState, Run
 from conveyor.domain.settlement import Claim
@@ -70,6 +70,34 @@ class _Desk:
         old = [lease_id for lease_id in self.spare if self.acquired_at[lease_id] < before]
         self.spare = [lease_id for lease_id in self.spare if lease_id not in old]
         return old
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """The slot and the lease of one task, which the next one may have before it is all over."""
+
+    desk: _Desk
+    gate: FairGate
+    caller: CallerId
+    lease_id: LeaseId
+    is_aside: bool = False
+
+    def make_room(self) -> None:
+        if self.gate.step_aside(self.caller, self.desk.run.run_id):
+            self.is_aside = True
+            self._pass_on_lease()
+
+    def leave(self) -> None:
+        if self.is_aside:
+            self.gate.leave()
+        else:
+            self.gate.give_back(self.caller, self.desk.run.run_id, 1)
+            self._pass_on_lease()
+
+    def _pass_on_lease(self) -> None:
+        self.desk.inflight_count -= 1
+        self.desk.spare.append(self.lease_id)
+        self.desk.news.set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,19 +238,18 @@ class RunPoller:
         desk.spare += leases[len(in_hand) :]
         desk.inflight_count += len(in_hand)
         for lease_id, (message, claimed) in zip(leases, in_hand, strict=False):
-            work = Work(self.job, desk.run, message, lease_id, claimed)
-            tasks.start_soon(self._see_through, desk, work)
+            seat = _Seat(desk, self.gate, self.job.caller, lease_id)
+            work = Work(self.job, desk.run, message, lease_id, claimed, seat.make_room)
+            tasks.start_soon(self._see_through, desk, work, seat)
 
-    async def _see_through(self, desk: _Desk, work: Work) -> None:
+    async def _see_through(self, desk: _Desk, work: Work, seat: _Seat) -> None:
         try:
             delay_s = await self.run_task(work)
             if delay_s is not None:
                 desk.back_at = min(desk.back_at, trio.current_time() + delay_s)
+                desk.news.set()
         finally:
-            desk.inflight_count -= 1
-            desk.spare.append(work.lease_id)
-            self.gate.give_back(self.job.caller, work.run.run_id, 1)
-            desk.news.set()
+            seat.leave()
 
     def _until_back(self, desk: _Desk) -> float:
         """Seconds until a message that went back is due; somebody should be there for it."""

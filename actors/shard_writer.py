@@ -30,7 +30,7 @@ from conveyor.usecases.env import Env
 log = logging.getLogger(__name__)
 
 GROUP_MAX = 90
-LINGER_S = 0.003
+LINGER_S = 0.01  # Holds up no fetch: a task that settles has passed its slot on.
 _RETRY_S = (0.1, 0.3, 1.0, 3.0)
 
 

@@ -27,7 +27,7 @@ from actors.messages import (
 from actors.runtime import Address, MailboxFull, NoAnswer, Reply, bounded_cleanup
 from conveyor.domain import settlement
 from conveyor.domain.backpressure import bounce_delay_s
-from conveyor.domain.model import Result, RunFailure, Task
+from conveyor.domain.model import RunFailure, Task
 from conveyor.domain.settlement import (
     AlreadyDone,
     Claimed,
@@ -106,34 +106,26 @@ class TaskRunner:
                     await self._hand_back(work, task)
 
     async def _scrape(self, work: Work, task: Task) -> float | None:
-        """Fetches under the heartbeat, then settles without it: a beat that finds the task
-        settled must not cut off what is left to do with its message."""
+        """Fetches under the heartbeat. What is left is to write, and that needs neither heartbeat
+        nor lease: the claim has a minute left, and a beat must not cut off a settle."""
         with trio.CancelScope() as scope:
             await self.heartbeater.post(Hold(work.lease_id, work.message, task.claim, scope))
             try:
-                outcome, result = await self._fetch(work, task)
+                outcome = await self.gateway.scrape(tasks.request_for(self.env, work.job, task))
             finally:
                 self._let_go(work)
         if scope.cancelled_caught:
             log.warning("work lost", extra={"task": task.task_id, "claim": task.claim})
             return await self._hand_back(work, task)
-        return await self._judge(work, task, outcome, result)
+        work.make_room()
+        return await self._judge(work, task, outcome)
 
-    async def _fetch(self, work: Work, task: Task) -> tuple[Outcome, Result | None]:
-        """The outcome, and where its body lies: that is durable before anything is settled."""
-        request = tasks.request_for(self.env, work.job, task)
-        outcome = await self.gateway.scrape(request)
-        if isinstance(outcome, NotScraped):
-            return outcome, None
-        return outcome, await tasks.store_body(self.env, work.message.ref, task, outcome)
-
-    async def _judge(
-        self, work: Work, task: Task, outcome: Outcome, result: Result | None
-    ) -> float | None:
+    async def _judge(self, work: Work, task: Task, outcome: Outcome) -> float | None:
         ref = work.message.ref
         match outcome:
             case Scraped():
-                assert result is not None
+                # The body is durable before anything is settled.
+                result = await tasks.store_body(self.env, ref, task, outcome)
                 verdict = tasks.judge_success(self.env, ref, task, outcome, result)
                 return await self._settle(work, task, verdict)
             case NotScraped(run_failure=RunFailure() as cause):
@@ -171,7 +163,7 @@ class TaskRunner:
         """Returns a message that was held, once no beat can hide it again."""
 
         def release(reply: Reply[None]) -> Release:
-            return Release(work.lease_id, reply)
+            return Release(work.message.receipt, reply)
 
         with suppress(NoAnswer):
             await self.heartbeater.ask(release, deadline_s=RELEASE_S)
@@ -184,4 +176,4 @@ class TaskRunner:
     def _let_go(self, work: Work) -> None:
         # Without room for it, the beat finds the claim gone and forgets the work by itself.
         with suppress(MailboxFull):
-            self.heartbeater.tell_nowait(Release(work.lease_id))
+            self.heartbeater.tell_nowait(Release(work.message.receipt))

@@ -1,159 +1,133 @@
 """What does one request cost, in CPU, as the number in flight grows: our pool, aiohttp, httpx?
 
-20 KB pages from one local origin without think time; each client in a process of its own. httpx is
-left out where it would take minutes.
+20 KB pages over kept connections, plain and TLS, from local origins without think time. Each
+client runs in a process of its own and only that one is measured; aiohttp runs on uvloop. A round
+measures all clients one after the other, and ratios are taken within a round, so that a machine
+that others use as well slows both sides. Shown are medians. httpx is left out where it would take
+minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import subprocess
 import sys
-import time
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import msgspec
-import trio
 
+from bench import certificate
 from bench.figure import Panel, draw
+from bench.httparms import BODY_BYTES
 from bench.origin import an_origin
-from conveyor.domain.addresses import TargetPolicy
-from conveyor.domain.urls import Target, parse_url
-from conveyor.net.message import Request
-from conveyor.net.pool import HttpPool
-from conveyor.net.slots import PoolLimits
 
 RESULTS = Path(__file__).parent / "results"
 FLIGHTS = (1, 16, 64, 200, 1_000)
+TLS_FLIGHTS = (16, 200, 1_000)
 HTTPX_FLIGHTS_MAX = 200
+HTTPX_COUNT_MAX = 200
 CLIENTS = ("pool", "aiohttp", "httpx")
+
+Rounds = dict[str, list[float]]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """How many in flight, plain or TLS: and what each client took for a request, by round."""
+
+    scheme: str
+    inflight: int
+    rounds: Rounds
+
+    def us(self, client: str) -> float:
+        return median(self.rounds[client])
+
+    def ratio(self, client: str) -> float:
+        """What the pool takes of what `client` takes."""
+        return median(_ratios(self.rounds["pool"], self.rounds[client]))
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench httpclient", description=__doc__)
     parser.add_argument("--n", type=int, default=6_000, help="requests per point")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
-    with an_origin(size_bytes=20_000, think_s=0.0) as url:
-        table = {
-            client: {
-                inflight: _best(client, url, _count(client, options.n), inflight, options.rounds)
-                for inflight in FLIGHTS
-                if client != "httpx" or inflight <= HTTPX_FLIGHTS_MAX
-            }
-            for client in CLIENTS
-        }
-    _show(table)
+    points = _measure(options.n, options.rounds)
+    _show(points)
     panels = [
         Panel(
-            f"{inflight:,} in flight",
-            [(c, row[inflight]) for c, row in table.items() if inflight in row],
+            f"{point.scheme}, {point.inflight:,} in flight",
+            [(client, point.us(client)) for client in point.rounds],
             "us",
         )
-        for inflight in FLIGHTS
+        for point in points
     ]
     draw(RESULTS / "httpclient.svg", "CPU per request (20 KB)", panels)
     if options.json:
-        print(msgspec.json.encode(table).decode())
+        print(msgspec.json.encode(_summary(points)).decode())
 
 
-def _count(client: str, count: int) -> int:
-    return count // 20 if client == "httpx" else count
+def _measure(count: int, rounds: int) -> list[Point]:
+    wanted = [("http", inflight) for inflight in FLIGHTS]
+    wanted += [("https", inflight) for inflight in TLS_FLIGHTS]
+    points = [Point(scheme, inflight, {}) for scheme, inflight in wanted]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        an_origin(size_bytes=BODY_BYTES, think_s=0.0) as plain,
+    ):
+        ca, proof = certificate.make(Path(folder))
+        with an_origin(size_bytes=BODY_BYTES, think_s=0.0, proof=proof) as tls:
+            for _ in range(rounds):
+                for point in points:
+                    _add_round(point, tls if point.scheme == "https" else plain, count, ca)
+    return points
 
 
-def _best(client: str, url: str, count: int, inflight: int, rounds: int) -> float:
-    command = [sys.executable, "-m", "bench.httpclient", client, url, str(count), str(inflight)]
-    runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(rounds)]
-    return min(float(run.stdout) for run in runs)
+def _add_round(point: Point, url: str, count: int, ca: Path) -> None:
+    for client in CLIENTS:
+        if client == "httpx":
+            if point.inflight > HTTPX_FLIGHTS_MAX:
+                continue
+            count = min(count, HTTPX_COUNT_MAX)
+        arguments = (client, url, str(count), str(point.inflight), str(ca))
+        command = (sys.executable, "-m", "bench.httparms", *arguments)
+        spent = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+        point.rounds.setdefault(client, []).append(float(spent))
 
 
-def _show(table: dict[str, dict[int, float]]) -> None:
-    print("CPU us per request" + "".join(f"{inflight:>9,}" for inflight in FLIGHTS))
-    for client, row in table.items():
-        cells = "".join(
-            f"{row[inflight]:>9.0f}" if inflight in row else f"{'-':>9}" for inflight in FLIGHTS
+def _show(points: Sequence[Point]) -> None:
+    print(f"{'CPU us per request':20}" + "".join(f"{client:>10}" for client in CLIENTS), end="")
+    print(f"{'to aiohttp':>13}{'to httpx':>12}")
+    for point in points:
+        cells = [f"{point.us(c):>10.0f}" if c in point.rounds else f"{'-':>10}" for c in CLIENTS]
+        print(
+            f"{point.scheme:6}{point.inflight:>6,} in flight  ".ljust(20) + "".join(cells), end=""
         )
-        print(f"{client:18}{cells}")
-    ours = table["pool"]
-    for client in CLIENTS[1:]:
-        cells = "".join(
-            f"{ours[inflight] / table[client][inflight]:>8.2f}x"
-            if inflight in table[client]
-            else f"{'-':>9}"
-            for inflight in FLIGHTS
+        print(f"{point.ratio('aiohttp'):>12.2f}x", end="")
+        print(f"{point.ratio('httpx'):>11.3f}x" if "httpx" in point.rounds else f"{'-':>12}")
+    for scheme in ("http", "https"):
+        print(
+            f"{scheme}: the pool at 1,000 takes {_growth(points, scheme):.2f}x what it does at 16"
         )
-        print(f"pool to {client:10}{cells}")
-    print(f"pool, 1,000 to 16  {ours[1_000] / ours[16]:.2f}x")
 
 
-async def _pool(url: str, count: int, inflight: int) -> float:
-    pool = HttpPool(
-        TargetPolicy(allow_private=True),
-        PoolLimits(connections_max=inflight, connections_per_origin_max=inflight),
-    )
-    target = parse_url(url)
-    assert isinstance(target, Target)
-    request = Request(method="GET", target=target, headers=(("User-Agent", "bench"),))
-    numbers = iter(range(count))
-
-    async def work() -> None:
-        for _ in numbers:
-            response = await pool.fetch(request)
-            assert len(response.body) == 20_000
-
-    started_at = time.process_time()
-    async with trio.open_nursery() as nursery:
-        for _ in range(inflight):
-            nursery.start_soon(work)
-    pool.close()
-    return (time.process_time() - started_at) / count * 1e6
+def _growth(points: Sequence[Point], scheme: str) -> float:
+    ours = {point.inflight: point.rounds["pool"] for point in points if point.scheme == scheme}
+    return median(_ratios(ours[1_000], ours[16]))
 
 
-async def _aiohttp(url: str, count: int, inflight: int) -> float:
-    import aiohttp
-
-    numbers = iter(range(count))
-
-    async def work(session: aiohttp.ClientSession) -> None:
-        for _ in numbers:
-            async with session.get(url) as response:
-                assert len(await response.read()) == 20_000
-
-    connector = aiohttp.TCPConnector(limit=inflight)
-    async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
-        started_at = time.process_time()
-        await asyncio.gather(*(work(session) for _ in range(inflight)))
-        return (time.process_time() - started_at) / count * 1e6
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
 
 
-async def _httpx(url: str, count: int, inflight: int) -> float:
-    import httpx
-
-    numbers = iter(range(count))
-    limits = httpx.Limits(max_connections=inflight, max_keepalive_connections=inflight)
-
-    async def work(client: httpx.AsyncClient) -> None:
-        for _ in numbers:
-            assert len((await client.get(url)).content) == 20_000
-
-    async with httpx.AsyncClient(limits=limits, timeout=120, trust_env=False) as client:
-        started_at = time.process_time()
-        async with trio.open_nursery() as nursery:
-            for _ in range(inflight):
-                nursery.start_soon(work, client)
-        return (time.process_time() - started_at) / count * 1e6
-
-
-def _one(client: str, url: str, count: int, inflight: int) -> float:
-    if client == "aiohttp":
-        import uvloop
-
-        return float(uvloop.run(_aiohttp(url, count, inflight)))
-    return trio.run(_pool if client == "pool" else _httpx, url, count, inflight)
-
-
-if __name__ == "__main__":
-    name, address, requests, at_once = sys.argv[1:]
-    print(_one(name, address, int(requests), int(at_once)))
+def _summary(points: Sequence[Point]) -> dict[str, dict[str, float]]:
+    return {
+        f"{point.scheme} {point.inflight}": {
+            **{client: round(point.us(client), 1) for client in point.rounds},
+            **{f"to {c}": round(point.ratio(c), 3) for c in CLIENTS[1:] if c in point.rounds},
+        }
+        for point in points
+    } | {"growth": {scheme: round(_growth(points, scheme), 2) for scheme in ("http", "https")}}

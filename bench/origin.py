@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import cast
 
 import uvloop
@@ -39,24 +41,32 @@ class Page(asyncio.Protocol):
             self._transport.write(self._response)
 
 
-async def serve(size_bytes: int, think_s: float) -> None:
+async def serve(size_bytes: int, think_s: float, proof: str) -> None:
     body = os.urandom(size_bytes // 2).hex().encode()
     head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {len(body)}\r\n\r\n"
     response = head.encode() + body
+    tls = None
+    if proof:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(proof)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Page(response, think_s), "127.0.0.1", 0, backlog=2048)
+    server = await loop.create_server(
+        lambda: Page(response, think_s), "127.0.0.1", 0, backlog=2048, ssl=tls
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 @contextmanager
-def an_origin(*, size_bytes: int, think_s: float) -> Iterator[str]:
-    """The site's address, for as long as the block lasts."""
-    command = [sys.executable, "-m", "bench.origin", str(size_bytes), str(think_s)]
+def an_origin(*, size_bytes: int, think_s: float, proof: Path | None = None) -> Iterator[str]:
+    """The site's address, for as long as the block lasts; with a certificate, over TLS."""
+    arguments = [str(size_bytes), str(think_s), str(proof or "")]
+    command = [sys.executable, "-m", "bench.origin", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+            scheme = "https" if proof else "http"
+            yield f"{scheme}://127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.terminate()
 
@@ -65,5 +75,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("size_bytes", type=int)
     parser.add_argument("think_s", type=float)
+    parser.add_argument("proof")
     options = parser.parse_args()
-    uvloop.run(serve(options.size_bytes, options.think_s))
+    uvloop.run(serve(options.size_bytes, options.think_s, options.proof))

@@ -41,6 +41,8 @@ class Summary(msgspec.Struct, frozen=True):
     cpu_ratio: float
     pages_per_s: float
     rate_ratio: float
+    rate_ratio_least: float
+    rate_ratio_most: float
     rss_mb: float
 
 
@@ -62,11 +64,12 @@ def main(arguments: list[str]) -> None:
     show(summaries)
     draw_all(summaries, options.n)
     if options.json:
-        ours = summaries["conveyor"]
+        ours, two = summaries["conveyor"], summaries["conveyor-2"]
         line = {
             "n": options.n,
             "cpu_ratio": round(ours.cpu_ratio, 3),
             "rate_ratio": round(ours.rate_ratio, 3),
+            "rate_ratio_2": round(two.rate_ratio, 3),
             "rss_mb": round(ours.rss_mb, 1),
         }
         print(msgspec.json.encode(line).decode())
@@ -74,11 +77,14 @@ def main(arguments: list[str]) -> None:
 
 def summarised(arm: str, rounds: Sequence[Mapping[str, Measured]]) -> Summary:
     pairs = [(each[arm], each["bare"]) for each in rounds if arm in each]
+    rate_ratios = [ours.pages_per_s / bare.pages_per_s for ours, bare in pairs]
     return Summary(
         cpu_ms=median(ours.cpu_ms_per_page for ours, _ in pairs),
         cpu_ratio=median(ours.cpu_ms_per_page / bare.cpu_ms_per_page for ours, bare in pairs),
         pages_per_s=median(ours.pages_per_s for ours, _ in pairs),
-        rate_ratio=median(ours.pages_per_s / bare.pages_per_s for ours, bare in pairs),
+        rate_ratio=median(rate_ratios),
+        rate_ratio_least=min(rate_ratios),
+        rate_ratio_most=max(rate_ratios),
         rss_mb=max(ours.rss_mb for ours, _ in pairs),
     )
 
@@ -94,11 +100,12 @@ def run_arm(arm: str, url: str, count: int, concurrency: int) -> Measured:
 
 
 def show(summaries: Mapping[str, Summary]) -> None:
-    print(f"{'':34}{'CPU ms':>8}{'ratio':>8}{'pages/s':>9}{'ratio':>8}{'RSS MB':>8}")
+    print(f"{'':34}{'CPU ms':>8}{'ratio':>8}{'pages/s':>9}{'ratio':>8}{'spread':>12}{'RSS MB':>8}")
     for arm, each in summaries.items():
+        spread = f"{each.rate_ratio_least:.2f}-{each.rate_ratio_most:.2f}"
         print(
             f"{NAMES[arm]:34}{each.cpu_ms:>8.3f}{each.cpu_ratio:>7.2f}x"
-            f"{each.pages_per_s:>9,.0f}{each.rate_ratio:>7.2f}x{each.rss_mb:>8.0f}"
+            f"{each.pages_per_s:>9,.0f}{each.rate_ratio:>7.2f}x{spread:>12}{each.rss_mb:>8.0f}"
         )
 
 

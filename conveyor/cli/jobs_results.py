@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,14 +16,13 @@ from conveyor.cli.jobs_tables import results_table
 from conveyor.cli.progress import progress
 from conveyor.cli.results import LIST_NAME, ResultLine, extension_for
 from conveyor.domain.model import TaskStatus
-from conveyor.sdk import ApiError, Client, RunResponse, TaskResult
+from conveyor.sdk import ApiError, Downloaded, RunResponse, TaskResult
 from conveyor.sdk.downloads import replacing
 from conveyor.sdk.polling import run_of
 from conveyor.usecases.results import FILTERS
 
 ROWS_SHOWN = 50
-DOWNLOADS_AT_ONCE = 4
-CHUNK = 100
+CHUNK = 500
 EXIT_SOME_MISSING = 1
 
 
@@ -118,14 +116,11 @@ def download(session: Session, job: str, output: Path, run_id: str | None, as_js
 def _save_all(session: Session, run: RunResponse, folder: Path) -> list[ResultLine]:
     found = session.client.results(run.job_id, run_id=run.run_id)
     lines: list[ResultLine] = []
-    with (
-        progress(session.err, "Downloading", run.stats.total) as show,
-        ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as threads,
-    ):
+    with progress(session.err, "Downloading", run.stats.total) as show:
         for chunk in _chunks(_named(found)):
-            lines += threads.map(
-                partial(_save, session.client, run.job_id, folder), *zip(*chunk, strict=True)
-            )
+            scratch = {r.task_id: folder / f".{name}" for name, r in chunk if r.result_url}
+            saved = session.client.download_all(run.job_id, scratch, run_id=run.run_id)
+            lines += [_line(folder, name, r, saved.get(r.task_id)) for name, r in chunk]
             show(len(lines), sum(map(_is_missing, lines)), max(run.stats.total, len(lines)))
     return sorted(lines, key=lambda line: line.index)
 
@@ -147,21 +142,19 @@ def _chunks(
         yield chunk
 
 
-def _save(client: Client, job_id: str, folder: Path, name: str, result: TaskResult) -> ResultLine:
+def _line(
+    folder: Path, name: str, result: TaskResult, saved: Downloaded | ApiError | None
+) -> ResultLine:
     line = partial(ResultLine, result.index, result.url, result.status)
-    if result.result_url is None:
-        problem = result.error
-        return line(
-            error=problem.code if problem else None, detail=problem.detail if problem else None
-        )
-    scratch = folder / f".{name}"
-    try:
-        saved = client.download(job_id, result.task_id, scratch, run_id=result.run_id)
-    except ApiError as error:
-        return line(error=error.code, detail=error.detail or error.title)
-    file_name = name + extension_for(saved.content_type)
-    scratch.replace(folder / file_name)
-    return line(file=file_name, sha256=saved.sha256)
+    match saved:
+        case Downloaded():
+            file_name = name + extension_for(saved.content_type)
+            (folder / f".{name}").replace(folder / file_name)
+            return line(file=file_name, sha256=saved.sha256)
+        case ApiError():
+            return line(error=saved.code, detail=saved.detail or saved.title)
+    problem = result.error
+    return line(error=problem.code if problem else None, detail=problem.detail if problem else None)
 
 
 def _is_missing(line: ResultLine) -> bool:

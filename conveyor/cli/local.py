@@ -30,6 +30,7 @@ from conveyor.usecases.lookups import latest_run, totals_of
 
 CALLER = CallerId("local")
 LOOK_S = 0.1
+LAST_LOOK_S = 0.01
 RUNS_SHOWN_MAX = 50
 
 
@@ -146,7 +147,8 @@ async def see_through(
             while run.status in RUN_LIVE:
                 run, totals = await _look(env, job, run)
                 report(totals.done, totals.failed, run.planned)
-                await trio.sleep(LOOK_S)
+                is_drained = 0 < run.planned <= totals.done
+                await trio.sleep(LAST_LOOK_S if is_drained else LOOK_S)
             nursery.cancel_scope.cancel()
     run, totals = await _look(env, job, run)
     report(totals.done, totals.failed, run.planned)

@@ -11,7 +11,8 @@ import trio
 from conveyor.domain.urls import Target
 from conveyor.net.errors import ConnectFailed, TimedOut
 from conveyor.net.resolver import Resolver
-from conveyor.net.wire import Wire, connect, start_tls
+from conveyor.net.tls import TlsWire
+from conveyor.net.wire import Wire, connect
 
 Connect = Callable[[str, int], Awaitable[socket.socket]]
 
@@ -42,7 +43,7 @@ class Dialer:
         self._timeout_s = connect_timeout_s
         self._sessions: dict[tuple[str, str, int], ssl.SSLSession] = {}
 
-    async def dial(self, target: Target) -> Wire:
+    async def dial(self, target: Target) -> Wire | TlsWire:
         addresses = await self._resolver.resolve(target)
         failure: ConnectFailed | TimedOut | None = None
         for address in addresses[:ATTEMPTS_MAX]:
@@ -56,9 +57,9 @@ class Dialer:
         assert failure is not None
         raise failure
 
-    def remember(self, target: Target, wire: Wire) -> None:
+    def remember(self, target: Target, wire: Wire | TlsWire) -> None:
         """Keep the session of a connection that answered: TLS 1.3 hands it out that late."""
-        session = wire.session
+        session = wire.session if isinstance(wire, TlsWire) else None
         if session is None:
             return
         self._sessions.pop(target.origin, None)
@@ -66,9 +67,15 @@ class Dialer:
             del self._sessions[next(iter(self._sessions))]
         self._sessions[target.origin] = session
 
-    async def _open(self, target: Target, address: str) -> Wire:
-        connected = await self._connect(address, target.port)
+    async def _open(self, target: Target, address: str) -> Wire | TlsWire:
+        wire = Wire(await self._connect(address, target.port))
         if not target.is_tls:
-            return Wire(connected)
-        session = self._sessions.get(target.origin)
-        return Wire(await start_tls(connected, self._tls, target.host, session))
+            return wire
+        try:
+            session = self._sessions.get(target.origin)
+            inside = TlsWire(wire, self._tls, target.host, session)
+            await inside.start()
+        except BaseException:
+            wire.close()
+            raise
+        return inside

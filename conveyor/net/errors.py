@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from conveyor.domain.errors import ConveyorError
 
+TOO_LATE = "no complete answer before the deadline"
+
 
 class FetchFailed(ConveyorError):
     """There is no response. `detail` is safe to show to the caller."""

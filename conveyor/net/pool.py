@@ -11,23 +11,27 @@ Laws:
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import trio
 
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.net.body import EXCERPT_BYTES, WholeBody, excerpt
 from conveyor.net.dialer import Connect, Dialer, default_tls
-from conveyor.net.errors import BadResponse, ConnectionLost, TimedOut
+from conveyor.net.errors import TOO_LATE, BadResponse, ConnectionLost, TimedOut
 from conveyor.net.message import Request, Response, encode_request
-from conveyor.net.reading import Pace, Reading
+from conveyor.net.reading import Reading
 from conveyor.net.reply import Reply
 from conveyor.net.resolver import Lookup, Resolver
-from conveyor.net.slots import PoolLimits, Slots
-from conveyor.net.wire import connect
+from conveyor.net.slots import Lane, PoolLimits, Slots
+from conveyor.net.tls import TlsWire
+from conveyor.net.watch import Watch
+from conveyor.net.wire import Wire, connect
 
 
 class HttpPool:
-    """Close it with `close()` once no fetch is running; it keeps no task of its own."""
+    """Close it with `close()` once no fetch is running; it holds sockets and nothing else."""
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class HttpPool:
         self.policy = policy
         self._limits = limits
         self._slots = Slots(limits)
+        self._watch = Watch()
         self._large = trio.Semaphore(limits.large_bodies_max)
         self._dialer = Dialer(
             Resolver(policy, lookup), tls or default_tls(), limits.connect_timeout_s, connect
@@ -61,39 +66,44 @@ class HttpPool:
     async def fetch(self, request: Request) -> Response:
         """The response, whatever its status. Raises the family of FetchFailed."""
         head = encode_request(request)
-        origin = request.target.origin
-        pace = Pace(request.deadline_s, self._limits.read_timeout_s)
-        with pace.scope:
-            if not self._slots.acquire_nowait(origin):
-                pace.relax()
-                await self._slots.acquire(origin)
-            try:
-                return await self._fetch(request, head, pace)
-            finally:
-                self._slots.release(origin)
-        raise TimedOut("no complete answer before the deadline")
+        now = trio.current_time()
+        deadline = now + request.deadline_s
+        lane = self._slots.acquire_nowait(request.target.origin)
+        if lane is None:
+            with _until(deadline):
+                lane = await self._slots.acquire(request.target.origin)
+            now = trio.current_time()
+        try:
+            kept = self._slots.take_idle(lane, now)
+            if kept is not None:
+                reading = self._reading(kept, request, deadline)
+                try:
+                    return await self._exchange(lane, reading, request, head)
+                except ConnectionLost:
+                    # The server hung up between two requests, as it may.
+                    if reading.reply.has_started or not request.is_idempotent:
+                        raise
+            with _until(deadline):
+                self._slots.make_room()
+                wire = await self._dialer.dial(request.target)
+            reading = self._reading(wire, request, deadline)
+            response = await self._exchange(lane, reading, request, head)
+            self._dialer.remember(request.target, wire)
+            return response
+        finally:
+            self._slots.release(lane)
 
-    async def _fetch(self, request: Request, head: bytes, pace: Pace) -> Response:
-        kept = self._slots.take_idle(request.target.origin)
-        if kept is not None:
-            reading = Reading(kept, Reply(has_body=request.method != "HEAD"), pace)
-            try:
-                return await self._exchange(reading, request, head)
-            except ConnectionLost:
-                # The server hung up between two requests, as it may.
-                if reading.reply.has_started or not request.is_idempotent:
-                    raise
-        pace.relax()
-        self._slots.make_room()
-        wire = await self._dialer.dial(request.target)
-        reading = Reading(wire, Reply(has_body=request.method != "HEAD"), pace)
-        return await self._exchange(reading, request, head)
+    def _reading(self, wire: Wire | TlsWire, request: Request, deadline: float) -> Reading:
+        reply = Reply(has_body=request.method != "HEAD")
+        patience_s = self._limits.read_timeout_s
+        return Reading(wire, reply, self._watch, deadline=deadline, patience_s=patience_s)
 
-    async def _exchange(self, reading: Reading, request: Request, head: bytes) -> Response:
+    async def _exchange(
+        self, lane: Lane, reading: Reading, request: Request, head: bytes
+    ) -> Response:
         wire, reply = reading.wire, reading.reply
         try:
-            await wire.send(head)
-            await reading.head()
+            await reading.ask(head)
             if request.wants_body(reply.status):
                 response = await self._whole(reading, request)
             else:
@@ -102,17 +112,17 @@ class HttpPool:
             wire.close()
             raise
         finally:
+            reading.relax()
             reply.close()
         if reply.is_reusable:
-            self._dialer.remember(request.target, wire)
-            self._slots.keep(request.target.origin, wire)
+            self._slots.keep(lane, wire)
         else:
             wire.close()
         return response
 
     async def _whole(self, reading: Reading, request: Request) -> Response:
         reply = reading.reply
-        body = WholeBody(_encodings(reply), request.body_bytes_max)
+        body = WholeBody(reply.encodings, request.body_bytes_max)
         body.expect(reply.content_length)
         has_permit = False
         try:
@@ -133,13 +143,19 @@ class HttpPool:
 
     async def _permit(self, reading: Reading) -> bool:
         """Few large bodies are in memory at a time; waiting for a turn is not the site's delay."""
-        reading.pace.relax()
-        await self._large.acquire()
+        reading.relax()
+        with _until(reading.deadline):
+            await self._large.acquire()
         return True
 
 
-def _encodings(reply: Reply) -> list[bytes]:
-    return [value for name, value in reply.headers if name == b"content-encoding"]
+@contextmanager
+def _until(deadline: float) -> Iterator[None]:
+    """For what is no wait for a connected peer, and therefore not watched."""
+    with trio.CancelScope(deadline=deadline) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise TimedOut(TOO_LATE)
 
 
 async def _shortened(reading: Reading) -> Response:
@@ -152,5 +168,5 @@ async def _shortened(reading: Reading) -> Response:
             encoded += reply.take()
     except (ConnectionLost, BadResponse):
         pass  # The status is known, and nobody needs the rest.
-    body = excerpt(_encodings(reply), encoded)
+    body = excerpt(reply.encodings, encoded)
     return Response(reply.status, reply.headers, body, is_whole=reply.is_done)

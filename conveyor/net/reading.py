@@ -1,52 +1,60 @@
-"""Feeds a reply from a wire, at a pace: an idle and a total deadline in one cancel scope."""
+"""Feeds a reply from a wire, under an idle and a total deadline."""
 
 from __future__ import annotations
 
 import trio
 
+from conveyor.net.errors import TOO_LATE, TimedOut
 from conveyor.net.reply import Reply
+from conveyor.net.tls import TlsWire
+from conveyor.net.watch import Watch
 from conveyor.net.wire import Wire
 
 
-class Pace:
-    """The scope starts pulled in for the first read, as most fetches need no more; moving a
-    deadline costs as much as parsing a response, so a slack of a tenth is left alone.
-    """
-
-    __slots__ = ("_deadline", "_read_timeout_s", "scope")
-
-    def __init__(self, deadline_s: float, read_timeout_s: float) -> None:
-        now = trio.current_time()
-        self._deadline = now + deadline_s
-        self._read_timeout_s = read_timeout_s
-        self.scope = trio.CancelScope(deadline=now + min(deadline_s, read_timeout_s))
-
-    def press(self) -> None:
-        """From now on the peer has so long to send something."""
-        until = min(trio.current_time() + self._read_timeout_s, self._deadline)
-        current = self.scope.deadline
-        if current > until or until - current > self._read_timeout_s / 10:
-            self.scope.deadline = until
-
-    def relax(self) -> None:
-        """What follows is not a read: only the total deadline holds."""
-        self.scope.deadline = self._deadline
-
-
 class Reading:
-    __slots__ = ("pace", "reply", "wire")
+    """One exchange on a wire. Every wait for the peer is watched, and nothing else is."""
 
-    def __init__(self, wire: Wire, reply: Reply, pace: Pace) -> None:
+    __slots__ = ("_patience_s", "_watch", "deadline", "reply", "wire")
+
+    def __init__(
+        self,
+        wire: Wire | TlsWire,
+        reply: Reply,
+        watch: Watch,
+        *,
+        deadline: float,
+        patience_s: float,
+    ) -> None:
         self.wire = wire
         self.reply = reply
-        self.pace = pace
+        self.deadline = deadline
+        self._watch = watch
+        self._patience_s = patience_s
 
-    async def head(self) -> None:
+    async def ask(self, data: bytes) -> None:
+        """Send, and read on until the head of the answer is there."""
+        self._press()
+        await self.wire.send(data)
+        await self._receive()
         while not self.reply.is_head_done:
             await self.more()
 
     async def more(self) -> None:
-        self.pace.press()
+        self._press()
+        await self._receive()
+
+    def relax(self) -> None:
+        """What follows is no wait for the peer."""
+        self._watch.forget(self.wire)
+
+    def _press(self) -> None:
+        """From now on the peer has so long to send something."""
+        now = trio.current_time()
+        if now >= self.deadline:
+            raise TimedOut(TOO_LATE)
+        self._watch.expect(self.wire, min(now + self._patience_s, self.deadline))
+
+    async def _receive(self) -> None:
         data = await self.wire.receive()
         if data:
             self.reply.feed(data)

@@ -22,14 +22,15 @@ class Reply:
 
     __slots__ = (
         "_body_bytes",
+        "_fields",
         "_has_body",
         "_is_dirty",
         "_is_keep_alive",
         "_is_until_close",
         "_parser",
-        "_raw_headers",
         "_wire_bytes",
         "content_length",
+        "encodings",
         "headers",
         "is_done",
         "is_head_done",
@@ -41,6 +42,7 @@ class Reply:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.pieces: list[bytes] = []
+        self.encodings: list[bytes] = []
         self.content_length: int | None = None
         self.is_head_done = False
         self.is_done = False
@@ -48,7 +50,7 @@ class Reply:
         self._is_dirty = False
         self._is_keep_alive = False
         self._is_until_close = False
-        self._raw_headers: list[tuple[bytes, bytes]] = []
+        self._fields: list[tuple[bytes, bytes]] = []
         self._wire_bytes = 0
         self._body_bytes = 0
         self._parser = httptools.HttpResponseParser(self)
@@ -96,16 +98,15 @@ class Reply:
         self._is_dirty = self.is_done
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._raw_headers.append((name, value))
-        if len(self._raw_headers) > HEADERS_MAX:
+        self._fields.append((name.lower(), value))
+        if len(self._fields) > HEADERS_MAX:
             raise BadResponse("more than 256 headers")
 
     def on_headers_complete(self) -> None:
         if self.is_done:
             return
         self.status = self._parser.get_status_code()
-        headers = [(name.lower(), value) for name, value in self._raw_headers]
-        self._raw_headers = []
+        headers, self._fields = self._fields, []
         if self.status < 200:
             if self.status < 100:
                 raise BadResponse("the status is not a number from 100")
@@ -130,8 +131,15 @@ class Reply:
             self.is_done = True
 
     def _frame(self) -> None:
-        lengths = [value for name, value in self.headers if name == b"content-length"]
-        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        lengths: list[bytes] = []
+        codings: list[bytes] = []
+        for name, value in self.headers:
+            if name == b"content-length":
+                lengths.append(value)
+            elif name == b"transfer-encoding":
+                codings.append(value)
+            elif name == b"content-encoding":
+                self.encodings.append(value)
         version = self._parser.get_http_version()
         if version not in {"1.1", "1.0"}:
             raise BadResponse("not HTTP/1.x")

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 import msgspec
 import trio
 
+from conveyor.net.tls import TlsWire
 from conveyor.net.wire import Wire
 
 Origin = tuple[str, str, int]
@@ -27,23 +28,26 @@ class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
     large_body_bytes: int = 1024 * 1024
 
 
-class _Lane:
+class Lane:
     """One origin: its slots, and its idle connections, the freshest last."""
 
-    __slots__ = ("idle", "slots", "users")
+    __slots__ = ("idle", "origin", "slots", "users")
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, origin: Origin, slots: int) -> None:
+        self.origin = origin
         self.slots = trio.Semaphore(slots)
-        self.idle: deque[Wire] = deque()
+        self.idle: deque[Wire | TlsWire] = deque()
         self.users = 0
 
 
 class Slots:
+    """Whoever acquires a lane releases it."""
+
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         self._total = trio.Semaphore(limits.connections_max)
-        self._lanes: dict[Origin, _Lane] = {}
-        self._idle: OrderedDict[Wire, Origin] = OrderedDict()
+        self._lanes: dict[Origin, Lane] = {}
+        self._idle: OrderedDict[Wire | TlsWire, Lane] = OrderedDict()
         self._leased = 0
 
     @property
@@ -54,24 +58,24 @@ class Slots:
     def origin_count(self) -> int:
         return len(self._lanes)
 
-    def acquire_nowait(self, origin: Origin) -> bool:
+    def acquire_nowait(self, origin: Origin) -> Lane | None:
         """A slot if one is free at once, both of the origin and of the pool."""
         lane = self._lane(origin)
         try:
             lane.slots.acquire_nowait()
         except trio.WouldBlock:
-            return False
+            return None
         try:
             self._total.acquire_nowait()
         except trio.WouldBlock:
             lane.slots.release()
-            self._forget(origin, lane)
-            return False
+            self._forget(lane)
+            return None
         lane.users += 1
         self._leased += 1
-        return True
+        return lane
 
-    async def acquire(self, origin: Origin) -> None:
+    async def acquire(self, origin: Origin) -> Lane:
         lane = self._lane(origin)
         lane.users += 1
         try:
@@ -82,21 +86,19 @@ class Slots:
                 lane.slots.release()
                 raise
         except BaseException:
-            self._leave(origin, lane)
+            self._leave(lane)
             raise
         self._leased += 1
+        return lane
 
-    def release(self, origin: Origin) -> None:
-        lane = self._lanes[origin]
+    def release(self, lane: Lane) -> None:
         self._leased -= 1
         self._total.release()
         lane.slots.release()
-        self._leave(origin, lane)
+        self._leave(lane)
 
-    def take_idle(self, origin: Origin) -> Wire | None:
+    def take_idle(self, lane: Lane, now: float) -> Wire | TlsWire | None:
         """The freshest idle connection that is still open, if any; others are closed."""
-        lane = self._lanes[origin]
-        now = trio.current_time()
         while lane.idle:
             wire = lane.idle.pop()
             del self._idle[wire]
@@ -110,11 +112,11 @@ class Slots:
         while self._idle and self._leased + len(self._idle) > self._limits.connections_max:
             self._drop_oldest()
 
-    def keep(self, origin: Origin, wire: Wire) -> None:
+    def keep(self, lane: Lane, wire: Wire | TlsWire) -> None:
         now = trio.current_time()
         wire.idle_until = now + self._limits.keep_alive_s
-        self._lanes[origin].idle.append(wire)
-        self._idle[wire] = origin
+        lane.idle.append(wire)
+        self._idle[wire] = lane
         while self._idle and next(iter(self._idle)).idle_until <= now:
             self._drop_oldest()
 
@@ -123,23 +125,23 @@ class Slots:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        wire, origin = self._idle.popitem(last=False)
-        lane = self._lanes[origin]
+        wire, lane = self._idle.popitem(last=False)
         # The oldest of all is the oldest of its lane, so it stands first.
         lane.idle.popleft()
         wire.close()
-        self._forget(origin, lane)
+        self._forget(lane)
 
-    def _lane(self, origin: Origin) -> _Lane:
+    def _lane(self, origin: Origin) -> Lane:
         lane = self._lanes.get(origin)
         if lane is None:
-            lane = self._lanes[origin] = _Lane(self._limits.connections_per_origin_max)
+            lane = Lane(origin, self._limits.connections_per_origin_max)
+            self._lanes[origin] = lane
         return lane
 
-    def _leave(self, origin: Origin, lane: _Lane) -> None:
+    def _leave(self, lane: Lane) -> None:
         lane.users -= 1
-        self._forget(origin, lane)
+        self._forget(lane)
 
-    def _forget(self, origin: Origin, lane: _Lane) -> None:
+    def _forget(self, lane: Lane) -> None:
         if not lane.users and not lane.idle:
-            del self._lanes[origin]
+            del self._lanes[lane.origin]

@@ -6,7 +6,7 @@ import ipaddress
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
@@ -17,8 +17,16 @@ import httpx
 
 from conveyor.sdk import calls
 from conveyor.sdk.calls import Call
-from conveyor.sdk.downloads import Damaged, Download, Downloaded, replacing
-from conveyor.sdk.errors import SdkError, Unreachable, error_from
+from conveyor.sdk.downloads import (
+    REDIRECTS_MAX,
+    Damaged,
+    Download,
+    Downloaded,
+    is_direct,
+    replacing,
+    save_all,
+)
+from conveyor.sdk.errors import ApiError, SdkError, Unreachable, error_from
 from conveyor.sdk.polling import Pace, run_of
 from conveyor.sdk.retrying import RetryPolicy
 from conveyor.wire.requests import SubmitJobRequest, TaskInput
@@ -36,7 +44,6 @@ T = TypeVar("T")
 
 JOBS_PAGE = 100
 RESULTS_PAGE = 500
-REDIRECTS_MAX = 3
 PIECE_BYTES = 65_536
 
 
@@ -63,6 +70,7 @@ class Client:
         """ValueError for a `base_url` or an `api_key` that no request could be made with."""
         self.base_url = _checked_url(base_url)
         self._api_key = _checked_key(api_key)
+        self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
         self._sleep = sleep
         self._http = httpx.Client(
@@ -190,6 +198,22 @@ class Client:
         call = calls.get_content(job_id, task_id, run_id)
         return self._trying(lambda: self._download(call, path))
 
+    def download_all(
+        self, job_id: str, paths: Mapping[str, Path], *, run_id: str | None = None
+    ) -> dict[str, Downloaded | ApiError]:
+        """The bodies of tasks as files, several at a time; an ApiError where there is none.
+
+        Not to be called from within an event loop of Trio. Through a proxy, one at a time.
+        """
+        wanted = {
+            task_id: (calls.get_content(job_id, task_id, run_id), path)
+            for task_id, path in paths.items()
+        }
+        if is_direct(self.base_url, trust_env=self._http.trust_env):
+            timeout_s, retry = self._timeout_s, self._retry
+            return save_all(self.base_url, self._api_key, wanted, timeout_s=timeout_s, retry=retry)
+        return {task_id: self._saved(call, path) for task_id, (call, path) in wanted.items()}
+
     def wait(
         self,
         job_id: str,
@@ -256,6 +280,12 @@ class Client:
             content=call.body,
             headers=headers,
         )
+
+    def _saved(self, call: Call[None], path: Path) -> Downloaded | ApiError:
+        try:
+            return self._trying(lambda: self._download(call, path))
+        except ApiError as error:
+            return error
 
     def _content(self, call: Call[None]) -> bytes:
         with self._streaming(call) as response:

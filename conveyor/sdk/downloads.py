@@ -1,16 +1,44 @@
-"""Bodies on their way into a file: whole or absent, and checked against what the server said."""
+"""Bodies on their way into a file: whole or absent, and checked against what the server said.
+
+One is streamed by whoever asks for it. Many go through the HTTP pool, several at a time: `Bodies`
+for a program on Trio, `save_all` for one that is not.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import random
 import re
 import secrets
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import IO
+from urllib.request import getproxies
 
+import httpx
+import trio
+
+from actors.runtime.life import ungrouped
+from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.urls import BadUrl, Target, join, parse_url
+from conveyor.net.errors import FetchFailed
+from conveyor.net.message import Headers, Request, Response
+from conveyor.net.pool import HttpPool
+from conveyor.net.slots import PoolLimits
+from conveyor.sdk.calls import Call
+from conveyor.sdk.errors import ApiError, SdkError, Unreachable, error_from
+from conveyor.sdk.retrying import RetryPolicy
+
+AT_ONCE = 16
+DEADLINE_S = 600.0
+REDIRECTS_MAX = 3
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_HEADERS = (("Accept-Encoding", "identity"), ("User-Agent", "conveyor-sdk"))
 _SHA256_TAG = re.compile(r'"([0-9a-f]{64})"\Z')
 
 
@@ -60,3 +88,125 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+
+
+class Bodies:
+    """The bodies that one server has, for one caller, over a pool that the caller closes."""
+
+    def __init__(self, pool: HttpPool, base_url: str, api_key: str, retry: RetryPolicy) -> None:
+        self._pool = pool
+        self._base_url = base_url
+        self._api_key = api_key
+        self._retry = retry
+
+    async def save_all(
+        self, wanted: Mapping[str, tuple[Call[None], Path]]
+    ) -> dict[str, Downloaded | ApiError]:
+        """Every body as a file, or why the server has none. Raises Unreachable."""
+        saved: dict[str, Downloaded | ApiError] = {}
+        failures: list[SdkError | OSError] = []
+        rest = iter(wanted.items())
+
+        async def work() -> None:
+            try:
+                for name, (call, path) in rest:
+                    saved[name] = await self._saved(call, path)
+            except (SdkError, OSError) as error:
+                failures.append(error)
+                nursery.cancel_scope.cancel()
+
+        with ungrouped():
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(AT_ONCE, len(wanted))):
+                    nursery.start_soon(work)
+        if failures:
+            raise failures[0]
+        return saved
+
+    async def _saved(self, call: Call[None], path: Path) -> Downloaded | ApiError:
+        try:
+            return await self.save(call, path)
+        except ApiError as error:
+            return error
+
+    async def save(self, call: Call[None], path: Path) -> Downloaded:
+        """The body as a file, which is whole or not there. Raises ApiError and Unreachable."""
+        for attempt in count(1):
+            try:
+                return await self._save(call, path)
+            except SdkError as error:
+                luck = random.random()  # noqa: S311 (it spreads load, it keeps no secret)
+                pause_s = self._retry.pause_s(error, attempt=attempt, luck=luck)
+                if pause_s is None:
+                    raise
+            await trio.sleep(pause_s)
+        raise AssertionError("a policy gives up in the end")
+
+    async def _save(self, call: Call[None], path: Path) -> Downloaded:
+        try:
+            response = await self._followed(self._base_url + call.path)
+            headers = {
+                name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers
+            }
+            if not 200 <= response.status < 300:
+                raise error_from(response.status, headers, response.body)
+            with replacing(path) as file:
+                download = Download(file)
+                download.take(response.body)
+                return download.finish(headers)
+        except (FetchFailed, Damaged) as error:
+            raise Unreachable(self._base_url, str(error)) from error
+
+    async def _followed(self, url: str) -> Response:
+        """Where redirects lead. They are followed without the API key: it is for us alone."""
+        target = self._checked(parse_url(url))
+        response = await self._get(target, (*_HEADERS, ("X-API-Key", self._api_key)))
+        for _ in range(REDIRECTS_MAX):
+            location = response.header(b"location")
+            if response.status not in _REDIRECTS or location is None:
+                break
+            target = self._checked(join(target, location))
+            response = await self._get(target, _HEADERS)
+        return response
+
+    async def _get(self, target: Target, headers: Headers) -> Response:
+        return await self._pool.fetch(
+            Request(method="GET", target=target, headers=headers, deadline_s=DEADLINE_S)
+        )
+
+    def _checked(self, target: Target | BadUrl) -> Target:
+        if isinstance(target, BadUrl):
+            raise Unreachable(self._base_url, target.detail)
+        return target
+
+
+def save_all(
+    base_url: str,
+    api_key: str,
+    wanted: Mapping[str, tuple[Call[None], Path]],
+    *,
+    timeout_s: float,
+    retry: RetryPolicy,
+) -> dict[str, Downloaded | ApiError]:
+    """As `Bodies.save_all`, in a Trio of its own: not to be called from within one."""
+    limits = PoolLimits(connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
+    # The caller chose the server, and the server where it sends its callers.
+    pool = HttpPool(TargetPolicy(allow_private=True), limits, tls=_tls())
+    try:
+        return trio.run(Bodies(pool, base_url, api_key, retry).save_all, wanted)
+    finally:
+        pool.close()
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Trusts whom the other calls trust; reading all the authorities takes a while."""
+    context = httpx.create_ssl_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def is_direct(base_url: str, *, trust_env: bool) -> bool:
+    """Whether the pool can reach a server: it uses no proxy, and reads URLs strictly."""
+    is_proxied = trust_env and not {"http", "https", "all"}.isdisjoint(getproxies())
+    return not is_proxied and isinstance(parse_url(base_url), Target)

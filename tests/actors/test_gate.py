@@ -94,3 +94,23 @@ async def test_a_cancelled_waiter_leaves_its_slots_to_others() -> None:
 
     assert gate.inflight_count == 0
     assert await gate.take(B, RunId("3"), weight=1, count_max=1) == 1
+
+
+async def test_a_task_that_steps_aside_makes_room_for_another() -> None:
+    gate = FairGate(capacity=1)
+    await gate.take(A, RunId("1"), weight=1, count_max=1)
+
+    assert gate.step_aside(A, RunId("1"))
+
+    assert await gate.take(B, RunId("2"), weight=1, count_max=1) == 1
+
+
+async def test_no_more_step_aside_than_there_are_slots() -> None:
+    gate = FairGate(capacity=1)
+    await gate.take(A, RunId("1"), weight=1, count_max=1)
+    gate.step_aside(A, RunId("1"))
+    await gate.take(A, RunId("1"), weight=1, count_max=1)
+
+    assert not gate.step_aside(A, RunId("1"))
+    gate.leave()
+    assert gate.step_aside(A, RunId("1"))

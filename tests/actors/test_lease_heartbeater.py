@@ -110,7 +110,7 @@ async def test_released_work_is_left_alone(autojump_clock: MockClock) -> None:
     async with beating(world) as heartbeater:
         with trio.move_on_after(100) as work:
             await heartbeater.tell(Hold(lease_id, message, claim, work))
-            await heartbeater.tell(Release(lease_id))
+            await heartbeater.tell(Release(message.receipt))
             await world.env.coordinator.release([lease_id])
             await trio.sleep_forever()
 
@@ -136,3 +136,22 @@ async def test_one_missed_beat_costs_nothing(autojump_clock: MockClock) -> None:
 def test_a_beat_too_slow_for_the_lease_is_refused() -> None:
     with pytest.raises(AssertionError):
         LeaseHeartbeater(env=make_world().env, interval_s=limits.LEASE_TTL_S / 2)
+
+
+async def test_a_lease_that_was_passed_on_keeps_its_new_work_alive(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    lease_id, message, claim = await work_in_hand(world)
+    _, next_message, next_claim = await work_in_hand(world)
+
+    async with beating(world) as heartbeater:
+        with trio.CancelScope() as work:
+            await heartbeater.tell(Hold(lease_id, message, claim, trio.CancelScope()))
+            await heartbeater.tell(Hold(lease_id, next_message, next_claim, work))
+            await heartbeater.tell(Release(message.receipt))
+            await trio.sleep(3_600)
+
+    assert (await world.env.queue.depth(next_message.ref.run_id)).hidden == 1
+    assert (await world.env.queue.depth(message.ref.run_id)).visible == 1
+    assert not work.cancelled_caught

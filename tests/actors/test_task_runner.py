@@ -134,3 +134,31 @@ async def test_work_that_lost_its_lease_is_handed_back_at_once(autojump_clock: M
     assert world.gateway.calls.total() == 2
     assert run.ended_at is not None
     assert run.ended_at - run.created_at < limits.BEAT_S + 25 + 5
+
+
+async def test_the_next_page_is_fetched_while_the_last_is_being_written(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world(capacity=1, think_s=10.0)
+    slow = faulty(world.env.blobs, Faults(latency_s={"add": 9.0}))
+    world = replace(world, env=replace(world.env, blobs=slow))
+
+    async with world.working():
+        accepted = await world.submit(urls(5), max_inflight=1)
+        _, totals = await world.ended(accepted)
+
+    assert totals.successful == 5
+    assert world.gateway.inflight_max == 1
+    assert trio.current_time() < 5 * 10.0 + 9.0 + 5.0
+
+
+async def test_a_disk_that_hangs_stops_the_fetching(autojump_clock: MockClock) -> None:
+    world = make_world(capacity=2, think_s=1.0)
+    stuck = faulty(world.env.blobs, Faults(latency_s={"add": 50.0}))
+    world = replace(world, env=replace(world.env, blobs=stuck))
+
+    async with world.working():
+        await world.submit(urls(20))
+        await trio.sleep(40.0)
+
+    assert world.gateway.calls.total() == 4

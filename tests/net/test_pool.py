@@ -11,7 +11,6 @@ import trio.testing
 from conveyor.net.errors import ConnectFailed, ConnectionLost, TimedOut
 from conveyor.net.message import Request
 from conveyor.net.pool import HttpPool
-from conveyor.net.reading import Pace
 from conveyor.net.wire import connect
 from tests.net.conftest import MakePool, get, target
 from tests.net.server import Peer, answering, answering_then_closing, raw_server, reply
@@ -182,23 +181,51 @@ async def test_silence_ends_a_fetch_long_before_its_deadline(make_pool: MakePool
             await make_pool(read_timeout_s=0.03).fetch(get(server.url(), deadline_s=1e6))
 
 
-async def test_only_the_total_deadline_holds_between_reads(
-    autojump_clock: trio.testing.MockClock,
+async def test_waiting_for_a_turn_at_a_large_body_ends_at_the_deadline_only(
+    make_pool: MakePool,
 ) -> None:
-    start = trio.current_time()
-    pace = Pace(deadline_s=100.0, read_timeout_s=10.0)
-    assert pace.scope.deadline == start + 10
+    read_timeout_s = 0.03
+    large = b"x" * 5_000
+    asked, release = trio.Event(), trio.Event()
 
-    pace.relax()
-    assert pace.scope.deadline == start + 100
+    async def slow(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        asked.set()
+        while not release.is_set():
+            await peer.send(b".")
+            await trio.sleep(read_timeout_s / 6)
+        await peer.send(b"." * 100_000)
 
-    await trio.sleep(50)
-    pace.press()
-    assert pace.scope.deadline == start + 60
+    pool = make_pool(read_timeout_s=read_timeout_s, large_bodies_max=1, large_body_bytes=1_000)
+    async with (
+        raw_server(slow) as one,
+        raw_server(answering(reply(large))) as other,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(pool.fetch, get(one.url()))
+        await asked.wait()
+        with pytest.raises(TimedOut):
+            await pool.fetch(get(other.url(), deadline_s=read_timeout_s * 3))
 
-    await trio.sleep(45)
-    pace.press()
-    assert pace.scope.deadline == start + 100
+        async def go_on() -> None:
+            await trio.sleep(read_timeout_s * 3)
+            release.set()
+
+        nursery.start_soon(go_on)
+        assert (await pool.fetch(get(other.url()))).body == large
+
+
+async def test_a_peer_that_takes_nothing_of_a_large_request_is_given_up(
+    make_pool: MakePool,
+) -> None:
+    async def handler(peer: Peer) -> None:
+        await trio.sleep_forever()
+
+    async with raw_server(handler) as server:
+        post = Request(method="POST", target=target(server.url()), body=b"x" * 50_000_000)
+        with pytest.raises(TimedOut):
+            await make_pool(read_timeout_s=0.03).fetch(post)
 
 
 async def test_a_refused_connection_is_told_apart(pool: HttpPool) -> None:

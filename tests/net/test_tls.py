@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,9 +18,11 @@ from cryptography.x509.oid import NameOID
 
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.net.dialer import default_tls
-from conveyor.net.errors import TlsFailed
+from conveyor.net.errors import TimedOut, TlsFailed
+from conveyor.net.message import Request
 from conveyor.net.pool import HttpPool
-from tests.net.conftest import get
+from conveyor.net.slots import PoolLimits
+from tests.net.conftest import get, target
 from tests.net.server import Peer, answering, raw_server, reply
 
 
@@ -138,3 +141,159 @@ async def test_a_server_that_speaks_no_tls_is_a_failure_of_tls(site: Certificate
             await pool.fetch(get(f"https://site.test:{server.port}/"))
 
     assert not caught.value.is_untrusted
+
+
+class Slicing(trio.abc.Stream):
+    """Sends what it is given in small pieces, so that records arrive cut anywhere."""
+
+    def __init__(self, stream: trio.abc.Stream, size_bytes: int) -> None:
+        self._stream = stream
+        self._size_bytes = size_bytes
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        for start in range(0, len(data), self._size_bytes):
+            await self._stream.send_all(data[start : start + self._size_bytes])
+            await trio.testing.wait_all_tasks_blocked()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class Holding(Slicing):
+    """Keeps what it is given while it `is_holding`, for a test to send as it likes."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        super().__init__(stream, size_bytes=65536)
+        self.held: list[bytes] = []
+        self.is_holding = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if self.is_holding:
+            self.held.append(bytes(data))
+        else:
+            await super().send_all(data)
+
+
+@pytest.mark.parametrize("size_bytes", [7, 501, 16_000, 17_000])
+async def test_records_may_arrive_in_any_pieces(site: Certificate, size_bytes: int) -> None:
+    body = b"x" * max(40_000 if size_bytes > 500 else 400, size_bytes)
+
+    async def handler(peer: Peer) -> None:
+        assert isinstance(peer.stream, trio.SocketStream)
+        sliced = Slicing(peer.stream, size_bytes)
+        inside = trio.SSLStream(sliced, site.server, server_side=True, https_compatible=True)
+        while await inside.receive_some():
+            await inside.send_all(reply(body))
+
+    pool = tls_pool(site.client)
+    async with raw_server(handler) as server:
+        for _ in range(3):
+            assert (await pool.fetch(get(f"https://site.test:{server.port}/"))).body == body
+        pool.close()
+
+    assert server.connections == 1
+
+
+async def test_a_large_request_goes_out_whole(site: Certificate) -> None:
+    body = b"y" * 3_000_000
+    pool = tls_pool(site.client)
+    async with raw_server(answering(reply(b"taken")), site.server) as server:
+        url = f"https://site.test:{server.port}/"
+        response = await pool.fetch(Request(method="POST", target=target(url), body=body))
+        pool.close()
+
+    assert response.body == b"taken"
+    assert server.requests[0].endswith(body)
+
+
+async def test_a_body_without_a_length_ends_with_the_connection(site: Certificate) -> None:
+    async def handler(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\n\r\nto the end")
+        assert isinstance(peer.stream, trio.SSLStream)
+        await peer.stream.transport_stream.aclose()
+
+    pool = tls_pool(site.client)
+    async with raw_server(handler, site.server) as server:
+        response = await pool.fetch(get(f"https://site.test:{server.port}/"))
+
+    assert response.body == b"to the end"
+
+
+async def test_a_goodbye_ends_a_body_while_the_socket_stays_open(site: Certificate) -> None:
+    async def handler(peer: Peer) -> None:
+        await peer.request()
+        assert isinstance(peer.stream, trio.SSLStream)
+        await peer.send(b"HTTP/1.1 200 OK\r\n\r\nto the end")
+        await peer.stream.unwrap()
+        await peer.stream.transport_stream.receive_some()
+
+    pool = tls_pool(site.client)
+    async with raw_server(handler, site.server) as server:
+        response = await pool.fetch(get(f"https://site.test:{server.port}/"))
+
+    assert response.body == b"to the end"
+
+
+async def test_a_kept_connection_with_half_a_record_in_it_is_not_used(site: Certificate) -> None:
+    async def handler(peer: Peer) -> None:
+        assert isinstance(peer.stream, trio.SocketStream)
+        holding = Holding(peer.stream)
+        inside = trio.SSLStream(holding, site.server, server_side=True, https_compatible=True)
+        await inside.receive_some()
+        holding.is_holding = True
+        await inside.send_all(reply(b"honest"))
+        await inside.send_all(reply(b"poison"))
+        honest, poison = holding.held
+        await peer.send(honest + poison[:20])
+        await inside.receive_some()
+        await peer.send(poison[20:])
+
+    pool = tls_pool(site.client)
+    async with raw_server(handler) as server:
+        for _ in range(2):
+            response = await pool.fetch(get(f"https://site.test:{server.port}/"))
+            assert response.body == b"honest"
+        pool.close()
+
+    assert server.connections == 2
+
+
+async def test_silence_inside_tls_ends_a_fetch(site: Certificate) -> None:
+    async def handler(peer: Peer) -> None:
+        await peer.request()
+        await peer.wait_closed()
+
+    pool = HttpPool(
+        TargetPolicy(allow_private=True),
+        PoolLimits(read_timeout_s=0.03),
+        lookup=loopback,
+        tls=site.client,
+    )
+    async with raw_server(handler, site.server) as server:
+        with pytest.raises(TimedOut):
+            await pool.fetch(get(f"https://site.test:{server.port}/"))
+    assert pool.idle_count == 0
+
+
+async def test_silence_in_a_handshake_ends_at_the_limit_for_connecting(site: Certificate) -> None:
+    async def handler(peer: Peer) -> None:
+        await peer.wait_closed()
+
+    pool = HttpPool(
+        TargetPolicy(allow_private=True),
+        PoolLimits(connect_timeout_s=0.03),
+        lookup=loopback,
+        tls=site.client,
+    )
+    async with raw_server(handler) as server:
+        with pytest.raises(TimedOut):
+            await pool.fetch(get(f"https://site.test:{server.port}/"))
+        while server.closed < 1:
+            await trio.sleep(0.001)

@@ -41,6 +41,8 @@ class Database:
 
     def __init__(self, path: Path, writer: Writer) -> None:
         self.write = writer.write
+        self.write_in_company = writer.write_in_company
+        self.apply = writer.apply
         self._path = path
         self._glancing = _connect_reader(path, busy_ms=0)
         self._readers: list[Connection] = []

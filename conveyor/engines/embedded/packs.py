@@ -29,7 +29,7 @@ MARK = "pack."
 PACK_BYTES_MAX = 512 * 1024 * 1024
 _OPEN_MAX = 64
 _GROUP_MAX = 256
-_LINGER_S = 0.003  # One body rarely comes alone: a short wait makes one sync of several.
+_LINGER_S = 0.006  # One body rarely comes alone: a short wait makes one sync of several.
 _PARTS_MAX = 1024  # What one writev takes.
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 

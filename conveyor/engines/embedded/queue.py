@@ -88,7 +88,8 @@ class SqliteQueue:
             connection.executemany(_TAKE, hidden)
             return taken
 
-        taken = await self._database.write(op)
+        # Hiding need not be durable: a message may be delivered twice, and claims see to that.
+        taken = await self._database.apply(op)
         if taken is None:
             raise QueueGone(run_id)
         return [_message(run_id, each) for each in taken]
@@ -103,7 +104,7 @@ class SqliteQueue:
         def op(connection: sqlite3.Connection) -> None:
             connection.executemany(_ACK, delivered)
 
-        await self._database.write(op)
+        await self._database.write_in_company(op)
 
     async def bounce(self, messages: Sequence[Message], *, delay_s: float) -> None:
         await self._hide([message.receipt for message in messages], for_s=delay_s, in_hand=0)
@@ -115,6 +116,7 @@ class SqliteQueue:
             visible, total = connection.execute(_DEPTH, (now, run_id)).fetchone()
             return Depth(visible=visible, hidden=total - visible)
 
+        await self._database.write(lambda _: None)  # What was received is hidden by then.
         return await self._database.read(op)
 
     async def _hide(self, receipts: list[str], *, for_s: float, in_hand: int) -> frozenset[str]:

@@ -71,12 +71,13 @@ class SqliteStore:
     async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
         now = self._clock.now()
 
-        def op(connection: sqlite3.Connection) -> list[Verdict]:
-            if len(changes) > 1 and all(map(is_tally, changes)):
-                return apply_tallies(connection, changes, _refuse)
-            return [_apply(connection, change, now) for change in changes]
-
-        return await self._database.write(op)
+        if len(changes) > 1 and all(map(is_tally, changes)):
+            return await self._database.write_in_company(
+                lambda connection: apply_tallies(connection, changes, _refuse)
+            )
+        return await self._database.write(
+            lambda connection: [_apply(connection, change, now) for change in changes]
+        )
 
     async def put_chunk(self, chunk: Chunk) -> Verdict:
         now = self._clock.now()

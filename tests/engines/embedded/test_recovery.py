@@ -56,6 +56,7 @@ async def test_messages_in_hand_are_visible_at_once(data_dir: Path, clock: Manua
         await engine.queue.open_run(RUN)
         await engine.queue.send([a_ref(1), a_ref(2)])
         await engine.queue.receive(RUN, count_max=1, visibility_s=60)
+        await engine.queue.depth(RUN)  # At rest: a receive answers before it is durable.
 
         async with _after_a_crash(data_dir, clock) as survivor:
             received = await survivor.queue.receive(RUN, count_max=9, visibility_s=60)

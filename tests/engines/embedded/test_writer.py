@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from conveyor.engines.embedded.errors import raise_translated, raise_translated_os
 from conveyor.engines.embedded.writer import Op, Writer
@@ -198,3 +199,66 @@ def test_no_room_for_a_file_is_storage_full() -> None:
         raise_translated_os(OSError(28, "No space left on device"))
     with pytest.raises(Unavailable):
         raise_translated_os(OSError(5, "Input/output error"))
+
+
+async def test_what_follows_an_apply_is_in_the_same_transaction(
+    writer: Writer, connection: sqlite3.Connection
+) -> None:
+    answer = await writer.apply(_adding(1))
+    is_open = connection.in_transaction
+    await writer.write(_adding(2))
+
+    assert (answer, is_open) == (1, True)
+    assert writer.commit_count == 1
+    assert _numbers(connection) == [1, 2]
+
+
+async def test_an_apply_that_nothing_follows_is_committed(
+    writer: Writer, connection: sqlite3.Connection
+) -> None:
+    await writer.apply(_adding(1))
+    await writer.write(lambda _: None)
+
+    assert not connection.in_transaction
+    assert _numbers(connection) == [1]
+
+
+async def test_an_apply_is_lost_with_its_transaction_and_spares_the_others(
+    writer: Writer, connection: sqlite3.Connection
+) -> None:
+    await writer.write(_adding(1))
+
+    await writer.apply(_adding(2))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.write, _adding(3))
+        with pytest.raises(sqlite3.IntegrityError):
+            await writer.write(_adding(1))
+
+    assert _numbers(connection) == [1, 3]
+
+
+async def test_an_apply_that_fails_says_so(writer: Writer) -> None:
+    await writer.write(_adding(1))
+
+    with pytest.raises(sqlite3.IntegrityError):
+        await writer.apply(_adding(1))
+
+
+async def test_who_waits_for_company_goes_with_the_next_transaction(
+    writer: Writer, connection: sqlite3.Connection
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.write_in_company, _adding(1))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(writer.write, _adding(2))
+
+    assert writer.commit_count == 1
+    assert _numbers(connection) == [1, 2]
+
+
+async def test_who_finds_no_company_is_written_all_the_same(
+    writer: Writer, connection: sqlite3.Connection
+) -> None:
+    await writer.write_in_company(_adding(1))
+
+    assert _numbers(connection) == [1]

@@ -1,0 +1,139 @@
+"""TLS over a wire, through memory: one read of the socket takes in all records that are there.
+
+`ssl.SSLSocket` makes two system calls for each record and an exception for each wait;
+`trio.SSLStream` several checkpoints for each call. A stream that ends without TLS's goodbye has
+ended all the same, as many servers never send one.
+"""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+
+from conveyor.net.errors import ConnectionLost, TlsFailed
+from conveyor.net.wire import Wire
+
+_RECORD_BYTES = 16 * 1024
+
+
+class TlsWire:
+    """A wire inside TLS; the same promises. `start` comes first."""
+
+    __slots__ = (
+        "_incoming",
+        "_is_between_records",
+        "_is_over",
+        "_outgoing",
+        "_tls",
+        "_wire",
+        "idle_until",
+    )
+
+    def __init__(
+        self, wire: Wire, context: ssl.SSLContext, host: str, session: ssl.SSLSession | None
+    ) -> None:
+        self._wire = wire
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_hostname=host, session=session
+        )
+        self._is_between_records = True
+        self._is_over = False
+        self.idle_until = 0.0
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """Made anew on every call, at the price of several requests."""
+        return self._tls.session
+
+    async def start(self) -> None:
+        """Shake hands as the host, by name; the certificate must be for it. Raises TlsFailed."""
+        try:
+            while True:
+                try:
+                    self._tls.do_handshake()
+                except ssl.SSLWantReadError:
+                    await self._flush()
+                    await self._fill()
+                except ssl.SSLError:
+                    with suppress(ConnectionLost):
+                        await self._flush()  # The alert that tells the server why.
+                    raise
+                else:
+                    return await self._flush()
+        except ssl.SSLCertVerificationError as error:
+            detail = f"the certificate is not trusted: {error.verify_message}"
+            raise TlsFailed(detail, is_untrusted=True) from error
+        except ssl.SSLError as error:
+            raise TlsFailed(f"the TLS handshake failed: {_reason(error)}") from error
+        except ConnectionLost as error:
+            raise TlsFailed(f"the TLS handshake failed: {error.detail}") from error
+
+    async def send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._tls.write(rest) :]
+            except ssl.SSLWantReadError:
+                await self._flush()
+                await self._fill()
+            except ssl.SSLError as error:
+                raise ConnectionLost(_reason(error)) from error
+        await self._flush()
+
+    async def receive(self) -> bytes:
+        """What has arrived, all records of it; empty at the end of the stream."""
+        while not self._is_over:
+            if not self._incoming.pending:
+                await self._fill()
+            pieces = self._decrypted()
+            await self._flush()
+            if pieces:
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return b""
+
+    def is_quiet(self) -> bool:
+        return self._is_between_records and self._wire.is_quiet()
+
+    def interrupt(self) -> None:
+        self._wire.interrupt()
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def _decrypted(self) -> list[bytes]:
+        """Everything that can be read now. OpenSSL takes no more than it needs for a record, so
+        nothing of the next one is inside it unless it asks for more.
+        """
+        pieces: list[bytes] = []
+        self._is_between_records = False
+        try:
+            while self._incoming.pending:
+                piece = self._tls.read(_RECORD_BYTES)
+                if not piece:
+                    self._is_over = True
+                    return pieces
+                pieces.append(piece)
+        except ssl.SSLWantReadError:
+            return pieces
+        except ssl.SSLError as error:
+            raise ConnectionLost(_reason(error)) from error
+        self._is_between_records = True
+        return pieces
+
+    async def _fill(self) -> None:
+        data = await self._wire.receive()
+        if data:
+            self._incoming.write(data)
+        else:
+            self._is_over = True
+            self._incoming.write_eof()
+
+    async def _flush(self) -> None:
+        if self._outgoing.pending:
+            await self._wire.send(self._outgoing.read())
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "protocol error").replace("_", " ").lower()
