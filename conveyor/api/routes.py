@@ -5,7 +5,7 @@ from __future__ import annotations
 from conveyor.api import jobs, ops, results, runs
 from conveyor.api.route import Access, Parameter, Reads, Route, Writes
 from conveyor.domain import limits
-from conveyor.domain.model import JobStatus, TaskStatus
+from conveyor.domain.model import FailureReason, JobStatus, TaskStatus
 from conveyor.usecases.results import FILTERS
 from conveyor.wire import requests
 from conveyor.wire import responses as shapes
@@ -33,6 +33,14 @@ RETRY = Parameter(
     {"type": "string"},
     f"Start only these over and inherit the rest: a comma-separated list of "
     f"{', '.join(TaskStatus)}.",
+)
+REASON = Parameter(
+    "reason",
+    {"type": "string"},
+    f"Of those, only tasks that failed so: a comma-separated list of {', '.join(FailureReason)}.",
+)
+HOST = Parameter(
+    "host", {"type": "string"}, "Of those, only tasks of these hosts, separated by commas."
 )
 TOKEN = Parameter("token", {"type": "string"}, "From a `result_url`; stands in for the API key.")
 
@@ -150,7 +158,7 @@ ROUTES: tuple[Route, ...] = (
         does=Writes(jobs.rerun),
         answers={201: shapes.RerunJobResponse, 202: shapes.RerunJobResponse},
         problems=(400, 404, 409, 503),
-        query=(RETRY,),
+        query=(RETRY, REASON, HOST),
     ),
     Route(
         method="GET",

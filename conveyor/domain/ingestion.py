@@ -13,6 +13,7 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL
 from conveyor.domain.model import (
     Batch,
+    FailureReason,
     IngestStatus,
     RowsOf,
     Run,
@@ -21,6 +22,7 @@ from conveyor.domain.model import (
     TaskSpec,
     TaskStatus,
 )
+from conveyor.domain.urls import host_of
 
 ATTEMPTS_WITHOUT_PROGRESS_MAX = 5
 
@@ -50,18 +52,33 @@ def chunk_of_rows(batch: Batch, run: Run, rows: Sequence[Task], *, now: float) -
     """The step that replays these rows of an earlier run."""
     assert isinstance(batch.source, RowsOf)
     assert rows
-    tasks = [replay(row, run, batch.source.retry, now) for row in rows]
+    tasks = [replay(row, run, batch.source, now) for row in rows]
     sources = frozenset(task.source_run_id for task in tasks if task.source_run_id)
     return _chunk(batch, run, tasks, cursor=rows[-1].task_id, sources=sources, now=now)
 
 
-def replay(row: Task, run: Run, retry: frozenset[TaskStatus], now: float) -> Task:
+def is_asked_for(row: Task, source: RowsOf) -> bool:
+    """Whether a rerun's filter names this row."""
+    if row.status not in source.retry:
+        return False
+    if source.reasons is not None and _reason_of(row) not in source.reasons:
+        return False
+    return source.hosts is None or host_of(row.url) in source.hosts
+
+
+def _reason_of(row: Task) -> FailureReason | None:
+    """As the counters have it (`admission.counts_of`)."""
+    failed = row.status is TaskStatus.FAILED
+    return row.reason or FailureReason.BAD_TARGET if failed else None
+
+
+def replay(row: Task, run: Run, source: RowsOf, now: float) -> Task:
     """A row of an earlier run in a new one: started over, or inherited with its result.
 
     What never finished is started over whatever the filter says: inherited, it would keep the
     new run from ever ending.
     """
-    if row.status not in retry and row.status in TASK_TERMINAL:
+    if row.status in TASK_TERMINAL and not is_asked_for(row, source):
         return msgspec.structs.replace(
             row,
             run_id=run.run_id,

@@ -58,13 +58,17 @@ class Spend(msgspec.Struct, frozen=True):
 
 
 class RunStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Counts of a run's tasks: `completed`, `inflight` and `pending` add up to `total`."""
+    """Counts of a run's tasks: `completed`, `inflight`, `retrying` and `pending` add up to `total`.
+
+    `retrying` are tasks between two tries, `pending` those that wait for their first.
+    """
 
     total: Count
     completed: Count
     successful: Count
     failed: Count
     inflight: Count
+    retrying: Count
     pending: Count
     spend: Spend
     failure_reasons: dict[str, Count] = {}

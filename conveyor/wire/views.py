@@ -43,17 +43,24 @@ def spend_view(credit_count: int, cost_micros: int) -> Spend:
 
 
 def run_view(run: Run, totals: Totals, inflight: int) -> RunResponse:
-    """`inflight` may come from leases that overlap a settle: it is clamped to what is left."""
+    """`inflight` may come from leases that overlap a settle: it is clamped to what is left.
+
+    The counters may be younger than the run, and know of a list that it does not know of yet.
+    """
     is_terminal = run.status in RUN_TERMINAL
-    left = max(0, run.planned - totals.done)
-    busy = 0 if is_terminal else min(max(0, inflight), left)
+    total = max(run.planned, totals.admitted)
+    left = total - totals.done
+    # Nothing is tried again once a run has ended.
+    retrying = 0 if is_terminal else min(max(0, totals.retrying), left)
+    busy = 0 if is_terminal else min(max(0, inflight), left - retrying)
     stats = RunStats(
-        total=run.planned,
+        total=total,
         completed=totals.done,
         successful=totals.successful,
         failed=totals.failed,
         inflight=busy,
-        pending=left - busy,
+        retrying=retrying,
+        pending=left - retrying - busy,
         spend=spend_view(totals.credits, totals.cost_micros),
         failure_reasons=totals.reasons,
     )

@@ -138,6 +138,7 @@ FULL: list[Row] = [
         other=1,
         credits=250,
         cost_micros=2**53,
+        retrying=17,
     ),
     a_task(
         5,

@@ -164,7 +164,7 @@ def test_a_failure_is_counted_under_its_reason(reason: FailureReason) -> None:
     assert set(count.deltas) <= set(a_stats().__struct_fields__)
 
 
-def test_a_retry_counts_nothing_but_what_it_cost() -> None:
+def test_a_retry_counts_as_being_between_tries_and_what_it_cost() -> None:
     task = claimed_task()
 
     flip, count = updates_of(
@@ -173,7 +173,7 @@ def test_a_retry_counts_nothing_but_what_it_cost() -> None:
 
     assert flip.values["status"] is TaskStatus.PENDING
     assert flip.deltas == {"attempts": 1, "credits": 1}
-    assert count.deltas == {"credits": 1}
+    assert count.deltas == {"retrying": 1, "credits": 1}
 
 
 def test_handing_back_counts_no_attempt_and_leaves_no_history() -> None:
@@ -184,7 +184,7 @@ def test_handing_back_counts_no_attempt_and_leaves_no_history() -> None:
     assert flip.deltas == {"handed_back": 1}
     assert flip.values["status"] is TaskStatus.PENDING
     assert "history" not in flip.values
-    assert count.deltas == {}
+    assert count.deltas == {"retrying": 1}, "it was tried before, and is between tries again"
 
 
 def test_every_try_is_kept_in_the_history() -> None:
