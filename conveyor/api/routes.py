@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conveyor.api import jobs, ops, results, runs
+from conveyor.api import events, jobs, ops, results, runs
 from conveyor.api.route import Access, Parameter, Reads, Route, Writes
 from conveyor.domain import limits
 from conveyor.domain.model import FailureReason, JobStatus, TaskStatus
@@ -41,6 +41,21 @@ REASON = Parameter(
 )
 HOST = Parameter(
     "host", {"type": "string"}, "Of those, only tasks of these hosts, separated by commas."
+)
+AFTER = Parameter(
+    "after",
+    {"type": "string"},
+    "Only events behind this one, or `latest` for what comes from now on.",
+)
+EVENTS = Parameter(
+    "limit",
+    {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": limits.EVENT_ROWS_MAX,
+        "default": limits.EVENT_ROWS,
+    },
+    "How many to answer with at most.",
 )
 TOKEN = Parameter("token", {"type": "string"}, "From a `result_url`; stands in for the API key.")
 
@@ -254,6 +269,17 @@ ROUTES: tuple[Route, ...] = (
         does=Reads(results.get_history),
         answers={200: shapes.TaskHistoryResponse},
         problems=(404,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/events",
+        name="listEvents",
+        tag="events",
+        summary="What happened to your jobs, in order; a stream with `Accept: text/event-stream`",
+        does=Reads(events.list_events),
+        answers={200: shapes.ListEventsResponse},
+        problems=(400,),
+        query=(AFTER, EVENTS),
     ),
     Route(
         method="GET",

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from conveyor.domain import lifecycle
+from conveyor.domain import feed, lifecycle
 from conveyor.domain.admission import counts_of, make_ref, make_task
-from conveyor.domain.changes import BatchKey, Change, Chunk, Guard, RunKey, Update
-from conveyor.domain.ids import RunId
+from conveyor.domain.changes import BatchKey, Change, Chunk, Guard, Insert, RunKey, Update
+from conveyor.domain.events import EventType
+from conveyor.domain.ids import RunId, event_id
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL
 from conveyor.domain.model import (
     Batch,
@@ -136,8 +137,13 @@ def seal(batch: Batch, run: Run, *, now: float) -> Change:
     """Every line has a row and a ref: the batch's count becomes part of the run's total, once."""
     inherited = frozenset(batch.source_run_ids) | frozenset(run.source_run_ids)
     run_values = {"updated_at": now, "source_run_ids": tuple(sorted(inherited))}
+    told: list[Insert] = []
     if run.ingest_status is not None:
         run_values["ingest_status"] = IngestStatus.DONE
+        identity = event_id(f"{run.run_id}:{batch.batch_id}", EventType.INGEST_DONE)
+        told = [
+            feed.of_run(run, EventType.INGEST_DONE, now=now, identity=identity, tasks=batch.done)
+        ]
     return Change(
         (
             Update(
@@ -162,6 +168,7 @@ def seal(batch: Batch, run: Run, *, now: float) -> Change:
                     "planned": batch.done - batch.total,
                 },
             ),
+            *told,
         )
     )
 

@@ -5,12 +5,13 @@ A field with a default is left out when it has nothing to say; one without is al
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from conveyor.domain.errors import InvalidTask
+from conveyor.domain.events import EventType
 from conveyor.domain.ids import TASK_ID_PATTERN, ULID_PATTERN
 from conveyor.domain.model import (
     Format,
@@ -198,6 +199,22 @@ class TaskHistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 class TaskHistoryResponse(msgspec.Struct, frozen=True):
     events: list[TaskHistoryEvent]
+
+
+class EventResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to one of the caller's jobs; `id` is its place in the feed."""
+
+    id: str
+    type: EventType
+    occurred_at: Instant
+    data: dict[str, Any]
+
+
+class ListEventsResponse(msgspec.Struct, frozen=True):
+    """Events, oldest first; `last_id` is what to ask behind the next time."""
+
+    events: list[EventResponse]
+    last_id: str
 
 
 class HealthResponse(msgspec.Struct, frozen=True):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import msgspec
+
+from conveyor.domain.events import Event
 from conveyor.domain.lifecycle import RUN_TERMINAL, seen_status
 from conveyor.domain.model import (
     Attempt,
@@ -17,6 +20,7 @@ from conveyor.domain.model import (
     Webhook,
 )
 from conveyor.wire.responses import (
+    EventResponse,
     JobResponse,
     RunResponse,
     RunStats,
@@ -128,6 +132,15 @@ def result_view(job: Job, task: Task, result_url: str | None) -> TaskResult:
         metadata=task.metadata,
         error=task.problem if task.status is TaskStatus.FAILED else None,
         source_run_id=task.source_run_id,
+    )
+
+
+def event_view(event: Event) -> EventResponse:
+    return EventResponse(
+        id=str(event.seq),
+        type=event.event_type,
+        occurred_at=instant(event.occurred_at),
+        data=msgspec.json.decode(event.data),
     )
 
 

@@ -165,7 +165,7 @@ def test_a_seal_adds_the_counted_lines_to_the_total_once() -> None:
     run = a_run(planned=100, ingest_status=IngestStatus.PENDING)
     batch = a_batch(total=100, done=97, epoch=2)
 
-    on_batch, on_run = ingestion.seal(batch, run, now=T0).writes
+    on_batch, on_run, _ = ingestion.seal(batch, run, now=T0).writes
 
     assert isinstance(on_batch, Update)
     assert isinstance(on_run, Update)
