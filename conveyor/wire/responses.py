@@ -24,6 +24,7 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
+from conveyor.domain.waiting import WaitReason
 
 Ulid = Annotated[str, Meta(pattern=ULID_PATTERN)]
 TaskName = Annotated[str, Meta(pattern=TASK_ID_PATTERN)]
@@ -75,6 +76,14 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure_reasons: dict[str, Count] = {}
 
 
+class WaitingResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What holds a run up: the main cause in a word and in a sentence."""
+
+    reason: WaitReason
+    detail: str
+    since: Instant | None = None
+
+
 class ReceiptResponse(msgspec.Struct, frozen=True, kw_only=True):
     """What a stop let go of. `abandoned` are calls that a gateway may still be working on."""
 
@@ -103,6 +112,10 @@ class RunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     failure_reason: RunFailure | None = None
     failure_detail: str | None = None
     receipt: ReceiptResponse | None = None
+    waiting_on: WaitingResponse | None = None
+    eta_seconds: (
+        Annotated[int, Meta(ge=0, description="If it goes on as it went lately.")] | None
+    ) = None
 
 
 class WebhookResponse(msgspec.Struct, frozen=True):

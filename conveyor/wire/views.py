@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 
 import msgspec
@@ -19,6 +20,7 @@ from conveyor.domain.model import (
     Totals,
     Webhook,
 )
+from conveyor.domain.waiting import Waiting
 from conveyor.wire.responses import (
     EventResponse,
     JobResponse,
@@ -28,6 +30,7 @@ from conveyor.wire.responses import (
     TaskHistoryEvent,
     TaskHistoryResponse,
     TaskResult,
+    WaitingResponse,
     WebhookResponse,
 )
 
@@ -46,7 +49,13 @@ def spend_view(credit_count: int, cost_micros: int) -> Spend:
     return Spend(credits=credit_count, cost=cost_micros / _MICROS)
 
 
-def run_view(run: Run, totals: Totals, inflight: int) -> RunResponse:
+def run_view(
+    run: Run,
+    totals: Totals,
+    inflight: int,
+    waiting: Waiting | None = None,
+    eta_s: float | None = None,
+) -> RunResponse:
     """`inflight` may come from leases that overlap a settle: it is clamped to what is left.
 
     The counters may be younger than the run, and know of a list that it does not know of yet.
@@ -84,7 +93,14 @@ def run_view(run: Run, totals: Totals, inflight: int) -> RunResponse:
         stop_reason=run.stop_reason,
         failure_reason=run.failure_reason,
         failure_detail=run.failure_detail,
+        waiting_on=None if waiting is None else waiting_view(waiting),
+        eta_seconds=None if eta_s is None else math.ceil(eta_s),
     )
+
+
+def waiting_view(waiting: Waiting) -> WaitingResponse:
+    since = None if waiting.since is None else instant(waiting.since)
+    return WaitingResponse(reason=waiting.reason, detail=waiting.detail, since=since)
 
 
 def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:

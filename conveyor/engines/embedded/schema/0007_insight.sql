@@ -33,3 +33,11 @@ CREATE TABLE feeds (
     caller TEXT PRIMARY KEY,
     seq INTEGER NOT NULL
 ) STRICT;
+
+CREATE TABLE marks (
+    subject TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    text TEXT NOT NULL,
+    expires_at REAL NOT NULL,
+    PRIMARY KEY (subject, owner)
+) STRICT, WITHOUT ROWID;
