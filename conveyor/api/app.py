@@ -24,7 +24,7 @@ from conveyor.api.call import JSON, Api, Call, Download, Reply, Work
 from conveyor.api.guard import guarded
 from conveyor.api.openapi import make_document
 from conveyor.api.problems import Answered, OutOfTime
-from conveyor.api.route import Access, Reads, Route, Writes
+from conveyor.api.route import DRY_RUN, Access, Reads, Route, Writes
 from conveyor.api.routes import ROUTES
 from conveyor.domain import idempotency, limits
 from conveyor.domain.errors import InvalidArgument, NotFound, Refused
@@ -130,7 +130,9 @@ async def _serve(api: Api, route: Route, public_url: str | None, **ids: str) -> 
         case Reads(handler):
             return _response_from(await handler(call))
         case Writes() as does:
-            return _response_from(await _write(call, does, _key_from(route)))
+            key = _key_from(route)
+            is_dry = DRY_RUN in route.query and call.is_dry_run
+            return _response_from(await _write(call, does, None if is_dry else key))
 
 
 async def _write(call: Call, does: Writes, key: str | None) -> Reply:

@@ -60,6 +60,14 @@ class Call:
             raise InvalidArgument(f"{name} may be given once.", pointer=f"/{name}")
         return values[0] if values else None
 
+    @property
+    def is_dry_run(self) -> bool:
+        """Whether the caller only wants to know what would happen."""
+        text = self.parameter("dry_run")
+        if text not in {None, "true", "false"}:
+            raise InvalidArgument("dry_run must be true or false.", pointer="/dry_run")
+        return text == "true"
+
     def limit(self, *, default: int, limit_max: int) -> int:
         text = self.parameter("limit")
         if text is None:

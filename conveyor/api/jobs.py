@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from conveyor.api import dry_runs
 from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.api.filters import choice_from
 from conveyor.api.problems import NotImplementedYet
@@ -46,7 +47,8 @@ TYPES = frozenset({"regular", "scheduled"})
 
 def submit(call: Call) -> Work:
     request = decode_submit(call.body)
-    return partial(_submit, call, _submission_from(call, request))
+    asked = _submission_from(call, request)
+    return partial(dry_runs.submit if call.is_dry_run else _submit, call, asked)
 
 
 async def _submit(call: Call, asked: Submission, job_id: str) -> Reply:
@@ -213,7 +215,7 @@ async def _close(call: Call, _: str) -> Reply:
 
 
 def rerun(call: Call) -> Work:
-    return partial(_rerun, call, choice_from(call))
+    return partial(dry_runs.rerun if call.is_dry_run else _rerun, call, choice_from(call))
 
 
 async def _rerun(call: Call, choice: Choice, run_id: str) -> Reply:

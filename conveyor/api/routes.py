@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conveyor.api import events, jobs, ops, results, runs
-from conveyor.api.route import Access, Parameter, Reads, Route, Writes
+from conveyor.api import audits, events, jobs, ops, results, runs
+from conveyor.api.route import DRY_RUN, Access, Parameter, Reads, Route, Writes
 from conveyor.domain import limits
 from conveyor.domain.model import FailureReason, JobStatus, TaskStatus
 from conveyor.usecases.results import FILTERS
@@ -70,8 +70,13 @@ ROUTES: tuple[Route, ...] = (
         tag="jobs",
         summary="Submit a job",
         does=Writes(jobs.submit, requests.SubmitJobRequest),
-        answers={201: shapes.SubmitJobResponse, 202: shapes.SubmitJobResponse},
+        answers={
+            200: shapes.SubmitDryRunResponse,
+            201: shapes.SubmitJobResponse,
+            202: shapes.SubmitJobResponse,
+        },
         problems=(400, 409, 413, 415, 501, 503),
+        query=(DRY_RUN,),
     ),
     Route(
         method="GET",
@@ -171,9 +176,13 @@ ROUTES: tuple[Route, ...] = (
         tag="jobs",
         summary="Run a job again, all of it or part of it",
         does=Writes(jobs.rerun),
-        answers={201: shapes.RerunJobResponse, 202: shapes.RerunJobResponse},
+        answers={
+            200: shapes.RerunDryRunResponse,
+            201: shapes.RerunJobResponse,
+            202: shapes.RerunJobResponse,
+        },
         problems=(400, 404, 409, 503),
-        query=(RETRY, REASON, HOST),
+        query=(RETRY, REASON, HOST, DRY_RUN),
     ),
     Route(
         method="GET",
@@ -205,6 +214,16 @@ ROUTES: tuple[Route, ...] = (
         does=Writes(runs.delete_run),
         answers={202: None},
         problems=(404, 409, 503),
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/audit",
+        name="auditJobRun",
+        tag="runs",
+        summary="Recount a run from its rows, and read some of its bodies again",
+        does=Reads(audits.get_audit),
+        answers={200: shapes.AuditResponse},
+        problems=(404, 503),
     ),
     Route(
         method="GET",

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from conveyor.domain.auditing import BadBody, Difference
 from conveyor.domain.errors import InvalidTask
 from conveyor.domain.events import EventType
 from conveyor.domain.ids import TASK_ID_PATTERN, ULID_PATTERN
@@ -212,6 +213,52 @@ class TaskHistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 class TaskHistoryResponse(msgspec.Struct, frozen=True):
     events: list[TaskHistoryEvent]
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pages would cost if each were fetched once and well; no promise."""
+
+    credits_min: Count
+    credits_max: Count
+
+
+class SubmitDryRunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a submit would do. `would_answer` is its status, as far as that can be foreseen."""
+
+    dry_run: bool
+    would_answer: int
+    valid_tasks: Count
+    invalid_tasks_count: Count
+    estimate: Estimate
+    invalid_reasons: dict[str, Count] = {}
+    invalid_tasks: list[InvalidTask] = []
+
+
+class RerunDryRunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rerun would do. `would_answer` is its status, as far as that can be foreseen."""
+
+    dry_run: bool
+    would_answer: int
+    rerun_of: Ulid
+    retried_tasks: Count
+    inherited_tasks: Count
+    estimate: Estimate | None = None
+
+
+class AuditResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A run recounted from its rows: `ok` when nothing contradicts its counters.
+
+    `live` says that the run went on meanwhile: counts then lie between those before and after.
+    """
+
+    job_id: Ulid
+    run_id: Ulid
+    ok: bool
+    live: bool
+    counts: dict[str, Count]
+    differences: list[Difference]
+    bodies_checked: Count
+    bad_bodies: list[BadBody]
 
 
 class EventResponse(msgspec.Struct, frozen=True, kw_only=True):
