@@ -65,7 +65,7 @@ def test_a_rerun_may_be_narrowed_and_tried_dry(caller: Program, site: Site) -> N
     real = told(caller.run("jobs", "rerun", job_id, *narrow, "--json"))
 
     assert "Over again: 1 task. Kept as they are: 2. Nothing was started." in dry.out
-    assert (none.code, "No task of the latest run matches" in none.err) == (1, True)
+    assert (none.code, "No task of the latest run matches" in none.err) == (2, True)
     assert (real["retried_tasks"], real["inherited_tasks"]) == (1, 2)
 
 
