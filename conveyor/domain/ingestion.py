@@ -59,8 +59,9 @@ def chunk_of_rows(batch: Batch, run: Run, rows: Sequence[Task], *, now: float) -
 
 
 def is_asked_for(row: Task, source: RowsOf) -> bool:
-    """Whether a rerun's filter names this row."""
-    if row.status not in source.retry:
+    """Whether a rerun's filter names this row. What an ended run left unfinished is pending."""
+    status = row.status if row.status in TASK_TERMINAL else TaskStatus.PENDING
+    if status not in source.retry:
         return False
     if source.reasons is not None and _reason_of(row) not in source.reasons:
         return False

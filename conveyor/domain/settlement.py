@@ -109,7 +109,9 @@ def claim_again(ref: TaskRef, verdict: Verdict, *, now: float) -> Change | None:
     here: a first try, which is what most claims are, costs its shard no write.
     """
     row = verdict.row if isinstance(verdict, Stale) else None
-    if not isinstance(row, Task) or not row.attempts or row.status in lifecycle.TASK_TERMINAL:
+    if not isinstance(row, Task) or not row.attempts or row.claim_until >= now:
+        return None
+    if row.status in lifecycle.TASK_TERMINAL:
         return None
     taken = _taken(ref, frozenset({row.status}), row.attempts, now)
     if row.status not in lifecycle.sources(TASK, "released"):

@@ -273,3 +273,44 @@ def test_there_is_a_retry_as_long_as_attempts_are_left() -> None:
     assert delay(0) is not None
     assert delay(1) is not None
     assert delay(2) is None
+
+
+def test_a_task_between_tries_is_claimed_by_a_change_that_counts_it() -> None:
+    row = a_task(attempts=2)
+    refused = Stale(key_of(row), row)
+
+    change = settlement.claim_again(ref_to(row), refused, now=T0)
+
+    assert change is not None
+    flip, count = updates_of(change)
+    assert flip.guard.equals == (("attempts", 2),)
+    assert flip.guard.status_in == frozenset({TaskStatus.PENDING})
+    assert count.deltas == {"retrying": -1}
+
+
+def test_a_lapsed_claim_of_a_task_that_was_tried_is_taken_over_uncounted() -> None:
+    row = a_task(attempts=1, status=TaskStatus.PROCESSING, claim_until=T0 - 1)
+
+    change = settlement.claim_again(ref_to(row), Stale(key_of(row), row), now=T0)
+
+    assert change is not None
+    assert len(change.writes) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attempts": 0},
+        {"attempts": 1, "status": TaskStatus.SUCCESSFUL},
+        {"attempts": 1, "status": TaskStatus.PROCESSING, "claim_until": T0 + 1},
+    ],
+    ids=["never tried", "over", "held"],
+)
+def test_what_was_refused_for_another_reason_is_not_claimed_again(fields: dict[str, Any]) -> None:
+    row = a_task(**fields)
+
+    assert settlement.claim_again(ref_to(row), Stale(key_of(row), row), now=T0) is None
+
+
+def test_a_claim_that_finds_the_counters_shut_is_let_go() -> None:
+    assert settlement.read_claim(Stale(key_of(a_stats()), a_stats()), now=T0) == NoSuchTask()
