@@ -43,6 +43,10 @@ class FairGate:
     def inflight_count(self) -> int:
         return self.capacity - self._free
 
+    @property
+    def is_full(self) -> bool:
+        return self._free == 0
+
     async def take(self, caller: CallerId, run_id: RunId, *, weight: int, count_max: int) -> int:
         """Waits for at least one slot and takes up to `count_max`; answers how many."""
         assert count_max >= 1

@@ -151,4 +151,6 @@ class QueueDiscovery:
     ) -> None:
         held = await self.env.coordinator.count(message.run_id)
         is_complete = await self._retire(known, message.run_id)
-        message.reply.send(Receipt(released=held, complete=is_complete))
+        # What another fetches for us goes on there when we hang up.
+        abandoned = held if self.env.policy.targets is None else 0
+        message.reply.send(Receipt(held, abandoned, complete=is_complete))

@@ -47,6 +47,7 @@ class ReconcileSweeper:
 
     async def _scrub_forever(self) -> None:
         while True:
+            await self._attempt("events", partial(reconcile.place_events, self.env))
             await self._attempt("scrubs", partial(reconcile.scrub_due, self.env))
             await trio.sleep(self.scrub_period_s)
 

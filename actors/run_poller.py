@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from actors.board import WaitBoard
 from actors.gate import FairGate
 from actors.messages import PollerMessage, Work
 from actors.runtime import Inbox, bounded_cleanup
@@ -25,6 +26,7 @@ from conveyor.domain.ids import CallerId, LeaseId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, PauseState, Run
 from conveyor.domain.settlement import Claim
+from conveyor.domain.waiting import WaitReason
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
@@ -108,10 +110,12 @@ class RunPoller:
     gate: FairGate
     run_task: RunTask
     metrics: Metrics
+    board: WaitBoard = field(default_factory=WaitBoard)
 
     async def run(self, inbox: Inbox[PollerMessage]) -> None:
         """Returns when the run has ended and all that it started here is done."""
         desk = _Desk(self.run_at_start)
+        self._note_wait(None)
         try:
             async with inbox, trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, inbox, desk)
@@ -119,8 +123,13 @@ class RunPoller:
                     await self._poll(desk, tasks)
                 nursery.cancel_scope.cancel()
         finally:
+            self.board.forget(self.run_at_start.run_id)
             with bounded_cleanup(CLEANUP_S):
                 await self._release(desk, list(desk.acquired_at))
+
+    def _note_wait(self, reason: WaitReason | None) -> None:
+        """What holds the run up here from now on; None when nothing does."""
+        self.board.note(self.run_at_start.run_id, reason, at=self.env.now())
 
     async def _listen(self, inbox: Inbox[PollerMessage], desk: _Desk) -> None:
         async for message in inbox:
@@ -146,7 +155,9 @@ class RunPoller:
     async def _wait_for_room(self, desk: _Desk) -> None:
         """While paused or at the job's cap there is nothing to ask for."""
         while desk.run.pause_state is PauseState.PAUSED or not self._wanted(desk):
-            if desk.run.pause_state is PauseState.PAUSED:
+            is_paused = desk.run.pause_state is PauseState.PAUSED
+            self._note_wait(WaitReason.PAUSED if is_paused else WaitReason.JOB_CAP)
+            if is_paused:
                 await self._release(desk, desk.take_spare(len(desk.spare)))
             await desk.wait_news(math.inf)
 
@@ -160,6 +171,8 @@ class RunPoller:
 
     async def _round(self, desk: _Desk, tasks: trio.Nursery) -> float:
         """Takes slots, then leases, then messages; answers how long to leave the queue alone."""
+        if self.gate.is_full:
+            self._note_wait(WaitReason.WORKERS_BUSY)
         slots = await self.gate.take(
             self.job.caller,
             desk.run.run_id,
@@ -171,6 +184,7 @@ class RunPoller:
             leases = await self._leases(desk, slots)
             if not leases:
                 desk.misses += 1
+                self._note_wait(WaitReason.JOB_CAP)
                 return cooldown_s(desk.misses, self.env.random)
             in_hand = await self._take(desk, leases)
             used = len(in_hand)
@@ -179,11 +193,14 @@ class RunPoller:
         self._start(desk, tasks, leases, in_hand)
         if in_hand:
             desk.misses = 0
+            self._note_wait(None)
             # Tasks end one by one; a short wait makes one receive of several.
             await trio.sleep(LINGER_S)
             return 0.0
         await self._release(desk, desk.take_spare(len(desk.spare)))
         desk.misses += 1
+        is_backing_off = desk.back_at < math.inf
+        self._note_wait(self.board.backoff_of(desk.run.run_id) if is_backing_off else None)
         return min(idle_s(desk.misses), self._until_back(desk))
 
     async def _leases(self, desk: _Desk, count: int) -> list[LeaseId]:
@@ -245,7 +262,9 @@ class RunPoller:
     async def _see_through(self, desk: _Desk, work: Work, seat: _Seat) -> None:
         try:
             delay_s = await self.run_task(work)
-            if delay_s is not None:
+            if delay_s is None:
+                self.board.note_end(work.run.run_id)
+            else:
                 desk.back_at = min(desk.back_at, trio.current_time() + delay_s)
                 desk.news.set()
         finally:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 import trio
 
+from actors.board import WaitBoard
 from actors.messages import (
     HeartbeaterMessage,
     Hold,
@@ -57,6 +58,7 @@ class TaskRunner:
     heartbeater: Address[HeartbeaterMessage]
     writers: Sequence[Address[ShardWriterMessage]]
     metrics: Metrics
+    board: WaitBoard = field(default_factory=WaitBoard)
 
     async def run(self, work: Work) -> float | None:
         """Sees one message through; answers in how many seconds it will be back, if it will."""
@@ -135,6 +137,7 @@ class TaskRunner:
                 await runs.fail(self.env, work.run, cause, detail)
                 return None
             case NotScraped():
+                self.board.note_miss(ref.run_id, outcome.reason)
                 judged = tasks.judge_failure(self.env, work.job, ref, task, outcome)
                 return await self._settle(work, task, judged)
             case _:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from actors.board import WaitBoard
 from actors.completion_notifier import CompletionNotifier
 from actors.gate import FairGate
 from actors.ingest_streamer import IngestStreamer
@@ -42,6 +43,7 @@ from actors.runtime import (
 )
 from actors.shard_writer import ShardWriter
 from actors.task_runner import TaskRunner
+from actors.wait_reporter import WaitReporter
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Job, Run
 from conveyor.ports.gateway import Gateway
@@ -143,12 +145,14 @@ def _fetching(
     delta_s: float = DELTA_S,
 ) -> list[Child]:
     metrics.inflight.set_function(lambda: gate.inflight_count)
+    board = WaitBoard()
     runner = TaskRunner(
         env=env,
         gateway=gateway,
         heartbeater=mail.heartbeater.address,
         writers=[mailbox.address for mailbox in mail.writers],
         metrics=metrics,
+        board=board,
     )
     pollers = DynamicSupervisor("runs", stop_grace_s=POLLER_GRACE_S, exhaustion=Exhaustion.DROP)
 
@@ -160,6 +164,7 @@ def _fetching(
             gate=gate,
             run_task=runner.run,
             metrics=metrics,
+            board=board,
         )
         return Child(
             run.run_id,
@@ -179,4 +184,5 @@ def _fetching(
         ),
         nest(pollers),
         Child("queue_discovery", run=discovery.run, mailbox=mail.discovery),
+        Child("wait_reporter", run=WaitReporter(env=env, board=board, gate=gate).run),
     ]

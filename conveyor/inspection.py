@@ -37,6 +37,9 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     completed: int
     successful: int
     failed: int
+    waiting_on: str | None = None
+    waiting_detail: str | None = None
+    eta_s: float | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ from conveyor.domain.changes import (
     Change,
     Delete,
     Enqueue,
+    EventKey,
+    FeedKey,
     Guard,
     Insert,
     JobKey,
@@ -28,7 +30,8 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
-from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, NoticeId, RunId, task_id
+from conveyor.domain.events import Event, EventType, Feed
+from conveyor.domain.ids import FIRST_BATCH, CallerId, EventId, JobId, NoticeId, RunId, task_id
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -161,6 +164,22 @@ def a_scrub(number: int = 1, **fields: Any) -> Scrub:
     return msgspec.structs.replace(scrub, **fields)
 
 
+def an_event(number: int = 1, **fields: Any) -> Event:
+    event = Event(
+        caller=CALLER,
+        event_id=EventId(f"event-{number}"),
+        event_type=EventType.RUN_COMPLETED,
+        occurred_at=T0,
+        expires_at=T0 + 3600,
+        data="{}",
+    )
+    return msgspec.structs.replace(event, **fields)
+
+
+def a_feed(seq: int = 1, caller: CallerId = CALLER) -> Feed:
+    return Feed(caller, seq)
+
+
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:
     return ref_to(a_task(index, run_id), job_id)
 
@@ -186,6 +205,10 @@ def key_of(row: Notice) -> NoticeKey: ...
 @overload
 def key_of(row: Scrub) -> ScrubKey: ...
 @overload
+def key_of(row: Event) -> EventKey: ...
+@overload
+def key_of(row: Feed) -> FeedKey: ...
+@overload
 def key_of(row: Row) -> AnyKey: ...
 def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
     """The key under which a row is kept; a task's needs to be told the job."""
@@ -206,6 +229,10 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
             return NoticeKey(row.notice_id)
         case Scrub():
             return ScrubKey(row.scrub_id)
+        case Event():
+            return EventKey(row.caller, row.event_id)
+        case Feed():
+            return FeedKey(row.caller)
         case _:
             assert_never(row)
 

@@ -24,7 +24,7 @@ from conveyor.api.call import JSON, Api, Call, Download, Reply, Work
 from conveyor.api.guard import guarded
 from conveyor.api.openapi import make_document
 from conveyor.api.problems import Answered, OutOfTime
-from conveyor.api.route import Access, Reads, Route, Writes
+from conveyor.api.route import DRY_RUN, Access, Reads, Route, Writes
 from conveyor.api.routes import ROUTES
 from conveyor.domain import idempotency, limits
 from conveyor.domain.errors import InvalidArgument, NotFound, Refused
@@ -35,7 +35,6 @@ from conveyor.usecases.idempotency import Answer, once
 log = logging.getLogger(__name__)
 
 WORK_TIMEOUT_S = 55.0
-DOWNLOAD_TIMEOUT_S = 600
 REQUEST_ID_CHARS_MAX = 128
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -125,12 +124,15 @@ async def _serve(api: Api, route: Route, public_url: str | None, **ids: str) -> 
         ids=ids,
         query=request.args.to_dict(flat=False),
         base_url=public_url or f"{request.scheme}://{request.host}",
+        headers={name.lower(): value for name, value in request.headers.items()},
     )
     match route.does:
         case Reads(handler):
             return _response_from(await handler(call))
         case Writes() as does:
-            return _response_from(await _write(call, does, _key_from(route)))
+            key = _key_from(route)
+            is_dry = DRY_RUN in route.query and call.is_dry_run
+            return _response_from(await _write(call, does, None if is_dry else key))
 
 
 async def _write(call: Call, does: Writes, key: str | None) -> Reply:
@@ -192,7 +194,7 @@ def _response_from(reply: Reply | Download) -> TrioResponse:
     if isinstance(reply, Download):
         response = TrioResponse(reply.pieces, 200)
         response.headers.update(reply.headers)
-        response.timeout = DOWNLOAD_TIMEOUT_S
+        response.timeout = reply.timeout_s
         return response
     response = TrioResponse(reply.content, reply.status, content_type=reply.media_type)
     if not reply.content:

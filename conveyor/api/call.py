@@ -14,6 +14,7 @@ from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
 
 JSON = "application/json"
+DOWNLOAD_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,10 @@ class Api:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request, read. `principal` is None only on routes that ask for no key."""
+    """One request, read. `principal` is None only on routes that ask for no key.
+
+    Names of headers are in lower case.
+    """
 
     api: Api
     principal: Principal | None
@@ -38,6 +42,7 @@ class Call:
     query: Mapping[str, Sequence[str]]
     base_url: str
     body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def env(self) -> Env:
@@ -54,6 +59,14 @@ class Call:
         if len(values) > 1:
             raise InvalidArgument(f"{name} may be given once.", pointer=f"/{name}")
         return values[0] if values else None
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Whether the caller only wants to know what would happen."""
+        text = self.parameter("dry_run")
+        if text not in {None, "true", "false"}:
+            raise InvalidArgument("dry_run must be true or false.", pointer="/dry_run")
+        return text == "true"
 
     def limit(self, *, default: int, limit_max: int) -> int:
         text = self.parameter("limit")
@@ -82,6 +95,7 @@ class Download:
 
     pieces: AsyncGenerator[bytes, None]
     headers: dict[str, str] = field(default_factory=dict)
+    timeout_s: int | None = DOWNLOAD_TIMEOUT_S
 
 
 Work = Callable[[str], Awaitable[Reply]]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 
+from conveyor.api import dry_runs
 from conveyor.api.call import Call, Reply, Work, json_reply
+from conveyor.api.filters import choice_from
 from conveyor.api.problems import NotImplementedYet
 from conveyor.api.runs import show_run
 from conveyor.domain import limits, paging, submission
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.domain.model import Job, JobStatus, TaskStatus, Webhook
+from conveyor.domain.model import Job, JobStatus, Webhook
 from conveyor.domain.params import InvalidParam, Params, check_params
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.submission import Refusal
 from conveyor.domain.urls import BadUrl, parse_url
 from conveyor.usecases import jobs, open_jobs, reruns
+from conveyor.usecases.choosing import Choice
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission
 from conveyor.usecases.lookups import latest_run, own_job
@@ -44,7 +47,8 @@ TYPES = frozenset({"regular", "scheduled"})
 
 def submit(call: Call) -> Work:
     request = decode_submit(call.body)
-    return partial(_submit, call, _submission_from(call, request))
+    asked = _submission_from(call, request)
+    return partial(dry_runs.submit if call.is_dry_run else _submit, call, asked)
 
 
 async def _submit(call: Call, asked: Submission, job_id: str) -> Reply:
@@ -211,24 +215,18 @@ async def _close(call: Call, _: str) -> Reply:
 
 
 def rerun(call: Call) -> Work:
-    return partial(_rerun, call, _retry_from(call.parameter("status")))
+    return partial(dry_runs.rerun if call.is_dry_run else _rerun, call, choice_from(call))
 
 
-def _retry_from(text: str | None) -> frozenset[TaskStatus] | None:
-    if text is None:
-        return None
-    names = [name.strip() for name in text.split(",")]
-    if not set(names) <= set(TaskStatus):
-        raise InvalidArgument(
-            f"status must be a comma-separated list of {', '.join(TaskStatus)}.",
-            pointer="/status",
-        )
-    return frozenset(TaskStatus(name) for name in names)
-
-
-async def _rerun(call: Call, retry: frozenset[TaskStatus] | None, run_id: str) -> Reply:
+async def _rerun(call: Call, choice: Choice, run_id: str) -> Reply:
     started = await reruns.rerun(
-        call.env, call.caller, call.ids["job_id"], retry=retry, run_id=RunId(run_id)
+        call.env,
+        call.caller,
+        call.ids["job_id"],
+        retry=choice.retry,
+        reasons=choice.reasons,
+        hosts=choice.hosts,
+        run_id=RunId(run_id),
     )
     body = RerunJobResponse(
         job_id=started.job.job_id,

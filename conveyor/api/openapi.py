@@ -26,6 +26,7 @@ _TAGS = {
     "jobs": "Lists of URLs, and what holds for all of them.",
     "runs": "Executions of a job.",
     "tasks": "Single URLs of a run, and their bodies.",
+    "events": "What happened, in order.",
     "operations": "For those who run the service.",
 }
 _PATTERNS = {"job_id": ULID_PATTERN, "run_id": ULID_PATTERN, "task_id": TASK_ID_PATTERN}

@@ -49,6 +49,13 @@ class Parameter:
     description: str
 
 
+DRY_RUN = Parameter(
+    "dry_run",
+    {"type": "boolean", "default": False},
+    "Only tell what would happen (200); nothing is created, and an Idempotency-Key is not used.",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One operation. `gives` names the ids in its answer, and where: whoever has one can go on to

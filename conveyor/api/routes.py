@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conveyor.api import jobs, ops, results, runs
-from conveyor.api.route import Access, Parameter, Reads, Route, Writes
+from conveyor.api import audits, events, jobs, ops, results, runs
+from conveyor.api.route import DRY_RUN, Access, Parameter, Reads, Route, Writes
 from conveyor.domain import limits
-from conveyor.domain.model import JobStatus, TaskStatus
+from conveyor.domain.model import FailureReason, JobStatus, TaskStatus
 from conveyor.usecases.results import FILTERS
 from conveyor.wire import requests
 from conveyor.wire import responses as shapes
@@ -37,6 +37,29 @@ RETRY = Parameter(
     f"Start only these over and inherit the rest: a comma-separated list of "
     f"{', '.join(TaskStatus)}.",
 )
+REASON = Parameter(
+    "reason",
+    {"type": "string"},
+    f"Of those, only tasks that failed so: a comma-separated list of {', '.join(FailureReason)}.",
+)
+HOST = Parameter(
+    "host", {"type": "string"}, "Of those, only tasks of these hosts, separated by commas."
+)
+AFTER = Parameter(
+    "after",
+    {"type": "string"},
+    "Only events behind this one, or `latest` for what comes from now on.",
+)
+EVENTS = Parameter(
+    "limit",
+    {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": limits.EVENT_ROWS_MAX,
+        "default": limits.EVENT_ROWS,
+    },
+    "How many to answer with at most.",
+)
 TOKEN = Parameter("token", {"type": "string"}, "From a `result_url`; stands in for the API key.")
 
 _JOB = "/v1/jobs/{job_id}"
@@ -50,8 +73,13 @@ ROUTES: tuple[Route, ...] = (
         tag="jobs",
         summary="Submit a job",
         does=Writes(jobs.submit, requests.SubmitJobRequest),
-        answers={201: shapes.SubmitJobResponse, 202: shapes.SubmitJobResponse},
+        answers={
+            200: shapes.SubmitDryRunResponse,
+            201: shapes.SubmitJobResponse,
+            202: shapes.SubmitJobResponse,
+        },
         problems=(400, 409, 413, 415, 501, 503),
+        query=(DRY_RUN,),
         gives={"job_id": "/job_id", "run_id": "/latest_run/run_id"},
     ),
     Route(
@@ -152,9 +180,13 @@ ROUTES: tuple[Route, ...] = (
         tag="jobs",
         summary="Run a job again, all of it or part of it",
         does=Writes(jobs.rerun),
-        answers={201: shapes.RerunJobResponse, 202: shapes.RerunJobResponse},
+        answers={
+            200: shapes.RerunDryRunResponse,
+            201: shapes.RerunJobResponse,
+            202: shapes.RerunJobResponse,
+        },
         problems=(400, 404, 409, 503),
-        query=(RETRY,),
+        query=(RETRY, REASON, HOST, DRY_RUN),
         gives={"run_id": "/latest_run/run_id"},
     ),
     Route(
@@ -187,6 +219,16 @@ ROUTES: tuple[Route, ...] = (
         does=Writes(runs.delete_run),
         answers={202: None},
         problems=(404, 409, 503),
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/audit",
+        name="auditJobRun",
+        tag="runs",
+        summary="Recount a run from its rows, and read some of its bodies again",
+        does=Reads(audits.get_audit),
+        answers={200: shapes.AuditResponse},
+        problems=(404, 503),
     ),
     Route(
         method="GET",
@@ -253,6 +295,17 @@ ROUTES: tuple[Route, ...] = (
         does=Reads(results.get_history),
         answers={200: shapes.TaskHistoryResponse},
         problems=(404,),
+    ),
+    Route(
+        method="GET",
+        path="/v1/events",
+        name="listEvents",
+        tag="events",
+        summary="What happened to your jobs, in order; a stream with `Accept: text/event-stream`",
+        does=Reads(events.list_events),
+        answers={200: shapes.ListEventsResponse},
+        problems=(400,),
+        query=(AFTER, EVENTS),
     ),
     Route(
         method="GET",

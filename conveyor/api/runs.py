@@ -8,11 +8,10 @@ import msgspec
 
 from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.domain import limits, paging
-from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
+from conveyor.domain.lifecycle import RUN_VISIBLE
 from conveyor.domain.model import PauseState, Run, Totals
 from conveyor.domain.queries import RunsOf
-from conveyor.ports.errors import Unavailable
-from conveyor.usecases import runs
+from conveyor.usecases import outlook, runs
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import own_job, own_run, totals_of
 from conveyor.usecases.results import owner_scope
@@ -23,17 +22,8 @@ from conveyor.wire.views import run_view
 async def show_run(env: Env, run: Run, totals: Totals | None = None) -> RunResponse:
     if totals is None:
         totals = await totals_of(env, run)
-    return run_view(run, totals, await _inflight(env, run))
-
-
-async def _inflight(env: Env, run: Run) -> int:
-    """A look at the leases. They never guard truth, so neither does their absence."""
-    if run.status not in RUN_LIVE:
-        return 0
-    try:
-        return await env.coordinator.count(run.run_id)
-    except Unavailable:
-        return 0
+    seen = await outlook.look_at(env, run, totals)
+    return run_view(run, totals, seen.inflight, seen.waiting_on, seen.eta_s)
 
 
 async def list_runs(call: Call) -> Reply:

@@ -7,6 +7,7 @@ from itertools import islice
 
 import click
 
+from conveyor.cli.jobs_insight import audit, events, rerun_told
 from conveyor.cli.jobs_lists import add, submit
 from conveyor.cli.jobs_results import download, results
 from conveyor.cli.jobs_session import Session, counted, json_option, sentence
@@ -148,13 +149,25 @@ def resume(session: Session, job: str, as_json: bool) -> None:
     metavar="STATUS,...",
     help="Only tasks like these (failed, pending, ...); the others are inherited.",
 )
+@click.option("--reason", metavar="REASON,...", help="Of those, only tasks that failed so.")
+@click.option("--host", metavar="HOST,...", help="Of those, only pages of these hosts.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would happen.")
 @click.option("--watch", is_flag=True, help="Stay and watch the run to its end.")
 @json_option
 @click.pass_obj
-def rerun(session: Session, job: str, status: str | None, watch: bool, as_json: bool) -> None:
-    """Run a job again: all of it, or the tasks that --status names."""
-    statuses = None if status is None else status.split(",")
-    started = session.client.rerun(job, statuses=statuses)
+def rerun(
+    session: Session, /, job: str, dry_run: bool, watch: bool, as_json: bool, **given: str | None
+) -> None:
+    """Run a job again: all of it, or the tasks that the options name."""
+    statuses, reasons, hosts = (
+        None if (text := given[name]) is None else text.split(",")
+        for name in ("status", "reason", "host")
+    )
+    if dry_run:
+        seen = session.client.preview_rerun(job, statuses=statuses, reasons=reasons, hosts=hosts)
+        session.answer(seen, rerun_told(seen), as_json=as_json)
+        return
+    started = session.client.rerun(job, statuses=statuses, reasons=reasons, hosts=hosts)
     counts = (
         f"Over again: {counted(started.retried_tasks, 'task')}. "
         f"Kept as they are: {started.inherited_tasks:,}."
@@ -206,5 +219,5 @@ def _answer_run(session: Session, run: RunResponse, *, as_json: bool) -> None:
     session.answer(run, runs_table([run]), as_json=as_json)
 
 
-for command in (submit, add, results, download):
+for command in (submit, add, results, download, events, audit):
     jobs.add_command(command)

@@ -9,6 +9,7 @@ from typing import TypedDict, Unpack
 
 import click
 
+from conveyor.cli.jobs_insight import submit_told
 from conveyor.cli.jobs_session import Session, counted, json_option
 from conveyor.cli.jobs_watch import watch_run
 from conveyor.cli.lists import SHOWN_MAX, read_lines
@@ -20,6 +21,7 @@ class _Options(TypedDict):
     name: str | None
     external_id: str | None
     is_open: bool
+    is_dry: bool
     webhook: str | None
     max_inflight: int | None
     attempts: int | None
@@ -66,6 +68,7 @@ def _params_from(
     callback=_params_from,
     help="A scraper parameter; may be given several times.",
 )
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only tell what would happen.")
 @click.option("--watch", is_flag=True, help="Stay and watch the run to its end.")
 @json_option
 @click.pass_obj
@@ -80,6 +83,10 @@ def submit(
     if source is None and not options["is_open"]:
         raise click.UsageError("Give a FILE with one URL a line, or - for standard input.")
     lines = _lines_of(source) if source is not None else []
+    if options["is_dry"]:
+        seen = session.client.preview(_request(lines, options))
+        session.answer(seen, submit_told(seen), as_json=as_json)
+        return
     with _naming_lines(lines):
         accepted = session.client.submit(_request(lines, options))
     job_id = accepted.job_id

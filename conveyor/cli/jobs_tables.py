@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from conveyor.cli.progress import span
 from conveyor.domain.model import JobStatus, PauseState, RunStatus, TaskStatus
 from conveyor.sdk import JobResponse, RunResponse, TaskResult
 
@@ -78,6 +79,10 @@ def job_page(job: JobResponse, runs: Iterable[RunResponse]) -> RenderableType:
 
 def _add_outcome(facts: Table, run: RunResponse) -> None:
     facts.add_row("pages", _done(run))
+    if run.waiting_on is not None:
+        facts.add_row("waits for", f"{run.waiting_on.reason}: {run.waiting_on.detail}")
+    if run.eta_seconds is not None:
+        facts.add_row("left", span(run.eta_seconds))
     if run.stats.failed:
         facts.add_row("failed", Text(reasons(run), style="red"))
     if run.failure_detail is not None:

@@ -6,7 +6,7 @@ import sys
 
 from conveyor.cli.jobs_session import Session
 from conveyor.cli.jobs_tables import outcome_table
-from conveyor.cli.progress import progress
+from conveyor.cli.progress import Report, note_of, progress
 from conveyor.domain.model import PauseState, RunStatus
 from conveyor.sdk import RunResponse
 
@@ -22,7 +22,7 @@ def watch_run(session: Session, run: RunResponse, *, as_json: bool) -> int:
         with progress(session.err, "Scraping", run.stats.total) as show:
             run = session.client.wait(
                 run.job_id,
-                lambda seen: show(seen.stats.completed, seen.stats.failed, seen.stats.total),
+                lambda seen: _report(show, seen),
                 run_id=run.run_id,
             )
     except KeyboardInterrupt:
@@ -33,6 +33,12 @@ def watch_run(session: Session, run: RunResponse, *, as_json: bool) -> int:
     session.answer(run, outcome_table(run), as_json=as_json)
     is_good = run.status is RunStatus.COMPLETED and not run.stats.failed
     return 0 if is_good else EXIT_SOME_FAILED
+
+
+def _report(show: Report, run: RunResponse) -> None:
+    held_up = run.waiting_on
+    note = "" if held_up is None else note_of(held_up.reason, held_up.detail)
+    show(run.stats.completed, run.stats.failed, run.stats.total, note)
 
 
 def _remarks(run: RunResponse) -> list[str]:

@@ -14,6 +14,7 @@ import trio
 from actors.runtime import Child, Supervisor, tree
 from conveyor import __version__
 from conveyor.bootstrap import World, open_world
+from conveyor.cli.progress import Report, note_of
 from conveyor.cli.signals import cancel_on_signal
 from conveyor.config import Settings
 from conveyor.domain.changes import RunKey
@@ -27,6 +28,7 @@ from conveyor.usecases import overview
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission, submit
 from conveyor.usecases.lookups import latest_run, totals_of
+from conveyor.usecases.outlook import look_at
 
 CALLER = CallerId("local")
 LOOK_S = 0.1
@@ -90,6 +92,9 @@ async def snapshot(world: World, role: str, supervisor: Supervisor) -> Snapshot:
             completed=live.totals.done,
             successful=live.totals.successful,
             failed=live.totals.failed,
+            waiting_on=None if (held := live.outlook.waiting_on) is None else held.reason,
+            waiting_detail=None if held is None else held.detail,
+            eta_s=live.outlook.eta_s,
         )
         for live in await overview.live_runs(world.env, limit=RUNS_SHOWN_MAX)
     ]
@@ -136,9 +141,7 @@ async def start_job(
     return accepted.job, accepted.run
 
 
-async def see_through(
-    env: Env, job: Job, run: Run, report: Callable[[int, int, int], None]
-) -> Ended:
+async def see_through(env: Env, job: Job, run: Run, report: Report) -> Ended:
     """Watches a run to its end, or until somebody presses Ctrl-C."""
     _, at_start = await _look(env, job, run)
     with trio.CancelScope() as scope:
@@ -146,7 +149,9 @@ async def see_through(
             nursery.start_soon(cancel_on_signal, scope)
             while run.status in RUN_LIVE:
                 run, totals = await _look(env, job, run)
-                report(totals.done, totals.failed, run.planned)
+                held_up = (await look_at(env, run, totals)).waiting_on
+                note = "" if held_up is None else note_of(held_up.reason, held_up.detail)
+                report(totals.done, totals.failed, run.planned, note)
                 is_drained = 0 < run.planned <= totals.done
                 await trio.sleep(LAST_LOOK_S if is_drained else LOOK_S)
             nursery.cancel_scope.cancel()

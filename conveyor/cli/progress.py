@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -19,9 +20,32 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from conveyor.domain.waiting import WaitReason
+
 PLAIN_STEP = 0.1
 
-Report = Callable[[int, int, int], None]
+# While a run is merely as busy as it may be, there is nothing to explain.
+_ORDINARY = frozenset({WaitReason.JOB_CAP, WaitReason.WORKERS_BUSY})
+
+
+class Report(Protocol):
+    """Shows how far a run is; `note` is what holds it up, if anything does."""
+
+    def __call__(self, completed: int, failed: int, total: int, note: str = "") -> None: ...
+
+
+def note_of(reason: WaitReason, detail: str) -> str:
+    """What to tell somebody who watches."""
+    return "" if reason in _ORDINARY else detail
+
+
+def span(seconds: float) -> str:
+    """A time to wait, as people say it."""
+    if seconds < 90:
+        return f"{seconds:,.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:,.0f} min"
+    return f"{seconds / 3600:,.1f} h"
 
 
 class RateColumn(ProgressColumn):
@@ -34,7 +58,7 @@ class RateColumn(ProgressColumn):
 
 @contextmanager
 def progress(console: Console, title: str, total: int) -> Iterator[Report]:
-    """Yields `report(completed, failed, total)`."""
+    """Yields a report to call whenever something may have changed."""
     if not console.is_terminal:
         yield _plain(console, title)
         return
@@ -45,26 +69,31 @@ def progress(console: Console, title: str, total: int) -> Iterator[Report]:
         MofNCompleteColumn(),
         RateColumn(),
         TextColumn("[red]{task.fields[failed]}"),
+        TextColumn("[yellow]{task.fields[note]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, refresh_per_second=8) as bar:
-        task_id = bar.add_task(title, total=total, failed="")
+        task_id = bar.add_task(title, total=total, failed="", note="")
 
-        def report(completed: int, failed: int, total: int) -> None:
+        def report(completed: int, failed: int, total: int, note: str = "") -> None:
             shown = f"{failed:,} failed" if failed else ""
-            bar.update(task_id, completed=completed, total=total, failed=shown)
+            bar.update(task_id, completed=completed, total=total, failed=shown, note=note)
 
         yield report
 
 
 def _plain(console: Console, title: str) -> Report:
-    shown = -PLAIN_STEP
+    shown, noted = -PLAIN_STEP, ""
 
-    def report(completed: int, failed: int, total: int) -> None:
-        nonlocal shown
+    def report(completed: int, failed: int, total: int, note: str = "") -> None:
+        nonlocal shown, noted
         share = completed / total if total else 1.0
+        cause = note.partition(";")[0]
+        if cause and cause != noted:
+            console.print(f"{title}: {note}")
+        noted = cause or noted
         if share - shown >= PLAIN_STEP or (share == 1.0 and shown < 1.0):
             shown = share
             console.print(f"{title}: {completed:,} of {total:,} done, {failed:,} failed")

@@ -9,9 +9,11 @@ from rich.table import Table
 from rich.tree import Tree
 
 from actors.runtime import Node
+from conveyor.cli.progress import span
 from conveyor.config import Settings
 from conveyor.inspection import NobodyThere, RunLine, Snapshot, read_snapshot
 
+_COLUMNS = ("run", "job", "status", "done", "of", "successful", "failed", "left", "waits for")
 _STYLES = {"running": "green", "backing_off": "yellow", "overdue": "red", "failed": "red"}
 
 
@@ -68,7 +70,17 @@ def _label(node: Node, progress: dict[str, RunLine]) -> str:
 
 def _runs(lines: list[RunLine]) -> Table:
     table = Table(box=None)
-    for title in ("run", "job", "status", "done", "of", "successful", "failed"):
+    for title in (
+        "run",
+        "job",
+        "status",
+        "done",
+        "of",
+        "successful",
+        "failed",
+        "left",
+        "waits for",
+    ):
         table.add_column(title, no_wrap=True)
     for line in lines:
         table.add_row(
@@ -79,5 +91,7 @@ def _runs(lines: list[RunLine]) -> Table:
             f"{line.total:,}",
             f"{line.successful:,}",
             f"{line.failed:,}",
+            "" if line.eta_s is None else span(line.eta_s),
+            "" if line.waiting_on is None else f"{line.waiting_on}: {line.waiting_detail}",
         )
     return table

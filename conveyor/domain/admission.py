@@ -12,7 +12,7 @@ from enum import Enum
 
 import msgspec
 
-from conveyor.domain import lifecycle
+from conveyor.domain import feed, lifecycle
 from conveyor.domain.changes import (
     BatchKey,
     Change,
@@ -26,6 +26,7 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
+from conveyor.domain.events import EventType
 from conveyor.domain.ids import BatchId, RunId, task_id
 from conveyor.domain.lifecycle import JOB, JOB_VISIBLE, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL
 from conveyor.domain.model import (
@@ -122,14 +123,20 @@ def new_job(job: Job, run: Run, batch: Batch | None, tasks: Sequence[Task]) -> C
     """A job with its first run, and its first list if it came with one."""
     batches = [batch] if batch is not None else []
     return Change(
-        (Insert(JobKey(job.job_id), job), *_run_writes(run, batches, tasks)), _effects(run, tasks)
+        (
+            Insert(JobKey(job.job_id), job),
+            *_run_writes(run, batches, tasks),
+            feed.of_job(job, EventType.JOB_CREATED, now=job.created_at),
+            _run_created(run),
+        ),
+        _effects(run, tasks),
     )
 
 
 def new_run(job: Job, run: Run, batches: Sequence[Batch], tasks: Sequence[Task]) -> Change:
     """Another run of a job that has none under way; the job is closed by it."""
-    guard = Guard(
-        status_in=JOB_VISIBLE,
+    guard = Guard(  # As it was read: only whoever closes the job tells of it.
+        status_in=JOB_VISIBLE & {job.status},
         equals=(("active_run_id", None), ("runs_count", run.sequence - 1)),
     )
     values = {
@@ -139,7 +146,14 @@ def new_run(job: Job, run: Run, batches: Sequence[Batch], tasks: Sequence[Task])
         "updated_at": run.created_at,
     }
     update = Update(JobKey(job.job_id), guard, values, {"runs_count": 1})
-    return Change((update, *_run_writes(run, batches, tasks)), _effects(run, tasks))
+    told = [_run_created(run), *feed.closing(job, now=run.created_at)]
+    return Change((update, *_run_writes(run, batches, tasks), *told), _effects(run, tasks))
+
+
+def _run_created(run: Run) -> Insert:
+    return feed.of_run(
+        run, EventType.RUN_CREATED, now=run.created_at, total=run.planned, rerun_of=run.rerun_of
+    )
 
 
 def add_batch(
@@ -168,6 +182,8 @@ def add_batch(
         Update(StatsKey(run.job_id, run.run_id, shard), Guard(status_in=SETTLES_PASS), {}, counts)
         for shard, counts in counts_of(tasks).items()
     ]
+    if is_last:
+        writes += feed.closing(job, now=now)
     return Change(tuple(writes), _effects(run, tasks))
 
 

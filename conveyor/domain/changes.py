@@ -10,11 +10,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from conveyor.domain.ids import BatchId, JobId, NoticeId, RunId, TaskId
+from conveyor.domain.events import Event, Feed
+from conveyor.domain.ids import BatchId, CallerId, EventId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task, TaskRef
 
-Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub
-R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub)
+Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub | Event | Feed
+R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub, Event, Feed)
 
 
 class Key(msgspec.Struct, Generic[R], frozen=True):
@@ -61,7 +62,27 @@ class ScrubKey(Key[Scrub], frozen=True):
     scrub_id: str
 
 
-AnyKey = JobKey | RunKey | BatchKey | StatsKey | TaskKey | RecordKey | NoticeKey | ScrubKey
+class EventKey(Key[Event], frozen=True):
+    caller: CallerId
+    event_id: EventId
+
+
+class FeedKey(Key[Feed], frozen=True):
+    caller: CallerId
+
+
+AnyKey = (
+    JobKey
+    | RunKey
+    | BatchKey
+    | StatsKey
+    | TaskKey
+    | RecordKey
+    | NoticeKey
+    | ScrubKey
+    | EventKey
+    | FeedKey
+)
 
 
 class Guard(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain import lifecycle, limits
+from conveyor.domain import feed, lifecycle, limits
 from conveyor.domain.changes import (
     Change,
     Guard,
@@ -21,12 +21,14 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
-from conveyor.domain.ids import RunId, notice_id
+from conveyor.domain.events import EventType
+from conveyor.domain.ids import EventId, RunId, notice_id
 from conveyor.domain.lifecycle import GATE, JOB, RUN, RUN_LIVE
 from conveyor.domain.model import (
     Job,
     Notice,
     NoticeStatus,
+    PauseState,
     Run,
     RunFailure,
     Scrub,
@@ -34,7 +36,11 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.randomness import Random
 
-_EVENT_OF = {"completed": "run.completed", "failed": "run.failed", "stopped": "run.stopped"}
+_EVENT_OF = {
+    "completed": EventType.RUN_COMPLETED,
+    "failed": EventType.RUN_FAILED,
+    "stopped": EventType.RUN_STOPPED,
+}
 INGEST_FAILED = "ingest_failed"
 
 
@@ -71,18 +77,32 @@ def finish_stop(job: Job, run: Run, totals: Totals, *, now: float) -> Change:
     return _end(job, run, totals, event, {}, now)
 
 
+def set_pause(run: Run, state: PauseState, identity: EventId, *, now: float) -> Change:
+    """Pauses or resumes a live run. It may be done again, so the event is given an identity."""
+    values = {"pause_state": state, "updated_at": now}
+    kind = EventType.RUN_PAUSED if state is PauseState.PAUSED else EventType.RUN_RESUMED
+    return Change(
+        (
+            Update(_key(run), Guard(RUN_LIVE, (("pause_state", run.pause_state),)), values),
+            feed.of_run(run, kind, now=now, identity=identity),
+        )
+    )
+
+
 def delete_run(
     job: Job, run: Run, *, next_latest: RunId | None, scrub_id: str, now: float
 ) -> Change:
     """The run disappears at once; its rows and bodies go when the scrub comes by."""
     values: dict[str, Any] = {"updated_at": now}
+    told: list[Insert] = []
     if job.latest_run_id == run.run_id:
         values["latest_run_id"] = next_latest
     if job.active_run_id == run.run_id:
         values["active_run_id"] = None
         values |= {"status": lifecycle.target(JOB, "closed")}
+        told = feed.closing(job, now=now)
     guard = Guard(
-        status_in=lifecycle.sources(JOB, "deleted"),
+        status_in=lifecycle.sources(JOB, "deleted") & {job.status},
         equals=(("latest_run_id", job.latest_run_id), ("active_run_id", job.active_run_id)),
     )
     return Change(
@@ -91,6 +111,8 @@ def delete_run(
             Update(JobKey(job.job_id), guard, values),
             *_shut_if_live(run),
             _scrub(job, run.run_id, scrub_id, now),
+            feed.of_run(run, EventType.RUN_DELETED, now=now),
+            *told,
         )
     )
 
@@ -117,7 +139,8 @@ def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Ch
     if active is not None:
         live = Guard(status_in=RUN_LIVE)
         writes += [Update(_key(active), live, _gone(now)), *_gates(active, "closed")]
-    return Change((*writes, _scrub(job, None, scrub_id, now)))
+    told = feed.job_deleted(job, now=now)
+    return Change((*writes, _scrub(job, None, scrub_id, now), told))
 
 
 def close(job: Job, run: Run, *, now: float) -> Change:
@@ -131,6 +154,7 @@ def close(job: Job, run: Run, *, now: float) -> Change:
                 Guard(status_in=RUN_LIVE),
                 {"last_batch_received": True, "updated_at": now},
             ),
+            *feed.closing(job, now=now),
         )
     )
 
@@ -139,7 +163,7 @@ def close_ended(job: Job, *, now: float) -> Change:
     """Closes an open job whose run was stopped or failed before."""
     closed = {"status": lifecycle.target(JOB, "closed"), "updated_at": now}
     guard = Guard(status_in=lifecycle.sources(JOB, "closed"), equals=(("active_run_id", None),))
-    return Change((Update(JobKey(job.job_id), guard, closed),))
+    return Change((Update(JobKey(job.job_id), guard, closed), *feed.closing(job, now=now)))
 
 
 def _key(run: Run) -> RunKey:
@@ -186,8 +210,10 @@ def _end(
         Update(JobKey(job.job_id), owned, freed),
         *_gates(run, "closed"),
     ]
+    final = msgspec.structs.replace(run, **values)
+    facts = _stats(final, totals) | _causes(final)
+    writes.append(feed.of_run(final, _EVENT_OF[event], now=now, **facts))
     if job.webhook is not None:
-        final = msgspec.structs.replace(run, **values)
         writes.append(_notice(job, final, totals, _EVENT_OF[event], now))
     return Change(tuple(writes))
 
@@ -208,15 +234,6 @@ def _notice(job: Job, run: Run, totals: Totals, event_type: str, now: float) -> 
 
 
 def _payload(job: Job, run: Run, totals: Totals, event_type: str, now: float) -> str:
-    stats: dict[str, Any] = {
-        "total": run.planned,
-        "completed": totals.done,
-        "successful": totals.successful,
-        "failed": totals.failed,
-        "spend": {"credits": totals.credits, "cost": totals.cost_micros / 1_000_000},
-    }
-    if totals.reasons:
-        stats["failure_reasons"] = totals.reasons
     event = {
         "schema": "conveyor.webhook/v1",
         "event_id": notice_id(run.run_id, event_type),
@@ -227,13 +244,32 @@ def _payload(job: Job, run: Run, totals: Totals, event_type: str, now: float) ->
         "metadata": job.metadata,
         "run_id": run.run_id,
         "run_sequence": run.sequence,
-        "stats": stats,
+        **_stats(run, totals),
+        **_causes(run),
+    }
+    present = {field: value for field, value in event.items() if value is not None}
+    return msgspec.json.encode(present).decode()
+
+
+def _stats(run: Run, totals: Totals) -> dict[str, Any]:
+    stats: dict[str, Any] = {
+        "total": run.planned,
+        "completed": totals.done,
+        "successful": totals.successful,
+        "failed": totals.failed,
+        "spend": {"credits": totals.credits, "cost": totals.cost_micros / 1_000_000},
+    }
+    if totals.reasons:
+        stats["failure_reasons"] = totals.reasons
+    return {"stats": stats}
+
+
+def _causes(run: Run) -> dict[str, Any]:
+    return {
         "failure_reason": run.failure_reason,
         "failure_detail": run.failure_detail,
         "stop_reason": run.stop_reason,
     }
-    present = {field: value for field, value in event.items() if value is not None}
-    return msgspec.json.encode(present).decode()
 
 
 RETRY_SCHEDULE_S: Sequence[float] = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)

@@ -16,6 +16,7 @@ TaskId = NewType("TaskId", str)
 BatchId = NewType("BatchId", str)
 LeaseId = NewType("LeaseId", str)
 NoticeId = NewType("NoticeId", str)
+EventId = NewType("EventId", str)
 
 ULID_PATTERN = "^[0-9A-HJKMNP-TV-Z]{26}$"
 TASK_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"
@@ -53,3 +54,8 @@ def caller_id(api_key: str, secret: bytes) -> CallerId:
 def notice_id(run_id: RunId, event_type: str) -> NoticeId:
     """One notice per run and event, however often the flip is tried."""
     return NoticeId(hashlib.sha256(f"{run_id}:{event_type}".encode()).hexdigest()[:26].upper())
+
+
+def event_id(subject: str, event_type: str) -> EventId:
+    """One event per subject and type, however often the change is tried."""
+    return EventId(hashlib.sha256(f"{subject}:{event_type}".encode()).hexdigest()[:32])

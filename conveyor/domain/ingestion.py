@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from conveyor.domain import lifecycle
+from conveyor.domain import feed, lifecycle
 from conveyor.domain.admission import counts_of, make_ref, make_task
-from conveyor.domain.changes import BatchKey, Change, Chunk, Guard, RunKey, Update
-from conveyor.domain.ids import RunId
+from conveyor.domain.changes import BatchKey, Change, Chunk, Guard, Insert, RunKey, Update
+from conveyor.domain.events import EventType
+from conveyor.domain.ids import RunId, event_id
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL
 from conveyor.domain.model import (
     Batch,
+    FailureReason,
     IngestStatus,
     RowsOf,
     Run,
@@ -21,6 +23,7 @@ from conveyor.domain.model import (
     TaskSpec,
     TaskStatus,
 )
+from conveyor.domain.urls import host_of
 
 ATTEMPTS_WITHOUT_PROGRESS_MAX = 5
 
@@ -50,18 +53,34 @@ def chunk_of_rows(batch: Batch, run: Run, rows: Sequence[Task], *, now: float) -
     """The step that replays these rows of an earlier run."""
     assert isinstance(batch.source, RowsOf)
     assert rows
-    tasks = [replay(row, run, batch.source.retry, now) for row in rows]
+    tasks = [replay(row, run, batch.source, now) for row in rows]
     sources = frozenset(task.source_run_id for task in tasks if task.source_run_id)
     return _chunk(batch, run, tasks, cursor=rows[-1].task_id, sources=sources, now=now)
 
 
-def replay(row: Task, run: Run, retry: frozenset[TaskStatus], now: float) -> Task:
+def is_asked_for(row: Task, source: RowsOf) -> bool:
+    """Whether a rerun's filter names this row. What an ended run left unfinished is pending."""
+    status = row.status if row.status in TASK_TERMINAL else TaskStatus.PENDING
+    if status not in source.retry:
+        return False
+    if source.reasons is not None and _reason_of(row) not in source.reasons:
+        return False
+    return source.hosts is None or host_of(row.url) in source.hosts
+
+
+def _reason_of(row: Task) -> FailureReason | None:
+    """As the counters have it (`admission.counts_of`)."""
+    failed = row.status is TaskStatus.FAILED
+    return row.reason or FailureReason.BAD_TARGET if failed else None
+
+
+def replay(row: Task, run: Run, source: RowsOf, now: float) -> Task:
     """A row of an earlier run in a new one: started over, or inherited with its result.
 
     What never finished is started over whatever the filter says: inherited, it would keep the
     new run from ever ending.
     """
-    if row.status not in retry and row.status in TASK_TERMINAL:
+    if row.status in TASK_TERMINAL and not is_asked_for(row, source):
         return msgspec.structs.replace(
             row,
             run_id=run.run_id,
@@ -119,8 +138,13 @@ def seal(batch: Batch, run: Run, *, now: float) -> Change:
     """Every line has a row and a ref: the batch's count becomes part of the run's total, once."""
     inherited = frozenset(batch.source_run_ids) | frozenset(run.source_run_ids)
     run_values = {"updated_at": now, "source_run_ids": tuple(sorted(inherited))}
+    told: list[Insert] = []
     if run.ingest_status is not None:
         run_values["ingest_status"] = IngestStatus.DONE
+        identity = event_id(f"{run.run_id}:{batch.batch_id}", EventType.INGEST_DONE)
+        told = [
+            feed.of_run(run, EventType.INGEST_DONE, now=now, identity=identity, tasks=batch.done)
+        ]
     return Change(
         (
             Update(
@@ -145,6 +169,7 @@ def seal(batch: Batch, run: Run, *, now: float) -> Change:
                     "planned": batch.done - batch.total,
                 },
             ),
+            *told,
         )
     )
 

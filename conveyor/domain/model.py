@@ -164,12 +164,15 @@ class StagedList(msgspec.Struct, frozen=True, tag="staged"):
 class RowsOf(msgspec.Struct, frozen=True, tag="rows"):
     """A batch that replays the rows of an earlier run, or of one batch of it.
 
-    Those whose status is in `retry` start over; the others are inherited with their results.
+    Those whose status is in `retry` start over, unless `reasons` or `hosts` leave them out; the
+    others are inherited with their results.
     """
 
     run_id: RunId
     retry: frozenset[TaskStatus]
     batch_id: BatchId | None = None
+    reasons: frozenset[FailureReason] | None = None
+    hosts: frozenset[str] | None = None
 
 
 Source = StagedList | RowsOf
@@ -243,7 +246,10 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """The counters of one shard of a run; `status` is the gate that settles pass through."""
+    """The counters of one shard of a run; `status` is the gate that settles pass through.
+
+    `retrying` are tasks between two tries: tried, not ended, and in nobody's hand.
+    """
 
     job_id: JobId
     run_id: RunId
@@ -262,6 +268,7 @@ class Stats(msgspec.Struct, frozen=True):
     other: int = 0
     credits: int = 0
     cost_micros: int = 0
+    retrying: int = 0
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -356,6 +363,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, int] = {}
     credits: int = 0
     cost_micros: int = 0
+    retrying: int = 0
 
 
 def sum_stats(rows: list[Stats]) -> Totals:
@@ -372,4 +380,5 @@ def sum_stats(rows: list[Stats]) -> Totals:
         reasons=reasons,
         credits=sum(row.credits for row in rows),
         cost_micros=sum(row.cost_micros for row in rows),
+        retrying=sum(row.retrying for row in rows),
     )

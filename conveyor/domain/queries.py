@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from conveyor.domain.events import Event
 from conveyor.domain.ids import CallerId, JobId, RunId, TaskId
 from conveyor.domain.model import (
     Batch,
@@ -22,7 +23,7 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 
-Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub)
+Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub, Event)
 
 
 class Query(msgspec.Struct, Generic[Q], frozen=True):
@@ -106,6 +107,31 @@ class DueScrubs(Query[Scrub], frozen=True, kw_only=True):
     limit: int
 
 
+class EventsOf(Query[Event], frozen=True, kw_only=True):
+    """Placed events of a caller behind a place, in the order of their places."""
+
+    caller: CallerId
+    after: int
+    limit: int
+
+
+class UnplacedEvents(Query[Event], frozen=True, kw_only=True):
+    """Events of any caller from before then that have no place yet, oldest first."""
+
+    before: float
+    limit: int
+
+
 AnyQuery = (
-    TasksOf | StatsOf | JobsOf | RunsOf | BatchesOf | RunsIn | BatchesIn | DueNotices | DueScrubs
+    TasksOf
+    | StatsOf
+    | JobsOf
+    | RunsOf
+    | BatchesOf
+    | RunsIn
+    | BatchesIn
+    | DueNotices
+    | DueScrubs
+    | EventsOf
+    | UnplacedEvents
 )

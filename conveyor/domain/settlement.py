@@ -16,6 +16,7 @@ from conveyor.domain.changes import (
     Change,
     Guard,
     Missing,
+    Stale,
     StatsKey,
     TaskKey,
     Update,
@@ -31,6 +32,7 @@ from conveyor.domain.model import (
     Stats,
     Task,
     TaskRef,
+    TaskStatus,
 )
 from conveyor.domain.randomness import Random
 from conveyor.domain.retry import retry_delay_s
@@ -53,7 +55,7 @@ class HeldByOther(msgspec.Struct, frozen=True):
 
 
 class NoSuchTask(msgspec.Struct, frozen=True):
-    """There is no row: deleted, or not visible yet."""
+    """There is no row: deleted, or not visible yet; or its run has ended."""
 
 
 Claim = Claimed | AlreadyDone | HeldByOther | NoSuchTask
@@ -92,29 +94,54 @@ def stats_key(ref: TaskRef) -> StatsKey:
 
 
 def claim(ref: TaskRef, *, now: float) -> Change:
-    """Takes a waiting task, or one whose claim has lapsed.
+    """Takes a task that was never tried and waits, or whose claim has lapsed.
 
     Claims are counted when work starts, so that a task that kills its worker comes to an end;
     attempts when they report, so that a worker that was merely restarted costs the task none.
     """
+    return Change((_taken(ref, lifecycle.sources(TASK, "claimed"), 0, now),))
+
+
+def claim_again(ref: TaskRef, verdict: Verdict, *, now: float) -> Change | None:
+    """Takes a task that `claim` was refused for having been tried before; None for any other.
+
+    One that waits for its next try is no longer between tries, and its shard counts that. Only
+    here: a first try, which is what most claims are, costs its shard no write.
+    """
+    row = verdict.row if isinstance(verdict, Stale) else None
+    if not isinstance(row, Task) or not row.attempts or row.claim_until >= now:
+        return None
+    if row.status in lifecycle.TASK_TERMINAL:
+        return None
+    taken = _taken(ref, frozenset({row.status}), row.attempts, now)
+    if row.status not in lifecycle.sources(TASK, "released"):
+        return Change((taken, _count(ref, RELEASES_PASS, {"retrying": -1})))
+    return Change((taken,))
+
+
+def _taken(ref: TaskRef, sources: frozenset[TaskStatus], attempts: int, now: float) -> Update:
     values = {
         "status": lifecycle.target(TASK, "claimed"),
         "claim_until": now + limits.CLAIM_TTL_S,
         "started_at": now,
         "updated_at": now,
     }
-    guard = Guard(status_in=lifecycle.sources(TASK, "claimed"), lapsed=("claim_until", now))
-    update = Update(task_key(ref), guard, values, {"claim": 1})
-    return Change((update,))
+    facts = (("attempts", attempts),)
+    guard = Guard(status_in=sources, equals=facts, lapsed=("claim_until", now))
+    return Update(task_key(ref), guard, values, {"claim": 1})
+
+
+def _count(ref: TaskRef, gate: frozenset[GateStatus], counts: dict[str, int]) -> Update:
+    return Update(stats_key(ref), Guard(status_in=gate), {}, counts)
 
 
 def read_claim(verdict: Verdict, *, now: float) -> Claim:
     if isinstance(verdict, Applied):
-        (row,) = verdict.rows
+        row = verdict.rows[0]
         assert isinstance(row, Task)
         return Claimed(row)
-    if isinstance(verdict, Missing) or verdict.row is None:
-        return NoSuchTask()
+    if isinstance(verdict, Missing) or verdict.row is None or isinstance(verdict.row, Stats):
+        return NoSuchTask()  # With its counters shut, the run has ended.
     assert isinstance(verdict.row, Task)
     if verdict.row.status in lifecycle.TASK_TERMINAL:
         return AlreadyDone()
@@ -170,7 +197,7 @@ def release_for_retry(
     ref: TaskRef, task: Task, problem: Problem, *, spent: Spent, now: float
 ) -> Change:
     """The try failed and another one follows, by the same message made visible later."""
-    return _settle(ref, task, "released", {}, {}, (problem, spent, now))
+    return _settle(ref, task, "released", {}, {"retrying": 1}, (problem, spent, now))
 
 
 def hand_back(ref: TaskRef, task: Task, *, now: float) -> Change:
@@ -181,7 +208,8 @@ def hand_back(ref: TaskRef, task: Task, *, now: float) -> Change:
         {"status": lifecycle.target(TASK, "released"), "claim_until": 0.0, "updated_at": now},
         {"handed_back": 1},
     )
-    return Change((update, Update(stats_key(ref), Guard(status_in=RELEASES_PASS))))
+    between_tries = {"retrying": 1} if task.attempts else {}
+    return Change((update, _count(ref, RELEASES_PASS, between_tries)))
 
 
 def may_retry(
@@ -263,6 +291,6 @@ def _settle(
             Update(
                 task_key(ref), _mine(task, event), flip, {"attempts": 1, **money}, is_quiet=True
             ),
-            Update(stats_key(ref), Guard(status_in=gate), {}, {**counts, **money}),
+            _count(ref, gate, {**counts, **money}),
         )
     )

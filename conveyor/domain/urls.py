@@ -107,6 +107,12 @@ def parse_url(text: str, *, chars_max: int = limits.URL_CHARS_MAX) -> Target | B
     return Target(scheme, host, number, tail)
 
 
+def host_of(url: str) -> str | None:
+    """The host of a URL, as `Target` has it; None for a text that is no URL."""
+    target = parse_url(url)
+    return target.host if isinstance(target, Target) else None
+
+
 def join(base: Target, location: str) -> Target | BadUrl:
     """Where a redirect from `base` leads. Spaces are escaped: many sites send them."""
     location = location.strip(" \t").replace(" ", "%20")

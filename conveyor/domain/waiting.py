@@ -1,8 +1,18 @@
-"""Waiting: the words for why a run is not moving, from the nearest cause outwards (SPEC 4.7)."""
+"""Waiting: why a run is not moving, from the nearest cause outwards, and when it may be over
+(SPEC 4.8).
+
+Facts come from rows, from leases, and from sightings: what each process last saw of the run. None
+of it guards truth; at worst it is half a minute old.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+import msgspec
+
+from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.model import PauseState, Run, Totals
 
 
 class WaitReason(StrEnum):
@@ -17,3 +27,110 @@ class WaitReason(StrEnum):
     RETRY_BACKOFF = "retry_backoff"
     WORKERS_BUSY = "workers_busy"
     NO_WORKERS = "no_workers"
+
+
+class Sighting(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one process saw of one run: what holds it up there, and how many tasks end a second."""
+
+    reason: WaitReason | None = None
+    since: float | None = None
+    rate: float = 0.0
+
+
+class Presence(msgspec.Struct, frozen=True):
+    """That a worker is there: the slots it has, and those in use."""
+
+    capacity: int
+    inflight: int
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run: its rows, its leases and their cap, and who has seen it."""
+
+    run: Run
+    totals: Totals
+    inflight: int
+    cap: int
+    sightings: tuple[Sighting, ...] = ()
+    workers: tuple[Presence, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return max(self.run.planned, self.totals.admitted)
+
+    @property
+    def left(self) -> int:
+        return self.total - self.totals.done
+
+    @property
+    def ready(self) -> int:
+        """Tasks that are in and in nobody's hand, those between two tries included."""
+        return max(0, self.totals.admitted - self.totals.done - self.inflight)
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """The main cause, in a word and in a sentence."""
+
+    reason: WaitReason
+    detail: str
+    since: float | None = None
+
+
+def explain(facts: Facts) -> Waiting | None:
+    """What holds the run up; None when it moves freely, has nothing to do, or is over."""
+    run = facts.run
+    if run.status not in RUN_LIVE or run.stop_requested_at is not None or not facts.left:
+        return None
+    reason = _cause(facts)
+    if reason is None:
+        return None
+    begun = [seen.since for seen in facts.sightings if seen.reason is reason and seen.since]
+    return Waiting(reason, _detail(facts, reason), min(begun, default=None))
+
+
+def _cause(facts: Facts) -> WaitReason | None:
+    """Nearest first: what would hold it up even if everything behind were well."""
+    seen = {sighting.reason for sighting in facts.sightings}
+    if facts.run.pause_state is PauseState.PAUSED:
+        return WaitReason.PAUSED
+    if not facts.ready:
+        is_empty = facts.totals.admitted == facts.totals.done
+        return WaitReason.INGEST if is_empty and facts.run.open_batches else None
+    if WaitReason.BUDGET in seen:
+        return WaitReason.BUDGET
+    if not facts.workers:
+        return WaitReason.NO_WORKERS
+    if facts.inflight >= facts.cap:
+        return WaitReason.JOB_CAP
+    if WaitReason.HOST_CAP in seen:
+        return WaitReason.HOST_CAP
+    if facts.totals.retrying >= facts.ready:
+        is_limited = WaitReason.RATE_LIMITED in seen
+        return WaitReason.RATE_LIMITED if is_limited else WaitReason.RETRY_BACKOFF
+    return WaitReason.WORKERS_BUSY if WaitReason.WORKERS_BUSY in seen else None
+
+
+def _detail(facts: Facts, reason: WaitReason) -> str:
+    slots = sum(worker.capacity for worker in facts.workers)
+    busy = sum(worker.inflight for worker in facts.workers)
+    retrying = f"{facts.totals.retrying:,} of {facts.left:,} tasks wait for their next try"
+    return {
+        WaitReason.PAUSED: "paused until somebody resumes it",
+        WaitReason.INGEST: f"{facts.totals.admitted:,} of {facts.total:,} lines are in so far",
+        WaitReason.BUDGET: "the budget is used up",
+        WaitReason.JOB_CAP: f"{facts.inflight:,} of {facts.cap:,} in flight",
+        WaitReason.HOST_CAP: "as many pages of its hosts are in flight as may be",
+        WaitReason.RATE_LIMITED: f"asked to slow down; {retrying}",
+        WaitReason.RETRY_BACKOFF: retrying,
+        WaitReason.WORKERS_BUSY: f"other runs use {busy - facts.inflight:,} of {slots:,} slots",
+        WaitReason.NO_WORKERS: "no worker is running",
+    }[reason]
+
+
+def eta_s(facts: Facts) -> float | None:
+    """Seconds until what is left is done, if it goes on as it went lately; None when unknown."""
+    rate = sum(sighting.rate for sighting in facts.sightings)
+    is_live = facts.run.status in RUN_LIVE and facts.run.stop_requested_at is None
+    if not is_live or facts.run.pause_state is PauseState.PAUSED or not facts.left or rate <= 0:
+        return None
+    return facts.left / rate

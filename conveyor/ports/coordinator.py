@@ -1,11 +1,12 @@
-"""Coordinator: shared permits that cap how much of a job is in flight (SPEC 6.7).
+"""Coordinator: shared permits that cap how much of a job is in flight (SPEC 6.7), and marks.
 
-Leases save work and keep caps; they never guard truth. Forgetting every lease is harmless.
+Leases save work and keep caps; they never guard truth. Forgetting every lease is harmless. Marks
+are what processes let each other know: short, short-lived, and harmless to forget, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from conveyor.domain.ids import JobId, LeaseId, RunId
@@ -19,6 +20,7 @@ class Coordinator(Protocol):
     - Only a live lease can be renewed; renewing answers those that were lost.
     - Releasing frees the place at once; releasing again, or a lost lease, is fine.
     - Jobs share nothing.
+    - A mark stands until its time is over or its owner leaves another on the same subject.
     - Any method may raise Unavailable.
     """
 
@@ -35,3 +37,9 @@ class Coordinator(Protocol):
 
     async def count(self, run_id: RunId) -> int:
         """How many live leases the run's work holds."""
+
+    async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+        """Leaves a text on each of these subjects; one that lives 0 seconds takes the last back."""
+
+    async def marks_on(self, subject: str) -> list[str]:
+        """The live marks on a subject, one an owner, in the order of their owners."""

@@ -53,4 +53,4 @@ class Store(Protocol):
         """
 
     async def purge(self, now: float) -> int:
-        """Removes key records that expired before `now`; answers how many."""
+        """Removes key records and events that expired before `now`; answers how many."""

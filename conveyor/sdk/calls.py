@@ -17,19 +17,37 @@ from conveyor.sdk.errors import UNEXPECTED, ApiError, BadId, error_from
 from conveyor.wire.requests import SubmitJobRequest, TaskInput
 from conveyor.wire.responses import (
     AddTasksResponse,
+    AuditResponse,
     JobResponse,
+    ListEventsResponse,
     ListJobRunsResponse,
     ListJobsResponse,
     ListResultsResponse,
+    RerunDryRunResponse,
     RerunJobResponse,
     RunResponse,
+    SubmitDryRunResponse,
     SubmitJobResponse,
     TaskHistoryResponse,
 )
 
 T = TypeVar("T")
 
+_DRY = {"dry_run": "true"}
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tasks a rerun starts over: those that all of these name; None names every task."""
+
+    statuses: Iterable[str] | None = None
+    reasons: Iterable[str] | None = None
+    hosts: Iterable[str] | None = None
+
+    def query(self) -> dict[str, str]:
+        given = {"status": self.statuses, "reason": self.reasons, "host": self.hosts}
+        return {name: ",".join(texts) for name, texts in given.items() if texts is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +85,11 @@ def submit(job: SubmitJobRequest | Iterable[str]) -> Call[SubmitJobResponse]:
     if job.tasks is not None:
         body["tasks"] = [_lean(task) for task in job.tasks]
     return Call("POST", "/v1/jobs", SubmitJobResponse, body=msgspec.json.encode(body))
+
+
+def preview(job: SubmitJobRequest | Iterable[str]) -> Call[SubmitDryRunResponse]:
+    real = submit(job)
+    return Call(real.method, real.path, SubmitDryRunResponse, _DRY, real.body)
 
 
 def add_tasks(
@@ -118,9 +141,22 @@ def resume(job_id: str) -> Call[RunResponse]:
     return Call("POST", _path(job_id, "resume"), RunResponse)
 
 
-def rerun(job_id: str, statuses: Iterable[str] | None) -> Call[RerunJobResponse]:
-    query = {} if statuses is None else {"status": ",".join(statuses)}
-    return Call("POST", _path(job_id, "rerun"), RerunJobResponse, query)
+def rerun(job_id: str, choice: Choice) -> Call[RerunJobResponse]:
+    return Call("POST", _path(job_id, "rerun"), RerunJobResponse, choice.query())
+
+
+def preview_rerun(job_id: str, choice: Choice) -> Call[RerunDryRunResponse]:
+    query = {**choice.query(), **_DRY}
+    return Call("POST", _path(job_id, "rerun"), RerunDryRunResponse, query)
+
+
+def audit(job_id: str, run_id: str) -> Call[AuditResponse]:
+    return Call("GET", _run_path(job_id, run_id, "audit"), AuditResponse)
+
+
+def list_events(after: str | None, *, limit: int) -> Call[ListEventsResponse]:
+    query = {"limit": str(limit)} | ({} if after is None else {"after": after})
+    return Call("GET", "/v1/events", ListEventsResponse, query)
 
 
 def list_results(

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 import httpx
 
 from conveyor.sdk import calls
-from conveyor.sdk.calls import Call
+from conveyor.sdk.calls import Call, Choice
 from conveyor.sdk.downloads import (
     REDIRECTS_MAX,
     Damaged,
@@ -32,9 +32,13 @@ from conveyor.sdk.retrying import RetryPolicy
 from conveyor.wire.requests import SubmitJobRequest, TaskInput
 from conveyor.wire.responses import (
     AddTasksResponse,
+    AuditResponse,
+    EventResponse,
     JobResponse,
+    RerunDryRunResponse,
     RerunJobResponse,
     RunResponse,
+    SubmitDryRunResponse,
     SubmitJobResponse,
     TaskHistoryEvent,
     TaskResult,
@@ -44,6 +48,7 @@ T = TypeVar("T")
 
 JOBS_PAGE = 100
 RESULTS_PAGE = 500
+EVENTS_PAGE = 500
 PIECE_BYTES = 65_536
 
 
@@ -100,6 +105,10 @@ class Client:
         """Submits a job, or a plain list of URLs as one."""
         return self._ask(calls.submit(job), idempotency_key)
 
+    def preview(self, job: SubmitJobRequest | Iterable[str]) -> SubmitDryRunResponse:
+        """What submitting this would do and cost; nothing is created."""
+        return self._ask(calls.preview(job))
+
     def add_tasks(
         self,
         job_id: str,
@@ -154,10 +163,51 @@ class Client:
         job_id: str,
         *,
         statuses: Iterable[str] | None = None,
+        reasons: Iterable[str] | None = None,
+        hosts: Iterable[str] | None = None,
         idempotency_key: str | None = None,
     ) -> RerunJobResponse:
-        """Runs everything again; with `statuses`, only such tasks, and inherits the others."""
-        return self._ask(calls.rerun(job_id, statuses), idempotency_key)
+        """Runs everything again; or only tasks that all of `statuses`, `reasons` of failure and
+        `hosts` name, and inherits the others."""
+        return self._ask(calls.rerun(job_id, Choice(statuses, reasons, hosts)), idempotency_key)
+
+    def preview_rerun(
+        self,
+        job_id: str,
+        *,
+        statuses: Iterable[str] | None = None,
+        reasons: Iterable[str] | None = None,
+        hosts: Iterable[str] | None = None,
+    ) -> RerunDryRunResponse:
+        """What a rerun would do and cost; nothing is created."""
+        return self._ask(calls.preview_rerun(job_id, Choice(statuses, reasons, hosts)))
+
+    def audit(self, job_id: str, *, run_id: str | None = None) -> AuditResponse:
+        """A run (the latest, if none is named) recounted from its rows. Reads every row: a large
+        run takes a while, and a client with a longer `timeout_s`."""
+        run_id = run_id or run_of(self.get(job_id)).run_id
+        return self._ask(calls.audit(job_id, run_id))
+
+    def events(self, *, after: str | None = None) -> Iterator[EventResponse]:
+        """What happened to the caller's jobs, oldest first, up to now; only what came behind the
+        event of this id, if one is named."""
+        while True:
+            page = self._ask(calls.list_events(after, limit=EVENTS_PAGE))
+            yield from page.events
+            if len(page.events) < EVENTS_PAGE:
+                return
+            after = page.last_id
+
+    def follow_events(
+        self, *, after: str | None = None, interval_s: float = 1.0
+    ) -> Iterator[EventResponse]:
+        """As `events`, and then each as it comes, for ever. Outages are up to the caller: going
+        on behind the last event misses nothing."""
+        while True:
+            for event in self.events(after=after):
+                yield event
+                after = event.id
+            self._sleep(interval_s)
 
     def delete(self, job_id: str) -> None:
         """Deletes a job with everything it made."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from conveyor.domain import ids, limits
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.admission import Path, choose_path
-from conveyor.domain.changes import Change, Verdict
+from conveyor.domain.changes import Applied, Change, Verdict
 from conveyor.domain.randomness import Random
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
@@ -16,6 +16,8 @@ from conveyor.ports.queue import Queue
 from conveyor.ports.signals import Signals
 from conveyor.ports.store import Store
 from conveyor.ports.vault import Vault
+from conveyor.usecases import feeds
+from conveyor.usecases.feeds import News
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class Env:
     random: Random
     owner: str
     policy: Policy = field(default_factory=Policy)
+    news: News = field(default_factory=News)
 
     def now(self) -> float:
         return self.clock.now()
@@ -61,5 +64,8 @@ class Env:
         return ids.mint_ulid(self.clock.now(), self.random)
 
     async def commit(self, change: Change) -> Verdict:
+        """Applies a change; events that it tells of are given their places behind it."""
         (verdict,) = await self.store.commit((change,))
+        if isinstance(verdict, Applied):
+            await feeds.place_told(self.store, self.news, change)
         return verdict

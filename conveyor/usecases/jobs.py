@@ -66,8 +66,7 @@ class Accepted(msgspec.Struct, frozen=True):
 
 async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: JobId) -> Accepted:
     """Makes the job and its first run, or finds them and finishes what was begun."""
-    if not request.is_open and not request.drafts:
-        raise InvalidArgument("A closed job needs at least one task.", pointer="/tasks")
+    refuse_empty(request)
     job = _new_job(env, caller, request, job_id)
     existing = await env.store.read(JobKey(job_id))
     if existing is not None and existing.caller == caller:
@@ -75,6 +74,11 @@ async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: Job
     specs = await staging.check_tasks(env, job, request.drafts)
     run = _first_run(env, job)
     return await _admit_job(env, job, run, specs)
+
+
+def refuse_empty(request: Submission) -> None:
+    if not request.is_open and not request.drafts:
+        raise InvalidArgument("A closed job needs at least one task.", pointer="/tasks")
 
 
 async def _admit_job(env: Env, job: Job, run: Run, specs: list[TaskSpec]) -> Accepted:

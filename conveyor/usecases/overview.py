@@ -9,12 +9,14 @@ from conveyor.domain.model import Run, RunStatus, Totals
 from conveyor.domain.queries import RunsIn
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import totals_of
+from conveyor.usecases.outlook import Outlook, look_at
 
 
 class LiveRun(msgspec.Struct, frozen=True):
     run: Run
     status: RunStatus
     totals: Totals
+    outlook: Outlook
 
 
 async def live_runs(env: Env, *, limit: int) -> list[LiveRun]:
@@ -22,5 +24,6 @@ async def live_runs(env: Env, *, limit: int) -> list[LiveRun]:
     live: list[LiveRun] = []
     for run in found:
         totals = await totals_of(env, run)
-        live.append(LiveRun(run, seen_status(run, totals), totals))
+        seen = await look_at(env, run, totals)
+        live.append(LiveRun(run, seen_status(run, totals), totals, seen))
     return live

@@ -13,13 +13,14 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, RUN_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Batch, Run, RunStatus, Scrub, TaskRef
 from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, RunsOf, TasksOf
-from conveyor.usecases import ingest, runs
+from conveyor.usecases import feeds, ingest, runs
 from conveyor.usecases.env import Env
 from conveyor.usecases.ingest import Ingested
 
 _PAGE = 200
 _SCRUB_ROWS = 2_000
 _ENDED_LOOKBACK_S = 3600.0
+_UNPLACED_S = 2.0
 
 
 class Repairs(msgspec.Struct):
@@ -111,6 +112,11 @@ async def _resend(env: Env, run: Run) -> int:
         if len(rows) < limits.CHUNK_TASKS:
             return sent
         after = rows[-1].task_id
+
+
+async def place_events(env: Env) -> int:
+    """Events whose writer did not come to giving them their places."""
+    return await feeds.place_left(env.store, env.news, before=env.now() - _UNPLACED_S)
 
 
 async def scrub_due(env: Env) -> int:

@@ -9,10 +9,11 @@ from conveyor.domain.admission import Path
 from conveyor.domain.changes import Applied, RunKey
 from conveyor.domain.errors import Conflict
 from conveyor.domain.ids import FIRST_BATCH, CallerId, RunId
-from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE, TASK_UNFINISHED
+from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
+    FailureReason,
     IngestStatus,
     Job,
     RowsOf,
@@ -25,10 +26,9 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.queries import BatchesOf, TasksOf
 from conveyor.usecases import ingest
+from conveyor.usecases.choosing import EVERY_STATUS, Choice, count_chosen
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import need_latest_run, own_job, totals_of
-
-EVERY_STATUS = frozenset(TaskStatus)
 
 
 class Rerun(msgspec.Struct, frozen=True):
@@ -48,40 +48,48 @@ async def rerun(
     caller: CallerId,
     job_id: str,
     *,
-    retry: frozenset[TaskStatus] | None,
     run_id: RunId,
+    retry: frozenset[TaskStatus] | None = None,
+    reasons: frozenset[FailureReason] | None = None,
+    hosts: frozenset[str] | None = None,
 ) -> Rerun:
-    """Starts run `run_id`, or finds it and finishes it. `retry` None replays every task."""
+    """Starts run `run_id`, or finds it and finishes it. Without a filter, replays every task."""
     job = await own_job(env, caller, job_id)
     begun = await env.store.read(RunKey(job.job_id, run_id))
     if begun is not None:
         return await _resume(env, job, begun)
+    choice = Choice(retry=retry, reasons=reasons, hosts=hosts)
+    previous = await ended_run(env, job, choice)
+    if previous.open_batches:
+        return await _from_sources(env, job, previous, run_id)
+    return await _from_rows(env, job, previous, choice, run_id)
+
+
+async def ended_run(env: Env, job: Job, choice: Choice) -> Run:
+    """The run that a rerun of this choice would replay; Conflict where there can be none."""
     previous = await need_latest_run(env, job)
     if previous.status in RUN_LIVE or previous.status not in RUN_VISIBLE:
         raise Conflict(
             "The latest run has not ended; stop it first or wait for it.", code="run_not_terminal"
         )
-    if previous.open_batches:
-        return await _from_sources(env, job, previous, retry, run_id)
-    return await _from_rows(env, job, previous, retry, run_id)
+    if previous.open_batches and not choice.is_everything:
+        raise Conflict(
+            "The latest run ended before its list was ingested; rerun it without a filter.",
+            code="ingest_incomplete",
+        )
+    return previous
 
 
-async def _from_rows(
-    env: Env, job: Job, previous: Run, retry: frozenset[TaskStatus] | None, run_id: RunId
-) -> Rerun:
-    chosen = EVERY_STATUS if retry is None else retry
-    counts = _counts(await totals_of(env, previous), previous)
-    if not any(counts[status] for status in chosen):
-        raise Conflict("No task of the latest run matches the filter.", code="no_matching_tasks")
-    retried = sum(counts[status] for status in chosen | TASK_UNFINISHED)
-    source = RowsOf(run_id=previous.run_id, retry=chosen)
+async def _from_rows(env: Env, job: Job, previous: Run, choice: Choice, run_id: RunId) -> Rerun:
+    source = choice.of(previous)
+    retried = (await count_chosen(env, previous, source)).restarted
     path = env.policy.path_for(previous.total)
     run = _next_run(env, job, previous, run_id, path=path)
     run = msgspec.structs.replace(run, planned=previous.total, retried=retried)
     tasks: list[Task] = []
     if path is Path.AT_ONCE:
         rows = await _all_rows(env, previous)
-        tasks = [ingestion.replay(row, run, chosen, run.created_at) for row in rows]
+        tasks = [ingestion.replay(row, run, source, run.created_at) for row in rows]
         inherited = {task.source_run_id for task in tasks if task.source_run_id}
         run = msgspec.structs.replace(
             run, total=previous.total, open_batches=0, source_run_ids=tuple(sorted(inherited))
@@ -96,15 +104,8 @@ async def _from_rows(
     return await _start(env, job, run, [batch], tasks)
 
 
-async def _from_sources(
-    env: Env, job: Job, previous: Run, retry: frozenset[TaskStatus] | None, run_id: RunId
-) -> Rerun:
+async def _from_sources(env: Env, job: Job, previous: Run, run_id: RunId) -> Rerun:
     """The last run ended before its lists were in: only the pinned sources know every line."""
-    if retry is not None:
-        raise Conflict(
-            "The latest run ended before its list was ingested; rerun it without a filter.",
-            code="ingest_incomplete",
-        )
     batches = await env.store.find(BatchesOf(job_id=job.job_id, run_id=previous.run_id))
     total = sum(batch.total for batch in batches)
     run = _next_run(env, job, previous, run_id, path=Path.LATER)
@@ -119,7 +120,7 @@ def _renewed(batch: Batch, run: Run, previous: Run) -> Batch:
     if source is None:
         source = RowsOf(run_id=previous.run_id, retry=EVERY_STATUS, batch_id=batch.batch_id)
     elif isinstance(source, RowsOf):  # A filter of the last rerun is not one of this.
-        source = msgspec.structs.replace(source, retry=EVERY_STATUS)
+        source = msgspec.structs.replace(source, retry=EVERY_STATUS, reasons=None, hosts=None)
     return Batch(
         job_id=run.job_id,
         run_id=run.run_id,
@@ -181,16 +182,6 @@ def _next_run(env: Env, job: Job, previous: Run, run_id: RunId, *, path: Path) -
         ingest_status=IngestStatus.PENDING if path is Path.LATER else None,
         rerun_of=previous.run_id,
     )
-
-
-def _counts(totals: Totals, run: Run) -> dict[TaskStatus, int]:
-    """How many tasks of an ended run are in each status; its unfinished ones are all pending."""
-    return {
-        TaskStatus.SUCCESSFUL: totals.successful,
-        TaskStatus.FAILED: totals.failed,
-        TaskStatus.PENDING: run.total - totals.done,
-        TaskStatus.PROCESSING: 0,
-    }
 
 
 async def _all_rows(env: Env, run: Run) -> list[Task]:

@@ -6,9 +6,9 @@ import msgspec
 import trio
 
 from conveyor.domain import endings, lifecycle
-from conveyor.domain.changes import Applied, Change, Guard, JobKey, RunKey, Update
+from conveyor.domain.changes import Applied, JobKey, RunKey
 from conveyor.domain.errors import Conflict, NotFound
-from conveyor.domain.ids import CallerId, JobId, RunId, is_ulid
+from conveyor.domain.ids import CallerId, EventId, JobId, RunId, is_ulid
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
 from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus, Totals
 from conveyor.domain.queries import BatchesOf, RunsOf
@@ -111,26 +111,18 @@ async def fail(env: Env, run: Run, cause: RunFailure, detail: str) -> None:
 async def set_pause(env: Env, caller: CallerId, job_id: str, state: PauseState) -> Run:
     """Suspends or resumes the latest run; what is in flight may still settle."""
     job = await own_job(env, caller, job_id)
-    run = await need_latest_run(env, job)
-    change = Change(
-        (
-            Update(
-                RunKey(run.job_id, run.run_id),
-                Guard(status_in=RUN_LIVE),
-                {"pause_state": state, "updated_at": env.now()},
-            ),
-        )
-    )
-    verdict = await env.commit(change)
-    if not isinstance(verdict, Applied):
-        raise Conflict(
-            f"The latest run is {run.status}: only a live run can be paused or resumed.",
-            code="run_not_pausable",
-        )
-    await env.signals.run_changed(run.job_id, run.run_id)
-    (changed,) = verdict.rows
-    assert isinstance(changed, Run)
-    return changed
+    for _ in range(_TRIES):
+        run = await need_latest_run(env, job)
+        if run.status not in RUN_LIVE:
+            raise Conflict(
+                f"The latest run is {run.status}: only a live run can be paused or resumed.",
+                code="run_not_pausable",
+            )
+        if run.pause_state is state:
+            await env.signals.run_changed(run.job_id, run.run_id)
+            return run
+        await env.commit(endings.set_pause(run, state, EventId(env.mint()), now=env.now()))
+    raise Conflict("The run is changing too fast; try again.", retry_after_s=1)
 
 
 async def delete_run(env: Env, caller: CallerId, job_id: str, run_id: str) -> None:

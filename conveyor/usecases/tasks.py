@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -34,6 +35,18 @@ async def claim(env: Env, refs: Sequence[TaskRef]) -> list[Claim]:
     so it is left to lapse: that costs time, never the task."""
     now = env.now()
     verdicts = await env.store.commit([settlement.claim(ref, now=now) for ref in refs])
+    again = {
+        number: change
+        for number, (ref, verdict) in enumerate(zip(refs, verdicts, strict=True))
+        if (change := settlement.claim_again(ref, verdict, now=now)) is not None
+    }
+    if again:
+        verdicts = [*verdicts]
+        # Those that were taken stay taken, even if this is not answered.
+        with suppress(Unavailable):
+            second = await env.store.commit(list(again.values()))
+            for number, verdict in zip(again, second, strict=True):
+                verdicts[number] = verdict
     return [settlement.read_claim(verdict, now=now) for verdict in verdicts]
 
 

@@ -5,12 +5,14 @@ A field with a default is left out when it has nothing to say; one without is al
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from conveyor.domain.auditing import BadBody, Difference
 from conveyor.domain.errors import InvalidTask
+from conveyor.domain.events import EventType
 from conveyor.domain.ids import TASK_ID_PATTERN, ULID_PATTERN
 from conveyor.domain.model import (
     Format,
@@ -23,6 +25,7 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
+from conveyor.domain.waiting import WaitReason
 
 Ulid = Annotated[str, Meta(pattern=ULID_PATTERN)]
 TaskName = Annotated[str, Meta(pattern=TASK_ID_PATTERN)]
@@ -58,16 +61,28 @@ class Spend(msgspec.Struct, frozen=True):
 
 
 class RunStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Counts of a run's tasks: `completed`, `inflight` and `pending` add up to `total`."""
+    """Counts of a run's tasks: `completed`, `inflight`, `retrying` and `pending` add up to `total`.
+
+    `retrying` are tasks between two tries, `pending` those that wait for their first.
+    """
 
     total: Count
     completed: Count
     successful: Count
     failed: Count
     inflight: Count
+    retrying: Count
     pending: Count
     spend: Spend
     failure_reasons: dict[str, Count] = {}
+
+
+class WaitingResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What holds a run up: the main cause in a word and in a sentence."""
+
+    reason: WaitReason
+    detail: str
+    since: Instant | None = None
 
 
 class ReceiptResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +113,10 @@ class RunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     failure_reason: RunFailure | None = None
     failure_detail: str | None = None
     receipt: ReceiptResponse | None = None
+    waiting_on: WaitingResponse | None = None
+    eta_seconds: (
+        Annotated[int, Meta(ge=0, description="If it goes on as it went lately.")] | None
+    ) = None
 
 
 class WebhookResponse(msgspec.Struct, frozen=True):
@@ -194,6 +213,68 @@ class TaskHistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 class TaskHistoryResponse(msgspec.Struct, frozen=True):
     events: list[TaskHistoryEvent]
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pages would cost if each were fetched once and well; no promise."""
+
+    credits_min: Count
+    credits_max: Count
+
+
+class SubmitDryRunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a submit would do. `would_answer` is its status, as far as that can be foreseen."""
+
+    dry_run: bool
+    would_answer: int
+    valid_tasks: Count
+    invalid_tasks_count: Count
+    estimate: Estimate
+    invalid_reasons: dict[str, Count] = {}
+    invalid_tasks: list[InvalidTask] = []
+
+
+class RerunDryRunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rerun would do. `would_answer` is its status, as far as that can be foreseen."""
+
+    dry_run: bool
+    would_answer: int
+    rerun_of: Ulid
+    retried_tasks: Count
+    inherited_tasks: Count
+    estimate: Estimate | None = None
+
+
+class AuditResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A run recounted from its rows: `ok` when nothing contradicts its counters.
+
+    `live` says that the run went on meanwhile: counts then lie between those before and after.
+    """
+
+    job_id: Ulid
+    run_id: Ulid
+    ok: bool
+    live: bool
+    counts: dict[str, Count]
+    differences: list[Difference]
+    bodies_checked: Count
+    bad_bodies: list[BadBody]
+
+
+class EventResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to one of the caller's jobs; `id` is its place in the feed."""
+
+    id: str
+    type: EventType
+    occurred_at: Instant
+    data: dict[str, Any]
+
+
+class ListEventsResponse(msgspec.Struct, frozen=True):
+    """Events, oldest first; `last_id` is what to ask behind the next time."""
+
+    events: list[EventResponse]
+    last_id: str
 
 
 class HealthResponse(msgspec.Struct, frozen=True):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 
+import msgspec
+
+from conveyor.domain.events import Event
 from conveyor.domain.lifecycle import RUN_TERMINAL, seen_status
 from conveyor.domain.model import (
     Attempt,
@@ -16,7 +20,9 @@ from conveyor.domain.model import (
     Totals,
     Webhook,
 )
+from conveyor.domain.waiting import Waiting
 from conveyor.wire.responses import (
+    EventResponse,
     JobResponse,
     RunResponse,
     RunStats,
@@ -24,6 +30,7 @@ from conveyor.wire.responses import (
     TaskHistoryEvent,
     TaskHistoryResponse,
     TaskResult,
+    WaitingResponse,
     WebhookResponse,
 )
 
@@ -42,18 +49,31 @@ def spend_view(credit_count: int, cost_micros: int) -> Spend:
     return Spend(credits=credit_count, cost=cost_micros / _MICROS)
 
 
-def run_view(run: Run, totals: Totals, inflight: int) -> RunResponse:
-    """`inflight` may come from leases that overlap a settle: it is clamped to what is left."""
+def run_view(
+    run: Run,
+    totals: Totals,
+    inflight: int,
+    waiting: Waiting | None = None,
+    eta_s: float | None = None,
+) -> RunResponse:
+    """`inflight` may come from leases that overlap a settle: it is clamped to what is left.
+
+    The counters may be younger than the run, and know of a list that it does not know of yet.
+    """
     is_terminal = run.status in RUN_TERMINAL
-    left = max(0, run.planned - totals.done)
-    busy = 0 if is_terminal else min(max(0, inflight), left)
+    total = max(run.planned, totals.admitted)
+    left = total - totals.done
+    # Nothing is tried again once a run has ended.
+    retrying = 0 if is_terminal else min(max(0, totals.retrying), left)
+    busy = 0 if is_terminal else min(max(0, inflight), left - retrying)
     stats = RunStats(
-        total=run.planned,
+        total=total,
         completed=totals.done,
         successful=totals.successful,
         failed=totals.failed,
         inflight=busy,
-        pending=left - busy,
+        retrying=retrying,
+        pending=left - retrying - busy,
         spend=spend_view(totals.credits, totals.cost_micros),
         failure_reasons=totals.reasons,
     )
@@ -73,7 +93,14 @@ def run_view(run: Run, totals: Totals, inflight: int) -> RunResponse:
         stop_reason=run.stop_reason,
         failure_reason=run.failure_reason,
         failure_detail=run.failure_detail,
+        waiting_on=None if waiting is None else waiting_view(waiting),
+        eta_seconds=None if eta_s is None else math.ceil(eta_s),
     )
+
+
+def waiting_view(waiting: Waiting) -> WaitingResponse:
+    since = None if waiting.since is None else instant(waiting.since)
+    return WaitingResponse(reason=waiting.reason, detail=waiting.detail, since=since)
 
 
 def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
@@ -121,6 +148,15 @@ def result_view(job: Job, task: Task, result_url: str | None) -> TaskResult:
         metadata=task.metadata,
         error=task.problem if task.status is TaskStatus.FAILED else None,
         source_run_id=task.source_run_id,
+    )
+
+
+def event_view(event: Event) -> EventResponse:
+    return EventResponse(
+        id=str(event.seq),
+        type=event.event_type,
+        occurred_at=instant(event.occurred_at),
+        data=msgspec.json.decode(event.data),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -117,6 +117,12 @@ class RememberingCoordinator:
 
     async def count(self, run_id: RunId) -> int:
         return await self.inner.count(run_id)
+
+    async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+        await self.inner.leave_marks(owner, marks, ttl_s=ttl_s)
+
+    async def marks_on(self, subject: str) -> list[str]:
+        return await self.inner.marks_on(subject)
 
 
 async def test_work_that_lost_its_lease_is_handed_back_at_once(autojump_clock: MockClock) -> None:

@@ -37,6 +37,7 @@ async def test_a_small_job_is_created_with_its_rows_in_place(world: World) -> No
         "successful": 0,
         "failed": 0,
         "inflight": 0,
+        "retrying": 0,
         "pending": 1,
         "spend": {"credits": 0, "cost": 0.0},
     }

@@ -27,6 +27,7 @@ async def test_a_run_counts_what_is_done_in_flight_and_waiting(world: World) -> 
         "successful": 1,
         "failed": 1,
         "inflight": 1,
+        "retrying": 0,
         "pending": 1,
         "spend": {"credits": 1, "cost": 0.0025},
         "failure_reasons": {"bad_target": 1},

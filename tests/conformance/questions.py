@@ -11,6 +11,7 @@ from conveyor.domain.queries import (
     BatchesOf,
     DueNotices,
     DueScrubs,
+    EventsOf,
     JobsOf,
     Q,
     Query,
@@ -18,6 +19,7 @@ from conveyor.domain.queries import (
     RunsOf,
     StatsOf,
     TasksOf,
+    UnplacedEvents,
 )
 from conveyor.ports.store import Store
 from tests.builders import CALLER
@@ -44,6 +46,8 @@ def make_questions(
         _asking(BatchesIn(statuses=frozenset(BatchStatus), idle_since=now - 5, limit=limit)),
         _asking(DueNotices(statuses=frozenset(NoticeStatus), due_by=now, limit=limit)),
         _asking(DueScrubs(due_by=now, limit=limit)),
+        _asking(EventsOf(caller=CALLER, after=limit // 2, limit=limit)),
+        _asking(UnplacedEvents(before=now - 5, limit=limit)),
     ]
 
 

@@ -40,6 +40,7 @@ from tests.builders import (
     T0,
     a_batch,
     a_change,
+    a_feed,
     a_job,
     a_notice,
     a_record,
@@ -47,6 +48,7 @@ from tests.builders import (
     a_scrub,
     a_stats,
     a_task,
+    an_event,
     insert,
     keep,
     kept,
@@ -71,6 +73,8 @@ BARE: list[Row] = [
     a_record(),
     a_notice(),
     a_scrub(),
+    an_event(),
+    a_feed(),
 ]
 FULL: list[Row] = [
     a_job(
@@ -138,6 +142,7 @@ FULL: list[Row] = [
         other=1,
         credits=250,
         cost_micros=2**53,
+        retrying=17,
     ),
     a_task(
         5,
@@ -164,6 +169,7 @@ FULL: list[Row] = [
     a_record(response_status=201, response_body='{"job_id":"1"}\n'),
     a_notice(status=NoticeStatus.EXHAUSTED, attempts=9, last_error="timeout", payload='{"a":"é"}'),
     a_scrub(run_id=RUN, shard_count=8, passes_left=1, due_at=T0 + 0.75),
+    an_event(job_id=OTHER_JOB, run_id=RUN, seq=7, data='{"a":"é"}'),
 ]
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from conveyor.domain import admission, lifecycle, limits, problems
 from conveyor.domain.admission import Path, choose_path
 from conveyor.domain.changes import Change, Insert, JobKey, Row, RunKey, StatsKey, Update, Write
+from conveyor.domain.events import Event
 from conveyor.domain.ids import FIRST_BATCH, BatchId, task_id
 from conveyor.domain.model import (
     BatchStatus,
@@ -148,7 +149,8 @@ def test_a_new_job_brings_run_gates_batch_and_tasks_in_one_change() -> None:
     assert sum(row.admitted for row in stats) == 3
     assert sum(row.done for row in stats) == 1
     assert inserted(change, Task) == tasks
-    assert len(change.writes) == 1 + 1 + 3 + 1 + 3
+    assert len(inserted(change, Event)) == 2
+    assert len(change.writes) == 1 + 1 + 3 + 1 + 3 + 2
 
 
 def test_only_tasks_that_must_run_are_sent_to_the_queue() -> None:
@@ -178,7 +180,7 @@ def test_another_run_needs_a_job_that_has_none_under_way() -> None:
 
     update = update_of(change.writes, JobKey(job.job_id))
     assert update.guard.equals == (("active_run_id", None), ("runs_count", 1))
-    assert update.guard.status_in == lifecycle.JOB_VISIBLE
+    assert update.guard.status_in == frozenset({job.status})
     assert update.values["active_run_id"] == update.values["latest_run_id"] == OTHER_RUN
     assert update.values["status"] is JobStatus.CLOSED
     assert update.deltas == {"runs_count": 1}

@@ -28,6 +28,7 @@ from tests.builders import OTHER_RUN, RUN, T0, a_batch, a_run, a_task, a_ulid, k
 STAGED = StagedList(key="k", origin_run_id=RUN, origin_batch_id=FIRST_BATCH)
 FAILED_ONLY = frozenset({TaskStatus.FAILED})
 EVERYTHING = frozenset(TaskStatus)
+ONLY_FAILED = RowsOf(run_id=RUN, retry=FAILED_ONLY)
 RESULT = Result("jobs/j/runs/r/t/1", 10, "00", "text/html", 200)
 LINES = [TaskSpec(index=index, url="https://example.com/") for index in range(3)]
 
@@ -91,7 +92,7 @@ def test_a_chunk_sends_every_row_that_must_run() -> None:
 def test_what_the_filter_names_starts_over_with_nothing_kept() -> None:
     row = a_finished(0, TaskStatus.FAILED, reason=FailureReason.BLOCKED, external_id="x")
 
-    again = ingestion.replay(row, a_run(OTHER_RUN), FAILED_ONLY, T0 + 9)
+    again = ingestion.replay(row, a_run(OTHER_RUN), ONLY_FAILED, T0 + 9)
 
     assert (again.run_id, again.task_id, again.shard) == (OTHER_RUN, row.task_id, row.shard)
     assert (again.index, again.url, again.external_id) == (row.index, row.url, "x")
@@ -103,7 +104,7 @@ def test_what_the_filter_names_starts_over_with_nothing_kept() -> None:
 def test_what_the_filter_leaves_out_is_inherited_with_its_result() -> None:
     row = a_finished(0, TaskStatus.SUCCESSFUL, result=RESULT)
 
-    inherited = ingestion.replay(row, a_run(OTHER_RUN), FAILED_ONLY, T0 + 9)
+    inherited = ingestion.replay(row, a_run(OTHER_RUN), ONLY_FAILED, T0 + 9)
 
     assert inherited.run_id == OTHER_RUN
     assert inherited.status is TaskStatus.SUCCESSFUL
@@ -116,7 +117,7 @@ def test_inheriting_twice_still_names_the_run_that_owns_the_result() -> None:
     owner = RunId(a_ulid(7))
     row = a_finished(0, TaskStatus.SUCCESSFUL, result=RESULT, source_run_id=owner)
 
-    inherited = ingestion.replay(row, a_run(OTHER_RUN), FAILED_ONLY, T0)
+    inherited = ingestion.replay(row, a_run(OTHER_RUN), ONLY_FAILED, T0)
 
     assert inherited.source_run_id == owner
 
@@ -125,7 +126,7 @@ def test_inheriting_twice_still_names_the_run_that_owns_the_result() -> None:
 def test_what_never_finished_starts_over_whatever_the_filter_says(status: TaskStatus) -> None:
     row = a_task(0, status=status, claim=3, attempts=1)
 
-    again = ingestion.replay(row, a_run(OTHER_RUN), FAILED_ONLY, T0)
+    again = ingestion.replay(row, a_run(OTHER_RUN), ONLY_FAILED, T0)
 
     assert (again.status, again.claim, again.attempts) == (TaskStatus.PENDING, 0, 0)
 
@@ -164,7 +165,7 @@ def test_a_seal_adds_the_counted_lines_to_the_total_once() -> None:
     run = a_run(planned=100, ingest_status=IngestStatus.PENDING)
     batch = a_batch(total=100, done=97, epoch=2)
 
-    on_batch, on_run = ingestion.seal(batch, run, now=T0).writes
+    on_batch, on_run, _ = ingestion.seal(batch, run, now=T0).writes
 
     assert isinstance(on_batch, Update)
     assert isinstance(on_run, Update)

@@ -164,7 +164,7 @@ def test_a_failure_is_counted_under_its_reason(reason: FailureReason) -> None:
     assert set(count.deltas) <= set(a_stats().__struct_fields__)
 
 
-def test_a_retry_counts_nothing_but_what_it_cost() -> None:
+def test_a_retry_counts_as_being_between_tries_and_what_it_cost() -> None:
     task = claimed_task()
 
     flip, count = updates_of(
@@ -173,7 +173,7 @@ def test_a_retry_counts_nothing_but_what_it_cost() -> None:
 
     assert flip.values["status"] is TaskStatus.PENDING
     assert flip.deltas == {"attempts": 1, "credits": 1}
-    assert count.deltas == {"credits": 1}
+    assert count.deltas == {"retrying": 1, "credits": 1}
 
 
 def test_handing_back_counts_no_attempt_and_leaves_no_history() -> None:
@@ -184,7 +184,7 @@ def test_handing_back_counts_no_attempt_and_leaves_no_history() -> None:
     assert flip.deltas == {"handed_back": 1}
     assert flip.values["status"] is TaskStatus.PENDING
     assert "history" not in flip.values
-    assert count.deltas == {}
+    assert count.deltas == {"retrying": 1}, "it was tried before, and is between tries again"
 
 
 def test_every_try_is_kept_in_the_history() -> None:
@@ -273,3 +273,44 @@ def test_there_is_a_retry_as_long_as_attempts_are_left() -> None:
     assert delay(0) is not None
     assert delay(1) is not None
     assert delay(2) is None
+
+
+def test_a_task_between_tries_is_claimed_by_a_change_that_counts_it() -> None:
+    row = a_task(attempts=2)
+    refused = Stale(key_of(row), row)
+
+    change = settlement.claim_again(ref_to(row), refused, now=T0)
+
+    assert change is not None
+    flip, count = updates_of(change)
+    assert flip.guard.equals == (("attempts", 2),)
+    assert flip.guard.status_in == frozenset({TaskStatus.PENDING})
+    assert count.deltas == {"retrying": -1}
+
+
+def test_a_lapsed_claim_of_a_task_that_was_tried_is_taken_over_uncounted() -> None:
+    row = a_task(attempts=1, status=TaskStatus.PROCESSING, claim_until=T0 - 1)
+
+    change = settlement.claim_again(ref_to(row), Stale(key_of(row), row), now=T0)
+
+    assert change is not None
+    assert len(change.writes) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attempts": 0},
+        {"attempts": 1, "status": TaskStatus.SUCCESSFUL},
+        {"attempts": 1, "status": TaskStatus.PROCESSING, "claim_until": T0 + 1},
+    ],
+    ids=["never tried", "over", "held"],
+)
+def test_what_was_refused_for_another_reason_is_not_claimed_again(fields: dict[str, Any]) -> None:
+    row = a_task(**fields)
+
+    assert settlement.claim_again(ref_to(row), Stale(key_of(row), row), now=T0) is None
+
+
+def test_a_claim_that_finds_the_counters_shut_is_let_go() -> None:
+    assert settlement.read_claim(Stale(key_of(a_stats()), a_stats()), now=T0) == NoSuchTask()

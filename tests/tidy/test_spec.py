@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain import lifecycle, limits, model
+from conveyor.domain import events, lifecycle, limits, model
 from conveyor.domain.changes import Row
 from conveyor.domain.errors import Refused
 from conveyor.domain.params import PARAMS
@@ -33,6 +33,8 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     model.KeyRecord,
     model.Notice,
     model.Scrub,
+    events.Event,
+    events.Feed,
     model.TaskSpec,
     model.TaskRef,
     model.Result,

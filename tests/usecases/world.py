@@ -206,6 +206,8 @@ async def check_counters(env: Env, run: Run) -> Totals:
         for reason in FailureReason:
             count = sum(row.reason is reason for row in mine if row.status is TaskStatus.FAILED)
             assert getattr(stats, reason.value) == count
+        waiting = [row for row in mine if row.status is TaskStatus.PENDING and row.attempts]
+        assert stats.retrying == len(waiting)
     return await totals_of(env, run)
 
 

@@ -1,9 +1,9 @@
-"""SqliteCoordinator: leases as rows, counted and taken in one step (SPEC 6.7)."""
+"""SqliteCoordinator: leases and marks as rows, counted and taken in one step (SPEC 6.7)."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from conveyor.domain.ids import JobId, LeaseId, RunId
@@ -16,6 +16,13 @@ _TAKE = "INSERT INTO leases (lease_id, job_id, run_id, expires_at) VALUES (?, ?,
 _RENEW = "UPDATE leases SET expires_at = ? WHERE lease_id = ? AND expires_at > ?"
 _RELEASE = "DELETE FROM leases WHERE lease_id = ?"
 _COUNT_LIVE = "SELECT count(*) FROM leases WHERE run_id = ? AND expires_at > ?"
+
+_FORGET_OLD_MARKS = "DELETE FROM marks WHERE expires_at <= ?"
+_MARK = (
+    "INSERT INTO marks (subject, owner, text, expires_at) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT DO UPDATE SET text = excluded.text, expires_at = excluded.expires_at"
+)
+_MARKS = "SELECT text FROM marks WHERE subject = ? AND expires_at > ? ORDER BY owner"
 
 
 class SqliteCoordinator:
@@ -64,5 +71,23 @@ class SqliteCoordinator:
         def op(connection: sqlite3.Connection) -> int:
             (live_count,) = connection.execute(_COUNT_LIVE, (run_id, now)).fetchone()
             return int(live_count)
+
+        return await self._database.glance(op)
+
+    async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+        now = self._clock.now()
+        rows = [(subject, owner, text, now + ttl_s) for subject, text in marks.items()]
+
+        def op(connection: sqlite3.Connection) -> None:
+            connection.executemany(_MARK, rows)
+            connection.execute(_FORGET_OLD_MARKS, (now,))
+
+        await self._database.write(op)
+
+    async def marks_on(self, subject: str) -> list[str]:
+        now = self._clock.now()
+
+        def op(connection: sqlite3.Connection) -> list[str]:
+            return [text for (text,) in connection.execute(_MARKS, (subject, now))]
 
         return await self._database.glance(op)

@@ -12,14 +12,17 @@ from conveyor.domain.queries import (
     BatchesOf,
     DueNotices,
     DueScrubs,
+    EventsOf,
     JobsOf,
     RunsIn,
     RunsOf,
     StatsOf,
     TasksOf,
+    UnplacedEvents,
 )
 from conveyor.engines.embedded.rows import (
     BATCHES,
+    EVENTS,
     JOBS,
     NOTICES,
     RUNS,
@@ -64,6 +67,12 @@ def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:
             return NOTICES, terms, "due_at, notice_id", query.limit
         case DueScrubs():
             return SCRUBS, [("due_at <= ?", [query.due_by])], "due_at, scrub_id", query.limit
+        case EventsOf():
+            terms = [("caller = ?", [query.caller]), ("seq > 0 AND seq > ?", [query.after])]
+            return EVENTS, terms, "seq", query.limit
+        case UnplacedEvents():
+            terms = [("seq = 0 AND occurred_at < ?", [query.before])]
+            return EVENTS, terms, "occurred_at, event_id", query.limit
         case _:
             assert_never(query)
 

@@ -45,5 +45,10 @@ def load_scripts() -> list[str]:
         key=lambda entry: entry.name,
     )
     numbers = [int(script.name.split("_")[0]) for script in scripts]
-    assert numbers == list(range(1, len(scripts) + 1)), numbers
-    return [script.read_text(encoding="utf-8") for script in scripts]
+    assert len({*numbers}) == len(numbers), numbers
+    texts = dict(zip(numbers, scripts, strict=True))
+    # A number that is not here belongs to a change that is not here: it does nothing.
+    return [
+        texts[number].read_text(encoding="utf-8") if number in texts else ""
+        for number in range(1, max(numbers) + 1)
+    ]

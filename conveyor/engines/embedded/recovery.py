@@ -39,6 +39,7 @@ def recover(connection: sqlite3.Connection, now: float) -> None:
         connection.execute(sql, {"now": now})
     connection.execute(_LAPSE_KEYS)
     connection.execute("DELETE FROM leases")
+    connection.execute("DELETE FROM marks")
     closed = connection.execute("SELECT queue_id FROM queues WHERE run_id IS NULL").fetchall()
     connection.execute("COMMIT")
     for (queue_id,) in closed:

@@ -18,6 +18,8 @@ import msgspec
 from conveyor.domain.changes import (
     AnyKey,
     BatchKey,
+    EventKey,
+    FeedKey,
     JobKey,
     NoticeKey,
     RecordKey,
@@ -26,6 +28,7 @@ from conveyor.domain.changes import (
     StatsKey,
     TaskKey,
 )
+from conveyor.domain.events import Event, Feed
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 
 Convert = Callable[[Any], Any]
@@ -129,6 +132,8 @@ TASKS = _table("tasks", Task, "run_id", "task_id")  # Its row knows its run, not
 RECORDS = _table("key_records", KeyRecord, "key_id")
 NOTICES = _table("notices", Notice, "notice_id")
 SCRUBS = _table("scrubs", Scrub, "scrub_id")
+EVENTS = _table("events", Event, "caller", "event_id")
+FEEDS = _table("feeds", Feed, "caller")
 
 TABLES: dict[type, Table] = {
     JobKey: JOBS,
@@ -139,4 +144,6 @@ TABLES: dict[type, Table] = {
     RecordKey: RECORDS,
     NoticeKey: NOTICES,
     ScrubKey: SCRUBS,
+    EventKey: EVENTS,
+    FeedKey: FEEDS,
 }

@@ -38,7 +38,7 @@ from conveyor.engines.embedded import statements
 from conveyor.engines.embedded.database import Database
 from conveyor.engines.embedded.finds import find
 from conveyor.engines.embedded.queue import enqueue
-from conveyor.engines.embedded.rows import BATCHES, NOTICES, RUNS, STATS, TASKS
+from conveyor.engines.embedded.rows import BATCHES, EVENTS, NOTICES, RUNS, STATS, TASKS
 from conveyor.engines.embedded.tallies import apply_tallies
 from conveyor.ports.clock import Clock
 
@@ -53,8 +53,11 @@ _SCRUBBED = (
     (STATS, _OF_JOB, _OF_RUN),
     (BATCHES, _OF_JOB, _OF_RUN),
     (NOTICES, _OF_JOB, _OF_RUN),
+    (EVENTS, _OF_JOB, _OF_RUN),
     (RUNS, _OF_JOB, _OF_RUN),
 )
+
+_EXPIRING = ("key_records", "events")
 
 
 class SqliteStore:
@@ -102,9 +105,10 @@ class SqliteStore:
 
     async def purge(self, now: float) -> int:
         def op(connection: sqlite3.Connection) -> int:
-            return connection.execute(
-                "DELETE FROM key_records WHERE expires_at < ?", (now,)
-            ).rowcount
+            return sum(
+                connection.execute(f"DELETE FROM {name} WHERE expires_at < ?", (now,)).rowcount
+                for name in _EXPIRING
+            )
 
         return await self._database.write(op)
 

@@ -1,8 +1,8 @@
-"""MemoryCoordinator: leases in a dict, each with the instant at which it dies (SPEC 6.7)."""
+"""MemoryCoordinator: leases and marks, each with the instant at which it dies (SPEC 6.7)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 import msgspec
@@ -23,6 +23,7 @@ class MemoryCoordinator:
         self._clock = clock
         self._random = random
         self._leases: dict[LeaseId, _Lease] = {}
+        self._marks: dict[tuple[str, str], tuple[str, float]] = {}
 
     async def acquire(
         self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
@@ -52,6 +53,18 @@ class MemoryCoordinator:
     async def count(self, run_id: RunId) -> int:
         await trio.lowlevel.checkpoint()
         return sum(lease.run_id == run_id for lease in self._live().values())
+
+    async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+        await trio.lowlevel.checkpoint()
+        expires_at = self._clock.now() + ttl_s
+        for subject, text in marks.items():
+            self._marks[subject, owner] = (text, expires_at)
+
+    async def marks_on(self, subject: str) -> list[str]:
+        await trio.lowlevel.checkpoint()
+        now = self._clock.now()
+        self._marks = {at: mark for at, mark in self._marks.items() if now < mark[1]}
+        return [text for (on, _), (text, _) in sorted(self._marks.items()) if on == subject]
 
     def _live(self) -> dict[LeaseId, _Lease]:
         """Forgets the dead; what is left is live."""

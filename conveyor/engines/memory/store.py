@@ -17,6 +17,8 @@ from conveyor.domain.changes import (
     Chunk,
     Delete,
     Enqueue,
+    EventKey,
+    FeedKey,
     Guard,
     Insert,
     JobKey,
@@ -36,6 +38,7 @@ from conveyor.domain.changes import (
     Write,
     is_tally,
 )
+from conveyor.domain.events import Event, Feed
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 from conveyor.domain.queries import (
@@ -44,6 +47,7 @@ from conveyor.domain.queries import (
     BatchesOf,
     DueNotices,
     DueScrubs,
+    EventsOf,
     JobsOf,
     Q,
     Query,
@@ -51,6 +55,7 @@ from conveyor.domain.queries import (
     RunsOf,
     StatsOf,
     TasksOf,
+    UnplacedEvents,
 )
 from conveyor.engines.memory.queue import MemoryQueue
 
@@ -69,6 +74,8 @@ class MemoryStore:
         self._records: dict[Address, KeyRecord] = {}
         self._notices: dict[Address, Notice] = {}
         self._scrubs: dict[Address, Scrub] = {}
+        self._events: dict[Address, Event] = {}
+        self._feeds: dict[Address, Feed] = {}
         self._tables: dict[type, Table] = {
             JobKey: self._jobs,
             RunKey: self._runs,
@@ -78,6 +85,8 @@ class MemoryStore:
             RecordKey: self._records,
             NoticeKey: self._notices,
             ScrubKey: self._scrubs,
+            EventKey: self._events,
+            FeedKey: self._feeds,
         }
 
     async def read(self, key: Key[R]) -> R | None:
@@ -124,9 +133,12 @@ class MemoryStore:
 
     async def purge(self, now: float) -> int:
         await trio.lowlevel.checkpoint()
-        expired = [at for at, record in self._records.items() if record.expires_at < now]
-        for address in expired:
-            del self._records[address]
+        tables: list[Table] = [self._records, self._events]
+        expired = [
+            (table, at) for table in tables for at, row in table.items() if row.expires_at < now
+        ]
+        for table, address in expired:
+            del table[address]
         return len(expired)
 
     def _row(self, key: AnyKey) -> Row | None:
@@ -195,6 +207,10 @@ class MemoryStore:
                 return self._due_notices(query)
             case DueScrubs():
                 return self._due_scrubs(query)
+            case EventsOf():
+                return self._events_of(query)
+            case UnplacedEvents():
+                return self._unplaced_events(query)
             case _:
                 assert_never(query)
 
@@ -268,6 +284,23 @@ class MemoryStore:
         found = [scrub for scrub in self._scrubs.values() if scrub.due_at <= query.due_by]
         return sorted(found, key=lambda each: (each.due_at, each.scrub_id))[: query.limit]
 
+    def _events_of(self, query: EventsOf) -> list[Event]:
+        found = [
+            event
+            for event in self._events.values()
+            if event.caller == query.caller and event.seq > max(0, query.after)
+        ]
+        return sorted(found, key=lambda event: event.seq)[: query.limit]
+
+    def _unplaced_events(self, query: UnplacedEvents) -> list[Event]:
+        found = [
+            event
+            for event in self._events.values()
+            if event.seq == 0 and event.occurred_at < query.before
+        ]
+        in_order = sorted(found, key=lambda event: (event.occurred_at, event.event_id))
+        return in_order[: query.limit]
+
     def _rows_to_scrub(
         self, job_id: JobId, run_id: RunId | None
     ) -> Iterator[tuple[Table, Address]]:
@@ -277,7 +310,13 @@ class MemoryStore:
         for address, task in self._tasks.items():
             if task.run_id in run_ids:
                 yield self._tasks, address
-        tables: list[Table] = [self._stats, self._batches, self._notices, self._runs]
+        tables: list[Table] = [
+            self._stats,
+            self._batches,
+            self._notices,
+            self._events,
+            self._runs,
+        ]
         for table in tables:
             for address, row in table.items():
                 if row.job_id == job_id and run_id in {None, row.run_id}:

@@ -26,9 +26,11 @@ from conveyor.engines.embedded.migrations import migrate
 from conveyor.engines.embedded.rows import TABLES, Table
 from conveyor.engines.embedded.statements import columns_sql, insert_sql
 from tests.builders import (
+    JOB,
     RUN,
     T0,
     a_batch,
+    a_feed,
     a_job,
     a_notice,
     a_record,
@@ -36,6 +38,7 @@ from tests.builders import (
     a_scrub,
     a_stats,
     a_task,
+    an_event,
 )
 
 PROBLEM = Problem(type="about:blank", title="No", status=502, code="x", detail="é\x00'\"")
@@ -81,6 +84,9 @@ ROWS = [
     a_notice(last_error="timeout"),
     a_scrub(),
     a_scrub(run_id=RUN),
+    an_event(),
+    an_event(job_id=JOB, run_id=RUN, seq=3),
+    a_feed(),
 ]
 
 

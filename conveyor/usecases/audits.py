@@ -1,0 +1,85 @@
+"""Audits: every row of a run recounted, and some of its bodies read again (SPEC 4.9)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from contextlib import aclosing
+
+import msgspec
+
+from conveyor.domain import auditing, limits
+from conveyor.domain.auditing import BadBody, Difference
+from conveyor.domain.changes import RunKey
+from conveyor.domain.errors import NotFound
+from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
+from conveyor.domain.model import Result, Run, Task
+from conveyor.ports.errors import BlobMissing
+from conveyor.usecases.choosing import rows_of
+from conveyor.usecases.env import Env
+from conveyor.usecases.lookups import totals_of
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found; `is_live` when the run went on meanwhile, so that counts have some play."""
+
+    run: Run
+    is_live: bool
+    counts: dict[str, int]
+    differences: list[Difference]
+    bodies: int
+    bad_bodies: list[BadBody]
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.differences and not self.bad_bodies
+
+
+async def audit(env: Env, run: Run) -> Audit:
+    """Reads every row once, a page at a time, and up to `AUDIT_BODIES_MAX` bodies as a whole."""
+    before = await totals_of(env, run)
+    counts: Counter[str] = Counter()
+    sample: list[Task] = []
+    async with aclosing(rows_of(env, run)) as pages:
+        async for page in pages:
+            for row in page:
+                auditing.count_row(counts, row)
+                _consider(env, sample, row, counts["successful"])
+    after = await totals_of(env, run)
+    current = await env.store.read(RunKey(run.job_id, run.run_id))
+    if current is None or current.status not in RUN_VISIBLE:
+        raise NotFound("There is no such run.")
+    problems = [(task, await _problem_of(env, task.result)) for task in sample if task.result]
+    return Audit(
+        run=current,
+        is_live=current.status in RUN_LIVE,
+        counts={name: counts[name] for name in auditing.recorded(after)},
+        differences=auditing.compare(current, counts, before, after),
+        bodies=len(problems),
+        bad_bodies=[BadBody(task.task_id, problem) for task, problem in problems if problem],
+    )
+
+
+def _consider(env: Env, sample: list[Task], row: Task, number: int) -> None:
+    """A fair sample of the rows that have a body; `number` is how many there were so far."""
+    if row.result is None:
+        return
+    if len(sample) < limits.AUDIT_BODIES_MAX:
+        sample.append(row)
+        return
+    place = int(env.random.uniform(0, number))
+    if place < len(sample):
+        sample[place] = row
+
+
+async def _problem_of(env: Env, result: Result) -> str | None:
+    digest, size = hashlib.sha256(), 0
+    try:
+        async with aclosing(env.blobs.open(result.key)) as pieces:
+            async for piece in pieces:
+                digest.update(piece)
+                size += len(piece)
+    except BlobMissing:
+        return "missing"
+    is_whole = (size, digest.hexdigest()) == (result.size_bytes, result.sha256)
+    return None if is_whole else "damaged"
