@@ -66,7 +66,13 @@ class World:
         # Here, because only a server needs the web framework: it is most of the time to start.
         from conveyor.api.app import make_app
 
-        return make_app(self.env, self.authenticator(), metrics=self.metrics, ready=ready)
+        return make_app(
+            self.env,
+            self.authenticator(),
+            notifier=self.notifier,
+            metrics=self.metrics,
+            ready=ready,
+        )
 
     def helper(self) -> Supervisor:
         return helper_tree(

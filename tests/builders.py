@@ -23,11 +23,13 @@ from conveyor.domain.changes import (
     Row,
     RunKey,
     ScrubKey,
+    SigningKeysKey,
     StatsKey,
     TaskKey,
     Update,
     Write,
 )
+from conveyor.domain.hooks import SigningKey, SigningKeys
 from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, NoticeId, RunId, task_id
 from conveyor.domain.model import (
     Batch,
@@ -149,6 +151,7 @@ def a_notice(number: int = 1, **fields: Any) -> Notice:
         status=NoticeStatus.DUE,
         occurred_at=T0,
         due_at=T0,
+        due_since=T0,
         payload="{}",
     )
     return msgspec.structs.replace(notice, **fields)
@@ -159,6 +162,11 @@ def a_scrub(number: int = 1, **fields: Any) -> Scrub:
         job_id=JOB, run_id=None, scrub_id=f"scrub-{number}", shard_count=1, due_at=T0, passes_left=2
     )
     return msgspec.structs.replace(scrub, **fields)
+
+
+def some_keys(caller: CallerId = CALLER, **fields: Any) -> SigningKeys:
+    keys = SigningKeys(caller, SigningKey(a_ulid(7), T0, "v1.sealed"))
+    return msgspec.structs.replace(keys, **fields)
 
 
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:
@@ -186,6 +194,8 @@ def key_of(row: Notice) -> NoticeKey: ...
 @overload
 def key_of(row: Scrub) -> ScrubKey: ...
 @overload
+def key_of(row: SigningKeys) -> SigningKeysKey: ...
+@overload
 def key_of(row: Row) -> AnyKey: ...
 def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
     """The key under which a row is kept; a task's needs to be told the job."""
@@ -206,6 +216,8 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
             return NoticeKey(row.notice_id)
         case Scrub():
             return ScrubKey(row.scrub_id)
+        case SigningKeys():
+            return SigningKeysKey(row.caller)
         case _:
             assert_never(row)
 

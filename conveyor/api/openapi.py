@@ -26,9 +26,16 @@ _TAGS = {
     "jobs": "Lists of URLs, and what holds for all of them.",
     "runs": "Executions of a job.",
     "tasks": "Single URLs of a run, and their bodies.",
+    "webhook": "Trying a receiver out.",
+    "hmac": "The keys that sign webhooks.",
     "operations": "For those who run the service.",
 }
-_PATTERNS = {"job_id": ULID_PATTERN, "run_id": ULID_PATTERN, "task_id": TASK_ID_PATTERN}
+_PATTERNS = {
+    "job_id": ULID_PATTERN,
+    "run_id": ULID_PATTERN,
+    "task_id": TASK_ID_PATTERN,
+    "event_id": "^[0-9A-Z]{26}$",
+}
 _NAMES = re.compile(r"\{(\w+)\}")
 _ALWAYS = (401, 408, 500)
 _REF = "#/components/schemas/{name}"
@@ -142,4 +149,4 @@ def _responses(route: Route, known: Mapping[type, Any]) -> dict[str, Any]:
 def _common(route: Route) -> tuple[int, ...]:
     if route.access is Access.PUBLIC:
         return ()
-    return tuple(status for status in _ALWAYS if status != 408 or route.method == "POST")
+    return tuple(status for status in _ALWAYS if status != 408 or route.method in {"POST", "PUT"})

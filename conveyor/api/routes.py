@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from conveyor.api import jobs, ops, results, runs
+from conveyor.api.parameters import CURSOR, LIMIT
 from conveyor.api.route import Access, Parameter, Reads, Route, Writes
+from conveyor.api.webhook_routes import WEBHOOK_ROUTES
 from conveyor.domain import limits
 from conveyor.domain.model import JobStatus, TaskStatus
 from conveyor.usecases.results import FILTERS
 from conveyor.wire import requests
 from conveyor.wire import responses as shapes
 
-CURSOR = Parameter("cursor", {"type": "string"}, "The `next_cursor` of the page before.")
-LIMIT = Parameter(
-    "limit",
-    {"type": "integer", "minimum": 1, "maximum": limits.LIST_ROWS_MAX, "default": limits.LIST_ROWS},
-    "How many to answer with at most.",
-)
 ROWS = Parameter(
     "limit",
     {"type": "integer", "minimum": 1, "maximum": limits.PAGE_ROWS_MAX, "default": limits.PAGE_ROWS},
@@ -247,6 +243,7 @@ ROUTES: tuple[Route, ...] = (
         answers={200: shapes.TaskHistoryResponse},
         problems=(404,),
     ),
+    *WEBHOOK_ROUTES,
     Route(
         method="GET",
         path="/healthz",

@@ -10,11 +10,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from conveyor.domain.ids import BatchId, JobId, NoticeId, RunId, TaskId
+from conveyor.domain.hooks import SigningKeys
+from conveyor.domain.ids import BatchId, CallerId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task, TaskRef
 
-Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub
-R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub)
+Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub | SigningKeys
+R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub, SigningKeys)
 
 
 class Key(msgspec.Struct, Generic[R], frozen=True):
@@ -61,7 +62,21 @@ class ScrubKey(Key[Scrub], frozen=True):
     scrub_id: str
 
 
-AnyKey = JobKey | RunKey | BatchKey | StatsKey | TaskKey | RecordKey | NoticeKey | ScrubKey
+class SigningKeysKey(Key[SigningKeys], frozen=True):
+    caller: CallerId
+
+
+AnyKey = (
+    JobKey
+    | RunKey
+    | BatchKey
+    | StatsKey
+    | TaskKey
+    | RecordKey
+    | NoticeKey
+    | ScrubKey
+    | SigningKeysKey
+)
 
 
 class Guard(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ import ssl
 import trio
 
 from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.urls import Target
 from conveyor.net.body import EXCERPT_BYTES, WholeBody, excerpt
 from conveyor.net.dialer import Connect, Dialer, default_tls
 from conveyor.net.errors import BadResponse, ConnectionLost, TimedOut
@@ -43,8 +44,9 @@ class HttpPool:
         self._limits = limits
         self._slots = Slots(limits)
         self._large = trio.Semaphore(limits.large_bodies_max)
+        self._resolver = Resolver(policy, lookup)
         self._dialer = Dialer(
-            Resolver(policy, lookup), tls or default_tls(), limits.connect_timeout_s, connect
+            self._resolver, tls or default_tls(), limits.connect_timeout_s, connect
         )
 
     @property
@@ -57,6 +59,10 @@ class HttpPool:
 
     def close(self) -> None:
         self._slots.close_idle()
+
+    async def resolve(self, target: Target) -> tuple[str, ...]:
+        """Where a request would go. Raises ForbiddenTarget and NameNotResolved."""
+        return await self._resolver.resolve(target)
 
     async def fetch(self, request: Request) -> Response:
         """The response, whatever its status. Raises the family of FetchFailed."""

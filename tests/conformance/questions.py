@@ -12,6 +12,7 @@ from conveyor.domain.queries import (
     DueNotices,
     DueScrubs,
     JobsOf,
+    NoticesOf,
     Q,
     Query,
     RunsIn,
@@ -43,6 +44,8 @@ def make_questions(
         _asking(RunsIn(statuses=running | ended, updated_since=now - 5, limit=limit)),
         _asking(BatchesIn(statuses=frozenset(BatchStatus), idle_since=now - 5, limit=limit)),
         _asking(DueNotices(statuses=frozenset(NoticeStatus), due_by=now, limit=limit)),
+        _asking(NoticesOf(job_id=job_id, limit=limit)),
+        _asking(NoticesOf(job_id=job_id, run_id=run_id, limit=limit)),
         _asking(DueScrubs(due_by=now, limit=limit)),
     ]
 

@@ -23,9 +23,11 @@ from conveyor.domain.changes import (
     RecordKey,
     RunKey,
     ScrubKey,
+    SigningKeysKey,
     StatsKey,
     TaskKey,
 )
+from conveyor.domain.hooks import SigningKeys
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 
 Convert = Callable[[Any], Any]
@@ -129,6 +131,7 @@ TASKS = _table("tasks", Task, "run_id", "task_id")  # Its row knows its run, not
 RECORDS = _table("key_records", KeyRecord, "key_id")
 NOTICES = _table("notices", Notice, "notice_id")
 SCRUBS = _table("scrubs", Scrub, "scrub_id")
+SIGNING_KEYS = _table("signing_keys", SigningKeys, "caller")
 
 TABLES: dict[type, Table] = {
     JobKey: JOBS,
@@ -139,4 +142,5 @@ TABLES: dict[type, Table] = {
     RecordKey: RECORDS,
     NoticeKey: NOTICES,
     ScrubKey: SCRUBS,
+    SigningKeysKey: SIGNING_KEYS,
 }

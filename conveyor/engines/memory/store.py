@@ -28,6 +28,7 @@ from conveyor.domain.changes import (
     Row,
     RunKey,
     ScrubKey,
+    SigningKeysKey,
     Stale,
     StatsKey,
     TaskKey,
@@ -36,6 +37,7 @@ from conveyor.domain.changes import (
     Write,
     is_tally,
 )
+from conveyor.domain.hooks import SigningKeys
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 from conveyor.domain.queries import (
@@ -45,6 +47,7 @@ from conveyor.domain.queries import (
     DueNotices,
     DueScrubs,
     JobsOf,
+    NoticesOf,
     Q,
     Query,
     RunsIn,
@@ -69,6 +72,7 @@ class MemoryStore:
         self._records: dict[Address, KeyRecord] = {}
         self._notices: dict[Address, Notice] = {}
         self._scrubs: dict[Address, Scrub] = {}
+        self._signing_keys: dict[Address, SigningKeys] = {}
         self._tables: dict[type, Table] = {
             JobKey: self._jobs,
             RunKey: self._runs,
@@ -78,6 +82,7 @@ class MemoryStore:
             RecordKey: self._records,
             NoticeKey: self._notices,
             ScrubKey: self._scrubs,
+            SigningKeysKey: self._signing_keys,
         }
 
     async def read(self, key: Key[R]) -> R | None:
@@ -193,6 +198,8 @@ class MemoryStore:
                 return self._batches_in(query)
             case DueNotices():
                 return self._due_notices(query)
+            case NoticesOf():
+                return self._notices_of(query)
             case DueScrubs():
                 return self._due_scrubs(query)
             case _:
@@ -264,6 +271,16 @@ class MemoryStore:
         ]
         return sorted(found, key=lambda each: (each.due_at, each.notice_id))[: query.limit]
 
+    def _notices_of(self, query: NoticesOf) -> list[Notice]:
+        found = [
+            notice
+            for notice in self._notices.values()
+            if notice.job_id == query.job_id
+            and query.run_id in {None, notice.run_id}
+            and (query.before is None or _place(notice) < query.before)
+        ]
+        return sorted(found, key=_place, reverse=True)[: query.limit]
+
     def _due_scrubs(self, query: DueScrubs) -> list[Scrub]:
         found = [scrub for scrub in self._scrubs.values() if scrub.due_at <= query.due_by]
         return sorted(found, key=lambda each: (each.due_at, each.scrub_id))[: query.limit]
@@ -300,6 +317,10 @@ def _holds(guard: Guard, row: Row) -> bool:
 
 def _has_expired(row: Row, now: float | None) -> bool:
     return now is not None and cast("KeyRecord", row).expires_at < now
+
+
+def _place(notice: Notice) -> tuple[str, float, str]:
+    return notice.run_id, notice.occurred_at, notice.notice_id
 
 
 def _in_run(row: Batch | Stats, job_id: JobId, run_id: RunId) -> bool:
