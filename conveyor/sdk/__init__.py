@@ -24,6 +24,16 @@ from conveyor.wire.responses import (
     SubmitJobResponse,
     TaskHistoryEvent,
     TaskResult,
+    WebhookResponse,
+)
+from conveyor.wire.webhooks import (
+    DeliveryResponse,
+    DeliveryTry,
+    HmacKeyCreated,
+    HmacKeyFinalized,
+    HmacKeyList,
+    HmacKeyMeta,
+    WebhookTestResponse,
 )
 
 __all__ = [
@@ -31,7 +41,13 @@ __all__ = [
     "ApiError",
     "BadId",
     "Client",
+    "DeliveryResponse",
+    "DeliveryTry",
     "Downloaded",
+    "HmacKeyCreated",
+    "HmacKeyFinalized",
+    "HmacKeyList",
+    "HmacKeyMeta",
     "InvalidTask",
     "JobResponse",
     "RerunJobResponse",
@@ -45,4 +61,6 @@ __all__ = [
     "TaskResult",
     "Unreachable",
     "WebhookInput",
+    "WebhookResponse",
+    "WebhookTestResponse",
 ]
