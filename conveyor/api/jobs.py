@@ -12,7 +12,7 @@ from conveyor.domain import limits, paging, submission
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.domain.model import Job, JobStatus, TaskStatus
+from conveyor.domain.model import Job, JobStatus, TaskStatus, Webhook
 from conveyor.domain.params import InvalidParam, Params, check_params
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.submission import Refusal
@@ -24,6 +24,7 @@ from conveyor.usecases.results import owner_scope
 from conveyor.wire.requests import (
     AddTasksRequest,
     SubmitJobRequest,
+    WebhookInput,
     decode_add_tasks,
     decode_submit,
     drafts_of,
@@ -75,7 +76,7 @@ def _submission_from(call: Call, request: SubmitJobRequest) -> Submission:
         external_id=request.external_id,
         name=request.name,
         metadata=_metadata_from(request),
-        webhook=None if request.webhook is None else webhook_from(call.env, request.webhook),
+        webhook=_webhook_from(call.env, request.webhook),
         max_inflight=request.max_inflight,
         max_attempts=request.max_attempts,
         priority=request.priority,
@@ -101,6 +102,10 @@ def _metadata_from(request: SubmitJobRequest) -> dict[str, str] | None:
             pointer="/metadata",
             code=refusal.reason,
         ) from None
+
+
+def _webhook_from(env: Env, given: WebhookInput | None) -> Webhook | None:
+    return None if given is None else webhook_from(env, given, pointer="/webhook")
 
 
 async def list_jobs(call: Call) -> Reply:

@@ -6,6 +6,7 @@ from functools import partial
 
 from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.domain import limits
+from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import Webhook
 from conveyor.domain.urls import BadUrl, parse_url
@@ -30,26 +31,28 @@ from conveyor.wire.webhooks import (
 )
 
 
-def webhook_from(env: Env, given: WebhookInput | WebhookConfigInput) -> Webhook:
-    """We deliver webhooks ourselves, whoever fetches the pages: a policy always holds."""
-    policy = env.policy.webhooks
-    target = parse_url(given.url)
-    if isinstance(target, BadUrl):
-        raise _bad_webhook(target.detail)
-    if not target.is_tls and not policy.allow_private:
-        raise _bad_webhook("the scheme must be https")
-    forbidden = policy.forbids_target(target)
-    if forbidden is not None:
-        raise _bad_webhook(forbidden)
+def webhook_from(
+    env: Env, given: WebhookInput | WebhookConfigInput, *, pointer: str = ""
+) -> Webhook:
+    """We deliver webhooks ourselves, whoever fetches the pages: a policy always holds. `pointer`
+    leads to where the webhook stands in the request."""
+    why = _why_not(env.policy.webhooks, given.url)
+    if why is not None:
+        raise InvalidArgument(
+            f"The webhook must be a public https URL: {why}.",
+            pointer=f"{pointer}/url",
+            code="callback_url_must_be_https",
+        )
     return Webhook(given.url, given.signature)
 
 
-def _bad_webhook(why: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"The webhook must be a public https URL: {why}.",
-        pointer="/webhook/url",
-        code="callback_url_must_be_https",
-    )
+def _why_not(policy: TargetPolicy, url: str) -> str | None:
+    target = parse_url(url)
+    if isinstance(target, BadUrl):
+        return target.detail
+    if not target.is_tls and not policy.allow_private:
+        return "the scheme must be https"
+    return policy.forbids_target(target)
 
 
 async def get_webhook(call: Call) -> Reply:

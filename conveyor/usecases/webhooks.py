@@ -38,20 +38,23 @@ class DeliveryPage(msgspec.Struct, frozen=True):
     next_cursor: str | None
 
 
-async def check(env: Env, notifier: Notifier, caller: CallerId, webhook: Webhook) -> None:
-    """Refuses a webhook that cannot work: no key to sign with, or a name that leads nowhere."""
+async def check(
+    env: Env, notifier: Notifier, caller: CallerId, webhook: Webhook, *, pointer: str = ""
+) -> None:
+    """Refuses a webhook that cannot work: no key to sign with, or a name that leads nowhere.
+    `pointer` leads to where it stands in the request."""
     if webhook.signature and await hmac_keys.keys_of(env, caller) is None:
         raise InvalidArgument(
             "There is no active HMAC key to sign webhooks with: make one with "
             "POST /v1/hmac/keys/rotate.",
-            pointer="/webhook/signature",
+            pointer=f"{pointer}/signature",
             code="webhook_signing_requires_active_key",
         )
     unresolved = await notifier.resolve(webhook)
     if unresolved is not None:
         refusal = InvalidArgument(
             "The webhook's host name does not lead to a public address.",
-            pointer="/webhook/url",
+            pointer=f"{pointer}/url",
             code="callback_url_unresolvable",
         )
         # An Idempotency-Key must not be bound to a moment's trouble with the resolver.
@@ -64,7 +67,7 @@ async def check_for_new_job(
 ) -> None:
     """A repeated submit finishes the job that the first began: that one was checked."""
     if await env.store.read(JobKey(job_id)) is None:
-        await check(env, notifier, caller, webhook)
+        await check(env, notifier, caller, webhook, pointer="/webhook")
 
 
 async def try_out(

@@ -77,6 +77,22 @@ async def test_a_webhook_is_replaced_as_a_whole_or_refused(
     assert (await world.get(path)).status == 404
 
 
+async def test_a_refusal_points_to_where_the_webhook_stands(world: World) -> None:
+    job = await world.submit(1)
+    lines = [{"url": "https://example.com/"}]
+    plain = {**HOOK, "url": "http://hooks.example.com/"}
+
+    seen = [
+        await world.post("/v1/jobs", {"tasks": lines, "webhook": plain}),
+        await world.post("/v1/jobs", {"tasks": lines, "webhook": SIGNED}),
+        await world.call("PUT", f"/v1/jobs/{job['job_id']}/webhook", plain),
+        await world.post("/v1/webhook/test", SIGNED),
+    ]
+
+    pointers = [each.json["errors"][0]["pointer"] for each in seen]
+    assert pointers == ["/webhook/url", "/webhook/signature", "/url", "/signature"]
+
+
 @pytest.mark.parametrize("is_temporary", [True, False])
 async def test_a_host_that_leads_nowhere_is_refused_wherever_it_is_named(
     world: World, is_temporary: bool

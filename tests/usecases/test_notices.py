@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import msgspec
 import pytest
@@ -157,6 +159,27 @@ async def test_a_try_that_was_cut_off_is_made_again_with_the_same_bytes(
     assert too_soon == []
     assert receiver.heard[0] == receiver.heard[1]
     assert (await now_of(env, notice)).status is NoticeStatus.DELIVERED
+
+
+@pytest.mark.parametrize("when", When)
+async def test_an_outage_at_any_call_of_a_delivery_loses_nothing(
+    env: Env, clock: ManualClock, when: When
+) -> None:
+    for at in count(1):
+        _, notice = await a_told_job(env)
+        fault, receiver = Fault(at, when), Receiver([Delivered(200)] * 2)
+
+        with suppress(Unavailable):
+            await deliver(with_fault(env, fault), receiver, notice)
+        clock.advance(limits.WEBHOOK_CLAIM_S)
+        for again in await notices.due(env, limit=10):
+            await deliver(env, receiver, again)
+
+        assert (await now_of(env, notice)).status is NoticeStatus.DELIVERED
+        assert set(receiver.heard) == {(notice.notice_id, notice.payload, HOOK.url)}
+        if not fault.was_reached:
+            break
+    assert at == 5
 
 
 async def test_every_try_is_logged_with_what_came_of_it(env: Env, clock: ManualClock) -> None:
