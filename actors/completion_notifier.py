@@ -1,26 +1,37 @@
 """CompletionNotifier: delivers what the outbox holds, however long it takes (SPEC 6.6).
 
-Owns:    the deliveries under way.
+Owns:    the deliveries under way, and what is known of the receivers.
 Hears:   nothing: the outbox is the queue, and is asked when something may be due.
 Says:    nothing.
-Crashes: only by bug. A notice that was delivered but not recorded goes out again, same id.
+Crashes: only by bug. A notice that was delivered but not recorded goes out again, same id. What
+         was known of receivers is learned anew.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
+from actors.lanes import Lanes
 from conveyor.domain.ids import NoticeId
-from conveyor.domain.model import Notice
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.notifier import Notifier
 from conveyor.usecases import notices
 from conveyor.usecases.env import Env
+from conveyor.usecases.notices import Postponed, Ready
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Desk:
+    """What one incarnation has at hand."""
+
+    lanes: Lanes
+    under_way: set[NoticeId] = field(default_factory=set)
+    room_made: trio.Event = field(default_factory=trio.Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,26 +39,60 @@ class CompletionNotifier:
     env: Env
     notifier: Notifier
     period_s: float = 1.0
-    at_once_max: int = 16
+    page_max: int = 100
+    at_once_max: int = 64
+    per_caller_max: int = 16
+    per_receiver_max: int = 4
 
     async def run(self) -> None:
-        under_way: set[NoticeId] = set()
+        desk = _Desk(
+            Lanes(
+                at_once_max=self.at_once_max,
+                per_caller_max=self.per_caller_max,
+                per_receiver_max=self.per_receiver_max,
+            )
+        )
         async with trio.open_nursery() as nursery:
             while True:
+                desk.room_made = trio.Event()
                 try:
-                    for notice in await notices.due(self.env, limit=100):
-                        if notice.notice_id in under_way or len(under_way) >= self.at_once_max:
-                            continue
-                        under_way.add(notice.notice_id)
-                        nursery.start_soon(self._deliver, notice, under_way)
+                    made_way = await self._start_due(desk, nursery)
                 except Unavailable as error:
                     log.warning("outbox not read", extra={"cause": str(error)})
-                await trio.sleep(self.period_s)
+                    made_way = False
+                with trio.move_on_after(0 if made_way else self.period_s):
+                    await desk.room_made.wait()
 
-    async def _deliver(self, notice: Notice, under_way: set[NoticeId]) -> None:
+    async def _start_due(self, desk: _Desk, nursery: trio.Nursery) -> bool:
+        """Starts whatever has its turn. What cannot go makes way for others, which would not be
+        seen behind a full page; answers whether some did."""
+        page = await notices.due(self.env, limit=self.page_max)
+        is_crowded = len(page) == self.page_max
+        postponed: list[Postponed] = []
+        for notice in page:
+            if desk.lanes.is_full:
+                break
+            if notice.notice_id in desk.under_way:
+                continue
+            ready = await notices.prepare(self.env, notice)
+            if ready is None:
+                continue
+            later = desk.lanes.enter(ready.caller, ready.webhook.url, now=self.env.now())
+            if later is None:
+                desk.under_way.add(notice.notice_id)
+                nursery.start_soon(self._deliver, ready, desk)
+            elif later.is_sidelined or is_crowded:
+                postponed.append(Postponed(notice, later.at, later.is_sidelined))
+        await notices.postpone(self.env, postponed)
+        return is_crowded and bool(postponed)
+
+    async def _deliver(self, ready: Ready, desk: _Desk) -> None:
+        outcome = None
         try:
-            await notices.deliver(self.env, self.notifier, notice)
+            outcome = await notices.deliver(self.env, self.notifier, ready)
         except Unavailable as error:
             log.warning("delivery not recorded", extra={"cause": str(error)})
         finally:
-            under_way.discard(notice.notice_id)
+            desk.under_way.discard(ready.notice.notice_id)
+            desk.lanes.leave(ready.caller, ready.webhook.url, outcome, now=self.env.now())
+            desk.room_made.set()

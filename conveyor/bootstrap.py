@@ -66,7 +66,13 @@ class World:
         # Here, because only a server needs the web framework: it is most of the time to start.
         from conveyor.api.app import make_app
 
-        return make_app(self.env, self.authenticator(), metrics=self.metrics, ready=ready)
+        return make_app(
+            self.env,
+            self.authenticator(),
+            notifier=self.notifier,
+            metrics=self.metrics,
+            ready=ready,
+        )
 
     def helper(self) -> Supervisor:
         return helper_tree(
@@ -133,7 +139,8 @@ def _around(
     """Everything that stands around an engine."""
     mail = Mailboxes()
     env = _env(settings, engine, clock, randomness, mail)
-    with _pool(settings, _targets(settings)) as guarded, _gateway(settings, env) as gateway:
+    # Webhooks have connections of their own: scraping takes none of them.
+    with _pool(_targets(settings), PoolLimits()) as guarded, _gateway(settings, env) as gateway:
         yield World(
             settings=settings,
             env=env,
@@ -193,16 +200,16 @@ def _crashing(env: Env, crash_at: str) -> Env:
 def _gateway(settings: Settings, env: Env) -> Iterator[Gateway]:
     """What fetches. The address of a gateway is the operator's word: it may well be internal."""
     if settings.gateway_url == DIRECT:
-        with _pool(settings, _targets(settings)) as pool:
+        with _pool(_targets(settings), _pool_limits(settings)) as pool:
             yield DirectGateway(pool, now=env.now)
     else:
-        with _pool(settings, TargetPolicy(allow_private=True)) as pool:
+        with _pool(TargetPolicy(allow_private=True), _pool_limits(settings)) as pool:
             yield ZenrowsGateway(pool, settings.gateway_url, now=env.now)
 
 
 @contextmanager
-def _pool(settings: Settings, targets: TargetPolicy) -> Iterator[HttpPool]:
-    pool = HttpPool(targets, _pool_limits(settings))
+def _pool(targets: TargetPolicy, pool_limits: PoolLimits) -> Iterator[HttpPool]:
+    pool = HttpPool(targets, pool_limits)
     try:
         yield pool
     finally:

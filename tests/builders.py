@@ -25,12 +25,14 @@ from conveyor.domain.changes import (
     Row,
     RunKey,
     ScrubKey,
+    SigningKeysKey,
     StatsKey,
     TaskKey,
     Update,
     Write,
 )
 from conveyor.domain.events import Event, EventType, Feed
+from conveyor.domain.hooks import SigningKey, SigningKeys
 from conveyor.domain.ids import FIRST_BATCH, CallerId, EventId, JobId, NoticeId, RunId, task_id
 from conveyor.domain.model import (
     Batch,
@@ -152,6 +154,7 @@ def a_notice(number: int = 1, **fields: Any) -> Notice:
         status=NoticeStatus.DUE,
         occurred_at=T0,
         due_at=T0,
+        due_since=T0,
         payload="{}",
     )
     return msgspec.structs.replace(notice, **fields)
@@ -178,6 +181,11 @@ def an_event(number: int = 1, **fields: Any) -> Event:
 
 def a_feed(seq: int = 1, caller: CallerId = CALLER) -> Feed:
     return Feed(caller, seq)
+
+
+def some_keys(caller: CallerId = CALLER, **fields: Any) -> SigningKeys:
+    keys = SigningKeys(caller, SigningKey(a_ulid(7), T0, "v1.sealed"))
+    return msgspec.structs.replace(keys, **fields)
 
 
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:
@@ -209,6 +217,8 @@ def key_of(row: Event) -> EventKey: ...
 @overload
 def key_of(row: Feed) -> FeedKey: ...
 @overload
+def key_of(row: SigningKeys) -> SigningKeysKey: ...
+@overload
 def key_of(row: Row) -> AnyKey: ...
 def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
     """The key under which a row is kept; a task's needs to be told the job."""
@@ -233,6 +243,8 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
             return EventKey(row.caller, row.event_id)
         case Feed():
             return FeedKey(row.caller)
+        case SigningKeys():
+            return SigningKeysKey(row.caller)
         case _:
             assert_never(row)
 

@@ -28,9 +28,10 @@ from conveyor.api.route import DRY_RUN, Access, Reads, Route, Writes
 from conveyor.api.routes import ROUTES
 from conveyor.domain import idempotency, limits
 from conveyor.domain.errors import InvalidArgument, NotFound, Refused
+from conveyor.ports.notifier import Notifier
 from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
-from conveyor.usecases.idempotency import Answer, once
+from conveyor.usecases.idempotency import Answer, Envelope, once
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ def make_app(
     env: Env,
     auth: Authenticator,
     *,
+    notifier: Notifier,
     metrics: Metrics,
     ready: Callable[[], bool],
     inspect: Callable[[], object] | None = None,
@@ -55,6 +57,7 @@ def make_app(
     api = Api(
         env=env,
         auth=auth,
+        notifier=notifier,
         metrics=metrics,
         is_ready=ready,
         inspect=inspect,
@@ -150,7 +153,12 @@ async def _write(call: Call, does: Writes, key: str | None) -> Reply:
             fingerprint=idempotency.fingerprint(body, request.query_string),
         )
         refused = partial(_refused, request_id=g.request_id)
-        return _reply_from(await once(call.env, asked, partial(_answered, work), refused))
+        answered = partial(_answered, work)
+        if not does.is_secret:
+            return _reply_from(await once(call.env, asked, answered, refused))
+        envelope = Envelope(call.env.vault, f"{call.caller}|answer|{asked.key_id}")
+        sealed = await once(call.env, asked, envelope.sealing(answered), refused)
+        return _reply_from(envelope.open(sealed))
     raise OutOfTime("The work took too long; ask again.", retry_after_s=5)
 
 

@@ -10,6 +10,7 @@ import msgspec
 from conveyor.api.auth import Authenticator, Principal
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import CallerId
+from conveyor.ports.notifier import Notifier
 from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
 
@@ -23,6 +24,7 @@ class Api:
 
     env: Env
     auth: Authenticator
+    notifier: Notifier
     metrics: Metrics
     is_ready: Callable[[], bool]
     inspect: Callable[[], object] | None

@@ -9,6 +9,7 @@ from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.api.filters import choice_from
 from conveyor.api.problems import NotImplementedYet
 from conveyor.api.runs import show_run
+from conveyor.api.webhooks import webhook_from
 from conveyor.domain import limits, paging, submission
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import BatchId, JobId, RunId
@@ -17,8 +18,7 @@ from conveyor.domain.model import Job, JobStatus, Webhook
 from conveyor.domain.params import InvalidParam, Params, check_params
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.submission import Refusal
-from conveyor.domain.urls import BadUrl, parse_url
-from conveyor.usecases import jobs, open_jobs, reruns
+from conveyor.usecases import jobs, open_jobs, reruns, webhooks
 from conveyor.usecases.choosing import Choice
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission
@@ -52,6 +52,10 @@ def submit(call: Call) -> Work:
 
 
 async def _submit(call: Call, asked: Submission, job_id: str) -> Reply:
+    if asked.webhook is not None:
+        await webhooks.check_for_new_job(
+            call.env, call.api.notifier, call.caller, asked.webhook, JobId(job_id)
+        )
     accepted = await jobs.submit(call.env, call.caller, asked, job_id=JobId(job_id))
     body = SubmitJobResponse(
         job_id=accepted.job.job_id,
@@ -105,33 +109,7 @@ def _metadata_from(request: SubmitJobRequest) -> dict[str, str] | None:
 
 
 def _webhook_from(env: Env, given: WebhookInput | None) -> Webhook | None:
-    """We deliver webhooks ourselves, whoever fetches the pages: a policy always holds."""
-    if given is None:
-        return None
-    policy = env.policy.webhooks
-    target = parse_url(given.url)
-    if isinstance(target, BadUrl):
-        raise _bad_webhook(target.detail)
-    if not target.is_tls and not policy.allow_private:
-        raise _bad_webhook("the scheme must be https")
-    forbidden = policy.forbids_target(target)
-    if forbidden is not None:
-        raise _bad_webhook(forbidden)
-    if given.signature:
-        raise InvalidArgument(
-            "There is no active HMAC key to sign webhooks with.",
-            pointer="/webhook/signature",
-            code="webhook_signing_requires_active_key",
-        )
-    return Webhook(given.url)
-
-
-def _bad_webhook(why: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"The webhook must be a public https URL: {why}.",
-        pointer="/webhook/url",
-        code="callback_url_must_be_https",
-    )
+    return None if given is None else webhook_from(env, given, pointer="/webhook")
 
 
 async def list_jobs(call: Call) -> Reply:

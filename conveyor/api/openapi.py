@@ -27,9 +27,16 @@ _TAGS = {
     "runs": "Executions of a job.",
     "tasks": "Single URLs of a run, and their bodies.",
     "events": "What happened, in order.",
+    "webhook": "Trying a receiver out.",
+    "hmac": "The keys that sign webhooks.",
     "operations": "For those who run the service.",
 }
-_PATTERNS = {"job_id": ULID_PATTERN, "run_id": ULID_PATTERN, "task_id": TASK_ID_PATTERN}
+_PATTERNS = {
+    "job_id": ULID_PATTERN,
+    "run_id": ULID_PATTERN,
+    "task_id": TASK_ID_PATTERN,
+    "event_id": "^[0-9A-Z]{26}$",
+}
 _NAMES = re.compile(r"\{(\w+)\}")
 _ALWAYS = (401, 500)
 _WITH_A_KEY = (400, 408, 409, 503)
@@ -160,4 +167,6 @@ def _links(route: Route, routes: tuple[Route, ...]) -> dict[str, Any]:
 def _common(route: Route) -> tuple[int, ...]:
     if route.access is Access.PUBLIC:
         return ()
-    return (*_ALWAYS, *_WITH_A_KEY) if route.method == "POST" else _ALWAYS
+    if route.method == "POST":
+        return (*_ALWAYS, *_WITH_A_KEY)
+    return (*_ALWAYS, 408) if route.method == "PUT" else _ALWAYS

@@ -30,10 +30,14 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """Changes something: checked first, then done under a shield, once per Idempotency-Key."""
+    """Changes something: checked first, then done under a shield, once per Idempotency-Key.
+
+    An answer that is secret is sealed while it is kept to be replayed.
+    """
 
     handler: Write
     payload: type | None = None
+    is_secret: bool = False
 
     @property
     def body_bytes_max(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from conveyor.api import audits, events, jobs, ops, results, runs
+from conveyor.api.parameters import CURSOR, LIMIT
 from conveyor.api.route import DRY_RUN, Access, Parameter, Reads, Route, Writes
+from conveyor.api.webhook_routes import WEBHOOK_ROUTES
 from conveyor.domain import limits
 from conveyor.domain.model import FailureReason, JobStatus, TaskStatus
 from conveyor.usecases.results import FILTERS
@@ -11,14 +13,6 @@ from conveyor.wire import requests
 from conveyor.wire import responses as shapes
 
 _STATUSES = "|".join(TaskStatus)
-CURSOR = Parameter(
-    "cursor", {"type": "string", "minLength": 1}, "The `next_cursor` of the page before."
-)
-LIMIT = Parameter(
-    "limit",
-    {"type": "integer", "minimum": 1, "maximum": limits.LIST_ROWS_MAX, "default": limits.LIST_ROWS},
-    "How many to answer with at most.",
-)
 ROWS = Parameter(
     "limit",
     {"type": "integer", "minimum": 1, "maximum": limits.PAGE_ROWS_MAX, "default": limits.PAGE_ROWS},
@@ -296,6 +290,7 @@ ROUTES: tuple[Route, ...] = (
         answers={200: shapes.TaskHistoryResponse},
         problems=(404,),
     ),
+    *WEBHOOK_ROUTES,
     Route(
         method="GET",
         path="/v1/events",

@@ -10,57 +10,26 @@ import click
 from conveyor.cli.jobs_insight import audit, events, rerun_told
 from conveyor.cli.jobs_lists import add, submit
 from conveyor.cli.jobs_results import download, results
-from conveyor.cli.jobs_session import Session, counted, json_option, sentence
+from conveyor.cli.jobs_session import Session, counted, json_option
 from conveyor.cli.jobs_tables import job_page, jobs_table, runs_table
 from conveyor.cli.jobs_watch import watch_run
+from conveyor.cli.jobs_webhook import webhook
+from conveyor.cli.server_group import ServerGroup, open_session, server_options
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.sdk import Client, RunResponse, SdkError
+from conveyor.sdk import RunResponse
 from conveyor.sdk.polling import run_of
 
-# The server gives up on a request by itself before this.
-TIMEOUT_S = 75.0
 RUNS_SHOWN_MAX = 10
 
 _STATUSES = sorted(status.value for status in JOB_VISIBLE)
 
 
-class _Jobs(click.Group):
-    """What the SDK raises becomes a sentence, whichever command it came from."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except SdkError as error:
-            raise click.ClickException(sentence(error, ctx.params["server"])) from None
-
-
-@click.group(cls=_Jobs)
-@click.option(
-    "--server",
-    metavar="URL",
-    envvar="CONVEYOR_URL",
-    default="http://127.0.0.1:8080",
-    show_default=True,
-    show_envvar=True,
-    help="Where the server is.",
-)
-@click.option(
-    "--api-key",
-    metavar="KEY",
-    envvar="CONVEYOR_API_KEY",
-    default="dev",
-    show_default=True,
-    show_envvar=True,
-    help="Who you are to it.",
-)
+@click.group(cls=ServerGroup)
+@server_options
 @click.pass_context
 def jobs(ctx: click.Context, server: str, api_key: str) -> None:
     """Submit and manage jobs on a running server."""
-    try:
-        client = Client(server, api_key, timeout_s=TIMEOUT_S)
-    except ValueError as error:
-        raise click.ClickException(f"{error}. See --server and --api-key.") from None
-    ctx.obj = Session.with_server(ctx.with_resource(client))
+    open_session(ctx, server, api_key)
 
 
 @jobs.command("list")
@@ -219,5 +188,5 @@ def _answer_run(session: Session, run: RunResponse, *, as_json: bool) -> None:
     session.answer(run, runs_table([run]), as_json=as_json)
 
 
-for command in (submit, add, results, download, events, audit):
+for command in (submit, add, results, download, events, audit, webhook):
     jobs.add_command(command)

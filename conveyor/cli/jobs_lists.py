@@ -23,6 +23,7 @@ class _Options(TypedDict):
     is_open: bool
     is_dry: bool
     webhook: str | None
+    sign: bool
     max_inflight: int | None
     attempts: int | None
     priority: int
@@ -47,6 +48,7 @@ def _params_from(
 @click.option("--external-id", help="Your own id for the job.")
 @click.option("--open", "is_open", is_flag=True, help="More tasks will come, with `jobs add`.")
 @click.option("--webhook", metavar="URL", help="Tell this address when the run has ended.")
+@click.option("--sign", is_flag=True, help="Sign what it is told; see `conveyor webhooks rotate`.")
 @click.option(
     "--max-inflight",
     type=click.IntRange(1, limits.MAX_INFLIGHT_MAX),
@@ -127,7 +129,7 @@ def _request(lines: Sequence[tuple[int, str]], options: _Options) -> SubmitJobRe
         zenrows_params=options["params"] or None,
         external_id=options["external_id"],
         name=options["name"],
-        webhook=WebhookInput(url=webhook) if webhook is not None else None,
+        webhook=WebhookInput(url=webhook, signature=options["sign"]) if webhook else None,
         max_inflight=options["max_inflight"],
         max_attempts=options["attempts"],
         priority=options["priority"],

@@ -16,6 +16,7 @@ _COMMANDS = {
     "worker": ("conveyor.cli.worker", "Help the process that owns a data directory."),
     "demo": ("conveyor.cli.demo", "Scrape a thousand pages of a bundled local site."),
     "jobs": ("conveyor.cli.jobs", "Submit and manage jobs on a running server."),
+    "webhooks": ("conveyor.cli.webhooks", "Manage signing keys and try receivers out."),
     "ps": ("conveyor.cli.ps", "Show what the process on this data directory is doing."),
 }
 

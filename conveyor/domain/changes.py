@@ -11,11 +11,12 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from conveyor.domain.events import Event, Feed
+from conveyor.domain.hooks import SigningKeys
 from conveyor.domain.ids import BatchId, CallerId, EventId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task, TaskRef
 
-Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub | Event | Feed
-R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub, Event, Feed)
+Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub | Event | Feed | SigningKeys
+R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub, Event, Feed, SigningKeys)
 
 
 class Key(msgspec.Struct, Generic[R], frozen=True):
@@ -71,6 +72,10 @@ class FeedKey(Key[Feed], frozen=True):
     caller: CallerId
 
 
+class SigningKeysKey(Key[SigningKeys], frozen=True):
+    caller: CallerId
+
+
 AnyKey = (
     JobKey
     | RunKey
@@ -82,6 +87,7 @@ AnyKey = (
     | ScrubKey
     | EventKey
     | FeedKey
+    | SigningKeysKey
 )
 
 

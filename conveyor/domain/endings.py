@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from conveyor.domain import feed, lifecycle, limits
+from conveyor.domain import feed, lifecycle
 from conveyor.domain.changes import (
     Change,
     Guard,
@@ -34,7 +32,7 @@ from conveyor.domain.model import (
     Scrub,
     Totals,
 )
-from conveyor.domain.randomness import Random
+from conveyor.domain.payloads import run_facts, run_payload
 
 _EVENT_OF = {
     "completed": EventType.RUN_COMPLETED,
@@ -211,7 +209,7 @@ def _end(
         *_gates(run, "closed"),
     ]
     final = msgspec.structs.replace(run, **values)
-    facts = _stats(final, totals) | _causes(final)
+    facts = run_facts(final, totals)
     writes.append(feed.of_run(final, _EVENT_OF[event], now=now, **facts))
     if job.webhook is not None:
         writes.append(_notice(job, final, totals, _EVENT_OF[event], now))
@@ -228,59 +226,7 @@ def _notice(job: Job, run: Run, totals: Totals, event_type: str, now: float) -> 
         status=NoticeStatus.DUE,
         occurred_at=now,
         due_at=now,
-        payload=_payload(job, run, totals, event_type, now),
+        due_since=now,
+        payload=run_payload(job, run, totals, event_type, now),
     )
     return Insert(NoticeKey(identity), notice)
-
-
-def _payload(job: Job, run: Run, totals: Totals, event_type: str, now: float) -> str:
-    event = {
-        "schema": "conveyor.webhook/v1",
-        "event_id": notice_id(run.run_id, event_type),
-        "event_type": event_type,
-        "occurred_at": datetime.fromtimestamp(now, UTC).isoformat().replace("+00:00", "Z"),
-        "job_id": job.job_id,
-        "external_id": job.external_id,
-        "metadata": job.metadata,
-        "run_id": run.run_id,
-        "run_sequence": run.sequence,
-        **_stats(run, totals),
-        **_causes(run),
-    }
-    present = {field: value for field, value in event.items() if value is not None}
-    return msgspec.json.encode(present).decode()
-
-
-def _stats(run: Run, totals: Totals) -> dict[str, Any]:
-    stats: dict[str, Any] = {
-        "total": run.planned,
-        "completed": totals.done,
-        "successful": totals.successful,
-        "failed": totals.failed,
-        "spend": {"credits": totals.credits, "cost": totals.cost_micros / 1_000_000},
-    }
-    if totals.reasons:
-        stats["failure_reasons"] = totals.reasons
-    return {"stats": stats}
-
-
-def _causes(run: Run) -> dict[str, Any]:
-    return {
-        "failure_reason": run.failure_reason,
-        "failure_detail": run.failure_detail,
-        "stop_reason": run.stop_reason,
-    }
-
-
-RETRY_SCHEDULE_S: Sequence[float] = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
-
-
-def next_delivery_s(attempts: int, *, retry_after_s: float | None, random: Random) -> float:
-    """Seconds until a notice is tried again after `attempts` failures, a tenth more or less; but
-    never sooner than the receiver asked for."""
-    planned = RETRY_SCHEDULE_S[min(attempts, len(RETRY_SCHEDULE_S)) - 1]
-    return max(planned * random.uniform(0.9, 1.1), min(retry_after_s or 0.0, 24 * 3600.0))
-
-
-def delivery_over(notice: Notice, *, now: float) -> bool:
-    return now - notice.occurred_at > limits.WEBHOOK_GIVE_UP_S

@@ -1,7 +1,7 @@
 """Every legal transition, in tables; nothing elsewhere decides what may follow what (SPEC 2.4).
 
-Two rules: a terminal status has no way out but deletion, and an engine never spells a status: it
-is handed the set that `sources` yields.
+Two rules: a terminal status has no way out but deletion (a notice's, but redelivery), and an
+engine never spells a status: it is handed the set that `sources` yields.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ NOTICE: Table[NoticeStatus] = _table(
     delivered=({NoticeStatus.DUE}, NoticeStatus.DELIVERED),
     exhausted=({NoticeStatus.DUE}, NoticeStatus.EXHAUSTED),
     dropped=({NoticeStatus.DUE}, NoticeStatus.DROPPED),
+    redelivered=(set(NoticeStatus), NoticeStatus.DUE),
 )
 
 RUN_LIVE = frozenset(_LIVE)

@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from conveyor.domain import limits
+from conveyor.domain.hooks import Try
 from conveyor.domain.ids import BatchId, CallerId, JobId, NoticeId, RunId, TaskId
 
 
@@ -331,6 +332,9 @@ class Notice(msgspec.Struct, frozen=True):
     payload: str
     attempts: int = 0
     last_error: str | None = None
+    due_since: float = 0.0
+    claim: int = 0
+    tries: tuple[Try, ...] = ()
 
 
 class Scrub(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from conveyor.domain.events import Event
-from conveyor.domain.ids import CallerId, JobId, RunId, TaskId
+from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -100,6 +100,16 @@ class DueNotices(Query[Notice], frozen=True, kw_only=True):
     limit: int
 
 
+class NoticesOf(Query[Notice], frozen=True, kw_only=True):
+    """Notices of a job, or of one of its runs: those of the newest run first, each run's newest
+    first. `before` is the run, the time and the id of the last one seen."""
+
+    job_id: JobId
+    run_id: RunId | None = None
+    before: tuple[RunId, float, NoticeId] | None = None
+    limit: int
+
+
 class DueScrubs(Query[Scrub], frozen=True, kw_only=True):
     """Scrubs whose time has come, oldest first."""
 
@@ -131,6 +141,7 @@ AnyQuery = (
     | RunsIn
     | BatchesIn
     | DueNotices
+    | NoticesOf
     | DueScrubs
     | EventsOf
     | UnplacedEvents

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import trio
 
 from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.urls import Target
 from conveyor.net.body import EXCERPT_BYTES, WholeBody, excerpt
 from conveyor.net.dialer import Connect, Dialer, default_tls
 from conveyor.net.errors import TOO_LATE, BadResponse, ConnectionLost, TimedOut
@@ -48,8 +49,9 @@ class HttpPool:
         self._slots = Slots(limits)
         self._watch = Watch()
         self._large = trio.Semaphore(limits.large_bodies_max)
+        self._resolver = Resolver(policy, lookup)
         self._dialer = Dialer(
-            Resolver(policy, lookup), tls or default_tls(), limits.connect_timeout_s, connect
+            self._resolver, tls or default_tls(), limits.connect_timeout_s, connect
         )
 
     @property
@@ -62,6 +64,10 @@ class HttpPool:
 
     def close(self) -> None:
         self._slots.close_idle()
+
+    async def resolve(self, target: Target) -> tuple[str, ...]:
+        """Where a request would go. Raises ForbiddenTarget and NameNotResolved."""
+        return await self._resolver.resolve(target)
 
     async def fetch(self, request: Request) -> Response:
         """The response, whatever its status. Raises the family of FetchFailed."""

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from conveyor.domain.model import Notice, Webhook
+from conveyor.domain.model import Webhook
+from conveyor.domain.signing import Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One event on its way. `secrets` sign it, the active one first; without any it is unsigned."""
+
+    event_id: str
+    payload: str
+    webhook: Webhook
+    secrets: tuple[Secret, ...] = ()
 
 
 class Delivered(msgspec.Struct, frozen=True):
@@ -22,11 +34,21 @@ class NotDelivered(msgspec.Struct, frozen=True):
     gone: bool = False
 
 
+class Unresolved(msgspec.Struct, frozen=True):
+    """The receiver's name leads nowhere that we may go; `is_temporary` if it may do so soon."""
+
+    is_temporary: bool
+
+
 class Notifier(Protocol):
     """Laws:
 
-    - Delivering twice is safe: every try of one notice carries the same event id and bytes.
+    - Delivering twice is safe: every try of one event carries the same event id and bytes.
     - The outcome is a value; a call ends within 15 seconds; no redirect is followed.
     """
 
-    async def deliver(self, notice: Notice, webhook: Webhook) -> Delivered | NotDelivered: ...
+    async def deliver(self, message: Message) -> Delivered | NotDelivered: ...
+
+    async def resolve(self, webhook: Webhook) -> Unresolved | None:
+        """Whether the receiver's name has an address that we may post to: None if so. Ends within
+        a second, and nothing is sent to the receiver."""

@@ -28,6 +28,16 @@ from conveyor.wire.responses import (
     SubmitJobResponse,
     TaskHistoryEvent,
     TaskResult,
+    WebhookResponse,
+)
+from conveyor.wire.webhooks import (
+    DeliveryResponse,
+    DeliveryTry,
+    HmacKeyCreated,
+    HmacKeyFinalized,
+    HmacKeyList,
+    HmacKeyMeta,
+    WebhookTestResponse,
 )
 
 __all__ = [
@@ -36,8 +46,14 @@ __all__ = [
     "AuditResponse",
     "BadId",
     "Client",
+    "DeliveryResponse",
+    "DeliveryTry",
     "Downloaded",
     "EventResponse",
+    "HmacKeyCreated",
+    "HmacKeyFinalized",
+    "HmacKeyList",
+    "HmacKeyMeta",
     "InvalidTask",
     "JobResponse",
     "RerunDryRunResponse",
@@ -53,4 +69,6 @@ __all__ = [
     "TaskResult",
     "Unreachable",
     "WebhookInput",
+    "WebhookResponse",
+    "WebhookTestResponse",
 ]

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from conveyor.sdk.errors import UNEXPECTED, ApiError, BadId, error_from
-from conveyor.wire.requests import SubmitJobRequest, TaskInput
+from conveyor.wire.requests import SubmitJobRequest, TaskInput, WebhookInput
 from conveyor.wire.responses import (
     AddTasksResponse,
     AuditResponse,
@@ -29,6 +29,15 @@ from conveyor.wire.responses import (
     SubmitDryRunResponse,
     SubmitJobResponse,
     TaskHistoryResponse,
+    WebhookResponse,
+)
+from conveyor.wire.webhooks import (
+    DeliveryResponse,
+    HmacKeyCreated,
+    HmacKeyFinalized,
+    HmacKeyList,
+    ListDeliveriesResponse,
+    WebhookTestResponse,
 )
 
 T = TypeVar("T")
@@ -175,6 +184,50 @@ def get_content(job_id: str, task_id: str, run_id: str | None) -> Call[None]:
     """The answer is the body itself, whatever it is."""
     path = _run_path(job_id, run_id, "tasks", _checked(task_id, "task"), "content")
     return Call("GET", path, type(None))
+
+
+def get_webhook(job_id: str) -> Call[WebhookResponse]:
+    return Call("GET", _path(job_id, "webhook"), WebhookResponse)
+
+
+def put_webhook(job_id: str, webhook: WebhookInput) -> Call[WebhookResponse]:
+    body = msgspec.json.encode(webhook)
+    return Call("PUT", _path(job_id, "webhook"), WebhookResponse, body=body)
+
+
+def delete_webhook(job_id: str) -> Call[None]:
+    return Call("DELETE", _path(job_id, "webhook"), type(None))
+
+
+def list_deliveries(job_id: str, *, limit: int, cursor: str | None) -> Call[ListDeliveriesResponse]:
+    path = _path(job_id, "webhook", "deliveries")
+    return Call("GET", path, ListDeliveriesResponse, _query(None, limit, cursor))
+
+
+def redeliver(job_id: str, event_id: str) -> Call[DeliveryResponse]:
+    path = _path(job_id, "webhook", "deliveries", _checked(event_id, "event"), "redeliver")
+    return Call("POST", path, DeliveryResponse)
+
+
+def test_webhook(webhook: WebhookInput) -> Call[WebhookTestResponse]:
+    body = msgspec.json.encode(webhook)
+    return Call("POST", "/v1/webhook/test", WebhookTestResponse, body=body)
+
+
+def list_hmac_keys() -> Call[HmacKeyList]:
+    return Call("GET", "/v1/hmac/keys", HmacKeyList)
+
+
+def rotate_hmac_key() -> Call[HmacKeyCreated]:
+    return Call("POST", "/v1/hmac/keys/rotate", HmacKeyCreated)
+
+
+def finalize_hmac_key() -> Call[HmacKeyFinalized]:
+    return Call("POST", "/v1/hmac/keys/rotate/finalize", HmacKeyFinalized)
+
+
+def cancel_hmac_rotation() -> Call[None]:
+    return Call("DELETE", "/v1/hmac/keys/rotate", type(None))
 
 
 def tasks_of(tasks: Iterable[str | TaskInput]) -> list[TaskInput]:

@@ -29,7 +29,7 @@ from conveyor.sdk.downloads import (
 from conveyor.sdk.errors import ApiError, SdkError, Unreachable, error_from
 from conveyor.sdk.polling import Pace, run_of
 from conveyor.sdk.retrying import RetryPolicy
-from conveyor.wire.requests import SubmitJobRequest, TaskInput
+from conveyor.wire.requests import SubmitJobRequest, TaskInput, WebhookInput
 from conveyor.wire.responses import (
     AddTasksResponse,
     AuditResponse,
@@ -42,6 +42,14 @@ from conveyor.wire.responses import (
     SubmitJobResponse,
     TaskHistoryEvent,
     TaskResult,
+    WebhookResponse,
+)
+from conveyor.wire.webhooks import (
+    DeliveryResponse,
+    HmacKeyCreated,
+    HmacKeyFinalized,
+    HmacKeyList,
+    WebhookTestResponse,
 )
 
 T = TypeVar("T")
@@ -263,6 +271,51 @@ class Client:
             timeout_s, retry = self._timeout_s, self._retry
             return save_all(self.base_url, self._api_key, wanted, timeout_s=timeout_s, retry=retry)
         return {task_id: self._saved(call, path) for task_id, (call, path) in wanted.items()}
+
+    def webhook(self, job_id: str) -> WebhookResponse:
+        """The job's webhook; ApiError 404 where there is none."""
+        return self._ask(calls.get_webhook(job_id))
+
+    def set_webhook(self, job_id: str, webhook: WebhookInput) -> WebhookResponse:
+        """Holds for every delivery that has not been made yet."""
+        return self._ask(calls.put_webhook(job_id, webhook))
+
+    def remove_webhook(self, job_id: str) -> None:
+        """Removes the webhook and drops what was not delivered."""
+        self._ask(calls.delete_webhook(job_id))
+
+    def deliveries(self, job_id: str) -> Iterator[DeliveryResponse]:
+        """The job's events, newest first, each with the latest tries at delivering it."""
+        cursor = None
+        while True:
+            page = self._ask(calls.list_deliveries(job_id, limit=JOBS_PAGE, cursor=cursor))
+            yield from page.deliveries
+            if (cursor := page.next_cursor) is None:
+                return
+
+    def redeliver(self, job_id: str, event_id: str) -> DeliveryResponse:
+        """Delivers an event once more: the same id, the same bytes."""
+        return self._ask(calls.redeliver(job_id, event_id))
+
+    def test_webhook(self, webhook: WebhookInput) -> WebhookTestResponse:
+        """Has a test event sent to a receiver, and tells how it took it."""
+        return self._ask(calls.test_webhook(webhook))
+
+    def hmac_keys(self) -> HmacKeyList:
+        """The keys that sign webhooks, without their secrets."""
+        return self._ask(calls.list_hmac_keys())
+
+    def rotate_hmac_key(self, *, idempotency_key: str | None = None) -> HmacKeyCreated:
+        """Makes the first key, or a candidate to follow it. Its secret is shown this once."""
+        return self._ask(calls.rotate_hmac_key(), idempotency_key)
+
+    def finalize_hmac_key(self) -> HmacKeyFinalized:
+        """Makes the candidate the active key."""
+        return self._ask(calls.finalize_hmac_key())
+
+    def cancel_hmac_rotation(self) -> None:
+        """Drops the candidate, if there is one."""
+        self._ask(calls.cancel_hmac_rotation())
 
     def wait(
         self,

@@ -43,7 +43,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Env:
-    """The ports, the randomness and the name of this process start."""
+    """The ports, the randomness (secrets are drawn from it too) and the name of this process
+    start."""
 
     store: Store
     queue: Queue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 import trio
@@ -14,6 +15,7 @@ from conveyor.domain.errors import KeyConflict, KeyInProgress, Refused
 from conveyor.domain.idempotency import First, InProgress, Misused, Replay, Request
 from conveyor.domain.model import KeyRecord
 from conveyor.ports.errors import Unavailable
+from conveyor.ports.vault import Vault
 from conveyor.usecases.env import Env
 
 
@@ -28,6 +30,27 @@ _LET_GO_S = 2.0
 
 Work = Callable[[str], Awaitable[Answer]]
 ToAnswer = Callable[[Refused], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Seals the good answers of one key while they are kept; refusals hold no secret."""
+
+    vault: Vault
+    place: str
+
+    def sealing(self, work: Work) -> Work:
+        async def sealed(subject: str) -> Answer:
+            answer = await work(subject)
+            return Answer(answer.status, self.vault.seal(answer.body.encode(), place=self.place))
+
+        return sealed
+
+    def open(self, answer: Answer) -> Answer:
+        if answer.status >= 400:
+            return answer
+        body = self.vault.unseal(answer.body, place=self.place).decode()
+        return Answer(answer.status, body)
 
 
 async def once(env: Env, request: Request, work: Work, to_answer: ToAnswer) -> Answer:

@@ -2,49 +2,131 @@
 
 from __future__ import annotations
 
-from conveyor.domain import endings, lifecycle
-from conveyor.domain.changes import Change, Guard, JobKey, NoticeKey, Update
-from conveyor.domain.lifecycle import NOTICE
-from conveyor.domain.model import Notice
-from conveyor.domain.queries import DueNotices
-from conveyor.ports.notifier import Delivered, NotDelivered, Notifier
+from collections.abc import Sequence
+
+import msgspec
+import trio
+
+from conveyor.domain import deliveries
+from conveyor.domain.changes import Applied, Change, JobKey
+from conveyor.domain.hooks import Try
+from conveyor.domain.ids import CallerId
+from conveyor.domain.model import Notice, Webhook
+from conveyor.domain.queries import DueNotices, NoticesOf
+from conveyor.domain.signing import Secret
+from conveyor.ports.notifier import Delivered, Message, NotDelivered, Notifier
+from conveyor.ports.vault import Unsealable
+from conveyor.usecases import hmac_keys
 from conveyor.usecases.env import Env
+
+_EVENTS_OF_A_RUN_MAX = 100
+_TURN_S, _TURN_S_MAX = 1.0, 10.0
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A notice that is due, and where it goes as of now."""
+
+    notice: Notice
+    webhook: Webhook
+    caller: CallerId
+
+
+class Postponed(msgspec.Struct, frozen=True):
+    """A notice that has to wait until then, for room or for its receiver."""
+
+    notice: Notice
+    until: float
+    is_sidelined: bool
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a try went, for whoever watches over the receiver."""
+
+    is_delivered: bool
+    duration_s: float
 
 
 async def due(env: Env, *, limit: int) -> list[Notice]:
-    statuses = lifecycle.sources(NOTICE, "delivered")
-    return await env.store.find(DueNotices(statuses=statuses, due_by=env.now(), limit=limit))
+    query = DueNotices(statuses=deliveries.WAITING, due_by=env.now(), limit=limit)
+    return await env.store.find(query)
 
 
-async def deliver(env: Env, notifier: Notifier, notice: Notice) -> None:
-    """One try. The job's webhook is read afresh, so that a change or removal counts at once."""
+async def prepare(env: Env, notice: Notice) -> Ready | None:
+    """The job's webhook is read afresh, so that a change or removal counts at once. None if there
+    is none any more: then the notice is dropped."""
     job = await env.store.read(JobKey(notice.job_id))
     if job is None or job.webhook is None:
-        await env.commit(_ended(notice, "dropped", error="the job has no webhook any more"))
+        await env.commit(deliveries.drop(notice))
+        return None
+    return Ready(notice, job.webhook, job.caller)
+
+
+async def deliver(env: Env, notifier: Notifier, ready: Ready) -> Outcome | None:
+    """One try, recorded; cut off in between, another is made. None if somebody else makes it, or
+    if an earlier event of the run goes first."""
+    if not await _has_its_turn(env, ready.notice):
+        return None
+    verdict = await env.commit(deliveries.claim(ready.notice, now=env.now()))
+    if not isinstance(verdict, Applied):
+        return None
+    (claimed,) = verdict.rows
+    assert isinstance(claimed, Notice)
+    at, begun = env.now(), trio.current_time()
+    outcome = await _post(env, notifier, ready)
+    duration_s = trio.current_time() - begun
+    await env.commit(_recorded(env, claimed, outcome, at, duration_s))
+    return Outcome(isinstance(outcome, Delivered), duration_s)
+
+
+async def postpone(env: Env, postponed: Sequence[Postponed]) -> None:
+    """Puts notices off in one go, untried."""
+    if not postponed:
         return
-    outcome = await notifier.deliver(notice, job.webhook)
-    await env.commit(_recorded(env, notice, outcome))
+    now = env.now()
+    await env.store.commit(
+        [
+            deliveries.sideline(each.notice, until=each.until, now=now)
+            if each.is_sidelined
+            else deliveries.postpone(each.notice, until=each.until)
+            for each in postponed
+        ]
+    )
 
 
-def _recorded(env: Env, notice: Notice, outcome: Delivered | NotDelivered) -> Change:
+async def _has_its_turn(env: Env, notice: Notice) -> bool:
+    query = NoticesOf(job_id=notice.job_id, run_id=notice.run_id, limit=_EVENTS_OF_A_RUN_MAX)
+    first = deliveries.earlier(notice, await env.store.find(query))
+    if first is None:
+        return True
+    until = min(max(first.due_at, env.now() + _TURN_S), env.now() + _TURN_S_MAX)
+    await env.commit(deliveries.postpone(notice, until=until))
+    return False
+
+
+async def _post(env: Env, notifier: Notifier, ready: Ready) -> Delivered | NotDelivered:
+    secrets: tuple[Secret, ...] = ()
+    if ready.webhook.signature:
+        try:
+            secrets = await hmac_keys.open_secrets(env, ready.caller)
+        except Unsealable:
+            secrets = ()
+        if not secrets:  # Unsigned it would be a forgery: it waits for its key.
+            return NotDelivered("signing_key_unavailable")
+    notice = ready.notice
+    message = Message(
+        event_id=notice.notice_id, payload=notice.payload, webhook=ready.webhook, secrets=secrets
+    )
+    return await notifier.deliver(message)
+
+
+def _recorded(
+    env: Env, notice: Notice, outcome: Delivered | NotDelivered, at: float, duration_s: float
+) -> Change:
     if isinstance(outcome, Delivered):
-        return _ended(notice, "delivered", error=None)
-    if outcome.gone or endings.delivery_over(notice, now=env.now()):
-        return _ended(notice, "exhausted", error=outcome.error)
-    delay_s = endings.next_delivery_s(
-        notice.attempts + 1, retry_after_s=outcome.retry_after_s, random=env.random
+        return deliveries.delivered(notice, Try(at, duration_s, outcome.status))
+    tried = Try(at, duration_s, outcome.status, outcome.error)
+    if outcome.gone:
+        return deliveries.gone(notice, tried)
+    return deliveries.failed(
+        notice, tried, retry_after_s=outcome.retry_after_s, now=env.now(), random=env.random
     )
-    values = {"due_at": env.now() + delay_s, "last_error": outcome.error}
-    return _update(notice, "delivered", values)
-
-
-def _ended(notice: Notice, event: str, *, error: str | None) -> Change:
-    status = lifecycle.target(NOTICE, event)
-    return _update(notice, event, {"status": status, "last_error": error})
-
-
-def _update(notice: Notice, event: str, values: dict[str, object]) -> Change:
-    guard = Guard(
-        status_in=lifecycle.sources(NOTICE, event), equals=(("attempts", notice.attempts),)
-    )
-    return Change((Update(NoticeKey(notice.notice_id), guard, values, {"attempts": 1}),))

@@ -91,6 +91,13 @@ class WebhookInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     signature: bool = False
 
 
+class WebhookConfigInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A webhook as a whole: nothing of the one before is kept, so nothing may be left out."""
+
+    url: Annotated[str, Meta(max_length=limits.URL_CHARS_MAX)]
+    signature: bool
+
+
 class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job: its list, what holds for every line of it, and where to tell of its end."""
 
@@ -140,6 +147,8 @@ class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 _SUBMIT = msgspec.json.Decoder(SubmitJobRequest)
 _ADD_TASKS = msgspec.json.Decoder(AddTasksRequest)
+_WEBHOOK_CONFIG = msgspec.json.Decoder(WebhookConfigInput)
+_TEST_WEBHOOK = msgspec.json.Decoder(WebhookInput)
 
 
 def decode_submit(body: bytes) -> SubmitJobRequest:
@@ -148,6 +157,14 @@ def decode_submit(body: bytes) -> SubmitJobRequest:
 
 def decode_add_tasks(body: bytes) -> AddTasksRequest:
     return _decode(_ADD_TASKS, body)
+
+
+def decode_webhook_config(body: bytes) -> WebhookConfigInput:
+    return _decode(_WEBHOOK_CONFIG, body)
+
+
+def decode_test_webhook(body: bytes) -> WebhookInput:
+    return _decode(_TEST_WEBHOOK, body)
 
 
 def drafts_of(tasks: list[TaskInput]) -> list[TaskDraft]:

@@ -100,8 +100,8 @@ async def test_a_completed_run_is_told_until_the_receiver_takes_it(
         await trio.sleep(3_600)
 
     assert len(world.notifier.tried) == 5
-    assert len({notice.notice_id for notice in world.notifier.tried}) == 1
-    assert len({notice.payload for notice in world.notifier.tried}) == 1
+    assert len({message.event_id for message in world.notifier.tried}) == 1
+    assert len({message.payload for message in world.notifier.tried}) == 1
     query = DueNotices(
         statuses=frozenset({NoticeStatus.DUE}), due_by=world.env.now() + 1e9, limit=10
     )

@@ -18,14 +18,14 @@ from actors.tree import LocalSignals, Mailboxes, worker_tree
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
-from conveyor.domain.model import FailureReason, Notice, Run, Task, Totals, Webhook
+from conveyor.domain.model import FailureReason, Run, Task, Totals, Webhook
 from conveyor.domain.problems import make_problem
 from conveyor.domain.queries import TasksOf
 from conveyor.domain.submission import TaskDraft
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system import AesVault, VirtualClock
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
-from conveyor.ports.notifier import Delivered, NotDelivered
+from conveyor.ports.notifier import Delivered, Message, NotDelivered
 from conveyor.telemetry import Metrics, make_metrics
 from conveyor.usecases.env import Env, Policy
 from conveyor.usecases.jobs import Accepted, Submission, submit
@@ -75,10 +75,13 @@ class RecordingNotifier:
     """A receiver that is down for its first `failures` deliveries."""
 
     failures: int = 0
-    tried: list[Notice] = field(default_factory=list)
+    tried: list[Message] = field(default_factory=list)
 
-    async def deliver(self, notice: Notice, webhook: Webhook) -> Delivered | NotDelivered:
-        self.tried.append(notice)
+    async def resolve(self, webhook: Webhook) -> None:
+        return None
+
+    async def deliver(self, message: Message) -> Delivered | NotDelivered:
+        self.tried.append(message)
         if len(self.tried) <= self.failures:
             return NotDelivered("http_5xx:500", status=500)
         return Delivered(204)

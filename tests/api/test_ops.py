@@ -54,6 +54,7 @@ async def test_the_tree_is_shown_only_where_it_was_given(world: World) -> None:
     world.app = make_app(
         world.env,
         Passthrough(SECRET),
+        notifier=world.receiver,
         metrics=world.metrics,
         ready=lambda: True,
         inspect=lambda: {"name": "root"},
@@ -235,6 +236,7 @@ async def test_unknown_keys_are_turned_away_in_key_list_mode(world: World) -> No
     world.app = make_app(
         world.env,
         KeyList.of([ANNA], secret=SECRET),
+        notifier=world.receiver,
         metrics=world.metrics,
         ready=lambda: True,
     )
@@ -247,6 +249,7 @@ async def test_links_are_made_for_the_address_that_callers_see(world: World) -> 
     world.app = make_app(
         world.env,
         Passthrough(SECRET),
+        notifier=world.receiver,
         metrics=world.metrics,
         ready=lambda: True,
         public_url="https://api.example.com",

@@ -11,7 +11,10 @@ from tests.api.world import ANNA, BERT, World, make_world
 UNKNOWN = "01JZZZZZZZZZZZZZZZZZZZZZZZ"
 SAME_ID = {"X-Request-ID": "the-same"}
 NAMED = [route for route in ROUTES if "{job_id}" in route.path]
-BODIES = {"addTasks": {"tasks": [{"url": "https://example.com/"}]}}
+BODIES = {
+    "addTasks": {"tasks": [{"url": "https://example.com/"}]},
+    "putJobWebhook": {"url": "https://example.com/", "signature": False},
+}
 
 
 @pytest.mark.parametrize("route", NAMED, ids=lambda route: route.name)
@@ -21,7 +24,7 @@ async def test_a_foreign_id_answers_byte_for_byte_like_an_unknown_one(route: obj
     job = await world.submit(1)
     (task,) = await world.finish(job)
     run_id = job["latest_run"]["run_id"]
-    path = route.path.replace("{task_id}", task.task_id)
+    path = route.path.replace("{task_id}", task.task_id).replace("{event_id}", "0" * 26)
     foreign = path.replace("{job_id}", job["job_id"]).replace("{run_id}", run_id)
     unknown = path.replace("{job_id}", UNKNOWN).replace("{run_id}", UNKNOWN)
     body = BODIES.get(route.name)
@@ -58,7 +61,7 @@ async def test_a_run_of_another_job_is_not_found_under_this_one(route: object) -
 async def test_every_route_asks_for_a_key(route: object) -> None:
     world = make_world()
     assert isinstance(route, type(NAMED[0]))
-    path = route.path.format(job_id=UNKNOWN, run_id=UNKNOWN, task_id="t")
+    path = route.path.format(job_id=UNKNOWN, run_id=UNKNOWN, task_id="t", event_id="E")
 
     seen = await world.call(route.method, path, key=None)
 

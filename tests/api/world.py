@@ -18,13 +18,14 @@ from conveyor.api.auth import Passthrough
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.changes import Applied, RunKey
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.model import FailureReason, Run, Task, TaskRef
+from conveyor.domain.model import FailureReason, Run, Task, TaskRef, Webhook
 from conveyor.domain.problems import make_problem
 from conveyor.domain.queries import TasksOf
 from conveyor.domain.settlement import Claimed
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system.vault import AesVault
 from conveyor.ports.gateway import NotScraped, Scraped
+from conveyor.ports.notifier import Delivered, Message, NotDelivered, Unresolved
 from conveyor.ports.signals import Receipt
 from conveyor.telemetry import Metrics, make_metrics
 from conveyor.usecases import runs, tasks
@@ -47,6 +48,22 @@ class SilentSignals:
 
     async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
         return Receipt()
+
+
+@dataclass(slots=True)
+class ScriptedReceiver:
+    """Every receiver there is: found and answering as the test has it, and remembering."""
+
+    outcome: Delivered | NotDelivered = Delivered(204)  # noqa: RUF009 (a frozen value)
+    unresolved: Unresolved | None = None
+    heard: list[Message] = field(default_factory=list)
+
+    async def resolve(self, webhook: Webhook) -> Unresolved | None:
+        return self.unresolved
+
+    async def deliver(self, message: Message) -> Delivered | NotDelivered:
+        self.heard.append(message)
+        return self.outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,7 @@ class World:
     clock: ManualClock
     metrics: Metrics
     app: QuartTrio
+    receiver: ScriptedReceiver
     is_ready: list[bool] = field(default_factory=lambda: [True])
 
     async def call(
@@ -204,5 +222,12 @@ def make_world(**policy: Any) -> World:
     )
     metrics = make_metrics(CollectorRegistry())
     is_ready = [True]
-    app = make_app(env, Passthrough(SECRET), metrics=metrics, ready=lambda: is_ready[0])
-    return World(env, engine, clock, metrics, app, is_ready)
+    receiver = ScriptedReceiver()
+    app = make_app(
+        env,
+        Passthrough(SECRET),
+        notifier=receiver,
+        metrics=metrics,
+        ready=lambda: is_ready[0],
+    )
+    return World(env, engine, clock, metrics, app, receiver, is_ready)

@@ -22,6 +22,7 @@ from conveyor.domain.queries import (
     DueNotices,
     DueScrubs,
     JobsOf,
+    NoticesOf,
     RunsIn,
     RunsOf,
     StatsOf,
@@ -277,6 +278,27 @@ async def test_notices_in_statuses_whose_time_has_come_come_oldest_first(store: 
     assert first == due[:2]
 
 
+async def test_notices_of_a_job_come_newest_run_first_and_newest_first_within_it(
+    store: Store,
+) -> None:
+    mine = [
+        a_notice(3, run_id=OTHER_RUN, occurred_at=T0),
+        a_notice(5, occurred_at=T0 + 2),
+        a_notice(4, occurred_at=T0 + 1.5),
+        a_notice(1, occurred_at=T0 + 1.5),
+    ]
+    await keep(store, *mine[::-1], a_notice(2, job_id=OTHER_JOB))
+
+    found = await store.find(NoticesOf(job_id=JOB, limit=10))
+    of_run = await store.find(NoticesOf(job_id=JOB, run_id=RUN, limit=2))
+    last = of_run[-1]
+    before = (last.run_id, last.occurred_at, last.notice_id)
+    rest = await store.find(NoticesOf(job_id=JOB, run_id=RUN, before=before, limit=10))
+
+    assert found == mine
+    assert of_run + rest == mine[1:]
+
+
 async def test_scrubs_whose_time_has_come_come_oldest_first(store: Store) -> None:
     due = [a_scrub(9 - number, due_at=T0 + number) for number in range(4)]
     await keep(store, *reversed(due))
@@ -295,4 +317,5 @@ async def test_an_empty_store_answers_every_query_with_nothing(store: Store) -> 
     assert await store.find(RunsOf(job_id=JOB, statuses=RUNNING, limit=1)) == []
     assert await store.find(BatchesOf(job_id=JOB, run_id=RUN)) == []
     assert await store.find(RunsIn(statuses=RUNNING, limit=1)) == []
+    assert await store.find(NoticesOf(job_id=JOB, limit=1)) == []
     assert await store.find(DueScrubs(due_by=T0, limit=1)) == []

@@ -12,6 +12,7 @@ from conveyor.domain.changes import (
     RunKey,
     StatsKey,
 )
+from conveyor.domain.hooks import SigningKey, Try
 from conveyor.domain.ids import FIRST_BATCH, BatchId
 from conveyor.domain.model import (
     Attempt,
@@ -48,11 +49,13 @@ from tests.builders import (
     a_scrub,
     a_stats,
     a_task,
+    a_ulid,
     an_event,
     insert,
     keep,
     kept,
     key_of,
+    some_keys,
     update,
 )
 
@@ -75,6 +78,7 @@ BARE: list[Row] = [
     a_scrub(),
     an_event(),
     a_feed(),
+    some_keys(),
 ]
 FULL: list[Row] = [
     a_job(
@@ -167,9 +171,17 @@ FULL: list[Row] = [
         source_run_id=OTHER_RUN,
     ),
     a_record(response_status=201, response_body='{"job_id":"1"}\n'),
-    a_notice(status=NoticeStatus.EXHAUSTED, attempts=9, last_error="timeout", payload='{"a":"é"}'),
+    a_notice(
+        status=NoticeStatus.EXHAUSTED,
+        attempts=9,
+        last_error="timeout",
+        payload='{"a":"é"}',
+        claim=10,
+        tries=(Try(T0, 15.0, None, "timeout"), Try(T0 + 5.25, 0.5, 200)),
+    ),
     a_scrub(run_id=RUN, shard_count=8, passes_left=1, due_at=T0 + 0.75),
     an_event(job_id=OTHER_JOB, run_id=RUN, seq=7, data='{"a":"é"}'),
+    some_keys(version=2, candidate=SigningKey(a_ulid(8), T0 + 0.5, "v1.other")),
 ]
 
 

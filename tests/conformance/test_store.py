@@ -37,6 +37,7 @@ from tests.builders import (
     keep,
     kept,
     key_of,
+    some_keys,
     update,
 )
 
@@ -49,6 +50,7 @@ BARE: list[Row] = [
     a_record(),
     a_notice(),
     a_scrub(),
+    some_keys(),
 ]
 
 

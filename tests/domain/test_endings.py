@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from random import Random
 from typing import Any
 
 import pytest
 
-from conveyor.domain import endings, lifecycle, limits
+from conveyor.domain import endings, lifecycle
 from conveyor.domain.changes import Change, Insert, JobKey, RunKey, StatsKey, Update
 from conveyor.domain.ids import notice_id
 from conveyor.domain.model import (
@@ -24,7 +23,7 @@ from conveyor.domain.model import (
     Totals,
     Webhook,
 )
-from tests.builders import JOB, OTHER_RUN, RUN, T0, a_job, a_notice, a_run
+from tests.builders import JOB, OTHER_RUN, RUN, T0, a_job, a_run
 
 HOOKED = a_job(
     status=JobStatus.CLOSED,
@@ -286,32 +285,3 @@ def test_an_open_job_whose_run_has_ended_is_closed_alone() -> None:
     assert isinstance(update, Update)
     assert update.guard.equals == (("active_run_id", None),)
     assert update.guard.status_in == frozenset({JobStatus.OPEN})
-
-
-def test_a_notice_is_tried_ever_less_often() -> None:
-    random = Random(1)
-
-    delays = [
-        endings.next_delivery_s(attempts, retry_after_s=None, random=random)
-        for attempts in range(1, len(endings.RETRY_SCHEDULE_S) + 1)
-    ]
-
-    assert delays == sorted(delays)
-    assert delays[0] == pytest.approx(5, rel=0.1)
-    assert delays[-1] == pytest.approx(endings.RETRY_SCHEDULE_S[-1], rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"), [(60.0, 60.0), (24 * 3600.0, 24 * 3600.0), (999_999_999.0, 24 * 3600.0)]
-)
-def test_a_receiver_may_ask_for_time_but_not_for_more_than_a_day(
-    asked: float, expected: float
-) -> None:
-    assert endings.next_delivery_s(1, retry_after_s=asked, random=Random(1)) == expected
-
-
-def test_a_notice_is_given_up_after_three_days() -> None:
-    notice = a_notice(occurred_at=T0)
-
-    assert not endings.delivery_over(notice, now=T0 + limits.WEBHOOK_GIVE_UP_S)
-    assert endings.delivery_over(notice, now=T0 + limits.WEBHOOK_GIVE_UP_S + 1)

@@ -75,7 +75,15 @@ LEGAL: dict[str, tuple[type[StrEnum], lifecycle.Table[Any], set[str]]] = {
     "notice": (
         NoticeStatus,
         lifecycle.NOTICE,
-        {"due delivered delivered", "due exhausted exhausted", "due dropped dropped"},
+        {
+            "due delivered delivered",
+            "due exhausted exhausted",
+            "due dropped dropped",
+            "due redelivered due",
+            "delivered redelivered due",
+            "exhausted redelivered due",
+            "dropped redelivered due",
+        },
     ),
 }
 

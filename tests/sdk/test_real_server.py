@@ -8,7 +8,14 @@ import pytest
 
 from conveyor import sdk
 from conveyor.cli.demo_site import Site
-from conveyor.sdk import ApiError, Client, RunResponse, SubmitJobRequest
+from conveyor.sdk import (
+    ApiError,
+    Client,
+    HmacKeyList,
+    RunResponse,
+    SubmitJobRequest,
+    WebhookInput,
+)
 from conveyor.sdk.client import JOBS_PAGE
 
 pytestmark = pytest.mark.slow
@@ -98,3 +105,32 @@ def test_jobs_are_listed_over_more_than_one_page(caller: Client) -> None:
 def test_everything_public_is_there() -> None:
     assert all(hasattr(sdk, name) for name in sdk.__all__)
     assert sdk.__all__ == sorted(sdk.__all__)
+
+
+def test_a_webhook_is_set_tried_out_told_and_removed(caller: Client, site: Site) -> None:
+    assert caller.hmac_keys() == HmacKeyList()
+    first, second = caller.rotate_hmac_key(), caller.rotate_hmac_key()
+    caller.finalize_hmac_key()
+    caller.cancel_hmac_rotation()
+    nowhere = WebhookInput(url="http://127.0.0.1:9/hook", signature=True)
+
+    tested = caller.test_webhook(nowhere)
+    job = caller.submit(site.urls(1))
+    was_set = caller.set_webhook(job.job_id, nowhere)
+    shown = caller.webhook(job.job_id)
+    caller.wait(job.job_id)
+    again = caller.rerun(job.job_id)
+    caller.wait(job.job_id, run_id=again.latest_run.run_id)
+    events = {event.run_id: event for event in caller.deliveries(job.job_id)}
+    redelivered = caller.redeliver(job.job_id, events[again.latest_run.run_id].event_id)
+    caller.remove_webhook(job.job_id)
+
+    keys = caller.hmac_keys()
+    assert first.kid != second.kid
+    assert keys.active is not None
+    assert (keys.active.kid, keys.candidate) == (second.kid, None)
+    assert (tested.delivered, tested.error) == (False, "transport_error:connection refused")
+    assert was_set == shown
+    assert redelivered.status == "due"
+    with pytest.raises(ApiError, match="404 not_found"):
+        caller.webhook(job.job_id)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain import events, lifecycle, limits, model
+from conveyor.domain import events, hooks, lifecycle, limits, model
 from conveyor.domain.changes import Row
 from conveyor.domain.errors import Refused
 from conveyor.domain.params import PARAMS
@@ -43,6 +43,9 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     model.Webhook,
     model.StagedList,
     model.RowsOf,
+    hooks.SigningKeys,
+    hooks.SigningKey,
+    hooks.Try,
 )
 
 _HEADING = re.compile(r"^#+ ((?:\d+\.)*\d+) ", re.MULTILINE)

@@ -14,6 +14,7 @@ from conveyor.domain.queries import (
     DueScrubs,
     EventsOf,
     JobsOf,
+    NoticesOf,
     RunsIn,
     RunsOf,
     StatsOf,
@@ -65,6 +66,9 @@ def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:
         case DueNotices():
             terms = [_status_in(query.statuses), ("due_at <= ?", [query.due_by])]
             return NOTICES, terms, "due_at, notice_id", query.limit
+        case NoticesOf():
+            order = "run_id DESC, occurred_at DESC, notice_id DESC"
+            return NOTICES, _notices_of(query), order, query.limit
         case DueScrubs():
             return SCRUBS, [("due_at <= ?", [query.due_by])], "due_at, scrub_id", query.limit
         case EventsOf():
@@ -104,6 +108,15 @@ def _runs_in(query: RunsIn) -> list[_Term]:
     terms = [_status_in(query.statuses), ("updated_at >= ?", [query.updated_since])]
     if query.after is not None:
         terms.append(("run_id > ?", [query.after]))
+    return terms
+
+
+def _notices_of(query: NoticesOf) -> list[_Term]:
+    terms: list[_Term] = [("job_id = ?", [query.job_id])]
+    if query.run_id is not None:
+        terms.append(("run_id = ?", [query.run_id]))
+    if query.before is not None:
+        terms.append(("(run_id, occurred_at, notice_id) < (?, ?, ?)", query.before))
     return terms
 
 

@@ -12,12 +12,15 @@ def migrate(connection: sqlite3.Connection) -> None:
     """Brings the database to this program's version; refuses one that is ahead of it."""
     version = version_of(connection)
     scripts = load_scripts()
-    if version > len(scripts):
+    newest = max(scripts)
+    if version > newest:
         raise WrongSchema(
             f"the database has schema version {version}, but this Conveyor knows only up to "
-            f"{len(scripts)}: it was written by a newer release, use that one"
+            f"{newest}: it was written by a newer release, use that one"
         )
-    for number, script in enumerate(scripts[version:], start=version + 1):
+    for number, script in scripts.items():
+        if number <= version:
+            continue
         connection.executescript(
             f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;"
         )
@@ -25,7 +28,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 def check_current(connection: sqlite3.Connection) -> None:
     """For those who only join: the owner migrates, and must be of the same release."""
-    version, wanted = version_of(connection), len(load_scripts())
+    version, wanted = version_of(connection), max(load_scripts())
     if version != wanted:
         raise WrongSchema(
             f"the database has schema version {version}, this Conveyor works with {wanted}: "
@@ -38,17 +41,16 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(version)
 
 
-def load_scripts() -> list[str]:
+def load_scripts() -> dict[int, str]:
+    """The scripts by number, in order."""
     schema = files("conveyor.engines.embedded") / "schema"
     scripts = sorted(
         (entry for entry in schema.iterdir() if entry.name.endswith(".sql")),
         key=lambda entry: entry.name,
     )
     numbers = [int(script.name.split("_")[0]) for script in scripts]
-    assert len({*numbers}) == len(numbers), numbers
-    texts = dict(zip(numbers, scripts, strict=True))
-    # A number that is not here belongs to a change that is not here: it does nothing.
-    return [
-        texts[number].read_text(encoding="utf-8") if number in texts else ""
-        for number in range(1, max(numbers) + 1)
-    ]
+    assert len(set(numbers)) == len(numbers), numbers
+    return {
+        number: script.read_text(encoding="utf-8")
+        for number, script in zip(numbers, scripts, strict=True)
+    }

@@ -25,10 +25,12 @@ from conveyor.domain.changes import (
     RecordKey,
     RunKey,
     ScrubKey,
+    SigningKeysKey,
     StatsKey,
     TaskKey,
 )
 from conveyor.domain.events import Event, Feed
+from conveyor.domain.hooks import SigningKeys
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 
 Convert = Callable[[Any], Any]
@@ -134,6 +136,7 @@ NOTICES = _table("notices", Notice, "notice_id")
 SCRUBS = _table("scrubs", Scrub, "scrub_id")
 EVENTS = _table("events", Event, "caller", "event_id")
 FEEDS = _table("feeds", Feed, "caller")
+SIGNING_KEYS = _table("signing_keys", SigningKeys, "caller")
 
 TABLES: dict[type, Table] = {
     JobKey: JOBS,
@@ -146,4 +149,5 @@ TABLES: dict[type, Table] = {
     ScrubKey: SCRUBS,
     EventKey: EVENTS,
     FeedKey: FEEDS,
+    SigningKeysKey: SIGNING_KEYS,
 }

@@ -1,43 +1,83 @@
 """WebhookNotifier: posts one notice to a customer's receiver (SPEC 6.6).
 
 Guarded like any fetch: one resolution, checked addresses, no redirect, 15 seconds in all and at
-most 64 KiB of the answer, none of which is kept. Unsigned for now.
+most 64 KiB of the answer, none of which is kept. Each try is signed for the moment it is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import trio
+
 from conveyor.domain import limits
-from conveyor.domain.model import Notice, Webhook
+from conveyor.domain.deliveries import RETRY_AFTER_S_MAX
+from conveyor.domain.model import Webhook
+from conveyor.domain.signing import signature_headers
 from conveyor.domain.urls import BadUrl, Target, parse_url
 from conveyor.engines.http.direct import USER_AGENT
 from conveyor.engines.http.retry_after import parse_retry_after
-from conveyor.net.errors import FetchFailed, TimedOut
+from conveyor.net.errors import FetchFailed, NameNotResolved, TimedOut
 from conveyor.net.message import Request, Response
 from conveyor.net.pool import HttpPool
-from conveyor.ports.notifier import Delivered, NotDelivered
-
-RETRY_AFTER_S_MAX = 24 * 3600.0
+from conveyor.ports.notifier import Delivered, Message, NotDelivered, Unresolved
 
 
 class WebhookNotifier:
-    def __init__(self, pool: HttpPool, *, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        pool: HttpPool,
+        *,
+        now: Callable[[], float],
+        timeout_s: float = limits.WEBHOOK_TIMEOUT_S,
+    ) -> None:
         self._pool = pool
         self._now = now
+        self._timeout_s = timeout_s
 
-    async def deliver(self, notice: Notice, webhook: Webhook) -> Delivered | NotDelivered:
-        target = parse_url(webhook.url)
+    async def deliver(self, message: Message) -> Delivered | NotDelivered:
+        target = parse_url(message.webhook.url)
         if isinstance(target, BadUrl):
             return NotDelivered(f"transport_error:{target.reason.value}")
         if not (target.is_tls or self._pool.policy.allow_private):
             return NotDelivered("transport_error:https is required")
         try:
-            return self._judge(await self._pool.fetch(_request_for(notice, target)))
+            return self._judge(await self._pool.fetch(self._request_for(message, target)))
         except TimedOut:
             return NotDelivered("timeout")
         except FetchFailed as error:
             return NotDelivered(f"transport_error:{error.detail}")
+
+    async def resolve(self, webhook: Webhook) -> Unresolved | None:
+        target = parse_url(webhook.url)
+        if isinstance(target, BadUrl):
+            return Unresolved(is_temporary=False)
+        try:
+            with trio.fail_after(limits.WEBHOOK_LOOKUP_S):
+                await self._pool.resolve(target)
+        except trio.TooSlowError:
+            return Unresolved(is_temporary=True)
+        except FetchFailed as error:
+            is_temporary = isinstance(error, NameNotResolved) and error.is_temporary
+            return Unresolved(is_temporary=is_temporary)
+        return None
+
+    def _request_for(self, message: Message, target: Target) -> Request:
+        body = message.payload.encode()
+        return Request(
+            method="POST",
+            target=target,
+            headers=(
+                ("User-Agent", USER_AGENT),
+                ("Accept", "*/*"),
+                ("Content-Type", "application/json"),
+                ("X-ZenRows-Event-Id", message.event_id),
+                *signature_headers(message.event_id, body, message.secrets, now=self._now()),
+            ),
+            body=body,
+            deadline_s=self._timeout_s,
+            wants_body=_wants_no_body,
+        )
 
     def _judge(self, response: Response) -> Delivered | NotDelivered:
         status = response.status
@@ -49,22 +89,6 @@ class WebhookNotifier:
         return NotDelivered(
             f"http_{status // 100}xx:{status}", status, retry_after_s, gone=status == 410
         )
-
-
-def _request_for(notice: Notice, target: Target) -> Request:
-    return Request(
-        method="POST",
-        target=target,
-        headers=(
-            ("User-Agent", USER_AGENT),
-            ("Accept", "*/*"),
-            ("Content-Type", "application/json"),
-            ("X-ZenRows-Event-Id", notice.notice_id),
-        ),
-        body=notice.payload.encode(),
-        deadline_s=limits.WEBHOOK_TIMEOUT_S,
-        wants_body=_wants_no_body,
-    )
 
 
 def _wants_no_body(_status: int) -> bool:

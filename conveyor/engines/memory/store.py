@@ -30,6 +30,7 @@ from conveyor.domain.changes import (
     Row,
     RunKey,
     ScrubKey,
+    SigningKeysKey,
     Stale,
     StatsKey,
     TaskKey,
@@ -39,6 +40,7 @@ from conveyor.domain.changes import (
     is_tally,
 )
 from conveyor.domain.events import Event, Feed
+from conveyor.domain.hooks import SigningKeys
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 from conveyor.domain.queries import (
@@ -49,6 +51,7 @@ from conveyor.domain.queries import (
     DueScrubs,
     EventsOf,
     JobsOf,
+    NoticesOf,
     Q,
     Query,
     RunsIn,
@@ -76,6 +79,7 @@ class MemoryStore:
         self._scrubs: dict[Address, Scrub] = {}
         self._events: dict[Address, Event] = {}
         self._feeds: dict[Address, Feed] = {}
+        self._signing_keys: dict[Address, SigningKeys] = {}
         self._tables: dict[type, Table] = {
             JobKey: self._jobs,
             RunKey: self._runs,
@@ -87,6 +91,7 @@ class MemoryStore:
             ScrubKey: self._scrubs,
             EventKey: self._events,
             FeedKey: self._feeds,
+            SigningKeysKey: self._signing_keys,
         }
 
     async def read(self, key: Key[R]) -> R | None:
@@ -205,6 +210,8 @@ class MemoryStore:
                 return self._batches_in(query)
             case DueNotices():
                 return self._due_notices(query)
+            case NoticesOf():
+                return self._notices_of(query)
             case DueScrubs():
                 return self._due_scrubs(query)
             case EventsOf():
@@ -280,6 +287,16 @@ class MemoryStore:
         ]
         return sorted(found, key=lambda each: (each.due_at, each.notice_id))[: query.limit]
 
+    def _notices_of(self, query: NoticesOf) -> list[Notice]:
+        found = [
+            notice
+            for notice in self._notices.values()
+            if notice.job_id == query.job_id
+            and query.run_id in {None, notice.run_id}
+            and (query.before is None or _place(notice) < query.before)
+        ]
+        return sorted(found, key=_place, reverse=True)[: query.limit]
+
     def _due_scrubs(self, query: DueScrubs) -> list[Scrub]:
         found = [scrub for scrub in self._scrubs.values() if scrub.due_at <= query.due_by]
         return sorted(found, key=lambda each: (each.due_at, each.scrub_id))[: query.limit]
@@ -339,6 +356,10 @@ def _holds(guard: Guard, row: Row) -> bool:
 
 def _has_expired(row: Row, now: float | None) -> bool:
     return now is not None and cast("KeyRecord", row).expires_at < now
+
+
+def _place(notice: Notice) -> tuple[str, float, str]:
+    return notice.run_id, notice.occurred_at, notice.notice_id
 
 
 def _in_run(row: Batch | Stats, job_id: JobId, run_id: RunId) -> bool:

@@ -16,8 +16,9 @@ INSIGHT = 7
 
 def test_tasks_between_two_tries_are_counted_when_the_counter_comes() -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    for script in load_scripts()[: INSIGHT - 1]:
-        connection.executescript(script)
+    for number, script in load_scripts().items():
+        if number < INSIGHT:
+            connection.executescript(script)
     connection.execute(f"PRAGMA user_version = {INSIGHT - 1}")
     between: dict[str, Any] = {"attempts": 1, "claim": 1}
     body = Result("key", 1, "sha", "text/html", 200)

@@ -6,6 +6,7 @@ import sqlite3
 
 import pytest
 
+from conveyor.domain.hooks import SigningKey, Try
 from conveyor.domain.ids import BatchId, RunId
 from conveyor.domain.model import (
     Attempt,
@@ -39,6 +40,7 @@ from tests.builders import (
     a_stats,
     a_task,
     an_event,
+    some_keys,
 )
 
 PROBLEM = Problem(type="about:blank", title="No", status=502, code="x", detail="é\x00'\"")
@@ -81,12 +83,14 @@ ROWS = [
     a_record(),
     a_record(response_status=201, response_body="{}"),
     a_notice(),
-    a_notice(last_error="timeout"),
+    a_notice(last_error="timeout", tries=(Try(T0, 0.5, 200), Try(T0, 1.0, error="timeout"))),
     a_scrub(),
     a_scrub(run_id=RUN),
     an_event(),
     an_event(job_id=JOB, run_id=RUN, seq=3),
     a_feed(),
+    some_keys(),
+    some_keys(candidate=SigningKey("kid", T0, "v1.sealed")),
 ]
 
 

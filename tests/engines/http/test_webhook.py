@@ -2,56 +2,65 @@
 
 from __future__ import annotations
 
+import base64
+import re
+import socket
 from collections.abc import Sequence
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
+from zenrows.batch import verify_webhook_signature
 
 from conveyor.domain.addresses import TargetPolicy
-from conveyor.domain.ids import JobId, NoticeId, RunId
-from conveyor.domain.model import Notice, NoticeStatus, Webhook
+from conveyor.domain.model import Webhook
+from conveyor.domain.signing import Secret
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
-from conveyor.ports.notifier import Delivered, NotDelivered
+from conveyor.net.wire import connect
+from conveyor.ports.notifier import Delivered, Message, NotDelivered, Unresolved
 from tests.engines.http.conftest import NOW, TLS, now
 from tests.net.server import Peer, answering, raw_server, reply
+from tests.net.test_tls import Certificate, loopback
 
-NOTICE = Notice(
-    notice_id=NoticeId("01HF0000000000000000000000"),
-    job_id=JobId("job"),
-    run_id=RunId("run"),
-    event_type="run.completed",
-    status=NoticeStatus.DUE,
-    occurred_at=NOW,
-    due_at=NOW,
-    payload='{"event":"é"}',
-)
+
+def to(url: str, *secrets: Secret) -> Message:
+    return Message(
+        event_id="01HF0000000000000000000000",
+        payload='{"event":"é"}',
+        webhook=Webhook(url, signature=bool(secrets)),
+        secrets=secrets,
+    )
 
 
 async def deliver(pool: HttpPool, answer: bytes) -> Delivered | NotDelivered:
     async with raw_server(answering(answer)) as server:
-        return await WebhookNotifier(pool, now=now).deliver(NOTICE, Webhook(server.url("/hook")))
+        return await WebhookNotifier(pool, now=now).deliver(to(server.url("/hook")))
 
 
 async def test_a_receiver_gets_the_payload_and_the_event_id(pool: HttpPool) -> None:
     async with raw_server(answering(reply(b"thanks", "202 Accepted"))) as server:
-        outcome = await WebhookNotifier(pool, now=now).deliver(NOTICE, Webhook(server.url("/hook")))
+        outcome = await WebhookNotifier(pool, now=now).deliver(to(server.url("/hook")))
 
     assert outcome == Delivered(202)
     sent = server.requests[0]
     assert sent.startswith(b"POST /hook HTTP/1.1\r\n")
     assert b"\r\nContent-Type: application/json\r\n" in sent
     assert b"\r\nX-ZenRows-Event-Id: 01HF0000000000000000000000\r\n" in sent
+    assert b"\r\nwebhook-id: 01HF0000000000000000000000\r\n" in sent
+    assert b"X-Signature" not in sent
+    assert b"webhook-signature" not in sent
     assert sent.endswith(b"\r\n\r\n" + '{"event":"é"}'.encode())
 
 
 async def test_every_try_sends_the_same_bytes(pool: HttpPool) -> None:
     async with raw_server(answering(reply(b"", "500 No"))) as server:
         notifier = WebhookNotifier(pool, now=now)
-        await notifier.deliver(NOTICE, Webhook(server.url()))
-        await notifier.deliver(NOTICE, Webhook(server.url()))
+        await notifier.deliver(to(server.url()))
+        await notifier.deliver(to(server.url()))
 
     assert server.requests[0] == server.requests[1]
 
@@ -74,6 +83,101 @@ async def test_anything_but_a_2xx_is_not_delivered(
     outcome = await deliver(pool, answer)
 
     assert outcome == NotDelivered(error, status, None, gone)
+
+
+async def test_a_signed_delivery_is_verified_over_the_bytes_that_arrived(pool: HttpPool) -> None:
+    secret = Secret("01HF0000000000000000000001", b"s" * 32)
+    async with raw_server(answering(reply())) as server:
+        await WebhookNotifier(pool, now=now).deliver(to(server.url(), secret))
+
+    head, _, body = server.requests[0].partition(b"\r\n\r\n")
+    (signature,) = re.findall(r"^X-Signature: (.*)\r$", head.decode() + "\r", re.MULTILINE)
+    shared = {secret.kid: base64.b64encode(secret.key).decode()}
+    assert verify_webhook_signature(body, signature, shared, now=NOW)
+
+
+async def test_a_redirect_to_a_metadata_service_is_an_answer_and_no_direction() -> None:
+    dialled: list[str] = []
+
+    async def counting(address: str, port: int) -> socket.socket:
+        dialled.append(address)
+        return await connect(address, port)
+
+    pool = HttpPool(TargetPolicy(allow_private=True), tls=TLS, connect=counting)
+    where = {"Location": "http://169.254.169.254/latest/meta-data/"}
+    outcome = await deliver(pool, reply(b"", "301 Moved", where))
+    pool.close()
+
+    assert outcome == NotDelivered("http_3xx:301", 301)
+    assert dialled == ["127.0.0.1"]
+
+
+async def test_a_receiver_that_answers_too_late_or_in_drops_is_a_timeout(pool: HttpPool) -> None:
+    """In tenths of a second here; each drop comes in time, and all of them do not."""
+
+    async def handler(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\nX: ")
+        while True:
+            await peer.send(b"x")
+            await trio.sleep(0.01)
+
+    async with raw_server(handler) as server:
+        notifier = WebhookNotifier(pool, now=now, timeout_s=0.1)
+        outcome = await notifier.deliver(to(server.url()))
+
+    assert outcome == NotDelivered("timeout")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "site.test", "wrong.test"])
+async def test_a_certificate_that_nobody_vouches_for_is_a_transport_error(
+    host: str, tmp_path: Path
+) -> None:
+    site = Certificate(tmp_path)
+    # The last one is trusted, but for another name.
+    tls = site.client if host == "wrong.test" else TLS
+    pool = HttpPool(TargetPolicy(allow_private=True), lookup=loopback, tls=tls)
+    async with raw_server(answering(reply()), site.server) as server:
+        url = f"https://{host}:{server.port}/hook"
+        outcome = await WebhookNotifier(pool, now=now).deliver(to(url))
+
+    assert isinstance(outcome, NotDelivered)
+    assert outcome.error.startswith("transport_error:the certificate is not trusted")
+    assert server.requests == []
+
+
+def looking_up(answer: list[str] | OSError | None) -> HttpPool:
+    async def lookup(_host: str) -> Sequence[str]:
+        await trio.lowlevel.checkpoint()
+        if answer is None:
+            await trio.sleep_forever()
+        if isinstance(answer, OSError):
+            raise answer
+        return answer or []
+
+    return HttpPool(TargetPolicy(), lookup=lookup, tls=TLS)
+
+
+@pytest.mark.parametrize(
+    ("answer", "unresolved"),
+    [
+        (["93.184.216.34"], None),
+        (["10.0.0.1"], Unresolved(is_temporary=False)),
+        (["93.184.216.34", "169.254.169.254"], Unresolved(is_temporary=False)),
+        (socket.gaierror(socket.EAI_NONAME, "unknown"), Unresolved(is_temporary=False)),
+        (socket.gaierror(socket.EAI_AGAIN, "later"), Unresolved(is_temporary=True)),
+        (None, Unresolved(is_temporary=True)),
+    ],
+    ids=["public", "private", "half public", "unknown", "later", "never"],
+)
+async def test_a_receiver_is_found_by_name_within_a_second_or_not_at_all(
+    answer: list[str] | OSError | None, unresolved: Unresolved | None, autojump_clock: MockClock
+) -> None:
+    notifier = WebhookNotifier(looking_up(answer), now=now)
+    begun = trio.current_time()
+
+    assert await notifier.resolve(Webhook("https://hooks.example.com/")) == unresolved
+    assert trio.current_time() - begun <= 1
 
 
 @pytest.mark.parametrize(
@@ -105,7 +209,7 @@ async def test_a_receiver_that_streams_for_ever_is_read_for_64_kib(pool: HttpPoo
             sent[0] += 65536
 
     async with raw_server(handler) as server:
-        outcome = await WebhookNotifier(pool, now=now).deliver(NOTICE, Webhook(server.url()))
+        outcome = await WebhookNotifier(pool, now=now).deliver(to(server.url()))
 
     assert outcome == Delivered(200)
     assert sent[0] < 50_000_000
@@ -118,7 +222,7 @@ async def test_a_receiver_that_says_nothing_times_out() -> None:
 
     pool = HttpPool(TargetPolicy(allow_private=True), PoolLimits(read_timeout_s=0.03), tls=TLS)
     async with raw_server(handler) as server:
-        outcome = await WebhookNotifier(pool, now=now).deliver(NOTICE, Webhook(server.url()))
+        outcome = await WebhookNotifier(pool, now=now).deliver(to(server.url()))
 
     assert outcome == NotDelivered("timeout")
 
@@ -129,7 +233,7 @@ async def test_a_receiver_that_resets_is_a_transport_error(pool: HttpPool) -> No
         peer.abort()
 
     async with raw_server(handler) as server:
-        outcome = await WebhookNotifier(pool, now=now).deliver(NOTICE, Webhook(server.url()))
+        outcome = await WebhookNotifier(pool, now=now).deliver(to(server.url()))
 
     assert isinstance(outcome, NotDelivered)
     assert outcome.error == "transport_error:connection reset"
@@ -151,6 +255,6 @@ async def test_a_receiver_must_be_a_public_https_site(url: str, error: str) -> N
         return ["10.0.0.1"]
 
     pool = HttpPool(TargetPolicy(), lookup=lookup, tls=TLS)
-    outcome = await WebhookNotifier(pool, now=now).deliver(NOTICE, Webhook(url))
+    outcome = await WebhookNotifier(pool, now=now).deliver(to(url))
 
     assert outcome == NotDelivered(error)

@@ -1,0 +1,216 @@
+"""CompletionNotifier over days of virtual time: nothing is lost, nobody is held up."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import trio
+from trio.testing import MockClock
+from zenrows.batch import WebhookEvent, verify_webhook_signature
+
+from actors.completion_notifier import CompletionNotifier
+from conveyor.domain import limits
+from conveyor.domain.ids import JobId
+from conveyor.domain.model import Notice, NoticeStatus, Webhook
+from conveyor.domain.queries import NoticesOf
+from conveyor.usecases import hmac_keys
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Accepted
+from tests.actors.receivers import Heard, Internet
+from tests.actors.world import CALLER, World, make_world, urls
+from tests.builders import a_job, a_notice, a_ulid, keep
+
+pytestmark = pytest.mark.slow
+
+HOUR_S = 3600.0
+SIGNED = Webhook("http://receiver.test/hook", signature=True)
+
+
+@asynccontextmanager
+async def notifying(world: World, period_s: float = 1.0) -> AsyncGenerator[Internet, None]:
+    """The notifier at work, with a network of its own. Days pass quickly if it looks seldom."""
+    async with trio.open_nursery() as nursery:
+        internet = Internet(world.env.clock, nursery)
+        notifier = CompletionNotifier(
+            env=world.env, notifier=internet.notifier(), period_s=period_s
+        )
+        nursery.start_soon(notifier.run)
+        yield internet
+        nursery.cancel_scope.cancel()
+
+
+async def scraped(world: World, internet: Internet, count: int, webhook: Webhook) -> Accepted:
+    """A run that was worked on to its end, by a worker with a notifier of its own."""
+    world = replace(world, notifier=internet.notifier())  # type: ignore[arg-type]
+    async with world.working():
+        accepted = await world.submit(urls(count), webhook=webhook)
+        _, totals = await world.ended(accepted, within_s=60)
+    assert totals.successful == count
+    return accepted
+
+
+async def told(env: Env, job_id: JobId) -> list[Notice]:
+    return await env.store.find(NoticesOf(job_id=job_id, limit=1000))
+
+
+async def a_backlog(env: Env, url: str, count: int, first: int = 0) -> list[Notice]:
+    """Events of as many runs, all due, for one receiver."""
+    job_id = JobId(a_ulid(first))
+    notices = [
+        a_notice(
+            number,
+            job_id=job_id,
+            run_id=a_ulid(number),
+            occurred_at=env.now() - 60 + number / 1000,
+            due_at=env.now() - 60 + number / 1000,
+            due_since=env.now(),
+        )
+        for number in range(first, first + count)
+    ]
+    await keep(env.store, a_job(job_id, caller=CALLER, webhook=Webhook(url)), *notices)
+    return notices
+
+
+async def test_a_receiver_that_is_down_for_a_day_misses_nothing(autojump_clock: MockClock) -> None:
+    """Scraping goes on meanwhile. Two notifiers share the outbox while a worker is there."""
+    world = make_world()
+    key = await hmac_keys.rotate(world.env, CALLER, kid=a_ulid(1))
+    shared = {key.key.kid: base64.b64encode(key.secret).decode()}
+    began = world.env.now()
+
+    async with notifying(world, period_s=60) as internet:
+        internet.up_at["/hook"] = began + 24 * HOUR_S
+        accepted = []
+        for _ in range(12):
+            accepted.append(await scraped(world, internet, 5, SIGNED))
+            await trio.sleep(2 * HOUR_S)
+        await trio.sleep(10 * HOUR_S)
+        rows = [row for each in accepted for row in await told(world.env, each.job.job_id)]
+
+    assert {row.status for row in rows} == {NoticeStatus.DELIVERED}
+    assert Counter(heard.event_id for heard in internet.taken) == {row.notice_id: 1 for row in rows}
+    assert min(heard.at for heard in internet.taken) >= began + 24 * HOUR_S - 1
+    assert len(internet.heard) > 3 * len(rows)
+    for row in rows:
+        tries = [heard for heard in internet.heard if heard.event_id == row.notice_id]
+        assert {heard.body.decode() for heard in tries} == {row.payload}
+        assert {heard.headers["webhook-id"] for heard in tries} == {row.notice_id}
+    assert all(is_signed(heard, shared) for heard in internet.heard)
+    WebhookEvent.model_validate(json.loads(internet.taken[0].body))
+
+
+def is_signed(heard: Heard, shared: dict[str, str]) -> bool:
+    """As a receiver of the contract checks it, when it arrives."""
+    header = heard.headers["x-signature"]
+    is_ours: bool = verify_webhook_signature(heard.body, header, shared, now=heard.at)
+    return is_ours
+
+
+async def test_events_of_a_run_arrive_in_order_however_they_fail(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    start = world.env.now()
+    events = [
+        a_notice(9 - number, occurred_at=start + number, due_at=start, due_since=start)
+        for number in range(4)
+    ]
+    hooked = a_job(caller=CALLER, webhook=Webhook("http://receiver.test/hook"))
+    await keep(world.env.store, hooked, *events)
+
+    async with notifying(world, period_s=5) as internet:
+        internet.up_at["/hook"] = start + 2 * HOUR_S
+        await trio.sleep(8 * HOUR_S)
+
+    arrived = [heard.event_id for heard in internet.heard]
+    assert [heard.event_id for heard in internet.taken] == [each.notice_id for each in events]
+    assert arrived == sorted(arrived, reverse=True)
+
+
+async def test_a_receiver_that_never_comes_back_is_given_up_after_three_days(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+
+    async with notifying(world, period_s=60) as internet:
+        internet.is_up = False
+        accepted = await scraped(world, internet, 1, Webhook("http://receiver.test/hook"))
+        await trio.sleep(limits.WEBHOOK_GIVE_UP_S - HOUR_S)
+        (before,) = await told(world.env, accepted.job.job_id)
+        await trio.sleep(10 * HOUR_S)
+        (after,) = await told(world.env, accepted.job.job_id)
+
+    assert before.status is NoticeStatus.DUE
+    assert (after.status, after.last_error) == (
+        NoticeStatus.EXHAUSTED,
+        "transport_error:connection refused",
+    )
+    assert 10 < after.attempts == len(after.tries)
+    assert after.tries[-1].at - after.occurred_at > limits.WEBHOOK_GIVE_UP_S
+
+
+async def test_hundreds_of_events_for_a_dead_receiver_do_not_hold_up_the_others(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    dead = await a_backlog(world.env, "http://dead.test/dead", 300)
+    fine = await a_backlog(world.env, "http://fine.test/fine", 50, first=2000)
+
+    async with notifying(world) as internet:
+        internet.takes_s["/dead"] = 60.0
+        begun = world.env.now()
+        with trio.fail_after(40):
+            while len(internet.taken) < len(fine):
+                await trio.sleep(0.1)
+        took_s = world.env.now() - begun
+        await trio.sleep(10 * 60)
+        asked_dead = sum(heard.path == "/dead" for heard in internet.heard)
+
+        internet.takes_s["/dead"] = 0.05
+        await trio.sleep(HOUR_S)
+
+    # No more than the first four were tried while the others went out.
+    assert took_s < 2 * limits.WEBHOOK_TIMEOUT_S
+    assert asked_dead < 20
+    assert {heard.event_id for heard in internet.taken} == {
+        each.notice_id for each in (*dead, *fine)
+    }
+
+
+async def test_a_slow_receiver_gets_its_events_at_its_own_pace(autojump_clock: MockClock) -> None:
+    world = make_world()
+    slow = await a_backlog(world.env, "http://slow.test/slow", 150)
+    fine = await a_backlog(world.env, "http://fine.test/fine", 50, first=2000)
+
+    async with notifying(world) as internet:
+        internet.takes_s["/slow"] = 10.0
+        await trio.sleep(30)
+        at_half_a_minute = Counter(heard.path for heard in internet.taken)
+        await trio.sleep(150 / 4 * 10 * 1.5)
+
+    assert at_half_a_minute["/fine"] == len(fine)
+    assert 8 <= at_half_a_minute["/slow"] <= 12
+    assert Counter(heard.path for heard in internet.taken) == {"/fine": 50, "/slow": len(slow)}
+
+
+async def test_a_restart_forgets_nothing_that_was_not_delivered(autojump_clock: MockClock) -> None:
+    world = make_world()
+    notices = await a_backlog(world.env, "http://receiver.test/hook", 20)
+
+    async with notifying(world) as internet:
+        internet.takes_s["/hook"] = 5.0
+        await trio.sleep(7)
+    first = internet.taken
+    async with notifying(world) as internet:
+        await trio.sleep(2 * limits.WEBHOOK_CLAIM_S)
+
+    # What was under way at the end is told twice at most, under the same id.
+    arrived = {heard.event_id for heard in (*first, *internet.taken)}
+    assert arrived == {each.notice_id for each in notices}
+    assert 0 < len(first) < len(notices)
