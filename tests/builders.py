@@ -22,6 +22,7 @@ from conveyor.domain.changes import (
     RecordKey,
     Row,
     RunKey,
+    ScheduleKey,
     ScrubKey,
     StatsKey,
     TaskKey,
@@ -41,11 +42,13 @@ from conveyor.domain.model import (
     Run,
     RunStatus,
     Scrub,
+    StagedList,
     Stats,
     Task,
     TaskRef,
     TaskStatus,
 )
+from conveyor.domain.schedules import Overlap, Rate, RateUnit, Schedule, ScheduleStatus
 from conveyor.ports.store import Store
 
 T0 = 1_700_000_000.0
@@ -161,6 +164,22 @@ def a_scrub(number: int = 1, **fields: Any) -> Scrub:
     return msgspec.structs.replace(scrub, **fields)
 
 
+def a_schedule(job_id: JobId = JOB, **fields: Any) -> Schedule:
+    """Every hour, counted from T0."""
+    schedule = Schedule(
+        job_id=job_id,
+        status=ScheduleStatus.ACTIVE,
+        rule=Rate(1, RateUnit.HOUR, T0),
+        overlap=Overlap.SKIP,
+        source=StagedList("jobs/1/sources/1/0", RunId(job_id), FIRST_BATCH),
+        total=2,
+        created_at=T0,
+        updated_at=T0,
+        next_fire_at=T0 + 3600,
+    )
+    return msgspec.structs.replace(schedule, **fields)
+
+
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:
     return ref_to(a_task(index, run_id), job_id)
 
@@ -186,6 +205,8 @@ def key_of(row: Notice) -> NoticeKey: ...
 @overload
 def key_of(row: Scrub) -> ScrubKey: ...
 @overload
+def key_of(row: Schedule) -> ScheduleKey: ...
+@overload
 def key_of(row: Row) -> AnyKey: ...
 def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
     """The key under which a row is kept; a task's needs to be told the job."""
@@ -206,6 +227,8 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
             return NoticeKey(row.notice_id)
         case Scrub():
             return ScrubKey(row.scrub_id)
+        case Schedule():
+            return ScheduleKey(row.job_id)
         case _:
             assert_never(row)
 

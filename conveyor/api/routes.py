@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from conveyor.api import jobs, ops, results, runs
+from conveyor.api import jobs, ops, results, runs, schedules
 from conveyor.api.route import Access, Parameter, Reads, Route, Writes
 from conveyor.domain import limits
-from conveyor.domain.model import JobStatus, TaskStatus
+from conveyor.domain.model import JobStatus, JobType, TaskStatus
 from conveyor.usecases.results import FILTERS
 from conveyor.wire import requests
 from conveyor.wire import responses as shapes
+from conveyor.wire import schedules as schedule_shapes
 
 CURSOR = Parameter("cursor", {"type": "string"}, "The `next_cursor` of the page before.")
 LIMIT = Parameter(
@@ -27,7 +28,7 @@ RESULT_STATUS = Parameter(
     "Only tasks like these; `processing` are all that have not ended.",
 )
 JOB_STATUS = Parameter("status", {"type": "string", "enum": list(JobStatus)}, "Only such jobs.")
-JOB_TYPE = Parameter("type", {"type": "string", "enum": sorted(jobs.TYPES)}, "Only such jobs.")
+JOB_TYPE = Parameter("type", {"type": "string", "enum": list(JobType)}, "Only such jobs.")
 RETRY = Parameter(
     "status",
     {"type": "string"},
@@ -151,6 +152,26 @@ ROUTES: tuple[Route, ...] = (
         answers={201: shapes.RerunJobResponse, 202: shapes.RerunJobResponse},
         problems=(400, 404, 409, 503),
         query=(RETRY,),
+    ),
+    Route(
+        method="PUT",
+        path=_JOB + "/schedule",
+        name="updateJobSchedule",
+        tag="jobs",
+        summary="Replace the schedule of a scheduled job",
+        does=Writes(schedules.replace, schedule_shapes.JobSchedule),
+        answers={200: shapes.JobResponse},
+        problems=(400, 404, 409, 413, 415, 503),
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/schedule/state",
+        name="updateScheduleState",
+        tag="jobs",
+        summary="Pause or resume the schedule of a job",
+        does=Writes(schedules.set_state, schedule_shapes.UpdateScheduleStateRequest),
+        answers={200: shapes.JobResponse},
+        problems=(400, 404, 409, 413, 415, 503),
     ),
     Route(
         method="GET",

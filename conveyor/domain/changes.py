@@ -12,9 +12,10 @@ import msgspec
 
 from conveyor.domain.ids import BatchId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task, TaskRef
+from conveyor.domain.schedules import Schedule
 
-Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub
-R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub)
+Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub | Schedule
+R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub, Schedule)
 
 
 class Key(msgspec.Struct, Generic[R], frozen=True):
@@ -61,7 +62,13 @@ class ScrubKey(Key[Scrub], frozen=True):
     scrub_id: str
 
 
-AnyKey = JobKey | RunKey | BatchKey | StatsKey | TaskKey | RecordKey | NoticeKey | ScrubKey
+class ScheduleKey(Key[Schedule], frozen=True):
+    job_id: JobId
+
+
+AnyKey = (
+    JobKey | RunKey | BatchKey | StatsKey | TaskKey | RecordKey | NoticeKey | ScrubKey | ScheduleKey
+)
 
 
 class Guard(msgspec.Struct, frozen=True):

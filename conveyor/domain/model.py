@@ -14,6 +14,11 @@ from conveyor.domain import limits
 from conveyor.domain.ids import BatchId, CallerId, JobId, NoticeId, RunId, TaskId
 
 
+class JobType(StrEnum):
+    REGULAR = "regular"
+    SCHEDULED = "scheduled"
+
+
 class JobStatus(StrEnum):
     OPEN = "open"
     CLOSED = "closed"
@@ -196,6 +201,7 @@ class Job(msgspec.Struct, frozen=True):
     runs_count: int = 0
     latest_run_id: RunId | None = None
     active_run_id: RunId | None = None
+    type: JobType = JobType.REGULAR
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -222,6 +228,7 @@ class Run(msgspec.Struct, frozen=True):
     retried: int = 0
     source_run_ids: tuple[RunId, ...] = ()
     ended_at: float | None = None
+    scheduled_for: float | None = None
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from conveyor.domain.model import (
     BatchStatus,
     Job,
     JobStatus,
+    JobType,
     Notice,
     NoticeStatus,
     Run,
@@ -21,8 +22,9 @@ from conveyor.domain.model import (
     Task,
     TaskStatus,
 )
+from conveyor.domain.schedules import Schedule, ScheduleStatus
 
-Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub)
+Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub, Schedule)
 
 
 class Query(msgspec.Struct, Generic[Q], frozen=True):
@@ -53,6 +55,7 @@ class JobsOf(Query[Job], frozen=True, kw_only=True):
 
     caller: CallerId
     statuses: frozenset[JobStatus]
+    type: JobType | None = None
     external_id: str | None = None
     before: JobId | None = None
     limit: int
@@ -106,6 +109,27 @@ class DueScrubs(Query[Scrub], frozen=True, kw_only=True):
     limit: int
 
 
+class DueSchedules(Query[Schedule], frozen=True, kw_only=True):
+    """Schedules in these statuses whose next time comes by then, soonest first.
+
+    `after` is the time and the job where the page before ended.
+    """
+
+    statuses: frozenset[ScheduleStatus]
+    due_by: float
+    after: tuple[float, JobId] | None = None
+    limit: int
+
+
 AnyQuery = (
-    TasksOf | StatsOf | JobsOf | RunsOf | BatchesOf | RunsIn | BatchesIn | DueNotices | DueScrubs
+    TasksOf
+    | StatsOf
+    | JobsOf
+    | RunsOf
+    | BatchesOf
+    | RunsIn
+    | BatchesIn
+    | DueNotices
+    | DueScrubs
+    | DueSchedules
 )

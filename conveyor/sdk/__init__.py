@@ -25,15 +25,30 @@ from conveyor.wire.responses import (
     TaskHistoryEvent,
     TaskResult,
 )
+from conveyor.wire.schedules import (
+    Cadence,
+    CalendarInput,
+    Daily,
+    JobSchedule,
+    Monthly,
+    RateInput,
+    Weekly,
+)
 
 __all__ = [
     "AddTasksResponse",
     "ApiError",
     "BadId",
+    "Cadence",
+    "CalendarInput",
     "Client",
+    "Daily",
     "Downloaded",
     "InvalidTask",
     "JobResponse",
+    "JobSchedule",
+    "Monthly",
+    "RateInput",
     "RerunJobResponse",
     "RetryPolicy",
     "RunResponse",
@@ -45,4 +60,5 @@ __all__ = [
     "TaskResult",
     "Unreachable",
     "WebhookInput",
+    "Weekly",
 ]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from conveyor.wire.responses import (
     SubmitJobResponse,
     TaskHistoryResponse,
 )
+from conveyor.wire.schedules import JobSchedule, UpdateScheduleStateRequest
 
 T = TypeVar("T")
 
@@ -121,6 +122,16 @@ def resume(job_id: str) -> Call[RunResponse]:
 def rerun(job_id: str, statuses: Iterable[str] | None) -> Call[RerunJobResponse]:
     query = {} if statuses is None else {"status": ",".join(statuses)}
     return Call("POST", _path(job_id, "rerun"), RerunJobResponse, query)
+
+
+def set_schedule(job_id: str, schedule: JobSchedule) -> Call[JobResponse]:
+    body = msgspec.json.encode(schedule)
+    return Call("PUT", _path(job_id, "schedule"), JobResponse, body=body)
+
+
+def set_schedule_state(job_id: str, state: Literal["active", "paused"]) -> Call[JobResponse]:
+    body = msgspec.json.encode(UpdateScheduleStateRequest(schedule_state=state))
+    return Call("POST", _path(job_id, "schedule", "state"), JobResponse, body=body)
 
 
 def list_results(

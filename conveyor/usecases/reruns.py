@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from conveyor.domain import admission, ingestion
+from conveyor.domain import admission, firing, ingestion
 from conveyor.domain.admission import Path
-from conveyor.domain.changes import Applied, RunKey
-from conveyor.domain.errors import Conflict
+from conveyor.domain.changes import Applied, RunKey, ScheduleKey
+from conveyor.domain.errors import Conflict, NotFound
 from conveyor.domain.ids import FIRST_BATCH, CallerId, RunId
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE, TASK_UNFINISHED
 from conveyor.domain.model import (
@@ -15,6 +15,7 @@ from conveyor.domain.model import (
     BatchStatus,
     IngestStatus,
     Job,
+    JobType,
     RowsOf,
     Run,
     RunStatus,
@@ -26,7 +27,7 @@ from conveyor.domain.model import (
 from conveyor.domain.queries import BatchesOf, TasksOf
 from conveyor.usecases import ingest
 from conveyor.usecases.env import Env
-from conveyor.usecases.lookups import need_latest_run, own_job, totals_of
+from conveyor.usecases.lookups import latest_run, own_job, totals_of
 
 EVERY_STATUS = frozenset(TaskStatus)
 
@@ -37,7 +38,7 @@ class Rerun(msgspec.Struct, frozen=True):
     job: Job
     run: Run
     totals: Totals
-    rerun_of: RunId
+    rerun_of: RunId | None
     retried: int
     inherited: int
     is_later: bool
@@ -56,14 +57,30 @@ async def rerun(
     begun = await env.store.read(RunKey(job.job_id, run_id))
     if begun is not None:
         return await _resume(env, job, begun)
-    previous = await need_latest_run(env, job)
-    if previous.status in RUN_LIVE or previous.status not in RUN_VISIBLE:
+    previous = await latest_run(env, job)
+    is_over = previous is None or previous.status in RUN_VISIBLE - RUN_LIVE
+    if not is_over:
         raise Conflict(
             "The latest run has not ended; stop it first or wait for it.", code="run_not_terminal"
         )
+    if retry is None and job.type is JobType.SCHEDULED:
+        return await _by_hand(env, job, previous, run_id)
+    if previous is None:
+        raise Conflict("The job has no run that could be run again.", code="no_prior_run")
     if previous.open_batches:
         return await _from_sources(env, job, previous, retry, run_id)
     return await _from_rows(env, job, previous, retry, run_id)
+
+
+async def _by_hand(env: Env, job: Job, previous: Run | None, run_id: RunId) -> Rerun:
+    """What the schedule does by itself: a run over the job's own list."""
+    schedule = await env.store.read(ScheduleKey(job.job_id))
+    if schedule is None:
+        raise NotFound("There is no such job.")
+    run, batch = firing.make_run(job, schedule, run_id, now=env.now())
+    if previous is not None:
+        run = msgspec.structs.replace(run, rerun_of=previous.run_id)
+    return await _start(env, job, run, [batch], [])
 
 
 async def _from_rows(
@@ -153,7 +170,6 @@ async def _resume(env: Env, job: Job, run: Run) -> Rerun:
     await env.signals.run_changed(run.job_id, run.run_id)
     current = await env.store.read(RunKey(run.job_id, run.run_id)) or run
     totals = await totals_of(env, current)
-    assert run.rerun_of is not None
     return Rerun(
         job=job,
         run=current,

@@ -19,6 +19,7 @@ from msgspec import Meta
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.submission import TaskDraft
+from conveyor.wire.schedules import JobSchedule, UpdateScheduleStateRequest
 
 T = TypeVar("T")
 
@@ -102,7 +103,9 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     metadata: dict[str, Any] | None = None
     webhook: WebhookInput | None = None
     file_input_id: str | None = None
-    schedule: dict[str, Any] | None = None
+    schedule: (
+        Annotated[JobSchedule, Meta(description="With type `scheduled`, and only there.")] | None
+    ) = None
     max_inflight: (
         Annotated[
             int,
@@ -136,6 +139,8 @@ class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 _SUBMIT = msgspec.json.Decoder(SubmitJobRequest)
 _ADD_TASKS = msgspec.json.Decoder(AddTasksRequest)
+_SCHEDULE = msgspec.json.Decoder(JobSchedule)
+_SCHEDULE_STATE = msgspec.json.Decoder(UpdateScheduleStateRequest)
 
 
 def decode_submit(body: bytes) -> SubmitJobRequest:
@@ -144,6 +149,14 @@ def decode_submit(body: bytes) -> SubmitJobRequest:
 
 def decode_add_tasks(body: bytes) -> AddTasksRequest:
     return _decode(_ADD_TASKS, body)
+
+
+def decode_schedule(body: bytes) -> JobSchedule:
+    return _decode(_SCHEDULE, body)
+
+
+def decode_schedule_state(body: bytes) -> UpdateScheduleStateRequest:
+    return _decode(_SCHEDULE_STATE, body)
 
 
 def drafts_of(tasks: list[TaskInput]) -> list[TaskDraft]:

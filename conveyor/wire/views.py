@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import msgspec
+
 from conveyor.domain.lifecycle import RUN_TERMINAL, seen_status
 from conveyor.domain.model import (
     Attempt,
@@ -16,6 +18,7 @@ from conveyor.domain.model import (
     Totals,
     Webhook,
 )
+from conveyor.domain.schedules import Schedule, Skip, upcoming
 from conveyor.wire.responses import (
     JobResponse,
     RunResponse,
@@ -26,6 +29,7 @@ from conveyor.wire.responses import (
     TaskResult,
     WebhookResponse,
 )
+from conveyor.wire.schedules import SkippedFires, schedule_view
 
 HIDDEN = "***"
 
@@ -63,7 +67,7 @@ def run_view(run: Run, totals: Totals, inflight: int) -> RunResponse:
         run_sequence=run.sequence,
         status=seen_status(run, totals),
         terminal=is_terminal,
-        trigger="manual",
+        trigger="manual" if run.scheduled_for is None else "scheduled",
         stats=stats,
         last_batch_received=run.last_batch_received,
         created_at=instant(run.created_at),
@@ -73,6 +77,7 @@ def run_view(run: Run, totals: Totals, inflight: int) -> RunResponse:
         stop_reason=run.stop_reason,
         failure_reason=run.failure_reason,
         failure_detail=run.failure_detail,
+        scheduled_for=None if run.scheduled_for is None else instant(run.scheduled_for),
     )
 
 
@@ -82,7 +87,7 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
         params["custom_headers"] = HIDDEN
     return JobResponse(
         job_id=job.job_id,
-        type="regular",
+        type=job.type,
         status=job.status,
         format=job.format,
         created_at=instant(job.created_at),
@@ -96,6 +101,25 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
         metadata=job.metadata,
         webhook=webhook_view(job.webhook),
         latest_run=latest_run,
+    )
+
+
+def scheduled_view(shown: JobResponse, schedule: Schedule, now: float) -> JobResponse:
+    """A job, with when it fires next."""
+    next_at = upcoming(schedule, now)
+    return msgspec.structs.replace(
+        shown,
+        updated_at=max(shown.updated_at, instant(schedule.updated_at)),
+        schedule=schedule_view(schedule),
+        schedule_state=schedule.status,
+        next_scheduled_run=None if next_at is None else instant(next_at),
+        skipped_fires=[_skip_view(skip) for skip in schedule.skips],
+    )
+
+
+def _skip_view(skip: Skip) -> SkippedFires:
+    return SkippedFires(
+        first_at=instant(skip.first_at), until=instant(skip.until), reason=skip.reason
     )
 
 

@@ -11,7 +11,11 @@ from tests.api.world import ANNA, BERT, World, make_world
 UNKNOWN = "01JZZZZZZZZZZZZZZZZZZZZZZZ"
 SAME_ID = {"X-Request-ID": "the-same"}
 NAMED = [route for route in ROUTES if "{job_id}" in route.path]
-BODIES = {"addTasks": {"tasks": [{"url": "https://example.com/"}]}}
+BODIES = {
+    "addTasks": {"tasks": [{"url": "https://example.com/"}]},
+    "updateJobSchedule": {"rate": {"every": 1, "unit": "day"}},
+    "updateScheduleState": {"schedule_state": "paused"},
+}
 
 
 @pytest.mark.parametrize("route", NAMED, ids=lambda route: route.name)

@@ -11,6 +11,7 @@ from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
     DueNotices,
+    DueSchedules,
     DueScrubs,
     JobsOf,
     RunsIn,
@@ -23,6 +24,7 @@ from conveyor.engines.embedded.rows import (
     JOBS,
     NOTICES,
     RUNS,
+    SCHEDULES,
     SCRUBS,
     STATS,
     TASKS,
@@ -64,6 +66,8 @@ def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:
             return NOTICES, terms, "due_at, notice_id", query.limit
         case DueScrubs():
             return SCRUBS, [("due_at <= ?", [query.due_by])], "due_at, scrub_id", query.limit
+        case DueSchedules():
+            return SCHEDULES, _due_schedules(query), "next_fire_at, job_id", query.limit
         case _:
             assert_never(query)
 
@@ -77,6 +81,8 @@ def _tasks_of(query: TasksOf) -> list[_Term]:
 
 def _jobs_of(query: JobsOf) -> list[_Term]:
     terms: list[_Term] = [("caller = ?", [query.caller]), _status_in(query.statuses)]
+    if query.type is not None:
+        terms.append(("type = ?", [str(query.type)]))
     if query.external_id is not None:
         terms.append(("external_id = ?", [query.external_id]))
     if query.before is not None:
@@ -95,6 +101,13 @@ def _runs_in(query: RunsIn) -> list[_Term]:
     terms = [_status_in(query.statuses), ("updated_at >= ?", [query.updated_since])]
     if query.after is not None:
         terms.append(("run_id > ?", [query.after]))
+    return terms
+
+
+def _due_schedules(query: DueSchedules) -> list[_Term]:
+    terms = [_status_in(query.statuses), ("next_fire_at <= ?", [query.due_by])]
+    if query.after is not None:
+        terms.append(("(next_fire_at, job_id) > (?, ?)", [*query.after]))
     return terms
 
 

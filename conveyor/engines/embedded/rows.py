@@ -22,11 +22,13 @@ from conveyor.domain.changes import (
     NoticeKey,
     RecordKey,
     RunKey,
+    ScheduleKey,
     ScrubKey,
     StatsKey,
     TaskKey,
 )
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
+from conveyor.domain.schedules import Schedule
 
 Convert = Callable[[Any], Any]
 Values = Sequence[Any]
@@ -129,6 +131,7 @@ TASKS = _table("tasks", Task, "run_id", "task_id")  # Its row knows its run, not
 RECORDS = _table("key_records", KeyRecord, "key_id")
 NOTICES = _table("notices", Notice, "notice_id")
 SCRUBS = _table("scrubs", Scrub, "scrub_id")
+SCHEDULES = _table("schedules", Schedule, "job_id")
 
 TABLES: dict[type, Table] = {
     JobKey: JOBS,
@@ -139,4 +142,5 @@ TABLES: dict[type, Table] = {
     RecordKey: RECORDS,
     NoticeKey: NOTICES,
     ScrubKey: SCRUBS,
+    ScheduleKey: SCHEDULES,
 }

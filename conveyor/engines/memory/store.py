@@ -27,6 +27,7 @@ from conveyor.domain.changes import (
     RecordKey,
     Row,
     RunKey,
+    ScheduleKey,
     ScrubKey,
     Stale,
     StatsKey,
@@ -43,6 +44,7 @@ from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
     DueNotices,
+    DueSchedules,
     DueScrubs,
     JobsOf,
     Q,
@@ -52,6 +54,7 @@ from conveyor.domain.queries import (
     StatsOf,
     TasksOf,
 )
+from conveyor.domain.schedules import Schedule
 from conveyor.engines.memory.queue import MemoryQueue
 
 Address = tuple[Any, ...]
@@ -69,6 +72,7 @@ class MemoryStore:
         self._records: dict[Address, KeyRecord] = {}
         self._notices: dict[Address, Notice] = {}
         self._scrubs: dict[Address, Scrub] = {}
+        self._schedules: dict[Address, Schedule] = {}
         self._tables: dict[type, Table] = {
             JobKey: self._jobs,
             RunKey: self._runs,
@@ -78,6 +82,7 @@ class MemoryStore:
             RecordKey: self._records,
             NoticeKey: self._notices,
             ScrubKey: self._scrubs,
+            ScheduleKey: self._schedules,
         }
 
     async def read(self, key: Key[R]) -> R | None:
@@ -195,6 +200,8 @@ class MemoryStore:
                 return self._due_notices(query)
             case DueScrubs():
                 return self._due_scrubs(query)
+            case DueSchedules():
+                return self._due_schedules(query)
             case _:
                 assert_never(query)
 
@@ -218,6 +225,7 @@ class MemoryStore:
             for job in self._jobs.values()
             if job.caller == query.caller
             and job.status in query.statuses
+            and query.type in {None, job.type}
             and (query.external_id is None or job.external_id == query.external_id)
             and (query.before is None or job.job_id < query.before)
         ]
@@ -267,6 +275,18 @@ class MemoryStore:
     def _due_scrubs(self, query: DueScrubs) -> list[Scrub]:
         found = [scrub for scrub in self._scrubs.values() if scrub.due_at <= query.due_by]
         return sorted(found, key=lambda each: (each.due_at, each.scrub_id))[: query.limit]
+
+    def _due_schedules(self, query: DueSchedules) -> list[Schedule]:
+        found = [
+            (each.next_fire_at, each.job_id, each)
+            for each in self._schedules.values()
+            if each.status in query.statuses
+            and each.next_fire_at is not None
+            and each.next_fire_at <= query.due_by
+            and (query.after is None or (each.next_fire_at, each.job_id) > query.after)
+        ]
+        in_order = sorted(found, key=lambda row: row[:2])
+        return [schedule for _, _, schedule in in_order[: query.limit]]
 
     def _rows_to_scrub(
         self, job_id: JobId, run_id: RunId | None

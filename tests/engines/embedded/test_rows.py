@@ -22,6 +22,7 @@ from conveyor.domain.model import (
     TaskStatus,
     Webhook,
 )
+from conveyor.domain.schedules import Calendar, Skip, SkipReason
 from conveyor.engines.embedded.migrations import migrate
 from conveyor.engines.embedded.rows import TABLES, Table
 from conveyor.engines.embedded.statements import columns_sql, insert_sql
@@ -33,6 +34,7 @@ from tests.builders import (
     a_notice,
     a_record,
     a_run,
+    a_schedule,
     a_scrub,
     a_stats,
     a_task,
@@ -81,6 +83,11 @@ ROWS = [
     a_notice(last_error="timeout"),
     a_scrub(),
     a_scrub(run_id=RUN),
+    a_schedule(),
+    a_schedule(
+        rule=Calendar(("09:00",), "UTC", month_days=(1, 31)),
+        skips=(Skip(T0, T0 + 1, SkipReason.MISSED),),
+    ),
 ]
 
 
