@@ -41,6 +41,7 @@ from actors.runtime import (
     Supervisor,
     nest,
 )
+from actors.scheduler import Scheduler
 from actors.shard_writer import ShardWriter
 from actors.task_runner import TaskRunner
 from actors.wait_reporter import WaitReporter
@@ -111,6 +112,7 @@ def worker_tree(
         children=[
             *_fetching(env, mail, gateway=gateway, gate=gate, metrics=metrics),
             Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
+            Child("scheduler", run=Scheduler(env=env).run),
             Child("completion_notifier", run=CompletionNotifier(env=env, notifier=notifier).run),
             Child(
                 "reconcile_sweeper",

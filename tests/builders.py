@@ -24,6 +24,7 @@ from conveyor.domain.changes import (
     RecordKey,
     Row,
     RunKey,
+    ScheduleKey,
     ScrubKey,
     SigningKeysKey,
     StatsKey,
@@ -46,11 +47,13 @@ from conveyor.domain.model import (
     Run,
     RunStatus,
     Scrub,
+    StagedList,
     Stats,
     Task,
     TaskRef,
     TaskStatus,
 )
+from conveyor.domain.schedules import Overlap, Rate, RateUnit, Schedule, ScheduleStatus
 from conveyor.ports.store import Store
 
 T0 = 1_700_000_000.0
@@ -188,6 +191,22 @@ def some_keys(caller: CallerId = CALLER, **fields: Any) -> SigningKeys:
     return msgspec.structs.replace(keys, **fields)
 
 
+def a_schedule(job_id: JobId = JOB, **fields: Any) -> Schedule:
+    """Every hour, counted from T0."""
+    schedule = Schedule(
+        job_id=job_id,
+        status=ScheduleStatus.ACTIVE,
+        rule=Rate(1, RateUnit.HOUR, T0),
+        overlap=Overlap.SKIP,
+        source=StagedList("jobs/1/sources/1/0", RunId(job_id), FIRST_BATCH),
+        total=2,
+        created_at=T0,
+        updated_at=T0,
+        next_fire_at=T0 + 3600,
+    )
+    return msgspec.structs.replace(schedule, **fields)
+
+
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:
     return ref_to(a_task(index, run_id), job_id)
 
@@ -219,8 +238,10 @@ def key_of(row: Feed) -> FeedKey: ...
 @overload
 def key_of(row: SigningKeys) -> SigningKeysKey: ...
 @overload
+def key_of(row: Schedule) -> ScheduleKey: ...
+@overload
 def key_of(row: Row) -> AnyKey: ...
-def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
+def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:  # noqa: C901, PLR0912 (one branch a kind)
     """The key under which a row is kept; a task's needs to be told the job."""
     match row:
         case Job():
@@ -245,6 +266,8 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
             return FeedKey(row.caller)
         case SigningKeys():
             return SigningKeysKey(row.caller)
+        case Schedule():
+            return ScheduleKey(row.job_id)
         case _:
             assert_never(row)
 

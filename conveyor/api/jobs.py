@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from conveyor.api import dry_runs
+from conveyor.api import dry_runs, schedules
 from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.api.filters import choice_from
 from conveyor.api.problems import NotImplementedYet
 from conveyor.api.runs import show_run
+from conveyor.api.schedules import show_job
 from conveyor.api.webhooks import webhook_from
 from conveyor.domain import limits, paging, submission
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.domain.model import Job, JobStatus, Webhook
+from conveyor.domain.model import JobStatus, JobType, Webhook
 from conveyor.domain.params import InvalidParam, Params, check_params
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.submission import Refusal
@@ -22,7 +23,7 @@ from conveyor.usecases import jobs, open_jobs, reruns, webhooks
 from conveyor.usecases.choosing import Choice
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission
-from conveyor.usecases.lookups import latest_run, own_job
+from conveyor.usecases.lookups import own_job
 from conveyor.usecases.results import owner_scope
 from conveyor.wire.requests import (
     AddTasksRequest,
@@ -35,20 +36,21 @@ from conveyor.wire.requests import (
 )
 from conveyor.wire.responses import (
     AddTasksResponse,
-    JobResponse,
     ListJobsResponse,
     RerunJobResponse,
     SubmitJobResponse,
 )
-from conveyor.wire.views import job_view, webhook_view
-
-TYPES = frozenset({"regular", "scheduled"})
+from conveyor.wire.views import webhook_view
 
 
 def submit(call: Call) -> Work:
     request = decode_submit(call.body)
     asked = _submission_from(call, request)
-    return partial(dry_runs.submit if call.is_dry_run else _submit, call, asked)
+    if call.is_dry_run:
+        return partial(dry_runs.submit, call, asked)
+    if JobType(request.type) is JobType.SCHEDULED:
+        return schedules.submit(call, request.schedule, asked)
+    return partial(_submit, call, asked)
 
 
 async def _submit(call: Call, asked: Submission, job_id: str) -> Reply:
@@ -68,8 +70,6 @@ async def _submit(call: Call, asked: Submission, job_id: str) -> Reply:
 
 
 def _submission_from(call: Call, request: SubmitJobRequest) -> Submission:
-    if request.type == "scheduled":
-        raise NotImplementedYet("Scheduled jobs are not available yet.")
     if request.file_input_id is not None:
         raise NotImplementedYet("Uploaded lists are not available yet.")
     assert call.principal is not None
@@ -116,22 +116,23 @@ async def list_jobs(call: Call) -> Reply:
     status, kind = call.parameter("status"), call.parameter("type")
     limit = call.limit(default=limits.LIST_ROWS, limit_max=limits.LIST_ROWS_MAX)
     statuses = JOB_VISIBLE if status is None else JOB_VISIBLE & {_job_status_from(status)}
-    if kind is not None and kind not in TYPES:
-        raise InvalidArgument("type must be regular or scheduled.", pointer="/type")
+    if kind is not None and kind not in set(JobType):
+        raise InvalidArgument(f"type must be one of {', '.join(JobType)}.", pointer="/type")
     scope = owner_scope(call.caller, f"jobs|{status}|{kind}")
     sign = partial(call.env.vault.sign, purpose="cursor")
     cursor = call.parameter("cursor")
     before = None if cursor is None else paging.read_cursor(cursor, scope=scope, sign=sign)
-    if kind == "scheduled" or not statuses:
+    if not statuses:
         return json_reply(ListJobsResponse([], None))
     query = JobsOf(
         caller=call.caller,
         statuses=statuses,
+        type=JobType(kind) if kind is not None else None,
         before=JobId(before) if before is not None else None,
         limit=limit + 1,
     )
     rows = await call.env.store.find(query)
-    shown = [await _show_job(call.env, job) for job in rows[:limit]]
+    shown = [await show_job(call.env, job) for job in rows[:limit]]
     more = len(rows) > limit
     following = paging.make_cursor(rows[limit - 1].job_id, scope=scope, sign=sign) if more else None
     return json_reply(ListJobsResponse(shown, following))
@@ -145,12 +146,7 @@ def _job_status_from(text: str) -> JobStatus:
 
 async def get_job(call: Call) -> Reply:
     job = await own_job(call.env, call.caller, call.ids["job_id"])
-    return json_reply(await _show_job(call.env, job))
-
-
-async def _show_job(env: Env, job: Job) -> JobResponse:
-    run = await latest_run(env, job)
-    return job_view(job, None if run is None else await show_run(env, run))
+    return json_reply(await show_job(call.env, job))
 
 
 def delete_job(call: Call) -> Work:
@@ -189,7 +185,7 @@ def close(call: Call) -> Work:
 
 async def _close(call: Call, _: str) -> Reply:
     job = await open_jobs.close(call.env, call.caller, call.ids["job_id"])
-    return json_reply(await _show_job(call.env, job))
+    return json_reply(await show_job(call.env, job))
 
 
 def rerun(call: Call) -> Work:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from conveyor.api import audits, events, jobs, ops, results, runs
+from conveyor.api import audits, events, jobs, ops, results, runs, schedules
 from conveyor.api.parameters import CURSOR, LIMIT
 from conveyor.api.route import DRY_RUN, Access, Parameter, Reads, Route, Writes
 from conveyor.api.webhook_routes import WEBHOOK_ROUTES
 from conveyor.domain import limits
-from conveyor.domain.model import FailureReason, JobStatus, TaskStatus
+from conveyor.domain.model import FailureReason, JobStatus, JobType, TaskStatus
 from conveyor.usecases.results import FILTERS
 from conveyor.wire import requests
 from conveyor.wire import responses as shapes
+from conveyor.wire import schedules as schedule_shapes
 
 _STATUSES = "|".join(TaskStatus)
 ROWS = Parameter(
@@ -24,7 +25,7 @@ RESULT_STATUS = Parameter(
     "Only tasks like these; `processing` are all that have not ended.",
 )
 JOB_STATUS = Parameter("status", {"type": "string", "enum": list(JobStatus)}, "Only such jobs.")
-JOB_TYPE = Parameter("type", {"type": "string", "enum": sorted(jobs.TYPES)}, "Only such jobs.")
+JOB_TYPE = Parameter("type", {"type": "string", "enum": list(JobType)}, "Only such jobs.")
 RETRY = Parameter(
     "status",
     {"type": "string", "pattern": rf"^({_STATUSES})(,({_STATUSES}))*$"},
@@ -182,6 +183,26 @@ ROUTES: tuple[Route, ...] = (
         problems=(400, 404, 409, 503),
         query=(RETRY, REASON, HOST, DRY_RUN),
         gives={"run_id": "/latest_run/run_id"},
+    ),
+    Route(
+        method="PUT",
+        path=_JOB + "/schedule",
+        name="updateJobSchedule",
+        tag="jobs",
+        summary="Replace the schedule of a scheduled job",
+        does=Writes(schedules.replace, schedule_shapes.JobSchedule),
+        answers={200: shapes.JobResponse},
+        problems=(400, 404, 409, 413, 415, 503),
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/schedule/state",
+        name="updateScheduleState",
+        tag="jobs",
+        summary="Pause or resume the schedule of a job",
+        does=Writes(schedules.set_state, schedule_shapes.UpdateScheduleStateRequest),
+        answers={200: shapes.JobResponse},
+        problems=(400, 404, 409, 413, 415, 503),
     ),
     Route(
         method="GET",

@@ -10,6 +10,7 @@ import click
 from conveyor.cli.jobs_insight import audit, events, rerun_told
 from conveyor.cli.jobs_lists import add, submit
 from conveyor.cli.jobs_results import download, results
+from conveyor.cli.jobs_schedule import schedule
 from conveyor.cli.jobs_session import Session, counted, json_option
 from conveyor.cli.jobs_tables import job_page, jobs_table, runs_table
 from conveyor.cli.jobs_watch import watch_run
@@ -188,5 +189,5 @@ def _answer_run(session: Session, run: RunResponse, *, as_json: bool) -> None:
     session.answer(run, runs_table([run]), as_json=as_json)
 
 
-for command in (submit, add, results, download, events, audit, webhook):
+for command in (submit, add, schedule, results, download, events, audit, webhook):
     jobs.add_command(command)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import click
 
 from conveyor.cli.jobs_insight import submit_told
+from conveyor.cli.jobs_schedule import ScheduleOptions, schedule_from, schedule_options
 from conveyor.cli.jobs_session import Session, counted, json_option
 from conveyor.cli.jobs_watch import watch_run
 from conveyor.cli.lists import SHOWN_MAX, read_lines
@@ -17,7 +18,7 @@ from conveyor.domain import limits
 from conveyor.sdk import ApiError, SubmitJobRequest, TaskInput, WebhookInput
 
 
-class _Options(TypedDict):
+class _Options(ScheduleOptions):
     name: str | None
     external_id: str | None
     is_open: bool
@@ -71,6 +72,7 @@ def _params_from(
     help="A scraper parameter; may be given several times.",
 )
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only tell what would happen.")
+@schedule_options
 @click.option("--watch", is_flag=True, help="Stay and watch the run to its end.")
 @json_option
 @click.pass_obj
@@ -80,7 +82,7 @@ def submit(
     """Submit the URLs in FILE as a job.
 
     FILE has one URL a line; - stands for standard input. With --open, FILE may be left
-    out and lists added later.
+    out and lists added later. With --at, --every or --cron the job has no run until then.
     """
     if source is None and not options["is_open"]:
         raise click.UsageError("Give a FILE with one URL a line, or - for standard input.")
@@ -92,12 +94,14 @@ def submit(
     with _naming_lines(lines):
         accepted = session.client.submit(_request(lines, options))
     job_id = accepted.job_id
-    if watch:
+    if watch and accepted.latest_run is not None:
         session.remark(f"Job {job_id}: {counted(accepted.accepted_tasks, 'task')}.")
         sys.exit(watch_run(session, accepted.latest_run, as_json=as_json))
     hint = f"`conveyor jobs watch {job_id}` shows how it goes."
     if options["is_open"]:
         hint = f"`conveyor jobs add {job_id} FILE` adds more."
+    if accepted.latest_run is None:
+        hint = f"`conveyor jobs schedule {job_id}` shows when it fires."
     shown = f"Job {job_id}: {counted(accepted.accepted_tasks, 'task')} accepted.\n{hint}"
     session.answer(accepted, shown, as_json=as_json)
 
@@ -122,8 +126,10 @@ def add(session: Session, job: str, source: str, last: bool, as_json: bool) -> N
 
 
 def _request(lines: Sequence[tuple[int, str]], options: _Options) -> SubmitJobRequest:
-    webhook = options["webhook"]
+    webhook, schedule = options["webhook"], schedule_from(options)
     return SubmitJobRequest(
+        type="regular" if schedule is None else "scheduled",
+        schedule=schedule,
         status="open" if options["is_open"] else "closed",
         tasks=[TaskInput(url=url) for _, url in lines],
         zenrows_params=options["params"] or None,

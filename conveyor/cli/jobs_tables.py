@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from conveyor.cli.progress import span
 from conveyor.domain.model import JobStatus, PauseState, RunStatus, TaskStatus
-from conveyor.sdk import JobResponse, RunResponse, TaskResult
+from conveyor.domain.schedules import ScheduleStatus
+from conveyor.sdk import JobResponse, JobSchedule, RunResponse, TaskResult
 
 _RUN_STYLES = {
     RunStatus.RUNNING: "cyan",
@@ -72,9 +74,20 @@ def job_page(job: JobResponse, runs: Iterable[RunResponse]) -> RenderableType:
         facts.add_row("param", plain(f"{name}={value}"))
     if job.webhook is not None:
         facts.add_row("webhook", plain(job.webhook.url))
+    if job.schedule is not None:
+        _add_schedule(facts, job, job.schedule)
     if job.latest_run is not None:
         _add_outcome(facts, job.latest_run)
     return Group(facts, "", runs_table(runs))
+
+
+def _add_schedule(facts: Table, job: JobResponse, schedule: JobSchedule) -> None:
+    facts.add_row("schedule", plain(msgspec.json.encode(schedule).decode()))
+    is_paused = job.schedule_state is ScheduleStatus.PAUSED
+    next_run = moment(job.next_scheduled_run) if job.next_scheduled_run else "never"
+    facts.add_row("next run", Text("paused", style="yellow") if is_paused else next_run)
+    for skip in job.skipped_fires:
+        facts.add_row("skipped", f"{moment(skip.first_at)} ({skip.reason})")
 
 
 def _add_outcome(facts: Table, run: RunResponse) -> None:

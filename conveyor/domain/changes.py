@@ -14,9 +14,37 @@ from conveyor.domain.events import Event, Feed
 from conveyor.domain.hooks import SigningKeys
 from conveyor.domain.ids import BatchId, CallerId, EventId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task, TaskRef
+from conveyor.domain.schedules import Schedule
 
-Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub | Event | Feed | SigningKeys
-R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub, Event, Feed, SigningKeys)
+Row = (
+    Job
+    | Run
+    | Batch
+    | Stats
+    | Task
+    | KeyRecord
+    | Notice
+    | Scrub
+    | Event
+    | Feed
+    | SigningKeys
+    | Schedule
+)
+R = TypeVar(
+    "R",
+    Job,
+    Run,
+    Batch,
+    Stats,
+    Task,
+    KeyRecord,
+    Notice,
+    Scrub,
+    Event,
+    Feed,
+    SigningKeys,
+    Schedule,
+)
 
 
 class Key(msgspec.Struct, Generic[R], frozen=True):
@@ -76,6 +104,10 @@ class SigningKeysKey(Key[SigningKeys], frozen=True):
     caller: CallerId
 
 
+class ScheduleKey(Key[Schedule], frozen=True):
+    job_id: JobId
+
+
 AnyKey = (
     JobKey
     | RunKey
@@ -88,6 +120,7 @@ AnyKey = (
     | EventKey
     | FeedKey
     | SigningKeysKey
+    | ScheduleKey
 )
 
 

@@ -9,11 +9,13 @@ import msgspec
 from conveyor.domain import feed, lifecycle
 from conveyor.domain.changes import (
     Change,
+    Delete,
     Guard,
     Insert,
     JobKey,
     NoticeKey,
     RunKey,
+    ScheduleKey,
     ScrubKey,
     StatsKey,
     Update,
@@ -24,6 +26,7 @@ from conveyor.domain.ids import EventId, RunId, notice_id
 from conveyor.domain.lifecycle import GATE, JOB, RUN, RUN_LIVE
 from conveyor.domain.model import (
     Job,
+    JobType,
     Notice,
     NoticeStatus,
     PauseState,
@@ -137,6 +140,8 @@ def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Ch
     if active is not None:
         live = Guard(status_in=RUN_LIVE)
         writes += [Update(_key(active), live, _gone(now)), *_gates(active, "closed")]
+    if job.type is JobType.SCHEDULED:
+        writes.append(Delete(ScheduleKey(job.job_id)))
     told = feed.job_deleted(job, now=now)
     return Change((*writes, _scrub(job, None, scrub_id, now), told))
 

@@ -29,7 +29,17 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 def mint_ulid(now_s: float, random: Random) -> str:
     """A 26-character ULID: 48 bits of milliseconds, then 80 random bits; sorts by time."""
-    number = (int(now_s * 1000) << 80) | random.getrandbits(80)
+    return _ulid(now_s, random.getrandbits(80))
+
+
+def fire_id(job_id: JobId, nominal_at: float) -> RunId:
+    """The run that a schedule makes for a nominal time, whoever fires it and however often."""
+    digest = hashlib.sha256(f"{job_id}:{int(nominal_at)}".encode()).digest()
+    return RunId(_ulid(nominal_at, int.from_bytes(digest[:10])))
+
+
+def _ulid(at_s: float, rest: int) -> str:
+    number = (int(at_s * 1000) << 80) | rest
     return "".join(_CROCKFORD[(number >> shift) & 31] for shift in range(125, -1, -5))
 
 

@@ -21,6 +21,7 @@ from conveyor.domain.model import (
     TaskStatus,
     Totals,
 )
+from conveyor.domain.schedules import ScheduleStatus
 
 Status = TypeVar("Status", bound=StrEnum)
 Table = Mapping[str, tuple[frozenset[Status], Status]]
@@ -75,6 +76,11 @@ NOTICE: Table[NoticeStatus] = _table(
     redelivered=(set(NoticeStatus), NoticeStatus.DUE),
 )
 
+SCHEDULE: Table[ScheduleStatus] = _table(
+    paused=({ScheduleStatus.ACTIVE}, ScheduleStatus.PAUSED),
+    resumed=({ScheduleStatus.PAUSED}, ScheduleStatus.ACTIVE),
+)
+
 RUN_LIVE = frozenset(_LIVE)
 RUN_TERMINAL = frozenset(RunStatus) - RUN_LIVE
 TASK_TERMINAL = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED})
@@ -83,6 +89,7 @@ SETTLES_PASS = frozenset({GateStatus.OPEN})
 RELEASES_PASS = frozenset({GateStatus.OPEN, GateStatus.DRAINING})
 JOB_VISIBLE = frozenset({JobStatus.OPEN, JobStatus.CLOSED})
 RUN_VISIBLE = frozenset(RunStatus) - {RunStatus.DELETED}
+SCHEDULE_FIRES = frozenset({ScheduleStatus.ACTIVE})
 
 
 def sources(table: Table[Status], event: str) -> frozenset[Status]:

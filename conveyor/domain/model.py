@@ -15,6 +15,11 @@ from conveyor.domain.hooks import Try
 from conveyor.domain.ids import BatchId, CallerId, JobId, NoticeId, RunId, TaskId
 
 
+class JobType(StrEnum):
+    REGULAR = "regular"
+    SCHEDULED = "scheduled"
+
+
 class JobStatus(StrEnum):
     OPEN = "open"
     CLOSED = "closed"
@@ -200,6 +205,7 @@ class Job(msgspec.Struct, frozen=True):
     runs_count: int = 0
     latest_run_id: RunId | None = None
     active_run_id: RunId | None = None
+    type: JobType = JobType.REGULAR
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -226,6 +232,7 @@ class Run(msgspec.Struct, frozen=True):
     retried: int = 0
     source_run_ids: tuple[RunId, ...] = ()
     ended_at: float | None = None
+    scheduled_for: float | None = None
 
 
 class Batch(msgspec.Struct, frozen=True):

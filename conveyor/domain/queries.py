@@ -13,6 +13,7 @@ from conveyor.domain.model import (
     BatchStatus,
     Job,
     JobStatus,
+    JobType,
     Notice,
     NoticeStatus,
     Run,
@@ -22,8 +23,9 @@ from conveyor.domain.model import (
     Task,
     TaskStatus,
 )
+from conveyor.domain.schedules import Schedule, ScheduleStatus
 
-Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub, Event)
+Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub, Event, Schedule)
 
 
 class Query(msgspec.Struct, Generic[Q], frozen=True):
@@ -54,6 +56,7 @@ class JobsOf(Query[Job], frozen=True, kw_only=True):
 
     caller: CallerId
     statuses: frozenset[JobStatus]
+    type: JobType | None = None
     external_id: str | None = None
     before: JobId | None = None
     limit: int
@@ -132,6 +135,18 @@ class UnplacedEvents(Query[Event], frozen=True, kw_only=True):
     limit: int
 
 
+class DueSchedules(Query[Schedule], frozen=True, kw_only=True):
+    """Schedules in these statuses whose next time comes by then, soonest first.
+
+    `after` is the time and the job where the page before ended.
+    """
+
+    statuses: frozenset[ScheduleStatus]
+    due_by: float
+    after: tuple[float, JobId] | None = None
+    limit: int
+
+
 AnyQuery = (
     TasksOf
     | StatsOf
@@ -145,4 +160,5 @@ AnyQuery = (
     | DueScrubs
     | EventsOf
     | UnplacedEvents
+    | DueSchedules
 )

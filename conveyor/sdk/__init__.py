@@ -30,6 +30,15 @@ from conveyor.wire.responses import (
     TaskResult,
     WebhookResponse,
 )
+from conveyor.wire.schedules import (
+    Cadence,
+    CalendarInput,
+    Daily,
+    JobSchedule,
+    Monthly,
+    RateInput,
+    Weekly,
+)
 from conveyor.wire.webhooks import (
     DeliveryResponse,
     DeliveryTry,
@@ -45,7 +54,10 @@ __all__ = [
     "ApiError",
     "AuditResponse",
     "BadId",
+    "Cadence",
+    "CalendarInput",
     "Client",
+    "Daily",
     "DeliveryResponse",
     "DeliveryTry",
     "Downloaded",
@@ -56,6 +68,9 @@ __all__ = [
     "HmacKeyMeta",
     "InvalidTask",
     "JobResponse",
+    "JobSchedule",
+    "Monthly",
+    "RateInput",
     "RerunDryRunResponse",
     "RerunJobResponse",
     "RetryPolicy",
@@ -71,4 +86,5 @@ __all__ = [
     "WebhookInput",
     "WebhookResponse",
     "WebhookTestResponse",
+    "Weekly",
 ]

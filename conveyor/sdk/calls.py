@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from conveyor.wire.responses import (
     TaskHistoryResponse,
     WebhookResponse,
 )
+from conveyor.wire.schedules import JobSchedule, UpdateScheduleStateRequest
 from conveyor.wire.webhooks import (
     DeliveryResponse,
     HmacKeyCreated,
@@ -166,6 +167,16 @@ def audit(job_id: str, run_id: str) -> Call[AuditResponse]:
 def list_events(after: str | None, *, limit: int) -> Call[ListEventsResponse]:
     query = {"limit": str(limit)} | ({} if after is None else {"after": after})
     return Call("GET", "/v1/events", ListEventsResponse, query)
+
+
+def set_schedule(job_id: str, schedule: JobSchedule) -> Call[JobResponse]:
+    body = msgspec.json.encode(schedule)
+    return Call("PUT", _path(job_id, "schedule"), JobResponse, body=body)
+
+
+def set_schedule_state(job_id: str, state: Literal["active", "paused"]) -> Call[JobResponse]:
+    body = msgspec.json.encode(UpdateScheduleStateRequest(schedule_state=state))
+    return Call("POST", _path(job_id, "schedule", "state"), JobResponse, body=body)
 
 
 def list_results(

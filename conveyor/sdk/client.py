@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 import httpx
 
@@ -44,6 +44,7 @@ from conveyor.wire.responses import (
     TaskResult,
     WebhookResponse,
 )
+from conveyor.wire.schedules import JobSchedule
 from conveyor.wire.webhooks import (
     DeliveryResponse,
     HmacKeyCreated,
@@ -216,6 +217,14 @@ class Client:
                 yield event
                 after = event.id
             self._sleep(interval_s)
+
+    def set_schedule(self, job_id: str, schedule: JobSchedule) -> JobResponse:
+        """Replaces the schedule of a scheduled job; a run that is live goes on."""
+        return self._ask(calls.set_schedule(job_id, schedule))
+
+    def set_schedule_state(self, job_id: str, state: Literal["active", "paused"]) -> JobResponse:
+        """Pauses or resumes the schedule; times that pass meanwhile make no run."""
+        return self._ask(calls.set_schedule_state(job_id, state))
 
     def delete(self, job_id: str) -> None:
         """Deletes a job with everything it made."""

@@ -67,7 +67,7 @@ class Accepted(msgspec.Struct, frozen=True):
 async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: JobId) -> Accepted:
     """Makes the job and its first run, or finds them and finishes what was begun."""
     refuse_empty(request)
-    job = _new_job(env, caller, request, job_id)
+    job = job_from(env, caller, request, job_id)
     existing = await env.store.read(JobKey(job_id))
     if existing is not None and existing.caller == caller:
         return await _resume(env, existing)
@@ -133,7 +133,8 @@ async def _answer(env: Env, job: Job, run: Run, batch: Batch | None) -> Accepted
     return Accepted(job, current, await totals_of(env, current), accepted, is_later)
 
 
-def _new_job(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> Job:
+def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> Job:
+    """The row of a job as it was asked for, with an id for its first run."""
     now = env.now()
     run_id = RunId(env.mint())
     seal = staging.seal_secrets

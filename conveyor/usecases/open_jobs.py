@@ -15,6 +15,7 @@ from conveyor.domain.model import (
     IngestStatus,
     Job,
     JobStatus,
+    JobType,
     Run,
     Task,
     TaskSpec,
@@ -39,6 +40,7 @@ async def add_tasks(
 ) -> Accepted:
     """Admits one more list, or finds the batch of this id and finishes it."""
     job = await own_job(env, caller, job_id)
+    _refuse_scheduled(job)
     run = await need_latest_run(env, job)
     begun = await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
     if begun is None:
@@ -50,6 +52,11 @@ async def add_tasks(
     elif begun.status is BatchStatus.OPEN:
         begun = await ingest.take_over(env, begun) or begun
     return await _answer(env, job, run, begun)
+
+
+def _refuse_scheduled(job: Job) -> None:
+    if job.type is JobType.SCHEDULED:
+        raise Conflict("The list of a scheduled job is fixed.", code="job_not_open")
 
 
 def _refuse_unless_open(job: Job, run: Run) -> None:
@@ -103,6 +110,7 @@ async def close(env: Env, caller: CallerId, job_id: str) -> Job:
     """No more tasks will come. The closer looks: no settle may ever come by again."""
     for _ in range(_TRIES):
         job = await own_job(env, caller, job_id)
+        _refuse_scheduled(job)
         if job.status is not JobStatus.OPEN:
             return job
         run = await latest_run(env, job)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from conveyor.domain import admission, ingestion
+from conveyor.domain import admission, firing, ingestion
 from conveyor.domain.admission import Path
-from conveyor.domain.changes import Applied, RunKey
-from conveyor.domain.errors import Conflict
+from conveyor.domain.changes import Applied, RunKey, ScheduleKey
+from conveyor.domain.errors import Conflict, NotFound
 from conveyor.domain.ids import FIRST_BATCH, CallerId, RunId
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
 from conveyor.domain.model import (
@@ -16,6 +16,7 @@ from conveyor.domain.model import (
     FailureReason,
     IngestStatus,
     Job,
+    JobType,
     RowsOf,
     Run,
     RunStatus,
@@ -28,7 +29,7 @@ from conveyor.domain.queries import BatchesOf, TasksOf
 from conveyor.usecases import ingest
 from conveyor.usecases.choosing import EVERY_STATUS, Choice, count_chosen
 from conveyor.usecases.env import Env
-from conveyor.usecases.lookups import need_latest_run, own_job, totals_of
+from conveyor.usecases.lookups import latest_run, own_job, totals_of
 
 
 class Rerun(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ class Rerun(msgspec.Struct, frozen=True):
     job: Job
     run: Run
     totals: Totals
-    rerun_of: RunId
+    rerun_of: RunId | None
     retried: int
     inherited: int
     is_later: bool
@@ -59,6 +60,8 @@ async def rerun(
     if begun is not None:
         return await _resume(env, job, begun)
     choice = Choice(retry=retry, reasons=reasons, hosts=hosts)
+    if choice.is_everything and job.type is JobType.SCHEDULED:
+        return await _by_hand(env, job, run_id)
     previous = await ended_run(env, job, choice)
     if previous.open_batches:
         return await _from_sources(env, job, previous, run_id)
@@ -67,17 +70,36 @@ async def rerun(
 
 async def ended_run(env: Env, job: Job, choice: Choice) -> Run:
     """The run that a rerun of this choice would replay; Conflict where there can be none."""
-    previous = await need_latest_run(env, job)
-    if previous.status in RUN_LIVE or previous.status not in RUN_VISIBLE:
-        raise Conflict(
-            "The latest run has not ended; stop it first or wait for it.", code="run_not_terminal"
-        )
+    previous = await latest_run(env, job)
+    if previous is None:
+        raise Conflict("The job has no run that could be run again.", code="no_prior_run")
+    _refuse_unended(previous)
     if previous.open_batches and not choice.is_everything:
         raise Conflict(
             "The latest run ended before its list was ingested; rerun it without a filter.",
             code="ingest_incomplete",
         )
     return previous
+
+
+def _refuse_unended(previous: Run) -> None:
+    if previous.status in RUN_LIVE or previous.status not in RUN_VISIBLE:
+        raise Conflict(
+            "The latest run has not ended; stop it first or wait for it.", code="run_not_terminal"
+        )
+
+
+async def _by_hand(env: Env, job: Job, run_id: RunId) -> Rerun:
+    """What the schedule does by itself: a run over the job's own list."""
+    previous = await latest_run(env, job)
+    schedule = await env.store.read(ScheduleKey(job.job_id))
+    if schedule is None:
+        raise NotFound("There is no such job.")
+    run, batch = firing.make_run(job, schedule, run_id, now=env.now())
+    if previous is not None:
+        _refuse_unended(previous)
+        run = msgspec.structs.replace(run, rerun_of=previous.run_id)
+    return await _start(env, job, run, [batch], [])
 
 
 async def _from_rows(env: Env, job: Job, previous: Run, choice: Choice, run_id: RunId) -> Rerun:
@@ -154,7 +176,6 @@ async def _resume(env: Env, job: Job, run: Run) -> Rerun:
     await env.signals.run_changed(run.job_id, run.run_id)
     current = await env.store.read(RunKey(run.job_id, run.run_id)) or run
     totals = await totals_of(env, current)
-    assert run.rerun_of is not None
     return Rerun(
         job=job,
         run=current,

@@ -14,7 +14,7 @@ from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus, T
 from conveyor.domain.queries import BatchesOf, RunsOf
 from conveyor.ports.signals import Receipt
 from conveyor.usecases.env import Env
-from conveyor.usecases.lookups import need_latest_run, own_job, own_run, totals_of
+from conveyor.usecases.lookups import latest_run, own_job, own_run, totals_of
 
 _TRIES = 50
 _LOOK_S = 0.02
@@ -53,7 +53,9 @@ async def look(env: Env, job_id: JobId, run_id: RunId) -> bool:
 async def stop(env: Env, caller: CallerId, job_id: str, *, reason: str | None = None) -> Stopped:
     """Ends the latest run: gates first, then its work, then the flip."""
     job = await own_job(env, caller, job_id)
-    run = await need_latest_run(env, job)
+    run = await latest_run(env, job)
+    if run is None:
+        raise Conflict("The job has no run to stop.", code="run_not_stoppable")
     if run.status in RUN_LIVE and run.stop_requested_at is None:
         await env.commit(endings.request_stop(run, reason=reason, now=env.now()))
     receipt = await _let_go(env, run)
@@ -112,7 +114,9 @@ async def set_pause(env: Env, caller: CallerId, job_id: str, state: PauseState) 
     """Suspends or resumes the latest run; what is in flight may still settle."""
     job = await own_job(env, caller, job_id)
     for _ in range(_TRIES):
-        run = await need_latest_run(env, job)
+        run = await latest_run(env, job)
+        if run is None:
+            raise Conflict("The job has no run to pause or resume.", code="run_not_pausable")
         if run.status not in RUN_LIVE:
             raise Conflict(
                 f"The latest run is {run.status}: only a live run can be paused or resumed.",

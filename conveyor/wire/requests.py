@@ -19,6 +19,7 @@ from msgspec import Meta
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.submission import TaskDraft
+from conveyor.wire.schedules import JobSchedule, UpdateScheduleStateRequest
 
 T = TypeVar("T")
 
@@ -113,7 +114,9 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     metadata: dict[str, Any] | None = None
     webhook: WebhookInput | None = None
     file_input_id: str | None = None
-    schedule: dict[str, Any] | None = None
+    schedule: (
+        Annotated[JobSchedule, Meta(description="With type `scheduled`, and only there.")] | None
+    ) = None
     max_inflight: (
         Annotated[
             int,
@@ -149,6 +152,8 @@ _SUBMIT = msgspec.json.Decoder(SubmitJobRequest)
 _ADD_TASKS = msgspec.json.Decoder(AddTasksRequest)
 _WEBHOOK_CONFIG = msgspec.json.Decoder(WebhookConfigInput)
 _TEST_WEBHOOK = msgspec.json.Decoder(WebhookInput)
+_SCHEDULE = msgspec.json.Decoder(JobSchedule)
+_SCHEDULE_STATE = msgspec.json.Decoder(UpdateScheduleStateRequest)
 
 
 def decode_submit(body: bytes) -> SubmitJobRequest:
@@ -165,6 +170,14 @@ def decode_webhook_config(body: bytes) -> WebhookConfigInput:
 
 def decode_test_webhook(body: bytes) -> WebhookInput:
     return _decode(_TEST_WEBHOOK, body)
+
+
+def decode_schedule(body: bytes) -> JobSchedule:
+    return _decode(_SCHEDULE, body)
+
+
+def decode_schedule_state(body: bytes) -> UpdateScheduleStateRequest:
+    return _decode(_SCHEDULE_STATE, body)
 
 
 def drafts_of(tasks: list[TaskInput]) -> list[TaskDraft]:

@@ -18,6 +18,7 @@ from conveyor.domain.model import (
     Format,
     IngestStatus,
     JobStatus,
+    JobType,
     Method,
     PauseState,
     Problem,
@@ -25,7 +26,9 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
+from conveyor.domain.schedules import ScheduleStatus
 from conveyor.domain.waiting import WaitReason
+from conveyor.wire.schedules import JobSchedule, SkippedFires
 
 Ulid = Annotated[str, Meta(pattern=ULID_PATTERN)]
 TaskName = Annotated[str, Meta(pattern=TASK_ID_PATTERN)]
@@ -112,6 +115,7 @@ class RunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     stop_reason: str | None = None
     failure_reason: RunFailure | None = None
     failure_detail: str | None = None
+    scheduled_for: Annotated[Instant, Meta(description="The time it was fired for.")] | None = None
     receipt: ReceiptResponse | None = None
     waiting_on: WaitingResponse | None = None
     eta_seconds: (
@@ -128,7 +132,7 @@ class JobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """A job: what its runs have in common, and the latest of them."""
 
     job_id: Ulid
-    type: str
+    type: JobType
     status: JobStatus
     format: Format
     created_at: Instant
@@ -141,6 +145,10 @@ class JobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     name: str | None = None
     metadata: dict[str, str] | None = None
     webhook: WebhookResponse | None = None
+    schedule: JobSchedule | None = None
+    schedule_state: ScheduleStatus | None = None
+    next_scheduled_run: Instant | None = None
+    skipped_fires: Annotated[list[SkippedFires], Meta(description="The latest of them.")] = []
     latest_run: RunResponse | None = None
 
 
@@ -148,7 +156,9 @@ class SubmitJobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     job_id: Ulid
     status: JobStatus
     accepted_tasks: Count
-    latest_run: RunResponse
+    latest_run: Annotated[
+        RunResponse | None, Meta(description="A scheduled job has none until it fires.")
+    ] = None
     webhook: WebhookResponse | None = None
 
 
@@ -158,13 +168,13 @@ class AddTasksResponse(msgspec.Struct, frozen=True, kw_only=True):
     latest_run: RunResponse
 
 
-class RerunJobResponse(msgspec.Struct, frozen=True, kw_only=True):
+class RerunJobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job_id: Ulid
     status: JobStatus
     latest_run: RunResponse
-    rerun_of: Ulid
     retried_tasks: Count
     inherited_tasks: Count
+    rerun_of: Ulid | None = None
 
 
 class ListJobsResponse(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from conveyor.domain.model import (
     Totals,
     Webhook,
 )
+from conveyor.domain.schedules import Schedule, Skip, upcoming
 from conveyor.domain.waiting import Waiting
 from conveyor.wire.responses import (
     EventResponse,
@@ -33,6 +34,7 @@ from conveyor.wire.responses import (
     WaitingResponse,
     WebhookResponse,
 )
+from conveyor.wire.schedules import SkippedFires, schedule_view
 
 HIDDEN = "***"
 
@@ -83,7 +85,7 @@ def run_view(
         run_sequence=run.sequence,
         status=seen_status(run, totals),
         terminal=is_terminal,
-        trigger="manual",
+        trigger="manual" if run.scheduled_for is None else "scheduled",
         stats=stats,
         last_batch_received=run.last_batch_received,
         created_at=instant(run.created_at),
@@ -95,6 +97,7 @@ def run_view(
         failure_detail=run.failure_detail,
         waiting_on=None if waiting is None else waiting_view(waiting),
         eta_seconds=None if eta_s is None else math.ceil(eta_s),
+        scheduled_for=None if run.scheduled_for is None else instant(run.scheduled_for),
     )
 
 
@@ -109,7 +112,7 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
         params["custom_headers"] = HIDDEN
     return JobResponse(
         job_id=job.job_id,
-        type="regular",
+        type=job.type,
         status=job.status,
         format=job.format,
         created_at=instant(job.created_at),
@@ -123,6 +126,25 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
         metadata=job.metadata,
         webhook=webhook_view(job.webhook),
         latest_run=latest_run,
+    )
+
+
+def scheduled_view(shown: JobResponse, schedule: Schedule, now: float) -> JobResponse:
+    """A job, with when it fires next."""
+    next_at = upcoming(schedule, now)
+    return msgspec.structs.replace(
+        shown,
+        updated_at=max(shown.updated_at, instant(schedule.updated_at)),
+        schedule=schedule_view(schedule),
+        schedule_state=schedule.status,
+        next_scheduled_run=None if next_at is None else instant(next_at),
+        skipped_fires=[_skip_view(skip) for skip in schedule.skips],
+    )
+
+
+def _skip_view(skip: Skip) -> SkippedFires:
+    return SkippedFires(
+        first_at=instant(skip.first_at), until=instant(skip.until), reason=skip.reason
     )
 
 

@@ -128,7 +128,7 @@ async def test_a_post_task_keeps_its_body_to_itself(world: World) -> None:
 @pytest.mark.parametrize(
     ("fields", "status", "code", "pointer"),
     [
-        ({"type": "scheduled"}, 501, "not_implemented", None),
+        ({"type": "scheduled"}, 400, "invalid_argument", "/schedule"),
         ({"file_input_id": "x"}, 501, "not_implemented", None),
         ({"tasks": []}, 400, "invalid_argument", "/tasks"),
         ({"tasks": None}, 400, "invalid_argument", "/tasks"),

@@ -14,6 +14,8 @@ NAMED = [route for route in ROUTES if "{job_id}" in route.path]
 BODIES = {
     "addTasks": {"tasks": [{"url": "https://example.com/"}]},
     "putJobWebhook": {"url": "https://example.com/", "signature": False},
+    "updateJobSchedule": {"rate": {"every": 1, "unit": "day"}},
+    "updateScheduleState": {"schedule_state": "paused"},
 }
 
 

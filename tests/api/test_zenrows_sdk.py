@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
 import trio
-from zenrows.batch import BatchAPIError, ZenRowsBatchClient
+from zenrows.batch import (
+    At,
+    BatchAPIError,
+    Calendar,
+    Daily,
+    Monthly,
+    Rate,
+    Weekly,
+    ZenRowsBatchClient,
+)
 
+from conveyor.domain.ids import JobId
+from conveyor.usecases import schedules
 from tests.api.test_sockets import Server, served
 from tests.api.world import ANNA, World
 
@@ -75,3 +87,90 @@ async def test_the_client_feeds_pauses_stops_reruns_and_deletes(world: World) ->
         seen = await _with_sdk(server, scenario)
 
     assert seen == ["paused", "running", "closed", "stopped", "running"]
+
+
+async def test_the_client_schedules_changes_pauses_and_fires(world: World) -> None:
+    urls = ["https://example.com/1", "https://example.com/2"]
+    soon = datetime(2024, 1, 2, 3, 0)  # noqa: DTZ001 (the client wants it so)
+
+    def scenario(client: Any) -> list[Any]:
+        at = client.submit_scheduled(At(soon, timezone="Europe/Berlin"), urls)
+        raw = client.submit_scheduled({"at": soon, "timezone": "UTC"}, urls)
+        job = client.submit_scheduled(Rate(every=15, unit="minute"), urls, name="Often")
+        first = job.load()
+        weekly = Calendar(["09:00", "18:00"], Weekly(["mon", "fri"]), "Europe/Berlin")
+        monthly = Calendar(["09:00"], Monthly([1, 31]), "UTC")
+        updated = [job.schedule.update(each).data.schedule for each in (weekly, monthly)]
+        daily = job.schedule.update(Calendar(["00:00"], Daily(), "UTC")).data
+        states = [job.schedule.pause(), job.schedule.pause(), job.schedule.resume()]
+        fired = job.rerun()
+        return [
+            [each.load().data.next_scheduled_run.isoformat() for each in (at, raw)],
+            (first.data.type.value, first.data.name, first.data.latest_run),
+            (first.data.schedule.rate.every, first.data.schedule.rate.unit.value),
+            [each.timezone for each in updated],
+            [day.value for day in updated[0].calendar.cadence.weekly.days],
+            [day.root for day in updated[1].calendar.cadence.monthly.days],
+            daily.schedule.calendar.cadence.daily,
+            [each.data.schedule_state.value for each in states],
+            fired.data.trigger.value,
+            [each.job_id for each in client.list_jobs(job_type="scheduled").jobs]
+            == [job.job_id, raw.job_id, at.job_id],
+        ]
+
+    async with served(world) as server:
+        seen = await _with_sdk(server, scenario)
+
+    assert seen == [
+        ["2024-01-02T02:00:00+00:00", "2024-01-02T03:00:00+00:00"],
+        ("scheduled", "Often", None),
+        (15, "minute"),
+        ["Europe/Berlin", "UTC"],
+        ["mon", "fri"],
+        [1, 31],
+        {},
+        ["paused", "paused", "active"],
+        "manual",
+        True,
+    ]
+
+
+async def test_the_client_sees_a_fired_run_and_is_refused_what_a_schedule_does_not_take(
+    world: World,
+) -> None:
+    codes = ["job_not_open", "job_not_open", "run_not_stoppable", "no_prior_run", "conflict"]
+
+    def refusals(client: Any, job_id: str, regular_id: str) -> list[str]:
+        job = client.job(job_id)
+        calls = [
+            lambda: job.add_tasks({"tasks": [{"url": "https://example.com/"}]}),
+            job.close,
+            job.run.stop,
+            job.retry_failed,
+            client.job(regular_id).schedule.pause,
+        ]
+        seen = []
+        for call in calls:
+            with pytest.raises(BatchAPIError) as caught:
+                call()
+            seen.append(caught.value.code)
+        return seen
+
+    async with served(world) as server:
+        submitted = await _with_sdk(
+            server,
+            lambda client: client.submit_scheduled(
+                Rate(every=1, unit="hour"), ["https://example.com/"], idempotency_key="once"
+            ),
+        )
+        job_id = submitted.job_id
+        regular = await world.submit(1)
+        refused = await _with_sdk(
+            server, lambda client: refusals(client, job_id, regular["job_id"])
+        )
+        world.clock.advance(3600)
+        await schedules.fire(world.env, JobId(job_id))
+        run = await _with_sdk(server, lambda client: client.job(job_id).load().data.latest_run)
+
+    assert refused == codes
+    assert (run.trigger.value, run.status.value) == ("scheduled", "running")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from conveyor.domain.ids import JobId, RunId, TaskId
-from conveyor.domain.model import BatchStatus, JobStatus, NoticeStatus, RunStatus
+from conveyor.domain.model import BatchStatus, JobStatus, JobType, NoticeStatus, RunStatus
 from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
     DueNotices,
+    DueSchedules,
     DueScrubs,
     EventsOf,
     JobsOf,
@@ -22,6 +23,7 @@ from conveyor.domain.queries import (
     TasksOf,
     UnplacedEvents,
 )
+from conveyor.domain.schedules import ScheduleStatus
 from conveyor.ports.store import Store
 from tests.builders import CALLER
 
@@ -40,6 +42,9 @@ def make_questions(
         ),
         _asking(StatsOf(job_id=job_id, run_id=run_id, shard_count=SHARD_COUNT)),
         _asking(JobsOf(caller=CALLER, statuses=frozenset(JobStatus), limit=limit)),
+        _asking(
+            JobsOf(caller=CALLER, statuses=frozenset(JobStatus), type=JobType.REGULAR, limit=limit)
+        ),
         _asking(RunsOf(job_id=job_id, statuses=frozenset(RunStatus), limit=limit)),
         _asking(BatchesOf(job_id=job_id, run_id=run_id)),
         _asking(RunsIn(statuses=running, after=run_id if after else None, limit=limit)),
@@ -51,6 +56,15 @@ def make_questions(
         _asking(DueScrubs(due_by=now, limit=limit)),
         _asking(EventsOf(caller=CALLER, after=limit // 2, limit=limit)),
         _asking(UnplacedEvents(before=now - 5, limit=limit)),
+        _asking(DueSchedules(statuses=frozenset(ScheduleStatus), due_by=now, limit=limit)),
+        _asking(
+            DueSchedules(
+                statuses=frozenset({ScheduleStatus.ACTIVE}),
+                due_by=now + 5,
+                after=(now, job_id),
+                limit=limit,
+            )
+        ),
     ]
 
 

@@ -11,6 +11,7 @@ from conveyor.domain.ids import BatchId, CallerId, JobId, RunId, TaskId
 from conveyor.domain.model import (
     BatchStatus,
     JobStatus,
+    JobType,
     NoticeStatus,
     RunStatus,
     Task,
@@ -20,6 +21,7 @@ from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
     DueNotices,
+    DueSchedules,
     DueScrubs,
     JobsOf,
     NoticesOf,
@@ -28,6 +30,7 @@ from conveyor.domain.queries import (
     StatsOf,
     TasksOf,
 )
+from conveyor.domain.schedules import ScheduleStatus
 from conveyor.ports.store import Store
 from tests.builders import (
     CALLER,
@@ -42,6 +45,7 @@ from tests.builders import (
     a_job,
     a_notice,
     a_run,
+    a_schedule,
     a_scrub,
     a_stats,
     a_task,
@@ -308,6 +312,42 @@ async def test_scrubs_whose_time_has_come_come_oldest_first(store: Store) -> Non
 
     assert found == due[:3]
     assert first == due[:2]
+
+
+async def test_jobs_of_a_caller_can_be_narrowed_to_a_type(store: Store) -> None:
+    regular, scheduled = a_job(), a_job(OTHER_JOB, type=JobType.SCHEDULED)
+    await keep(store, regular, scheduled)
+
+    for kind, found in [(JobType.REGULAR, [regular]), (JobType.SCHEDULED, [scheduled])]:
+        query = JobsOf(caller=CALLER, statuses=OPEN, type=kind, limit=10)
+        assert await store.find(query) == found
+
+
+async def test_schedules_in_statuses_whose_time_comes_by_then_come_soonest_first(
+    store: Store,
+) -> None:
+    due = [a_schedule(JobId(a_ulid(9 - n)), next_fire_at=T0 + n) for n in range(4)]
+    paused = a_schedule(JobId(a_ulid(50)), next_fire_at=T0, status=ScheduleStatus.PAUSED)
+    over = a_schedule(JobId(a_ulid(51)), next_fire_at=None)
+    await keep(store, *reversed(due), paused, over)
+    active = frozenset({ScheduleStatus.ACTIVE})
+
+    found = await store.find(DueSchedules(statuses=active, due_by=T0 + 2, limit=10))
+    first = await store.find(DueSchedules(statuses=active, due_by=T0 + 2, limit=2))
+
+    assert found == due[:3]
+    assert first == due[:2]
+
+
+async def test_pages_of_due_schedules_go_on_behind_a_time_and_a_job(store: Store) -> None:
+    same_time = [a_schedule(JobId(a_ulid(n)), next_fire_at=T0) for n in range(3)]
+    later = a_schedule(JobId(a_ulid(0) + "x"), next_fire_at=T0 + 1)
+    await keep(store, later, *same_time)
+
+    after = (T0, same_time[0].job_id)
+    query = DueSchedules(statuses=frozenset(ScheduleStatus), due_by=T0 + 9, after=after, limit=10)
+
+    assert await store.find(query) == [*same_time[1:], later]
 
 
 async def test_an_empty_store_answers_every_query_with_nothing(store: Store) -> None:

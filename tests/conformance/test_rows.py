@@ -21,6 +21,7 @@ from conveyor.domain.model import (
     Format,
     IngestStatus,
     JobStatus,
+    JobType,
     Method,
     NoticeStatus,
     PauseState,
@@ -32,6 +33,15 @@ from conveyor.domain.model import (
     StagedList,
     TaskStatus,
     Webhook,
+)
+from conveyor.domain.schedules import (
+    At,
+    Calendar,
+    Cron,
+    Overlap,
+    ScheduleStatus,
+    Skip,
+    SkipReason,
 )
 from conveyor.ports.store import Store
 from tests.builders import (
@@ -46,6 +56,7 @@ from tests.builders import (
     a_notice,
     a_record,
     a_run,
+    a_schedule,
     a_scrub,
     a_stats,
     a_task,
@@ -79,6 +90,7 @@ BARE: list[Row] = [
     an_event(),
     a_feed(),
     some_keys(),
+    a_schedule(),
 ]
 FULL: list[Row] = [
     a_job(
@@ -99,6 +111,7 @@ FULL: list[Row] = [
         runs_count=3,
         latest_run_id=RUN,
         active_run_id=RUN,
+        type=JobType.SCHEDULED,
     ),
     a_run(
         status=RunStatus.FAILED,
@@ -119,6 +132,7 @@ FULL: list[Row] = [
         retried=12,
         source_run_ids=(OTHER_RUN, RUN),
         ended_at=T0 + 9,
+        scheduled_for=T0 - 60,
     ),
     a_batch(
         status=BatchStatus.SEALED,
@@ -182,6 +196,16 @@ FULL: list[Row] = [
     a_scrub(run_id=RUN, shard_count=8, passes_left=1, due_at=T0 + 0.75),
     an_event(job_id=OTHER_JOB, run_id=RUN, seq=7, data='{"a":"é"}'),
     some_keys(version=2, candidate=SigningKey(a_ulid(8), T0 + 0.5, "v1.other")),
+    a_schedule(
+        status=ScheduleStatus.PAUSED,
+        rule=Calendar(("09:00", "18:30"), "Europe/Berlin", weekdays=("mon",), month_days=(31,)),
+        overlap=Overlap.QUEUE,
+        version=7,
+        last_fire_at=T0 - 60,
+        skips=(Skip(T0, T0 + 1, SkipReason.MISSED), Skip(T0, T0, SkipReason.OVERLAP)),
+    ),
+    a_schedule(OTHER_JOB, rule=At("2026-09-01T09:00:00", "UTC"), next_fire_at=None),
+    a_schedule(OTHER_JOB, rule=Cron("*/5 * * * *", "Asia/Kolkata")),
 ]
 
 

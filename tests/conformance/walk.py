@@ -43,6 +43,7 @@ from tests.builders import (
     a_notice,
     a_record,
     a_run,
+    a_schedule,
     a_scrub,
     a_stats,
     a_task,
@@ -228,6 +229,14 @@ class Walker:
         job_id, run_id = _some_run(pick)
         scrub = a_scrub(pick, job_id=job_id, run_id=run_id, due_at=self.clock.now() + other)
         return await self._commit([a_change(insert(scrub))])
+
+    async def plan_fire(self, pick: int, other: int) -> object:
+        """A schedule that appears, or one that moves on if it is where it was thought to be."""
+        fire_at = self.clock.now() + other if pick % 4 else None
+        schedule = a_schedule(_some_run(pick)[0], next_fire_at=fire_at, version=other % 2)
+        guard = Guard(equals=(("version", other % 3),))
+        moved = update(schedule, guard, next_fire_at=fire_at, version=other % 3 + 1)
+        return await self._commit([a_change(moved if other % 2 else insert(schedule))])
 
     async def scrub(self, pick: int, other: int) -> object:
         """In bites, to the end: which rows go first is the engine's business."""

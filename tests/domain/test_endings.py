@@ -8,12 +8,22 @@ from typing import Any
 import pytest
 
 from conveyor.domain import endings, lifecycle
-from conveyor.domain.changes import Change, Insert, JobKey, RunKey, StatsKey, Update
+from conveyor.domain.changes import (
+    Change,
+    Delete,
+    Insert,
+    JobKey,
+    RunKey,
+    ScheduleKey,
+    StatsKey,
+    Update,
+)
 from conveyor.domain.ids import notice_id
 from conveyor.domain.model import (
     GateStatus,
     Job,
     JobStatus,
+    JobType,
     Notice,
     NoticeStatus,
     Run,
@@ -242,9 +252,17 @@ def test_deleting_a_job_leaves_a_tombstone_without_customer_data(with_active: bo
     values = on_job(change).values
     assert values["status"] is JobStatus.DELETED
     kept = {"job_id", "caller", "created_at", "format", "max_inflight", "max_attempts"}
-    kept |= {"priority", "shard_count", "runs_count", "latest_run_id"}
+    kept |= {"priority", "shard_count", "runs_count", "latest_run_id", "type"}
     assert values.keys() == set(Job.__struct_fields__) - kept
     assert not any(values[name] for name in values.keys() - {"status", "updated_at"})
+
+
+@pytest.mark.parametrize("kind", list(JobType))
+def test_deleting_a_scheduled_job_ends_its_schedule_in_the_same_change(kind: JobType) -> None:
+    change = endings.delete_job(a_job(type=kind), None, scrub_id="s", now=T0)
+
+    is_ended = Delete(ScheduleKey(a_job().job_id)) in change.writes
+    assert is_ended is (kind is JobType.SCHEDULED)
 
 
 def test_deleting_a_job_shuts_its_live_run() -> None:

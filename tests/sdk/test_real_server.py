@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,20 @@ from conveyor import sdk
 from conveyor.cli.demo_site import Site
 from conveyor.sdk import (
     ApiError,
+    Cadence,
+    CalendarInput,
     Client,
     HmacKeyList,
+    JobSchedule,
+    Monthly,
+    RateInput,
     RunResponse,
     SubmitJobRequest,
+    TaskInput,
     WebhookInput,
 )
 from conveyor.sdk.client import JOBS_PAGE
+from tests.cli.program import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +61,38 @@ def test_a_job_from_submit_to_delete(caller: Client, site: Site, tmp_path: Path)
     assert list(caller.list()) == []
     with pytest.raises(ApiError, match="404 not_found"):
         caller.get(job.job_id)
+
+
+def test_a_job_fires_when_its_time_has_come(caller: Client, site: Site) -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=3)
+    schedule = JobSchedule(at=soon.strftime("%Y-%m-%dT%H:%M:%S"), timezone="UTC")
+    tasks = [TaskInput(url=url) for url in site.urls(3)]
+
+    job = caller.submit(SubmitJobRequest(type="scheduled", schedule=schedule, tasks=tasks))
+    wait_until(lambda: caller.get(job.job_id).latest_run)
+    run = caller.wait(job.job_id, timeout_s=30)
+
+    assert job.latest_run is None
+    assert (run.status, run.trigger, run.stats.successful) == ("completed", "scheduled", 3)
+    assert run.scheduled_for == f"{schedule.at}.000Z"
+    assert caller.get(job.job_id).next_scheduled_run is None
+
+
+def test_a_schedule_is_replaced_paused_and_resumed(caller: Client) -> None:
+    rate = JobSchedule(rate=RateInput(every=1, unit="day"))
+    tasks = [TaskInput(url="https://example.com/")]
+    job = caller.submit(SubmitJobRequest(type="scheduled", schedule=rate, tasks=tasks))
+    cadence = Cadence(monthly=Monthly(days=[31]))
+    calendar = CalendarInput(times_of_day=["09:30"], cadence=cadence)
+    monthly = JobSchedule(calendar=calendar, timezone="Europe/Berlin", overlap="queue")
+
+    changed = caller.set_schedule(job.job_id, monthly)
+    paused = caller.set_schedule_state(job.job_id, "paused")
+    resumed = caller.set_schedule_state(job.job_id, "active")
+
+    assert changed.schedule == monthly
+    assert (paused.schedule_state, resumed.schedule_state) == ("paused", "active")
+    assert paused.next_scheduled_run == resumed.next_scheduled_run is not None
 
 
 def test_an_open_job_is_fed_paused_resumed_and_closed(caller: Client, site: Site) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain import events, hooks, lifecycle, limits, model
+from conveyor.domain import events, hooks, lifecycle, limits, model, schedules
 from conveyor.domain.changes import Row
 from conveyor.domain.errors import Refused
 from conveyor.domain.params import PARAMS
@@ -23,6 +23,7 @@ TABLES: dict[str, lifecycle.Table[Any]] = {
     "BATCH": lifecycle.BATCH,
     "GATE": lifecycle.GATE,
     "NOTICE": lifecycle.NOTICE,
+    "SCHEDULE": lifecycle.SCHEDULE,
 }
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     model.Job,
@@ -46,6 +47,12 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     hooks.SigningKeys,
     hooks.SigningKey,
     hooks.Try,
+    schedules.Schedule,
+    schedules.At,
+    schedules.Rate,
+    schedules.Calendar,
+    schedules.Cron,
+    schedules.Skip,
 )
 
 _HEADING = re.compile(r"^#+ ((?:\d+\.)*\d+) ", re.MULTILINE)

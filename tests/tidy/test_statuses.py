@@ -16,6 +16,7 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
+from conveyor.domain.schedules import ScheduleStatus
 from tests.tidy.sources import ROOT, Module, modules
 
 ENUMS: tuple[type[StrEnum], ...] = (
@@ -24,6 +25,7 @@ ENUMS: tuple[type[StrEnum], ...] = (
     JobStatus,
     NoticeStatus,
     RunStatus,
+    ScheduleStatus,
     TaskStatus,
 )
 WORDS = frozenset(status.value for enum in ENUMS for status in enum)

@@ -11,6 +11,7 @@ from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
     DueNotices,
+    DueSchedules,
     DueScrubs,
     EventsOf,
     JobsOf,
@@ -27,6 +28,7 @@ from conveyor.engines.embedded.rows import (
     JOBS,
     NOTICES,
     RUNS,
+    SCHEDULES,
     SCRUBS,
     STATS,
     TASKS,
@@ -46,7 +48,7 @@ def find(connection: sqlite3.Connection, query: AnyQuery) -> list[Any]:
     return [table.from_row(row) for row in connection.execute(sql, [*parameters, limit])]
 
 
-def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:
+def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:  # noqa: C901, PLR0912 (one branch a kind)
     match query:
         case TasksOf():
             return TASKS, _tasks_of(query), "task_id", query.limit
@@ -77,6 +79,8 @@ def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:
         case UnplacedEvents():
             terms = [("seq = 0 AND occurred_at < ?", [query.before])]
             return EVENTS, terms, "occurred_at, event_id", query.limit
+        case DueSchedules():
+            return SCHEDULES, _due_schedules(query), "next_fire_at, job_id", query.limit
         case _:
             assert_never(query)
 
@@ -90,6 +94,8 @@ def _tasks_of(query: TasksOf) -> list[_Term]:
 
 def _jobs_of(query: JobsOf) -> list[_Term]:
     terms: list[_Term] = [("caller = ?", [query.caller]), _status_in(query.statuses)]
+    if query.type is not None:
+        terms.append(("type = ?", [str(query.type)]))
     if query.external_id is not None:
         terms.append(("external_id = ?", [query.external_id]))
     if query.before is not None:
@@ -117,6 +123,13 @@ def _notices_of(query: NoticesOf) -> list[_Term]:
         terms.append(("run_id = ?", [query.run_id]))
     if query.before is not None:
         terms.append(("(run_id, occurred_at, notice_id) < (?, ?, ?)", query.before))
+    return terms
+
+
+def _due_schedules(query: DueSchedules) -> list[_Term]:
+    terms = [_status_in(query.statuses), ("next_fire_at <= ?", [query.due_by])]
+    if query.after is not None:
+        terms.append(("(next_fire_at, job_id) > (?, ?)", [*query.after]))
     return terms
 
 

@@ -24,6 +24,7 @@ from conveyor.domain.changes import (
     NoticeKey,
     RecordKey,
     RunKey,
+    ScheduleKey,
     ScrubKey,
     SigningKeysKey,
     StatsKey,
@@ -32,6 +33,7 @@ from conveyor.domain.changes import (
 from conveyor.domain.events import Event, Feed
 from conveyor.domain.hooks import SigningKeys
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
+from conveyor.domain.schedules import Schedule
 
 Convert = Callable[[Any], Any]
 Values = Sequence[Any]
@@ -137,6 +139,7 @@ SCRUBS = _table("scrubs", Scrub, "scrub_id")
 EVENTS = _table("events", Event, "caller", "event_id")
 FEEDS = _table("feeds", Feed, "caller")
 SIGNING_KEYS = _table("signing_keys", SigningKeys, "caller")
+SCHEDULES = _table("schedules", Schedule, "job_id")
 
 TABLES: dict[type, Table] = {
     JobKey: JOBS,
@@ -150,4 +153,5 @@ TABLES: dict[type, Table] = {
     EventKey: EVENTS,
     FeedKey: FEEDS,
     SigningKeysKey: SIGNING_KEYS,
+    ScheduleKey: SCHEDULES,
 }

@@ -29,6 +29,7 @@ from conveyor.domain.changes import (
     RecordKey,
     Row,
     RunKey,
+    ScheduleKey,
     ScrubKey,
     SigningKeysKey,
     Stale,
@@ -48,6 +49,7 @@ from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
     DueNotices,
+    DueSchedules,
     DueScrubs,
     EventsOf,
     JobsOf,
@@ -60,6 +62,7 @@ from conveyor.domain.queries import (
     TasksOf,
     UnplacedEvents,
 )
+from conveyor.domain.schedules import Schedule
 from conveyor.engines.memory.queue import MemoryQueue
 
 Address = tuple[Any, ...]
@@ -80,6 +83,7 @@ class MemoryStore:
         self._events: dict[Address, Event] = {}
         self._feeds: dict[Address, Feed] = {}
         self._signing_keys: dict[Address, SigningKeys] = {}
+        self._schedules: dict[Address, Schedule] = {}
         self._tables: dict[type, Table] = {
             JobKey: self._jobs,
             RunKey: self._runs,
@@ -92,6 +96,7 @@ class MemoryStore:
             EventKey: self._events,
             FeedKey: self._feeds,
             SigningKeysKey: self._signing_keys,
+            ScheduleKey: self._schedules,
         }
 
     async def read(self, key: Key[R]) -> R | None:
@@ -192,7 +197,7 @@ class MemoryStore:
                 assert_never(write)
         return None if isinstance(write, Update) and write.is_quiet else table.get(address)
 
-    def _find(self, query: AnyQuery) -> Sequence[Row]:
+    def _find(self, query: AnyQuery) -> Sequence[Row]:  # noqa: C901, PLR0912 (one branch a kind)
         match query:
             case TasksOf():
                 return self._tasks_of(query)
@@ -218,6 +223,8 @@ class MemoryStore:
                 return self._events_of(query)
             case UnplacedEvents():
                 return self._unplaced_events(query)
+            case DueSchedules():
+                return self._due_schedules(query)
             case _:
                 assert_never(query)
 
@@ -241,6 +248,7 @@ class MemoryStore:
             for job in self._jobs.values()
             if job.caller == query.caller
             and job.status in query.statuses
+            and query.type in {None, job.type}
             and (query.external_id is None or job.external_id == query.external_id)
             and (query.before is None or job.job_id < query.before)
         ]
@@ -317,6 +325,18 @@ class MemoryStore:
         ]
         in_order = sorted(found, key=lambda event: (event.occurred_at, event.event_id))
         return in_order[: query.limit]
+
+    def _due_schedules(self, query: DueSchedules) -> list[Schedule]:
+        found = [
+            (each.next_fire_at, each.job_id, each)
+            for each in self._schedules.values()
+            if each.status in query.statuses
+            and each.next_fire_at is not None
+            and each.next_fire_at <= query.due_by
+            and (query.after is None or (each.next_fire_at, each.job_id) > query.after)
+        ]
+        in_order = sorted(found, key=lambda row: row[:2])
+        return [schedule for _, _, schedule in in_order[: query.limit]]
 
     def _rows_to_scrub(
         self, job_id: JobId, run_id: RunId | None

@@ -23,6 +23,7 @@ from conveyor.domain.model import (
     TaskStatus,
     Webhook,
 )
+from conveyor.domain.schedules import Calendar, Skip, SkipReason
 from conveyor.engines.embedded.migrations import migrate
 from conveyor.engines.embedded.rows import TABLES, Table
 from conveyor.engines.embedded.statements import columns_sql, insert_sql
@@ -36,6 +37,7 @@ from tests.builders import (
     a_notice,
     a_record,
     a_run,
+    a_schedule,
     a_scrub,
     a_stats,
     a_task,
@@ -91,6 +93,11 @@ ROWS = [
     a_feed(),
     some_keys(),
     some_keys(candidate=SigningKey("kid", T0, "v1.sealed")),
+    a_schedule(),
+    a_schedule(
+        rule=Calendar(("09:00",), "UTC", month_days=(1, 31)),
+        skips=(Skip(T0, T0 + 1, SkipReason.MISSED),),
+    ),
 ]
 
 

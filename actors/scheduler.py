@@ -1,0 +1,66 @@
+"""Scheduler: fires what is due, in the order of time (SPEC 6.11).
+
+Owns:    nothing: the schedules' rows say what is due, and their versions say who was first.
+Hears:   nothing: it looks again when the next time has come, and now and then in between.
+Says:    nothing: a fire tells discovery and the ingest streamer by the use case's own signals.
+Crashes: only by bug. What was not fired is still due.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import trio
+
+from conveyor.domain.schedules import Schedule
+from conveyor.domain.walltime import UnknownZone
+from conveyor.ports.errors import Unavailable
+from conveyor.usecases import schedules
+from conveyor.usecases.env import Env
+from conveyor.usecases.schedules import Fired
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    env: Env
+    period_s: float = 1.0
+    page_rows: int = 200
+
+    async def run(self) -> None:
+        while True:
+            try:
+                delay_s = await self._fire_due()
+            except Unavailable as error:
+                log.warning("schedules not read", extra={"cause": str(error)})
+                delay_s = self.period_s
+            await trio.sleep(delay_s)
+
+    async def _fire_due(self) -> float:
+        """Fires all that is due and answers how long nothing else will be."""
+        last: Schedule | None = None
+        horizon = self.env.now() + self.period_s
+        while True:
+            page = await schedules.coming(self.env, by=horizon, after=last, limit=self.page_rows)
+            for last in page:
+                assert last.next_fire_at is not None
+                wait_s = last.next_fire_at - self.env.now()
+                if wait_s > 0:
+                    return min(wait_s, self.period_s)
+                await self._fire(last)
+            if len(page) < self.page_rows:
+                return self.period_s
+
+    async def _fire(self, schedule: Schedule) -> None:
+        """One that cannot be fired now must not keep the others waiting."""
+        assert schedule.next_fire_at is not None
+        extra = {"job": schedule.job_id, "late_s": self.env.now() - schedule.next_fire_at}
+        try:
+            fired = await schedules.fire(self.env, schedule.job_id)
+        except (Unavailable, UnknownZone) as error:
+            log.warning("fire put off", extra={**extra, "cause": str(error)})
+            return
+        if fired in {Fired.STARTED, Fired.PASSED}:
+            log.info("schedule fired", extra={**extra, "outcome": fired.value})

@@ -1,0 +1,68 @@
+"""Scheduled jobs over HTTP: submit one, replace its schedule, pause it, resume it (SPEC 4.11)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from conveyor.api.call import Call, Reply, Work, json_reply
+from conveyor.api.runs import show_run
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.ids import JobId
+from conveyor.domain.model import Job
+from conveyor.domain.schedules import Overlap, Rule, ScheduleStatus
+from conveyor.usecases import schedules
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Submission
+from conveyor.usecases.lookups import latest_run
+from conveyor.wire.requests import decode_schedule, decode_schedule_state
+from conveyor.wire.responses import JobResponse, SubmitJobResponse
+from conveyor.wire.schedules import JobSchedule, rule_from, state_from
+from conveyor.wire.views import job_view, scheduled_view, webhook_view
+
+
+async def show_job(env: Env, job: Job) -> JobResponse:
+    run = await latest_run(env, job)
+    shown = job_view(job, None if run is None else await show_run(env, run))
+    schedule = await schedules.schedule_of(env, job)
+    return shown if schedule is None else scheduled_view(shown, schedule, env.now())
+
+
+def submit(call: Call, given: JobSchedule | None, asked: Submission) -> Work:
+    if given is None:
+        raise InvalidArgument("A scheduled job needs a schedule.", pointer="/schedule")
+    rule = rule_from(given, pointer="/schedule", now=call.env.now())
+    return partial(_submit, call, asked, rule, Overlap(given.overlap))
+
+
+async def _submit(
+    call: Call, asked: Submission, rule: Rule, overlap: Overlap, job_id: str
+) -> Reply:
+    made = await schedules.submit(call.env, call.caller, asked, rule, overlap, job_id=JobId(job_id))
+    body = SubmitJobResponse(
+        job_id=made.job.job_id,
+        status=made.job.status,
+        accepted_tasks=made.schedule.total,
+        webhook=webhook_view(made.job.webhook),
+    )
+    return json_reply(body, 201)
+
+
+def replace(call: Call) -> Work:
+    given = decode_schedule(call.body)
+    rule = rule_from(given, pointer="", now=call.env.now())
+    return partial(_replace, call, rule, Overlap(given.overlap))
+
+
+async def _replace(call: Call, rule: Rule, overlap: Overlap, _: str) -> Reply:
+    job_id = call.ids["job_id"]
+    found = await schedules.replace(call.env, call.caller, job_id, rule, overlap)
+    return json_reply(await show_job(call.env, found.job))
+
+
+def set_state(call: Call) -> Work:
+    return partial(_set_state, call, state_from(decode_schedule_state(call.body)))
+
+
+async def _set_state(call: Call, state: ScheduleStatus, _: str) -> Reply:
+    found = await schedules.set_state(call.env, call.caller, call.ids["job_id"], state)
+    return json_reply(await show_job(call.env, found.job))

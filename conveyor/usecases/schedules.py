@@ -1,0 +1,161 @@
+"""Schedules: submit a scheduled job, replace, pause and resume its schedule, fire (SPEC 6.11)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from conveyor.domain import firing
+from conveyor.domain.changes import Applied, JobKey, RunKey, ScheduleKey, Stale
+from conveyor.domain.errors import Conflict, InvalidArgument
+from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, RunId, fire_id
+from conveyor.domain.lifecycle import JOB_VISIBLE, SCHEDULE_FIRES
+from conveyor.domain.model import Job, JobType
+from conveyor.domain.queries import DueSchedules
+from conveyor.domain.schedules import Overlap, Rule, Schedule, ScheduleStatus, next_after
+from conveyor.usecases import staging
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Submission, job_from
+from conveyor.usecases.lookups import own_job
+
+_TRIES = 50
+
+
+class Scheduled(msgspec.Struct, frozen=True):
+    """A scheduled job and its schedule, as they stand."""
+
+    job: Job
+    schedule: Schedule
+
+
+class Fired(Enum):
+    """What came of a nominal time."""
+
+    STARTED = "it made a run"
+    PASSED = "it made none: its run was there, or another one is live"
+    WAITING = "it waits for the live run to end"
+    NOT_DUE = "somebody was quicker, or it was put off"
+
+
+async def submit(
+    env: Env, caller: CallerId, request: Submission, rule: Rule, overlap: Overlap, *, job_id: JobId
+) -> Scheduled:
+    """Makes the job and its schedule, or finds them. It has no run until it fires."""
+    if request.is_open:
+        raise InvalidArgument("A scheduled job cannot be open.", pointer="/status")
+    if not request.drafts:
+        raise InvalidArgument("A scheduled job needs at least one task.", pointer="/tasks")
+    existing = await env.store.read(JobKey(job_id))
+    if existing is not None and existing.caller == caller:
+        return await _own(env, caller, job_id)
+    job = msgspec.structs.replace(
+        job_from(env, caller, request, job_id),
+        type=JobType.SCHEDULED,
+        runs_count=0,
+        latest_run_id=None,
+        active_run_id=None,
+    )
+    first_at = _first_after(rule, job.created_at)
+    specs = await staging.check_tasks(env, job, request.drafts)
+    # The list is the job's own: ids derive from the job, and no deleted run takes it along.
+    source = await staging.stage(env, job_id, RunId(job_id), FIRST_BATCH, specs)
+    schedule = Schedule(
+        job_id=job_id,
+        status=ScheduleStatus.ACTIVE,
+        rule=rule,
+        overlap=overlap,
+        source=source,
+        total=len(specs),
+        created_at=job.created_at,
+        updated_at=job.created_at,
+        next_fire_at=first_at,
+    )
+    if isinstance(await env.commit(firing.new_job(job, schedule)), Stale):
+        return await _own(env, caller, job_id)
+    return Scheduled(job, schedule)
+
+
+async def schedule_of(env: Env, job: Job) -> Schedule | None:
+    if job.type is not JobType.SCHEDULED:
+        return None
+    return await env.store.read(ScheduleKey(job.job_id))
+
+
+async def replace(
+    env: Env, caller: CallerId, job_id: str, rule: Rule, overlap: Overlap
+) -> Scheduled:
+    """Another schedule from now on; a live run goes on, and the same one again changes nothing."""
+    for _ in range(_TRIES):
+        found = await _own(env, caller, job_id)
+        change = firing.replace(found.schedule, rule, overlap, now=env.now())
+        if change is None:
+            return found
+        _first_after(rule, env.now())
+        if isinstance(await env.commit(change), Applied):
+            return await _own(env, caller, job_id)
+    raise _too_fast()
+
+
+async def set_state(env: Env, caller: CallerId, job_id: str, state: ScheduleStatus) -> Scheduled:
+    for _ in range(_TRIES):
+        found = await _own(env, caller, job_id)
+        if found.schedule.status is state:
+            return found
+        flip = firing.pause if state is ScheduleStatus.PAUSED else firing.resume
+        if isinstance(await env.commit(flip(found.schedule, now=env.now())), Applied):
+            return await _own(env, caller, job_id)
+    raise _too_fast()
+
+
+async def coming(env: Env, *, by: float, after: Schedule | None, limit: int) -> list[Schedule]:
+    """A page of the schedules that fire by then, soonest first; some may be overdue."""
+    position = None
+    if after is not None:
+        assert after.next_fire_at is not None
+        position = (after.next_fire_at, after.job_id)
+    query = DueSchedules(statuses=SCHEDULE_FIRES, due_by=by, after=position, limit=limit)
+    return await env.store.find(query)
+
+
+async def fire(env: Env, job_id: JobId) -> Fired:
+    """Does what is due of one schedule, once, whoever else is doing the same."""
+    for _ in range(_TRIES):
+        schedule = await env.store.read(ScheduleKey(job_id))
+        job = await env.store.read(JobKey(job_id))
+        if schedule is None or not firing.is_due(schedule, now=env.now()):
+            return Fired.NOT_DUE
+        if job is None or job.status not in JOB_VISIBLE:
+            return Fired.NOT_DUE
+        assert schedule.next_fire_at is not None
+        run_id = fire_id(job_id, schedule.next_fire_at)
+        made = await env.store.read(RunKey(job_id, run_id)) is not None
+        decided = firing.fire(job, schedule, run_id, made=made, now=env.now())
+        if decided is None:
+            return Fired.WAITING
+        if isinstance(await env.commit(decided.change), Applied):
+            if decided.run is None:
+                return Fired.PASSED
+            await env.signals.batch_opened(job_id, run_id)
+            await env.signals.run_changed(job_id, run_id)
+            return Fired.STARTED
+    return Fired.NOT_DUE
+
+
+async def _own(env: Env, caller: CallerId, job_id: str) -> Scheduled:
+    job = await own_job(env, caller, job_id)
+    schedule = await schedule_of(env, job)
+    if schedule is None:
+        raise Conflict("The job is not a scheduled one.")
+    return Scheduled(job, schedule)
+
+
+def _first_after(rule: Rule, now: float) -> float:
+    first_at = next_after(rule, now)
+    if first_at is None:
+        raise InvalidArgument("The schedule would never fire: no such time is to come.")
+    return first_at
+
+
+def _too_fast() -> Conflict:
+    return Conflict("The schedule is changing too fast; try again.", retry_after_s=1)
