@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from actors.completion_notifier import CompletionNotifier
+from actors.exporter import Exporter
 from actors.gate import FairGate
 from actors.ingest_streamer import IngestStreamer
 from actors.lease_heartbeater import LeaseHeartbeater
@@ -110,6 +111,7 @@ def worker_tree(
             *_fetching(env, mail, gateway=gateway, gate=gate, metrics=metrics),
             Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
             Child("completion_notifier", run=CompletionNotifier(env=env, notifier=notifier).run),
+            Child("exporter", run=Exporter(env=env).run),
             Child(
                 "reconcile_sweeper",
                 run=ReconcileSweeper(env=env, streamer=mail.streamer.address).run,

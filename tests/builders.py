@@ -15,6 +15,7 @@ from conveyor.domain.changes import (
     Change,
     Delete,
     Enqueue,
+    ExportKey,
     Guard,
     Insert,
     JobKey,
@@ -28,7 +29,8 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
-from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, NoticeId, RunId, task_id
+from conveyor.domain.export import Export, ExportFormat, ExportStatus
+from conveyor.domain.ids import FIRST_BATCH, CallerId, ExportId, JobId, NoticeId, RunId, task_id
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -161,6 +163,22 @@ def a_scrub(number: int = 1, **fields: Any) -> Scrub:
     return msgspec.structs.replace(scrub, **fields)
 
 
+def an_export(number: int = 1, **fields: Any) -> Export:
+    export = Export(
+        job_id=JOB,
+        run_id=RUN,
+        export_id=ExportId(a_ulid(900 + number)),
+        format=ExportFormat.ZIP,
+        status=ExportStatus.PENDING,
+        created_at=T0,
+        updated_at=T0,
+        expires_at=T0 + 43_200,
+        due_at=T0,
+        total=0,
+    )
+    return msgspec.structs.replace(export, **fields)
+
+
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:
     return ref_to(a_task(index, run_id), job_id)
 
@@ -186,6 +204,8 @@ def key_of(row: Notice) -> NoticeKey: ...
 @overload
 def key_of(row: Scrub) -> ScrubKey: ...
 @overload
+def key_of(row: Export) -> ExportKey: ...
+@overload
 def key_of(row: Row) -> AnyKey: ...
 def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
     """The key under which a row is kept; a task's needs to be told the job."""
@@ -206,6 +226,8 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
             return NoticeKey(row.notice_id)
         case Scrub():
             return ScrubKey(row.scrub_id)
+        case Export():
+            return ExportKey(row.job_id, row.run_id, row.export_id)
         case _:
             assert_never(row)
 

@@ -35,7 +35,6 @@ from conveyor.usecases.idempotency import Answer, once
 log = logging.getLogger(__name__)
 
 WORK_TIMEOUT_S = 55.0
-DOWNLOAD_TIMEOUT_S = 600
 REQUEST_ID_CHARS_MAX = 128
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -125,6 +124,7 @@ async def _serve(api: Api, route: Route, public_url: str | None, **ids: str) -> 
         ids=ids,
         query=request.args.to_dict(flat=False),
         base_url=public_url or f"{request.scheme}://{request.host}",
+        wanted_range=request.headers.get("Range"),
     )
     match route.does:
         case Reads(handler):
@@ -190,9 +190,9 @@ def _reply_from(answer: Answer) -> Reply:
 
 def _response_from(reply: Reply | Download) -> TrioResponse:
     if isinstance(reply, Download):
-        response = TrioResponse(reply.pieces, 200)
+        response = TrioResponse(reply.pieces, reply.status)
         response.headers.update(reply.headers)
-        response.timeout = DOWNLOAD_TIMEOUT_S
+        response.timeout = reply.timeout_s
         return response
     response = TrioResponse(reply.content, reply.status, content_type=reply.media_type)
     if not reply.content:

@@ -38,6 +38,7 @@ class Call:
     query: Mapping[str, Sequence[str]]
     base_url: str
     body: bytes = b""
+    wanted_range: str | None = None
 
     @property
     def env(self) -> Env:
@@ -78,10 +79,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """An answer whose body is streamed."""
+    """An answer whose body is streamed, in at most `timeout_s`."""
 
     pieces: AsyncGenerator[bytes, None]
     headers: dict[str, str] = field(default_factory=dict)
+    status: int = 200
+    timeout_s: int = 600
 
 
 Work = Callable[[str], Awaitable[Reply]]

@@ -28,7 +28,12 @@ _TAGS = {
     "tasks": "Single URLs of a run, and their bodies.",
     "operations": "For those who run the service.",
 }
-_PATTERNS = {"job_id": ULID_PATTERN, "run_id": ULID_PATTERN, "task_id": TASK_ID_PATTERN}
+_PATTERNS = {
+    "job_id": ULID_PATTERN,
+    "run_id": ULID_PATTERN,
+    "task_id": TASK_ID_PATTERN,
+    "export_id": ULID_PATTERN,
+}
 _NAMES = re.compile(r"\{(\w+)\}")
 _ALWAYS = (401, 408, 500)
 _REF = "#/components/schemas/{name}"

@@ -7,6 +7,7 @@ from itertools import islice
 
 import click
 
+from conveyor.cli.jobs_exports import export, verify
 from conveyor.cli.jobs_lists import add, submit
 from conveyor.cli.jobs_results import download, results
 from conveyor.cli.jobs_session import Session, counted, json_option, sentence
@@ -206,5 +207,5 @@ def _answer_run(session: Session, run: RunResponse, *, as_json: bool) -> None:
     session.answer(run, runs_table([run]), as_json=as_json)
 
 
-for command in (submit, add, results, download):
+for command in (submit, add, results, download, export, verify):
     jobs.add_command(command)

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from conveyor.domain.model import JobStatus, PauseState, RunStatus, TaskStatus
-from conveyor.sdk import JobResponse, RunResponse, TaskResult
+from conveyor.domain.model import JobStatus, PauseState, RunStatus
+from conveyor.sdk import JobResponse, ResultStatus, RunResponse, TaskResult
 
 _RUN_STYLES = {
     RunStatus.RUNNING: "cyan",
@@ -20,7 +20,7 @@ _RUN_STYLES = {
     RunStatus.FAILED: "red",
     RunStatus.DELETED: "dim",
 }
-_TASK_STYLES = {TaskStatus.SUCCESSFUL: "green", TaskStatus.FAILED: "red"}
+_TASK_STYLES = {ResultStatus.SUCCESSFUL: "green", ResultStatus.FAILED: "red"}
 
 
 def plain(text: str | None, style: str = "") -> Text:

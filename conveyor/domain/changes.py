@@ -10,11 +10,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from conveyor.domain.ids import BatchId, JobId, NoticeId, RunId, TaskId
+from conveyor.domain.export import Export
+from conveyor.domain.ids import BatchId, ExportId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task, TaskRef
 
-Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub
-R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub)
+Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub | Export
+R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub, Export)
 
 
 class Key(msgspec.Struct, Generic[R], frozen=True):
@@ -61,7 +62,15 @@ class ScrubKey(Key[Scrub], frozen=True):
     scrub_id: str
 
 
-AnyKey = JobKey | RunKey | BatchKey | StatsKey | TaskKey | RecordKey | NoticeKey | ScrubKey
+class ExportKey(Key[Export], frozen=True):
+    job_id: JobId
+    run_id: RunId
+    export_id: ExportId
+
+
+AnyKey = (
+    JobKey | RunKey | BatchKey | StatsKey | TaskKey | RecordKey | NoticeKey | ScrubKey | ExportKey
+)
 
 
 class Guard(msgspec.Struct, frozen=True):

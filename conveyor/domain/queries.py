@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from conveyor.domain.export import Export
 from conveyor.domain.ids import CallerId, JobId, RunId, TaskId
 from conveyor.domain.model import (
     Batch,
@@ -22,7 +23,7 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 
-Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub)
+Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub, Export)
 
 
 class Query(msgspec.Struct, Generic[Q], frozen=True):
@@ -106,6 +107,30 @@ class DueScrubs(Query[Scrub], frozen=True, kw_only=True):
     limit: int
 
 
+class DueExports(Query[Export], frozen=True, kw_only=True):
+    """Exports whose time has come, to be made or to be removed, oldest first."""
+
+    due_by: float
+    limit: int
+
+
+class DueExpiries(Query[Run], frozen=True, kw_only=True):
+    """Runs whose bodies are to be removed, oldest first."""
+
+    due_by: float
+    limit: int
+
+
 AnyQuery = (
-    TasksOf | StatsOf | JobsOf | RunsOf | BatchesOf | RunsIn | BatchesIn | DueNotices | DueScrubs
+    TasksOf
+    | StatsOf
+    | JobsOf
+    | RunsOf
+    | BatchesOf
+    | RunsIn
+    | BatchesIn
+    | DueNotices
+    | DueScrubs
+    | DueExports
+    | DueExpiries
 )

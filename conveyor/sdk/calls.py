@@ -17,12 +17,14 @@ from conveyor.sdk.errors import UNEXPECTED, ApiError, BadId, error_from
 from conveyor.wire.requests import SubmitJobRequest, TaskInput
 from conveyor.wire.responses import (
     AddTasksResponse,
+    ExportResponse,
     JobResponse,
     ListJobRunsResponse,
     ListJobsResponse,
     ListResultsResponse,
     RerunJobResponse,
     RunResponse,
+    StartExportResponse,
     SubmitJobResponse,
     TaskHistoryResponse,
 )
@@ -138,6 +140,22 @@ def get_history(job_id: str, task_id: str, run_id: str | None) -> Call[TaskHisto
 def get_content(job_id: str, task_id: str, run_id: str | None) -> Call[None]:
     """The answer is the body itself, whatever it is."""
     path = _run_path(job_id, run_id, "tasks", _checked(task_id, "task"), "content")
+    return Call("GET", path, type(None))
+
+
+def start_export(job_id: str, run_id: str, kind: str) -> Call[StartExportResponse]:
+    path = _run_path(job_id, run_id, "exports")
+    return Call("POST", path, StartExportResponse, {"format": kind})
+
+
+def get_export(job_id: str, run_id: str, export_id: str) -> Call[ExportResponse]:
+    path = _run_path(job_id, run_id, "exports", _checked(export_id, "export"))
+    return Call("GET", path, ExportResponse)
+
+
+def get_export_content(job_id: str, run_id: str, export_id: str) -> Call[None]:
+    """The answer is the file itself."""
+    path = _run_path(job_id, run_id, "exports", _checked(export_id, "export"), "content")
     return Call("GET", path, type(None))
 
 

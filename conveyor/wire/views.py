@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from conveyor.domain.export import Export, ExportStatus
+from conveyor.domain.formats import ENCODERS
 from conveyor.domain.lifecycle import RUN_TERMINAL, seen_status
 from conveyor.domain.model import (
     Attempt,
@@ -17,7 +19,9 @@ from conveyor.domain.model import (
     Webhook,
 )
 from conveyor.wire.responses import (
+    ExportResponse,
     JobResponse,
+    ResultStatus,
     RunResponse,
     RunStats,
     Spend,
@@ -73,6 +77,7 @@ def run_view(run: Run, totals: Totals, inflight: int) -> RunResponse:
         stop_reason=run.stop_reason,
         failure_reason=run.failure_reason,
         failure_detail=run.failure_detail,
+        results_expire_at=None if run.expires_at is None else instant(run.expires_at),
     )
 
 
@@ -90,6 +95,7 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
         max_inflight=job.max_inflight,
         max_attempts=job.max_attempts,
         priority=job.priority,
+        result_ttl_days=job.result_ttl_days,
         zenrows_params=params,
         external_id=job.external_id,
         name=job.name,
@@ -103,16 +109,16 @@ def webhook_view(webhook: Webhook | None) -> WebhookResponse | None:
     return None if webhook is None else WebhookResponse(webhook.url, webhook.signature)
 
 
-def result_view(job: Job, task: Task, result_url: str | None) -> TaskResult:
-    """`result_url` is where the body is; it is shown on successful tasks only."""
+def result_view(job: Job, task: Task, result_url: str | None, *, is_expired: bool) -> TaskResult:
+    """`result_url` is where the body is; it is shown while there is one."""
     is_successful = task.status is TaskStatus.SUCCESSFUL
     return TaskResult(
         task_id=task.task_id,
         run_id=task.run_id,
         index=task.index,
         url=task.url,
-        status=task.status,
-        result_url=result_url if is_successful else None,
+        status=ResultStatus.EXPIRED if is_expired else ResultStatus(task.status),
+        result_url=result_url if is_successful and not is_expired else None,
         created_at=instant(task.created_at),
         updated_at=instant(task.updated_at),
         type=job.format if is_successful else None,
@@ -122,6 +128,30 @@ def result_view(job: Job, task: Task, result_url: str | None) -> TaskResult:
         error=task.problem if task.status is TaskStatus.FAILED else None,
         source_run_id=task.source_run_id,
     )
+
+
+def export_view(export: Export, download_url: str) -> ExportResponse:
+    """The link and the manifest are told once the file is there."""
+    is_there = export.status is ExportStatus.COMPLETED
+    return ExportResponse(
+        export_id=export.export_id,
+        status=export.status,
+        format=export.format,
+        created_at=instant(export.created_at),
+        expires_at=instant(export.expires_at),
+        total=export.total,
+        done=export.done,
+        error=export.error if export.status is ExportStatus.FAILED else None,
+        download_url=download_url if is_there else None,
+        file_name=export_file_name(export) if is_there else None,
+        size_bytes=export.size_bytes if is_there else None,
+        sha256=export.sha256,
+        manifest=export.manifest,
+    )
+
+
+def export_file_name(export: Export) -> str:
+    return f"{export.run_id}.{ENCODERS[export.format].suffix}"
 
 
 def history_view(task: Task) -> TaskHistoryResponse:

@@ -9,6 +9,8 @@ from conveyor.domain.model import BatchStatus, JobStatus, NoticeStatus, RunStatu
 from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
+    DueExpiries,
+    DueExports,
     DueNotices,
     DueScrubs,
     JobsOf,
@@ -44,6 +46,8 @@ def make_questions(
         _asking(BatchesIn(statuses=frozenset(BatchStatus), idle_since=now - 5, limit=limit)),
         _asking(DueNotices(statuses=frozenset(NoticeStatus), due_by=now, limit=limit)),
         _asking(DueScrubs(due_by=now, limit=limit)),
+        _asking(DueExports(due_by=now, limit=limit)),
+        _asking(DueExpiries(due_by=now, limit=limit)),
     ]
 
 

@@ -19,6 +19,8 @@ from conveyor.domain.model import (
 from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
+    DueExpiries,
+    DueExports,
     DueNotices,
     DueScrubs,
     JobsOf,
@@ -45,6 +47,7 @@ from tests.builders import (
     a_stats,
     a_task,
     a_ulid,
+    an_export,
     insert,
     keep,
     update,
@@ -283,6 +286,28 @@ async def test_scrubs_whose_time_has_come_come_oldest_first(store: Store) -> Non
 
     found = await store.find(DueScrubs(due_by=T0 + 2, limit=10))
     first = await store.find(DueScrubs(due_by=T0 + 2, limit=2))
+
+    assert found == due[:3]
+    assert first == due[:2]
+
+
+async def test_exports_whose_time_has_come_come_oldest_first(store: Store) -> None:
+    due = [an_export(9 - number, due_at=T0 + number) for number in range(4)]
+    await keep(store, *reversed(due))
+
+    found = await store.find(DueExports(due_by=T0 + 2, limit=10))
+    first = await store.find(DueExports(due_by=T0 + 2, limit=2))
+
+    assert found == due[:3]
+    assert first == due[:2]
+
+
+async def test_runs_whose_bodies_are_to_go_come_oldest_first_and_no_others(store: Store) -> None:
+    due = [a_run(RunId(a_ulid(9 - number)), sweep_at=T0 + number) for number in range(4)]
+    await keep(store, *reversed(due), a_run(), a_run(OTHER_RUN, expires_at=T0))
+
+    found = await store.find(DueExpiries(due_by=T0 + 2, limit=10))
+    first = await store.find(DueExpiries(due_by=T0 + 2, limit=2))
 
     assert found == due[:3]
     assert first == due[:2]

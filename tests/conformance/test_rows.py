@@ -12,7 +12,8 @@ from conveyor.domain.changes import (
     RunKey,
     StatsKey,
 )
-from conveyor.domain.ids import FIRST_BATCH, BatchId
+from conveyor.domain.export import ExportFormat, ExportStatus, Manifest
+from conveyor.domain.ids import FIRST_BATCH, BatchId, ExportId
 from conveyor.domain.model import (
     Attempt,
     BatchStatus,
@@ -34,6 +35,7 @@ from conveyor.domain.model import (
 )
 from conveyor.ports.store import Store
 from tests.builders import (
+    JOB,
     OTHER_JOB,
     OTHER_RUN,
     RUN,
@@ -47,6 +49,7 @@ from tests.builders import (
     a_scrub,
     a_stats,
     a_task,
+    an_export,
     insert,
     keep,
     kept,
@@ -62,6 +65,19 @@ HISTORY = (Attempt(1, T0, T0 + 1.5, PROBLEM, 1, 25), Attempt(2, T0 + 2, T0 + 3))
 STAGED = StagedList("staged/list", RUN, FIRST_BATCH)
 REPLAY = RowsOf(RUN, frozenset({TaskStatus.FAILED, TaskStatus.PENDING}), FIRST_BATCH)
 
+MANIFEST = Manifest(
+    export_id=ExportId("1"),
+    job_id=JOB,
+    run_id=RUN,
+    format=ExportFormat.WARC,
+    created_at=T0,
+    tasks=5,
+    entries=4,
+    counts={"successful": 3, "failed": 1},
+    body_bytes=12,
+    entries_sha256="cd" * 32,
+)
+
 BARE: list[Row] = [
     a_job(),
     a_run(),
@@ -71,6 +87,7 @@ BARE: list[Row] = [
     a_record(),
     a_notice(),
     a_scrub(),
+    an_export(),
 ]
 FULL: list[Row] = [
     a_job(
@@ -87,6 +104,7 @@ FULL: list[Row] = [
         max_inflight=7,
         max_attempts=2,
         priority=9,
+        result_ttl_days=3,
         shard_count=8,
         runs_count=3,
         latest_run_id=RUN,
@@ -111,6 +129,8 @@ FULL: list[Row] = [
         retried=12,
         source_run_ids=(OTHER_RUN, RUN),
         ended_at=T0 + 9,
+        expires_at=T0 + 99,
+        sweep_at=T0 + 100,
     ),
     a_batch(
         status=BatchStatus.SEALED,
@@ -164,6 +184,18 @@ FULL: list[Row] = [
     a_record(response_status=201, response_body='{"job_id":"1"}\n'),
     a_notice(status=NoticeStatus.EXHAUSTED, attempts=9, last_error="timeout", payload='{"a":"é"}'),
     a_scrub(run_id=RUN, shard_count=8, passes_left=1, due_at=T0 + 0.75),
+    an_export(
+        format=ExportFormat.WARC,
+        status=ExportStatus.COMPLETED,
+        done=5,
+        epoch=2,
+        failures=1,
+        error="storage is full",
+        key="jobs/1/exports/2/3/1",
+        size_bytes=2**40,
+        sha256="ab" * 32,
+        manifest=MANIFEST,
+    ),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain import lifecycle, limits, model
+from conveyor.domain import export, lifecycle, limits, model
 from conveyor.domain.changes import Row
 from conveyor.domain.errors import Refused
 from conveyor.domain.params import PARAMS
@@ -23,6 +23,7 @@ TABLES: dict[str, lifecycle.Table[Any]] = {
     "BATCH": lifecycle.BATCH,
     "GATE": lifecycle.GATE,
     "NOTICE": lifecycle.NOTICE,
+    "EXPORT": lifecycle.EXPORT,
 }
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     model.Job,
@@ -33,6 +34,8 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     model.KeyRecord,
     model.Notice,
     model.Scrub,
+    export.Export,
+    export.Manifest,
     model.TaskSpec,
     model.TaskRef,
     model.Result,

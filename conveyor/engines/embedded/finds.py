@@ -10,6 +10,8 @@ from conveyor.domain.queries import (
     AnyQuery,
     BatchesIn,
     BatchesOf,
+    DueExpiries,
+    DueExports,
     DueNotices,
     DueScrubs,
     JobsOf,
@@ -20,6 +22,7 @@ from conveyor.domain.queries import (
 )
 from conveyor.engines.embedded.rows import (
     BATCHES,
+    EXPORTS,
     JOBS,
     NOTICES,
     RUNS,
@@ -64,6 +67,10 @@ def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:
             return NOTICES, terms, "due_at, notice_id", query.limit
         case DueScrubs():
             return SCRUBS, [("due_at <= ?", [query.due_by])], "due_at, scrub_id", query.limit
+        case DueExports():
+            return EXPORTS, [("due_at <= ?", [query.due_by])], "due_at, export_id", query.limit
+        case DueExpiries():
+            return RUNS, [("sweep_at <= ?", [query.due_by])], "sweep_at, run_id", query.limit
         case _:
             assert_never(query)
 

@@ -17,6 +17,7 @@ from conveyor.domain.changes import (
     Chunk,
     Delete,
     Enqueue,
+    ExportKey,
     Guard,
     Insert,
     JobKey,
@@ -36,12 +37,15 @@ from conveyor.domain.changes import (
     Write,
     is_tally,
 )
+from conveyor.domain.export import Export
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 from conveyor.domain.queries import (
     AnyQuery,
     BatchesIn,
     BatchesOf,
+    DueExpiries,
+    DueExports,
     DueNotices,
     DueScrubs,
     JobsOf,
@@ -69,6 +73,7 @@ class MemoryStore:
         self._records: dict[Address, KeyRecord] = {}
         self._notices: dict[Address, Notice] = {}
         self._scrubs: dict[Address, Scrub] = {}
+        self._exports: dict[Address, Export] = {}
         self._tables: dict[type, Table] = {
             JobKey: self._jobs,
             RunKey: self._runs,
@@ -78,6 +83,7 @@ class MemoryStore:
             RecordKey: self._records,
             NoticeKey: self._notices,
             ScrubKey: self._scrubs,
+            ExportKey: self._exports,
         }
 
     async def read(self, key: Key[R]) -> R | None:
@@ -195,6 +201,10 @@ class MemoryStore:
                 return self._due_notices(query)
             case DueScrubs():
                 return self._due_scrubs(query)
+            case DueExports():
+                return self._due_exports(query)
+            case DueExpiries():
+                return self._due_expiries(query)
             case _:
                 assert_never(query)
 
@@ -268,6 +278,18 @@ class MemoryStore:
         found = [scrub for scrub in self._scrubs.values() if scrub.due_at <= query.due_by]
         return sorted(found, key=lambda each: (each.due_at, each.scrub_id))[: query.limit]
 
+    def _due_exports(self, query: DueExports) -> list[Export]:
+        found = [export for export in self._exports.values() if export.due_at <= query.due_by]
+        return sorted(found, key=lambda each: (each.due_at, each.export_id))[: query.limit]
+
+    def _due_expiries(self, query: DueExpiries) -> list[Run]:
+        found = [
+            (run.sweep_at, run.run_id, run)
+            for run in self._runs.values()
+            if run.sweep_at is not None and run.sweep_at <= query.due_by
+        ]
+        return [run for *_, run in sorted(found)[: query.limit]]
+
     def _rows_to_scrub(
         self, job_id: JobId, run_id: RunId | None
     ) -> Iterator[tuple[Table, Address]]:
@@ -277,7 +299,13 @@ class MemoryStore:
         for address, task in self._tasks.items():
             if task.run_id in run_ids:
                 yield self._tasks, address
-        tables: list[Table] = [self._stats, self._batches, self._notices, self._runs]
+        tables: list[Table] = [
+            self._stats,
+            self._batches,
+            self._notices,
+            self._exports,
+            self._runs,
+        ]
         for table in tables:
             for address, row in table.items():
                 if row.job_id == job_id and run_id in {None, row.run_id}:
