@@ -122,6 +122,7 @@ def test_a_file_with_one_task_less_does_not_agree(tmp_path: Path, kind: ExportFo
         verify_export(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ExportFormat.ZIP, ExportFormat.JSONL, ExportFormat.WARC])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
@@ -168,6 +169,7 @@ def test_a_zip_holds_a_file_for_each_body_and_a_listing_of_all_tasks() -> None:
     assert dates == {2023}
 
 
+@pytest.mark.slow
 def test_a_zip_counts_beyond_what_16_bits_hold() -> None:
     encoder = zip_module.ZipFile(an_export())
     pages = [a_page(index, b"x") for index in range(66_000)]
@@ -248,6 +250,7 @@ def test_a_name_in_an_archive_is_a_plain_name_whatever_the_id(task_ids: list[str
         assert name.partition(".")[0].lower() not in {"con", "nul", "com1", "results", "manifest"}
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=200), unique=True, max_size=5))
 def test_an_archive_of_hostile_ids_is_unpacked_below_its_folder(
