@@ -19,7 +19,7 @@ from actors.messages import BatchStalled, StreamerMessage
 from actors.runtime import Address
 from conveyor.domain.errors import Refused
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import reconcile
+from conveyor.usecases import expiry, reconcile
 from conveyor.usecases.env import Env
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class ReconcileSweeper:
                 await self._attempt("batches", partial(self._resume_batches, idle_s))
                 await self._attempt("runs", self._sweep_runs)
                 await self._attempt("queues", partial(reconcile.close_ended_queues, self.env))
+                await self._attempt("expiries", partial(expiry.sweep_expired, self.env))
                 idle_s = self.batch_idle_s
                 await trio.sleep(self.period_s)
 

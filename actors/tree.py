@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from actors.board import WaitBoard
 from actors.completion_notifier import CompletionNotifier
+from actors.exporter import Exporter
 from actors.gate import FairGate
 from actors.ingest_streamer import IngestStreamer
 from actors.lease_heartbeater import LeaseHeartbeater
@@ -114,6 +115,7 @@ def worker_tree(
             Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
             Child("scheduler", run=Scheduler(env=env).run),
             Child("completion_notifier", run=CompletionNotifier(env=env, notifier=notifier).run),
+            Child("exporter", run=Exporter(env=env).run),
             Child(
                 "reconcile_sweeper",
                 run=ReconcileSweeper(env=env, streamer=mail.streamer.address).run,

@@ -28,7 +28,7 @@ from conveyor.engines.embedded import EmbeddedEngine, join_engine, open_engine
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway
-from conveyor.engines.system import AesVault, SystemClock, load_or_create_secret
+from conveyor.engines.system import AesVault, SystemClock, ThreadAside, load_or_create_secret
 from conveyor.engines.system.crash import BadCrashPoint, crashing, parse_crash_point
 from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
@@ -178,6 +178,7 @@ def _env(
             targets=targets if settings.gateway_url == DIRECT else None,
             webhooks=targets,
         ),
+        aside=ThreadAside(),
     )
     return env if settings.crash_at is None else _crashing(env, settings.crash_at)
 

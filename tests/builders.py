@@ -16,6 +16,7 @@ from conveyor.domain.changes import (
     Delete,
     Enqueue,
     EventKey,
+    ExportKey,
     FeedKey,
     Guard,
     Insert,
@@ -33,8 +34,18 @@ from conveyor.domain.changes import (
     Write,
 )
 from conveyor.domain.events import Event, EventType, Feed
+from conveyor.domain.export import Export, ExportFormat, ExportStatus
 from conveyor.domain.hooks import SigningKey, SigningKeys
-from conveyor.domain.ids import FIRST_BATCH, CallerId, EventId, JobId, NoticeId, RunId, task_id
+from conveyor.domain.ids import (
+    FIRST_BATCH,
+    CallerId,
+    EventId,
+    ExportId,
+    JobId,
+    NoticeId,
+    RunId,
+    task_id,
+)
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -207,6 +218,22 @@ def a_schedule(job_id: JobId = JOB, **fields: Any) -> Schedule:
     return msgspec.structs.replace(schedule, **fields)
 
 
+def an_export(number: int = 1, **fields: Any) -> Export:
+    export = Export(
+        job_id=JOB,
+        run_id=RUN,
+        export_id=ExportId(a_ulid(900 + number)),
+        format=ExportFormat.ZIP,
+        status=ExportStatus.PENDING,
+        created_at=T0,
+        updated_at=T0,
+        expires_at=T0 + 43_200,
+        due_at=T0,
+        total=0,
+    )
+    return msgspec.structs.replace(export, **fields)
+
+
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:
     return ref_to(a_task(index, run_id), job_id)
 
@@ -240,6 +267,8 @@ def key_of(row: SigningKeys) -> SigningKeysKey: ...
 @overload
 def key_of(row: Schedule) -> ScheduleKey: ...
 @overload
+def key_of(row: Export) -> ExportKey: ...
+@overload
 def key_of(row: Row) -> AnyKey: ...
 def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:  # noqa: C901, PLR0912 (one branch a kind)
     """The key under which a row is kept; a task's needs to be told the job."""
@@ -268,6 +297,8 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:  # noqa: C901, PLR0912 (one
             return SigningKeysKey(row.caller)
         case Schedule():
             return ScheduleKey(row.job_id)
+        case Export():
+            return ExportKey(row.job_id, row.run_id, row.export_id)
         case _:
             assert_never(row)
 

@@ -200,7 +200,7 @@ def _reply_from(answer: Answer) -> Reply:
 
 def _response_from(reply: Reply | Download) -> TrioResponse:
     if isinstance(reply, Download):
-        response = TrioResponse(reply.pieces, 200)
+        response = TrioResponse(reply.pieces, reply.status)
         response.headers.update(reply.headers)
         response.timeout = reply.timeout_s
         return response

@@ -97,6 +97,7 @@ class Download:
 
     pieces: AsyncGenerator[bytes, None]
     headers: dict[str, str] = field(default_factory=dict)
+    status: int = 200
     timeout_s: int | None = DOWNLOAD_TIMEOUT_S
 
 

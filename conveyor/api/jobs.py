@@ -84,6 +84,7 @@ def _submission_from(call: Call, request: SubmitJobRequest) -> Submission:
         max_inflight=request.max_inflight,
         max_attempts=request.max_attempts,
         priority=request.priority,
+        result_ttl_days=request.result_ttl_days,
         api_key=call.principal.forwarded_key,
     )
 

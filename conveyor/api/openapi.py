@@ -36,6 +36,7 @@ _PATTERNS = {
     "run_id": ULID_PATTERN,
     "task_id": TASK_ID_PATTERN,
     "event_id": "^[0-9A-Z]{26}$",
+    "export_id": ULID_PATTERN,
 }
 _NAMES = re.compile(r"\{(\w+)\}")
 _ALWAYS = (401, 500)

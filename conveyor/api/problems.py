@@ -40,6 +40,14 @@ class UnsupportedMedia(Refused):
     title = "Unsupported media type"
 
 
+class BadRange(Refused):
+    """There is nothing where the asked-for part would begin."""
+
+    status = 416
+    code = "range_not_satisfiable"
+    title = "Range not satisfiable"
+
+
 class TooSlow(Refused):
     """The body did not arrive in time."""
 

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from conveyor.api.call import Call, Download, Reply, json_reply
 from conveyor.api.problems import MEDIA_TYPE
 from conveyor.domain import limits
-from conveyor.domain.model import Format, Job, Result, Run, Task
-from conveyor.domain.params import content_type_of
+from conveyor.domain.content import content_type_for, extension_for
+from conveyor.domain.model import Job, Run, Task
 from conveyor.usecases import results
 from conveyor.usecases.lookups import need_latest_run, own_job, own_run, task_of
 from conveyor.usecases.results import Body
 from conveyor.wire.responses import ListResultsResponse
 from conveyor.wire.views import history_view, result_view
-
-_CONTENT_TYPE = re.compile(
-    r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(?:\s*;\s*[A-Za-z0-9!#$&^_.+-]+=[\x20-\x7e]{1,80})?\Z"
-)
-_EXTENSIONS = {
-    "application/json": "json",
-    "application/pdf": "pdf",
-    "image/gif": "gif",
-    "image/jpeg": "jpg",
-    "image/png": "png",
-    "image/svg+xml": "svg",
-    "image/webp": "webp",
-    "text/csv": "csv",
-    "text/html": "html",
-    "text/markdown": "md",
-    "text/plain": "txt",
-    "text/xml": "xml",
-    "application/xml": "xml",
-}
 
 
 async def list_results(call: Call) -> Reply:
@@ -48,7 +27,10 @@ async def list_results(call: Call) -> Reply:
         cursor=call.parameter("cursor"),
         limit=limit,
     )
-    shown = [result_view(job, task, _link_to(call, run, task)) for task in page.tasks]
+    shown = [
+        result_view(job, task, _link_to(call, run, task), is_expired=page.expiries.is_over(task))
+        for task in page.tasks
+    ]
     return json_reply(ListResultsResponse(shown, page.next_cursor))
 
 
@@ -94,20 +76,11 @@ def _link_to(call: Call, run: Run, task: Task) -> str | None:
 def _headers_of(job: Job, task: Task, body: Body) -> dict[str, str]:
     """Whatever a site answered is data to be saved: no browser may run it as our page."""
     content_type = content_type_for(job.format, body.result)
-    extension = _EXTENSIONS.get(content_type.partition(";")[0].strip().lower(), "bin")
+    name = f"{task.task_id}.{extension_for(content_type)}"
     return {
         "Content-Type": content_type,
         "Content-Length": str(body.result.size_bytes),
-        "Content-Disposition": f'attachment; filename="{task.task_id}.{extension}"',
+        "Content-Disposition": f'attachment; filename="{name}"',
         "Content-Security-Policy": "sandbox; default-src 'none'",
         "ETag": f'"{body.result.sha256}"',
     }
-
-
-def content_type_for(body_format: Format, result: Result) -> str:
-    """The format's own type. A page that turned out to be something else keeps what it said."""
-    stored = result.content_type.strip()
-    says_more = stored.lower() != "text/html" and _CONTENT_TYPE.match(stored) is not None
-    if body_format is Format.HTML and says_more:
-        return stored
-    return content_type_of(body_format)

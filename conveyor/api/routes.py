@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from conveyor.api import audits, events, jobs, ops, results, runs, schedules
+from conveyor.api import audits, events, exports, jobs, ops, results, runs, schedules
 from conveyor.api.parameters import CURSOR, LIMIT
 from conveyor.api.route import DRY_RUN, Access, Parameter, Reads, Route, Writes
 from conveyor.api.webhook_routes import WEBHOOK_ROUTES
 from conveyor.domain import limits
+from conveyor.domain.export import ExportFormat
 from conveyor.domain.model import FailureReason, JobStatus, JobType, TaskStatus
 from conveyor.usecases.results import FILTERS
 from conveyor.wire import requests
@@ -56,6 +57,15 @@ EVENTS = Parameter(
     "How many to answer with at most.",
 )
 TOKEN = Parameter("token", {"type": "string"}, "From a `result_url`; stands in for the API key.")
+
+EXPORT_FORMAT = Parameter(
+    "format",
+    {"type": "string", "enum": list(ExportFormat), "default": ExportFormat.ZIP},
+    "What kind of file to make.",
+)
+EXPORT_TOKEN = Parameter(
+    "token", {"type": "string"}, "From a `download_url`; stands in for the API key."
+)
 
 _JOB = "/v1/jobs/{job_id}"
 _RUN = _JOB + "/runs/{run_id}"
@@ -277,7 +287,7 @@ ROUTES: tuple[Route, ...] = (
         summary="Fetch the body of a task of the latest run",
         does=Reads(results.get_content),
         answers={200: "*/*"},
-        problems=(404, 409, 422),
+        problems=(404, 409, 410, 422),
     ),
     Route(
         method="GET",
@@ -287,7 +297,7 @@ ROUTES: tuple[Route, ...] = (
         summary="Fetch the body of a task",
         does=Reads(results.get_content),
         answers={200: "*/*"},
-        problems=(404, 409, 422),
+        problems=(404, 409, 410, 422),
         query=(TOKEN,),
         access=Access.LINK,
     ),
@@ -322,6 +332,39 @@ ROUTES: tuple[Route, ...] = (
         answers={200: shapes.ListEventsResponse},
         problems=(400,),
         query=(AFTER, EVENTS),
+    ),
+    Route(
+        method="POST",
+        path=_RUN + "/exports",
+        name="startResultsExport",
+        tag="runs",
+        summary="Ask for the results of an ended run as one file",
+        does=Writes(exports.start),
+        answers={202: shapes.StartExportResponse},
+        problems=(400, 404, 409, 410, 503),
+        query=(EXPORT_FORMAT,),
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/exports/{export_id}",
+        name="getResultsExport",
+        tag="runs",
+        summary="Show how far an export is, with a link to the file once it is made",
+        does=Reads(exports.get),
+        answers={200: shapes.ExportResponse},
+        problems=(404,),
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/exports/{export_id}/content",
+        name="getResultsExportContent",
+        tag="runs",
+        summary="Fetch the file of an export, all of it or from some byte on",
+        does=Reads(exports.get_content),
+        answers={200: "*/*", 206: "*/*"},
+        problems=(404, 409, 416),
+        query=(EXPORT_TOKEN,),
+        access=Access.LINK,
     ),
     Route(
         method="GET",

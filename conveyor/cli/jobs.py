@@ -7,6 +7,7 @@ from itertools import islice
 
 import click
 
+from conveyor.cli.jobs_exports import export, verify
 from conveyor.cli.jobs_insight import audit, events, rerun_told
 from conveyor.cli.jobs_lists import add, submit
 from conveyor.cli.jobs_results import download, results
@@ -189,5 +190,16 @@ def _answer_run(session: Session, run: RunResponse, *, as_json: bool) -> None:
     session.answer(run, runs_table([run]), as_json=as_json)
 
 
-for command in (submit, add, schedule, results, download, events, audit, webhook):
+for command in (
+    submit,
+    add,
+    schedule,
+    results,
+    download,
+    export,
+    verify,
+    events,
+    audit,
+    webhook,
+):
     jobs.add_command(command)

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from conveyor.cli.progress import span
-from conveyor.domain.model import JobStatus, PauseState, RunStatus, TaskStatus
+from conveyor.domain.model import JobStatus, PauseState, RunStatus
 from conveyor.domain.schedules import ScheduleStatus
-from conveyor.sdk import JobResponse, JobSchedule, RunResponse, TaskResult
+from conveyor.sdk import JobResponse, JobSchedule, ResultStatus, RunResponse, TaskResult
 
 _RUN_STYLES = {
     RunStatus.RUNNING: "cyan",
@@ -23,7 +23,7 @@ _RUN_STYLES = {
     RunStatus.FAILED: "red",
     RunStatus.DELETED: "dim",
 }
-_TASK_STYLES = {TaskStatus.SUCCESSFUL: "green", TaskStatus.FAILED: "red"}
+_TASK_STYLES = {ResultStatus.SUCCESSFUL: "green", ResultStatus.FAILED: "red"}
 
 
 def plain(text: str | None, style: str = "") -> Text:

@@ -11,8 +11,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from conveyor.domain.events import Event, Feed
+from conveyor.domain.export import Export
 from conveyor.domain.hooks import SigningKeys
-from conveyor.domain.ids import BatchId, CallerId, EventId, JobId, NoticeId, RunId, TaskId
+from conveyor.domain.ids import BatchId, CallerId, EventId, ExportId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task, TaskRef
 from conveyor.domain.schedules import Schedule
 
@@ -29,6 +30,7 @@ Row = (
     | Feed
     | SigningKeys
     | Schedule
+    | Export
 )
 R = TypeVar(
     "R",
@@ -44,6 +46,7 @@ R = TypeVar(
     Feed,
     SigningKeys,
     Schedule,
+    Export,
 )
 
 
@@ -108,6 +111,12 @@ class ScheduleKey(Key[Schedule], frozen=True):
     job_id: JobId
 
 
+class ExportKey(Key[Export], frozen=True):
+    job_id: JobId
+    run_id: RunId
+    export_id: ExportId
+
+
 AnyKey = (
     JobKey
     | RunKey
@@ -121,6 +130,7 @@ AnyKey = (
     | FeedKey
     | SigningKeysKey
     | ScheduleKey
+    | ExportKey
 )
 
 

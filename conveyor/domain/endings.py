@@ -205,7 +205,15 @@ def _scrub(job: Job, run_id: RunId | None, scrub_id: str, now: float) -> Insert:
 def _end(
     job: Job, run: Run, totals: Totals, event: str, values: dict[str, Any], now: float
 ) -> Change:
-    ended = {"status": lifecycle.target(RUN, event), "updated_at": now, "ended_at": now, **values}
+    expires_at = now + job.result_ttl_days * 86_400.0
+    ended = {
+        "status": lifecycle.target(RUN, event),
+        "updated_at": now,
+        "ended_at": now,
+        "expires_at": expires_at,
+        "sweep_at": expires_at,
+        **values,
+    }
     freed = {"active_run_id": None, "updated_at": now}
     owned = Guard(equals=(("active_run_id", run.run_id),))
     writes: list[Write] = [

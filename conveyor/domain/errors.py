@@ -94,6 +94,14 @@ class TaskNotReady(Conflict):
     title = "Task is not finished"
 
 
+class ResultExpired(Refused):
+    """It was here, and its time is over."""
+
+    status = 410
+    code = "result_expired"
+    title = "Result expired"
+
+
 class KeyConflict(Conflict):
     """An Idempotency-Key came back with another request."""
 

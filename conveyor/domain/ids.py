@@ -17,6 +17,7 @@ BatchId = NewType("BatchId", str)
 LeaseId = NewType("LeaseId", str)
 NoticeId = NewType("NoticeId", str)
 EventId = NewType("EventId", str)
+ExportId = NewType("ExportId", str)
 
 ULID_PATTERN = "^[0-9A-HJKMNP-TV-Z]{26}$"
 TASK_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"

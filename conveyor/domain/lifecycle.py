@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from conveyor.domain.errors import IllegalTransition
+from conveyor.domain.export import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,
     GateStatus,
@@ -81,6 +82,14 @@ SCHEDULE: Table[ScheduleStatus] = _table(
     resumed=({ScheduleStatus.PAUSED}, ScheduleStatus.ACTIVE),
 )
 
+_UNDONE = {ExportStatus.PENDING, ExportStatus.RUNNING}
+
+EXPORT: Table[ExportStatus] = _table(
+    taken_up=(_UNDONE, ExportStatus.RUNNING),
+    completed=({ExportStatus.RUNNING}, ExportStatus.COMPLETED),
+    failed=(_UNDONE, ExportStatus.FAILED),
+)
+
 RUN_LIVE = frozenset(_LIVE)
 RUN_TERMINAL = frozenset(RunStatus) - RUN_LIVE
 TASK_TERMINAL = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED})
@@ -90,6 +99,8 @@ RELEASES_PASS = frozenset({GateStatus.OPEN, GateStatus.DRAINING})
 JOB_VISIBLE = frozenset({JobStatus.OPEN, JobStatus.CLOSED})
 RUN_VISIBLE = frozenset(RunStatus) - {RunStatus.DELETED}
 SCHEDULE_FIRES = frozenset({ScheduleStatus.ACTIVE})
+RUN_ENDED = RUN_VISIBLE - RUN_LIVE
+EXPORT_UNDONE = frozenset(_UNDONE)
 
 
 def sources(table: Table[Status], event: str) -> frozenset[Status]:

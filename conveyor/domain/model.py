@@ -201,6 +201,7 @@ class Job(msgspec.Struct, frozen=True):
     max_inflight: int = limits.MAX_INFLIGHT
     max_attempts: int = limits.MAX_ATTEMPTS
     priority: int = 1
+    result_ttl_days: int = limits.RESULT_TTL_DAYS
     shard_count: int = 1
     runs_count: int = 0
     latest_run_id: RunId | None = None
@@ -233,6 +234,8 @@ class Run(msgspec.Struct, frozen=True):
     source_run_ids: tuple[RunId, ...] = ()
     ended_at: float | None = None
     scheduled_for: float | None = None
+    expires_at: float | None = None
+    sweep_at: float | None = None
 
 
 class Batch(msgspec.Struct, frozen=True):

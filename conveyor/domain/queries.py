@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from conveyor.domain.events import Event
+from conveyor.domain.export import Export
 from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import (
     Batch,
@@ -25,7 +26,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.schedules import Schedule, ScheduleStatus
 
-Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub, Event, Schedule)
+Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub, Event, Schedule, Export)
 
 
 class Query(msgspec.Struct, Generic[Q], frozen=True):
@@ -147,6 +148,20 @@ class DueSchedules(Query[Schedule], frozen=True, kw_only=True):
     limit: int
 
 
+class DueExports(Query[Export], frozen=True, kw_only=True):
+    """Exports whose time has come, to be made or to be removed, oldest first."""
+
+    due_by: float
+    limit: int
+
+
+class DueExpiries(Query[Run], frozen=True, kw_only=True):
+    """Runs whose bodies are to be removed, oldest first."""
+
+    due_by: float
+    limit: int
+
+
 AnyQuery = (
     TasksOf
     | StatsOf
@@ -161,4 +176,6 @@ AnyQuery = (
     | EventsOf
     | UnplacedEvents
     | DueSchedules
+    | DueExports
+    | DueExpiries
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -29,6 +29,12 @@ class Blobs(Protocol):
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
         """Stores the parts, joined, under `key`."""
+
+    async def put_stream(self, key: str, pieces: AsyncIterator[bytes]) -> Stored:
+        """Stores a body of any size as it comes, holding no more than a few pieces of it.
+
+        Whatever the iterator raises comes through, and then nothing was stored.
+        """
 
     async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
         """Stores the parts, joined, under a key of the engine's choosing below `prefix`.

@@ -18,6 +18,7 @@ from conveyor.wire.requests import SubmitJobRequest, TaskInput, WebhookInput
 from conveyor.wire.responses import (
     AddTasksResponse,
     AuditResponse,
+    ExportResponse,
     JobResponse,
     ListEventsResponse,
     ListJobRunsResponse,
@@ -26,6 +27,7 @@ from conveyor.wire.responses import (
     RerunDryRunResponse,
     RerunJobResponse,
     RunResponse,
+    StartExportResponse,
     SubmitDryRunResponse,
     SubmitJobResponse,
     TaskHistoryResponse,
@@ -239,6 +241,22 @@ def finalize_hmac_key() -> Call[HmacKeyFinalized]:
 
 def cancel_hmac_rotation() -> Call[None]:
     return Call("DELETE", "/v1/hmac/keys/rotate", type(None))
+
+
+def start_export(job_id: str, run_id: str, kind: str) -> Call[StartExportResponse]:
+    path = _run_path(job_id, run_id, "exports")
+    return Call("POST", path, StartExportResponse, {"format": kind})
+
+
+def get_export(job_id: str, run_id: str, export_id: str) -> Call[ExportResponse]:
+    path = _run_path(job_id, run_id, "exports", _checked(export_id, "export"))
+    return Call("GET", path, ExportResponse)
+
+
+def get_export_content(job_id: str, run_id: str, export_id: str) -> Call[None]:
+    """The answer is the file itself."""
+    path = _run_path(job_id, run_id, "exports", _checked(export_id, "export"), "content")
+    return Call("GET", path, type(None))
 
 
 def tasks_of(tasks: Iterable[str | TaskInput]) -> list[TaskInput]:

@@ -15,6 +15,7 @@ from typing import Literal, Self, TypeVar
 
 import httpx
 
+from conveyor.domain.lifecycle import EXPORT_UNDONE
 from conveyor.sdk import calls
 from conveyor.sdk.calls import Call, Choice
 from conveyor.sdk.downloads import (
@@ -34,10 +35,12 @@ from conveyor.wire.responses import (
     AddTasksResponse,
     AuditResponse,
     EventResponse,
+    ExportResponse,
     JobResponse,
     RerunDryRunResponse,
     RerunJobResponse,
     RunResponse,
+    StartExportResponse,
     SubmitDryRunResponse,
     SubmitJobResponse,
     TaskHistoryEvent,
@@ -325,6 +328,39 @@ class Client:
     def cancel_hmac_rotation(self) -> None:
         """Drops the candidate, if there is one."""
         self._ask(calls.cancel_hmac_rotation())
+
+    def start_export(
+        self, job_id: str, run_id: str, *, kind: str = "zip", idempotency_key: str | None = None
+    ) -> StartExportResponse:
+        """Asks for the results of an ended run as one file: zip, jsonl, csv or warc."""
+        return self._ask(calls.start_export(job_id, run_id, kind), idempotency_key)
+
+    def get_export(self, job_id: str, run_id: str, export_id: str) -> ExportResponse:
+        return self._ask(calls.get_export(job_id, run_id, export_id))
+
+    def wait_for_export(
+        self,
+        job_id: str,
+        run_id: str,
+        export_id: str,
+        on_progress: Callable[[ExportResponse], None] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> ExportResponse:
+        """Looks at an export until it is made, or has failed."""
+        pace = Pace(begun_at=time.monotonic(), timeout_s=timeout_s)
+        while True:
+            export = self.get_export(job_id, run_id, export_id)
+            if on_progress is not None:
+                on_progress(export)
+            if export.status not in EXPORT_UNDONE:
+                return export
+            self._sleep(pace.interval_s(time.monotonic()))
+
+    def download_export(self, job_id: str, run_id: str, export_id: str, path: Path) -> Downloaded:
+        """The file of an export, which is whole or not there."""
+        call = calls.get_export_content(job_id, run_id, export_id)
+        return self._trying(lambda: self._download(call, path))
 
     def wait(
         self,

@@ -30,7 +30,7 @@ class Pace:
         if self.timeout_s is None:
             return interval_s
         if elapsed_s >= self.timeout_s:
-            raise TimeoutError(f"The run has not ended within {self.timeout_s:g} s.")
+            raise TimeoutError(f"It has not ended within {self.timeout_s:g} s.")
         return min(interval_s, self.timeout_s - elapsed_s)
 
     def seen(self, now: float) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import trio
 
 from conveyor.domain import ids, limits
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.admission import Path, choose_path
 from conveyor.domain.changes import Applied, Change, Verdict
 from conveyor.domain.randomness import Random
+from conveyor.ports.aside import Aside, T
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
@@ -41,6 +45,14 @@ class Policy:
         return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)
 
 
+class Here:
+    """Work done on the spot: for worlds without threads."""
+
+    async def do(self, work: Callable[[], T]) -> T:
+        await trio.lowlevel.checkpoint()
+        return work()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Env:
     """The ports, the randomness (secrets are drawn from it too) and the name of this process
@@ -57,6 +69,7 @@ class Env:
     owner: str
     policy: Policy = field(default_factory=Policy)
     news: News = field(default_factory=News)
+    aside: Aside = field(default_factory=Here)
 
     def now(self) -> float:
         return self.clock.now()

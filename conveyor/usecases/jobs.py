@@ -51,6 +51,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     max_inflight: int | None = None
     max_attempts: int | None = None
     priority: int = 1
+    result_ttl_days: int = limits.RESULT_TTL_DAYS
     api_key: str | None = None
 
 
@@ -158,6 +159,7 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
         max_inflight=request.max_inflight or env.policy.max_inflight,
         max_attempts=request.max_attempts or limits.MAX_ATTEMPTS,
         priority=request.priority,
+        result_ttl_days=request.result_ttl_days,
         shard_count=pin_shard_count(
             tasks_count=len(request.drafts),
             is_open=request.is_open,

@@ -38,6 +38,15 @@ async def own_run(env: Env, job: Job, run_id: str) -> Run:
     return run
 
 
+async def visible_run(env: Env, job_id: JobId, run_id: RunId, *, absent: str) -> tuple[Job, Run]:
+    """For who holds a signed link to something of the run: it dies with the job and the run."""
+    job = await env.store.read(JobKey(job_id))
+    run = await env.store.read(RunKey(job_id, run_id))
+    if job is None or job.status not in JOB_VISIBLE or run is None or run.status not in RUN_VISIBLE:
+        raise NotFound(absent)
+    return job, run
+
+
 async def latest_run(env: Env, job: Job) -> Run | None:
     if job.latest_run_id is None:
         return None

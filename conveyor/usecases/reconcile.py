@@ -137,6 +137,7 @@ async def _scrub(env: Env, scrub: Scrub) -> None:
         prefix = f"{prefix}/runs/{scrub.run_id}"
         await env.queue.close_run(scrub.run_id)
         await env.blobs.delete_prefix(f"jobs/{scrub.job_id}/sources/{scrub.run_id}")
+        await env.blobs.delete_prefix(f"jobs/{scrub.job_id}/exports/{scrub.run_id}")
     await env.blobs.delete_prefix(prefix)
     while await env.store.scrub(scrub.job_id, scrub.run_id, limit=_SCRUB_ROWS):
         pass

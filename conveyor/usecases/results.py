@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import AsyncGenerator
 from functools import partial
 
 import msgspec
 
 from conveyor.domain import limits, paging
-from conveyor.domain.changes import JobKey, RunKey
 from conveyor.domain.errors import InvalidArgument, NotFound, TaskNotReady
 from conveyor.domain.ids import CallerId, JobId, RunId, TaskId
-from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE, TASK_TERMINAL, TASK_UNFINISHED
+from conveyor.domain.lifecycle import TASK_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Job, Result, Run, Task, TaskStatus
 from conveyor.domain.queries import TasksOf
-from conveyor.ports.errors import BlobMissing
+from conveyor.usecases import links
 from conveyor.usecases.env import Env
-from conveyor.usecases.lookups import task_of
+from conveyor.usecases.expiry import Expiries, expiries_of, refuse_expired
+from conveyor.usecases.lookups import task_of, visible_run
+from conveyor.usecases.streams import begun
 
 FILTERS: dict[str, frozenset[TaskStatus] | None] = {
     "all": None,
@@ -30,6 +30,7 @@ FILTERS: dict[str, frozenset[TaskStatus] | None] = {
 class ResultPage(msgspec.Struct, frozen=True):
     tasks: list[Task]
     next_cursor: str | None
+    expiries: Expiries
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -56,12 +57,12 @@ async def page(
         limit=limit + 1,
     )
     rows = await env.store.find(query)
+    expiries = await expiries_of(env, run)
     if len(rows) <= limit:
-        return ResultPage(rows, None)
+        return ResultPage(rows, None, expiries)
     sign = partial(env.vault.sign, purpose="cursor")
-    return ResultPage(
-        rows[:limit], paging.make_cursor(rows[limit - 1].task_id, scope=scope, sign=sign)
-    )
+    following = paging.make_cursor(rows[limit - 1].task_id, scope=scope, sign=sign)
+    return ResultPage(rows[:limit], following, expiries)
 
 
 async def _position(env: Env, run: Run, cursor: str, scope: str) -> TaskId:
@@ -84,52 +85,29 @@ async def body_of(env: Env, run: Run, task_id: str) -> tuple[Task, Body | None]:
         raise TaskNotReady("The task has not ended yet.")
     if task.result is None:
         return task, None
-    pieces = env.blobs.open(task.result.key)
-    try:
-        first = await anext(pieces, b"")
-    except BlobMissing:
-        raise NotFound("The body of this task is no longer stored.") from None
-    return task, Body(task.result, _with_first(first, pieces))
-
-
-async def _with_first(
-    first: bytes, rest: AsyncGenerator[bytes, None]
-) -> AsyncGenerator[bytes, None]:
-    try:
-        yield first
-        async for piece in rest:
-            yield piece
-    finally:
-        await rest.aclose()
+    refuse_expired(await expiries_of(env, run), task)
+    absent = "The body of this task is no longer stored."
+    return task, Body(task.result, await begun(env, task.result.key, absent=absent))
 
 
 def link_token(env: Env, run: Run, task: Task) -> str:
     """What makes a body's address work without a key, for a day."""
-    expires = int(env.now() + limits.RESULT_URL_TTL_S)
-    return f"{expires}.{_link_signature(env, run.job_id, run.run_id, task.task_id, expires)}"
+    what = _linked(run.job_id, run.run_id, task.task_id)
+    return links.make_token(env, what, purpose="result", until=env.now() + limits.RESULT_URL_TTL_S)
 
 
 async def run_by_link(
     env: Env, job_id: str, run_id: str, task_id: str, token: str
 ) -> tuple[Job, Run]:
-    """The run that a signed link leads to; NotFound for any link that we did not make, and once
-    the job or the run is deleted."""
-    text, _, signature = token.partition(".")
-    expires = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
-    expected = _link_signature(env, JobId(job_id), RunId(run_id), TaskId(task_id), expires)
-    if not signature.isascii() or not hmac.compare_digest(expected, signature):
-        raise NotFound("There is no such task.")
-    if expires < env.now():
-        raise NotFound("The link has expired; list the results again for a new one.")
-    job = await env.store.read(JobKey(JobId(job_id)))
-    run = await env.store.read(RunKey(JobId(job_id), RunId(run_id)))
-    if job is None or job.status not in JOB_VISIBLE or run is None or run.status not in RUN_VISIBLE:
-        raise NotFound("There is no such task.")
-    return job, run
+    """The run that a signed link leads to; NotFound for any link that we did not make."""
+    absent = "There is no such task."
+    what = _linked(job_id, run_id, task_id)
+    links.check_token(env, token, what, purpose="result", absent=absent)
+    return await visible_run(env, JobId(job_id), RunId(run_id), absent=absent)
 
 
-def _link_signature(env: Env, job_id: JobId, run_id: RunId, task_id: TaskId, expires: int) -> str:
-    return env.vault.sign(f"{job_id}/{run_id}/{task_id}/{expires}", purpose="result")
+def _linked(job_id: str, run_id: str, task_id: str) -> str:
+    return f"{job_id}/{run_id}/{task_id}"
 
 
 def owner_scope(caller: CallerId, what: str) -> str:

@@ -139,6 +139,14 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         int,
         Meta(ge=1, le=limits.PRIORITY_MAX, description="The job's weight among the caller's jobs."),
     ] = 1
+    result_ttl_days: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=limits.RESULT_TTL_DAYS_MAX,
+            description="How many days results are kept after their run has ended.",
+        ),
+    ] = limits.RESULT_TTL_DAYS
 
 
 class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

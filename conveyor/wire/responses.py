@@ -5,6 +5,7 @@ A field with a default is left out when it has nothing to say; one without is al
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Meta
 from conveyor.domain.auditing import BadBody, Difference
 from conveyor.domain.errors import InvalidTask
 from conveyor.domain.events import EventType
+from conveyor.domain.export import ExportFormat, ExportStatus, Manifest
 from conveyor.domain.ids import TASK_ID_PATTERN, ULID_PATTERN
 from conveyor.domain.model import (
     Format,
@@ -24,7 +26,6 @@ from conveyor.domain.model import (
     Problem,
     RunFailure,
     RunStatus,
-    TaskStatus,
 )
 from conveyor.domain.schedules import ScheduleStatus
 from conveyor.domain.waiting import WaitReason
@@ -34,6 +35,16 @@ Ulid = Annotated[str, Meta(pattern=ULID_PATTERN)]
 TaskName = Annotated[str, Meta(pattern=TASK_ID_PATTERN)]
 Instant = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 Count = Annotated[int, Meta(ge=0)]
+
+
+class ResultStatus(StrEnum):
+    """How a task stands; an expired one was successful, and its body is no longer kept."""
+
+    PENDING = "pending"
+    PROCESSING = "processing"
+    SUCCESSFUL = "successful"
+    FAILED = "failed"
+    EXPIRED = "expired"
 
 
 class FieldError(msgspec.Struct, frozen=True):
@@ -116,6 +127,7 @@ class RunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     failure_reason: RunFailure | None = None
     failure_detail: str | None = None
     scheduled_for: Annotated[Instant, Meta(description="The time it was fired for.")] | None = None
+    results_expire_at: Instant | None = None
     receipt: ReceiptResponse | None = None
     waiting_on: WaitingResponse | None = None
     eta_seconds: (
@@ -140,6 +152,7 @@ class JobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     max_inflight: int
     max_attempts: int
     priority: int
+    result_ttl_days: int
     zenrows_params: dict[str, str] = {}
     external_id: str | None = None
     name: str | None = None
@@ -194,7 +207,7 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     run_id: Ulid
     index: Annotated[int, Meta(ge=0, description="The line's position in the submitted list.")]
     url: str
-    status: TaskStatus
+    status: ResultStatus
     result_url: str | None
     created_at: Instant
     updated_at: Instant
@@ -285,6 +298,34 @@ class ListEventsResponse(msgspec.Struct, frozen=True):
 
     events: list[EventResponse]
     last_id: str
+
+
+class StartExportResponse(msgspec.Struct, frozen=True, kw_only=True):
+    export_id: Ulid
+    status: ExportStatus
+    format: ExportFormat
+    created_at: Instant
+    expires_at: Instant
+
+
+class ExportResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An export; once it is completed, with a link to the file and what is in it."""
+
+    export_id: Ulid
+    status: ExportStatus
+    format: ExportFormat
+    created_at: Instant
+    expires_at: Instant
+    total: Annotated[int, Meta(ge=0, description="Tasks of the run.")]
+    done: Annotated[int, Meta(ge=0, description="Tasks that are in the file so far.")]
+    error: str | None = None
+    download_url: Annotated[str, Meta(description="Works without a key, for a while.")] | None = (
+        None
+    )
+    file_name: str | None = None
+    size_bytes: Count | None = None
+    sha256: str | None = None
+    manifest: Manifest | None = None
 
 
 class HealthResponse(msgspec.Struct, frozen=True):

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from conveyor.domain.events import Event
+from conveyor.domain.export import Export, ExportStatus
+from conveyor.domain.formats import ENCODERS
 from conveyor.domain.lifecycle import RUN_TERMINAL, seen_status
 from conveyor.domain.model import (
     Attempt,
@@ -24,7 +26,9 @@ from conveyor.domain.schedules import Schedule, Skip, upcoming
 from conveyor.domain.waiting import Waiting
 from conveyor.wire.responses import (
     EventResponse,
+    ExportResponse,
     JobResponse,
+    ResultStatus,
     RunResponse,
     RunStats,
     Spend,
@@ -98,6 +102,7 @@ def run_view(
         waiting_on=None if waiting is None else waiting_view(waiting),
         eta_seconds=None if eta_s is None else math.ceil(eta_s),
         scheduled_for=None if run.scheduled_for is None else instant(run.scheduled_for),
+        results_expire_at=None if run.expires_at is None else instant(run.expires_at),
     )
 
 
@@ -120,6 +125,7 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
         max_inflight=job.max_inflight,
         max_attempts=job.max_attempts,
         priority=job.priority,
+        result_ttl_days=job.result_ttl_days,
         zenrows_params=params,
         external_id=job.external_id,
         name=job.name,
@@ -152,16 +158,16 @@ def webhook_view(webhook: Webhook | None) -> WebhookResponse | None:
     return None if webhook is None else WebhookResponse(webhook.url, webhook.signature)
 
 
-def result_view(job: Job, task: Task, result_url: str | None) -> TaskResult:
-    """`result_url` is where the body is; it is shown on successful tasks only."""
+def result_view(job: Job, task: Task, result_url: str | None, *, is_expired: bool) -> TaskResult:
+    """`result_url` is where the body is; it is shown while there is one."""
     is_successful = task.status is TaskStatus.SUCCESSFUL
     return TaskResult(
         task_id=task.task_id,
         run_id=task.run_id,
         index=task.index,
         url=task.url,
-        status=task.status,
-        result_url=result_url if is_successful else None,
+        status=ResultStatus.EXPIRED if is_expired else ResultStatus(task.status),
+        result_url=result_url if is_successful and not is_expired else None,
         created_at=instant(task.created_at),
         updated_at=instant(task.updated_at),
         type=job.format if is_successful else None,
@@ -180,6 +186,30 @@ def event_view(event: Event) -> EventResponse:
         occurred_at=instant(event.occurred_at),
         data=msgspec.json.decode(event.data),
     )
+
+
+def export_view(export: Export, download_url: str) -> ExportResponse:
+    """The link and the manifest are told once the file is there."""
+    is_there = export.status is ExportStatus.COMPLETED
+    return ExportResponse(
+        export_id=export.export_id,
+        status=export.status,
+        format=export.format,
+        created_at=instant(export.created_at),
+        expires_at=instant(export.expires_at),
+        total=export.total,
+        done=export.done,
+        error=export.error if export.status is ExportStatus.FAILED else None,
+        download_url=download_url if is_there else None,
+        file_name=export_file_name(export) if is_there else None,
+        size_bytes=export.size_bytes if is_there else None,
+        sha256=export.sha256,
+        manifest=export.manifest,
+    )
+
+
+def export_file_name(export: Export) -> str:
+    return f"{export.run_id}.{ENCODERS[export.format].suffix}"
 
 
 def history_view(task: Task) -> TaskHistoryResponse:

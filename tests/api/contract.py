@@ -27,6 +27,7 @@ def load() -> dict[str, Any] | None:
     del document["components"]["schemas"]["Run"]["properties"]["failure_reason"]["enum"]
     calendar = document["components"]["schemas"]["ScheduleCalendar"]
     del calendar["properties"]["times_of_day"]["items"]["pattern"]
+    del document["components"]["schemas"]["TaskStatus"]["enum"]
     _allow_null(document)
     return document
 

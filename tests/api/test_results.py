@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from conveyor.api.results import content_type_for
 from conveyor.domain import limits
+from conveyor.domain.content import content_type_for
 from conveyor.domain.model import Format, Result
 from tests.api.world import BERT, World
 

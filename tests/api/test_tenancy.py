@@ -27,6 +27,7 @@ async def test_a_foreign_id_answers_byte_for_byte_like_an_unknown_one(route: obj
     (task,) = await world.finish(job)
     run_id = job["latest_run"]["run_id"]
     path = route.path.replace("{task_id}", task.task_id).replace("{event_id}", "0" * 26)
+    path = route.path.replace("{task_id}", task.task_id).replace("{export_id}", UNKNOWN)
     foreign = path.replace("{job_id}", job["job_id"]).replace("{run_id}", run_id)
     unknown = path.replace("{job_id}", UNKNOWN).replace("{run_id}", UNKNOWN)
     body = BODIES.get(route.name)
@@ -64,6 +65,7 @@ async def test_every_route_asks_for_a_key(route: object) -> None:
     world = make_world()
     assert isinstance(route, type(NAMED[0]))
     path = route.path.format(job_id=UNKNOWN, run_id=UNKNOWN, task_id="t", event_id="E")
+    path = route.path.format(job_id=UNKNOWN, run_id=UNKNOWN, task_id="t", export_id=UNKNOWN)
 
     seen = await world.call(route.method, path, key=None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from zenrows.batch import (
 )
 
 from conveyor.domain.ids import JobId
-from conveyor.usecases import schedules
+from conveyor.sdk.exports import verify_export
+from conveyor.usecases import exports, schedules
 from tests.api.test_sockets import Server, served
 from tests.api.world import ANNA, World
 
@@ -174,3 +176,60 @@ async def test_the_client_sees_a_fired_run_and_is_refused_what_a_schedule_does_n
 
     assert refused == codes
     assert (run.trigger.value, run.status.value) == ("scheduled", "running")
+
+
+async def test_the_client_exports_a_run_and_saves_the_archive(world: World, tmp_path: Path) -> None:
+    job = await world.submit(3)
+    await world.finish(job)
+    ids = (job["job_id"], job["latest_run"]["run_id"])
+    target = tmp_path / "below" / "all.zip"
+
+    async def see_to_exports() -> None:
+        while not (due := await exports.due(world.env, limit=1)):
+            await trio.sleep(0.01)
+        await exports.see_to(world.env, due[0])
+
+    def save(client: Any) -> Any:
+        return client.download_all_results(*ids, target, poll_interval=0.01)
+
+    async with served(world) as server, trio.open_nursery() as nursery:
+        nursery.start_soon(see_to_exports)
+        saved = await _with_sdk(server, save)
+
+    manifest = verify_export(saved)
+    assert manifest.counts == {"successful": 3}
+
+
+async def test_the_client_is_told_why_an_export_failed(world: World, tmp_path: Path) -> None:
+    job = await world.submit(1)
+    await world.finish(job)
+    ids = (job["job_id"], job["latest_run"]["run_id"])
+    await world.env.blobs.delete_prefix(f"jobs/{ids[0]}/runs")
+    started = (await world.post(f"/v1/jobs/{ids[0]}/runs/{ids[1]}/exports")).json
+    for _ in range(6):
+        for export in await exports.due(world.env, limit=1):
+            await exports.see_to(world.env, export)
+        world.clock.advance(300)
+
+    async with served(world) as server:
+        seen = await _with_sdk(
+            server, lambda client: client.get_results_export(*ids, started["export_id"]).data
+        )
+
+    assert (seen.status.value, seen.error) == ("failed", "a result is no longer stored")
+
+
+async def test_the_client_skips_results_that_have_expired(world: World, tmp_path: Path) -> None:
+    job = await world.submit(2, result_ttl_days=1)
+    await world.finish(job)
+    world.clock.advance(86_400)
+    skipped: list[str] = []
+
+    def save(client: Any) -> Any:
+        run = client.job(job["job_id"]).run
+        return run.download_to_dir(tmp_path, on_skip=lambda row: skipped.append(row.status.value))
+
+    async with served(world) as server:
+        saved = await _with_sdk(server, save)
+
+    assert (saved, skipped) == (0, ["expired", "expired"])

@@ -9,6 +9,8 @@ from conveyor.domain.model import BatchStatus, JobStatus, JobType, NoticeStatus,
 from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
+    DueExpiries,
+    DueExports,
     DueNotices,
     DueSchedules,
     DueScrubs,
@@ -65,6 +67,8 @@ def make_questions(
                 limit=limit,
             )
         ),
+        _asking(DueExports(due_by=now, limit=limit)),
+        _asking(DueExpiries(due_by=now, limit=limit)),
     ]
 
 

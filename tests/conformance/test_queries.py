@@ -20,6 +20,8 @@ from conveyor.domain.model import (
 from conveyor.domain.queries import (
     BatchesIn,
     BatchesOf,
+    DueExpiries,
+    DueExports,
     DueNotices,
     DueSchedules,
     DueScrubs,
@@ -50,6 +52,7 @@ from tests.builders import (
     a_stats,
     a_task,
     a_ulid,
+    an_export,
     insert,
     keep,
     update,
@@ -339,6 +342,17 @@ async def test_schedules_in_statuses_whose_time_comes_by_then_come_soonest_first
     assert first == due[:2]
 
 
+async def test_exports_whose_time_has_come_come_oldest_first(store: Store) -> None:
+    due = [an_export(9 - number, due_at=T0 + number) for number in range(4)]
+    await keep(store, *reversed(due))
+
+    found = await store.find(DueExports(due_by=T0 + 2, limit=10))
+    first = await store.find(DueExports(due_by=T0 + 2, limit=2))
+
+    assert found == due[:3]
+    assert first == due[:2]
+
+
 async def test_pages_of_due_schedules_go_on_behind_a_time_and_a_job(store: Store) -> None:
     same_time = [a_schedule(JobId(a_ulid(n)), next_fire_at=T0) for n in range(3)]
     later = a_schedule(JobId(a_ulid(0) + "x"), next_fire_at=T0 + 1)
@@ -348,6 +362,17 @@ async def test_pages_of_due_schedules_go_on_behind_a_time_and_a_job(store: Store
     query = DueSchedules(statuses=frozenset(ScheduleStatus), due_by=T0 + 9, after=after, limit=10)
 
     assert await store.find(query) == [*same_time[1:], later]
+
+
+async def test_runs_whose_bodies_are_to_go_come_oldest_first_and_no_others(store: Store) -> None:
+    due = [a_run(RunId(a_ulid(9 - number)), sweep_at=T0 + number) for number in range(4)]
+    await keep(store, *reversed(due), a_run(), a_run(OTHER_RUN, expires_at=T0))
+
+    found = await store.find(DueExpiries(due_by=T0 + 2, limit=10))
+    first = await store.find(DueExpiries(due_by=T0 + 2, limit=2))
+
+    assert found == due[:3]
+    assert first == due[:2]
 
 
 async def test_an_empty_store_answers_every_query_with_nothing(store: Store) -> None:

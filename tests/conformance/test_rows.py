@@ -12,8 +12,9 @@ from conveyor.domain.changes import (
     RunKey,
     StatsKey,
 )
+from conveyor.domain.export import ExportFormat, ExportStatus, Manifest
 from conveyor.domain.hooks import SigningKey, Try
-from conveyor.domain.ids import FIRST_BATCH, BatchId
+from conveyor.domain.ids import FIRST_BATCH, BatchId, ExportId
 from conveyor.domain.model import (
     Attempt,
     BatchStatus,
@@ -45,6 +46,7 @@ from conveyor.domain.schedules import (
 )
 from conveyor.ports.store import Store
 from tests.builders import (
+    JOB,
     OTHER_JOB,
     OTHER_RUN,
     RUN,
@@ -62,6 +64,7 @@ from tests.builders import (
     a_task,
     a_ulid,
     an_event,
+    an_export,
     insert,
     keep,
     kept,
@@ -78,6 +81,19 @@ HISTORY = (Attempt(1, T0, T0 + 1.5, PROBLEM, 1, 25), Attempt(2, T0 + 2, T0 + 3))
 STAGED = StagedList("staged/list", RUN, FIRST_BATCH)
 REPLAY = RowsOf(RUN, frozenset({TaskStatus.FAILED, TaskStatus.PENDING}), FIRST_BATCH)
 
+MANIFEST = Manifest(
+    export_id=ExportId("1"),
+    job_id=JOB,
+    run_id=RUN,
+    format=ExportFormat.WARC,
+    created_at=T0,
+    tasks=5,
+    entries=4,
+    counts={"successful": 3, "failed": 1},
+    body_bytes=12,
+    entries_sha256="cd" * 32,
+)
+
 BARE: list[Row] = [
     a_job(),
     a_run(),
@@ -91,6 +107,7 @@ BARE: list[Row] = [
     a_feed(),
     some_keys(),
     a_schedule(),
+    an_export(),
 ]
 FULL: list[Row] = [
     a_job(
@@ -107,6 +124,7 @@ FULL: list[Row] = [
         max_inflight=7,
         max_attempts=2,
         priority=9,
+        result_ttl_days=3,
         shard_count=8,
         runs_count=3,
         latest_run_id=RUN,
@@ -133,6 +151,8 @@ FULL: list[Row] = [
         source_run_ids=(OTHER_RUN, RUN),
         ended_at=T0 + 9,
         scheduled_for=T0 - 60,
+        expires_at=T0 + 99,
+        sweep_at=T0 + 100,
     ),
     a_batch(
         status=BatchStatus.SEALED,
@@ -206,6 +226,18 @@ FULL: list[Row] = [
     ),
     a_schedule(OTHER_JOB, rule=At("2026-09-01T09:00:00", "UTC"), next_fire_at=None),
     a_schedule(OTHER_JOB, rule=Cron("*/5 * * * *", "Asia/Kolkata")),
+    an_export(
+        format=ExportFormat.WARC,
+        status=ExportStatus.COMPLETED,
+        done=5,
+        epoch=2,
+        failures=1,
+        error="storage is full",
+        key="jobs/1/exports/2/3/1",
+        size_bytes=2**40,
+        sha256="ab" * 32,
+        manifest=MANIFEST,
+    ),
 ]
 
 

@@ -24,6 +24,7 @@ from tests.builders import (
     a_scrub,
     a_stats,
     a_task,
+    an_export,
     keep,
     kept,
 )
@@ -38,6 +39,7 @@ def _rows_of_run(run_id: RunId, number: int) -> list[Row]:
         a_task(0, run_id),
         a_task(1, run_id, shard=1),
         a_notice(number, run_id=run_id),
+        an_export(number, run_id=run_id),
     ]
 
 
@@ -87,7 +89,7 @@ async def test_scrubbing_goes_on_in_bites_until_nothing_is_left(
 
     bites = [await store.scrub(JOB, run_id, limit=3) for _ in range(4)]
 
-    assert bites == [3, 3, 1, 0]
+    assert bites == [3, 3, 2, 0]
     assert await _left(store, doomed) == []
 
 

@@ -8,7 +8,7 @@ with the newest row, receipt or claim, some with one that was overtaken. Answers
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
@@ -27,12 +27,7 @@ from conveyor.domain.changes import (
 )
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.lifecycle import GATE, RUN, TASK, sources, target
-from conveyor.domain.model import (
-    Batch,
-    GateStatus,
-    Task,
-    TaskStatus,
-)
+from conveyor.domain.model import Batch, GateStatus, Task, TaskStatus
 from conveyor.ports.errors import BlobMissing, QueueGone
 from conveyor.ports.queue import Message
 from tests.builders import (
@@ -49,6 +44,7 @@ from tests.builders import (
     a_task,
     a_ulid,
     add,
+    an_export,
     delete,
     insert,
     key_of,
@@ -238,6 +234,13 @@ class Walker:
         moved = update(schedule, guard, next_fire_at=fire_at, version=other % 3 + 1)
         return await self._commit([a_change(moved if other % 2 else insert(schedule))])
 
+    async def plan_export(self, pick: int, other: int) -> object:
+        job_id, run_id = _some_run(pick)
+        due_at = self.clock.now() + other
+        export = an_export(pick, job_id=job_id, run_id=run_id, due_at=due_at)
+        expiring = update(a_run(run_id, job_id=job_id), sweep_at=due_at)
+        return await self._commit([a_change(insert(export)), a_change(expiring)])
+
     async def scrub(self, pick: int, other: int) -> object:
         """In bites, to the end: which rows go first is the engine's business."""
         job_id, run_id = _some_run(pick)
@@ -316,7 +319,10 @@ class Walker:
     async def put_body(self, pick: int, other: int) -> object:
         key = f"jobs/{pick % 2}/{other % 2}/body"
         self.blob_keys[key] = None
-        return await self.engine.blobs.put(key, [b"x" * pick, b"y" * other])
+        parts = [b"x" * pick, b"y" * other]
+        if pick % 3:
+            return await self.engine.blobs.put(key, parts)
+        return await self.engine.blobs.put_stream(key, _stream(parts))
 
     async def delete_bodies(self, pick: int, other: int) -> object:
         prefix = f"jobs/{pick % 2}" if other % 2 else f"jobs/{pick % 2}/{other % 2}"
@@ -370,6 +376,11 @@ class Walker:
     def _picked(self, pick: int, other: int) -> list[Message]:
         picked = [_newest(self.messages, pick), _newest(self.messages, other)]
         return [message for message in picked if message is not None]
+
+
+async def _stream(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
 
 
 def _newest(things: Sequence[T], number: int) -> T | None:

@@ -9,6 +9,7 @@ import pytest
 
 from conveyor.domain import lifecycle
 from conveyor.domain.errors import IllegalTransition
+from conveyor.domain.export import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,
     GateStatus,
@@ -55,6 +56,17 @@ LEGAL: dict[str, tuple[type[StrEnum], lifecycle.Table[Any], set[str]]] = {
             "processing released pending",
             "processing succeeded successful",
             "processing failed failed",
+        },
+    ),
+    "export": (
+        ExportStatus,
+        lifecycle.EXPORT,
+        {
+            "pending taken_up running",
+            "running taken_up running",
+            "running completed completed",
+            "pending failed failed",
+            "running failed failed",
         },
     ),
     "batch": (

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain import events, hooks, lifecycle, limits, model, schedules
+from conveyor.domain import events, export, hooks, lifecycle, limits, model, schedules
 from conveyor.domain.changes import Row
 from conveyor.domain.errors import Refused
 from conveyor.domain.params import PARAMS
@@ -24,6 +24,7 @@ TABLES: dict[str, lifecycle.Table[Any]] = {
     "GATE": lifecycle.GATE,
     "NOTICE": lifecycle.NOTICE,
     "SCHEDULE": lifecycle.SCHEDULE,
+    "EXPORT": lifecycle.EXPORT,
 }
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     model.Job,
@@ -36,6 +37,8 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     model.Scrub,
     events.Event,
     events.Feed,
+    export.Export,
+    export.Manifest,
     model.TaskSpec,
     model.TaskRef,
     model.Result,

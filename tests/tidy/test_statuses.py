@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import pytest
 
+from conveyor.domain.export import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,
     GateStatus,
@@ -21,6 +22,7 @@ from tests.tidy.sources import ROOT, Module, modules
 
 ENUMS: tuple[type[StrEnum], ...] = (
     BatchStatus,
+    ExportStatus,
     GateStatus,
     JobStatus,
     NoticeStatus,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -139,6 +139,9 @@ class FaultyBlobs:
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
         return await self.fault.through("put", lambda: self.inner.put(key, parts))
+
+    async def put_stream(self, key: str, pieces: AsyncIterator[bytes]) -> Stored:
+        return await self.fault.through("put_stream", lambda: self.inner.put_stream(key, pieces))
 
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         async with aclosing(self.inner.open(key, start=start)) as pieces:

@@ -16,7 +16,7 @@ import itertools
 import os
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from io import FileIO
@@ -30,6 +30,7 @@ import trio
 
 from conveyor.engines.embedded.errors import raise_translated_os
 from conveyor.engines.embedded.packs import MARK, Packs, Place, sync_directory
+from conveyor.engines.embedded.streams import Scratch, fill
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, Unavailable
 
@@ -80,8 +81,7 @@ class FileBlobs:
         self._packs = Packs(self._root, random, self._make_directory)
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
-        if key.rpartition("/")[2].startswith(MARK):
-            raise ValueError(f"a key that only packed bodies have: {key!r}")
+        _refuse_packed(key)
         put = _Put(key, *self._place(key), parts, trio.lowlevel.current_task())
         self._waiting.append(put)
         if self._threads_count < _THREADS_MAX:
@@ -92,6 +92,22 @@ class FileBlobs:
         except OSError as error:
             raise_translated_os(error)
         return stored
+
+    async def put_stream(self, key: str, pieces: AsyncIterator[bytes]) -> Stored:
+        _refuse_packed(key)
+        directory, path = self._place(key)
+        try:
+            scratch = await trio.to_thread.run_sync(Scratch, self._temp_name())
+            try:
+                await fill(scratch, pieces)
+                await trio.to_thread.run_sync(self._land, scratch.path, directory, path)
+                await trio.to_thread.run_sync(sync_directory, directory)
+            finally:
+                scratch.close()
+                scratch.discard()
+        except OSError as error:
+            raise_translated_os(error)
+        return Stored(key, scratch.size_bytes, scratch.sha256)
 
     async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
         _check(f"{prefix}/{name}")
@@ -171,7 +187,7 @@ class FileBlobs:
 
     def _store(self, batch: list[_Put]) -> list[_Put]:
         going = [put for put in batch if put.task is not None]
-        for step in (self._write, _sync, self._land):
+        for step in (self._write, _sync, self._land_put):
             going = [put for put in going if _succeeds(step, put)]
         for directory in {put.directory for put in going}:
             synced = outcome.capture(sync_directory, directory)
@@ -181,7 +197,7 @@ class FileBlobs:
         return batch
 
     def _write(self, put: _Put) -> None:
-        put.temp = f"{self._temp_dir}/{os.getpid()}-{next(self._numbers)}"
+        put.temp = self._temp_name()
         put.descriptor = os.open(put.temp, _NEW_FILE, 0o600)
         digest, size_bytes = hashlib.sha256(), 0
         for part in put.parts:
@@ -192,16 +208,22 @@ class FileBlobs:
                 rest = rest[os.write(put.descriptor, rest) :]
         put.result = outcome.Value(Stored(put.key, size_bytes, digest.hexdigest()))
 
-    def _land(self, put: _Put) -> None:
+    def _temp_name(self) -> str:
+        return f"{self._temp_dir}/{os.getpid()}-{next(self._numbers)}"
+
+    def _land_put(self, put: _Put) -> None:
+        self._land(put.temp, put.directory, put.path)
+
+    def _land(self, temp: str, directory: str, path: str) -> None:
         for _ in range(_LANDINGS_MAX):
-            self._make_directory(put.directory)
+            self._make_directory(directory)
             try:
-                os.rename(put.temp, put.path)
+                os.rename(temp, path)
             except FileNotFoundError:  # The directory was deleted meanwhile.
-                self._durable_dirs.discard(put.directory)
+                self._durable_dirs.discard(directory)
             else:
                 return
-        raise FileNotFoundError(put.path)
+        raise FileNotFoundError(path)
 
     def _make_directory(self, directory: str) -> None:
         """Makes the directory and its parents; a name is durable once its directory is synced."""
@@ -263,6 +285,11 @@ def _open_at(path: str, start: int, size: int) -> tuple[FileIO, bytes]:
     file = FileIO(path)
     file.seek(start)
     return file, file.read(max(size, 0))
+
+
+def _refuse_packed(key: str) -> None:
+    if key.rpartition("/")[2].startswith(MARK):
+        raise ValueError(f"a key that only packed bodies have: {key!r}")
 
 
 def _check(key: str) -> None:

@@ -10,6 +10,8 @@ from conveyor.domain.queries import (
     AnyQuery,
     BatchesIn,
     BatchesOf,
+    DueExpiries,
+    DueExports,
     DueNotices,
     DueSchedules,
     DueScrubs,
@@ -25,6 +27,7 @@ from conveyor.domain.queries import (
 from conveyor.engines.embedded.rows import (
     BATCHES,
     EVENTS,
+    EXPORTS,
     JOBS,
     NOTICES,
     RUNS,
@@ -81,6 +84,10 @@ def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:  # noqa: C901
             return EVENTS, terms, "occurred_at, event_id", query.limit
         case DueSchedules():
             return SCHEDULES, _due_schedules(query), "next_fire_at, job_id", query.limit
+        case DueExports():
+            return EXPORTS, [("due_at <= ?", [query.due_by])], "due_at, export_id", query.limit
+        case DueExpiries():
+            return RUNS, [("sweep_at <= ?", [query.due_by])], "sweep_at, run_id", query.limit
         case _:
             assert_never(query)
 

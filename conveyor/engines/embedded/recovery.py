@@ -32,10 +32,15 @@ _LAPSE_KEYS = """
 UPDATE key_records SET claimed_until = 0 WHERE response_status IS NULL AND claimed_until > 0
 """
 
+# One that is over is due when it expires; any other is due after the claim of who makes it.
+_LAPSE_EXPORTS = """
+UPDATE exports SET due_at = :now WHERE due_at > :now AND due_at < expires_at
+"""
+
 
 def recover(connection: sqlite3.Connection, now: float) -> None:
     connection.execute("BEGIN IMMEDIATE")
-    for sql in (_LAPSE_CLAIMS, _SHOW_MESSAGES):
+    for sql in (_LAPSE_CLAIMS, _SHOW_MESSAGES, _LAPSE_EXPORTS):
         connection.execute(sql, {"now": now})
     connection.execute(_LAPSE_KEYS)
     connection.execute("DELETE FROM leases")

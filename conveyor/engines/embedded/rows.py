@@ -19,6 +19,7 @@ from conveyor.domain.changes import (
     AnyKey,
     BatchKey,
     EventKey,
+    ExportKey,
     FeedKey,
     JobKey,
     NoticeKey,
@@ -31,6 +32,7 @@ from conveyor.domain.changes import (
     TaskKey,
 )
 from conveyor.domain.events import Event, Feed
+from conveyor.domain.export import Export
 from conveyor.domain.hooks import SigningKeys
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 from conveyor.domain.schedules import Schedule
@@ -140,6 +142,7 @@ EVENTS = _table("events", Event, "caller", "event_id")
 FEEDS = _table("feeds", Feed, "caller")
 SIGNING_KEYS = _table("signing_keys", SigningKeys, "caller")
 SCHEDULES = _table("schedules", Schedule, "job_id")
+EXPORTS = _table("exports", Export, "job_id", "run_id", "export_id")
 
 TABLES: dict[type, Table] = {
     JobKey: JOBS,
@@ -154,4 +157,5 @@ TABLES: dict[type, Table] = {
     FeedKey: FEEDS,
     SigningKeysKey: SIGNING_KEYS,
     ScheduleKey: SCHEDULES,
+    ExportKey: EXPORTS,
 }

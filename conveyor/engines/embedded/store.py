@@ -38,7 +38,7 @@ from conveyor.engines.embedded import statements
 from conveyor.engines.embedded.database import Database
 from conveyor.engines.embedded.finds import find
 from conveyor.engines.embedded.queue import enqueue
-from conveyor.engines.embedded.rows import BATCHES, EVENTS, NOTICES, RUNS, STATS, TASKS
+from conveyor.engines.embedded.rows import BATCHES, EVENTS, EXPORTS, NOTICES, RUNS, STATS, TASKS
 from conveyor.engines.embedded.tallies import apply_tallies
 from conveyor.ports.clock import Clock
 
@@ -54,6 +54,7 @@ _SCRUBBED = (
     (BATCHES, _OF_JOB, _OF_RUN),
     (NOTICES, _OF_JOB, _OF_RUN),
     (EVENTS, _OF_JOB, _OF_RUN),
+    (EXPORTS, _OF_JOB, _OF_RUN),
     (RUNS, _OF_JOB, _OF_RUN),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import trio
 
@@ -28,6 +28,10 @@ class MemoryBlobs:
         body = b"".join(parts)
         self._bodies[key] = body
         return Stored(key, len(body), hashlib.sha256(body).hexdigest())
+
+    async def put_stream(self, key: str, pieces: AsyncIterator[bytes]) -> Stored:
+        _check(key)
+        return await self.put(key, [piece async for piece in pieces])
 
     async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
         return await self.put(f"{prefix}/{name}", parts)

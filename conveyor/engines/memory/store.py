@@ -18,6 +18,7 @@ from conveyor.domain.changes import (
     Delete,
     Enqueue,
     EventKey,
+    ExportKey,
     FeedKey,
     Guard,
     Insert,
@@ -41,6 +42,7 @@ from conveyor.domain.changes import (
     is_tally,
 )
 from conveyor.domain.events import Event, Feed
+from conveyor.domain.export import Export
 from conveyor.domain.hooks import SigningKeys
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
@@ -48,6 +50,8 @@ from conveyor.domain.queries import (
     AnyQuery,
     BatchesIn,
     BatchesOf,
+    DueExpiries,
+    DueExports,
     DueNotices,
     DueSchedules,
     DueScrubs,
@@ -84,6 +88,7 @@ class MemoryStore:
         self._feeds: dict[Address, Feed] = {}
         self._signing_keys: dict[Address, SigningKeys] = {}
         self._schedules: dict[Address, Schedule] = {}
+        self._exports: dict[Address, Export] = {}
         self._tables: dict[type, Table] = {
             JobKey: self._jobs,
             RunKey: self._runs,
@@ -97,6 +102,7 @@ class MemoryStore:
             FeedKey: self._feeds,
             SigningKeysKey: self._signing_keys,
             ScheduleKey: self._schedules,
+            ExportKey: self._exports,
         }
 
     async def read(self, key: Key[R]) -> R | None:
@@ -225,6 +231,10 @@ class MemoryStore:
                 return self._unplaced_events(query)
             case DueSchedules():
                 return self._due_schedules(query)
+            case DueExports():
+                return self._due_exports(query)
+            case DueExpiries():
+                return self._due_expiries(query)
             case _:
                 assert_never(query)
 
@@ -338,6 +348,18 @@ class MemoryStore:
         in_order = sorted(found, key=lambda row: row[:2])
         return [schedule for _, _, schedule in in_order[: query.limit]]
 
+    def _due_exports(self, query: DueExports) -> list[Export]:
+        found = [export for export in self._exports.values() if export.due_at <= query.due_by]
+        return sorted(found, key=lambda each: (each.due_at, each.export_id))[: query.limit]
+
+    def _due_expiries(self, query: DueExpiries) -> list[Run]:
+        found = [
+            (run.sweep_at, run.run_id, run)
+            for run in self._runs.values()
+            if run.sweep_at is not None and run.sweep_at <= query.due_by
+        ]
+        return [run for *_, run in sorted(found)[: query.limit]]
+
     def _rows_to_scrub(
         self, job_id: JobId, run_id: RunId | None
     ) -> Iterator[tuple[Table, Address]]:
@@ -352,6 +374,7 @@ class MemoryStore:
             self._batches,
             self._notices,
             self._events,
+            self._exports,
             self._runs,
         ]
         for table in tables:

@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from conveyor.domain.queries import DueExports
 from conveyor.engines.embedded import EmbeddedEngine, open_engine, recovery
 from conveyor.engines.embedded.migrations import migrate
 from conveyor.ports.errors import QueueGone
@@ -19,10 +20,12 @@ from tests.builders import (
     JOB,
     OTHER_RUN,
     RUN,
+    T0,
     ManualClock,
     a_record,
     a_ref,
     a_task,
+    an_export,
     keep,
     key_of,
 )
@@ -152,6 +155,20 @@ async def test_a_queue_that_was_being_closed_is_swept(data_dir: Path, clock: Man
             )
 
     assert left == (1,)
+
+
+async def test_exports_in_the_making_are_due_at_once_and_those_that_are_over_are_not(
+    data_dir: Path, clock: ManualClock
+) -> None:
+    in_hand = an_export(1, due_at=T0 + 60)
+    over = an_export(2, due_at=T0 + 43_200)
+    async with _opened(data_dir, clock) as engine:
+        await keep(engine.store, in_hand, over)
+
+        async with _after_a_crash(data_dir, clock) as survivor:
+            due = await survivor.store.find(DueExports(due_by=clock.now(), limit=10))
+
+    assert [export.export_id for export in due] == [in_hand.export_id]
 
 
 @pytest.mark.parametrize("sql", [recovery._LAPSE_CLAIMS, recovery._SHOW_MESSAGES])

@@ -1,0 +1,117 @@
+"""Exports over HTTP: ask for one, look how far it is, fetch the file (SPEC 4.12)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from conveyor.api.call import Call, Download, Reply, Work, json_reply
+from conveyor.api.problems import BadRange
+from conveyor.domain.changes import RunKey
+from conveyor.domain.errors import Conflict, InvalidArgument
+from conveyor.domain.export import Export, ExportFormat
+from conveyor.domain.formats import ENCODERS
+from conveyor.domain.ids import JobId, RunId
+from conveyor.usecases import exports
+from conveyor.usecases.streams import begun
+from conveyor.wire.responses import StartExportResponse
+from conveyor.wire.views import export_file_name, export_view, instant
+
+DOWNLOAD_S = 6 * 3600
+_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?\Z")
+
+
+def start(call: Call) -> Work:
+    return partial(_start, call, _format_from(call.parameter("format")))
+
+
+def _format_from(text: str | None) -> ExportFormat:
+    if text is None:
+        return ExportFormat.ZIP
+    if text not in set(ExportFormat):
+        raise InvalidArgument(
+            f"format must be one of {', '.join(ExportFormat)}.", pointer="/format"
+        )
+    return ExportFormat(text)
+
+
+async def _start(call: Call, kind: ExportFormat, export_id: str) -> Reply:
+    ids = call.ids
+    export = await exports.start(
+        call.env, call.caller, ids["job_id"], ids["run_id"], kind, export_id=export_id
+    )
+    body = StartExportResponse(
+        export_id=export.export_id,
+        status=export.status,
+        format=export.format,
+        created_at=instant(export.created_at),
+        expires_at=instant(export.expires_at),
+    )
+    return json_reply(body, 202)
+
+
+async def get(call: Call) -> Reply:
+    export = await _own(call)
+    return json_reply(export_view(export, _link_to(call, export)))
+
+
+async def get_content(call: Call) -> Download:
+    token = call.parameter("token")
+    export = await (_own(call) if token is None else _by_link(call, token))
+    if export.key is None:
+        raise Conflict("The file is not there yet.", code="export_not_ready")
+    start, end = _part(call.headers.get("range"), export.size_bytes)
+    headers = {
+        "Content-Type": ENCODERS[export.format].media_type,
+        "Content-Length": str(end - start),
+        "Content-Disposition": f'attachment; filename="{export_file_name(export)}"',
+        "Accept-Ranges": "bytes",
+        "ETag": f'"{export.sha256}"',
+    }
+    body = await begun(call.env, export.key, start=start, absent="The file is no longer stored.")
+    pieces = _cut(body, end - start)
+    if end - start == export.size_bytes:
+        return Download(pieces, headers, timeout_s=DOWNLOAD_S)
+    headers["Content-Range"] = f"bytes {start}-{end - 1}/{export.size_bytes}"
+    return Download(pieces, headers, 206, timeout_s=DOWNLOAD_S)
+
+
+async def _own(call: Call) -> Export:
+    ids = call.ids
+    return await exports.own_export(
+        call.env, call.caller, ids["job_id"], ids["run_id"], ids["export_id"]
+    )
+
+
+async def _by_link(call: Call, token: str) -> Export:
+    run_key = RunKey(JobId(call.ids["job_id"]), RunId(call.ids["run_id"]))
+    return await exports.export_by_link(call.env, run_key, call.ids["export_id"], token)
+
+
+def _link_to(call: Call, export: Export) -> str:
+    path = f"/v1/jobs/{export.job_id}/runs/{export.run_id}/exports/{export.export_id}/content"
+    return f"{call.base_url}{path}?token={exports.link_token(call.env, export)}"
+
+
+def _part(wanted: str | None, size_bytes: int) -> tuple[int, int]:
+    """One part by its first byte; any other way to ask for parts gets the whole."""
+    asked = _RANGE.match(wanted or "")
+    if asked is None:
+        return 0, size_bytes
+    start = int(asked[1])
+    end = size_bytes if asked[2] is None else min(int(asked[2]) + 1, size_bytes)
+    if start >= size_bytes:
+        raise BadRange(f"The file has {size_bytes} bytes.")
+    return (start, end) if start < end else (0, size_bytes)
+
+
+async def _cut(pieces: AsyncGenerator[bytes, None], size_bytes: int) -> AsyncGenerator[bytes, None]:
+    try:
+        async for piece in pieces:
+            yield piece[:size_bytes]
+            size_bytes -= len(piece)
+            if size_bytes <= 0:
+                return
+    finally:
+        await pieces.aclose()

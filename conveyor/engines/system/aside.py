@@ -1,0 +1,19 @@
+"""ThreadAside: a thread for heavy computing, and never more than a few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from conveyor.ports.aside import T
+
+_THREADS_MAX = 2
+
+
+class ThreadAside:
+    def __init__(self) -> None:
+        self._limiter = trio.CapacityLimiter(_THREADS_MAX)
+
+    async def do(self, work: Callable[[], T]) -> T:
+        return await trio.to_thread.run_sync(work, limiter=self._limiter)

@@ -1,0 +1,134 @@
+"""The exporter: takes up what is asked for, a few at once, and outlives crashes and outages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import trio
+from trio.testing import MockClock
+
+from actors.exporter import Exporter
+from conveyor.domain import exporting, limits
+from conveyor.domain.changes import ExportKey
+from conveyor.domain.export import Export, ExportFormat, ExportStatus
+from conveyor.domain.model import Run
+from conveyor.ports.blobs import Blobs
+from conveyor.usecases import exports
+from conveyor.usecases.env import Env
+from tests.actors.faults import Faults, faulty
+from tests.actors.world import CALLER, World, make_world, urls
+from tests.builders import a_change, update
+
+
+async def an_ended_run(world: World) -> Run:
+    async with world.working():
+        run, _ = await world.ended(await world.submit(urls(20)))
+    return run
+
+
+async def asked(env: Env, run: Run) -> Export:
+    kind = ExportFormat.ZIP
+    return await exports.start(env, CALLER, run.job_id, run.run_id, kind, export_id=env.mint())
+
+
+async def status_of(env: Env, export: Export) -> ExportStatus | None:
+    key = ExportKey(export.job_id, export.run_id, export.export_id)
+    current = await env.store.read(key)
+    return None if current is None else current.status
+
+
+class SlowBlobs:
+    """Blobs whose streams take their time; all else is as it was."""
+
+    def __init__(self, blobs: Blobs, faults: Faults) -> None:
+        self.put_stream = faulty(blobs, faults).put_stream
+        self.put = blobs.put
+        self.add = blobs.add
+        self.open = blobs.open
+        self.delete_prefix = blobs.delete_prefix
+
+
+async def test_every_export_that_was_asked_for_is_made(autojump_clock: MockClock) -> None:
+    world = make_world()
+    run = await an_ended_run(world)
+
+    async with world.working():
+        asked_for = [await asked(world.env, run) for _ in range(7)]
+        await trio.sleep(10)
+
+    statuses = [await status_of(world.env, export) for export in asked_for]
+    assert statuses == [ExportStatus.COMPLETED] * 7
+
+
+async def test_no_more_exports_are_made_at_once_than_it_may(autojump_clock: MockClock) -> None:
+    world = make_world()
+    run = await an_ended_run(world)
+    for _ in range(6):
+        await asked(world.env, run)
+    faults = Faults(latency_s={"put_stream": 5.0})
+    env = replace(world.env, blobs=SlowBlobs(world.env.blobs, faults))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Exporter(env=env, at_once_max=2).run)
+        await trio.sleep(4)
+        waiting = await exports.due(world.env, limit=10)
+        await trio.sleep(30)
+        nursery.cancel_scope.cancel()
+
+    assert len(waiting) == 4
+    assert await exports.due(world.env, limit=10) == []
+
+
+async def test_an_export_that_a_lost_process_had_is_taken_up_when_its_claim_lapses(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    run = await an_ended_run(world)
+    export = await asked(world.env, run)
+    await world.env.commit(exporting.take_up(export, now=world.env.now()))
+
+    async with world.working():
+        await trio.sleep(limits.EXPORT_CLAIM_S / 2)
+        early = await status_of(world.env, export)
+        await trio.sleep(limits.EXPORT_CLAIM_S)
+
+    assert early is ExportStatus.RUNNING
+    assert await status_of(world.env, export) is ExportStatus.COMPLETED
+
+
+async def test_an_outage_delays_an_export_and_loses_nothing(autojump_clock: MockClock) -> None:
+    world = make_world()
+    run = await an_ended_run(world)
+    export = await asked(world.env, run)
+    faults = Faults()
+    env = replace(world.env, store=faulty(world.env.store, faults))
+
+    async with trio.open_nursery() as nursery:
+        for method in ("find", "commit", "read"):
+            faults.before[method] += 2
+            faults.after[method] += 2
+        nursery.start_soon(Exporter(env=env).run)
+        await trio.sleep(600)
+        nursery.cancel_scope.cancel()
+
+    assert await status_of(world.env, export) is ExportStatus.COMPLETED
+    assert faults.fired["find"] == faults.fired["commit"] == 4
+
+
+async def test_expired_exports_and_results_are_removed_by_themselves(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    run = await an_ended_run(world)
+    export = await asked(world.env, run)
+    soon = world.env.now() + 30
+    await world.env.commit(a_change(update(export, expires_at=soon)))
+    await world.env.commit(a_change(update(run, expires_at=soon, sweep_at=soon)))
+
+    async with world.working():
+        await trio.sleep(20)
+        made = await status_of(world.env, export)
+        await trio.sleep(40)
+
+    assert (made, await status_of(world.env, export)) == (ExportStatus.COMPLETED, None)
+    assert await world.env.blobs.delete_prefix(f"jobs/{run.job_id}") == 0

@@ -1,0 +1,115 @@
+"""The laws of Blobs.put_stream: of any size, whole or absent, and nothing where it broke off."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
+
+import pytest
+import trio
+
+from conveyor.ports.blobs import Blobs, Stored
+from conveyor.ports.errors import BlobMissing
+from tests.conformance.test_blobs import BAD_KEYS
+
+KEY = "jobs/j/exports/r/e/1"
+PIECE = bytes(range(256)) * 1024
+
+
+class _Broken(Exception):
+    pass
+
+
+async def _stream(
+    pieces: Iterable[bytes], *, then: Exception | None = None
+) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        await trio.lowlevel.checkpoint()
+        yield piece
+    if then is not None:
+        raise then
+
+
+async def _read(blobs: Blobs, key: str = KEY, *, start: int = 0) -> bytes | None:
+    try:
+        async with aclosing(blobs.open(key, start=start)) as parts:
+            return b"".join([part async for part in parts])
+    except BlobMissing:
+        return None
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [[], [b""], [b"one"], [b"a", b"", b"b"], [PIECE] * 17],
+    ids=lambda each: str(len(each)),
+)
+async def test_a_body_that_was_streamed_comes_back_as_its_pieces_joined(
+    blobs: Blobs, pieces: list[bytes]
+) -> None:
+    body = b"".join(pieces)
+
+    stored = await blobs.put_stream(KEY, _stream(pieces))
+
+    assert stored == Stored(KEY, len(body), hashlib.sha256(body).hexdigest())
+    assert await _read(blobs) == body
+    assert await _read(blobs, start=1) == body[1:]
+
+
+async def test_what_breaks_off_comes_through_and_leaves_nothing(blobs: Blobs) -> None:
+    with pytest.raises(_Broken):
+        await blobs.put_stream(KEY, _stream([PIECE] * 9, then=_Broken()))
+
+    assert await _read(blobs) is None
+
+
+async def test_what_breaks_off_leaves_the_body_that_was_there(blobs: Blobs) -> None:
+    await blobs.put(KEY, [b"old"])
+
+    with pytest.raises(_Broken):
+        await blobs.put_stream(KEY, _stream([PIECE] * 9, then=_Broken()))
+    assert await _read(blobs) == b"old"
+    await blobs.put_stream(KEY, _stream([b"new"]))
+
+    assert await _read(blobs) == b"new"
+
+
+async def test_a_stream_that_is_cut_off_leaves_nothing(blobs: Blobs) -> None:
+    with trio.CancelScope() as scope:
+
+        async def endless() -> AsyncIterator[bytes]:
+            while True:
+                yield PIECE
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+
+        await blobs.put_stream(KEY, endless())
+
+    assert await _read(blobs) is None
+
+
+async def test_no_reader_sees_a_stream_before_its_end(blobs: Blobs) -> None:
+    seen: list[bytes | None] = []
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(9):
+            yield PIECE
+            seen.append(await _read(blobs))
+
+    await blobs.put_stream(KEY, pieces())
+
+    assert seen == [None] * 9
+    assert await _read(blobs) == PIECE * 9
+
+
+async def test_deleting_a_prefix_takes_a_streamed_body_along(blobs: Blobs) -> None:
+    await blobs.put_stream(KEY, _stream([b"body"]))
+
+    assert await blobs.delete_prefix("jobs/j/exports/r") == 1
+    assert await _read(blobs) is None
+
+
+@pytest.mark.parametrize("key", BAD_KEYS, ids=ascii)
+async def test_a_stream_is_refused_under_anything_but_a_plain_key(blobs: Blobs, key: str) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        await blobs.put_stream(key, _stream([b"body"]))

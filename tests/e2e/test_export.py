@@ -1,0 +1,86 @@
+"""Exports of a real server that dies at the calls which matter most to an exporter.
+
+Every call of it has its turn in tests/usecases, without a process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from conveyor.sdk.exports import verify_export
+from tests.e2e.programs import Server, a_server, a_site, until
+
+pytestmark = pytest.mark.slow
+
+PAGES = 60
+KEY = {"Idempotency-Key": "the same"}
+
+
+def an_ended_run(server: Server, urls: list[str]) -> str:
+    """The address of a run's exports."""
+    answer = server.call("POST", "/v1/jobs", json={"tasks": [{"url": url} for url in urls]})
+    job_id = answer.json()["job_id"]
+    run = until("the run to end", lambda: server.ended_run(job_id))
+    return f"/v1/jobs/{job_id}/runs/{run['run_id']}/exports"
+
+
+def asked(server: Server, address: str) -> str | None:
+    """The export's id, or None when the server went away before it could answer."""
+    if server.url == "ended":
+        return None
+    try:
+        answer = server.call("POST", address, headers=KEY)
+    except httpx.TransportError:
+        return None
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["export_id"])
+
+
+def completed(server: Server, address: str, export_id: str) -> dict[str, Any] | None:
+    """The export once it is over; before that it shows no file."""
+    export: dict[str, Any] = server.call("GET", f"{address}/{export_id}").json()
+    if export["status"] != "completed":
+        assert "download_url" not in export
+        assert export["status"] in {"pending", "running"}
+        return None
+    return export
+
+
+POINTS = [
+    f"{call}:{count}:{side}"
+    for call, counts in (
+        ("store.commit", (2, 4, 5)),
+        ("blobs.open", (30,)),
+        ("blobs.put_stream", (1,)),
+    )
+    for count in counts
+    for side in ("before", "after")
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_at_an_engine_call_costs_a_walk_and_nothing_else(
+    tmp_path: Path, point: str
+) -> None:
+    with a_site() as site, a_server(tmp_path / "data") as server:
+        address = an_ended_run(server, site.urls(PAGES))
+        server.stop()
+
+        server.start(CONVEYOR_CRASH_AT=point)
+        first = asked(server, address)
+        until("the crash", lambda: server.has_ended() or None)
+        server.start()
+        second = asked(server, address)
+        assert second is not None
+        export = until("the export", lambda: completed(server, address, second))
+        content = httpx.get(export["download_url"], timeout=60, trust_env=False)
+
+    path = tmp_path / "out.zip"
+    path.write_bytes(content.content)
+    assert first in (None, second)
+    assert verify_export(path).entries == PAGES
+    assert list((tmp_path / "data" / "temp").iterdir()) == []
