@@ -16,6 +16,7 @@ from conveyor.domain.changes import (
     Delete,
     Enqueue,
     Guard,
+    InputKey,
     Insert,
     JobKey,
     NoticeKey,
@@ -28,7 +29,8 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
-from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, NoticeId, RunId, task_id
+from conveyor.domain.ids import FIRST_BATCH, CallerId, InputId, JobId, NoticeId, RunId, task_id
+from conveyor.domain.inputs import JobInput, ListFormat, ListSpec
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -161,6 +163,17 @@ def a_scrub(number: int = 1, **fields: Any) -> Scrub:
     return msgspec.structs.replace(scrub, **fields)
 
 
+def an_input(number: int = 1, **fields: Any) -> JobInput:
+    slot = JobInput(
+        input_id=InputId(a_ulid(300 + number)),
+        caller=CALLER,
+        spec=ListSpec(ListFormat.TEXT),
+        created_at=T0,
+        expires_at=T0 + 3600,
+    )
+    return msgspec.structs.replace(slot, **fields)
+
+
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:
     return ref_to(a_task(index, run_id), job_id)
 
@@ -186,6 +199,8 @@ def key_of(row: Notice) -> NoticeKey: ...
 @overload
 def key_of(row: Scrub) -> ScrubKey: ...
 @overload
+def key_of(row: JobInput) -> InputKey: ...
+@overload
 def key_of(row: Row) -> AnyKey: ...
 def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
     """The key under which a row is kept; a task's needs to be told the job."""
@@ -206,6 +221,8 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:
             return NoticeKey(row.notice_id)
         case Scrub():
             return ScrubKey(row.scrub_id)
+        case JobInput():
+            return InputKey(row.input_id)
         case _:
             assert_never(row)
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from conveyor.api import problems
+from conveyor.api.flow import Event, Receive, throttled
 from conveyor.domain.errors import InvalidArgument
 from conveyor.usecases.env import Env
 
-Event = dict[str, Any]
-Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Application = Callable[[Event, Receive, Send], Awaitable[None]]
 
@@ -33,7 +31,7 @@ def guarded(inner: Application, env: Env) -> Application:
         elif scope["type"] == "http" and not _is_addressed_well(scope):
             await _refuse(send, request_id=env.mint())
         else:
-            await inner(scope, receive, send)
+            await inner(scope, throttled(scope, receive), send)
 
     return application
 

@@ -28,6 +28,12 @@ class NotImplementedYet(Refused):
     title = "Not implemented"
 
 
+class LengthRequired(Refused):
+    status = 411
+    code = "length_required"
+    title = "Length required"
+
+
 class TooLarge(Refused):
     status = 413
     code = "request_too_large"

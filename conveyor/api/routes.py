@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conveyor.api import jobs, ops, results, runs
-from conveyor.api.route import Access, Parameter, Reads, Route, Writes
+from conveyor.api import inputs, jobs, ops, results, runs
+from conveyor.api.route import Access, Parameter, Reads, Route, Takes, Writes
 from conveyor.domain import limits
 from conveyor.domain.model import JobStatus, TaskStatus
 from conveyor.usecases.results import FILTERS
@@ -35,6 +35,8 @@ RETRY = Parameter(
     f"{', '.join(TaskStatus)}.",
 )
 TOKEN = Parameter("token", {"type": "string"}, "From a `result_url`; stands in for the API key.")
+
+UPLOAD_TOKEN = Parameter("token", {"type": "string"}, "Stands in for the API key.")
 
 _JOB = "/v1/jobs/{job_id}"
 _RUN = _JOB + "/runs/{run_id}"
@@ -246,6 +248,28 @@ ROUTES: tuple[Route, ...] = (
         does=Reads(results.get_history),
         answers={200: shapes.TaskHistoryResponse},
         problems=(404,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/job_inputs",
+        name="createJobInput",
+        tag="job_inputs",
+        summary="Make a slot to upload a list to",
+        does=Writes(inputs.create_input, requests.CreateJobInputRequest),
+        answers={201: shapes.CreateJobInputResponse},
+        problems=(400, 409, 413, 415, 503),
+    ),
+    Route(
+        method="PUT",
+        path="/v1/job_inputs/{input_id}/upload",
+        name="uploadJobInput",
+        tag="job_inputs",
+        summary="Upload a list, plain or as gzip, in the place of any that was there",
+        does=Takes(inputs.upload, limits.UPLOAD_BYTES_MAX),
+        answers={200: shapes.UploadResponse},
+        problems=(404, 411, 413, 415, 503, 507),
+        query=(UPLOAD_TOKEN,),
+        access=Access.LINK,
     ),
     Route(
         method="GET",

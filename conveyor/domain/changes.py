@@ -10,11 +10,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from conveyor.domain.ids import BatchId, JobId, NoticeId, RunId, TaskId
+from conveyor.domain.ids import BatchId, InputId, JobId, NoticeId, RunId, TaskId
+from conveyor.domain.inputs import JobInput
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task, TaskRef
 
-Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub
-R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub)
+Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub | JobInput
+R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub, JobInput)
 
 
 class Key(msgspec.Struct, Generic[R], frozen=True):
@@ -61,7 +62,13 @@ class ScrubKey(Key[Scrub], frozen=True):
     scrub_id: str
 
 
-AnyKey = JobKey | RunKey | BatchKey | StatsKey | TaskKey | RecordKey | NoticeKey | ScrubKey
+class InputKey(Key[JobInput], frozen=True):
+    input_id: InputId
+
+
+AnyKey = (
+    JobKey | RunKey | BatchKey | StatsKey | TaskKey | RecordKey | NoticeKey | ScrubKey | InputKey
+)
 
 
 class Guard(msgspec.Struct, frozen=True):

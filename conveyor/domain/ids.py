@@ -16,6 +16,7 @@ TaskId = NewType("TaskId", str)
 BatchId = NewType("BatchId", str)
 LeaseId = NewType("LeaseId", str)
 NoticeId = NewType("NoticeId", str)
+InputId = NewType("InputId", str)
 
 ULID_PATTERN = "^[0-9A-HJKMNP-TV-Z]{26}$"
 TASK_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"

@@ -12,6 +12,7 @@ import msgspec
 
 from conveyor.domain import limits
 from conveyor.domain.ids import BatchId, CallerId, JobId, NoticeId, RunId, TaskId
+from conveyor.domain.inputs import UploadedList
 
 
 class JobStatus(StrEnum):
@@ -172,7 +173,7 @@ class RowsOf(msgspec.Struct, frozen=True, tag="rows"):
     batch_id: BatchId | None = None
 
 
-Source = StagedList | RowsOf
+Source = StagedList | UploadedList | RowsOf
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from conveyor.domain.ids import CallerId, JobId, RunId, TaskId
+from conveyor.domain.inputs import JobInput
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -22,7 +23,7 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 
-Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub)
+Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub, JobInput)
 
 
 class Query(msgspec.Struct, Generic[Q], frozen=True):
@@ -106,6 +107,22 @@ class DueScrubs(Query[Scrub], frozen=True, kw_only=True):
     limit: int
 
 
+class ExpiredInputs(Query[JobInput], frozen=True, kw_only=True):
+    """Slots for uploads whose time was over by then, oldest first."""
+
+    expired_by: float
+    limit: int
+
+
 AnyQuery = (
-    TasksOf | StatsOf | JobsOf | RunsOf | BatchesOf | RunsIn | BatchesIn | DueNotices | DueScrubs
+    TasksOf
+    | StatsOf
+    | JobsOf
+    | RunsOf
+    | BatchesOf
+    | RunsIn
+    | BatchesIn
+    | DueNotices
+    | DueScrubs
+    | ExpiredInputs
 )

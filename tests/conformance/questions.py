@@ -11,6 +11,7 @@ from conveyor.domain.queries import (
     BatchesOf,
     DueNotices,
     DueScrubs,
+    ExpiredInputs,
     JobsOf,
     Q,
     Query,
@@ -44,6 +45,7 @@ def make_questions(
         _asking(BatchesIn(statuses=frozenset(BatchStatus), idle_since=now - 5, limit=limit)),
         _asking(DueNotices(statuses=frozenset(NoticeStatus), due_by=now, limit=limit)),
         _asking(DueScrubs(due_by=now, limit=limit)),
+        _asking(ExpiredInputs(expired_by=now, limit=limit)),
     ]
 
 

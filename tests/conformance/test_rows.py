@@ -13,6 +13,7 @@ from conveyor.domain.changes import (
     StatsKey,
 )
 from conveyor.domain.ids import FIRST_BATCH, BatchId
+from conveyor.domain.inputs import ListFormat, ListSpec
 from conveyor.domain.model import (
     Attempt,
     BatchStatus,
@@ -47,6 +48,7 @@ from tests.builders import (
     a_scrub,
     a_stats,
     a_task,
+    an_input,
     insert,
     keep,
     kept,
@@ -71,6 +73,7 @@ BARE: list[Row] = [
     a_record(),
     a_notice(),
     a_scrub(),
+    an_input(),
 ]
 FULL: list[Row] = [
     a_job(
@@ -164,6 +167,7 @@ FULL: list[Row] = [
     a_record(response_status=201, response_body='{"job_id":"1"}\n'),
     a_notice(status=NoticeStatus.EXHAUSTED, attempts=9, last_error="timeout", payload='{"a":"é"}'),
     a_scrub(run_id=RUN, shard_count=8, passes_left=1, due_at=T0 + 0.75),
+    an_input(spec=ListSpec(ListFormat.CSV, "link", 3, header=True, quote="'")),
 ]
 
 

@@ -32,6 +32,7 @@ from tests.builders import (
     a_stats,
     a_task,
     add,
+    an_input,
     delete,
     insert,
     keep,
@@ -49,6 +50,7 @@ BARE: list[Row] = [
     a_record(),
     a_notice(),
     a_scrub(),
+    an_input(),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain import lifecycle, limits, model
+from conveyor.domain import inputs, lifecycle, limits, model
 from conveyor.domain.changes import Row
 from conveyor.domain.errors import Refused
 from conveyor.domain.params import PARAMS
@@ -41,6 +41,9 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     model.Webhook,
     model.StagedList,
     model.RowsOf,
+    inputs.JobInput,
+    inputs.UploadedList,
+    inputs.ListSpec,
 )
 
 _HEADING = re.compile(r"^#+ ((?:\d+\.)*\d+) ", re.MULTILINE)

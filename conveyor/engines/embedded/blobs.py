@@ -16,7 +16,7 @@ import itertools
 import os
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from io import FileIO
@@ -30,6 +30,7 @@ import trio
 
 from conveyor.engines.embedded.errors import raise_translated_os
 from conveyor.engines.embedded.packs import MARK, Packs, Place, sync_directory
+from conveyor.engines.embedded.streams import Digest, digest_file, spool
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, Unavailable
 
@@ -80,9 +81,7 @@ class FileBlobs:
         self._packs = Packs(self._root, random, self._make_directory)
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
-        if key.rpartition("/")[2].startswith(MARK):
-            raise ValueError(f"a key that only packed bodies have: {key!r}")
-        put = _Put(key, *self._place(key), parts, trio.lowlevel.current_task())
+        put = _Put(key, *self._place_to_put(key), parts, trio.lowlevel.current_task())
         self._waiting.append(put)
         if self._threads_count < _THREADS_MAX:
             # Not at once: whoever else is about to put in this turn comes along.
@@ -92,6 +91,27 @@ class FileBlobs:
         except OSError as error:
             raise_translated_os(error)
         return stored
+
+    async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
+        directory, path = self._place_to_put(key)
+        temp = self._new_temp()
+        digest = await spool(pieces, temp, partial(self._land_at, temp, directory, path))
+        return Stored(key, digest.size_bytes, digest.sha256)
+
+    async def copy(self, key: str, to: str) -> Stored:
+        _, path = self._place(key)
+        try:
+            digest = await trio.to_thread.run_sync(self._copy, path, *self._place_to_put(to))
+        except FileNotFoundError as error:
+            raise BlobMissing(key) from error
+        except OSError as error:
+            raise_translated_os(error)
+        return Stored(to, digest.size_bytes, digest.sha256)
+
+    async def upload_url(self, key: str, *, content_type: str, expires_at: float) -> str | None:
+        _check(key)
+        await trio.lowlevel.checkpoint()
+        return None
 
     async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
         _check(f"{prefix}/{name}")
@@ -151,6 +171,27 @@ class FileBlobs:
         directory = f"{self._root}/{above}" if above else self._root
         return directory, f"{directory}/{name}"
 
+    def _place_to_put(self, key: str) -> tuple[str, str]:
+        if key.rpartition("/")[2].startswith(MARK):
+            raise ValueError(f"a key that only packed bodies have: {key!r}")
+        return self._place(key)
+
+    def _new_temp(self) -> str:
+        return f"{self._temp_dir}/{os.getpid()}-{next(self._numbers)}"
+
+    def _copy(self, path: str, directory: str, to: str) -> Digest:
+        """By way of a temporary name, since a link cannot replace a file as a rename can."""
+        temp = self._new_temp()
+        os.link(path, temp)
+        try:
+            digest = digest_file(temp)
+            self._land_at(temp, directory, to)
+        finally:
+            # Two names of one file: the rename has then done nothing, and left this one.
+            with suppress(FileNotFoundError):
+                os.unlink(temp)
+        return digest
+
     def _muster(self) -> None:
         while self._waiting and self._threads_count < _THREADS_MAX:
             share = -(-len(self._waiting) // (_THREADS_MAX - self._threads_count))
@@ -181,7 +222,7 @@ class FileBlobs:
         return batch
 
     def _write(self, put: _Put) -> None:
-        put.temp = f"{self._temp_dir}/{os.getpid()}-{next(self._numbers)}"
+        put.temp = self._new_temp()
         put.descriptor = os.open(put.temp, _NEW_FILE, 0o600)
         digest, size_bytes = hashlib.sha256(), 0
         for part in put.parts:
@@ -193,15 +234,22 @@ class FileBlobs:
         put.result = outcome.Value(Stored(put.key, size_bytes, digest.hexdigest()))
 
     def _land(self, put: _Put) -> None:
+        self._rename(put.temp, put.directory, put.path)
+
+    def _land_at(self, temp: str, directory: str, path: str) -> None:
+        self._rename(temp, directory, path)
+        sync_directory(directory)
+
+    def _rename(self, temp: str, directory: str, path: str) -> None:
         for _ in range(_LANDINGS_MAX):
-            self._make_directory(put.directory)
+            self._make_directory(directory)
             try:
-                os.rename(put.temp, put.path)
+                os.rename(temp, path)
             except FileNotFoundError:  # The directory was deleted meanwhile.
-                self._durable_dirs.discard(put.directory)
+                self._durable_dirs.discard(directory)
             else:
                 return
-        raise FileNotFoundError(put.path)
+        raise FileNotFoundError(path)
 
     def _make_directory(self, directory: str) -> None:
         """Makes the directory and its parents; a name is durable once its directory is synced."""

@@ -12,6 +12,7 @@ from conveyor.domain.queries import (
     BatchesOf,
     DueNotices,
     DueScrubs,
+    ExpiredInputs,
     JobsOf,
     RunsIn,
     RunsOf,
@@ -20,6 +21,7 @@ from conveyor.domain.queries import (
 )
 from conveyor.engines.embedded.rows import (
     BATCHES,
+    INPUTS,
     JOBS,
     NOTICES,
     RUNS,
@@ -64,6 +66,9 @@ def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:
             return NOTICES, terms, "due_at, notice_id", query.limit
         case DueScrubs():
             return SCRUBS, [("due_at <= ?", [query.due_by])], "due_at, scrub_id", query.limit
+        case ExpiredInputs():
+            terms = [("expires_at <= ?", [query.expired_by])]
+            return INPUTS, terms, "expires_at, input_id", query.limit
         case _:
             assert_never(query)
 

@@ -18,6 +18,7 @@ import msgspec
 from conveyor.domain.changes import (
     AnyKey,
     BatchKey,
+    InputKey,
     JobKey,
     NoticeKey,
     RecordKey,
@@ -26,6 +27,7 @@ from conveyor.domain.changes import (
     StatsKey,
     TaskKey,
 )
+from conveyor.domain.inputs import JobInput
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 
 Convert = Callable[[Any], Any]
@@ -129,6 +131,7 @@ TASKS = _table("tasks", Task, "run_id", "task_id")  # Its row knows its run, not
 RECORDS = _table("key_records", KeyRecord, "key_id")
 NOTICES = _table("notices", Notice, "notice_id")
 SCRUBS = _table("scrubs", Scrub, "scrub_id")
+INPUTS = _table("job_inputs", JobInput, "input_id")
 
 TABLES: dict[type, Table] = {
     JobKey: JOBS,
@@ -139,4 +142,5 @@ TABLES: dict[type, Table] = {
     RecordKey: RECORDS,
     NoticeKey: NOTICES,
     ScrubKey: SCRUBS,
+    InputKey: INPUTS,
 }

@@ -18,6 +18,7 @@ from conveyor.domain.changes import (
     Delete,
     Enqueue,
     Guard,
+    InputKey,
     Insert,
     JobKey,
     Key,
@@ -37,6 +38,7 @@ from conveyor.domain.changes import (
     is_tally,
 )
 from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.inputs import JobInput
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 from conveyor.domain.queries import (
     AnyQuery,
@@ -44,6 +46,7 @@ from conveyor.domain.queries import (
     BatchesOf,
     DueNotices,
     DueScrubs,
+    ExpiredInputs,
     JobsOf,
     Q,
     Query,
@@ -69,6 +72,7 @@ class MemoryStore:
         self._records: dict[Address, KeyRecord] = {}
         self._notices: dict[Address, Notice] = {}
         self._scrubs: dict[Address, Scrub] = {}
+        self._inputs: dict[Address, JobInput] = {}
         self._tables: dict[type, Table] = {
             JobKey: self._jobs,
             RunKey: self._runs,
@@ -78,6 +82,7 @@ class MemoryStore:
             RecordKey: self._records,
             NoticeKey: self._notices,
             ScrubKey: self._scrubs,
+            InputKey: self._inputs,
         }
 
     async def read(self, key: Key[R]) -> R | None:
@@ -195,6 +200,8 @@ class MemoryStore:
                 return self._due_notices(query)
             case DueScrubs():
                 return self._due_scrubs(query)
+            case ExpiredInputs():
+                return self._expired_inputs(query)
             case _:
                 assert_never(query)
 
@@ -267,6 +274,10 @@ class MemoryStore:
     def _due_scrubs(self, query: DueScrubs) -> list[Scrub]:
         found = [scrub for scrub in self._scrubs.values() if scrub.due_at <= query.due_by]
         return sorted(found, key=lambda each: (each.due_at, each.scrub_id))[: query.limit]
+
+    def _expired_inputs(self, query: ExpiredInputs) -> list[JobInput]:
+        found = [slot for slot in self._inputs.values() if slot.expires_at <= query.expired_by]
+        return sorted(found, key=lambda each: (each.expires_at, each.input_id))[: query.limit]
 
     def _rows_to_scrub(
         self, job_id: JobId, run_id: RunId | None

@@ -7,6 +7,7 @@ import sqlite3
 import pytest
 
 from conveyor.domain.ids import BatchId, RunId
+from conveyor.domain.inputs import ListFormat, ListSpec, UploadedList
 from conveyor.domain.model import (
     Attempt,
     FailureReason,
@@ -36,6 +37,7 @@ from tests.builders import (
     a_scrub,
     a_stats,
     a_task,
+    an_input,
 )
 
 PROBLEM = Problem(type="about:blank", title="No", status=502, code="x", detail="é\x00'\"")
@@ -61,6 +63,7 @@ ROWS = [
     ),
     a_batch(),
     a_batch(source=StagedList("jobs/1/source", RUN, BatchId("0")), cursor="c"),
+    a_batch(source=UploadedList("key", ListSpec(ListFormat.CSV), 9, "sha", RUN, BatchId("0"))),
     a_batch(source=RowsOf(RUN, frozenset({TaskStatus.FAILED}))),
     a_stats(),
     a_stats(3, done=2**40, cost_micros=-1),
@@ -81,6 +84,7 @@ ROWS = [
     a_notice(last_error="timeout"),
     a_scrub(),
     a_scrub(run_id=RUN),
+    an_input(spec=ListSpec(ListFormat.CSV, url="link", header=True, delimiter="\t")),
 ]
 
 
