@@ -41,7 +41,7 @@ def _lines_in(file: BinaryIO) -> Iterator[Line]:
 def _url_of(draft: TaskDraft, source: str) -> str:
     if draft.flaw == "invalid_encoding":
         raise click.ClickException(f"{source} is not UTF-8 text. Give a file with one URL a line.")
-    return str(draft.url)
+    return "" if draft.url is None else str(draft.url)
 
 
 def read_urls(source: str, targets: TargetPolicy | None, *, skip_invalid: bool) -> list[str]:

@@ -24,7 +24,6 @@ _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # The largest window, in a gzip wrapping.
 _BOM = b"\xef\xbb\xbf"
 _INFLATED_BYTES = 256 * 1024
-_LOOK_BYTES = limits.URL_CHARS_MAX + 1
 
 
 class ListUnusable(ConveyorError):
@@ -178,9 +177,9 @@ class _Parser(Protocol):
     def end(self) -> Iterator[Line]: ...
 
 
-def _flawed(number: int, flaw: str, content: bytes) -> Line:
-    look = content[:_LOOK_BYTES].decode(errors="replace").strip()
-    return Line(number, TaskDraft(url=look, flaw=flaw))
+def _flawed(number: int, flaw: str) -> Line:
+    """Nothing of it is kept: it may hold what belongs sealed."""
+    return Line(number, TaskDraft(url=None, flaw=flaw))
 
 
 class _TextParser:
@@ -191,12 +190,12 @@ class _TextParser:
     def feed(self, raws: Iterable[_Raw]) -> Iterator[Line]:
         for raw in raws:
             if raw.is_cut:
-                yield _flawed(raw.number, "line_too_long", raw.content)
+                yield _flawed(raw.number, "line_too_long")
                 continue
             try:
                 text = raw.content.decode().strip()
             except UnicodeDecodeError:
-                yield _flawed(raw.number, "invalid_encoding", raw.content)
+                yield _flawed(raw.number, "invalid_encoding")
                 continue
             if text and not text.startswith("#"):
                 yield Line(raw.number, TaskDraft(url=text))
@@ -225,7 +224,7 @@ class _NdjsonParser:
     def feed(self, raws: Iterable[_Raw]) -> Iterator[Line]:
         for raw in raws:
             if raw.is_cut:
-                yield _flawed(raw.number, "line_too_long", raw.content)
+                yield _flawed(raw.number, "line_too_long")
             elif content := raw.content.strip():
                 yield self._line(raw.number, content)
 
@@ -233,7 +232,7 @@ class _NdjsonParser:
         try:
             value = self._decoder.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _flawed(number, "malformed_line", content)
+            return _flawed(number, "malformed_line")
         if isinstance(value, str):
             return Line(number, TaskDraft(url=value))
         draft = TaskDraft(
@@ -325,19 +324,23 @@ class _CsvParser:
             except (_NeedsMore, StopIteration):
                 return
             except _TooLong:
-                yield _flawed(self._rows.first.number, "line_too_long", self._rows.first.content)
+                yield self._flawed("line_too_long")
                 continue
-            first = self._rows.first
             if self._rows.is_broken:
-                yield _flawed(first.number, "invalid_encoding", first.content)
+                yield self._flawed("invalid_encoding")
             elif self._header is None:
                 self._header = [cell.strip() for cell in cells] or None
             elif cells:
-                yield Line(first.number, self._draft(cells, self._header))
+                yield Line(self._rows.first.number, self._draft(cells, self._header))
 
     def end(self) -> Iterator[Line]:
         self._rows.is_over = True
         return self.feed(())
+
+    def _flawed(self, flaw: str) -> Line:
+        if self._header is None:
+            raise ListBroken("The header of the list cannot be read.")
+        return _flawed(self._rows.first.number, flaw)
 
     def _draft(self, cells: list[str], header: list[str]) -> TaskDraft:
         return TaskDraft(

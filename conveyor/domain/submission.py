@@ -59,7 +59,7 @@ def check_task(
     `targets` is what we may reach ourselves; None when a gateway elsewhere does the fetching.
     """
     if draft.flaw is not None:
-        raise Refusal(draft.flaw, _shortened(str(draft.url)))
+        raise Refusal(draft.flaw)
     url = _check_url(draft.url, targets)
     params, headers = _check_task_params(draft.params)
     method = _check_method(draft.method, {**job_params, **(params or {})})
@@ -85,7 +85,7 @@ def refused_task(
     index: int, draft: TaskDraft, refusal: Refusal, targets: TargetPolicy | None
 ) -> TaskSpec:
     """A bad line as the failed task it becomes, with whatever of it is fit to be kept."""
-    url = _if_good(lambda: None if draft.flaw else _check_url(draft.url, targets))
+    url = _if_good(lambda: _check_url(draft.url, targets))
     return TaskSpec(
         index=index,
         url=url or (_shortened(draft.url) if isinstance(draft.url, str) else ""),
@@ -123,7 +123,7 @@ def _check_url(url: object, targets: TargetPolicy | None) -> str:
 def _shortened(url: str) -> str:
     """Enough of a bad URL to find it; no query, where tokens live, and nothing unprintable."""
     head = url[:100].partition("?")[0]
-    if "@" in head:
+    if "@" in url.partition("?")[0]:
         head = head.partition("://")[0]
     head = head.encode("ascii", errors="backslashreplace").decode()
     return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in head)

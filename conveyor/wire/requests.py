@@ -217,7 +217,7 @@ def _csv_spec_of(given: CsvInput) -> ListSpec:
     )
     for name in ("delimiter", "quote"):
         mark: str = getattr(spec, name)
-        if mark == " " or not (mark.isprintable() or mark == "\t"):
+        if not (mark.isprintable() or mark == "\t"):
             raise InvalidArgument(f"The {name} must be printable.", pointer=f"/csv/{name}")
     if spec.delimiter == spec.quote:
         raise InvalidArgument("delimiter and quote must differ.", pointer="/csv/quote")

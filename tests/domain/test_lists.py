@@ -138,6 +138,11 @@ def test_a_header_without_the_named_column_breaks_the_list() -> None:
         read(NAMED, b"name,url\nn1,https://a.b/1\n")
 
 
+def test_a_header_that_cannot_be_read_breaks_the_list() -> None:
+    with pytest.raises(ListBroken, match="header"):
+        read(NAMED, b"name,\xff\nn1,https://a.b/1\n")
+
+
 def test_ndjson_has_tasks_or_bare_urls_and_bad_lines_keep_their_places() -> None:
     task = {"url": "https://a.b/1", "method": "POST", "body": {"a": 1}, "metadata": {"k": "v"}}
     content = [json.dumps(task), "", '"https://a.b/2"', "{", '{"uri": 1}', "7", '{"url": "x"}']

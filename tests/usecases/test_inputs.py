@@ -276,7 +276,9 @@ async def test_a_rerun_of_a_run_that_was_stopped_before_its_list_was_in_reads_it
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n \r\n# nothing\n", gzip.compress(b""), gzip.compress(LIST)[:-5]]
+    "content",
+    [b"", b"\n \r\n# nothing\n", gzip.compress(b""), gzip.compress(LIST)[:-5]],
+    ids=["empty", "blank", "empty gzip", "damaged"],
 )
 async def test_an_empty_or_damaged_list_is_refused_and_leaves_nothing(
     env: Env, content: bytes
