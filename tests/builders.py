@@ -19,6 +19,7 @@ from conveyor.domain.changes import (
     ExportKey,
     FeedKey,
     Guard,
+    InputKey,
     Insert,
     JobKey,
     NoticeKey,
@@ -41,11 +42,13 @@ from conveyor.domain.ids import (
     CallerId,
     EventId,
     ExportId,
+    InputId,
     JobId,
     NoticeId,
     RunId,
     task_id,
 )
+from conveyor.domain.inputs import JobInput, ListFormat, ListSpec
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -234,6 +237,17 @@ def an_export(number: int = 1, **fields: Any) -> Export:
     return msgspec.structs.replace(export, **fields)
 
 
+def an_input(number: int = 1, **fields: Any) -> JobInput:
+    slot = JobInput(
+        input_id=InputId(a_ulid(300 + number)),
+        caller=CALLER,
+        spec=ListSpec(ListFormat.TEXT),
+        created_at=T0,
+        expires_at=T0 + 3600,
+    )
+    return msgspec.structs.replace(slot, **fields)
+
+
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:
     return ref_to(a_task(index, run_id), job_id)
 
@@ -269,6 +283,8 @@ def key_of(row: Schedule) -> ScheduleKey: ...
 @overload
 def key_of(row: Export) -> ExportKey: ...
 @overload
+def key_of(row: JobInput) -> InputKey: ...
+@overload
 def key_of(row: Row) -> AnyKey: ...
 def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:  # noqa: C901, PLR0912 (one branch a kind)
     """The key under which a row is kept; a task's needs to be told the job."""
@@ -299,6 +315,8 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:  # noqa: C901, PLR0912 (one
             return ScheduleKey(row.job_id)
         case Export():
             return ExportKey(row.job_id, row.run_id, row.export_id)
+        case JobInput():
+            return InputKey(row.input_id)
         case _:
             assert_never(row)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
@@ -19,12 +20,12 @@ from quart_trio.wrappers import TrioResponse
 
 from conveyor.api import problems
 from conveyor.api.auth import Authenticator, Principal, read_key
-from conveyor.api.bodies import BODY_TIMEOUT_S, read_body, require_json, require_plain
-from conveyor.api.call import JSON, Api, Call, Download, Reply, Work
+from conveyor.api.bodies import BODY_TIMEOUT_S, read_body, require_json, require_plain, take_body
+from conveyor.api.call import JSON, Api, Call, Download, Reply, Take, Work
 from conveyor.api.guard import guarded
 from conveyor.api.openapi import make_document
 from conveyor.api.problems import Answered, OutOfTime
-from conveyor.api.route import DRY_RUN, Access, Reads, Route, Writes
+from conveyor.api.route import DRY_RUN, Access, Reads, Route, Takes, Writes
 from conveyor.api.routes import ROUTES
 from conveyor.domain import idempotency, limits
 from conveyor.domain.errors import InvalidArgument, NotFound, Refused
@@ -132,10 +133,18 @@ async def _serve(api: Api, route: Route, public_url: str | None, **ids: str) -> 
     match route.does:
         case Reads(handler):
             return _response_from(await handler(call))
+        case Takes(handler, bytes_max):
+            return _response_from(await _take(call, handler, bytes_max))
         case Writes() as does:
             key = _key_from(route)
             is_dry = DRY_RUN in route.query and call.is_dry_run
             return _response_from(await _write(call, does, None if is_dry else key))
+
+
+async def _take(call: Call, handler: Take, bytes_max: int) -> Reply:
+    require_plain(request)
+    async with aclosing(take_body(request, bytes_max=bytes_max)) as pieces:
+        return await handler(call, pieces)
 
 
 async def _write(call: Call, does: Writes, key: str | None) -> Reply:

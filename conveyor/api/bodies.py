@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import cast
+
 import trio
 from quart import Request
 
-from conveyor.api.problems import TooLarge, TooSlow, UnsupportedMedia
+from conveyor.api.flow import Event, took
+from conveyor.api.problems import LengthRequired, TooLarge, TooSlow, UnsupportedMedia
+from conveyor.domain.errors import InvalidArgument
 
 BODY_TIMEOUT_S = 30.0
 BYTES_PER_S_MIN = 64 * 1024
@@ -28,19 +34,46 @@ def require_plain(request: Request) -> None:
 
 async def read_body(request: Request, *, bytes_max: int) -> bytes:
     """The whole body. A large one has longer to arrive; one that dawdles is cut off."""
+    body = bytearray()
+    async with aclosing(_pieces(request, bytes_max)) as pieces:
+        async for piece in pieces:
+            body += piece
+    return bytes(body)
+
+
+async def take_body(request: Request, *, bytes_max: int) -> AsyncGenerator[bytes, None]:
+    """The body as it comes, no faster than it is taken. How long it is must be said before."""
+    left = request.content_length
+    if left is None:
+        raise LengthRequired("Say how long the body is, with a Content-Length.")
+    async with aclosing(_pieces(request, bytes_max)) as pieces:
+        async for piece in pieces:
+            left -= len(piece)
+            yield piece
+    if left:
+        raise InvalidArgument("The body is not as long as its Content-Length says.")
+
+
+async def _pieces(request: Request, bytes_max: int) -> AsyncGenerator[bytes, None]:
     if request.content_length is not None and request.content_length > bytes_max:
         raise _too_large(bytes_max)
-    body = bytearray()
+    size_bytes = 0
     begun = trio.current_time()
-    with trio.move_on_at(begun + BODY_TIMEOUT_S) as scope:
-        async for piece in request.body:
-            body += piece
-            if len(body) > bytes_max:
-                raise _too_large(bytes_max)
-            scope.deadline = begun + BODY_TIMEOUT_S + len(body) / BYTES_PER_S_MIN
-    if scope.cancelled_caught:
-        raise TooSlow("The body did not arrive in time.")
-    return bytes(body)
+    body = aiter(request.body)
+    while True:
+        deadline = begun + BODY_TIMEOUT_S + size_bytes / BYTES_PER_S_MIN
+        piece = b""
+        with trio.move_on_at(deadline) as scope:
+            piece = await anext(body, b"")
+        if scope.cancelled_caught:
+            raise TooSlow("The body did not arrive in time.")
+        if not piece:
+            return
+        took(cast("Event", request.scope), len(piece))
+        size_bytes += len(piece)
+        if size_bytes > bytes_max:
+            raise _too_large(bytes_max)
+        yield piece
 
 
 def _too_large(bytes_max: int) -> TooLarge:

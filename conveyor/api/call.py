@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 
 import msgspec
@@ -104,6 +111,7 @@ class Download:
 Work = Callable[[str], Awaitable[Reply]]
 Read = Callable[[Call], Awaitable[Reply | Download]]
 Write = Callable[[Call], Work]
+Take = Callable[[Call, AsyncIterable[bytes]], Awaitable[Reply]]
 
 
 def json_reply(body: msgspec.Struct, status: int = 200) -> Reply:

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import trio
 
 from conveyor.api import problems
+from conveyor.api.flow import Event, Receive, throttled
 from conveyor.domain.errors import InvalidArgument
 from conveyor.usecases.env import Env
 
-Event = dict[str, Any]
-Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Application = Callable[[Event, Receive, Send], Awaitable[None]]
 
@@ -45,7 +43,7 @@ def guarded(inner: Application, env: Env) -> Application:
             exchange = _Exchange(receive, send)
             await inner(scope, exchange.receive, exchange.send)
         else:
-            await inner(scope, receive, send)
+            await inner(scope, throttled(scope, receive), send)
 
     return application
 

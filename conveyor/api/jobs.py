@@ -7,12 +7,11 @@ from functools import partial
 from conveyor.api import dry_runs, schedules
 from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.api.filters import choice_from
-from conveyor.api.problems import NotImplementedYet
 from conveyor.api.runs import show_run
 from conveyor.api.schedules import show_job
 from conveyor.api.webhooks import webhook_from
 from conveyor.domain import limits, paging, submission
-from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
 from conveyor.domain.model import JobStatus, JobType, Webhook
@@ -25,6 +24,7 @@ from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission
 from conveyor.usecases.lookups import own_job
 from conveyor.usecases.results import owner_scope
+from conveyor.usecases.staging import OnInvalid
 from conveyor.wire.requests import (
     AddTasksRequest,
     SubmitJobRequest,
@@ -71,10 +71,12 @@ async def _submit(call: Call, asked: Submission, job_id: str) -> Reply:
 
 def _submission_from(call: Call, request: SubmitJobRequest) -> Submission:
     if request.file_input_id is not None:
-        raise NotImplementedYet("Uploaded lists are not available yet.")
+        _refuse_unfit_for_upload(request)
     assert call.principal is not None
     return Submission(
         drafts=drafts_of(request.tasks or []),
+        input_id=request.file_input_id,
+        on_invalid=OnInvalid[request.on_invalid.upper()],
         is_open=JobStatus(request.status) is JobStatus.OPEN,
         params=_params_from(request),
         external_id=request.external_id,
@@ -87,6 +89,16 @@ def _submission_from(call: Call, request: SubmitJobRequest) -> Submission:
         result_ttl_days=request.result_ttl_days,
         api_key=call.principal.forwarded_key,
     )
+
+
+def _refuse_unfit_for_upload(request: SubmitJobRequest) -> None:
+    if request.tasks:
+        raise InvalidArgument("Give tasks or a file_input_id, not both.", pointer="/file_input_id")
+    if JobStatus(request.status) is JobStatus.OPEN:
+        raise Conflict(
+            "An uploaded list makes a closed job; add tasks to an open one inline.",
+            code="file_input_unsupported_for_job_type",
+        )
 
 
 def _params_from(request: SubmitJobRequest) -> Params:
@@ -171,6 +183,7 @@ async def _add_tasks(call: Call, request: AddTasksRequest, batch_id: str) -> Rep
         drafts_of(request.tasks),
         is_last=request.last_batch,
         batch_id=BatchId(batch_id),
+        on_invalid=OnInvalid[request.on_invalid.upper()],
     )
     body = AddTasksResponse(
         accepted_tasks=accepted.accepted,

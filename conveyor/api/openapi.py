@@ -12,7 +12,7 @@ import msgspec
 import conveyor
 from conveyor.api.call import JSON
 from conveyor.api.problems import MEDIA_TYPE
-from conveyor.api.route import Access, Route, Writes
+from conveyor.api.route import Access, Route, Takes, Writes
 from conveyor.domain import limits
 from conveyor.domain.ids import TASK_ID_PATTERN, ULID_PATTERN
 from conveyor.wire.responses import ProblemResponse
@@ -25,6 +25,7 @@ _ABOUT = (
 _TAGS = {
     "jobs": "Lists of URLs, and what holds for all of them.",
     "runs": "Executions of a job.",
+    "job_inputs": "Lists that are uploaded before they are submitted.",
     "tasks": "Single URLs of a run, and their bodies.",
     "events": "What happened, in order.",
     "webhook": "Trying a receiver out.",
@@ -37,6 +38,7 @@ _PATTERNS = {
     "task_id": TASK_ID_PATTERN,
     "event_id": "^[0-9A-Z]{26}$",
     "export_id": ULID_PATTERN,
+    "input_id": ULID_PATTERN,
 }
 _NAMES = re.compile(r"\{(\w+)\}")
 _ALWAYS = (401, 500)
@@ -92,6 +94,8 @@ def _operation(route: Route, known: Mapping[type, Any]) -> dict[str, Any]:
     if isinstance(route.does, Writes) and route.does.payload is not None:
         schema = known[route.does.payload]
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+    if isinstance(route.does, Takes):
+        operation["requestBody"] = {"required": True, "content": {"*/*": {"schema": {}}}}
     return operation
 
 
@@ -171,3 +175,5 @@ def _common(route: Route) -> tuple[int, ...]:
     if route.method == "POST":
         return (*_ALWAYS, *_WITH_A_KEY)
     return (*_ALWAYS, 408) if route.method == "PUT" else _ALWAYS
+    has_body = route.method == "POST" or isinstance(route.does, Takes)
+    return tuple(status for status in _ALWAYS if status != 408 or has_body)

@@ -20,12 +20,10 @@ from conveyor.wire.responses import FieldError, ProblemResponse
 MEDIA_TYPE = "application/problem+json"
 
 
-class NotImplementedYet(Refused):
-    """The contract has it, and we do not, yet."""
-
-    status = 501
-    code = "not_implemented"
-    title = "Not implemented"
+class LengthRequired(Refused):
+    status = 411
+    code = "length_required"
+    title = "Length required"
 
 
 class TooLarge(Refused):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from conveyor.api.call import Read, Write
+from conveyor.api.call import Read, Take, Write
 from conveyor.domain import limits
 
 SMALL_BYTES_MAX = 64 * 1024
@@ -45,6 +45,14 @@ class Writes:
 
 
 @dataclass(frozen=True, slots=True)
+class Takes:
+    """Takes a large body as it comes. Cut off, it has not happened."""
+
+    handler: Take
+    body_bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """A query parameter, as the document describes it."""
 
@@ -70,7 +78,7 @@ class Route:
     name: str
     tag: str
     summary: str
-    does: Reads | Writes
+    does: Reads | Writes | Takes
     answers: Mapping[int, type | str | None]
     problems: tuple[int, ...] = ()
     query: tuple[Parameter, ...] = ()

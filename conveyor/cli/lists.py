@@ -1,32 +1,47 @@
-"""Reading a list of URLs as people write them: a line each, blank lines and # comments skipped."""
+"""Reading a list of URLs as people write them: a line each, blank lines and # comments skipped,
+plain or as gzip."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
-from conveyor.domain import limits
 from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.inputs import ListFormat, ListSpec
+from conveyor.domain.lists import Line, ListReader, ListUnusable
+from conveyor.domain.submission import TaskDraft
 from conveyor.domain.urls import BadUrl, parse_url
 
 SHOWN_MAX = 10
+PIECE_BYTES = 256 * 1024
 
 
 def read_lines(source: str) -> list[tuple[int, str]]:
     """Line numbers and URLs of a file, or of standard input for `-`."""
     try:
-        raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-        text = raw.decode("utf-8-sig")
+        with sys.stdin.buffer if source == "-" else Path(source).open("rb") as file:
+            return [(number, _url_of(draft, source)) for number, draft in _lines_in(file)]
     except OSError as error:
         raise click.ClickException(f"Cannot read {source}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise click.ClickException(
-            f"{source} is not UTF-8 text. Give a file with one URL a line."
-        ) from None
-    stripped = ((number, line.strip()) for number, line in enumerate(text.splitlines(), start=1))
-    return [(number, line) for number, line in stripped if line and not line.startswith("#")]
+    except ListUnusable as error:
+        raise click.ClickException(f"{source}: {error}") from None
+
+
+def _lines_in(file: BinaryIO) -> Iterator[Line]:
+    reader = ListReader(ListSpec(ListFormat.TEXT))
+    while piece := file.read(PIECE_BYTES):
+        yield from reader.feed(piece)
+    yield from reader.end()
+
+
+def _url_of(draft: TaskDraft, source: str) -> str:
+    if draft.flaw == "invalid_encoding":
+        raise click.ClickException(f"{source} is not UTF-8 text. Give a file with one URL a line.")
+    return "" if draft.url is None else str(draft.url)
 
 
 def read_urls(source: str, targets: TargetPolicy | None, *, skip_invalid: bool) -> list[str]:
@@ -43,8 +58,6 @@ def read_urls(source: str, targets: TargetPolicy | None, *, skip_invalid: bool) 
     urls = [line for number, line in lines if number not in problems]
     if not urls:
         raise click.ClickException(f"{source} holds no URL. Give one a line.")
-    if len(urls) > limits.TASKS_MAX:
-        raise click.ClickException(f"{source} holds more than {limits.TASKS_MAX:,} URLs.")
     return urls
 
 

@@ -13,7 +13,18 @@ import msgspec
 from conveyor.domain.events import Event, Feed
 from conveyor.domain.export import Export
 from conveyor.domain.hooks import SigningKeys
-from conveyor.domain.ids import BatchId, CallerId, EventId, ExportId, JobId, NoticeId, RunId, TaskId
+from conveyor.domain.ids import (
+    BatchId,
+    CallerId,
+    EventId,
+    ExportId,
+    InputId,
+    JobId,
+    NoticeId,
+    RunId,
+    TaskId,
+)
+from conveyor.domain.inputs import JobInput
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task, TaskRef
 from conveyor.domain.schedules import Schedule
 
@@ -31,6 +42,7 @@ Row = (
     | SigningKeys
     | Schedule
     | Export
+    | JobInput
 )
 R = TypeVar(
     "R",
@@ -47,6 +59,7 @@ R = TypeVar(
     SigningKeys,
     Schedule,
     Export,
+    JobInput,
 )
 
 
@@ -117,6 +130,10 @@ class ExportKey(Key[Export], frozen=True):
     export_id: ExportId
 
 
+class InputKey(Key[JobInput], frozen=True):
+    input_id: InputId
+
+
 AnyKey = (
     JobKey
     | RunKey
@@ -131,6 +148,7 @@ AnyKey = (
     | SigningKeysKey
     | ScheduleKey
     | ExportKey
+    | InputKey
 )
 
 

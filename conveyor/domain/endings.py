@@ -50,9 +50,14 @@ def complete(job: Job, run: Run, totals: Totals, *, now: float) -> Change:
     return _end(job, run, totals, "completed", {}, now)
 
 
-def request_stop(run: Run, *, reason: str | None, now: float) -> Change:
+def request_stop(run: Run, *, reason: str | None, now: float, detail: str | None = None) -> Change:
     """First half of a stop: from here on nothing settles, and a crash cannot forget the rest."""
-    values = {"stop_requested_at": now, "stop_reason": reason, "updated_at": now}
+    values = {
+        "stop_requested_at": now,
+        "stop_reason": reason,
+        "failure_detail": detail,
+        "updated_at": now,
+    }
     guard = Guard(status_in=RUN_LIVE, equals=(("stop_requested_at", None),))
     return Change((Update(_key(run), guard, values), *_gates(run, "draining")))
 

@@ -72,6 +72,12 @@ class NotFound(Refused):
     title = "Not found"
 
 
+class InputNotFound(NotFound):
+    """The same, for a file input; one that has expired is gone as well."""
+
+    code = "file_input_not_found"
+
+
 class Conflict(Refused):
     """The thing is in a state that does not allow this."""
 

@@ -18,6 +18,7 @@ LeaseId = NewType("LeaseId", str)
 NoticeId = NewType("NoticeId", str)
 EventId = NewType("EventId", str)
 ExportId = NewType("ExportId", str)
+InputId = NewType("InputId", str)
 
 ULID_PATTERN = "^[0-9A-HJKMNP-TV-Z]{26}$"
 TASK_ID_PATTERN = "^[A-Za-z0-9._-]{1,128}$"

@@ -11,6 +11,7 @@ from conveyor.domain.admission import counts_of, make_ref, make_task
 from conveyor.domain.changes import BatchKey, Change, Chunk, Guard, Insert, RunKey, Update
 from conveyor.domain.events import EventType
 from conveyor.domain.ids import RunId, event_id
+from conveyor.domain.inputs import UploadedList
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL
 from conveyor.domain.model import (
     Batch,
@@ -42,8 +43,8 @@ def take_over(batch: Batch, *, now: float) -> Change:
 def chunk_of_specs(
     batch: Batch, run: Run, specs: Sequence[TaskSpec], *, cursor: str, now: float
 ) -> Chunk:
-    """The step that admits these lines of a staged list."""
-    assert isinstance(batch.source, StagedList)
+    """The step that admits these lines of a staged or uploaded list."""
+    assert isinstance(batch.source, (StagedList, UploadedList))
     origin = (batch.source.origin_run_id, batch.source.origin_batch_id)
     tasks = [make_task(spec, origin, run, now) for spec in specs]
     return _chunk(batch, run, tasks, cursor=cursor, sources=frozenset(), now=now)

@@ -13,6 +13,7 @@ import msgspec
 from conveyor.domain import limits
 from conveyor.domain.hooks import Try
 from conveyor.domain.ids import BatchId, CallerId, JobId, NoticeId, RunId, TaskId
+from conveyor.domain.inputs import UploadedList
 
 
 class JobType(StrEnum):
@@ -181,7 +182,7 @@ class RowsOf(msgspec.Struct, frozen=True, tag="rows"):
     hosts: frozenset[str] | None = None
 
 
-Source = StagedList | RowsOf
+Source = StagedList | UploadedList | RowsOf
 
 
 class Job(msgspec.Struct, frozen=True):

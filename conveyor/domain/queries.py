@@ -9,6 +9,7 @@ import msgspec
 from conveyor.domain.events import Event
 from conveyor.domain.export import Export
 from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId, TaskId
+from conveyor.domain.inputs import JobInput
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -26,7 +27,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.schedules import Schedule, ScheduleStatus
 
-Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub, Event, Schedule, Export)
+Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub, Event, Schedule, Export, JobInput)
 
 
 class Query(msgspec.Struct, Generic[Q], frozen=True):
@@ -162,6 +163,13 @@ class DueExpiries(Query[Run], frozen=True, kw_only=True):
     limit: int
 
 
+class ExpiredInputs(Query[JobInput], frozen=True, kw_only=True):
+    """Slots for uploads whose time was over by then, oldest first."""
+
+    expired_by: float
+    limit: int
+
+
 AnyQuery = (
     TasksOf
     | StatsOf
@@ -178,4 +186,5 @@ AnyQuery = (
     | DueSchedules
     | DueExports
     | DueExpiries
+    | ExpiredInputs
 )

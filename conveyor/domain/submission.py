@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import msgspec
 
 from conveyor.domain import limits
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.errors import InvalidTask
-from conveyor.domain.model import Method, TaskSpec
+from conveyor.domain.model import Method, Problem, TaskSpec
 from conveyor.domain.params import NOT_WITH_POST, InvalidParam, ParamInput, check_params
+from conveyor.domain.problems import make_problem
 from conveyor.domain.urls import BadUrl, parse_url
+
+T = TypeVar("T")
 
 _EXTERNAL_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _FORM = "application/x-www-form-urlencoded"
 
 
 class TaskDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """One line as a caller wrote it."""
+    """One line as a caller wrote it; `flaw` when it could not even be read."""
 
     url: object
     external_id: object = None
@@ -27,6 +31,7 @@ class TaskDraft(msgspec.Struct, frozen=True, kw_only=True):
     method: object = None
     body: msgspec.Raw | None = None
     params: object = None
+    flaw: str | None = None
 
 
 class Secrets(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,6 +58,8 @@ def check_task(
 
     `targets` is what we may reach ourselves; None when a gateway elsewhere does the fetching.
     """
+    if draft.flaw is not None:
+        raise Refusal(draft.flaw)
     url = _check_url(draft.url, targets)
     params, headers = _check_task_params(draft.params)
     method = _check_method(draft.method, {**job_params, **(params or {})})
@@ -74,6 +81,34 @@ def invalid_task(index: int, refusal: Refusal) -> InvalidTask:
     return InvalidTask(index=index, reason=refusal.reason, value=refusal.value)
 
 
+def refused_task(
+    index: int, draft: TaskDraft, refusal: Refusal, targets: TargetPolicy | None
+) -> TaskSpec:
+    """A bad line as the failed task it becomes, with whatever of it is fit to be kept."""
+    url = _if_good(lambda: _check_url(draft.url, targets))
+    return TaskSpec(
+        index=index,
+        url=url or (_shortened(draft.url) if isinstance(draft.url, str) else ""),
+        external_id=_if_good(lambda: _check_external_id(draft.external_id)),
+        metadata=_if_good(lambda: check_metadata(draft.metadata)),
+        problem=_problem_of(refusal),
+    )
+
+
+def _if_good(check: Callable[[], T]) -> T | None:
+    try:
+        return check()
+    except Refusal:
+        return None
+
+
+def _problem_of(refusal: Refusal) -> Problem:
+    detail = f"It was refused: {refusal.reason}"
+    detail += f", {refusal.value}." if refusal.value else "."
+    storable = detail.encode(errors="replace").decode()
+    return make_problem(refusal.reason, "The line is no valid task", 400, storable)
+
+
 def _check_url(url: object, targets: TargetPolicy | None) -> str:
     if not isinstance(url, str):
         raise Refusal("malformed_url")
@@ -88,9 +123,10 @@ def _check_url(url: object, targets: TargetPolicy | None) -> str:
 def _shortened(url: str) -> str:
     """Enough of a bad URL to find it; no query, where tokens live, and nothing unprintable."""
     head = url[:100].partition("?")[0]
-    if "@" in head:
+    if "@" in url.partition("?")[0]:
         head = head.partition("://")[0]
-    return head.encode("ascii", errors="backslashreplace").decode()
+    head = head.encode("ascii", errors="backslashreplace").decode()
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in head)
 
 
 def _check_task_params(given: object) -> tuple[dict[str, str] | None, dict[str, str] | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -22,6 +22,7 @@ class Blobs(Protocol):
     - A body is whole or absent: no reader ever sees part of a put.
     - A put that returned is durable.
     - Putting again under a key replaces the body as a whole.
+    - A copy stands for itself, whatever becomes of the original.
     - Deleting a prefix removes every body under it, and nothing beside it.
     - Keys are relative paths of plain segments; anything else is refused with ValueError.
     - Any method may raise Unavailable, StorageFull when there is no room.
@@ -30,11 +31,19 @@ class Blobs(Protocol):
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
         """Stores the parts, joined, under `key`."""
 
-    async def put_stream(self, key: str, pieces: AsyncIterator[bytes]) -> Stored:
+    async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
         """Stores a body of any size as it comes, holding no more than a few pieces of it.
 
         Whatever the iterator raises comes through, and then nothing was stored.
         """
+
+    async def copy(self, key: str, to: str) -> Stored:
+        """Stores the body that was put at `key` under `to` as well, as it is now; BlobMissing
+        when there is none."""
+
+    async def upload_url(self, key: str, *, content_type: str, expires_at: float) -> str | None:
+        """Where a caller may put the body at `key` without us; None when that is not offered, and
+        it has to come through `put_stream`."""
 
     async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
         """Stores the parts, joined, under a key of the engine's choosing below `prefix`.

@@ -1,35 +1,23 @@
-"""The synchronous client: sends the calls, waits, and repeats what is worth repeating."""
+"""The synchronous client: a method for each call of the API."""
 
 from __future__ import annotations
 
-import ipaddress
-import random
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self, TypeVar
-
-import httpx
+from typing import Literal
 
 from conveyor.domain.lifecycle import EXPORT_UNDONE
 from conveyor.sdk import calls
-from conveyor.sdk.calls import Call, Choice
+from conveyor.sdk.calls import Choice
+from conveyor.sdk.connection import Connection
 from conveyor.sdk.downloads import (
-    REDIRECTS_MAX,
-    Damaged,
-    Download,
     Downloaded,
     is_direct,
-    replacing,
     save_all,
 )
-from conveyor.sdk.errors import ApiError, SdkError, Unreachable, error_from
+from conveyor.sdk.errors import ApiError, SdkError
 from conveyor.sdk.polling import Pace, run_of
-from conveyor.sdk.retrying import RetryPolicy
 from conveyor.wire.requests import SubmitJobRequest, TaskInput, WebhookInput
 from conveyor.wire.responses import (
     AddTasksResponse,
@@ -56,15 +44,12 @@ from conveyor.wire.webhooks import (
     WebhookTestResponse,
 )
 
-T = TypeVar("T")
-
 JOBS_PAGE = 100
 RESULTS_PAGE = 500
 EVENTS_PAGE = 500
-PIECE_BYTES = 65_536
 
 
-class Client:
+class Client(Connection):
     """A caller of one server.
 
     Every method raises ApiError when the server refuses, Unreachable when nobody answers, and
@@ -74,42 +59,6 @@ class Client:
 
     One client may be shared among threads.
     """
-
-    def __init__(
-        self,
-        base_url: str,
-        api_key: str,
-        *,
-        timeout_s: float = 30.0,
-        retry: RetryPolicy | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """ValueError for a `base_url` or an `api_key` that no request could be made with."""
-        self.base_url = _checked_url(base_url)
-        self._api_key = _checked_key(api_key)
-        self._timeout_s = timeout_s
-        self._retry = retry or RetryPolicy()
-        self._sleep = sleep
-        self._http = httpx.Client(
-            timeout=timeout_s,
-            headers={"Accept-Encoding": "identity", "User-Agent": "conveyor-sdk"},
-            trust_env=not _is_loopback(self.base_url),
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.disconnect()
-
-    def disconnect(self) -> None:
-        """Closes the connections; `close` is what happens to jobs."""
-        self._http.close()
 
     def submit(
         self, job: SubmitJobRequest | Iterable[str], *, idempotency_key: str | None = None
@@ -390,108 +339,3 @@ class Client:
                     raise
             else:
                 pace.seen(time.monotonic())
-
-    def _ask(self, call: Call[T], key: str | None = None) -> T:
-        request = self._request(call, key or secrets.token_hex(16))
-
-        def once() -> T:
-            try:
-                response = self._http.send(request)
-            except httpx.TransportError as error:
-                raise self._unreachable(error) from error
-            return call.read(response.status_code, response.headers, response.content)
-
-        return self._trying(once)
-
-    def _trying(self, once: Callable[[], T]) -> T:
-        for attempt in count(1):
-            try:
-                return once()
-            except SdkError as error:
-                luck = random.random()  # noqa: S311 (it spreads load, it keeps no secret)
-                pause_s = self._retry.pause_s(error, attempt=attempt, luck=luck)
-                if pause_s is None:
-                    raise
-            self._sleep(pause_s)
-        raise AssertionError("a policy gives up in the end")
-
-    def _request(self, call: Call[T], key: str) -> httpx.Request:
-        headers = {"X-API-Key": self._api_key}
-        if call.method == "POST":
-            headers["Idempotency-Key"] = key
-        if call.body is not None:
-            headers["Content-Type"] = "application/json"
-        return self._http.build_request(
-            call.method,
-            self.base_url + call.path,
-            params=dict(call.query) or None,
-            content=call.body,
-            headers=headers,
-        )
-
-    def _saved(self, call: Call[None], path: Path) -> Downloaded | ApiError:
-        try:
-            return self._trying(lambda: self._download(call, path))
-        except ApiError as error:
-            return error
-
-    def _content(self, call: Call[None]) -> bytes:
-        with self._streaming(call) as response:
-            return response.read()
-
-    def _download(self, call: Call[None], path: Path) -> Downloaded:
-        with self._streaming(call) as response, replacing(path) as file:
-            download = Download(file)
-            for piece in response.iter_bytes(PIECE_BYTES):
-                download.take(piece)
-            return download.finish(response.headers)
-
-    @contextmanager
-    def _streaming(self, call: Call[None]) -> Iterator[httpx.Response]:
-        """The answer to a call, its body still to be read."""
-        try:
-            with closing(self._followed(self._request(call, ""))) as response:
-                if not response.is_success:
-                    raise error_from(response.status_code, response.headers, response.read())
-                yield response
-        except (httpx.TransportError, Damaged) as error:
-            raise self._unreachable(error) from error
-
-    def _followed(self, request: httpx.Request) -> httpx.Response:
-        """Where redirects lead. They are followed without the API key: it is for us alone."""
-        response = self._http.send(request, stream=True)
-        for _ in range(REDIRECTS_MAX):
-            if response.next_request is None:
-                break
-            response.close()
-            response.next_request.headers.pop("X-API-Key", None)
-            response = self._http.send(response.next_request, stream=True)
-        return response
-
-    def _unreachable(self, error: Exception) -> Unreachable:
-        return Unreachable(self.base_url, str(error) or type(error).__name__)
-
-
-def _checked_url(text: str) -> str:
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in {"http", "https"} or not url.host or url.query or url.fragment:
-        raise ValueError(f"{text!r} is not the address of a server, like http://127.0.0.1:8080")
-    return str(url).rstrip("/").removesuffix("/v1")
-
-
-def _checked_key(text: str) -> str:
-    if not text or not text.isascii() or not text.isprintable() or text != text.strip():
-        raise ValueError("an API key is printable ASCII characters, without spaces around them")
-    return text
-
-
-def _is_loopback(url: str) -> bool:
-    """No proxy of the environment leads to this very machine."""
-    host = httpx.URL(url).host
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -13,12 +13,14 @@ from enum import Enum
 import msgspec
 
 from conveyor.domain import endings, ingestion, limits
-from conveyor.domain.changes import Applied, Chunk, RunKey
+from conveyor.domain.changes import Applied, Chunk, JobKey, RunKey
 from conveyor.domain.ids import JobId, RunId, TaskId
+from conveyor.domain.inputs import UploadedList
 from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.lists import ListUnusable
 from conveyor.domain.model import Batch, BatchStatus, RowsOf, Run, StagedList, TaskSpec
 from conveyor.domain.queries import BatchesOf, TasksOf
-from conveyor.usecases import runs
+from conveyor.usecases import lists, runs, staging
 from conveyor.usecases.env import Env
 
 _SPEC = msgspec.json.Decoder(TaskSpec)
@@ -29,6 +31,7 @@ class Ingested(Enum):
 
     SEALED = "every line is in"
     FENCED = "somebody else has taken it over, or the run has ended"
+    GIVEN_UP = "the list as a whole cannot be taken"
 
 
 async def take_over(env: Env, batch: Batch) -> Batch | None:
@@ -37,7 +40,7 @@ async def take_over(env: Env, batch: Batch) -> Batch | None:
     A batch that makes no progress however often it is taken up stops its run with a reason.
     """
     if ingestion.is_hopeless(batch):
-        await give_up(env, batch)
+        await give_up(env, batch, "The list could not be read, however often it was tried.")
         return None
     verdict = await env.commit(ingestion.take_over(batch, now=env.now()))
     if not isinstance(verdict, Applied):
@@ -47,11 +50,13 @@ async def take_over(env: Env, batch: Batch) -> Batch | None:
     return taken
 
 
-async def give_up(env: Env, batch: Batch) -> None:
+async def give_up(env: Env, batch: Batch, detail: str) -> None:
     """The list cannot be read: the run is stopped and says so."""
     run = await env.store.read(RunKey(batch.job_id, batch.run_id))
     if run is not None and run.status in RUN_LIVE:
-        change = endings.request_stop(run, reason=endings.INGEST_FAILED, now=env.now())
+        change = endings.request_stop(
+            run, reason=endings.INGEST_FAILED, detail=detail, now=env.now()
+        )
         await env.commit(change)
         await env.signals.run_changed(run.job_id, run.run_id)
     await env.commit(ingestion.abandon(batch, now=env.now()))
@@ -63,15 +68,26 @@ async def walk(env: Env, batch: Batch) -> Ingested:
     if run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None:
         await env.commit(ingestion.abandon(batch, now=env.now()))
         return Ingested.FENCED
+    try:
+        if not await _put_chunks(env, batch, run):
+            return Ingested.FENCED
+    except ListUnusable as error:
+        await give_up(env, batch, str(error))
+        return Ingested.GIVEN_UP
+    sealed = await seal(env, batch)
+    await runs.look(env, batch.job_id, batch.run_id)
+    return sealed
+
+
+async def _put_chunks(env: Env, batch: Batch, run: Run) -> bool:
+    """Whether all of them are in; not if somebody else has taken over."""
     async with aclosing(_chunks(env, batch, run)) as chunks:
         async for chunk in chunks:
             verdict = await env.store.put_chunk(chunk)
             if not isinstance(verdict, Applied):
-                return Ingested.FENCED
+                return False
             await env.signals.run_changed(run.job_id, run.run_id)
-    sealed = await seal(env, batch)
-    await runs.look(env, batch.job_id, batch.run_id)
-    return sealed
+    return True
 
 
 async def seal(env: Env, batch: Batch) -> Ingested:
@@ -94,6 +110,8 @@ def _chunks(env: Env, batch: Batch, run: Run) -> AsyncGenerator[Chunk, None]:
     match batch.source:
         case StagedList():
             return _chunks_of_list(env, batch, run, batch.source)
+        case UploadedList():
+            return _chunks_of_upload(env, batch, run, batch.source)
         case RowsOf():
             return _chunks_of_rows(env, batch, run, batch.source)
         case None:
@@ -109,6 +127,28 @@ async def _chunks_of_list(
             chunk = ingestion.chunk_of_specs(batch, run, specs, cursor=str(cursor), now=env.now())
             yield chunk
             batch = _advanced(batch, chunk)
+
+
+async def _chunks_of_upload(
+    env: Env, batch: Batch, run: Run, source: UploadedList
+) -> AsyncGenerator[Chunk, None]:
+    job = await env.store.read(JobKey(batch.job_id))
+    if job is None:
+        return
+    behind = 0
+    async with aclosing(lists.groups(env, source)) as groups:
+        async for lines in groups:
+            start, behind = behind, behind + len(lines)
+            specs = [
+                staging.judge(env, job, index, line.draft)
+                for index, line in enumerate(lines, start)
+                if index >= batch.done
+            ]
+            if specs:
+                cursor = str(behind)
+                chunk = ingestion.chunk_of_specs(batch, run, specs, cursor=cursor, now=env.now())
+                yield chunk
+                batch = _advanced(batch, chunk)
 
 
 async def _groups(

@@ -31,17 +31,21 @@ from conveyor.domain.model import (
 from conveyor.domain.params import Params, derive_format
 from conveyor.domain.sharding import pin_shard_count
 from conveyor.domain.submission import Secrets, TaskDraft
-from conveyor.usecases import ingest, staging
+from conveyor.usecases import ingest, inputs, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import is_tombstone, need_latest_run, own_job, totals_of
+from conveyor.usecases.staging import OnInvalid
 
 _TRIES = 50
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as a caller asks for it, its own fields checked."""
+    """A job as a caller asks for it, its own fields checked. Its list is in `drafts`, or was
+    uploaded to the slot `input_id`."""
 
-    drafts: Sequence[TaskDraft]
+    drafts: Sequence[TaskDraft] = ()
+    input_id: str | None = None
+    on_invalid: OnInvalid = OnInvalid.REJECT
     is_open: bool = False
     params: Params = Params({}, None)
     external_id: str | None = None
@@ -72,17 +76,29 @@ async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: Job
     existing = await env.store.read(JobKey(job_id))
     if existing is not None and existing.caller == caller:
         return await _resume(env, existing)
-    specs = await staging.check_tasks(env, job, request.drafts)
-    run = _first_run(env, job)
-    return await _admit_job(env, job, run, specs)
+    if request.input_id is not None:
+        return await _admit_upload(env, job, request.input_id)
+    specs = await staging.check_tasks(env, job, request.drafts, request.on_invalid)
+    return await _admit_list(env, job, _first_run(env, job), specs)
 
 
 def refuse_empty(request: Submission) -> None:
-    if not request.is_open and not request.drafts:
+    if not request.is_open and not request.drafts and request.input_id is None:
         raise InvalidArgument("A closed job needs at least one task.", pointer="/tasks")
 
 
-async def _admit_job(env: Env, job: Job, run: Run, specs: list[TaskSpec]) -> Accepted:
+async def _admit_upload(env: Env, job: Job, input_id: str) -> Accepted:
+    """Always ingested after the answer, however short the list is."""
+    source, total = await inputs.take(env, job, _first_run(env, job).run_id, input_id)
+    job = with_shards_for(env, job, total)
+    run = msgspec.structs.replace(
+        _first_run(env, job), planned=total, open_batches=1, ingest_status=IngestStatus.PENDING
+    )
+    batch = admission.make_batch(run, FIRST_BATCH, source, total=total, now=job.created_at)
+    return await _admit(env, job, run, batch, [])
+
+
+async def _admit_list(env: Env, job: Job, run: Run, specs: list[TaskSpec]) -> Accepted:
     path = env.policy.path_for(len(specs))
     tasks: list[Task] = []
     batch: Batch | None = None
@@ -103,6 +119,10 @@ async def _admit_job(env: Env, job: Job, run: Run, specs: list[TaskSpec]) -> Acc
             ingest_status=IngestStatus.PENDING if path is Path.LATER else None,
         )
         batch = admission.make_batch(run, FIRST_BATCH, source, total=len(specs), now=job.created_at)
+    return await _admit(env, job, run, batch, tasks)
+
+
+async def _admit(env: Env, job: Job, run: Run, batch: Batch | None, tasks: list[Task]) -> Accepted:
     verdict = await env.commit(admission.new_job(job, run, batch, tasks))
     if isinstance(verdict, Stale):
         existing = await env.store.read(JobKey(job.job_id))
@@ -130,8 +150,12 @@ async def _answer(env: Env, job: Job, run: Run, batch: Batch | None) -> Accepted
         await ingest.walk(env, batch)
     await env.signals.run_changed(job.job_id, run.run_id)
     current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
+    totals = await totals_of(env, current)
+    if totals.done:  # Bad lines have failed already, and may be all there are.
+        await runs.look(env, job.job_id, run.run_id)
+        current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
     accepted = batch.total if batch is not None else 0
-    return Accepted(job, current, await totals_of(env, current), accepted, is_later)
+    return Accepted(job, current, totals, accepted, is_later)
 
 
 def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> Job:
@@ -140,7 +164,7 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
     run_id = RunId(env.mint())
     seal = staging.seal_secrets
     headers, key = request.params.headers, request.api_key
-    return Job(
+    job = Job(
         job_id=job_id,
         caller=caller,
         status=JobStatus.OPEN if request.is_open else JobStatus.CLOSED,
@@ -160,16 +184,21 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
         max_attempts=request.max_attempts or limits.MAX_ATTEMPTS,
         priority=request.priority,
         result_ttl_days=request.result_ttl_days,
-        shard_count=pin_shard_count(
-            tasks_count=len(request.drafts),
-            is_open=request.is_open,
-            configured=env.policy.shard_count,
-            sync_max=env.policy.sync_tasks_max,
-        ),
         runs_count=1,
         latest_run_id=run_id,
         active_run_id=run_id,
     )
+    return with_shards_for(env, job, len(request.drafts))
+
+
+def with_shards_for(env: Env, job: Job, tasks_count: int) -> Job:
+    shard_count = pin_shard_count(
+        tasks_count=tasks_count,
+        is_open=job.status is JobStatus.OPEN,
+        configured=env.policy.shard_count,
+        sync_max=env.policy.sync_tasks_max,
+    )
+    return msgspec.structs.replace(job, shard_count=shard_count)
 
 
 def _first_run(env: Env, job: Job) -> Run:

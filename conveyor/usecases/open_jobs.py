@@ -25,6 +25,7 @@ from conveyor.usecases import ingest, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Accepted
 from conveyor.usecases.lookups import latest_run, need_latest_run, own_job, totals_of
+from conveyor.usecases.staging import OnInvalid
 
 _TRIES = 50
 
@@ -37,6 +38,7 @@ async def add_tasks(
     *,
     is_last: bool,
     batch_id: BatchId,
+    on_invalid: OnInvalid = OnInvalid.REJECT,
 ) -> Accepted:
     """Admits one more list, or finds the batch of this id and finishes it."""
     job = await own_job(env, caller, job_id)
@@ -47,7 +49,7 @@ async def add_tasks(
         _refuse_unless_open(job, run)
         if not drafts:
             raise InvalidArgument("Give at least one task, or use /close.", pointer="/tasks")
-        specs = await staging.check_tasks(env, job, drafts)
+        specs = await staging.check_tasks(env, job, drafts, on_invalid)
         begun = await _admit(env, job, run, specs, is_last=is_last, batch_id=batch_id)
     elif begun.status is BatchStatus.OPEN:
         begun = await ingest.take_over(env, begun) or begun

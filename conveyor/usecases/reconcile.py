@@ -13,7 +13,7 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, RUN_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Batch, Run, RunStatus, Scrub, TaskRef
 from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, RunsOf, TasksOf
-from conveyor.usecases import feeds, ingest, runs
+from conveyor.usecases import feeds, ingest, inputs, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.ingest import Ingested
 
@@ -125,6 +125,7 @@ async def scrub_due(env: Env) -> int:
     for scrub in await env.store.find(DueScrubs(due_by=env.now(), limit=_PAGE)):
         await _scrub(env, scrub)
         done += 1
+    await inputs.remove_expired(env)
     await env.store.purge(env.now())
     return done
 
@@ -138,6 +139,7 @@ async def _scrub(env: Env, scrub: Scrub) -> None:
         await env.queue.close_run(scrub.run_id)
         await env.blobs.delete_prefix(f"jobs/{scrub.job_id}/sources/{scrub.run_id}")
         await env.blobs.delete_prefix(f"jobs/{scrub.job_id}/exports/{scrub.run_id}")
+        await env.blobs.delete_prefix(staging.sources_prefix(scrub.job_id, scrub.run_id))
     await env.blobs.delete_prefix(prefix)
     while await env.store.scrub(scrub.job_id, scrub.run_id, limit=_SCRUB_ROWS):
         pass

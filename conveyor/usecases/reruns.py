@@ -20,7 +20,7 @@ from conveyor.domain.model import (
     RowsOf,
     Run,
     RunStatus,
-    StagedList,
+    Source,
     Task,
     TaskStatus,
     Totals,
@@ -138,7 +138,7 @@ async def _from_sources(env: Env, job: Job, previous: Run, run_id: RunId) -> Rer
 
 def _renewed(batch: Batch, run: Run, previous: Run) -> Batch:
     """The same list for a new run: its rows where all are there, else its source from the start."""
-    source: StagedList | RowsOf | None = batch.source
+    source: Source | None = batch.source
     if source is None:
         source = RowsOf(run_id=previous.run_id, retry=EVERY_STATUS, batch_id=batch.batch_id)
     elif isinstance(source, RowsOf):  # A filter of the last rerun is not one of this.
@@ -181,8 +181,8 @@ async def _resume(env: Env, job: Job, run: Run) -> Rerun:
         run=current,
         totals=totals,
         rerun_of=run.rerun_of,
-        retried=run.retried,
-        inherited=run.planned - run.retried,
+        retried=min(run.retried, run.planned),  # An upload may have had fewer lines than thought.
+        inherited=max(0, run.planned - run.retried),
         is_later=run.ingest_status is not None,
     )
 

@@ -11,12 +11,12 @@ from conveyor.domain.changes import Applied, JobKey, RunKey, ScheduleKey, Stale
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, RunId, fire_id
 from conveyor.domain.lifecycle import JOB_VISIBLE, SCHEDULE_FIRES
-from conveyor.domain.model import Job, JobType
+from conveyor.domain.model import Job, JobType, Source
 from conveyor.domain.queries import DueSchedules
 from conveyor.domain.schedules import Overlap, Rule, Schedule, ScheduleStatus, next_after
-from conveyor.usecases import staging
+from conveyor.usecases import inputs, staging
 from conveyor.usecases.env import Env
-from conveyor.usecases.jobs import Submission, job_from
+from conveyor.usecases.jobs import Submission, job_from, with_shards_for
 from conveyor.usecases.lookups import own_job
 
 _TRIES = 50
@@ -44,7 +44,7 @@ async def submit(
     """Makes the job and its schedule, or finds them. It has no run until it fires."""
     if request.is_open:
         raise InvalidArgument("A scheduled job cannot be open.", pointer="/status")
-    if not request.drafts:
+    if not request.drafts and request.input_id is None:
         raise InvalidArgument("A scheduled job needs at least one task.", pointer="/tasks")
     existing = await env.store.read(JobKey(job_id))
     if existing is not None and existing.caller == caller:
@@ -57,16 +57,15 @@ async def submit(
         active_run_id=None,
     )
     first_at = _first_after(rule, job.created_at)
-    specs = await staging.check_tasks(env, job, request.drafts)
-    # The list is the job's own: ids derive from the job, and no deleted run takes it along.
-    source = await staging.stage(env, job_id, RunId(job_id), FIRST_BATCH, specs)
+    source, total = await _own_list(env, job, request)
+    job = with_shards_for(env, job, total)
     schedule = Schedule(
         job_id=job_id,
         status=ScheduleStatus.ACTIVE,
         rule=rule,
         overlap=overlap,
         source=source,
-        total=len(specs),
+        total=total,
         created_at=job.created_at,
         updated_at=job.created_at,
         next_fire_at=first_at,
@@ -74,6 +73,15 @@ async def submit(
     if isinstance(await env.commit(firing.new_job(job, schedule)), Stale):
         return await _own(env, caller, job_id)
     return Scheduled(job, schedule)
+
+
+async def _own_list(env: Env, job: Job, request: Submission) -> tuple[Source, int]:
+    """The list is the job's own: ids derive from the job, and no deleted run takes it along."""
+    owner = RunId(job.job_id)
+    if request.input_id is not None:
+        return await inputs.take(env, job, owner, request.input_id)
+    specs = await staging.check_tasks(env, job, request.drafts, request.on_invalid)
+    return await staging.stage(env, job.job_id, owner, FIRST_BATCH, specs), len(specs)
 
 
 async def schedule_of(env: Env, job: Job) -> Schedule | None:

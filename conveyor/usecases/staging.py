@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 
 import msgspec
 import trio
@@ -15,6 +16,13 @@ from conveyor.domain.submission import Refusal, Secrets, TaskDraft
 from conveyor.usecases.env import Env
 
 _ENCODER = msgspec.json.Encoder()
+
+
+class OnInvalid(Enum):
+    """What becomes of a list with bad lines."""
+
+    REJECT = "the list is refused as a whole"
+    SKIP = "each bad line is a task that has failed already"
 
 
 def place_of(caller: CallerId, job_id: JobId, field: str) -> str:
@@ -33,8 +41,11 @@ def unseal_secrets(env: Env, job: Job, field: str, sealed: str | None) -> Secret
     return msgspec.json.decode(opened, type=Secrets)
 
 
-async def check_tasks(env: Env, job: Job, drafts: Iterable[TaskDraft]) -> list[TaskSpec]:
-    """All lines as specs; InvalidTasks, naming the first hundred, if any is bad.
+async def check_tasks(
+    env: Env, job: Job, drafts: Iterable[TaskDraft], on_invalid: OnInvalid
+) -> list[TaskSpec]:
+    """All lines as specs. If any is bad: InvalidTasks, naming the first hundred, or a spec with a
+    problem for each, as the caller wishes.
 
     A long list gives way now and then: heartbeats and other callers must not wait for its end.
     """
@@ -47,13 +58,25 @@ async def check_tasks(env: Env, job: Job, drafts: Iterable[TaskDraft]) -> list[T
             specs.append(_check(env, job, index, draft))
         except Refusal as refusal:
             invalid.append(submission.invalid_task(index, refusal))
-    if invalid:
-        count = len(specs) + len(invalid)
+            specs.append(_refused(env, index, draft, refusal))
+    if invalid and on_invalid is OnInvalid.REJECT:
         raise InvalidTasks(
-            f"{len(invalid)} of {count} tasks are invalid; nothing was created.",
+            f"{len(invalid)} of {len(specs)} tasks are invalid; nothing was created.",
             invalid[: limits.INVALID_TASKS_SHOWN_MAX],
         )
     return specs
+
+
+def judge(env: Env, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
+    """One line of a list whose bad lines are tasks too."""
+    try:
+        return _check(env, job, index, draft)
+    except Refusal as refusal:
+        return _refused(env, index, draft, refusal)
+
+
+def _refused(env: Env, index: int, draft: TaskDraft, refusal: Refusal) -> TaskSpec:
+    return submission.refused_task(index, draft, refusal, env.policy.targets)
 
 
 def _check(env: Env, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
@@ -64,11 +87,20 @@ def _check(env: Env, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
     return msgspec.structs.replace(spec, sealed=sealed)
 
 
+def sources_prefix(job_id: JobId, run_id: RunId) -> str:
+    """Where the lists of a run lie."""
+    return f"jobs/{job_id}/sources/{run_id}"
+
+
+def source_key(job_id: JobId, run_id: RunId, batch_id: BatchId) -> str:
+    return f"{sources_prefix(job_id, run_id)}/{batch_id}"
+
+
 async def stage(
     env: Env, job_id: JobId, run_id: RunId, batch_id: BatchId, specs: Sequence[TaskSpec]
 ) -> StagedList:
     """Writes the list where ingest will read it, whole and durable."""
-    key = f"jobs/{job_id}/sources/{run_id}/{batch_id}"
+    key = source_key(job_id, run_id, batch_id)
     await env.blobs.put(key, list(_encoded(specs)))
     return StagedList(key=key, origin_run_id=run_id, origin_batch_id=batch_id)
 

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.inputs import ListFormat, ListSpec
 from conveyor.domain.submission import TaskDraft
 from conveyor.wire.schedules import JobSchedule, UpdateScheduleStateRequest
 
@@ -85,6 +86,16 @@ class TaskInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = None
 
 
+OnInvalidInput = Annotated[
+    Literal["reject", "skip"],
+    Meta(
+        description="What a bad line does: refuse the list, or become a task that has failed. "
+        "In an uploaded list it always becomes one."
+    ),
+]
+ColumnInput = Annotated[int, Meta(ge=0, le=100_000)] | Annotated[str, Meta(min_length=1)]
+
+
 class WebhookInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where to tell of a run's end, and whether to sign."""
 
@@ -117,6 +128,7 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     schedule: (
         Annotated[JobSchedule, Meta(description="With type `scheduled`, and only there.")] | None
     ) = None
+    on_invalid: OnInvalidInput = "reject"
     max_inflight: (
         Annotated[
             int,
@@ -154,6 +166,37 @@ class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     tasks: Annotated[list[TaskInput], Meta(max_length=limits.TASKS_MAX)]
     last_batch: Annotated[bool, Meta(description="Closes the job behind this list.")] = False
+    on_invalid: OnInvalidInput = "reject"
+
+
+class CsvFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which columns a task is made of."""
+
+    url: ColumnInput
+    external_id: ColumnInput | None = None
+
+
+class CsvInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a CSV file is to be read."""
+
+    fields: CsvFields
+    delimiter: Annotated[str, Meta(min_length=1, max_length=1)] | None = None
+    quote: Annotated[str, Meta(min_length=1, max_length=1)] | None = None
+    header: Annotated[bool, Meta(description="The first row names the columns.")] | None = None
+
+
+class CreateJobInputRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A slot for a list, and how the list is to be read."""
+
+    type: Literal["csv"] = "csv"
+    format: (
+        Annotated[
+            Literal["csv", "ndjson", "text"],
+            Meta(description="`ndjson`: a task a line, as in `tasks`; `text`: a URL a line."),
+        ]
+        | None
+    ) = None
+    csv: CsvInput | None = None
 
 
 _SUBMIT = msgspec.json.Decoder(SubmitJobRequest)
@@ -162,6 +205,7 @@ _WEBHOOK_CONFIG = msgspec.json.Decoder(WebhookConfigInput)
 _TEST_WEBHOOK = msgspec.json.Decoder(WebhookInput)
 _SCHEDULE = msgspec.json.Decoder(JobSchedule)
 _SCHEDULE_STATE = msgspec.json.Decoder(UpdateScheduleStateRequest)
+_CREATE_INPUT = msgspec.json.Decoder(CreateJobInputRequest)
 
 
 def decode_submit(body: bytes) -> SubmitJobRequest:
@@ -186,6 +230,46 @@ def decode_schedule(body: bytes) -> JobSchedule:
 
 def decode_schedule_state(body: bytes) -> UpdateScheduleStateRequest:
     return _decode(_SCHEDULE_STATE, body)
+
+
+def decode_create_input(body: bytes) -> CreateJobInputRequest:
+    return _decode(_CREATE_INPUT, body)
+
+
+def list_spec_of(request: CreateJobInputRequest) -> ListSpec:
+    """How the list is to be read; refused if nothing could be read that way."""
+    list_format = ListFormat(request.format or request.type)
+    if list_format is not ListFormat.CSV:
+        if request.csv is not None:
+            raise InvalidArgument(f"A list of {list_format} has no csv.", pointer="/csv")
+        return ListSpec(list_format)
+    if request.csv is None:
+        raise InvalidArgument("Say which column holds the url, in csv.fields.", pointer="/csv")
+    return _csv_spec_of(request.csv)
+
+
+def _csv_spec_of(given: CsvInput) -> ListSpec:
+    spec = ListSpec(
+        ListFormat.CSV,
+        url=given.fields.url,
+        external_id=given.fields.external_id,
+        header=given.header or False,
+        delimiter=given.delimiter or ",",
+        quote=given.quote or '"',
+    )
+    for name in ("delimiter", "quote"):
+        mark: str = getattr(spec, name)
+        if not (mark.isprintable() or mark == "\t"):
+            raise InvalidArgument(f"The {name} must be printable.", pointer=f"/csv/{name}")
+    if spec.delimiter == spec.quote:
+        raise InvalidArgument("delimiter and quote must differ.", pointer="/csv/quote")
+    for name in ("url", "external_id"):
+        if isinstance(getattr(spec, name), str) and not spec.header:
+            raise InvalidArgument(
+                "A column is named by its position where there is no header.",
+                pointer=f"/csv/fields/{name}",
+            )
+    return spec
 
 
 def drafts_of(tasks: list[TaskInput]) -> list[TaskDraft]:

@@ -328,5 +328,27 @@ class ExportResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     manifest: Manifest | None = None
 
 
+class UploadTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how to put the list; it needs no API key."""
+
+    method: str
+    url: Annotated[str, Meta(extra_json_schema={"format": "uri"})]
+    headers: dict[str, str]
+    expires_at: Instant
+
+
+class CreateJobInputResponse(msgspec.Struct, frozen=True, kw_only=True):
+    file_input_id: Ulid
+    upload: UploadTarget
+    expires_at: Instant
+
+
+class UploadResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """What was stored."""
+
+    size_bytes: Count
+    sha256: str
+
+
 class HealthResponse(msgspec.Struct, frozen=True):
     status: str

@@ -45,6 +45,8 @@ class SlowBlobs:
         self.put = blobs.put
         self.add = blobs.add
         self.open = blobs.open
+        self.copy = blobs.copy
+        self.upload_url = blobs.upload_url
         self.delete_prefix = blobs.delete_prefix
 
 

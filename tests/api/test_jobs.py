@@ -129,7 +129,14 @@ async def test_a_post_task_keeps_its_body_to_itself(world: World) -> None:
     ("fields", "status", "code", "pointer"),
     [
         ({"type": "scheduled"}, 400, "invalid_argument", "/schedule"),
-        ({"file_input_id": "x"}, 501, "not_implemented", None),
+        ({"file_input_id": "x"}, 400, "invalid_argument", "/file_input_id"),
+        (
+            {"file_input_id": "x", "tasks": None, "status": "open"},
+            409,
+            "file_input_unsupported_for_job_type",
+            None,
+        ),
+        ({"on_invalid": "ignore"}, 400, "invalid_argument", "/on_invalid"),
         ({"tasks": []}, 400, "invalid_argument", "/tasks"),
         ({"tasks": None}, 400, "invalid_argument", "/tasks"),
         ({"tasks": ["https://example.com"]}, 400, "invalid_argument", "/tasks/0"),

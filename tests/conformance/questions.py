@@ -15,6 +15,7 @@ from conveyor.domain.queries import (
     DueSchedules,
     DueScrubs,
     EventsOf,
+    ExpiredInputs,
     JobsOf,
     NoticesOf,
     Q,
@@ -69,6 +70,7 @@ def make_questions(
         ),
         _asking(DueExports(due_by=now, limit=limit)),
         _asking(DueExpiries(due_by=now, limit=limit)),
+        _asking(ExpiredInputs(expired_by=now, limit=limit)),
     ]
 
 

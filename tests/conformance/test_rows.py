@@ -15,6 +15,7 @@ from conveyor.domain.changes import (
 from conveyor.domain.export import ExportFormat, ExportStatus, Manifest
 from conveyor.domain.hooks import SigningKey, Try
 from conveyor.domain.ids import FIRST_BATCH, BatchId, ExportId
+from conveyor.domain.inputs import ListFormat, ListSpec
 from conveyor.domain.model import (
     Attempt,
     BatchStatus,
@@ -65,6 +66,7 @@ from tests.builders import (
     a_ulid,
     an_event,
     an_export,
+    an_input,
     insert,
     keep,
     kept,
@@ -108,6 +110,7 @@ BARE: list[Row] = [
     some_keys(),
     a_schedule(),
     an_export(),
+    an_input(),
 ]
 FULL: list[Row] = [
     a_job(
@@ -238,6 +241,7 @@ FULL: list[Row] = [
         sha256="ab" * 32,
         manifest=MANIFEST,
     ),
+    an_input(spec=ListSpec(ListFormat.CSV, "link", 3, header=True, quote="'")),
 ]
 
 

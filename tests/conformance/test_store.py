@@ -32,6 +32,7 @@ from tests.builders import (
     a_stats,
     a_task,
     add,
+    an_input,
     delete,
     insert,
     keep,
@@ -51,6 +52,7 @@ BARE: list[Row] = [
     a_notice(),
     a_scrub(),
     some_keys(),
+    an_input(),
 ]
 
 

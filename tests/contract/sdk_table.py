@@ -7,14 +7,9 @@ that a release with a new method makes the test fail until there is a use of it 
 from __future__ import annotations
 
 import io
-import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 from zenrows.batch import (
     At,
@@ -33,6 +28,8 @@ from zenrows.batch import (
     ZenRowsBatchClient,
 )
 
+from tests.contract.desk import PAGES, QUICK, Desk, ids, is_whole_zip
+
 SURFACE = (
     ZenRowsBatchClient,
     JobRef,
@@ -44,65 +41,6 @@ SURFACE = (
     ExportHandle,
     ScheduleControls,
 )
-QUICK = {"timeout": 60, "poll_interval": 0.05}
-PAGES = 3
-MISSING = 7
-"""The page of the demo site that is not there."""
-
-
-@dataclass
-class Desk:
-    """A client, a site to scrape, a receiver of webhooks and a folder; jobs are made on demand."""
-
-    client: Any
-    urls: list[str]
-    receiver: str
-    folder: Path
-
-    def a_job(self) -> Any:
-        """A job that ended: some pages, one of them missing."""
-        job = self.client.submit_regular([*self.urls[:PAGES], self.urls[MISSING]])
-        job.run.wait(**QUICK)
-        return job
-
-    def an_open_job(self) -> Any:
-        return self.client.submit_open([self.urls[0]])
-
-    def a_scheduled_job(self) -> Any:
-        return self.client.submit_scheduled(Rate(every=1, unit="day"), self.urls[:1])
-
-    @cached_property
-    def job(self) -> Any:
-        return self.a_job()
-
-    @cached_property
-    def run(self) -> Any:
-        return next(iter(self.job.runs()))
-
-    @cached_property
-    def page(self) -> Any:
-        return next(iter(self.job.run.results(status="successful")))
-
-    @cached_property
-    def export(self) -> Any:
-        return self.run.start_export().wait(timeout=60, poll_interval=0.05)
-
-    def a_path(self, name: str) -> Path:
-        return self.folder / name
-
-    def has_a_webhook(self, job: Any) -> bool:
-        with suppress(BatchAPIError):
-            return bool(job.get_webhook().url)
-        return False
-
-    def without_keys_in_rotation(self) -> Any:
-        """An account with an active signing key and no candidate."""
-        self.client.cancel_hmac_rotation()
-        if self.client.list_hmac_keys().active is None:
-            self.client.rotate_hmac_key()
-        return self.client
-
-
 Use = Callable[[Desk], None]
 TABLE: dict[str, Use] = {}
 
@@ -126,15 +64,6 @@ def uses(*names: str) -> Callable[[Use], Use]:
 
 def names_of(use: Use) -> list[str]:
     return [name for name, each in TABLE.items() if each is use]
-
-
-def is_whole_zip(path: Path) -> bool:
-    with zipfile.ZipFile(path) as archive:
-        return archive.testzip() is None and len(archive.namelist()) >= PAGES
-
-
-def ids(things: Iterable[Any], name: str) -> set[str]:
-    return {getattr(each, name) for each in things}
 
 
 @uses("ZenRowsBatchClient.close", "ZenRowsBatchClient.base_url")

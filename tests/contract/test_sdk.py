@@ -14,7 +14,8 @@ import pytest
 from zenrows.batch import ZenRowsBatchClient
 
 from tests.api import contract
-from tests.contract.sdk_table import TABLE, Desk, Use, names_of, public_names
+from tests.contract.desk import Desk
+from tests.contract.sdk_table import TABLE, Use, names_of, public_names
 from tests.e2e.programs import a_server, a_site
 
 pytestmark = pytest.mark.slow

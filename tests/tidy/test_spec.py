@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain import events, export, hooks, lifecycle, limits, model, schedules
+from conveyor.domain import events, export, hooks, inputs, lifecycle, limits, model, schedules
 from conveyor.domain.changes import Row
 from conveyor.domain.errors import Refused
 from conveyor.domain.params import PARAMS
@@ -56,6 +56,9 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     schedules.Calendar,
     schedules.Cron,
     schedules.Skip,
+    inputs.JobInput,
+    inputs.UploadedList,
+    inputs.ListSpec,
 )
 
 _HEADING = re.compile(r"^#+ ((?:\d+\.)*\d+) ", re.MULTILINE)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -140,8 +146,14 @@ class FaultyBlobs:
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
         return await self.fault.through("put", lambda: self.inner.put(key, parts))
 
-    async def put_stream(self, key: str, pieces: AsyncIterator[bytes]) -> Stored:
+    async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
         return await self.fault.through("put_stream", lambda: self.inner.put_stream(key, pieces))
+
+    async def copy(self, key: str, to: str) -> Stored:
+        return await self.fault.through("copy", lambda: self.inner.copy(key, to))
+
+    async def upload_url(self, key: str, *, content_type: str, expires_at: float) -> str | None:
+        return await self.inner.upload_url(key, content_type=content_type, expires_at=expires_at)
 
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         async with aclosing(self.inner.open(key, start=start)) as pieces:

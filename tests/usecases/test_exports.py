@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -223,7 +223,7 @@ async def test_an_exporter_that_was_overtaken_cannot_publish_nor_harm_the_other(
     export = await asked(env, run)
 
     class Slow(FaultyBlobs):
-        async def put_stream(self, key: str, pieces: AsyncIterator[bytes]) -> Stored:
+        async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
             stored = await self.inner.put_stream(key, pieces)
             clock.advance(limits.EXPORT_CLAIM_S + 1)
             (due,) = await exports.due(env, limit=10)
@@ -246,7 +246,7 @@ async def test_an_exporter_stops_when_its_export_is_no_longer_its_own(
     export = await asked(env, run)
 
     class Overtaken(FaultyBlobs):
-        async def put_stream(self, key: str, pieces: AsyncIterator[bytes]) -> Stored:
+        async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
             current = await now_of(env, export)
             assert current is not None
             verdict = await env.commit(exporting.take_up(current, now=clock.now()))
@@ -288,7 +288,7 @@ async def test_an_exporter_that_is_stopped_hands_its_export_back_at_once(env: En
     with trio.CancelScope() as scope:
 
         class Stopping(FaultyBlobs):
-            async def put_stream(self, key: str, pieces: AsyncIterator[bytes]) -> Stored:
+            async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
                 scope.cancel()
                 return await self.inner.put_stream(key, pieces)
 

@@ -16,6 +16,7 @@ from conveyor.domain.queries import (
     DueSchedules,
     DueScrubs,
     EventsOf,
+    ExpiredInputs,
     JobsOf,
     NoticesOf,
     RunsIn,
@@ -28,6 +29,7 @@ from conveyor.engines.embedded.rows import (
     BATCHES,
     EVENTS,
     EXPORTS,
+    INPUTS,
     JOBS,
     NOTICES,
     RUNS,
@@ -88,6 +90,9 @@ def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:  # noqa: C901
             return EXPORTS, [("due_at <= ?", [query.due_by])], "due_at, export_id", query.limit
         case DueExpiries():
             return RUNS, [("sweep_at <= ?", [query.due_by])], "sweep_at, run_id", query.limit
+        case ExpiredInputs():
+            terms = [("expires_at <= ?", [query.expired_by])]
+            return INPUTS, terms, "expires_at, input_id", query.limit
         case _:
             assert_never(query)
 

@@ -21,6 +21,7 @@ from conveyor.domain.changes import (
     EventKey,
     ExportKey,
     FeedKey,
+    InputKey,
     JobKey,
     NoticeKey,
     RecordKey,
@@ -34,6 +35,7 @@ from conveyor.domain.changes import (
 from conveyor.domain.events import Event, Feed
 from conveyor.domain.export import Export
 from conveyor.domain.hooks import SigningKeys
+from conveyor.domain.inputs import JobInput
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 from conveyor.domain.schedules import Schedule
 
@@ -143,6 +145,7 @@ FEEDS = _table("feeds", Feed, "caller")
 SIGNING_KEYS = _table("signing_keys", SigningKeys, "caller")
 SCHEDULES = _table("schedules", Schedule, "job_id")
 EXPORTS = _table("exports", Export, "job_id", "run_id", "export_id")
+INPUTS = _table("job_inputs", JobInput, "input_id")
 
 TABLES: dict[type, Table] = {
     JobKey: JOBS,
@@ -158,4 +161,5 @@ TABLES: dict[type, Table] = {
     SigningKeysKey: SIGNING_KEYS,
     ScheduleKey: SCHEDULES,
     ExportKey: EXPORTS,
+    InputKey: INPUTS,
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Scratch:
             Path(self.path).unlink()
 
 
-async def fill(scratch: Scratch, pieces: AsyncIterator[bytes]) -> None:
+async def fill(scratch: Scratch, pieces: AsyncIterable[bytes]) -> None:
     """Writes every piece and syncs; whatever the iterator raises comes through."""
     gathered: list[bytes] = []
     size_bytes = 0
@@ -61,3 +61,13 @@ async def fill(scratch: Scratch, pieces: AsyncIterator[bytes]) -> None:
             gathered, size_bytes = [], 0
     await trio.to_thread.run_sync(scratch.write, gathered)
     await trio.to_thread.run_sync(scratch.sync)
+
+
+def digest_file(path: str) -> tuple[int, str]:
+    """The length of a file, and its SHA-256."""
+    digest, size_bytes = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while data := file.read(_GATHER_BYTES):
+            digest.update(data)
+            size_bytes += len(data)
+    return size_bytes, digest.hexdigest()

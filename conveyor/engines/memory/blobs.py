@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 
 import trio
 
@@ -29,9 +29,21 @@ class MemoryBlobs:
         self._bodies[key] = body
         return Stored(key, len(body), hashlib.sha256(body).hexdigest())
 
-    async def put_stream(self, key: str, pieces: AsyncIterator[bytes]) -> Stored:
+    async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
         _check(key)
         return await self.put(key, [piece async for piece in pieces])
+
+    async def copy(self, key: str, to: str) -> Stored:
+        _check(key)
+        await trio.lowlevel.checkpoint()
+        if key not in self._bodies:
+            raise BlobMissing(key)
+        return await self.put(to, [self._bodies[key]])
+
+    async def upload_url(self, key: str, *, content_type: str, expires_at: float) -> str | None:
+        _check(key)
+        await trio.lowlevel.checkpoint()
+        return None
 
     async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
         return await self.put(f"{prefix}/{name}", parts)

@@ -8,6 +8,7 @@ import pytest
 
 from conveyor.domain.hooks import SigningKey, Try
 from conveyor.domain.ids import BatchId, RunId
+from conveyor.domain.inputs import ListFormat, ListSpec, UploadedList
 from conveyor.domain.model import (
     Attempt,
     FailureReason,
@@ -42,6 +43,7 @@ from tests.builders import (
     a_stats,
     a_task,
     an_event,
+    an_input,
     some_keys,
 )
 
@@ -68,6 +70,7 @@ ROWS = [
     ),
     a_batch(),
     a_batch(source=StagedList("jobs/1/source", RUN, BatchId("0")), cursor="c"),
+    a_batch(source=UploadedList("key", ListSpec(ListFormat.CSV), 9, "sha", RUN, BatchId("0"))),
     a_batch(source=RowsOf(RUN, frozenset({TaskStatus.FAILED}))),
     a_stats(),
     a_stats(3, done=2**40, cost_micros=-1),
@@ -98,6 +101,7 @@ ROWS = [
         rule=Calendar(("09:00",), "UTC", month_days=(1, 31)),
         skips=(Skip(T0, T0 + 1, SkipReason.MISSED),),
     ),
+    an_input(spec=ListSpec(ListFormat.CSV, url="link", header=True, delimiter="\t")),
 ]
 
 

@@ -1,0 +1,58 @@
+"""Uploaded lists over HTTP: slots, and what is put into them (SPEC 4.13)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from functools import partial
+
+from conveyor.api.call import Call, Reply, Work, json_reply
+from conveyor.domain.ids import InputId
+from conveyor.domain.inputs import JobInput, ListFormat, ListSpec, slot_key
+from conveyor.usecases import inputs
+from conveyor.wire.requests import decode_create_input, list_spec_of
+from conveyor.wire.responses import CreateJobInputResponse, UploadResponse, UploadTarget
+from conveyor.wire.views import instant
+
+CONTENT_TYPES = {
+    ListFormat.CSV: "text/csv",
+    ListFormat.NDJSON: "application/x-ndjson",
+    ListFormat.TEXT: "text/plain",
+}
+
+
+def create_input(call: Call) -> Work:
+    return partial(_create_input, call, list_spec_of(decode_create_input(call.body)))
+
+
+async def _create_input(call: Call, spec: ListSpec, input_id: str) -> Reply:
+    slot = await inputs.create(call.env, call.caller, spec, input_id=InputId(input_id))
+    content_type = CONTENT_TYPES[spec.format]
+    target = UploadTarget(
+        method="PUT",
+        url=await _upload_url(call, slot, content_type),
+        headers={"Content-Type": content_type},
+        expires_at=instant(slot.expires_at),
+    )
+    body = CreateJobInputResponse(
+        file_input_id=slot.input_id, upload=target, expires_at=instant(slot.expires_at)
+    )
+    return json_reply(body, 201)
+
+
+async def _upload_url(call: Call, slot: JobInput, content_type: str) -> str:
+    """The storage's own address where it has one, else ours."""
+    direct = await call.env.blobs.upload_url(
+        slot_key(slot.input_id), content_type=content_type, expires_at=slot.expires_at
+    )
+    token = inputs.upload_token(call.env, slot)
+    return direct or f"{call.base_url}/v1/job_inputs/{slot.input_id}/upload?token={token}"
+
+
+async def upload(call: Call, pieces: AsyncIterable[bytes]) -> Reply:
+    token, input_id = call.parameter("token"), call.ids["input_id"]
+    if token is None:
+        slot = await inputs.own_input(call.env, call.caller, input_id)
+    else:
+        slot = await inputs.input_by_token(call.env, input_id, token)
+    stored = await inputs.fill(call.env, slot, pieces)
+    return json_reply(UploadResponse(size_bytes=stored.size_bytes, sha256=stored.sha256))

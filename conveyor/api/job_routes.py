@@ -1,0 +1,228 @@
+"""The routes of jobs: their lists, their schedules, what happens to them (SPEC 4.1)."""
+
+from __future__ import annotations
+
+from conveyor.api import events, inputs, jobs, runs, schedules
+from conveyor.api.parameters import CURSOR, LIMIT
+from conveyor.api.route import DRY_RUN, Access, Parameter, Reads, Route, Takes, Writes
+from conveyor.domain import limits
+from conveyor.domain.model import FailureReason, JobStatus, JobType, TaskStatus
+from conveyor.wire import requests
+from conveyor.wire import responses as shapes
+from conveyor.wire import schedules as schedule_shapes
+
+_STATUSES = "|".join(TaskStatus)
+JOB_STATUS = Parameter("status", {"type": "string", "enum": list(JobStatus)}, "Only such jobs.")
+JOB_TYPE = Parameter("type", {"type": "string", "enum": list(JobType)}, "Only such jobs.")
+RETRY = Parameter(
+    "status",
+    {"type": "string", "pattern": rf"^({_STATUSES})(,({_STATUSES}))*$"},
+    f"Start only these over and inherit the rest: a comma-separated list of "
+    f"{', '.join(TaskStatus)}.",
+)
+REASON = Parameter(
+    "reason",
+    {"type": "string"},
+    f"Of those, only tasks that failed so: a comma-separated list of {', '.join(FailureReason)}.",
+)
+HOST = Parameter(
+    "host", {"type": "string"}, "Of those, only tasks of these hosts, separated by commas."
+)
+AFTER = Parameter(
+    "after",
+    {"type": "string"},
+    "Only events behind this one, or `latest` for what comes from now on.",
+)
+EVENTS = Parameter(
+    "limit",
+    {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": limits.EVENT_ROWS_MAX,
+        "default": limits.EVENT_ROWS,
+    },
+    "How many to answer with at most.",
+)
+UPLOAD_TOKEN = Parameter("token", {"type": "string"}, "Stands in for the API key.")
+
+_JOB = "/v1/jobs/{job_id}"
+_RUN = _JOB + "/runs/{run_id}"
+
+JOB_ROUTES: tuple[Route, ...] = (
+    Route(
+        method="POST",
+        path="/v1/jobs",
+        name="submitJob",
+        tag="jobs",
+        summary="Submit a job",
+        does=Writes(jobs.submit, requests.SubmitJobRequest),
+        answers={
+            200: shapes.SubmitDryRunResponse,
+            201: shapes.SubmitJobResponse,
+            202: shapes.SubmitJobResponse,
+        },
+        problems=(400, 409, 413, 415, 503),
+        query=(DRY_RUN,),
+        gives={"job_id": "/job_id", "run_id": "/latest_run/run_id"},
+    ),
+    Route(
+        method="GET",
+        path="/v1/jobs",
+        name="listJobs",
+        tag="jobs",
+        summary="List your jobs, newest first",
+        does=Reads(jobs.list_jobs),
+        answers={200: shapes.ListJobsResponse},
+        problems=(400,),
+        query=(JOB_STATUS, JOB_TYPE, LIMIT, CURSOR),
+    ),
+    Route(
+        method="GET",
+        path=_JOB,
+        name="getJob",
+        tag="jobs",
+        summary="Show a job and its latest run",
+        does=Reads(jobs.get_job),
+        answers={200: shapes.JobResponse},
+        problems=(404,),
+    ),
+    Route(
+        method="DELETE",
+        path=_JOB,
+        name="deleteJob",
+        tag="jobs",
+        summary="Delete a job with everything it made",
+        does=Writes(jobs.delete_job),
+        answers={202: None},
+        problems=(404, 503),
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/tasks",
+        name="addTasks",
+        tag="tasks",
+        summary="Add a list to an open job",
+        does=Writes(jobs.add_tasks, requests.AddTasksRequest),
+        answers={200: shapes.AddTasksResponse},
+        problems=(400, 404, 409, 413, 415, 503),
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/close",
+        name="closeJob",
+        tag="jobs",
+        summary="Close an open job: no more tasks will come",
+        does=Writes(jobs.close),
+        answers={200: shapes.JobResponse},
+        problems=(404, 409, 503),
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/stop",
+        name="stopJob",
+        tag="jobs",
+        summary="Stop the latest run, with a receipt for what was let go",
+        does=Writes(runs.stop),
+        answers={200: shapes.RunResponse},
+        problems=(404, 409, 503),
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/cancel",
+        name="cancelJob",
+        tag="jobs",
+        summary="Another name for stop",
+        does=Writes(runs.stop),
+        answers={200: shapes.RunResponse},
+        problems=(404, 409, 503),
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/pause",
+        name="pauseJob",
+        tag="jobs",
+        summary="Pause the latest run",
+        does=Writes(runs.pause),
+        answers={200: shapes.RunResponse},
+        problems=(404, 409, 503),
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/resume",
+        name="resumeJob",
+        tag="jobs",
+        summary="Resume a paused run",
+        does=Writes(runs.resume),
+        answers={200: shapes.RunResponse},
+        problems=(404, 409, 503),
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/rerun",
+        name="rerunJob",
+        tag="jobs",
+        summary="Run a job again, all of it or part of it",
+        does=Writes(jobs.rerun),
+        answers={
+            200: shapes.RerunDryRunResponse,
+            201: shapes.RerunJobResponse,
+            202: shapes.RerunJobResponse,
+        },
+        problems=(400, 404, 409, 503),
+        query=(RETRY, REASON, HOST, DRY_RUN),
+        gives={"run_id": "/latest_run/run_id"},
+    ),
+    Route(
+        method="PUT",
+        path=_JOB + "/schedule",
+        name="updateJobSchedule",
+        tag="jobs",
+        summary="Replace the schedule of a scheduled job",
+        does=Writes(schedules.replace, schedule_shapes.JobSchedule),
+        answers={200: shapes.JobResponse},
+        problems=(400, 404, 409, 413, 415, 503),
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/schedule/state",
+        name="updateScheduleState",
+        tag="jobs",
+        summary="Pause or resume the schedule of a job",
+        does=Writes(schedules.set_state, schedule_shapes.UpdateScheduleStateRequest),
+        answers={200: shapes.JobResponse},
+        problems=(400, 404, 409, 413, 415, 503),
+    ),
+    Route(
+        method="GET",
+        path="/v1/events",
+        name="listEvents",
+        tag="events",
+        summary="What happened to your jobs, in order; a stream with `Accept: text/event-stream`",
+        does=Reads(events.list_events),
+        answers={200: shapes.ListEventsResponse},
+        problems=(400,),
+        query=(AFTER, EVENTS),
+    ),
+    Route(
+        method="POST",
+        path="/v1/job_inputs",
+        name="createJobInput",
+        tag="job_inputs",
+        summary="Make a slot to upload a list to",
+        does=Writes(inputs.create_input, requests.CreateJobInputRequest),
+        answers={201: shapes.CreateJobInputResponse},
+        problems=(400, 409, 413, 415, 503),
+    ),
+    Route(
+        method="PUT",
+        path="/v1/job_inputs/{input_id}/upload",
+        name="uploadJobInput",
+        tag="job_inputs",
+        summary="Upload a list, plain or as gzip, in the place of any that was there",
+        does=Takes(inputs.upload, limits.UPLOAD_BYTES_MAX),
+        answers={200: shapes.UploadResponse},
+        problems=(404, 411, 413, 415, 503, 507),
+        query=(UPLOAD_TOKEN,),
+        access=Access.LINK,
+    ),
+)

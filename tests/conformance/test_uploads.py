@@ -1,0 +1,136 @@
+"""The laws of Blobs that uploads lean on: streams and copies (SPEC 5.5), and of their slots."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+import trio
+
+from conveyor.domain.queries import ExpiredInputs
+from conveyor.ports.blobs import Blobs, Stored
+from conveyor.ports.errors import BlobMissing
+from conveyor.ports.store import Store
+from tests.builders import T0, an_input, keep
+
+KEY, COPY = "inputs/1/list", "jobs/1/sources/2/0"
+BIG = bytes(range(256)) * 4096
+
+
+async def _read(blobs: Blobs, key: str) -> bytes:
+    async with aclosing(blobs.open(key)) as parts:
+        return b"".join([part async for part in parts])
+
+
+async def _stream(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        await trio.lowlevel.checkpoint()
+        yield piece
+
+
+@pytest.mark.parametrize("pieces", [(), (b"",), (b"a", b"", b"bc"), (BIG, BIG, b"tail")])
+async def test_a_stream_is_stored_as_its_pieces_joined(
+    blobs: Blobs, pieces: tuple[bytes, ...]
+) -> None:
+    body = b"".join(pieces)
+
+    stored = await blobs.put_stream(KEY, _stream(*pieces))
+
+    assert stored == Stored(KEY, len(body), hashlib.sha256(body).hexdigest())
+    assert await _read(blobs, KEY) == body
+
+
+async def test_a_stream_that_ends_with_an_error_stores_nothing(blobs: Blobs) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield BIG
+        raise ConnectionError
+
+    await blobs.put_stream(KEY, _stream(b"old"))
+
+    with pytest.raises(ConnectionError):
+        await blobs.put_stream(KEY, broken())
+    with pytest.raises(ConnectionError):
+        await blobs.put_stream(f"{KEY}2", broken())
+
+    assert await _read(blobs, KEY) == b"old"
+    with pytest.raises(BlobMissing):
+        await _read(blobs, f"{KEY}2")
+
+
+async def test_nobody_sees_part_of_a_stream(blobs: Blobs) -> None:
+    seen = []
+
+    async def slow() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield BIG
+            seen.append(await _read(blobs, KEY))
+
+    await blobs.put_stream(KEY, _stream(b"old"))
+    await blobs.put_stream(KEY, slow())
+
+    assert seen == [b"old"] * 3
+    assert await _read(blobs, KEY) == BIG * 3
+
+
+async def test_a_copy_stands_for_itself_whatever_becomes_of_the_original(blobs: Blobs) -> None:
+    await blobs.put_stream(KEY, _stream(b"first"))
+
+    stored = await blobs.copy(KEY, COPY)
+    await blobs.put_stream(KEY, _stream(b"second"))
+    other = await blobs.copy(KEY, f"{COPY}1")
+    await blobs.delete_prefix("inputs/1")
+
+    assert stored == Stored(COPY, 5, hashlib.sha256(b"first").hexdigest())
+    assert await _read(blobs, COPY) == b"first"
+    assert (other.size_bytes, await _read(blobs, f"{COPY}1")) == (6, b"second")
+
+
+async def test_removing_a_copy_leaves_the_original(blobs: Blobs) -> None:
+    await blobs.put(KEY, [b"body"])
+    await blobs.copy(KEY, COPY)
+
+    await blobs.delete_prefix("jobs/1")
+
+    assert await _read(blobs, KEY) == b"body"
+
+
+async def test_copying_again_replaces_the_copy(blobs: Blobs) -> None:
+    await blobs.put(KEY, [b"first"])
+    await blobs.copy(KEY, COPY)
+    again = await blobs.copy(KEY, COPY)
+    await blobs.put(KEY, [b"second"])
+
+    await blobs.copy(KEY, COPY)
+
+    assert again.size_bytes == 5
+    assert await _read(blobs, COPY) == b"second"
+
+
+async def test_what_is_not_there_cannot_be_copied(blobs: Blobs) -> None:
+    with pytest.raises(BlobMissing):
+        await blobs.copy(KEY, COPY)
+    with pytest.raises(BlobMissing):
+        await _read(blobs, COPY)
+
+
+@pytest.mark.parametrize("key", ["", "../a", "a//b", "a b"])
+async def test_keys_of_streams_and_copies_are_plain(blobs: Blobs, key: str) -> None:
+    await blobs.put(KEY, [b"body"])
+
+    with pytest.raises(ValueError, match=r"\S"):
+        await blobs.put_stream(key, _stream(b"body"))
+    with pytest.raises(ValueError, match=r"\S"):
+        await blobs.copy(KEY, key)
+    with pytest.raises(ValueError, match=r"\S"):
+        await blobs.copy(key, KEY)
+
+
+async def test_slots_that_expired_by_then_come_oldest_first(store: Store) -> None:
+    slots = [an_input(9 - number, expires_at=T0 + number) for number in range(4)]
+    await keep(store, *slots)
+
+    assert await store.find(ExpiredInputs(expired_by=T0 + 2, limit=10)) == slots[:3]
+    assert await store.find(ExpiredInputs(expired_by=T0 + 2, limit=2)) == slots[:2]
+    assert await store.find(ExpiredInputs(expired_by=T0 - 1, limit=2)) == []
