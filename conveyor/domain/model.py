@@ -202,12 +202,12 @@ class Job(msgspec.Struct, frozen=True):
     max_inflight: int = limits.MAX_INFLIGHT
     max_attempts: int = limits.MAX_ATTEMPTS
     priority: int = 1
-    result_ttl_days: int = limits.RESULT_TTL_DAYS
     shard_count: int = 1
     runs_count: int = 0
     latest_run_id: RunId | None = None
     active_run_id: RunId | None = None
     type: JobType = JobType.REGULAR
+    result_ttl_days: int = limits.RESULT_TTL_DAYS
 
 
 class Run(msgspec.Struct, frozen=True):
