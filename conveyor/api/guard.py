@@ -41,9 +41,9 @@ def guarded(inner: Application, env: Env) -> Application:
             await _refuse(send, request_id=env.mint())
         elif scope["type"] == "http":
             exchange = _Exchange(receive, send)
-            await inner(scope, exchange.receive, exchange.send)
+            await inner(scope, throttled(scope, exchange.receive), exchange.send)
         else:
-            await inner(scope, throttled(scope, receive), send)
+            await inner(scope, receive, send)
 
     return application
 

@@ -94,6 +94,7 @@ def test_every_operation_of_the_contract_was_answered(
     job_id, run_id, task_id = desk.job.job_id, desk.run.run_id, desk.page.task_id
     for path in (f"/jobs/{job_id}", f"/jobs/{job_id}/runs/{run_id}"):
         assert http.get(f"{path}/tasks/{task_id}/content").is_success
+    assert http.post(f"/jobs/{desk.an_open_job().job_id}/cancel").is_success
     if not judge.seen >= {("POST", "/jobs"), ("POST", "/hmac/keys/rotate")}:
         for use in dict.fromkeys(TABLE.values()):
             use(desk)
