@@ -61,7 +61,7 @@ JOB_ROUTES: tuple[Route, ...] = (
             201: shapes.SubmitJobResponse,
             202: shapes.SubmitJobResponse,
         },
-        problems=(400, 409, 413, 415, 503),
+        problems=(400, 404, 409, 413, 415, 503),
         query=(DRY_RUN,),
         gives={"job_id": "/job_id", "run_id": "/latest_run/run_id"},
     ),
