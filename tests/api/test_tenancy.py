@@ -58,7 +58,7 @@ async def test_a_run_of_another_job_is_not_found_under_this_one(route: object) -
 async def test_every_route_asks_for_a_key(route: object) -> None:
     world = make_world()
     assert isinstance(route, type(NAMED[0]))
-    path = route.path.format(job_id=UNKNOWN, run_id=UNKNOWN, task_id="t")
+    path = route.path.format(job_id=UNKNOWN, run_id=UNKNOWN, input_id=UNKNOWN, task_id="t")
 
     seen = await world.call(route.method, path, key=None)
 
