@@ -15,7 +15,15 @@ from conveyor.sdk.client import Client
 from conveyor.sdk.downloads import Downloaded
 from conveyor.sdk.errors import ApiError, BadId, InvalidTask, SdkError, Unreachable
 from conveyor.sdk.retrying import RetryPolicy
-from conveyor.wire.requests import SubmitJobRequest, TaskInput, WebhookInput
+from conveyor.sdk.trio_client import TrioClient
+from conveyor.wire.requests import (
+    CreateJobInputRequest,
+    CsvFields,
+    CsvInput,
+    SubmitJobRequest,
+    TaskInput,
+    WebhookInput,
+)
 from conveyor.wire.responses import (
     AddTasksResponse,
     AuditResponse,
@@ -60,6 +68,9 @@ __all__ = [
     "Cadence",
     "CalendarInput",
     "Client",
+    "CreateJobInputRequest",
+    "CsvFields",
+    "CsvInput",
     "Daily",
     "DeliveryResponse",
     "DeliveryTry",
@@ -88,6 +99,7 @@ __all__ = [
     "TaskHistoryEvent",
     "TaskInput",
     "TaskResult",
+    "TrioClient",
     "Unreachable",
     "WebhookInput",
     "WebhookResponse",

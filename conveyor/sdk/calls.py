@@ -14,10 +14,11 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from conveyor.sdk.errors import UNEXPECTED, ApiError, BadId, error_from
-from conveyor.wire.requests import SubmitJobRequest, TaskInput, WebhookInput
+from conveyor.wire.requests import CreateJobInputRequest, SubmitJobRequest, TaskInput, WebhookInput
 from conveyor.wire.responses import (
     AddTasksResponse,
     AuditResponse,
+    CreateJobInputResponse,
     ExportResponse,
     JobResponse,
     ListEventsResponse,
@@ -110,6 +111,17 @@ def add_tasks(
     body = {"tasks": [_lean(task) for task in tasks_of(tasks)], "last_batch": last}
     path = _path(job_id, "tasks")
     return Call("POST", path, AddTasksResponse, body=msgspec.json.encode(body))
+
+
+def create_input(request: CreateJobInputRequest) -> Call[CreateJobInputResponse]:
+    body = msgspec.json.encode(_without_nulls(msgspec.to_builtins(request)))
+    return Call("POST", "/v1/job_inputs", CreateJobInputResponse, body=body)
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_nulls(each) for name, each in value.items() if each is not None}
 
 
 def close(job_id: str) -> Call[JobResponse]:

@@ -18,7 +18,7 @@ from conveyor.sdk.downloads import (
 )
 from conveyor.sdk.errors import ApiError, SdkError
 from conveyor.sdk.polling import Pace, run_of
-from conveyor.wire.requests import SubmitJobRequest, TaskInput, WebhookInput
+from conveyor.wire.requests import CreateJobInputRequest, SubmitJobRequest, TaskInput, WebhookInput
 from conveyor.wire.responses import (
     AddTasksResponse,
     AuditResponse,
@@ -69,6 +69,15 @@ class Client(Connection):
     def preview(self, job: SubmitJobRequest | Iterable[str]) -> SubmitDryRunResponse:
         """What submitting this would do and cost; nothing is created."""
         return self._ask(calls.preview(job))
+
+    def upload(self, path: Path, request: CreateJobInputRequest | None = None) -> str:
+        """Uploads a list and answers with the `file_input_id` that `submit` takes for it.
+
+        The list is text, a URL a line, unless `request` says how else it is to be read.
+        """
+        made = self._ask(calls.create_input(request or CreateJobInputRequest(format="text")))
+        self._put_file(made.upload, path)
+        return made.file_input_id
 
     def add_tasks(
         self,

@@ -25,6 +25,7 @@ from conveyor.sdk.downloads import (
 )
 from conveyor.sdk.errors import ApiError, SdkError, Unreachable, error_from
 from conveyor.sdk.retrying import RetryPolicy
+from conveyor.wire.responses import UploadTarget
 
 T = TypeVar("T")
 
@@ -44,8 +45,8 @@ class Connection:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """ValueError for a `base_url` or an `api_key` that no request could be made with."""
-        self.base_url = _checked_url(base_url)
-        self._api_key = _checked_key(api_key)
+        self.base_url = checked_url(base_url)
+        self._api_key = checked_key(api_key)
         self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
         self._sleep = sleep
@@ -114,6 +115,22 @@ class Connection:
         except ApiError as error:
             return error
 
+    def _put_file(self, target: UploadTarget, path: Path) -> None:
+        """Without the API key: the address may be of a storage that is not ours."""
+
+        def once() -> None:
+            try:
+                with path.open("rb") as file:
+                    response = self._http.request(
+                        target.method, target.url, content=file, headers=target.headers
+                    )
+            except httpx.TransportError as error:
+                raise self._unreachable(error) from error
+            if not response.is_success:
+                raise error_from(response.status_code, response.headers, response.content)
+
+        self._trying(once)
+
     def _content(self, call: Call[None]) -> bytes:
         with self._streaming(call) as response:
             return response.read()
@@ -151,7 +168,7 @@ class Connection:
         return Unreachable(self.base_url, str(error) or type(error).__name__)
 
 
-def _checked_url(text: str) -> str:
+def checked_url(text: str) -> str:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:
@@ -161,7 +178,7 @@ def _checked_url(text: str) -> str:
     return str(url).rstrip("/").removesuffix("/v1")
 
 
-def _checked_key(text: str) -> str:
+def checked_key(text: str) -> str:
     if not text or not text.isascii() or not text.isprintable() or text != text.strip():
         raise ValueError("an API key is printable ASCII characters, without spaces around them")
     return text

@@ -143,19 +143,27 @@ class Bodies:
         raise AssertionError("a policy gives up in the end")
 
     async def _save(self, call: Call[None], path: Path) -> Downloaded:
+        response = await self._found(call)
         try:
-            response = await self._followed(self._base_url + call.path)
-            headers = {
-                name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers
-            }
-            if not 200 <= response.status < 300:
-                raise error_from(response.status, headers, response.body)
             with replacing(path) as file:
                 download = Download(file)
                 download.take(response.body)
-                return download.finish(headers)
-        except (FetchFailed, Damaged) as error:
+                return download.finish(headers_of(response))
+        except Damaged as error:
             raise Unreachable(self._base_url, str(error)) from error
+
+    async def load(self, call: Call[None]) -> bytes:
+        """The body in memory, in one try. Raises ApiError and Unreachable."""
+        return (await self._found(call)).body
+
+    async def _found(self, call: Call[None]) -> Response:
+        try:
+            response = await self._followed(self._base_url + call.path)
+        except FetchFailed as error:
+            raise Unreachable(self._base_url, str(error)) from error
+        if not 200 <= response.status < 300:
+            raise error_from(response.status, headers_of(response), response.body)
+        return response
 
     async def _followed(self, url: str) -> Response:
         """Where redirects lead. They are followed without the API key: it is for us alone."""
@@ -189,13 +197,21 @@ def save_all(
     retry: RetryPolicy,
 ) -> dict[str, Downloaded | ApiError]:
     """As `Bodies.save_all`, in a Trio of its own: not to be called from within one."""
-    limits = PoolLimits(connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
-    # The caller chose the server, and the server where it sends its callers.
-    pool = HttpPool(TargetPolicy(allow_private=True), limits, tls=_tls())
+    pool = make_pool(timeout_s)
     try:
         return trio.run(Bodies(pool, base_url, api_key, retry).save_all, wanted)
     finally:
         pool.close()
+
+
+def make_pool(timeout_s: float) -> HttpPool:
+    limits = PoolLimits(connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
+    # The caller chose the server, and the server where it sends its callers.
+    return HttpPool(TargetPolicy(allow_private=True), limits, tls=_tls())
+
+
+def headers_of(response: Response) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
 
 
 @cache

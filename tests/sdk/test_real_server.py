@@ -14,6 +14,9 @@ from conveyor.sdk import (
     Cadence,
     CalendarInput,
     Client,
+    CreateJobInputRequest,
+    CsvFields,
+    CsvInput,
     HmacKeyList,
     JobSchedule,
     Monthly,
@@ -174,3 +177,16 @@ def test_a_webhook_is_set_tried_out_told_and_removed(caller: Client, site: Site)
     assert redelivered.status == "due"
     with pytest.raises(ApiError, match="404 not_found"):
         caller.webhook(job.job_id)
+
+
+def test_an_uploaded_list_becomes_a_job(caller: Client, site: Site, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("".join(f"n{number},{url}\n" for number, url in enumerate(site.urls(3))))
+    fields = CsvFields(url=1, external_id=0)
+
+    input_id = caller.upload(rows, CreateJobInputRequest(csv=CsvInput(fields=fields)))
+    job = caller.submit(SubmitJobRequest(file_input_id=input_id))
+    caller.wait(job.job_id, timeout_s=30)
+
+    seen = {(result.external_id, result.url) for result in caller.results(job.job_id)}
+    assert seen == {(f"n{number}", url) for number, url in enumerate(site.urls(3))}

@@ -43,9 +43,9 @@ from tests.builders import (
     a_stats,
     a_task,
     an_event,
+    an_export,
     an_input,
     some_keys,
-    an_export,
 )
 
 PROBLEM = Problem(type="about:blank", title="No", status=502, code="x", detail="é\x00'\"")

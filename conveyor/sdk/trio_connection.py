@@ -1,0 +1,161 @@
+"""TrioConnection: how the client for Trio sends a call over the pool, and repeats what is worth it.
+
+The server must be reachable directly: no proxy of the environment is used.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from itertools import count
+from pathlib import Path
+from typing import Self, TypeVar
+from urllib.parse import urlencode
+
+import httpx
+import trio
+
+from conveyor.domain.urls import BadUrl, parse_url
+from conveyor.net.errors import FetchFailed
+from conveyor.net.message import Request, Response
+from conveyor.sdk.calls import Call
+from conveyor.sdk.connection import PIECE_BYTES, checked_key, checked_url
+from conveyor.sdk.downloads import (
+    Bodies,
+    Damaged,
+    Download,
+    Downloaded,
+    headers_of,
+    make_pool,
+    replacing,
+)
+from conveyor.sdk.errors import SdkError, Unreachable, error_from
+from conveyor.sdk.retrying import RetryPolicy
+from conveyor.wire.responses import UploadTarget
+
+T = TypeVar("T")
+
+
+class TrioConnection:
+    """The way to one server; what to say over it is TrioClient's business."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        *,
+        timeout_s: float = 30.0,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """ValueError for a `base_url` or an `api_key` that no request could be made with."""
+        self.base_url = checked_url(base_url)
+        self._api_key = checked_key(api_key)
+        self._timeout_s = timeout_s
+        self._retry = retry or RetryPolicy()
+        self._pool = make_pool(timeout_s)
+        self._bodies = Bodies(self._pool, self.base_url, self._api_key, self._retry)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Closes the connections; `close` is what happens to jobs."""
+        self._pool.close()
+
+    async def _ask(self, call: Call[T], key: str | None = None) -> T:
+        request = self._request(call, key or secrets.token_hex(16))
+
+        async def once() -> T:
+            response = await self._fetched(request)
+            return call.read(response.status, headers_of(response), response.body)
+
+        return await self._trying(once)
+
+    async def _put_file(self, target: UploadTarget, path: Path) -> None:
+        """Without the API key: the address may be of a storage that is not ours."""
+        await self._trying(lambda: self._put_once(target, path))
+
+    async def _put_once(self, target: UploadTarget, path: Path) -> None:
+        length = {"Content-Length": str((await trio.Path(path).stat()).st_size)}
+        try:
+            async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as http:
+                response = await http.request(
+                    target.method,
+                    target.url,
+                    content=_pieces_of(path),
+                    headers={**(target.headers or {}), **length},
+                )
+        except httpx.TransportError as error:
+            raise Unreachable(self.base_url, str(error) or type(error).__name__) from error
+        if not response.is_success:
+            raise error_from(response.status_code, response.headers, response.content)
+
+    async def _content(self, call: Call[None]) -> bytes:
+        return await self._trying(lambda: self._bodies.load(call))
+
+    async def _stream(self, call: Call[None], path: Path) -> Downloaded:
+        """A file of any size, by httpx: the pool holds bodies whole, and so caps them."""
+        return await self._trying(lambda: self._streamed(call, path))
+
+    async def _streamed(self, call: Call[None], path: Path) -> Downloaded:
+        headers = {"X-API-Key": self._api_key, "Accept-Encoding": "identity"}
+        try:
+            async with (
+                httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as http,
+                http.stream("GET", self.base_url + call.path, headers=headers) as response,
+            ):
+                if not response.is_success:
+                    raise error_from(response.status_code, response.headers, await response.aread())
+                with replacing(path) as file:
+                    download = Download(file)
+                    async for piece in response.aiter_bytes(PIECE_BYTES):
+                        download.take(piece)
+                    return download.finish(response.headers)
+        except (httpx.TransportError, Damaged) as error:
+            raise Unreachable(self.base_url, str(error) or type(error).__name__) from error
+
+    async def _trying(self, once: Callable[[], Awaitable[T]]) -> T:
+        for attempt in count(1):
+            try:
+                return await once()
+            except SdkError as error:
+                luck = random.random()  # noqa: S311 (it spreads load, it keeps no secret)
+                pause_s = self._retry.pause_s(error, attempt=attempt, luck=luck)
+                if pause_s is None:
+                    raise
+            await trio.sleep(pause_s)
+        raise AssertionError("a policy gives up in the end")
+
+    def _request(self, call: Call[T], key: str) -> Request:
+        headers = [("X-API-Key", self._api_key), ("User-Agent", "conveyor-sdk")]
+        if call.method == "POST":
+            headers.append(("Idempotency-Key", key))
+        if call.body is not None:
+            headers.append(("Content-Type", "application/json"))
+        query = f"?{urlencode(call.query)}" if call.query else ""
+        target = parse_url(self.base_url + call.path + query)
+        if isinstance(target, BadUrl):
+            raise Unreachable(self.base_url, target.detail)
+        return Request(
+            method=call.method,
+            target=target,
+            headers=headers,
+            body=call.body,
+            deadline_s=self._timeout_s,
+        )
+
+    async def _fetched(self, request: Request) -> Response:
+        try:
+            return await self._pool.fetch(request)
+        except FetchFailed as error:
+            raise Unreachable(self.base_url, error.detail) from error
+
+
+async def _pieces_of(path: Path) -> AsyncGenerator[bytes, None]:
+    async with await trio.open_file(path, "rb") as file:
+        while piece := await file.read(PIECE_BYTES):
+            yield piece

@@ -1,0 +1,104 @@
+"""The client for Trio: the same methods as the other, over the pool."""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+from pathlib import Path
+
+import pytest
+
+from conveyor.cli.demo_site import Site
+from conveyor.sdk import (
+    ApiError,
+    Client,
+    RunResponse,
+    SubmitJobRequest,
+    TrioClient,
+    Unreachable,
+)
+from conveyor.sdk.retrying import RetryPolicy
+from tests.sdk.scripted import Scripted, problem
+
+MISSING = 7
+
+
+def _methods(kind: type) -> dict[str, list[str]]:
+    return {
+        name: list(inspect.signature(member).parameters)
+        for name, member in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
+    }
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    assert _methods(TrioClient) == _methods(Client)
+
+
+@pytest.mark.slow
+async def test_a_job_from_submit_to_delete(server: str, site: Site, tmp_path: Path) -> None:
+    seen: list[RunResponse] = []
+
+    async with TrioClient(server, secrets.token_hex(8)) as client:
+        job = await client.submit(site.urls(9), idempotency_key="once")
+        again = await client.submit(site.urls(9), idempotency_key="once")
+        run = await client.wait(job.job_id, seen.append, timeout_s=30)
+        results = [result async for result in client.results(job.job_id)]
+        good = [each.task_id for each in results if each.index != MISSING]
+        bad = next(each.task_id for each in results if each.index == MISSING)
+        saved = await client.download_all(
+            job.job_id, {task_id: tmp_path / task_id for task_id in [*good, bad]}
+        )
+        body = await client.content(job.job_id, good[0])
+        events = [event.type async for event in client.events()]
+        await client.delete(job.job_id)
+
+        with pytest.raises(ApiError, match="404 not_found"):
+            await client.get(job.job_id)
+
+    assert (again.job_id, seen[-1]) == (job.job_id, run)
+    assert (run.stats.successful, run.stats.failed) == (8, 1)
+    assert isinstance(saved[bad], ApiError)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(good)
+    assert body == (tmp_path / good[0]).read_bytes()
+    assert events == ["job.created", "run.created", "run.completed"]
+
+
+@pytest.mark.slow
+async def test_an_export_is_waited_for_and_saved(server: str, site: Site, tmp_path: Path) -> None:
+    target = tmp_path / "all.zip"
+
+    async with TrioClient(server, secrets.token_hex(8)) as client:
+        job = await client.submit(site.urls(3))
+        run = await client.wait(job.job_id, timeout_s=30)
+        started = await client.start_export(job.job_id, run.run_id)
+        export = await client.wait_for_export(job.job_id, run.run_id, started.export_id)
+        saved = await client.download_export(job.job_id, run.run_id, started.export_id, target)
+
+    assert (export.status, saved.sha256) == ("completed", export.sha256)
+    assert target.read_bytes()[:2] == b"PK"
+
+
+@pytest.mark.slow
+async def test_an_uploaded_list_becomes_a_job(server: str, site: Site, tmp_path: Path) -> None:
+    lines = tmp_path / "urls.txt"
+    lines.write_text("\n".join(site.urls(3)))
+
+    async with TrioClient(server, secrets.token_hex(8)) as client:
+        input_id = await client.upload(lines)
+        job = await client.submit(SubmitJobRequest(file_input_id=input_id))
+        run = await client.wait(job.job_id, timeout_s=30)
+
+    assert run.stats.successful == 3
+
+
+async def test_an_outage_is_named_and_tried_again(script: Scripted) -> None:
+    script.will(problem(503, "unavailable"), problem(404, "not_found"))
+    quick = RetryPolicy(attempts_max=2, backoff_s=0.01)
+
+    async with TrioClient(script.url, "k", retry=quick) as client:
+        with pytest.raises(ApiError, match="404"):
+            await client.get("01ARZ3NDEKTSV4RRFFQ69G5FAV")
+    async with TrioClient("http://127.0.0.1:9", "k", retry=quick) as client:
+        with pytest.raises(Unreachable):
+            await client.get("01ARZ3NDEKTSV4RRFFQ69G5FAV")
