@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import trio
 
+from actors.purse import Toll
 from actors.runtime import Reply
 from conveyor.domain.changes import Change
 from conveyor.domain.ids import JobId, LeaseId, RunId
@@ -21,13 +22,19 @@ from conveyor.ports.signals import Receipt
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One message in hand, under one lease, and what came of claiming its task."""
+    """One message in hand, under one lease, and what came of claiming its task.
+
+    `toll` is what its call may spend, where the run has a budget; `visit_id` its lease at a host
+    that takes few at a time.
+    """
 
     job: Job
     run: Run
     message: Message
     lease_id: LeaseId
     claim: Claim
+    toll: Toll | None = None
+    visit_id: LeaseId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ class Hold:
     message: Message
     claim: int
     work: trio.CancelScope
+    visit_id: LeaseId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,9 @@ class TaskRunner:
         """Fetches under the heartbeat, then settles without it: a beat that finds the task
         settled must not cut off what is left to do with its message."""
         with trio.CancelScope() as scope:
-            await self.heartbeater.post(Hold(work.lease_id, work.message, task.claim, scope))
+            await self.heartbeater.post(
+                Hold(work.lease_id, work.message, task.claim, scope, work.visit_id)
+            )
             try:
                 outcome, result = await self._fetch(work, task)
             finally:
@@ -122,7 +124,11 @@ class TaskRunner:
     async def _fetch(self, work: Work, task: Task) -> tuple[Outcome, Result | None]:
         """The outcome, and where its body lies: that is durable before anything is settled."""
         request = tasks.request_for(self.env, work.job, task)
+        if work.toll is not None:
+            work.toll.begin()
         outcome = await self.gateway.scrape(request)
+        if work.toll is not None:
+            work.toll.end(outcome)
         if isinstance(outcome, NotScraped):
             return outcome, None
         return outcome, await tasks.store_body(self.env, work.message.ref, task, outcome)

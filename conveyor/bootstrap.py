@@ -170,6 +170,7 @@ def _env(
             max_inflight=settings.max_inflight,
             targets=targets if settings.gateway_url == DIRECT else None,
             webhooks=targets,
+            knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
         ),
     )
     return env if settings.crash_at is None else _crashing(env, settings.crash_at)
@@ -197,7 +198,9 @@ def _gateway(settings: Settings, env: Env) -> Iterator[Gateway]:
             yield DirectGateway(pool, now=env.now)
     else:
         with _pool(settings, TargetPolicy(allow_private=True)) as pool:
-            yield ZenrowsGateway(pool, settings.gateway_url, now=env.now)
+            yield ZenrowsGateway(
+                pool, settings.gateway_url, now=env.now, credit_micros=settings.credit_micros
+            )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.api.problems import NotImplementedYet
 from conveyor.api.runs import show_run
 from conveyor.domain import limits, paging, submission
+from conveyor.domain.budget import BudgetCap
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
@@ -16,16 +17,18 @@ from conveyor.domain.params import InvalidParam, Params, check_params
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.submission import Refusal
 from conveyor.domain.urls import BadUrl, parse_url
-from conveyor.usecases import jobs, open_jobs, reruns
+from conveyor.usecases import budgets, jobs, open_jobs, reruns
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission
 from conveyor.usecases.lookups import latest_run, own_job
 from conveyor.usecases.results import owner_scope
+from conveyor.wire.limits import cap_from, host_limits_from
 from conveyor.wire.requests import (
     AddTasksRequest,
     SubmitJobRequest,
     WebhookInput,
     decode_add_tasks,
+    decode_budget,
     decode_submit,
     drafts_of,
     escape_pointer,
@@ -76,6 +79,8 @@ def _submission_from(call: Call, request: SubmitJobRequest) -> Submission:
         max_inflight=request.max_inflight,
         max_attempts=request.max_attempts,
         priority=request.priority,
+        budget=cap_from(request.budget) if request.budget else None,
+        host_limits=host_limits_from(request.host_limits),
         api_key=call.principal.forwarded_key,
     )
 
@@ -207,6 +212,16 @@ def close(call: Call) -> Work:
 
 async def _close(call: Call, _: str) -> Reply:
     job = await open_jobs.close(call.env, call.caller, call.ids["job_id"])
+    return json_reply(await _show_job(call.env, job))
+
+
+def set_budget(call: Call) -> Work:
+    cap = cap_from(decode_budget(call.body), at="")
+    return partial(_set_budget, call, cap)
+
+
+async def _set_budget(call: Call, cap: BudgetCap, _: str) -> Reply:
+    job = await budgets.set_cap(call.env, call.caller, call.ids["job_id"], cap)
     return json_reply(await _show_job(call.env, job))
 
 

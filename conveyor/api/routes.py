@@ -9,6 +9,7 @@ from conveyor.domain.model import JobStatus, TaskStatus
 from conveyor.usecases.results import FILTERS
 from conveyor.wire import requests
 from conveyor.wire import responses as shapes
+from conveyor.wire.limits import BudgetInput
 
 CURSOR = Parameter("cursor", {"type": "string"}, "The `next_cursor` of the page before.")
 LIMIT = Parameter(
@@ -140,6 +141,16 @@ ROUTES: tuple[Route, ...] = (
         does=Writes(runs.resume),
         answers={200: shapes.RunResponse},
         problems=(404, 409, 503),
+    ),
+    Route(
+        method="PUT",
+        path=_JOB + "/budget",
+        name="setJobBudget",
+        tag="jobs",
+        summary="Change the budget; a run that waits for it goes on",
+        does=Writes(jobs.set_budget, BudgetInput),
+        answers={200: shapes.JobResponse},
+        problems=(400, 404, 409, 413, 415, 503),
     ),
     Route(
         method="POST",

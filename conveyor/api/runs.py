@@ -13,6 +13,7 @@ from conveyor.domain.model import PauseState, Run, Totals
 from conveyor.domain.queries import RunsOf
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases import runs
+from conveyor.usecases.budgets import budget_of
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import own_job, own_run, totals_of
 from conveyor.usecases.results import owner_scope
@@ -23,7 +24,7 @@ from conveyor.wire.views import run_view
 async def show_run(env: Env, run: Run, totals: Totals | None = None) -> RunResponse:
     if totals is None:
         totals = await totals_of(env, run)
-    return run_view(run, totals, await _inflight(env, run))
+    return run_view(run, totals, await _inflight(env, run), await budget_of(env, run))
 
 
 async def _inflight(env: Env, run: Run) -> int:

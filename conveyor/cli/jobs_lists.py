@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import click
 
 from conveyor.cli.jobs_session import Session, counted, json_option
 from conveyor.cli.jobs_watch import watch_run
+from conveyor.cli.limits import LimitOptions, host_limits, limit_options
 from conveyor.cli.lists import SHOWN_MAX, read_lines
 from conveyor.domain import limits
 from conveyor.sdk import ApiError, SubmitJobRequest, TaskInput, WebhookInput
 
 
-class _Options(TypedDict):
+class _Options(LimitOptions):
     name: str | None
     external_id: str | None
     is_open: bool
@@ -66,6 +67,7 @@ def _params_from(
     callback=_params_from,
     help="A scraper parameter; may be given several times.",
 )
+@limit_options
 @click.option("--watch", is_flag=True, help="Stay and watch the run to its end.")
 @json_option
 @click.pass_obj
@@ -124,6 +126,8 @@ def _request(lines: Sequence[tuple[int, str]], options: _Options) -> SubmitJobRe
         max_inflight=options["max_inflight"],
         max_attempts=options["attempts"],
         priority=options["priority"],
+        budget=options["budget"],
+        host_limits=host_limits(options["per_host"], options["rate"]),
     )
 
 

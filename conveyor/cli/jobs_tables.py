@@ -67,6 +67,8 @@ def job_page(job: JobResponse, runs: Iterable[RunResponse]) -> RenderableType:
         "limits",
         f"{job.max_inflight:,} in flight, {job.max_attempts} tries, priority {job.priority}",
     )
+    if job.budget is not None:
+        facts.add_row("budget", _budget(job))
     for name, value in job.zenrows_params.items():
         facts.add_row("param", plain(f"{name}={value}"))
     if job.webhook is not None:
@@ -74,6 +76,13 @@ def job_page(job: JobResponse, runs: Iterable[RunResponse]) -> RenderableType:
     if job.latest_run is not None:
         _add_outcome(facts, job.latest_run)
     return Group(facts, "", runs_table(runs))
+
+
+def _budget(job: JobResponse) -> str:
+    assert job.budget is not None
+    cap = f"{job.budget.credits:,} credits" if job.budget.credits else str(job.budget.cost)
+    run = job.latest_run
+    return cap if run is None or run.budget is None else f"{cap}, {run.budget.left:,} left"
 
 
 def _add_outcome(facts: Table, run: RunResponse) -> None:

@@ -10,11 +10,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from conveyor.domain.budget import Budget, Share
 from conveyor.domain.ids import BatchId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task, TaskRef
 
-Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub
-R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub)
+Row = Job | Run | Batch | Stats | Task | KeyRecord | Notice | Scrub | Budget | Share
+R = TypeVar("R", Job, Run, Batch, Stats, Task, KeyRecord, Notice, Scrub, Budget, Share)
 
 
 class Key(msgspec.Struct, Generic[R], frozen=True):
@@ -61,19 +62,43 @@ class ScrubKey(Key[Scrub], frozen=True):
     scrub_id: str
 
 
-AnyKey = JobKey | RunKey | BatchKey | StatsKey | TaskKey | RecordKey | NoticeKey | ScrubKey
+class BudgetKey(Key[Budget], frozen=True):
+    job_id: JobId
+    run_id: RunId
+
+
+class ShareKey(Key[Share], frozen=True):
+    job_id: JobId
+    run_id: RunId
+    holder: str
+
+
+AnyKey = (
+    JobKey
+    | RunKey
+    | BatchKey
+    | StatsKey
+    | TaskKey
+    | RecordKey
+    | NoticeKey
+    | ScrubKey
+    | BudgetKey
+    | ShareKey
+)
 
 
 class Guard(msgspec.Struct, frozen=True):
     """Facts that must hold for the row as it is now.
 
     `status_in`: its status is one of these. `equals`: these fields have these values.
-    `lapsed`: this field, an instant, lies before that instant.
+    `lapsed`: this field, an instant, lies before that instant. `at_least`: this field, a number,
+    is that or more.
     """
 
     status_in: frozenset[str] | None = None
     equals: tuple[tuple[str, Any], ...] = ()
     lapsed: tuple[str, float] | None = None
+    at_least: tuple[str, int] | None = None
 
 
 ANY = Guard()
@@ -131,7 +156,7 @@ def is_tally(change: Change) -> bool:
     return (
         isinstance(flip, Update)
         and isinstance(count, Update)
-        and not (count.values or count.guard.equals or count.guard.lapsed)
+        and not (count.values or count.guard.equals or count.guard.lapsed or count.guard.at_least)
     )
 
 

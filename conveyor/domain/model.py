@@ -11,6 +11,8 @@ from enum import StrEnum
 import msgspec
 
 from conveyor.domain import limits
+from conveyor.domain.budget import BudgetCap
+from conveyor.domain.hosts import HostLimits
 from conveyor.domain.ids import BatchId, CallerId, JobId, NoticeId, RunId, TaskId
 
 
@@ -196,6 +198,8 @@ class Job(msgspec.Struct, frozen=True):
     runs_count: int = 0
     latest_run_id: RunId | None = None
     active_run_id: RunId | None = None
+    budget: BudgetCap | None = None
+    host_limits: HostLimits | None = None
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -222,6 +226,7 @@ class Run(msgspec.Struct, frozen=True):
     retried: int = 0
     source_run_ids: tuple[RunId, ...] = ()
     ended_at: float | None = None
+    budget: BudgetCap | None = None
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from conveyor.sdk.client import Client
 from conveyor.sdk.downloads import Downloaded
 from conveyor.sdk.errors import ApiError, BadId, InvalidTask, SdkError, Unreachable
 from conveyor.sdk.retrying import RetryPolicy
+from conveyor.wire.limits import BudgetInput, HostLimitInput, HostLimitsInput
 from conveyor.wire.requests import SubmitJobRequest, TaskInput, WebhookInput
 from conveyor.wire.responses import (
     AddTasksResponse,
@@ -30,8 +31,11 @@ __all__ = [
     "AddTasksResponse",
     "ApiError",
     "BadId",
+    "BudgetInput",
     "Client",
     "Downloaded",
+    "HostLimitInput",
+    "HostLimitsInput",
     "InvalidTask",
     "JobResponse",
     "RerunJobResponse",

@@ -21,6 +21,7 @@ from conveyor.sdk.downloads import Damaged, Download, Downloaded, replacing
 from conveyor.sdk.errors import SdkError, Unreachable, error_from
 from conveyor.sdk.polling import Pace, run_of
 from conveyor.sdk.retrying import RetryPolicy
+from conveyor.wire.limits import BudgetInput
 from conveyor.wire.requests import SubmitJobRequest, TaskInput
 from conveyor.wire.responses import (
     AddTasksResponse,
@@ -130,6 +131,10 @@ class Client:
 
     def run(self, job_id: str, run_id: str) -> RunResponse:
         return self._ask(calls.get_run(job_id, run_id))
+
+    def set_budget(self, job_id: str, budget: BudgetInput) -> JobResponse:
+        """Another budget for a job: a run that waits for it goes on."""
+        return self._ask(calls.set_budget(job_id, budget))
 
     def stop(self, job_id: str) -> RunResponse:
         """Stops the latest run; its `receipt` tells what was let go."""

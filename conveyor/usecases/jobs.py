@@ -12,8 +12,10 @@ import msgspec
 
 from conveyor.domain import admission, endings, limits
 from conveyor.domain.admission import Path
+from conveyor.domain.budget import BudgetCap
 from conveyor.domain.changes import Applied, BatchKey, JobKey, RunKey, Stale
 from conveyor.domain.errors import Conflict, InvalidArgument
+from conveyor.domain.hosts import HostLimits
 from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, RunId
 from conveyor.domain.model import (
     Batch,
@@ -31,7 +33,7 @@ from conveyor.domain.model import (
 from conveyor.domain.params import Params, derive_format
 from conveyor.domain.sharding import pin_shard_count
 from conveyor.domain.submission import Secrets, TaskDraft
-from conveyor.usecases import ingest, staging
+from conveyor.usecases import budgets, ingest, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import is_tombstone, need_latest_run, own_job, totals_of
 
@@ -51,6 +53,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     max_inflight: int | None = None
     max_attempts: int | None = None
     priority: int = 1
+    budget: BudgetCap | None = None
+    host_limits: HostLimits | None = None
     api_key: str | None = None
 
 
@@ -68,6 +72,7 @@ async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: Job
     """Makes the job and its first run, or finds them and finishes what was begun."""
     if not request.is_open and not request.drafts:
         raise InvalidArgument("A closed job needs at least one task.", pointer="/tasks")
+    budgets.check_cap(env, request.budget)
     job = _new_job(env, caller, request, job_id)
     existing = await env.store.read(JobKey(job_id))
     if existing is not None and existing.caller == caller:
@@ -162,6 +167,8 @@ def _new_job(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
         runs_count=1,
         latest_run_id=run_id,
         active_run_id=run_id,
+        budget=request.budget,
+        host_limits=request.host_limits,
     )
 
 
@@ -177,6 +184,7 @@ def _first_run(env: Env, job: Job) -> Run:
         updated_at=job.created_at,
         shard_count=job.shard_count,
         last_batch_received=job.status is JobStatus.CLOSED,
+        budget=job.budget,
     )
 
 

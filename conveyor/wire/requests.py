@@ -19,6 +19,7 @@ from msgspec import Meta
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.submission import TaskDraft
+from conveyor.wire.limits import BudgetInput, HostLimitsInput
 
 T = TypeVar("T")
 
@@ -125,6 +126,8 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         int,
         Meta(ge=1, le=limits.PRIORITY_MAX, description="The job's weight among the caller's jobs."),
     ] = 1
+    budget: BudgetInput | None = None
+    host_limits: HostLimitsInput | None = None
 
 
 class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,6 +139,7 @@ class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 _SUBMIT = msgspec.json.Decoder(SubmitJobRequest)
 _ADD_TASKS = msgspec.json.Decoder(AddTasksRequest)
+_BUDGET = msgspec.json.Decoder(BudgetInput)
 
 
 def decode_submit(body: bytes) -> SubmitJobRequest:
@@ -144,6 +148,10 @@ def decode_submit(body: bytes) -> SubmitJobRequest:
 
 def decode_add_tasks(body: bytes) -> AddTasksRequest:
     return _decode(_ADD_TASKS, body)
+
+
+def decode_budget(body: bytes) -> BudgetInput:
+    return _decode(_BUDGET, body)
 
 
 def drafts_of(tasks: list[TaskInput]) -> list[TaskDraft]:

@@ -23,6 +23,7 @@ from conveyor.domain.model import (
     RunStatus,
     TaskStatus,
 )
+from conveyor.wire.limits import BudgetInput, BudgetResponse, HostLimitsInput
 
 Ulid = Annotated[str, Meta(pattern=ULID_PATTERN)]
 TaskName = Annotated[str, Meta(pattern=TASK_ID_PATTERN)]
@@ -55,6 +56,13 @@ class Spend(msgspec.Struct, frozen=True):
 
     credits: Count
     cost: Annotated[float, Meta(ge=0)]
+
+
+class TaskSpend(msgspec.Struct, frozen=True):
+    """What a task was charged, over all its tries and for the latest."""
+
+    total: Spend
+    last_attempt: Spend
 
 
 class RunStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,6 +106,7 @@ class RunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     failure_reason: RunFailure | None = None
     failure_detail: str | None = None
     receipt: ReceiptResponse | None = None
+    budget: BudgetResponse | None = None
 
 
 class WebhookResponse(msgspec.Struct, frozen=True):
@@ -123,6 +132,8 @@ class JobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     metadata: dict[str, str] | None = None
     webhook: WebhookResponse | None = None
     latest_run: RunResponse | None = None
+    budget: BudgetInput | None = None
+    host_limits: HostLimitsInput | None = None
 
 
 class SubmitJobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -175,6 +186,7 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, str] | None = None
     error: Problem | None = None
     source_run_id: Ulid | None = None
+    spend: TaskSpend | None = None
 
 
 class ListResultsResponse(msgspec.Struct, frozen=True):

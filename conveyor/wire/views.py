@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from conveyor.domain.budget import MICROS, Budget
 from conveyor.domain.lifecycle import RUN_TERMINAL, seen_status
 from conveyor.domain.model import (
     Attempt,
@@ -16,6 +17,7 @@ from conveyor.domain.model import (
     Totals,
     Webhook,
 )
+from conveyor.wire.limits import budget_view, cap_view, host_limits_view
 from conveyor.wire.responses import (
     JobResponse,
     RunResponse,
@@ -24,12 +26,11 @@ from conveyor.wire.responses import (
     TaskHistoryEvent,
     TaskHistoryResponse,
     TaskResult,
+    TaskSpend,
     WebhookResponse,
 )
 
 HIDDEN = "***"
-
-_MICROS = 1_000_000
 
 
 def instant(at: float) -> str:
@@ -39,10 +40,10 @@ def instant(at: float) -> str:
 
 
 def spend_view(credit_count: int, cost_micros: int) -> Spend:
-    return Spend(credits=credit_count, cost=cost_micros / _MICROS)
+    return Spend(credits=credit_count, cost=cost_micros / MICROS)
 
 
-def run_view(run: Run, totals: Totals, inflight: int) -> RunResponse:
+def run_view(run: Run, totals: Totals, inflight: int, budget: Budget | None = None) -> RunResponse:
     """`inflight` may come from leases that overlap a settle: it is clamped to what is left."""
     is_terminal = run.status in RUN_TERMINAL
     left = max(0, run.planned - totals.done)
@@ -73,6 +74,7 @@ def run_view(run: Run, totals: Totals, inflight: int) -> RunResponse:
         stop_reason=run.stop_reason,
         failure_reason=run.failure_reason,
         failure_detail=run.failure_detail,
+        budget=budget_view(budget),
     )
 
 
@@ -96,6 +98,8 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
         metadata=job.metadata,
         webhook=webhook_view(job.webhook),
         latest_run=latest_run,
+        budget=cap_view(job.budget),
+        host_limits=host_limits_view(job.host_limits),
     )
 
 
@@ -121,6 +125,17 @@ def result_view(job: Job, task: Task, result_url: str | None) -> TaskResult:
         metadata=task.metadata,
         error=task.problem if task.status is TaskStatus.FAILED else None,
         source_run_id=task.source_run_id,
+        spend=_task_spend(task),
+    )
+
+
+def _task_spend(task: Task) -> TaskSpend | None:
+    if not task.history:
+        return None
+    last = task.history[-1]
+    return TaskSpend(
+        total=spend_view(task.credits, task.cost_micros),
+        last_attempt=spend_view(last.credits, last.cost_micros),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from conveyor.domain.budget import BudgetCap, Unit
 from conveyor.domain.changes import (
     Applied,
     BatchKey,
@@ -12,6 +13,7 @@ from conveyor.domain.changes import (
     RunKey,
     StatsKey,
 )
+from conveyor.domain.hosts import HostLimit, HostLimits
 from conveyor.domain.ids import FIRST_BATCH, BatchId
 from conveyor.domain.model import (
     Attempt,
@@ -39,12 +41,14 @@ from tests.builders import (
     RUN,
     T0,
     a_batch,
+    a_budget,
     a_change,
     a_job,
     a_notice,
     a_record,
     a_run,
     a_scrub,
+    a_share,
     a_stats,
     a_task,
     insert,
@@ -58,6 +62,8 @@ PROBLEM = Problem(
     type="about:blank", title="Blocked", status=403, code="blocked", detail="no", instance="/x"
 )
 RESULT = Result("jobs/1/body", 12, "ab" * 32, "text/html; charset=utf-8", 200)
+BUDGET = BudgetCap(Unit.COST, 12_500_000)
+HOST_LIMITS = HostLimits(HostLimit(2, 0.5), {"example.com": HostLimit(rate_per_s=5.0)})
 HISTORY = (Attempt(1, T0, T0 + 1.5, PROBLEM, 1, 25), Attempt(2, T0 + 2, T0 + 3))
 STAGED = StagedList("staged/list", RUN, FIRST_BATCH)
 REPLAY = RowsOf(RUN, frozenset({TaskStatus.FAILED, TaskStatus.PENDING}), FIRST_BATCH)
@@ -71,6 +77,8 @@ BARE: list[Row] = [
     a_record(),
     a_notice(),
     a_scrub(),
+    a_budget(),
+    a_share(),
 ]
 FULL: list[Row] = [
     a_job(
@@ -91,6 +99,8 @@ FULL: list[Row] = [
         runs_count=3,
         latest_run_id=RUN,
         active_run_id=RUN,
+        budget=BUDGET,
+        host_limits=HOST_LIMITS,
     ),
     a_run(
         status=RunStatus.FAILED,
@@ -111,6 +121,7 @@ FULL: list[Row] = [
         retried=12,
         source_run_ids=(OTHER_RUN, RUN),
         ended_at=T0 + 9,
+        budget=BUDGET,
     ),
     a_batch(
         status=BatchStatus.SEALED,
@@ -164,6 +175,8 @@ FULL: list[Row] = [
     a_record(response_status=201, response_body='{"job_id":"1"}\n'),
     a_notice(status=NoticeStatus.EXHAUSTED, attempts=9, last_error="timeout", payload='{"a":"é"}'),
     a_scrub(run_id=RUN, shard_count=8, passes_left=1, due_at=T0 + 0.75),
+    a_budget(unit=Unit.COST, cap=2**53, left=-7),
+    a_share(taken=2**53, seq=9),
 ]
 
 

@@ -33,6 +33,7 @@ from conveyor.domain.model import (
     Task,
     TaskStatus,
 )
+from conveyor.ports.coordinator import Door
 from conveyor.ports.errors import BlobMissing, QueueGone
 from conveyor.ports.queue import Message
 from tests.builders import (
@@ -294,6 +295,12 @@ class Walker:
         )
         self.leases += taken
         return len(taken)
+
+    async def enter(self, pick: int, other: int) -> object:
+        door = Door(_some_run(pick)[0], "example.com", cap=2, spacing_s=other % 3)
+        taken = await self.engine.coordinator.enter([door, door], ttl_s=10)
+        self.leases += [lease for lease in taken if lease is not None]
+        return [lease is not None for lease in taken]
 
     async def renew(self, pick: int, other: int) -> object:
         picked = [lease for n in (pick, other) if (lease := _newest(self.leases, n)) is not None]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain import lifecycle, limits, model
+from conveyor.domain import budget, hosts, lifecycle, limits, model
 from conveyor.domain.changes import Row
 from conveyor.domain.errors import Refused
 from conveyor.domain.params import PARAMS
@@ -41,6 +41,11 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     model.Webhook,
     model.StagedList,
     model.RowsOf,
+    budget.Budget,
+    budget.Share,
+    budget.BudgetCap,
+    hosts.HostLimits,
+    hosts.HostLimit,
 )
 
 _HEADING = re.compile(r"^#+ ((?:\d+\.)*\d+) ", re.MULTILINE)

@@ -12,20 +12,20 @@ def migrate(connection: sqlite3.Connection) -> None:
     """Brings the database to this program's version; refuses one that is ahead of it."""
     version = version_of(connection)
     scripts = load_scripts()
-    if version > len(scripts):
+    if version > max(scripts):
         raise WrongSchema(
             f"the database has schema version {version}, but this Conveyor knows only up to "
-            f"{len(scripts)}: it was written by a newer release, use that one"
+            f"{max(scripts)}: it was written by a newer release, use that one"
         )
-    for number, script in enumerate(scripts[version:], start=version + 1):
+    for number in sorted(number for number in scripts if number > version):
         connection.executescript(
-            f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;"
+            f"BEGIN IMMEDIATE;\n{scripts[number]}\nPRAGMA user_version = {number};\nCOMMIT;"
         )
 
 
 def check_current(connection: sqlite3.Connection) -> None:
     """For those who only join: the owner migrates, and must be of the same release."""
-    version, wanted = version_of(connection), len(load_scripts())
+    version, wanted = version_of(connection), max(load_scripts())
     if version != wanted:
         raise WrongSchema(
             f"the database has schema version {version}, this Conveyor works with {wanted}: "
@@ -38,12 +38,10 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(version)
 
 
-def load_scripts() -> list[str]:
+def load_scripts() -> dict[int, str]:
+    """Every script by its number."""
     schema = files("conveyor.engines.embedded") / "schema"
-    scripts = sorted(
-        (entry for entry in schema.iterdir() if entry.name.endswith(".sql")),
-        key=lambda entry: entry.name,
-    )
-    numbers = [int(script.name.split("_")[0]) for script in scripts]
-    assert numbers == list(range(1, len(scripts) + 1)), numbers
-    return [script.read_text(encoding="utf-8") for script in scripts]
+    scripts = [entry for entry in schema.iterdir() if entry.name.endswith(".sql")]
+    by_number = {int(entry.name.split("_")[0]): entry for entry in scripts}
+    assert len(by_number) == len(scripts), "two scripts of one number"
+    return {number: entry.read_text(encoding="utf-8") for number, entry in by_number.items()}

@@ -15,14 +15,17 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from conveyor.domain.budget import Budget, Share
 from conveyor.domain.changes import (
     AnyKey,
     BatchKey,
+    BudgetKey,
     JobKey,
     NoticeKey,
     RecordKey,
     RunKey,
     ScrubKey,
+    ShareKey,
     StatsKey,
     TaskKey,
 )
@@ -129,6 +132,8 @@ TASKS = _table("tasks", Task, "run_id", "task_id")  # Its row knows its run, not
 RECORDS = _table("key_records", KeyRecord, "key_id")
 NOTICES = _table("notices", Notice, "notice_id")
 SCRUBS = _table("scrubs", Scrub, "scrub_id")
+BUDGETS = _table("budgets", Budget, "job_id", "run_id")
+SHARES = _table("shares", Share, "job_id", "run_id", "holder")
 
 TABLES: dict[type, Table] = {
     JobKey: JOBS,
@@ -139,4 +144,6 @@ TABLES: dict[type, Table] = {
     RecordKey: RECORDS,
     NoticeKey: NOTICES,
     ScrubKey: SCRUBS,
+    BudgetKey: BUDGETS,
+    ShareKey: SHARES,
 }

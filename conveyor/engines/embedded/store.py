@@ -38,7 +38,15 @@ from conveyor.engines.embedded import statements
 from conveyor.engines.embedded.database import Database
 from conveyor.engines.embedded.finds import find
 from conveyor.engines.embedded.queue import enqueue
-from conveyor.engines.embedded.rows import BATCHES, NOTICES, RUNS, STATS, TASKS
+from conveyor.engines.embedded.rows import (
+    BATCHES,
+    BUDGETS,
+    NOTICES,
+    RUNS,
+    SHARES,
+    STATS,
+    TASKS,
+)
 from conveyor.engines.embedded.tallies import apply_tallies
 from conveyor.ports.clock import Clock
 
@@ -53,6 +61,8 @@ _SCRUBBED = (
     (STATS, _OF_JOB, _OF_RUN),
     (BATCHES, _OF_JOB, _OF_RUN),
     (NOTICES, _OF_JOB, _OF_RUN),
+    (BUDGETS, _OF_JOB, _OF_RUN),
+    (SHARES, _OF_JOB, _OF_RUN),
     (RUNS, _OF_JOB, _OF_RUN),
 )
 

@@ -9,10 +9,12 @@ from typing import Any, assert_never, cast
 import msgspec
 import trio
 
+from conveyor.domain.budget import Budget, Share
 from conveyor.domain.changes import (
     AnyKey,
     Applied,
     BatchKey,
+    BudgetKey,
     Change,
     Chunk,
     Delete,
@@ -28,6 +30,7 @@ from conveyor.domain.changes import (
     Row,
     RunKey,
     ScrubKey,
+    ShareKey,
     Stale,
     StatsKey,
     TaskKey,
@@ -69,6 +72,8 @@ class MemoryStore:
         self._records: dict[Address, KeyRecord] = {}
         self._notices: dict[Address, Notice] = {}
         self._scrubs: dict[Address, Scrub] = {}
+        self._budgets: dict[Address, Budget] = {}
+        self._shares: dict[Address, Share] = {}
         self._tables: dict[type, Table] = {
             JobKey: self._jobs,
             RunKey: self._runs,
@@ -78,6 +83,8 @@ class MemoryStore:
             RecordKey: self._records,
             NoticeKey: self._notices,
             ScrubKey: self._scrubs,
+            BudgetKey: self._budgets,
+            ShareKey: self._shares,
         }
 
     async def read(self, key: Key[R]) -> R | None:
@@ -277,7 +284,8 @@ class MemoryStore:
         for address, task in self._tasks.items():
             if task.run_id in run_ids:
                 yield self._tasks, address
-        tables: list[Table] = [self._stats, self._batches, self._notices, self._runs]
+        tables: list[Table] = [self._stats, self._batches, self._notices]
+        tables += [self._budgets, self._shares, self._runs]
         for table in tables:
             for address, row in table.items():
                 if row.job_id == job_id and run_id in {None, row.run_id}:
@@ -294,6 +302,8 @@ def _holds(guard: Guard, row: Row) -> bool:
     if guard.status_in is not None and cast("Any", row).status not in guard.status_in:
         return False
     if any(getattr(row, name) != value for name, value in guard.equals):
+        return False
+    if guard.at_least is not None and getattr(row, guard.at_least[0]) < guard.at_least[1]:
         return False
     return guard.lapsed is None or getattr(row, guard.lapsed[0]) < guard.lapsed[1]
 

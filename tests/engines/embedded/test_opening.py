@@ -48,13 +48,13 @@ async def test_the_version_is_recorded(data_dir: Path, clock: ManualClock) -> No
     async with open_engine(data_dir, clock=clock, random=Random(1), owner="dev"):
         pass
 
-    assert version_of(sqlite3.connect(data_dir / "conveyor.db")) == len(load_scripts())
+    assert version_of(sqlite3.connect(data_dir / "conveyor.db")) == max(load_scripts())
 
 
 async def test_a_database_of_a_newer_release_is_refused(data_dir: Path, clock: ManualClock) -> None:
     data_dir.mkdir()
     newer = sqlite3.connect(data_dir / "conveyor.db")
-    newer.execute(f"PRAGMA user_version = {len(load_scripts()) + 1}")
+    newer.execute(f"PRAGMA user_version = {max(load_scripts()) + 1}")
     newer.close()
 
     with pytest.raises(WrongSchema, match="newer release"):
@@ -68,7 +68,7 @@ def test_migrating_again_changes_nothing() -> None:
 
     migrate(connection)
 
-    assert version_of(connection) == len(load_scripts())
+    assert version_of(connection) == max(load_scripts())
 
 
 async def test_nobody_can_join_before_the_owner_has_been_there(
