@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -19,6 +20,7 @@ from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import Job
 from conveyor.ports.coordinator import Door
+from conveyor.ports.errors import Unavailable
 from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
@@ -67,7 +69,7 @@ class Doorkeeper:
         await self._send_back(refused)
         return admitted
 
-    def left(self, visit: Visit, seconds: float) -> None:
+    def note_fetch(self, visit: Visit, seconds: float) -> None:
         """A fetch has ended: its host has room, and we know its pace."""
         if visit.host is not None:
             self._full_until.pop(visit.host, None)
@@ -115,7 +117,8 @@ class Doorkeeper:
 
     async def _bounce(self, message: Message, delay_s: float) -> None:
         heapq.heappush(self._due, trio.current_time() + delay_s)
-        await self._env.queue.bounce((message,), delay_s=delay_s)
+        with suppress(Unavailable):  # It comes back by itself.
+            await self._env.queue.bounce((message,), delay_s=delay_s)
 
     def _wait_s(self, host: str, message: Message) -> float:
         """The next turn that is free at this host, by what we know of its pace. Who had a turn and

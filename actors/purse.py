@@ -53,6 +53,7 @@ class Purse:
         self._env = env
         self._metrics = metrics
         self._share = Share(run.job_id, run.run_id, holder=env.mint(), taken=0, seq=0)
+        self._is_sure = True
         self._promised = 0
         self._spent = 0
 
@@ -105,11 +106,13 @@ class Purse:
         """One step of the share to another size. A refusal may be by our own earlier step, whose
         outcome nobody knew: then the row tells how large the share is."""
         share = self._share
-        if taken == share.taken:
+        if taken == share.taken and self._is_sure:
             return Applied(())
+        self._is_sure = False  # Until there is an answer.
         is_owed = taken <= self._promised + self._spent
         change = (spending.overdraw if is_owed else spending.move)(share, taken=taken)
         verdict = await self._env.commit(change)
+        self._is_sure = True
         if isinstance(verdict, Applied):
             self._share = Share(share.job_id, share.run_id, share.holder, taken, share.seq + 1)
         elif not isinstance(verdict, Missing) and isinstance(verdict.row, Share):

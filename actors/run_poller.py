@@ -190,6 +190,8 @@ class RunPoller:
         await self._let_go(desk)
         # Behind messages of full hosts there may be others: these are looked through quickly.
         desk.misses = 1 if desk.waits_for is WaitReason.HOST_CAP else desk.misses + 1
+        if desk.doors is not None and desk.doors.until_due() < math.inf:
+            self._note_wait(desk, WaitReason.HOST_CAP)
         return min(idle_s(desk.misses), self._until_back(desk))
 
     async def _affordable(self, desk: _Desk, wanted: int) -> int:
@@ -327,8 +329,8 @@ class RunPoller:
         finally:
             if desk.purse is not None and work.toll is not None:
                 desk.purse.take_back(work.toll)
-            if desk.doors is not None:
-                desk.doors.left(taken.visit, trio.current_time() - started_at)
+            if desk.doors is not None and taken.is_paid and isinstance(taken.claim, Claimed):
+                desk.doors.note_fetch(taken.visit, trio.current_time() - started_at)
             desk.inflight_count -= 1
             desk.spare.append(work.lease_id)
             self.gate.give_back(self.job.caller, work.run.run_id, 1)

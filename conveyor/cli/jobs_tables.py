@@ -82,7 +82,10 @@ def _budget(job: JobResponse) -> str:
     assert job.budget is not None
     cap = f"{job.budget.credits:,} credits" if job.budget.credits else str(job.budget.cost)
     run = job.latest_run
-    return cap if run is None or run.budget is None else f"{cap}, {run.budget.left:,} left"
+    if run is None or run.budget is None:
+        return cap
+    left = f"{run.budget.left:,.6f}".rstrip("0").rstrip(".")
+    return f"{cap}, {left} left"
 
 
 def _add_outcome(facts: Table, run: RunResponse) -> None:

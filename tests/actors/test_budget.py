@@ -6,14 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 import trio
 from trio.testing import MockClock
 
+from actors.purse import Purse
 from conveyor.domain.budget import Budget, BudgetCap, Price, Unit
 from conveyor.domain.changes import BudgetKey, ShareKey
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import RunStatus
 from conveyor.domain.submission import TaskDraft
+from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.usecases import budgets, runs
 from conveyor.usecases.jobs import Accepted, Submission, submit
@@ -186,6 +189,27 @@ async def test_a_payment_whose_answer_was_lost_is_not_made_twice(
     assert faults.fired["commit"] >= 4
     spent = 10 * world.gateway.calls.total()
     assert (await budget_of(world, accepted)).left == 1_000 - spent
+
+
+async def test_what_was_given_back_with_a_lost_answer_is_taken_anew(
+    autojump_clock: MockClock,
+) -> None:
+    world = a_priced_world()
+    faults = Faults()
+    env = replace(world.env, store=faulty(world.env.store, faults))
+    accepted = await world.submit(urls(1), budget=credit_cap(100))
+    purse = Purse(env, accepted.run, Unit.CREDITS, world.metrics)
+    for toll in await purse.pay([25, 25]):
+        assert toll is not None
+        purse.take_back(toll)
+    faults.after["commit"] = 1
+    with pytest.raises(Unavailable):
+        await purse.settle()
+
+    tolls = await purse.pay([25, 25])
+
+    assert None not in tolls
+    assert (await budget_of(world, accepted)).left == 50
 
 
 async def test_runs_without_a_budget_write_nothing_for_one(autojump_clock: MockClock) -> None:

@@ -21,6 +21,7 @@ from conveyor.domain.model import RunStatus
 from conveyor.ports.coordinator import Door
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.telemetry import make_metrics
+from tests.actors.faults import Faults, faulty
 from tests.actors.world import World, a_page, make_world, urls
 
 ONE, OTHER = "one.example.com", "other.example.com"
@@ -174,3 +175,23 @@ async def test_places_of_a_process_that_died_age_out(autojump_clock: MockClock, 
 
     assert totals.successful == 9
     assert trio.current_time() < limits.LEASE_TTL_S + 20
+
+
+async def test_an_outage_while_messages_go_back_ends_nothing(autojump_clock: MockClock) -> None:
+    world, hosts = a_host_world()
+    faults = Faults()
+    world = replace(world, env=replace(world.env, queue=faulty(world.env.queue, faults)))
+
+    async with world.working() as supervisor:
+        accepted = await world.submit(
+            urls(30, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
+        )
+        faults.before["bounce"] = 20
+        await trio.sleep(1)
+        pollers = world.pollers(supervisor)
+        _, totals = await world.ended(accepted)
+
+    assert pollers == [accepted.run.run_id]
+    assert faults.fired["bounce"] == 20
+    assert totals.successful == 30
+    assert hosts.busy_max == {ONE: 1}

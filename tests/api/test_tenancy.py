@@ -11,7 +11,10 @@ from tests.api.world import ANNA, BERT, World, make_world
 UNKNOWN = "01JZZZZZZZZZZZZZZZZZZZZZZZ"
 SAME_ID = {"X-Request-ID": "the-same"}
 NAMED = [route for route in ROUTES if "{job_id}" in route.path]
-BODIES = {"addTasks": {"tasks": [{"url": "https://example.com/"}]}}
+BODIES = {
+    "addTasks": {"tasks": [{"url": "https://example.com/"}]},
+    "setJobBudget": {"credits": 1},
+}
 
 
 @pytest.mark.parametrize("route", NAMED, ids=lambda route: route.name)
