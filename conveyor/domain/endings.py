@@ -136,6 +136,8 @@ def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Ch
         "metadata": None,
         "webhook": None,
         "active_run_id": None,
+        "budget": None,
+        "host_limits": None,
     }
     guard = Guard(
         status_in=lifecycle.sources(JOB, "deleted"),

@@ -11,7 +11,9 @@ from enum import StrEnum
 import msgspec
 
 from conveyor.domain import limits
+from conveyor.domain.budget import BudgetCap
 from conveyor.domain.hooks import Try
+from conveyor.domain.hosts import HostLimits
 from conveyor.domain.ids import BatchId, CallerId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.inputs import UploadedList
 
@@ -208,6 +210,8 @@ class Job(msgspec.Struct, frozen=True):
     active_run_id: RunId | None = None
     type: JobType = JobType.REGULAR
     result_ttl_days: int = limits.RESULT_TTL_DAYS
+    budget: BudgetCap | None = None
+    host_limits: HostLimits | None = None
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -237,6 +241,7 @@ class Run(msgspec.Struct, frozen=True):
     scheduled_for: float | None = None
     expires_at: float | None = None
     sweep_at: float | None = None
+    budget: BudgetCap | None = None
 
 
 class Batch(msgspec.Struct, frozen=True):

@@ -202,6 +202,7 @@ def _next_run(env: Env, job: Job, previous: Run, run_id: RunId, *, path: Path) -
         last_batch_received=True,
         ingest_status=IngestStatus.PENDING if path is Path.LATER else None,
         rerun_of=previous.run_id,
+        budget=job.budget,
     )
 
 
