@@ -21,13 +21,14 @@ from actors.board import WaitBoard
 from actors.doorkeeper import Doorkeeper, Visit
 from actors.gate import FairGate
 from actors.messages import PollerMessage, Work
-from actors.purse import Purse, Toll
+from actors.purse import Purse
+from actors.run_desk import Desk, Seat, Taken
 from actors.runtime import Inbox, bounded_cleanup
 from conveyor.domain import limits
 from conveyor.domain.backpressure import bounce_delay_s, cooldown_s, idle_s, permits_wanted
 from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey
-from conveyor.domain.ids import CallerId, LeaseId
+from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, PauseState, Run
 from conveyor.domain.settlement import Claim, Claimed
@@ -48,75 +49,6 @@ OUTAGE_S = 1.0
 REUSE_S_MAX = limits.LEASE_TTL_S - 2 * limits.BEAT_S - 1.0
 
 RunTask = Callable[[Work], Awaitable[float | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """A message in hand, its task claimed and its call paid for, where those need it."""
-
-    visit: Visit
-    claim: Claim
-    toll: Toll | None = None
-    is_paid: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class _Desk:
-    """What the poller's loop shares with the tasks that it started."""
-
-    run: Run
-    spare: list[LeaseId] = field(default_factory=list)
-    acquired_at: dict[LeaseId, float] = field(default_factory=dict)
-    inflight_count: int = 0
-    back_at: float = math.inf
-    misses: int = 0
-    news: trio.Event = field(default_factory=trio.Event)
-    purse: Purse | None = None
-    doors: Doorkeeper | None = None
-    waits_for: WaitReason | None = None
-
-    async def wait_news(self, timeout_s: float) -> None:
-        with trio.move_on_after(timeout_s):
-            await self.news.wait()
-        self.news = trio.Event()
-
-    def take_spare(self, count: int) -> list[LeaseId]:
-        taken, self.spare = self.spare[:count], self.spare[count:]
-        return taken
-
-    def take_old(self, before: float) -> list[LeaseId]:
-        """Spare leases too old to be passed on: the beat keeps only those in use alive."""
-        old = [lease_id for lease_id in self.spare if self.acquired_at[lease_id] < before]
-        self.spare = [lease_id for lease_id in self.spare if lease_id not in old]
-        return old
-
-
-@dataclass(slots=True, eq=False)
-class _Seat:
-    """The slot and the lease of one task, which the next one may have before it is all over."""
-
-    desk: _Desk
-    gate: FairGate
-    caller: CallerId
-    lease_id: LeaseId
-    is_aside: bool = False
-
-    def make_room(self) -> None:
-        if self.gate.step_aside(self.caller, self.desk.run.run_id):
-            self.is_aside = True
-            self._pass_on_lease()
-
-    def leave(self) -> None:
-        if self.is_aside:
-            self.gate.leave()
-        else:
-            self.gate.give_back(self.caller, self.desk.run.run_id, 1)
-            self._pass_on_lease()
-
-    def _pass_on_lease(self) -> None:
-        self.desk.inflight_count -= 1
-        self.desk.spare.append(self.lease_id)
-        self.desk.news.set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,22 +79,22 @@ class RunPoller:
                     await self._settle_purse(desk)
                 await self._release(desk, list(desk.acquired_at))
 
-    def _new_desk(self) -> _Desk:
+    def _new_desk(self) -> Desk:
         run, host_limits = self.run_at_start, self.job.host_limits
-        desk = _Desk(run)
+        desk = Desk(run)
         if run.budget is not None:
             desk.purse = Purse(self.env, run, run.budget.unit, self.metrics)
         if host_limits is not None:
             desk.doors = Doorkeeper(self.env, self.job, host_limits, self.metrics)
         return desk
 
-    async def _listen(self, inbox: Inbox[PollerMessage], desk: _Desk) -> None:
+    async def _listen(self, inbox: Inbox[PollerMessage], desk: Desk) -> None:
         async for message in inbox:
             desk.run = message.run
             desk.misses = 0
             desk.news.set()
 
-    async def _poll(self, desk: _Desk, tasks: trio.Nursery) -> None:
+    async def _poll(self, desk: Desk, tasks: trio.Nursery) -> None:
         while True:
             try:
                 await self._wait_for_room(desk)
@@ -177,7 +109,7 @@ class RunPoller:
             if wait_s:
                 await desk.wait_news(wait_s)
 
-    async def _wait_for_room(self, desk: _Desk) -> None:
+    async def _wait_for_room(self, desk: Desk) -> None:
         """While paused or at the job's cap there is nothing to ask for."""
         while desk.run.pause_state is PauseState.PAUSED or not self._wanted(desk):
             is_paused = desk.run.pause_state is PauseState.PAUSED
@@ -186,12 +118,12 @@ class RunPoller:
                 await self._release(desk, desk.take_spare(len(desk.spare)))
             await desk.wait_news(math.inf)
 
-    def _note_wait(self, desk: _Desk, reason: WaitReason | None) -> None:
+    def _note_wait(self, desk: Desk, reason: WaitReason | None) -> None:
         """What holds the run up here from now on; None when nothing does."""
         desk.waits_for = reason
         self.board.note(desk.run.run_id, reason, at=self.env.now())
 
-    def _wanted(self, desk: _Desk) -> int:
+    def _wanted(self, desk: Desk) -> int:
         return permits_wanted(
             free_slots=self.gate.capacity,
             cap=self.job.max_inflight,
@@ -199,7 +131,7 @@ class RunPoller:
             batch_max=RECEIVE_MAX,
         )
 
-    async def _round(self, desk: _Desk, tasks: trio.Nursery) -> float:
+    async def _round(self, desk: Desk, tasks: trio.Nursery) -> float:
         """Takes slots, then leases, then messages; answers how long to leave the queue alone."""
         count_max = await self._affordable(desk, self._wanted(desk))
         if count_max == 0:
@@ -232,14 +164,14 @@ class RunPoller:
         self._note_wait(desk, self._why_idle(desk))
         return min(idle_s(desk.misses), self._until_back(desk))
 
-    def _why_idle(self, desk: _Desk) -> WaitReason | None:
+    def _why_idle(self, desk: Desk) -> WaitReason | None:
         if desk.waits_for is WaitReason.HOST_CAP:
             return WaitReason.HOST_CAP
         if desk.doors is not None and desk.doors.until_due() < math.inf:
             return WaitReason.HOST_CAP
         return self.board.backoff_of(desk.run.run_id) if desk.back_at < math.inf else None
 
-    async def _affordable(self, desk: _Desk, wanted: int) -> int:
+    async def _affordable(self, desk: Desk, wanted: int) -> int:
         """How many plain calls the budget could pay for, up to `wanted`: a look, no promise."""
         if desk.purse is None:
             return wanted
@@ -249,22 +181,22 @@ class RunPoller:
     def _price_of(self, purse: Purse, params: Mapping[str, str]) -> int:
         return self.price({**self.job.params, **params}).in_unit(purse.unit)
 
-    async def _wait_for(self, desk: _Desk, reason: WaitReason) -> float:
+    async def _wait_for(self, desk: Desk, reason: WaitReason) -> float:
         """Others may have what this poller cannot use now."""
         self._note_wait(desk, reason)
         await self._let_go(desk)
         desk.misses += 1
         return cooldown_s(desk.misses, self.env.random)
 
-    async def _let_go(self, desk: _Desk) -> None:
+    async def _let_go(self, desk: Desk) -> None:
         await self._release(desk, desk.take_spare(len(desk.spare)))
         await self._settle_purse(desk)
 
-    async def _settle_purse(self, desk: _Desk) -> None:
+    async def _settle_purse(self, desk: Desk) -> None:
         if desk.purse is not None:
             await desk.purse.settle()
 
-    async def _leases(self, desk: _Desk, count: int) -> list[LeaseId]:
+    async def _leases(self, desk: Desk, count: int) -> list[LeaseId]:
         """Leases for `count` tasks: those that finished tasks left behind, then new ones."""
         now = trio.current_time()
         await self._release(desk, desk.take_old(now - REUSE_S_MAX))
@@ -273,7 +205,7 @@ class RunPoller:
             leases += await self._acquire(desk, count - len(leases))
         return leases
 
-    async def _acquire(self, desk: _Desk, count: int) -> list[LeaseId]:
+    async def _acquire(self, desk: Desk, count: int) -> list[LeaseId]:
         """Shielded: leases that nobody heard of would keep their places until they age out."""
         now = trio.current_time()
         with trio.move_on_after(TAKE_S, shield=True):
@@ -288,7 +220,7 @@ class RunPoller:
             return fresh
         raise Unavailable("the coordinator took too long over an acquire")
 
-    async def _take(self, desk: _Desk, leases: Sequence[LeaseId]) -> list[_Taken]:
+    async def _take(self, desk: Desk, leases: Sequence[LeaseId]) -> list[Taken]:
         """Receives and claims. Shielded: what is cut off half-way would stay hidden for a while."""
         try:
             with trio.move_on_after(TAKE_S, shield=True):
@@ -313,17 +245,17 @@ class RunPoller:
             raise
 
     async def _pay(
-        self, desk: _Desk, visits: Sequence[Visit], claims: Sequence[Claim]
-    ) -> list[_Taken]:
+        self, desk: Desk, visits: Sequence[Visit], claims: Sequence[Claim]
+    ) -> list[Taken]:
         """Before any call, and on the run's books: what is not paid for is handed back."""
         if desk.purse is None:
-            return [_Taken(*each) for each in zip(visits, claims, strict=True)]
+            return [Taken(*each) for each in zip(visits, claims, strict=True)]
         prices = [self._price_for(desk.purse, each) for each in claims]
         tolls = await desk.purse.pay(prices)
         if None in tolls:
             self._note_wait(desk, WaitReason.BUDGET)
         return [
-            _Taken(*each, is_paid=each[2] is not None)
+            Taken(*each, is_paid=each[2] is not None)
             for each in zip(visits, claims, tolls, strict=True)
         ]
 
@@ -345,15 +277,15 @@ class RunPoller:
 
     def _start(
         self,
-        desk: _Desk,
+        desk: Desk,
         tasks: trio.Nursery,
         leases: Sequence[LeaseId],
-        in_hand: Sequence[_Taken],
+        in_hand: Sequence[Taken],
     ) -> None:
         desk.spare += leases[len(in_hand) :]
         desk.inflight_count += len(in_hand)
         for lease_id, taken in zip(leases, in_hand, strict=False):
-            seat = _Seat(desk, self.gate, self.job.caller, lease_id)
+            seat = Seat(desk, self.gate, self.job.caller, lease_id)
             visit = taken.visit
             work = Work(
                 self.job,
@@ -367,7 +299,7 @@ class RunPoller:
             )
             tasks.start_soon(self._see_through, desk, work, taken, seat)
 
-    async def _see_through(self, desk: _Desk, work: Work, taken: _Taken, seat: _Seat) -> None:
+    async def _see_through(self, desk: Desk, work: Work, taken: Taken, seat: Seat) -> None:
         started_at = trio.current_time()
         try:
             delay_s = await (self.run_task(work) if taken.is_paid else self._send_back(work))
@@ -391,7 +323,7 @@ class RunPoller:
         with bounded_cleanup(CLEANUP_S), suppress(Unavailable):
             await self.env.coordinator.release((visit.lease_id,))
 
-    def _until_back(self, desk: _Desk) -> float:
+    def _until_back(self, desk: Desk) -> float:
         """Seconds until a message that went back is due; somebody should be there for it."""
         now = trio.current_time()
         if desk.back_at <= now:
@@ -409,7 +341,7 @@ class RunPoller:
             return False
         return True
 
-    async def _release(self, desk: _Desk, leases: Sequence[LeaseId]) -> None:
+    async def _release(self, desk: Desk, leases: Sequence[LeaseId]) -> None:
         """Gives leases back; what is cut off here is given back again when the poller ends."""
         if leases:
             await self.env.coordinator.release(leases)

@@ -9,8 +9,9 @@ import msgspec
 from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.domain import limits, paging
 from conveyor.domain.lifecycle import RUN_VISIBLE
-from conveyor.domain.model import PauseState, Run, Totals
+from conveyor.domain.model import PauseState, Run
 from conveyor.domain.queries import RunsOf
+from conveyor.domain.totals import Totals
 from conveyor.usecases import outlook, runs
 from conveyor.usecases.budgets import budget_of
 from conveyor.usecases.env import Env

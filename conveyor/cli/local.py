@@ -22,9 +22,10 @@ from conveyor.domain.changes import RunKey
 from conveyor.domain.hosts import HostLimits
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_LIVE
-from conveyor.domain.model import Job, Run, Totals
+from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.submission import TaskDraft
+from conveyor.domain.totals import Totals
 from conveyor.inspection import RunLine, Snapshot, serve_snapshots
 from conveyor.usecases import overview
 from conveyor.usecases.budgets import is_spent

@@ -33,9 +33,9 @@ from conveyor.domain.model import (
     Run,
     RunFailure,
     Scrub,
-    Totals,
 )
 from conveyor.domain.payloads import run_facts, run_payload
+from conveyor.domain.totals import Totals
 
 _EVENT_OF = {
     "completed": EventType.RUN_COMPLETED,

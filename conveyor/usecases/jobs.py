@@ -27,12 +27,12 @@ from conveyor.domain.model import (
     RunStatus,
     Task,
     TaskSpec,
-    Totals,
     Webhook,
 )
 from conveyor.domain.params import Params, derive_format
 from conveyor.domain.sharding import pin_shard_count
 from conveyor.domain.submission import Secrets, TaskDraft
+from conveyor.domain.totals import Totals
 from conveyor.usecases import budgets, ingest, inputs, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import is_tombstone, need_latest_run, own_job, totals_of

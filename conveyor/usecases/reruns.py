@@ -23,9 +23,9 @@ from conveyor.domain.model import (
     Source,
     Task,
     TaskStatus,
-    Totals,
 )
 from conveyor.domain.queries import BatchesOf, TasksOf
+from conveyor.domain.totals import Totals
 from conveyor.usecases import ingest
 from conveyor.usecases.choosing import EVERY_STATUS, Choice, count_chosen
 from conveyor.usecases.env import Env

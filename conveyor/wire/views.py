@@ -12,18 +12,9 @@ from conveyor.domain.events import Event
 from conveyor.domain.export import Export, ExportStatus
 from conveyor.domain.formats import ENCODERS
 from conveyor.domain.lifecycle import RUN_TERMINAL, seen_status
-from conveyor.domain.model import (
-    Attempt,
-    Job,
-    Method,
-    PauseState,
-    Run,
-    Task,
-    TaskStatus,
-    Totals,
-    Webhook,
-)
+from conveyor.domain.model import Attempt, Job, Method, PauseState, Run, Task, TaskStatus, Webhook
 from conveyor.domain.schedules import Schedule, Skip, upcoming
+from conveyor.domain.totals import Totals
 from conveyor.domain.waiting import Waiting
 from conveyor.wire.limits import budget_view, cap_view, host_limits_view
 from conveyor.wire.responses import (

@@ -19,10 +19,11 @@ from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
-from conveyor.domain.model import FailureReason, Run, Task, Totals, Webhook
+from conveyor.domain.model import FailureReason, Run, Task, Webhook
 from conveyor.domain.problems import make_problem
 from conveyor.domain.queries import TasksOf
 from conveyor.domain.submission import TaskDraft
+from conveyor.domain.totals import Totals
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system import AesVault, VirtualClock
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest

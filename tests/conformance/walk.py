@@ -327,7 +327,7 @@ class Walker:
         parts = [b"x" * pick, b"y" * other]
         if pick % 3:
             return await self.engine.blobs.put(key, parts)
-        return await self.engine.blobs.putstream(key, stream(parts))
+        return await self.engine.blobs.put_stream(key, stream(parts))
 
     async def delete_bodies(self, pick: int, other: int) -> object:
         prefix = f"jobs/{pick % 2}" if other % 2 else f"jobs/{pick % 2}/{other % 2}"
