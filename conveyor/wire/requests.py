@@ -19,6 +19,7 @@ from msgspec import Meta
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.inputs import ListFormat, ListSpec
+from conveyor.domain.params import PARAMS, RESPONSE_TYPES
 from conveyor.domain.submission import TaskDraft
 from conveyor.wire.limits import BudgetInput, HostLimitsInput
 from conveyor.wire.schedules import JobSchedule, UpdateScheduleStateRequest
@@ -27,6 +28,19 @@ T = TypeVar("T")
 
 # In Python `$` also matches before a last line break; elsewhere the look-ahead changes nothing.
 _NAME = r"^[A-Za-z0-9._-]{1,128}$(?!\n)"
+
+
+_PARAM = {"type": ["string", "boolean", "integer"], "maxLength": limits.PARAM_VALUE_CHARS_MAX}
+_PARAMS_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        **dict.fromkeys(sorted(PARAMS), _PARAM),
+        "custom_headers": {"type": ["object", "string"]},
+        "mode": {"type": "string", "enum": ["auto"]},
+        "response_type": {"type": "string", "enum": sorted(RESPONSE_TYPES)},
+    },
+    "additionalProperties": False,
+}
 
 
 class TaskInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +96,7 @@ class TaskInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Any,
         Meta(
             description="Parameters of this line; they win over those of the job.",
-            extra_json_schema={"type": "object"},
+            extra_json_schema=_PARAMS_SCHEMA,
         ),
     ] = None
 
@@ -120,7 +134,7 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         Meta(description="An open job takes more tasks until it is closed."),
     ] = "closed"
     tasks: Annotated[list[TaskInput], Meta(max_length=limits.TASKS_MAX)] | None = None
-    zenrows_params: dict[str, Any] | None = None
+    zenrows_params: Annotated[dict[str, Any], Meta(extra_json_schema=_PARAMS_SCHEMA)] | None = None
     external_id: Annotated[str, Meta(pattern=_NAME)] | None = None
     name: Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)] | None = None
     metadata: dict[str, Any] | None = None
