@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from mimetypes import guess_extension
 from pathlib import Path
@@ -12,8 +11,8 @@ import trio
 
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Run, Task
-from conveyor.domain.queries import TasksOf
 from conveyor.usecases.env import Env
+from conveyor.usecases.walking import pages_of
 
 PAGE = 500
 AT_ONCE_MAX = 8
@@ -59,7 +58,7 @@ async def write_results(env: Env, run: Run, folder: Path) -> None:
         async with room:
             lines.append(await _write(env, task, folder))
 
-    async with aclosing(_pages(env, run)) as pages:
+    async with aclosing(pages_of(env, run, limit=PAGE)) as pages:
         async for page in pages:
             async with trio.open_nursery() as nursery:
                 for task in page:
@@ -75,23 +74,6 @@ async def _put(path: Path, content: bytes) -> None:
         await scratch.replace(path)
     except OSError as error:
         raise _cannot_write(path.parent, error) from error
-
-
-async def _pages(env: Env, run: Run) -> AsyncGenerator[list[Task], None]:
-    after = None
-    while True:
-        query = TasksOf(
-            job_id=run.job_id,
-            run_id=run.run_id,
-            shard_count=run.shard_count,
-            after=after,
-            limit=PAGE,
-        )
-        page = await env.store.find(query)
-        yield page
-        if len(page) < PAGE:
-            return
-        after = page[-1].task_id
 
 
 async def _write(env: Env, task: Task, folder: Path) -> ResultLine:

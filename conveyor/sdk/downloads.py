@@ -11,13 +11,13 @@ import random
 import re
 import secrets
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 from urllib.request import getproxies
 
 import httpx
@@ -39,6 +39,8 @@ DEADLINE_S = 600.0
 REDIRECTS_MAX = 3
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HEADERS = (("Accept-Encoding", "identity"), ("User-Agent", "conveyor-sdk"))
+T = TypeVar("T")
+
 _SHA256_TAG = re.compile(r'"([0-9a-f]{64})"\Z')
 
 
@@ -90,6 +92,20 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+async def trying(retry: RetryPolicy, once: Callable[[], Awaitable[T]]) -> T:
+    """Tries, and again as the policy has it."""
+    for attempt in count(1):
+        try:
+            return await once()
+        except SdkError as error:
+            luck = random.random()  # noqa: S311 (it spreads load, it keeps no secret)
+            pause_s = retry.pause_s(error, attempt=attempt, luck=luck)
+            if pause_s is None:
+                raise
+        await trio.sleep(pause_s)
+    raise AssertionError("a policy gives up in the end")
+
+
 class Bodies:
     """The bodies that one server has, for one caller, over a pool that the caller closes."""
 
@@ -131,16 +147,7 @@ class Bodies:
 
     async def save(self, call: Call[None], path: Path) -> Downloaded:
         """The body as a file, which is whole or not there. Raises ApiError and Unreachable."""
-        for attempt in count(1):
-            try:
-                return await self._save(call, path)
-            except SdkError as error:
-                luck = random.random()  # noqa: S311 (it spreads load, it keeps no secret)
-                pause_s = self._retry.pause_s(error, attempt=attempt, luck=luck)
-                if pause_s is None:
-                    raise
-            await trio.sleep(pause_s)
-        raise AssertionError("a policy gives up in the end")
+        return await trying(self._retry, lambda: self._save(call, path))
 
     async def _save(self, call: Call[None], path: Path) -> Downloaded:
         response = await self._found(call)

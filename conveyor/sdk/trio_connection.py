@@ -5,10 +5,8 @@ The server must be reachable directly: no proxy of the environment is used.
 
 from __future__ import annotations
 
-import random
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from itertools import count
 from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import urlencode
@@ -29,8 +27,9 @@ from conveyor.sdk.downloads import (
     headers_of,
     make_pool,
     replacing,
+    trying,
 )
-from conveyor.sdk.errors import SdkError, Unreachable, error_from
+from conveyor.sdk.errors import Unreachable, error_from
 from conveyor.sdk.retrying import RetryPolicy
 from conveyor.wire.responses import UploadTarget
 
@@ -119,16 +118,7 @@ class TrioConnection:
             raise Unreachable(self.base_url, str(error) or type(error).__name__) from error
 
     async def _trying(self, once: Callable[[], Awaitable[T]]) -> T:
-        for attempt in count(1):
-            try:
-                return await once()
-            except SdkError as error:
-                luck = random.random()  # noqa: S311 (it spreads load, it keeps no secret)
-                pause_s = self._retry.pause_s(error, attempt=attempt, luck=luck)
-                if pause_s is None:
-                    raise
-            await trio.sleep(pause_s)
-        raise AssertionError("a policy gives up in the end")
+        return await trying(self._retry, once)
 
     def _request(self, call: Call[T], key: str) -> Request:
         headers = [("X-API-Key", self._api_key), ("User-Agent", "conveyor-sdk")]

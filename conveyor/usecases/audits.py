@@ -15,9 +15,9 @@ from conveyor.domain.errors import NotFound
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
 from conveyor.domain.model import Result, Run, Task
 from conveyor.ports.errors import BlobMissing
-from conveyor.usecases.choosing import rows_of
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import totals_of
+from conveyor.usecases.walking import pages_of
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ async def audit(env: Env, run: Run) -> Audit:
     before = await totals_of(env, run)
     counts: Counter[str] = Counter()
     sample: list[Task] = []
-    async with aclosing(rows_of(env, run)) as pages:
+    async with aclosing(pages_of(env, run)) as pages:
         async for page in pages:
             for row in page:
                 auditing.count_row(counts, row)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
 
-from conveyor.domain import ingestion, limits
+from conveyor.domain import ingestion
 from conveyor.domain.errors import Conflict
 from conveyor.domain.lifecycle import TASK_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import FailureReason, RowsOf, Run, Task, TaskStatus
-from conveyor.domain.queries import TasksOf
 from conveyor.domain.totals import Totals
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import totals_of
+from conveyor.usecases.walking import pages_of
 
 EVERY_STATUS = frozenset(TaskStatus)
 
@@ -48,7 +47,7 @@ async def count_chosen(env: Env, run: Run, source: RowsOf) -> Chosen:
         chosen = _counted(await totals_of(env, run), run, source)
     else:
         chosen = Chosen()
-        async with aclosing(rows_of(env, run)) as pages:
+        async with aclosing(pages_of(env, run)) as pages:
             async for page in pages:
                 for row in page:
                     count_row(chosen, row, source)
@@ -79,21 +78,3 @@ def _counted(totals: Totals, run: Run, source: RowsOf) -> Chosen:
     named = {status: counts.get(status, 0) for status in source.retry}
     ended = sum(count for status, count in named.items() if status in TASK_TERMINAL)
     return Chosen(named=sum(named.values()), restarted=ended + unfinished)
-
-
-async def rows_of(env: Env, run: Run) -> AsyncGenerator[list[Task], None]:
-    """All tasks of a run, page by page."""
-    after = None
-    while True:
-        query = TasksOf(
-            job_id=run.job_id,
-            run_id=run.run_id,
-            shard_count=run.shard_count,
-            after=after,
-            limit=limits.CHUNK_TASKS,
-        )
-        page = await env.store.find(query)
-        if not page:
-            return
-        yield page
-        after = page[-1].task_id

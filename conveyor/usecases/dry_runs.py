@@ -17,11 +17,12 @@ from conveyor.domain.ids import CallerId, RunId
 from conveyor.domain.pricing import FREE, Price
 from conveyor.domain.queries import BatchesOf
 from conveyor.domain.submission import Refusal
-from conveyor.usecases.choosing import Choice, Chosen, count_row, rows_of
+from conveyor.usecases.choosing import Choice, Chosen, count_row
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission, refuse_empty
 from conveyor.usecases.lookups import own_job
 from conveyor.usecases.reruns import ended_run
+from conveyor.usecases.walking import pages_of
 
 
 class SubmitPreview(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +88,7 @@ async def preview_rerun(env: Env, caller: CallerId, job_id: str, choice: Choice)
             rerun_of=previous.run_id, retried=total, inherited=0, price=None, is_later=True
         )
     source, chosen, price = choice.of(previous), Chosen(), FREE
-    async with aclosing(rows_of(env, previous)) as pages:
+    async with aclosing(pages_of(env, previous)) as pages:
         async for page in pages:
             for row in page:
                 if count_row(chosen, row, source):

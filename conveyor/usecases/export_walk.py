@@ -20,10 +20,10 @@ from conveyor.domain.formats import ENCODERS
 from conveyor.domain.formats.entry import Entry
 from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import Format, Run, Task
-from conveyor.domain.queries import TasksOf
 from conveyor.ports.errors import BlobMissing, Unavailable
 from conveyor.usecases.env import Env
 from conveyor.usecases.expiry import Expiries
+from conveyor.usecases.walking import pages_of
 
 _PAGE = 500
 _GROUP_TASKS = 64
@@ -90,23 +90,11 @@ class Walk:
             self._tally.take(entry.task.task_id, entry.status, entry.size_bytes, entry.sha256)
 
     async def _pages(self) -> AsyncGenerator[list[Entry], None]:
-        after = None
-        while True:
-            query = TasksOf(
-                job_id=self._run.job_id,
-                run_id=self._run.run_id,
-                shard_count=self._run.shard_count,
-                statuses=TASK_TERMINAL,
-                after=after,
-                limit=_PAGE,
-            )
-            rows = await self._env.store.find(query)
-            await self._beat()
-            if rows:
-                yield [self._entry(task) for task in rows]
-            if len(rows) < _PAGE:
-                return
-            after = rows[-1].task_id
+        walk = pages_of(self._env, self._run, statuses=TASK_TERMINAL, limit=_PAGE)
+        async with aclosing(walk) as pages:
+            async for page in pages:
+                await self._beat()
+                yield [self._entry(task) for task in page]
 
     def _entry(self, task: Task) -> Entry:
         return Entry(task, self._format, self._expiries.is_over(task))

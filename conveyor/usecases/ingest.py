@@ -19,9 +19,10 @@ from conveyor.domain.inputs import UploadedList
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.lists import ListUnusable
 from conveyor.domain.model import Batch, BatchStatus, RowsOf, Run, StagedList, TaskSpec
-from conveyor.domain.queries import BatchesOf, TasksOf
+from conveyor.domain.queries import BatchesOf
 from conveyor.usecases import lists, runs, staging
 from conveyor.usecases.env import Env
+from conveyor.usecases.walking import pages_of
 
 _SPEC = msgspec.json.Decoder(TaskSpec)
 
@@ -174,23 +175,14 @@ async def _chunks_of_rows(
     env: Env, batch: Batch, run: Run, source: RowsOf
 ) -> AsyncGenerator[Chunk, None]:
     after = TaskId(batch.cursor) if batch.cursor else None
-    while True:
-        query = TasksOf(
-            job_id=batch.job_id,
-            run_id=source.run_id,
-            shard_count=run.shard_count,
-            after=after,
-            limit=limits.CHUNK_TASKS,
-        )
-        page = await env.store.find(query)
-        if not page:
-            return
-        after = page[-1].task_id
-        rows = [row for row in page if source.batch_id in (None, row.batch_id)]
-        if rows:
-            chunk = ingestion.chunk_of_rows(batch, run, rows, now=env.now())
-            yield chunk
-            batch = _advanced(batch, chunk)
+    previous = msgspec.structs.replace(run, run_id=source.run_id)
+    async with aclosing(pages_of(env, previous, after=after)) as pages:
+        async for page in pages:
+            rows = [row for row in page if source.batch_id in (None, row.batch_id)]
+            if rows:
+                chunk = ingestion.chunk_of_rows(batch, run, rows, now=env.now())
+                yield chunk
+                batch = _advanced(batch, chunk)
 
 
 def _advanced(batch: Batch, chunk: Chunk) -> Batch:

@@ -5,6 +5,8 @@ Everything here is small, paginated, conditional on what it read, and safe to re
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import msgspec
 
 from conveyor.domain import lifecycle, limits
@@ -12,10 +14,11 @@ from conveyor.domain.changes import Change, Delete, Guard, JobKey, ScrubKey, Upd
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, RUN_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Batch, Run, RunStatus, Scrub, TaskRef
-from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, RunsOf, TasksOf
+from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, RunsOf
 from conveyor.usecases import feeds, ingest, inputs, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.ingest import Ingested
+from conveyor.usecases.walking import pages_of
 
 _PAGE = 200
 _SCRUB_ROWS = 2_000
@@ -94,24 +97,12 @@ async def _resend(env: Env, run: Run) -> int:
         return 0
     await env.queue.open_run(run.run_id)
     sent = 0
-    after = None
-    while True:
-        query = TasksOf(
-            job_id=run.job_id,
-            run_id=run.run_id,
-            shard_count=run.shard_count,
-            statuses=TASK_UNFINISHED,
-            after=after,
-            limit=limits.CHUNK_TASKS,
-        )
-        rows = await env.store.find(query)
-        refs = [TaskRef(run.job_id, run.run_id, row.task_id, row.shard) for row in rows]
-        if refs:
+    async with aclosing(pages_of(env, run, statuses=TASK_UNFINISHED)) as pages:
+        async for page in pages:
+            refs = [TaskRef(run.job_id, run.run_id, row.task_id, row.shard) for row in page]
             await env.queue.send(refs)
-        sent += len(refs)
-        if len(rows) < limits.CHUNK_TASKS:
-            return sent
-        after = rows[-1].task_id
+            sent += len(refs)
+    return sent
 
 
 async def place_events(env: Env) -> int:
