@@ -10,6 +10,7 @@ QUESTIONS = {
     "submit": "How long does a submit of 1, 100 and 9,999 tasks take, beside bare SQLite?",
     "throughput": "What does a page cost, durably, beside a bare loop that keeps nothing?",
     "httpclient": "What does one request cost our pool, aiohttp and httpx?",
+    "awsclient": "What does one call to AWS cost our lean client, and aioboto3?",
 }
 
 

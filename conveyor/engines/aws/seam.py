@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from conveyor.domain.randomness import Random
-from conveyor.engines.aws.errors import AwsError, NoAnswer, raise_translated
+from conveyor.engines.aws.errors import AwsError, NoAnswer, is_billed, raise_translated
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.retrying import ATTEMPTS_MAX, RetryBudget, backoff_s, retry_cost
 
@@ -139,8 +139,8 @@ class LayeredSeam:
         await self._before(service, operation, params)
         try:
             answer = await self.plane.call(service, operation, params, deadline_s=deadline_s)
-        except (AwsError, NoAnswer):
-            self._count_failure(service, operation, params)
+        except (AwsError, NoAnswer) as error:
+            self._count_failure(service, operation, params, error)
             raise
         await self._after(service, operation, params, answer)
         return answer
@@ -152,8 +152,8 @@ class LayeredSeam:
         opened = self.plane.open(service, operation, params, deadline_s=deadline_s)
         try:
             answer = await opened.__aenter__()
-        except (AwsError, NoAnswer):
-            self._count_failure(service, operation, params)
+        except (AwsError, NoAnswer) as error:
+            self._count_failure(service, operation, params, error)
             raise
         try:
             await self._after(service, operation, params, answer)
@@ -176,10 +176,11 @@ class LayeredSeam:
         if self.crash is not None:
             self.crash.passes(f"{service}.{operation}", "after")
 
-    def _count_failure(self, service: str, operation: str, params: Params) -> None:
+    def _count_failure(
+        self, service: str, operation: str, params: Params, error: AwsError | NoAnswer
+    ) -> None:
         if self.meter is not None:
-            self.meter.count(service, operation, params, {})
-            self.meter.failures[f"{service}.{operation}"] += 1
+            self.meter.count_failure(service, operation, params, is_billed=is_billed(error))
 
 
 def deadline_s_of(service: str, params: Params) -> float:
