@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from email.utils import formatdate
 
 import pytest
@@ -120,3 +122,22 @@ async def test_a_body_that_is_read_to_its_end_keeps_its_connection() -> None:
 
         assert sum(map(len, pieces)) == plane.traffic.received_bytes == 300_000
         assert plane.pool.idle_count == 1
+
+
+@pytest.mark.parametrize("announced", [3, 7])
+async def test_a_body_of_another_length_than_announced_is_not_passed_off_as_whole(
+    announced: int,
+) -> None:
+    async def five() -> AsyncGenerator[bytes, None]:
+        yield b"12345"
+
+    async with (
+        raw_server(answering(reply())) as server,
+        a_lean_plane(an_access(s3=server.url())) as plane,
+        aclosing(five()) as body,
+    ):
+        params = {"Bucket": "b", "Key": "k", "Body": body, "ContentLength": announced}
+        with pytest.raises(NoAnswer, match="announced"):
+            await plane.call("s3", "PutObject", params, deadline_s=5.0)
+
+        assert plane.pool.idle_count == 0
