@@ -141,3 +141,24 @@ async def test_a_body_of_another_length_than_announced_is_not_passed_off_as_whol
             await plane.call("s3", "PutObject", params, deadline_s=5.0)
 
         assert plane.pool.idle_count == 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "bucket", "url"),
+    [
+        ("https://s3.eu-west-1.amazonaws.com", "b", "https://b.s3.eu-west-1.amazonaws.com/k/1?"),
+        (
+            "https://s3.eu-west-1.amazonaws.com",
+            "b.c",
+            "https://s3.eu-west-1.amazonaws.com/b.c/k/1?",
+        ),
+        ("http://127.0.0.1:8333", "b", "http://127.0.0.1:8333/b/k/1?"),
+    ],
+)
+async def test_a_bucket_is_part_of_the_host_where_certificates_allow_it(
+    endpoint: str, bucket: str, url: str
+) -> None:
+    async with a_lean_plane(an_access(s3=endpoint)) as plane:
+        signed = await plane.presign("GetObject", {"Bucket": bucket, "Key": "k/1"}, expires_s=60)
+
+    assert signed.startswith(url)
