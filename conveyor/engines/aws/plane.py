@@ -114,16 +114,21 @@ class LeanPlane:
             raise _no_answer(error) from error
 
     async def presign(self, operation: str, params: Mapping[str, Any], *, expires_s: int) -> str:
-        """A URL that anybody may use for this one operation on this one object."""
+        """A URL that anybody may use for this one operation on this one object, with the headers
+        that its parameters make. It dies with the keys that sign it, if those go first."""
         entry = s3.OPERATIONS[operation]
         target, scope = await self._s3_target(params)
+        now = self.now() + self.skew_s
+        keys_until = scope.credentials.expires_at
+        if keys_until is not None:
+            expires_s = max(1, min(expires_s, int(keys_until - now)))
         query = presigned_query(
             entry.method,
             target.path_and_query,
             s3.query_of(entry, params),
-            host=target.authority,
+            [("host", target.authority), *s3.headers_of(entry, params)],
             scope=scope,
-            now=self.now() + self.skew_s,
+            now=now,
             expires_s=expires_s,
         )
         return f"{target.url}?{query}"
