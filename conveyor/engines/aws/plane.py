@@ -247,7 +247,7 @@ class LeanPlane:
 
     def _s3_error(self, status: int, headers: Headers, body: bytes) -> AwsError:
         code, message = s3.error_of(status, body)
-        status = 503 if status == 200 else status
+        status = 500 if status == 200 else status  # It failed half-way.
         return AwsError(self._unskewed(code, headers), message, status=status)
 
     def _unskewed(self, code: str, headers: Headers) -> str:
