@@ -120,14 +120,15 @@ def test_a_json_request_is_signed_as_botocore_does(
     query=st.dictionaries(texts.filter(bool), texts.filter(bool), max_size=3),
     keys=keys,
     expires_s=st.integers(1, 604800),
-    method=st.sampled_from(["GET", "PUT"]),
+    kind=st.none() | st.sampled_from(["text/csv", "text/html; charset=utf-8"]),
 )
 def test_a_presigned_url_carries_what_botocore_puts_there(
-    key: str, query: dict[str, str], keys: Credentials, expires_s: int, method: str
+    key: str, query: dict[str, str], keys: Credentials, expires_s: int, kind: str | None
 ) -> None:
+    method, headers = ("PUT", [("content-type", kind)]) if kind else ("GET", [])
     path, text = f"/{escaped_path(key)}", canonical_query(query.items())
     url = f"https://{HOST}{path}" + (f"?{text}" if text else "")
-    request = AWSRequest(method=method, url=url)
+    request = AWSRequest(method=method, url=url, headers=dict(headers))
     boto_keys = BotoCredentials(keys.access_key, keys.secret_key, keys.token)
     auth = botocore.auth.S3SigV4QueryAuth(boto_keys, "s3", "us-east-1", expires=expires_s)
     auth.add_auth(request)
@@ -138,7 +139,7 @@ def test_a_presigned_url_carries_what_botocore_puts_there(
         method,
         path,
         list(query.items()),
-        [("host", HOST)],
+        [("host", HOST), *headers],
         scope=scope,
         now=NOW,
         expires_s=expires_s,
