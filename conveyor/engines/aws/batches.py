@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import trio
 
 from conveyor.domain.randomness import Random
-from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.errors import THROTTLES, AwsError
 from conveyor.engines.aws.retrying import ATTEMPTS_MAX, backoff_s
 from conveyor.engines.aws.seam import Answer, Params
 from conveyor.ports.errors import QueueGone, Unavailable
@@ -21,8 +21,13 @@ from conveyor.ports.errors import QueueGone, Unavailable
 ENTRIES_MAX = 10
 LANES_MAX = 8
 
+_DEAD_RECEIPTS = frozenset(
+    {"InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid"}
+)
+
 T = TypeVar("T")
 Entry = Mapping[str, Any]
+Failure = AwsError | QueueGone | Unavailable
 Ask = Callable[[str, Params], Awaitable[Answer]]
 
 
@@ -50,7 +55,7 @@ async def _one_batch(
         for done in answer.get("Successful", ()):
             waiting.pop(int(done["Id"]), None)
         for failed in answer.get("Failed", ()):
-            if failed.get("SenderFault"):
+            if _is_final(failed):
                 refused[int(failed["Id"])] = failed["Code"]
                 waiting.pop(int(failed["Id"]), None)
         if not waiting:
@@ -59,11 +64,19 @@ async def _one_batch(
     raise Unavailable(f"sqs.{operation}: {len(waiting)} entries of a batch were not taken")
 
 
+def _is_final(failed: Entry) -> bool:
+    """A throttle passes and a dead receipt stays dead, whosever fault the answer calls it."""
+    code = failed["Code"]
+    return code not in THROTTLES and (
+        failed.get("SenderFault", False) or code.removesuffix("Exception") in _DEAD_RECEIPTS
+    )
+
+
 async def at_once(
     jobs: Sequence[Callable[[], Awaitable[T]]],
-) -> list[T | AwsError | QueueGone | Unavailable]:
+) -> list[T | Failure]:
     """What came of each job, in order, a few of them at a time. None cuts off another."""
-    results: dict[int, T | AwsError | QueueGone | Unavailable] = {}
+    results: dict[int, T | Failure] = {}
     numbers = iter(range(len(jobs)))
 
     async def work() -> None:
@@ -82,11 +95,11 @@ async def at_once(
     return [results[number] for number in range(len(jobs))]
 
 
-def raised(results: Sequence[T | AwsError | QueueGone | Unavailable]) -> list[T]:
+def raised(results: Sequence[T | Failure]) -> list[T]:
     """The results, or the first of their errors."""
     good: list[T] = []
     for result in results:
-        if isinstance(result, AwsError | QueueGone | Unavailable):
+        if isinstance(result, Failure):
             raise result
         good.append(result)
     return good

@@ -35,13 +35,14 @@ class Kept:
 class SimulatedSqs:
     """`unseen`, `empty` and `twice` count the calls yet to be spoilt: queues that are not seen
     after their making, receives that find nothing, receives that hide nothing. `short` says how
-    many entries of each batch to come are not taken."""
+    many entries of each batch to come are not taken, and `why`."""
 
     clock: Clock
     unseen: int = 0
     empty: int = 0
     twice: int = 0
     short: list[int] = field(default_factory=list)
+    why: tuple[str, bool] = ("InternalError", False)
     calls: Counter[str] = field(default_factory=Counter)
     queues: dict[str, list[Kept]] = field(default_factory=dict)
     _removed_at: dict[str, float] = field(default_factory=dict)
@@ -158,14 +159,14 @@ class SimulatedSqs:
         assert 1 <= len(entries) <= 10
         taken = max(0, len(entries) - (self.short.pop(0) if self.short else 0))
         done, failed = [], []
-        for number, entry in enumerate(entries):
+        for entry in entries[:taken]:
             try:
-                if number >= taken:
-                    raise AwsError("InternalError", "not now", status=500)
                 do(entry)
-            except AwsError as error:
-                is_ours = error.status < 500
-                failed.append({"Id": entry["Id"], "SenderFault": is_ours, "Code": error.code})
-            else:
                 done.append({"Id": entry["Id"]})
+            except AwsError as error:
+                failed.append({"Id": entry["Id"], "SenderFault": True, "Code": error.code})
+        code, is_ours = self.why
+        failed += [
+            {"Id": entry["Id"], "SenderFault": is_ours, "Code": code} for entry in entries[taken:]
+        ]
         return {"Successful": done, "Failed": failed}

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from conveyor.engines.aws.errors import NoAnswer
+from conveyor.engines.aws.errors import AwsError, NoAnswer
 from conveyor.engines.aws.queue import SqsQueue
 from conveyor.engines.aws.seam import Faults, Params
 from conveyor.ports.errors import QueueGone, Unavailable
@@ -75,6 +75,27 @@ async def test_what_a_batch_did_not_take_is_sent_again(sqs: SimulatedSqs, short:
     await queue.send([a_ref(index) for index in range(25)])
 
     assert await queue.depth(RUN) == Depth(visible=25, hidden=0)
+
+
+async def test_entries_that_are_throttled_are_sent_again_whoever_is_at_fault(
+    sqs: SimulatedSqs,
+) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    sqs.short, sqs.why = [2], ("RequestThrottled", True)
+
+    await queue.send([a_ref(index) for index in range(10)])
+
+    assert await queue.depth(RUN) == Depth(visible=10, hidden=0)
+
+
+async def test_a_ref_that_will_never_be_taken_is_our_bug(sqs: SimulatedSqs) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    sqs.short, sqs.why = [1], ("InvalidMessageContents", True)
+
+    with pytest.raises(AwsError, match="InvalidMessageContents"):
+        await queue.send([a_ref()])
 
 
 async def test_a_send_that_is_never_taken_whole_is_an_outage(sqs: SimulatedSqs) -> None:
