@@ -71,13 +71,10 @@ class SqsQueue:
         self._forget(run_id)
 
     async def send(self, refs: Sequence[TaskRef]) -> None:
-        by_run: defaultdict[RunId, list[Mapping[str, Any]]] = defaultdict(list)
+        by_run: defaultdict[RunId, list[TaskRef]] = defaultdict(list)
         for ref in refs:
-            by_run[ref.run_id].append({"MessageBody": sealed(ref)})
-        for run_id, entries in by_run.items():
-            refused = await self._batch(run_id, "SendMessageBatch", entries)
-            for code in refused.values():
-                raise AwsError(code, "sqs.SendMessageBatch refused a ref")
+            by_run[ref.run_id].append(ref)
+        raised(await at_once([partial(self._send, *each) for each in by_run.items()]))
 
     async def receive(self, run_id: RunId, *, count_max: int, visibility_s: float) -> list[Message]:
         # An idle queue costs one call a look, not one for every ten that it might have had.
@@ -105,13 +102,9 @@ class SqsQueue:
 
     async def ack(self, messages: Sequence[Message]) -> None:
         """A receipt that SQS does not know is one of a message that is gone, or in other hands."""
-        for run_id, group in _by_run(messages).items():
-            entries = [{"ReceiptHandle": message.receipt} for message in group]
-            try:
-                await self._batch(run_id, "DeleteMessageBatch", entries)
-            except QueueGone:
-                log.info("acked on a queue that is gone", extra={"run": run_id})
-            self._let_go(group)
+        by_run = _by_run(messages)
+        raised(await at_once([partial(self._delete, *each) for each in by_run.items()]))
+        self._let_go(messages)
 
     async def bounce(self, messages: Sequence[Message], *, delay_s: float) -> None:
         await self._show_after(self._still_held(messages), delay_s)
@@ -127,6 +120,11 @@ class SqsQueue:
         return Depth(
             visible=int(counts[_VISIBLE]), hidden=sum(int(counts.get(each, 0)) for each in _HIDDEN)
         )
+
+    async def _send(self, run_id: RunId, refs: Sequence[TaskRef]) -> None:
+        entries = [{"MessageBody": sealed(ref)} for ref in refs]
+        for code in (await self._batch(run_id, "SendMessageBatch", entries)).values():
+            raise AwsError(code, "sqs.SendMessageBatch refused a ref")
 
     async def _receive(self, run_id: RunId, count: int, visibility_s: float) -> list[Message]:
         until = self.clock.now() + visibility_s
@@ -150,18 +148,23 @@ class SqsQueue:
 
     async def _show_after(self, messages: Sequence[Message], delay_s: float) -> set[str]:
         """Sets when messages are visible; answers the receipts that SQS would not hear of."""
-        lost: set[str] = set()
-        for run_id, group in _by_run(messages).items():
-            entries = [
-                {"ReceiptHandle": message.receipt, "VisibilityTimeout": _whole(delay_s)}
-                for message in group
-            ]
-            try:
-                refused = await self._batch(run_id, "ChangeMessageVisibilityBatch", entries)
-            except QueueGone:
-                refused = dict.fromkeys(range(len(group)), "QueueDoesNotExist")
-            lost |= {group[at].receipt for at in refused}
-        return lost
+        by_run = _by_run(messages)
+        jobs = [partial(self._change, run_id, group, delay_s) for run_id, group in by_run.items()]
+        return set().union(*raised(await at_once(jobs)))
+
+    async def _change(self, run_id: RunId, group: Sequence[Message], delay_s: float) -> set[str]:
+        after = {"VisibilityTimeout": _whole(delay_s)}
+        entries = [{"ReceiptHandle": message.receipt, **after} for message in group]
+        try:
+            refused = await self._batch(run_id, "ChangeMessageVisibilityBatch", entries)
+        except QueueGone:
+            return {message.receipt for message in group}
+        return {group[at].receipt for at in refused}
+
+    async def _delete(self, run_id: RunId, group: Sequence[Message]) -> None:
+        with suppress(QueueGone):
+            entries = [{"ReceiptHandle": message.receipt} for message in group]
+            await self._batch(run_id, "DeleteMessageBatch", entries)
 
     async def _batch(
         self, run_id: RunId, operation: str, entries: Sequence[Mapping[str, Any]]

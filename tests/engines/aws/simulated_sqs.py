@@ -35,7 +35,7 @@ class Kept:
 class SimulatedSqs:
     """`unseen`, `empty` and `twice` count the calls yet to be spoilt: queues that are not seen
     after their making, receives that find nothing, receives that hide nothing. `short` says how
-    many entries of each batch to come are not taken, and `why`."""
+    many entries of each batch to come are not taken, and `why`. Queues in `broken` do not work."""
 
     clock: Clock
     unseen: int = 0
@@ -43,6 +43,7 @@ class SimulatedSqs:
     twice: int = 0
     short: list[int] = field(default_factory=list)
     why: tuple[str, bool] = ("InternalError", False)
+    broken: set[str] = field(default_factory=set)
     calls: Counter[str] = field(default_factory=Counter)
     queues: dict[str, list[Kept]] = field(default_factory=dict)
     _removed_at: dict[str, float] = field(default_factory=dict)
@@ -54,6 +55,8 @@ class SimulatedSqs:
         assert service == "sqs"
         await trio.lowlevel.checkpoint()
         self.calls[operation] += 1
+        if params.get("QueueUrl") in self.broken:
+            raise AwsError("ServiceUnavailable", "not now", status=503)
         doers: dict[str, Callable[[Params], dict[str, Any]]] = {
             "CreateQueue": self._create,
             "GetQueueUrl": self._url,

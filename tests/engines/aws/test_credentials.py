@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trio
+from botocore.credentials import RefreshableCredentials
 from trio.testing import MockClock
 
 from conveyor.engines.aws.credentials import CHECK_EVERY_S, FoundAccess, find_access
@@ -102,3 +104,13 @@ async def test_renewed_keys_are_seen_after_a_moment(mock_clock: MockClock) -> No
     later = await access.credentials()
 
     assert (first.access_key, again.access_key, later.access_key) == ("key-1", "key-1", "key-2")
+
+
+async def test_keys_that_are_renewed_say_when_they_end() -> None:
+    ends = datetime.now(UTC) + timedelta(hours=2)
+    source = RefreshableCredentials("key", "secret", "token", ends, dict, "test")
+    access = FoundAccess(None, "us-east-1", source, Credentials("old", "old"))
+
+    keys = await access.credentials()
+
+    assert keys == Credentials("key", "secret", "token", ends.timestamp())

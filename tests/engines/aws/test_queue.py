@@ -13,7 +13,7 @@ from conveyor.engines.aws.seam import Faults, Params
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth
 from tests.aws import a_seam
-from tests.builders import RUN, ManualClock, a_ref
+from tests.builders import OTHER_RUN, RUN, ManualClock, a_ref
 from tests.engines.aws.simulated_sqs import URL, Kept, SimulatedSqs
 
 
@@ -308,3 +308,18 @@ async def test_a_message_of_another_release_is_left_for_others(
 
     assert [message.ref for message in received] == [a_ref()]
     assert await queue.depth(RUN) == Depth(visible=0, hidden=2)
+
+
+async def test_acks_of_one_run_do_not_wait_for_the_queue_of_another(sqs: SimulatedSqs) -> None:
+    queue = a_queue(sqs)
+    for run_id in (RUN, OTHER_RUN):
+        await queue.open_run(run_id)
+        await queue.send([a_ref(0, run_id)])
+    here = await queue.receive(RUN, count_max=1, visibility_s=60)
+    there = await queue.receive(OTHER_RUN, count_max=1, visibility_s=60)
+    sqs.broken.add(f"{URL}conveyor-{RUN}")
+
+    with pytest.raises(Unavailable):
+        await queue.ack([*here, *there])
+
+    assert await queue.depth(OTHER_RUN) == Depth(visible=0, hidden=0)
