@@ -214,6 +214,7 @@ def _response_from(reply: Reply | Download) -> TrioResponse:
         response.timeout = reply.timeout_s
         return response
     response = TrioResponse(reply.content, reply.status, content_type=reply.media_type)
+    response.headers.update(reply.headers)
     if not reply.content:
         del response.headers["Content-Type"]
     return response

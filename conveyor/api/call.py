@@ -96,6 +96,7 @@ class Reply:
     status: int
     content: bytes = b""
     media_type: str = JSON
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from conveyor.api.call import Call, Download, Reply, Work, json_reply
+from conveyor.api.direct import direct_reply
 from conveyor.api.problems import BadRange
 from conveyor.domain.changes import RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
@@ -56,16 +57,20 @@ async def get(call: Call) -> Reply:
     return json_reply(export_view(export, _link_to(call, export)))
 
 
-async def get_content(call: Call) -> Download:
+async def get_content(call: Call) -> Reply | Download:
     token = call.parameter("token")
     export = await (_own(call) if token is None else _by_link(call, token))
     if export.key is None:
         raise Conflict("The file is not there yet.", code="export_not_ready")
+    media_type, name = ENCODERS[export.format].media_type, export_file_name(export)
+    direct = await direct_reply(call, export.key, content_type=media_type, name=name)
+    if direct is not None:
+        return direct
     start, end = _part(call.headers.get("range"), export.size_bytes)
     headers = {
-        "Content-Type": ENCODERS[export.format].media_type,
+        "Content-Type": media_type,
         "Content-Length": str(end - start),
-        "Content-Disposition": f'attachment; filename="{export_file_name(export)}"',
+        "Content-Disposition": f'attachment; filename="{name}"',
         "Accept-Ranges": "bytes",
         "ETag": f'"{export.sha256}"',
     }

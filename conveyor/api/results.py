@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from conveyor.api.call import Call, Download, Reply, json_reply
+from conveyor.api.direct import direct_reply
 from conveyor.api.problems import MEDIA_TYPE
 from conveyor.domain import limits
 from conveyor.domain.content import content_type_for, extension_for
-from conveyor.domain.model import Job, Run, Task
+from conveyor.domain.model import Job, Result, Run, Task
 from conveyor.usecases import results
 from conveyor.usecases.lookups import need_latest_run, own_job, own_run, task_of
-from conveyor.usecases.results import Body
 from conveyor.wire.responses import ListResultsResponse
 from conveyor.wire.views import history_view, result_view
 
@@ -42,10 +42,16 @@ async def get_history(call: Call) -> Reply:
 async def get_content(call: Call) -> Reply | Download:
     token = call.parameter("token")
     job, run = await (_run_of(call) if token is None else _run_by_link(call, token))
-    task, body = await results.body_of(call.env, run, call.ids["task_id"])
-    if body is None:
+    task = await results.ended_task(call.env, run, call.ids["task_id"])
+    if task.result is None:
         return Reply(422, msgspec.json.encode(task.problem), MEDIA_TYPE)
-    return Download(body.pieces, _headers_of(job, task, body))
+    content_type = content_type_for(job.format, task.result)
+    name = f"{task.task_id}.{extension_for(content_type)}"
+    direct = await direct_reply(call, task.result.key, content_type=content_type, name=name)
+    if direct is not None:
+        return direct
+    pieces = await results.body_of(call.env, task.result)
+    return Download(pieces, _headers_of(task.result, content_type, name))
 
 
 async def _run_of(call: Call) -> tuple[Job, Run]:
@@ -73,14 +79,12 @@ def _link_to(call: Call, run: Run, task: Task) -> str | None:
     return f"{call.base_url}{path}?token={results.link_token(call.env, run, task)}"
 
 
-def _headers_of(job: Job, task: Task, body: Body) -> dict[str, str]:
+def _headers_of(result: Result, content_type: str, name: str) -> dict[str, str]:
     """Whatever a site answered is data to be saved: no browser may run it as our page."""
-    content_type = content_type_for(job.format, body.result)
-    name = f"{task.task_id}.{extension_for(content_type)}"
     return {
         "Content-Type": content_type,
-        "Content-Length": str(body.result.size_bytes),
+        "Content-Length": str(result.size_bytes),
         "Content-Disposition": f'attachment; filename="{name}"',
         "Content-Security-Policy": "sandbox; default-src 'none'",
-        "ETag": f'"{body.result.sha256}"',
+        "ETag": f'"{result.sha256}"',
     }

@@ -92,6 +92,10 @@ async def take(env: Env, job: Job, run_id: RunId, input_id: str) -> tuple[Upload
         origin_batch_id=FIRST_BATCH,
     )
     try:
+        if stored.size_bytes > limits.UPLOAD_BYTES_MAX:  # Where it went past us, nobody has looked.
+            raise InvalidArgument(
+                f"The uploaded list has more than {limits.UPLOAD_BYTES_MAX} bytes.", pointer=POINTER
+            )
         return source, await _count(env, source)
     except InvalidArgument:
         await env.blobs.delete_prefix(staging.sources_prefix(job.job_id, run_id))

@@ -33,13 +33,6 @@ class ResultPage(msgspec.Struct, frozen=True):
     expiries: Expiries
 
 
-class Body(msgspec.Struct, frozen=True):
-    """A stored body, ready to be streamed."""
-
-    result: Result
-    pieces: AsyncGenerator[bytes, None]
-
-
 async def page(
     env: Env, job: Job, run: Run, *, status: str, cursor: str | None, limit: int
 ) -> ResultPage:
@@ -78,16 +71,18 @@ async def _position(env: Env, run: Run, cursor: str, scope: str) -> TaskId:
         raise
 
 
-async def body_of(env: Env, run: Run, task_id: str) -> tuple[Task, Body | None]:
-    """The task and its body; the task alone when it failed; TaskNotReady before it ended."""
+async def ended_task(env: Env, run: Run, task_id: str) -> Task:
+    """The task, whose body may be read if it has one; TaskNotReady before it ended."""
     task = await task_of(env, run, task_id)
     if task.status not in TASK_TERMINAL:
         raise TaskNotReady("The task has not ended yet.")
-    if task.result is None:
-        return task, None
-    refuse_expired(await expiries_of(env, run), task)
-    absent = "The body of this task is no longer stored."
-    return task, Body(task.result, await begun(env, task.result.key, absent=absent))
+    if task.result is not None:
+        refuse_expired(await expiries_of(env, run), task)
+    return task
+
+
+async def body_of(env: Env, result: Result) -> AsyncGenerator[bytes, None]:
+    return await begun(env, result.key, absent="The body of this task is no longer stored.")
 
 
 def link_token(env: Env, run: Run, task: Task) -> str:

@@ -24,6 +24,7 @@ from conveyor.domain.queries import TasksOf
 from conveyor.domain.settlement import Claimed
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system.vault import AesVault
+from conveyor.ports.blobs import Blobs
 from conveyor.ports.gateway import NotScraped, Scraped
 from conveyor.ports.notifier import Delivered, Message, NotDelivered, Unresolved
 from conveyor.ports.signals import Receipt
@@ -204,14 +205,14 @@ def _check(method: str, path: str, seen: Seen) -> None:
         contract.check(method, path.partition("?")[0], seen.status, media_type, seen.json)
 
 
-def make_world(**policy: Any) -> World:
+def make_world(*, blobs: Blobs | None = None, **policy: Any) -> World:
     clock = ManualClock()
     random = Random(7)
     engine = memory_engine(clock=clock, random=random)
     env = Env(
         store=engine.store,
         queue=engine.queue,
-        blobs=engine.blobs,
+        blobs=blobs or engine.blobs,
         coordinator=engine.coordinator,
         clock=clock,
         vault=AesVault(SECRET),

@@ -116,7 +116,7 @@ async def test_what_is_not_there_cannot_be_copied(blobs: Blobs) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "../a", "a//b", "a b"])
-async def test_keys_of_streams_and_copies_are_plain(blobs: Blobs, key: str) -> None:
+async def test_keys_of_streams_copies_and_addresses_are_plain(blobs: Blobs, key: str) -> None:
     await blobs.put(KEY, [b"body"])
 
     with pytest.raises(ValueError, match=r"\S"):
@@ -125,6 +125,10 @@ async def test_keys_of_streams_and_copies_are_plain(blobs: Blobs, key: str) -> N
         await blobs.copy(KEY, key)
     with pytest.raises(ValueError, match=r"\S"):
         await blobs.copy(key, KEY)
+    with pytest.raises(ValueError, match=r"\S"):
+        await blobs.upload_url(key, content_type="text/csv", expires_at=T0)
+    with pytest.raises(ValueError, match=r"\S"):
+        await blobs.download_url(key, content_type="text/csv", filename="a", expires_at=T0)
 
 
 async def test_slots_that_expired_by_then_come_oldest_first(store: Store) -> None:

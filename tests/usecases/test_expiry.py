@@ -17,7 +17,7 @@ from conveyor.usecases.reruns import rerun
 from tests.builders import CALLER, T0, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.test_exports import asked, file_of, lines_of
-from tests.usecases.world import PAGE, missing, rows_of, run_of, submit, work
+from tests.usecases.world import PAGE, body_of, missing, rows_of, run_of, submit, work
 
 DAY = 86_400.0
 
@@ -64,14 +64,12 @@ async def test_results_expire_at_their_instant_whether_or_not_anybody_swept(
 
     clock.advance(2 * DAY - 1)
     assert await shown(env, run) == [False] * 4
-    _, body = await results.body_of(env, run, good.task_id)
-    assert body is not None
-    assert b"".join([piece async for piece in body.pieces]) == PAGE.body
+    assert await body_of(env, run, good.task_id) == PAGE.body
     clock.advance(1)
 
     assert await shown(env, run) == [True, True, True, False]
     with pytest.raises(ResultExpired, match="2023-11-16T22:13:20Z"):
-        await results.body_of(env, run, good.task_id)
+        await body_of(env, run, good.task_id)
 
 
 async def test_a_sweep_removes_bodies_and_keeps_rows(env: Env, clock: ManualClock) -> None:

@@ -292,6 +292,19 @@ async def test_an_empty_or_damaged_list_is_refused_and_leaves_nothing(
     assert await env.blobs.delete_prefix(f"jobs/{job_id}") == 0
 
 
+async def test_a_list_that_went_past_us_and_is_too_large_is_refused_and_leaves_nothing(
+    env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = await a_slot(env)
+    job_id = env.mint()
+    monkeypatch.setattr(limits, "UPLOAD_BYTES_MAX", len(LIST) - 1)
+
+    with pytest.raises(InvalidArgument, match="bytes"):
+        await submit(env, slot, job_id=job_id)
+
+    assert await env.blobs.delete_prefix(f"jobs/{job_id}") == 0
+
+
 async def test_a_slot_that_nothing_was_put_into_is_refused(env: Env) -> None:
     with pytest.raises(Conflict) as caught:
         await submit(env, await a_slot(env, None))

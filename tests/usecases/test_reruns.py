@@ -11,7 +11,7 @@ from conveyor.domain.errors import Conflict
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Job, Run, RunStatus, Task, TaskStatus
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import ingest, reruns, results, runs
+from conveyor.usecases import ingest, reruns, runs
 from conveyor.usecases.env import Env
 from conveyor.usecases.reruns import Rerun
 from tests.builders import CALLER, a_ulid
@@ -19,6 +19,7 @@ from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import (
     LATER_FROM,
     add,
+    body_of,
     check_counters,
     missing,
     rows_of,
@@ -104,11 +105,11 @@ async def test_an_inherited_result_reads_from_the_run_that_made_it(env: Env) -> 
     second = await again(env, job, FAILED)
     (row, *_) = [row for row in await rows_of(env, second.run) if row.source_run_id]
 
-    _, body = await results.body_of(env, second.run, row.task_id)
+    body = await body_of(env, second.run, row.task_id)
 
-    assert body is not None
-    assert f"/runs/{first.run_id}/" in body.result.key
-    assert b"".join([piece async for piece in body.pieces]) == b"<html>"
+    assert row.result is not None
+    assert f"/runs/{first.run_id}/" in row.result.key
+    assert body == b"<html>"
 
 
 async def test_a_chain_of_reruns_names_the_owner_of_each_result(env: Env) -> None:

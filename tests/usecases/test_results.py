@@ -10,7 +10,7 @@ from conveyor.usecases import results
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Accepted
 from tests.builders import ManualClock
-from tests.usecases.world import missing, rows_of, submit, work
+from tests.usecases.world import body_of, missing, rows_of, submit, work
 
 
 async def pages(env: Env, accepted: Accepted, *, status: str, limit: int) -> list[list[str]]:
@@ -90,17 +90,15 @@ async def test_the_plain_id_of_a_task_of_the_run_is_taken_as_a_cursor(env: Env) 
 async def test_a_body_is_read_once_its_task_has_ended(env: Env) -> None:
     accepted = await submit(env, 2)
     with pytest.raises(TaskNotReady):
-        await results.body_of(env, accepted.run, (await rows_of(env, accepted.run))[0].task_id)
+        await body_of(env, accepted.run, (await rows_of(env, accepted.run))[0].task_id)
     await work(env, accepted.run, missing([1]))
     good, bad = sorted(await rows_of(env, accepted.run), key=lambda row: row.index)
 
-    _, body = await results.body_of(env, accepted.run, good.task_id)
-    failed, nothing = await results.body_of(env, accepted.run, bad.task_id)
+    body = await body_of(env, accepted.run, good.task_id)
+    failed = await results.ended_task(env, accepted.run, bad.task_id)
 
-    assert body is not None
-    assert b"".join([piece async for piece in body.pieces]) == b"<html>"
-    assert body.result.size_bytes == 6
-    assert nothing is None
+    assert body == b"<html>"
+    assert failed.result is None
     assert failed.problem is not None
 
 
@@ -109,7 +107,7 @@ async def test_a_task_that_is_not_there_is_not_found(env: Env, task_id: str) -> 
     accepted = await submit(env, 1)
 
     with pytest.raises(NotFound):
-        await results.body_of(env, accepted.run, task_id)
+        await body_of(env, accepted.run, task_id)
 
 
 async def test_a_body_that_is_no_longer_stored_is_not_found(env: Env) -> None:
@@ -119,7 +117,7 @@ async def test_a_body_that_is_no_longer_stored_is_not_found(env: Env) -> None:
     await env.blobs.delete_prefix(f"jobs/{accepted.job.job_id}")
 
     with pytest.raises(NotFound):
-        await results.body_of(env, accepted.run, row.task_id)
+        await body_of(env, accepted.run, row.task_id)
 
 
 async def test_a_link_works_for_a_day_and_for_its_own_task_only(

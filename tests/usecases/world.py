@@ -23,7 +23,7 @@ from conveyor.ports.errors import QueueGone
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped
 from conveyor.ports.queue import Message
 from conveyor.ports.signals import Receipt
-from conveyor.usecases import jobs, open_jobs, runs, tasks
+from conveyor.usecases import jobs, open_jobs, results, runs, tasks
 from conveyor.usecases.env import Env, Policy
 from conveyor.usecases.jobs import Accepted, Submission
 from conveyor.usecases.lookups import totals_of
@@ -119,6 +119,12 @@ async def rows_of(env: Env, run: Run) -> list[Task]:
         job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=1_000_000
     )
     return await env.store.find(query)
+
+
+async def body_of(env: Env, run: Run, task_id: str) -> bytes:
+    task = await results.ended_task(env, run, task_id)
+    assert task.result is not None
+    return b"".join([piece async for piece in await results.body_of(env, task.result)])
 
 
 def a_page(_: Task) -> Outcome:

@@ -1,0 +1,17 @@
+"""Bodies that the storage hands out itself: a redirect, minted on every read (SPEC 4.5)."""
+
+from __future__ import annotations
+
+from conveyor.api.call import Call, Reply
+from conveyor.domain import limits
+
+
+async def direct_reply(call: Call, key: str, *, content_type: str, name: str) -> Reply | None:
+    """To where the body lies; None when it has to come through us."""
+    address = await call.env.blobs.download_url(
+        key,
+        content_type=content_type,
+        filename=name,
+        expires_at=call.env.now() + limits.DIRECT_URL_TTL_S,
+    )
+    return None if address is None else Reply(302, headers={"Location": address})

@@ -1,0 +1,62 @@
+"""The bucket, made so that making it again is fine (SPEC 5.5).
+
+Its lifecycle is the backstop behind what we remove ourselves: uploads that broke off, and lists in
+slots that the sweeper has missed. Bodies have no such rule. They lie beside lists that stay as long
+as their job, a rule can only tell them apart by a prefix, and results may be kept for a year.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.seam import Seam
+
+ABANDONED_DAYS = 1
+INPUT_DAYS = 30
+
+_OURS = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
+_HOME = "us-east-1"
+
+LIFECYCLE: dict[str, Any] = {
+    "Rules": [
+        {
+            "ID": "abandoned-uploads",
+            "Status": "Enabled",
+            "Filter": {"Prefix": ""},
+            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": ABANDONED_DAYS},
+        },
+        {
+            "ID": "forgotten-inputs",
+            "Status": "Enabled",
+            "Filter": {"Prefix": "inputs/"},
+            "Expiration": {"Days": INPUT_DAYS},
+        },
+    ]
+}
+PRIVATE = {
+    "BlockPublicAcls": True,
+    "IgnorePublicAcls": True,
+    "BlockPublicPolicy": True,
+    "RestrictPublicBuckets": True,
+}
+
+
+async def make_bucket(seam: Seam, bucket: str, *, region: str) -> None:
+    """The bucket, closed to the public, with its lifecycle. `seam` has the control plane behind it.
+
+    A bucket of that name which is somebody else's is refused with AwsError.
+    """
+    params: dict[str, Any] = {"Bucket": bucket}
+    if region != _HOME:
+        params["CreateBucketConfiguration"] = {"LocationConstraint": region}
+    try:
+        await seam.call("s3", "CreateBucket", params)
+    except AwsError as error:
+        if error.code not in _OURS:
+            raise
+        await seam.call("s3", "HeadBucket", {"Bucket": bucket})
+    access = {"Bucket": bucket, "PublicAccessBlockConfiguration": PRIVATE}
+    await seam.call("s3", "PutPublicAccessBlock", access)
+    rules = {"Bucket": bucket, "LifecycleConfiguration": LIFECYCLE}
+    await seam.call("s3", "PutBucketLifecycleConfiguration", rules)
