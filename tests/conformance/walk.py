@@ -52,7 +52,7 @@ from tests.builders import (
     update,
 )
 from tests.conformance.engines import Engine
-from tests.conformance.picks import RUNS, job_of, newest, some_run, stream
+from tests.conformance.picks import RUNS, at_home, home, job_of, newest, some_run, stream
 from tests.conformance.questions import SHARD_COUNT, make_questions
 
 T = TypeVar("T")
@@ -363,6 +363,7 @@ class Walker:
         return await self.engine.store.read(key)
 
     async def _commit(self, changes: Sequence[Change]) -> object:
+        changes = [at_home(change) for change in changes]
         self.keys |= dict.fromkeys(write.key for change in changes for write in change.writes)
         return [self._seen(verdict) for verdict in await self.engine.store.commit(changes)]
 
@@ -377,7 +378,7 @@ class Walker:
         return verdict
 
     def _note(self, *rows: Row) -> None:
-        self.keys |= dict.fromkeys(key_of(row) for row in rows)
+        self.keys |= dict.fromkeys(home(key_of(row)) for row in rows)
 
     def _picked(self, pick: int, other: int) -> list[Message]:
         picked = [newest(self.messages, pick), newest(self.messages, other)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Any
 
 from conveyor.engines.aws.dynamo.expressions import Params
@@ -20,6 +19,8 @@ from conveyor.engines.aws.dynamo.table import Table
 from conveyor.engines.aws.dynamo.together import together
 
 READ_AT_ONCE_MAX = 1000
+# Shards are not even: of what is left, a little less than their share is read ahead.
+_CAUTION = 0.9
 LAST = "~"
 """Sorts behind anything that ids are made of."""
 BASE = Index("", PK, SK)
@@ -115,7 +116,8 @@ async def merged(
     choose = max if any(each.is_descending for each in ranges) else min
     given = 0
     while True:
-        share = ceil((limit - given % limit) / len(streams))
+        left = limit - given % limit
+        share = left if len(streams) == 1 else max(1, int(_CAUTION * left / len(streams)))
         dry = [stream for stream in streams if not stream.ready and not stream.is_over]
         if dry:
             await together(lambda stream: stream.fill(share), dry)  # noqa: B023 (awaited here)

@@ -73,7 +73,7 @@ class Table:
         keys = [key_item(place) for place in places]
 
         async def ask() -> bool:
-            asked = {self.name: {"Keys": keys, "ConsistentRead": True}}
+            asked = {self.name: {"Keys": list(keys), "ConsistentRead": True}}
             answer = await self.call("BatchGetItem", {"RequestItems": asked})
             found.extend(answer.get("Responses", {}).get(self.name, ()))
             keys[:] = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", ())
@@ -91,7 +91,8 @@ class Table:
         requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
 
         async def ask() -> bool:
-            answer = await self.call("BatchWriteItem", {"RequestItems": {self.name: requests}})
+            asked = {self.name: list(requests)}
+            answer = await self.call("BatchWriteItem", {"RequestItems": asked})
             requests[:] = answer.get("UnprocessedItems", {}).get(self.name, ())
             return not requests
 
