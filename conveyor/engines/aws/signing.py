@@ -41,7 +41,12 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 def stamp(now: float) -> str:
-    return datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    return _stamp(int(now))
+
+
+@lru_cache(maxsize=16)
+def _stamp(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def escaped_path(key: str) -> str:
