@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
+import msgspec
+
+from conveyor.domain.changes import AnyKey, Change, TaskKey
 from conveyor.domain.ids import JobId, RunId
 from tests.builders import a_ulid
 
@@ -31,3 +34,15 @@ def some_run(number: int) -> tuple[JobId, RunId]:
 
 def job_of(run_id: RunId) -> JobId:
     return next(job_id for job_id, each in RUNS if each == run_id)
+
+
+def home(key: AnyKey) -> AnyKey:
+    """A task's key with the job of its run, which the row itself does not know."""
+    if isinstance(key, TaskKey):
+        return msgspec.structs.replace(key, job_id=job_of(key.run_id))
+    return key
+
+
+def at_home(change: Change) -> Change:
+    writes = (msgspec.structs.replace(each, key=home(each.key)) for each in change.writes)
+    return msgspec.structs.replace(change, writes=tuple(writes))

@@ -52,7 +52,7 @@ from tests.builders import (
     update,
 )
 from tests.conformance.engines import Engine
-from tests.conformance.picks import RUNS, job_of, newest, some_run, stream
+from tests.conformance.picks import RUNS, at_home, home, job_of, newest, some_run, stream
 from tests.conformance.questions import SHARD_COUNT, make_questions
 
 T = TypeVar("T")
@@ -90,8 +90,9 @@ class Walker:
 
     async def admit(self, pick: int, other: int) -> object:
         job_id, run_id = some_run(pick)
-        job = a_job(job_id, updated_at=self.clock.now())
-        run = a_run(run_id, job_id=job_id, sequence=int(run_id), updated_at=self.clock.now())
+        layout = {"shard_count": SHARD_COUNT, "updated_at": self.clock.now()}
+        job = a_job(job_id, **layout)
+        run = a_run(run_id, job_id=job_id, sequence=int(run_id), **layout)
         batch = a_batch(run_id, job_id=job_id, epoch=1, updated_at=self.clock.now())
         stats = [a_stats(shard, run_id, job_id=job_id) for shard in range(SHARD_COUNT)]
         if other % 2:
@@ -362,6 +363,7 @@ class Walker:
         return await self.engine.store.read(key)
 
     async def _commit(self, changes: Sequence[Change]) -> object:
+        changes = [at_home(change) for change in changes]
         self.keys |= dict.fromkeys(write.key for change in changes for write in change.writes)
         return [self._seen(verdict) for verdict in await self.engine.store.commit(changes)]
 
@@ -376,7 +378,7 @@ class Walker:
         return verdict
 
     def _note(self, *rows: Row) -> None:
-        self.keys |= dict.fromkeys(key_of(row) for row in rows)
+        self.keys |= dict.fromkeys(home(key_of(row)) for row in rows)
 
     def _picked(self, pick: int, other: int) -> list[Message]:
         picked = [newest(self.messages, pick), newest(self.messages, other)]

@@ -1,0 +1,237 @@
+"""What DynamoDB does and no emulator models: leftovers, conflicts, lost answers, late indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+from trio.testing import MockClock
+
+from conveyor.domain.changes import ANY, Applied, Change, Guard, Stale, TaskKey, Update
+from conveyor.domain.model import RunStatus, Stats, Task
+from conveyor.domain.queries import RunsIn, RunsOf, TasksOf
+from conveyor.engines.aws.dynamo import DynamoStore
+from conveyor.engines.aws.dynamo.expressions import pointer_item, to_item
+from conveyor.engines.aws.dynamo.table import Table
+from conveyor.engines.aws.errors import AwsError, NoAnswer
+from conveyor.engines.memory import memory_engine
+from conveyor.ports.errors import Unavailable
+from tests.aws import a_seam
+from tests.builders import (
+    JOB,
+    RUN,
+    ManualClock,
+    a_change,
+    a_job,
+    a_run,
+    a_stats,
+    a_task,
+    add,
+    insert,
+    key_of,
+    update,
+)
+from tests.engines.aws.scripted import LOST, THROTTLED, Said, ScriptedPlane
+
+NAME = "rows"
+
+
+def cancelled(*reasons: str) -> AwsError:
+    return AwsError("TransactionCanceledException", "cancelled", reasons=reasons)
+
+
+FAILED, FINE, CONFLICT = "ConditionalCheckFailed", "None", "TransactionConflict"
+
+
+def a_store(*lines: Said) -> tuple[DynamoStore, ScriptedPlane, Table]:
+    plane = ScriptedPlane(*lines)
+    table = Table(name=NAME, seam=a_seam(plane), random=Random(1))
+    queue = memory_engine(clock=ManualClock(), random=Random(1)).queue
+    return DynamoStore(table, queue), plane, table
+
+
+def found(*items: Mapping[str, Any]) -> dict[str, Any]:
+    return {"Responses": {NAME: list(items)}}
+
+
+def operations(plane: ScriptedPlane) -> list[str]:
+    return [operation for _, operation, _ in plane.asked]
+
+
+def item_of(row: Any) -> dict[str, Any]:
+    return to_item(key_of(row), row)
+
+
+def a_settle(task: Task, stats: Stats) -> Change:
+    guard = Guard(equals=(("claim", 1),))
+    return a_change(Update(key_of(task), guard, {"attempts": 1}, is_quiet=True), add(stats, done=1))
+
+
+async def test_keys_that_a_read_left_out_are_read_again(autojump_clock: MockClock) -> None:
+    tasks = [a_task(0), a_task(1)]
+    left = {NAME: {"Keys": [{name: item_of(tasks[1])[name] for name in ("pk", "sk")}]}}
+    said = found(item_of(tasks[0])) | {"UnprocessedKeys": left}
+    _, plane, table = a_store(said, found(item_of(tasks[1])))
+
+    rows = await table.get_all([key_of(task) for task in tasks])
+
+    assert rows == {key_of(task): task for task in tasks}
+    assert operations(plane) == ["BatchGetItem"] * 2
+
+
+async def test_deletes_that_were_left_undone_are_sent_again_and_not_for_ever(
+    autojump_clock: MockClock,
+) -> None:
+    request: dict[str, Any] = {"DeleteRequest": {"Key": {}}}
+    left: Said = {"UnprocessedItems": {NAME: [request]}}
+    _, plane, table = a_store(left, left, {})
+    _, _, stuck = a_store(left)
+
+    await table.remove([("a", "b"), ("c", "d")])
+    with pytest.raises(Unavailable):
+        await stuck.remove([("a", "b")])
+
+    assert [len(each["RequestItems"][NAME]) for _, _, each in plane.asked] == [2, 1, 1]
+
+
+async def test_a_page_goes_on_over_empty_answers(autojump_clock: MockClock) -> None:
+    task = a_task(0)
+    more = {"Items": [], "ScannedCount": 1, "LastEvaluatedKey": {"pk": {"S": "x"}}}
+    store, plane, table = a_store(more, more, {"Items": [item_of(task)], "ScannedCount": 1})
+
+    rows = await store.find(TasksOf(job_id=JOB, run_id=RUN, shard_count=1, limit=5))
+
+    assert rows == [task]
+    assert operations(plane) == ["Query"] * 3
+    assert [table.meter.rows_read, table.meter.rows_returned] == [3, 1]
+
+
+async def test_a_transaction_in_conflict_is_tried_again_with_the_same_token(
+    autojump_clock: MockClock,
+) -> None:
+    in_progress = AwsError("TransactionInProgressException", "wait")
+    store, plane, _ = a_store(cancelled(CONFLICT, FINE), in_progress, LOST, {})
+
+    verdicts = await store.commit([a_change(insert(a_job()), insert(a_task()))])
+
+    assert verdicts == [Applied((a_job(), a_task()))]
+    tokens = {params["ClientRequestToken"] for _, _, params in plane.asked}
+    assert len(plane.asked) == 4
+    assert len(tokens) == 1
+
+
+async def test_the_same_change_made_twice_has_two_tokens() -> None:
+    store, plane, _ = a_store({})
+    change = a_change(insert(a_job()), insert(a_task()))
+
+    await store.commit([change])
+    await store.commit([change])
+
+    first, second = (params["ClientRequestToken"] for _, _, params in plane.asked)
+    assert first != second
+
+
+async def test_a_token_that_was_used_otherwise_is_our_bug() -> None:
+    mismatch = AwsError("IdempotentParameterMismatchException", "no")
+    store, _, _ = a_store(mismatch)
+
+    with pytest.raises(AwsError):
+        await store.commit([a_change(insert(a_job()), insert(a_task()))])
+
+
+async def test_a_condition_that_failed_beside_a_conflict_is_looked_into(
+    autojump_clock: MockClock,
+) -> None:
+    job, closed = a_job(), Guard(status_in=frozenset({"closed"}))
+    store, _, _ = a_store(cancelled(FAILED, CONFLICT), found(item_of(job)))
+
+    verdicts = await store.commit([a_change(update(job, closed, name="x"), insert(a_task()))])
+
+    assert verdicts == [Stale(key_of(job), job)]
+
+
+async def test_a_write_is_tried_again_when_nothing_is_in_its_way_any_more(
+    autojump_clock: MockClock,
+) -> None:
+    refused = AwsError("ConditionalCheckFailedException", "no")
+    store, plane, _ = a_store(refused, {}, {})
+
+    verdicts = await store.commit([a_change(insert(a_job()))])
+
+    assert verdicts == [Applied((a_job(),))]
+    assert operations(plane) == ["PutItem", "GetItem", "PutItem"]
+
+
+async def test_a_lost_claim_costs_its_group_one_round(autojump_clock: MockClock) -> None:
+    tasks, stats = [a_task(n, claim=1) for n in range(3)], a_stats(done=5)
+    lost = a_task(1, claim=2)
+    store, plane, _ = a_store(
+        cancelled(FINE, FAILED, FINE, FINE),
+        found(item_of(lost), item_of(stats)),
+        {},
+        {"Item": item_of(stats)},
+    )
+
+    verdicts = await store.commit([a_settle(task, stats) for task in tasks])
+
+    kept = Applied((None, stats))
+    assert verdicts == [kept, Stale(key_of(lost), lost), kept]
+    sizes = [len(params.get("TransactItems", ())) for _, _, params in plane.asked]
+    assert sizes == [4, 0, 3, 0]
+    again = plane.asked[2][2]["TransactItems"]
+    assert again[-1]["Update"]["ExpressionAttributeValues"] == {":0": {"N": "2"}}
+
+
+async def test_settles_of_one_shard_share_one_write_of_their_counter() -> None:
+    stats = a_stats(done=95)
+    store, plane, _ = a_store({}, {}, {"Item": item_of(stats)})
+
+    await store.commit([a_settle(a_task(number, claim=1), stats) for number in range(95)])
+
+    sizes = [len(params.get("TransactItems", ())) for _, _, params in plane.asked]
+    assert sizes == [91, 6, 0]
+
+
+@pytest.mark.parametrize("failure", [THROTTLED, LOST], ids=["throttled", "lost"])
+async def test_a_claim_without_an_answer_is_unknown(
+    failure: AwsError | NoAnswer, autojump_clock: MockClock
+) -> None:
+    store, _, _ = a_store(failure)
+
+    with pytest.raises(Unavailable):
+        await store.commit([a_change(add(a_task(), claim=1))])
+
+
+async def test_what_an_index_shows_too_late_is_not_found(autojump_clock: MockClock) -> None:
+    ended, gone = a_run(status=RunStatus.COMPLETED), a_run()
+    shown = {"Items": [item_of(ended)], "ScannedCount": 1}
+    nothing: list[Said] = [{"Items": []}] * 7
+    store, _, _ = a_store(shown, *nothing, found(item_of(ended)))
+    other, _, _ = a_store({"Items": [item_of(gone)]}, *nothing, found())
+    query = RunsIn(statuses=frozenset({RunStatus.RUNNING}), limit=10)
+
+    assert await store.find(query) == []
+    assert await other.find(query) == []
+
+
+async def test_a_pointer_without_its_row_is_removed_by_who_finds_it() -> None:
+    run = a_run()
+    pointer = pointer_item(key_of(run), {"sequence": run.sequence})
+    store, plane, _ = a_store({"Items": [pointer]}, found(), {}, {"Items": []})
+
+    rows = await store.find(RunsOf(job_id=JOB, statuses=frozenset(RunStatus), limit=5))
+
+    assert rows == []
+    assert operations(plane)[:3] == ["Query", "BatchGetItem", "BatchWriteItem"]
+
+
+async def test_no_update_goes_without_a_condition_that_its_row_is_there() -> None:
+    store, plane, _ = a_store({"Attributes": item_of(a_task())})
+
+    await store.commit(
+        [a_change(Update(TaskKey(JOB, RUN, a_task().task_id, 0), ANY, {"claim": 1}))]
+    )
+
+    assert plane.asked[0][2]["ConditionExpression"] == "attribute_exists(pk)"
