@@ -61,8 +61,10 @@ class Response(msgspec.Struct, frozen=True):
         return None
 
 
-def encode_request(request: Request) -> bytes:
-    """The whole request in one piece: one send, one packet where it fits."""
+def encode_request(request: Request, upload_bytes: int | None = None) -> bytes:
+    """The whole request in one piece: one send, one packet where it fits. A body that is not
+    part of it, but follows, has `upload_bytes`.
+    """
     if request.method not in _METHODS:
         raise BadRequest("the method is not supported")
     target = request.target
@@ -72,7 +74,9 @@ def encode_request(request: Request) -> bytes:
             raise BadRequest("a request header is not allowed")
         lines.append(f"{name}: {value}\r\n")
     body = request.body
-    if body is not None or request.method not in _BODYLESS:
+    if upload_bytes is not None:
+        lines.append(f"Content-Length: {upload_bytes}\r\n")
+    elif body is not None or request.method not in _BODYLESS:
         lines.append(f"Content-Length: {len(body or b'')}\r\n")
     lines.append("\r\n")
     head = "".join(lines).encode()

@@ -11,8 +11,8 @@ Laws:
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
@@ -26,6 +26,7 @@ from conveyor.net.reading import Reading
 from conveyor.net.reply import Reply
 from conveyor.net.resolver import Lookup, Resolver
 from conveyor.net.slots import Lane, PoolLimits, Slots
+from conveyor.net.streaming import Incoming, Upload
 from conveyor.net.tls import TlsWire
 from conveyor.net.watch import Watch
 from conveyor.net.wire import Wire, connect
@@ -96,6 +97,39 @@ class HttpPool:
             response = await self._exchange(lane, reading, request, head)
             self._dialer.remember(request.target, wire)
             return response
+        finally:
+            self._slots.release(lane)
+
+    @asynccontextmanager
+    async def open(
+        self, request: Request, upload: Upload | None = None
+    ) -> AsyncGenerator[Incoming, None]:
+        """The response as it arrives; whoever leaves before its end closes the connection.
+
+        Nothing is sent twice. Raises the family of FetchFailed.
+        """
+        head = encode_request(request, upload.size_bytes if upload else None)
+        deadline = trio.current_time() + request.deadline_s
+        with _until(deadline):
+            lane = await self._slots.acquire(request.target.origin)
+        try:
+            wire = self._slots.take_idle(lane, trio.current_time())
+            if wire is None:
+                with _until(deadline):
+                    self._slots.make_room()
+                    wire = await self._dialer.dial(request.target)
+            reading = self._reading(wire, request, deadline)
+            try:
+                await reading.ask(head, upload.pieces if upload else None)
+                reading.relax()
+                yield Incoming(reading)
+            finally:
+                reading.relax()
+                reading.reply.close()
+                if reading.reply.is_reusable:
+                    self._slots.keep(lane, wire)
+                else:
+                    wire.close()
         finally:
             self._slots.release(lane)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import trio
 
 from conveyor.net.errors import TOO_LATE, TimedOut
@@ -31,13 +33,24 @@ class Reading:
         self._watch = watch
         self._patience_s = patience_s
 
-    async def ask(self, data: bytes) -> None:
+    async def ask(self, data: bytes, pieces: AsyncIterator[bytes] | None = None) -> None:
         """Send, and read on until the head of the answer is there."""
         self._press()
         await self.wire.send(data)
+        if pieces is not None:
+            await self._send_all(pieces)
         await self._receive()
         while not self.reply.is_head_done:
             await self.more()
+
+    async def _send_all(self, pieces: AsyncIterator[bytes]) -> None:
+        """Only the peer is watched, not whoever makes the pieces."""
+        self.relax()
+        async for piece in pieces:
+            self._press()
+            await self.wire.send(piece)
+            self.relax()
+        self._press()
 
     async def more(self) -> None:
         self._press()

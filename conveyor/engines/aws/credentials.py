@@ -1,0 +1,123 @@
+"""Whose keys sign, and where each service listens: botocore finds out, in a thread.
+
+Its chain knows the environment, profiles, ECS and EC2 roles, and `AWS_ENDPOINT_URL` with its
+per-service forms. Keys that expire are fetched anew some minutes before they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import botocore.exceptions
+import botocore.session
+import trio
+
+from conveyor.domain.urls import BadUrl, Target, parse_url
+from conveyor.engines.aws.errors import NoAnswer
+from conveyor.engines.aws.signing import Credentials
+
+# How old may the answer to "are these keys still good?" be; botocore renews 15 minutes ahead.
+CHECK_EVERY_S = 10.0
+
+
+class Access(Protocol):
+    """Raises NoAnswer when keys or an endpoint cannot be had for now."""
+
+    @property
+    def region(self) -> str: ...
+
+    async def credentials(self) -> Credentials: ...
+
+    async def endpoint(self, service: str) -> Target: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GivenAccess:
+    """Keys and endpoints that somebody else has settled: tests, mostly."""
+
+    region: str
+    keys: Credentials
+    endpoints: Mapping[str, str]
+
+    async def credentials(self) -> Credentials:
+        return self.keys
+
+    async def endpoint(self, service: str) -> Target:
+        return _target(self.endpoints[service])
+
+
+@dataclass(slots=True)
+class FoundAccess:
+    """What botocore's own chain finds. Make one with `find_access`, and share it."""
+
+    session: Any
+    region: str
+    _source: Any
+    _keys: Credentials
+    _lock: trio.Lock = field(default_factory=trio.Lock)
+    _endpoints: dict[str, Target] = field(default_factory=dict)
+    _check_at: float = 0.0
+
+    async def credentials(self) -> Credentials:
+        if trio.current_time() >= self._check_at:
+            await self._renew()
+        return self._keys
+
+    async def endpoint(self, service: str) -> Target:
+        known = self._endpoints.get(service)
+        if known is None:
+            async with self._lock:
+                url = await _in_thread(_endpoint_url, self.session, service)
+            known = self._endpoints[service] = _target(url)
+        return known
+
+    async def _renew(self) -> None:
+        """One task asks, and whoever comes meanwhile waits for the same answer."""
+        async with self._lock:
+            if trio.current_time() < self._check_at:
+                return
+            self._keys = await _in_thread(_frozen, self._source)
+            self._check_at = trio.current_time() + CHECK_EVERY_S
+
+
+async def find_access(region: str | None = None) -> FoundAccess:
+    """Raises NoAnswer when there are no keys, or no region is set anywhere."""
+    session, source = await _in_thread(_resolve, region)
+    region = session.get_config_variable("region")
+    if source is None or region is None:
+        raise NoAnswer("no AWS credentials or region could be found", was_sent=False)
+    keys = await _in_thread(_frozen, source)
+    return FoundAccess(session, region, source, keys, _check_at=trio.current_time())
+
+
+async def _in_thread(function: Any, *args: Any) -> Any:
+    try:
+        return await trio.to_thread.run_sync(function, *args)
+    except botocore.exceptions.BotoCoreError as error:
+        raise NoAnswer(f"AWS configuration: {type(error).__name__}", was_sent=False) from error
+
+
+def _resolve(region: str | None) -> tuple[Any, Any]:
+    session = botocore.session.Session()
+    if region is not None:
+        session.set_config_variable("region", region)
+    return session, session.get_credentials()
+
+
+def _frozen(source: Any) -> Credentials:
+    keys = source.get_frozen_credentials()
+    return Credentials(keys.access_key, keys.secret_key, keys.token)
+
+
+def _endpoint_url(session: Any, service: str) -> str:
+    url: str = session.create_client(service).meta.endpoint_url
+    return url
+
+
+def _target(url: str) -> Target:
+    target = parse_url(url)
+    if isinstance(target, BadUrl):
+        raise NoAnswer(f"the endpoint's URL cannot be used: {target.detail}", was_sent=False)
+    return target

@@ -1,0 +1,95 @@
+"""What a service says when it says no, and what that means to callers (SPEC 5.7).
+
+A call has three outcomes. Applied: there is an answer. Refused: an AwsError, nothing was done.
+Unknown: Unavailable, and only a read tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from conveyor.domain.errors import ConveyorError
+from conveyor.ports.errors import BlobMissing, QueueGone, StorageFull, Unavailable
+
+
+class AwsError(ConveyorError):
+    """A service refused. `reasons` are a cancelled transaction's, one code for each item."""
+
+    def __init__(
+        self, code: str, message: str, *, status: int = 400, reasons: Sequence[str] = ()
+    ) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.status = status
+        self.reasons = tuple(reasons)
+
+
+class NoAnswer(ConveyorError):
+    """No answer arrived. With `was_sent` the service may have done it all the same."""
+
+    def __init__(self, detail: str, *, was_sent: bool) -> None:
+        super().__init__(detail)
+        self.was_sent = was_sent
+
+
+THROTTLES = frozenset(
+    {
+        "BandwidthLimitExceeded",
+        "OverLimit",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "SlowDown",
+        "ThrottledException",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+    }
+)
+# Not done, and worth another try: the first is a lost race, the clock is set right meanwhile.
+_TRANSIENT = frozenset(
+    {
+        "ConditionalRequestConflict",
+        "OperationAborted",
+        "RequestTimeTooSkewed",
+        "ServiceUnavailable",
+        "TransactionConflictException",
+        "TransactionInProgressException",
+    }
+)
+_TRANSIENT_REASONS = frozenset(
+    {"ProvisionedThroughputExceeded", "ThrottlingError", "TransactionConflict"}
+)
+_NO_REASON = "None"
+_QUEUE_GONE = frozenset({"QueueDoesNotExist", "QueueDeletedRecently"})
+_BLOB_MISSING = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound"})
+
+
+def is_refused_for_now(error: AwsError) -> bool:
+    """Nothing was done, and the same call may succeed in a moment."""
+    if error.code == "TransactionCanceledException":
+        real = {reason for reason in error.reasons if reason != _NO_REASON}
+        return bool(real) and real <= _TRANSIENT_REASONS
+    return error.code in THROTTLES or error.code in _TRANSIENT or error.status == 503
+
+
+def is_unknown(error: AwsError) -> bool:
+    """The service failed half-way: what was asked may be done or not."""
+    return error.status >= 500 and error.status not in {501, 503, 507}
+
+
+def raise_translated(error: AwsError | NoAnswer, call: str) -> NoReturn:
+    """Raises what the ports promise. A refusal that only the caller can judge stays an AwsError."""
+    if isinstance(error, NoAnswer):
+        raise Unavailable(f"{call}: {error}") from error
+    if error.code in _QUEUE_GONE:
+        raise QueueGone(call) from error
+    if error.code in _BLOB_MISSING:
+        raise BlobMissing(call) from error
+    if error.status == 507:
+        raise StorageFull(f"{call}: {error.code}") from error
+    if is_refused_for_now(error) or is_unknown(error):
+        raise Unavailable(f"{call}: {error.code}") from error
+    raise error

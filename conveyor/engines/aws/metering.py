@@ -1,0 +1,159 @@
+"""Meter: what was asked of AWS, and what it would cost by the list.
+
+Capacity is computed from item sizes as the documentation tells to, unless the answer says it. An
+update or a delete is billed by the size of the whole item, which we do not see: it is counted by
+what it carries, so indexes and large items make the bill higher than the meter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from conveyor.engines.aws import prices
+
+WRITE_UNIT_BYTES = 1024
+READ_UNIT_BYTES = 4096
+SQS_CHUNK_BYTES = 64 * 1024
+
+Item = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of bodies, as they went over the wire."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts every attempt, retries included: they are billed too."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
+    read_units: float = 0.0
+    write_units: float = 0.0
+    sqs_requests: int = 0
+    s3_requests: int = 0
+    price_millionths: float = 0.0
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def count(
+        self, service: str, operation: str, params: Mapping[str, Any], answer: Mapping[str, Any]
+    ) -> None:
+        """One attempt; an empty answer when it failed."""
+        self.calls[f"{service}.{operation}"] += 1
+        if service == "dynamodb":
+            reads, writes = capacity_of(operation, params, answer)
+            self.read_units += reads
+            self.write_units += writes
+            self.price_millionths += reads * prices.READ_UNIT + writes * prices.WRITE_UNIT
+        elif service == "sqs":
+            requests = sqs_requests_of(params, answer)
+            self.sqs_requests += requests
+            self.price_millionths += requests * prices.SQS_REQUEST
+        elif service == "s3":
+            self.s3_requests += 1
+            self.price_millionths += _s3_price(operation)
+
+
+def capacity_of(
+    operation: str, params: Mapping[str, Any], answer: Mapping[str, Any]
+) -> tuple[float, float]:
+    """Read units and write units of one call."""
+    said = answer.get("ConsumedCapacity")
+    if said:
+        return _said_units(operation, said if isinstance(said, list) else [said])
+    match operation:
+        case "GetItem":
+            return _read_units([answer.get("Item", {})], params), 0.0
+        case "Query" | "Scan":
+            size = sum(map(item_bytes, answer.get("Items", ())))
+            return _units(size, READ_UNIT_BYTES) * _read_share(params), 0.0
+        case "BatchGetItem":
+            found = answer.get("Responses", {})
+            asked = params["RequestItems"]
+            return sum(_read_units(found.get(t, ()), asked[t]) for t in asked), 0.0
+        case "TransactGetItems":
+            items = [found.get("Item", {}) for found in answer.get("Responses", ())]
+            return 2.0 * sum(_units(item_bytes(item), READ_UNIT_BYTES) for item in items), 0.0
+        case "PutItem" | "UpdateItem" | "DeleteItem":
+            return 0.0, _write_units(params)
+        case "BatchWriteItem":
+            wanted = [w for ws in params["RequestItems"].values() for w in ws]
+            return 0.0, sum(_write_units(write) for each in wanted for write in each.values())
+        case "TransactWriteItems":
+            steps = [step for each in params["TransactItems"] for step in each.values()]
+            return 0.0, 2.0 * sum(map(_write_units, steps))
+        case _:
+            return 0.0, 0.0
+
+
+def sqs_requests_of(params: Mapping[str, Any], answer: Mapping[str, Any]) -> int:
+    """Every 64 KB of messages is a request of its own."""
+    size = len(params.get("MessageBody", ""))
+    size += sum(len(entry.get("MessageBody", "")) for entry in params.get("Entries", ()))
+    size += sum(len(message.get("Body", "")) for message in answer.get("Messages", ()))
+    return int(_units(size, SQS_CHUNK_BYTES))
+
+
+def item_bytes(item: Item) -> int:
+    """The size that DynamoDB bills: names and values, in UTF-8."""
+    return sum(len(name.encode()) + _value_bytes(value) for name, value in item.items())
+
+
+def _value_bytes(value: Mapping[str, Any]) -> int:
+    ((kind, inner),) = value.items()
+    match kind:
+        case "S":
+            return len(inner) if inner.isascii() else len(inner.encode())
+        case "N":
+            return len(inner) // 2 + 2
+        case "B":
+            return len(inner)
+        case "M":
+            return 3 + len(inner) + item_bytes(inner)
+        case "L":
+            return 3 + len(inner) + sum(map(_value_bytes, inner))
+        case "SS" | "NS" | "BS":
+            return sum(len(each) for each in inner)
+        case _:
+            return 1
+
+
+def _units(size_bytes: int, unit_bytes: int) -> float:
+    return float(max(1, ceil(size_bytes / unit_bytes)))
+
+
+def _read_share(params: Mapping[str, Any]) -> float:
+    return 1.0 if params.get("ConsistentRead") else 0.5
+
+
+def _read_units(items: Iterable[Item], params: Mapping[str, Any]) -> float:
+    return _read_share(params) * sum(_units(item_bytes(item), READ_UNIT_BYTES) for item in items)
+
+
+def _write_units(write: Mapping[str, Any]) -> float:
+    size = item_bytes(write["Item"]) if "Item" in write else item_bytes(write["Key"])
+    if "UpdateExpression" in write:
+        size += item_bytes(write.get("ExpressionAttributeValues", {}))
+    return _units(size, WRITE_UNIT_BYTES)
+
+
+def _said_units(operation: str, said: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
+    total = sum(float(each["CapacityUnits"]) for each in said)
+    is_read = "Get" in operation or operation in {"Query", "Scan"}
+    return (total, 0.0) if is_read else (0.0, total)
+
+
+def _s3_price(operation: str) -> float:
+    if operation in prices.S3_FREE:
+        return 0.0
+    is_write = operation in prices.S3_WRITES
+    return prices.S3_WRITE_REQUEST if is_write else prices.S3_READ_REQUEST

@@ -1,0 +1,201 @@
+"""The seam: everything that acts through AWS is one `call(service, operation, params)` (SPEC 5.7).
+
+Deadlines, retries, metering, injected faults and the crash switch live here, once. Behind it is a
+plane, which makes one attempt: the lean one for data, aioboto3 for the rest and as reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+from conveyor.domain.randomness import Random
+from conveyor.engines.aws.errors import AwsError, NoAnswer, raise_translated
+from conveyor.engines.aws.metering import Meter
+from conveyor.engines.aws.retrying import ATTEMPTS_MAX, RetryBudget, backoff_s, retry_cost
+
+DEADLINE_S = 10.0
+S3_DEADLINE_S = 60.0
+TRANSFER_DEADLINE_S = 3600.0
+
+T = TypeVar("T")
+Params = Mapping[str, Any]
+Answer = dict[str, Any]
+
+
+class Seam(Protocol):
+    """Parameters and answers are botocore's, without ResponseMetadata. DynamoDB's binary values
+    are bytes. PutObject and UploadPart take `Body` as bytes, or as an async iterator beside
+    `ContentLength`, which is sent once only.
+
+    Laws:
+    - An answer means applied; AwsError means refused, nothing done; Unavailable means unknown.
+    - A call ends within its deadline, all its attempts included.
+    - QueueGone, BlobMissing and StorageFull are raised for what they say.
+    """
+
+    async def call(self, service: str, operation: str, params: Params) -> Answer:
+        """The whole answer; GetObject's `Body` is bytes."""
+
+    def open(
+        self, service: str, operation: str, params: Params
+    ) -> AbstractAsyncContextManager[Answer]:
+        """The answer with `Body` as an async iterator of bytes, good inside the context only."""
+
+
+class Plane(Protocol):
+    """One attempt. Raises AwsError and NoAnswer, nothing else."""
+
+    async def call(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> Answer: ...
+
+    def open(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> AbstractAsyncContextManager[Answer]: ...
+
+
+class Faults(Protocol):
+    """May wait, and raise AwsError or NoAnswer in place of the service."""
+
+    async def before(self, service: str, operation: str, params: Params) -> None:
+        """Nothing is done yet."""
+
+    async def after(self, service: str, operation: str, params: Params) -> None:
+        """All is done, and nobody has heard of it."""
+
+
+class CrashPoint(Protocol):
+    def passes(self, call: str, side: str) -> None:
+        """Ends the process when this is the call, and the side of its effect, to end at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayeredSeam:
+    """The seam over a plane. `budget` and `meter` are shared by all seams of a process."""
+
+    plane: Plane
+    random: Random
+    budget: RetryBudget = field(default_factory=RetryBudget)
+    meter: Meter | None = None
+    faults: Faults | None = None
+    crash: CrashPoint | None = None
+
+    async def call(self, service: str, operation: str, params: Params) -> Answer:
+        ends_at = trio.current_time() + deadline_s_of(service, params)
+        return await self._persist(partial(self._attempt, ends_at), service, operation, params)
+
+    @asynccontextmanager
+    async def open(
+        self, service: str, operation: str, params: Params
+    ) -> AsyncGenerator[Answer, None]:
+        ends_at = trio.current_time() + TRANSFER_DEADLINE_S
+        attempt = partial(self._open, ends_at)
+        opened, answer = await self._persist(attempt, service, operation, params)
+        try:
+            yield answer
+        except NoAnswer as error:
+            await _leave(opened, error)
+            raise_translated(error, f"{service}.{operation}")
+        except BaseException as error:
+            await _leave(opened, error)
+            raise
+        else:
+            await opened.__aexit__(None, None, None)
+
+    async def _persist(
+        self,
+        attempt: Callable[[str, str, Params], Awaitable[T]],
+        service: str,
+        operation: str,
+        params: Params,
+    ) -> T:
+        number = 0
+        while True:
+            try:
+                answer = await attempt(service, operation, params)
+            except (AwsError, NoAnswer) as error:
+                number += 1
+                cost = retry_cost(error, operation, params)
+                if cost is None or number >= ATTEMPTS_MAX or not self.budget.take(cost):
+                    raise_translated(error, f"{service}.{operation}")
+            else:
+                if number:
+                    self.budget.refund()
+                return answer
+            if self.meter is not None:
+                self.meter.retries[f"{service}.{operation}"] += 1
+            await trio.sleep(backoff_s(number, self.random))
+
+    async def _attempt(
+        self, ends_at: float, service: str, operation: str, params: Params
+    ) -> Answer:
+        await self._before(service, operation, params)
+        try:
+            answer = await self.plane.call(service, operation, params, deadline_s=_left_s(ends_at))
+        except (AwsError, NoAnswer):
+            self._count_failure(service, operation, params)
+            raise
+        await self._after(service, operation, params, answer)
+        return answer
+
+    async def _open(
+        self, ends_at: float, service: str, operation: str, params: Params
+    ) -> tuple[AbstractAsyncContextManager[Answer], Answer]:
+        await self._before(service, operation, params)
+        opened = self.plane.open(service, operation, params, deadline_s=_left_s(ends_at))
+        try:
+            answer = await opened.__aenter__()
+        except (AwsError, NoAnswer):
+            self._count_failure(service, operation, params)
+            raise
+        try:
+            await self._after(service, operation, params, answer)
+        except BaseException as error:
+            await _leave(opened, error)
+            raise
+        return opened, answer
+
+    async def _before(self, service: str, operation: str, params: Params) -> None:
+        if self.crash is not None:
+            self.crash.passes(f"{service}.{operation}", "before")
+        if self.faults is not None:
+            await self.faults.before(service, operation, params)
+
+    async def _after(self, service: str, operation: str, params: Params, answer: Answer) -> None:
+        if self.meter is not None:
+            self.meter.count(service, operation, params, answer)
+        if self.faults is not None:
+            await self.faults.after(service, operation, params)
+        if self.crash is not None:
+            self.crash.passes(f"{service}.{operation}", "after")
+
+    def _count_failure(self, service: str, operation: str, params: Params) -> None:
+        if self.meter is not None:
+            self.meter.count(service, operation, params, {})
+            self.meter.failures[f"{service}.{operation}"] += 1
+
+
+def deadline_s_of(service: str, params: Params) -> float:
+    """Long polls have their wait on top."""
+    if service == "s3":
+        return S3_DEADLINE_S
+    return DEADLINE_S + float(params.get("WaitTimeSeconds", 0))
+
+
+def _left_s(ends_at: float) -> float:
+    left_s = ends_at - trio.current_time()
+    if left_s <= 0:
+        raise NoAnswer("the deadline has passed", was_sent=False)
+    return left_s
+
+
+async def _leave(opened: AbstractAsyncContextManager[Answer], error: BaseException) -> None:
+    """Leave the plane's context on our way out; what it makes of the error is not our matter."""
+    with suppress(AwsError, NoAnswer):
+        await opened.__aexit__(type(error), error, error.__traceback__)
