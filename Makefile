@@ -7,7 +7,9 @@ BIN := .venv/bin
 demo: .venv/.installed
 	$(BIN)/conveyor demo
 
-test: check
+test: check .venv-servers/.installed .venv-localstack/.installed
+	@command -v redis-server >/dev/null \
+		|| { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends redis-server; }
 	$(BIN)/pytest -n auto --dist loadscope
 
 check: .venv/.installed-test
@@ -26,8 +28,19 @@ format: .venv/.installed-test
 	touch $@
 
 .venv/.installed-test: pyproject.toml constraints.txt | .venv/bin/pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aws,test]'
 	touch .venv/.installed $@
+
+# Emulators of AWS pin what we pin otherwise, so they live in environments of their own.
+.venv-servers/.installed: tests/servers.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
+.venv-localstack/.installed: tests/localstack.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
 
 .venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -36,4 +49,4 @@ format: .venv/.installed-test
 		|| { apt-get update && apt-get install -y python3-venv && $(PYTHON) -m venv .venv; }
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-results
+	rm -rf .venv .venv-servers .venv-localstack build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-results

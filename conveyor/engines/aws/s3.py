@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -132,12 +132,13 @@ def answer_of(name: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) ->
             }
             return {field: rows for field, rows in found.items() if rows}
         case "CreateMultipartUpload" | "CompleteMultipartUpload":
-            return {**_from_headers(headers), **_strings(_parse(body))}
+            return {**_from_headers(headers, is_written=True), **_strings(_parse(body))}
         case "CopyObject":
-            result = _strings(_parse(body))
-            when = result.pop("LastModified", None)
-            kept = {**result, **({"LastModified": datetime.fromisoformat(when)} if when else {})}
-            return {**_from_headers(headers, is_written=True), "CopyObjectResult": kept}
+            result: dict[str, Any] = _strings(_parse(body))
+            result["LastModified"] = datetime.fromisoformat(result["LastModified"])
+            written = _from_headers(headers, is_written=True)
+            written.pop("ETag", None)
+            return {**written, "CopyObjectResult": result}
         case "GetObject" | "HeadObject":
             return _from_headers(headers)
         case _:
@@ -198,14 +199,14 @@ def _listing(root: ElementTree.Element) -> dict[str, Any]:
     prefixes = [_strings(each)["Prefix"] for each in _all(root, "CommonPrefixes")]
     if prefixes:
         answer["CommonPrefixes"] = [
-            {"Prefix": unquote(prefix) if is_escaped else prefix} for prefix in prefixes
+            {"Prefix": unquote_plus(prefix) if is_escaped else prefix} for prefix in prefixes
         ]
     return answer
 
 
 def _object(row: Mapping[str, str], *, is_escaped: bool) -> dict[str, Any]:
     return {
-        "Key": unquote(row["Key"]) if is_escaped else row["Key"],
+        "Key": unquote_plus(row["Key"]) if is_escaped else row["Key"],
         "Size": int(row["Size"]),
         "ETag": row["ETag"],
         "LastModified": datetime.fromisoformat(row["LastModified"]),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import trio
@@ -88,15 +87,14 @@ class LayeredSeam:
 
     async def call(self, service: str, operation: str, params: Params) -> Answer:
         ends_at = trio.current_time() + deadline_s_of(service, params)
-        return await self._persist(partial(self._attempt, ends_at), service, operation, params)
+        return await self._persist(self._attempt, ends_at, service, operation, params)
 
     @asynccontextmanager
     async def open(
         self, service: str, operation: str, params: Params
     ) -> AsyncGenerator[Answer, None]:
         ends_at = trio.current_time() + TRANSFER_DEADLINE_S
-        attempt = partial(self._open, ends_at)
-        opened, answer = await self._persist(attempt, service, operation, params)
+        opened, answer = await self._persist(self._open, ends_at, service, operation, params)
         try:
             yield answer
         except NoAnswer as error:
@@ -110,34 +108,37 @@ class LayeredSeam:
 
     async def _persist(
         self,
-        attempt: Callable[[str, str, Params], Awaitable[T]],
+        attempt: Callable[[float, str, str, Params], Awaitable[T]],
+        ends_at: float,
         service: str,
         operation: str,
         params: Params,
     ) -> T:
         number = 0
         while True:
+            left_s = ends_at - trio.current_time()
             try:
-                answer = await attempt(service, operation, params)
+                answer = await attempt(left_s, service, operation, params)
             except (AwsError, NoAnswer) as error:
                 number += 1
+                wait_s = backoff_s(number, self.random)
                 cost = retry_cost(error, operation, params)
-                if cost is None or number >= ATTEMPTS_MAX or not self.budget.take(cost):
+                is_late = trio.current_time() + wait_s >= ends_at
+                if cost is None or is_late or number >= ATTEMPTS_MAX or not self.budget.take(cost):
                     raise_translated(error, f"{service}.{operation}")
             else:
-                if number:
-                    self.budget.refund()
+                self.budget.refund()
                 return answer
             if self.meter is not None:
                 self.meter.retries[f"{service}.{operation}"] += 1
-            await trio.sleep(backoff_s(number, self.random))
+            await trio.sleep(wait_s)
 
     async def _attempt(
-        self, ends_at: float, service: str, operation: str, params: Params
+        self, deadline_s: float, service: str, operation: str, params: Params
     ) -> Answer:
         await self._before(service, operation, params)
         try:
-            answer = await self.plane.call(service, operation, params, deadline_s=_left_s(ends_at))
+            answer = await self.plane.call(service, operation, params, deadline_s=deadline_s)
         except (AwsError, NoAnswer):
             self._count_failure(service, operation, params)
             raise
@@ -145,10 +146,10 @@ class LayeredSeam:
         return answer
 
     async def _open(
-        self, ends_at: float, service: str, operation: str, params: Params
+        self, deadline_s: float, service: str, operation: str, params: Params
     ) -> tuple[AbstractAsyncContextManager[Answer], Answer]:
         await self._before(service, operation, params)
-        opened = self.plane.open(service, operation, params, deadline_s=_left_s(ends_at))
+        opened = self.plane.open(service, operation, params, deadline_s=deadline_s)
         try:
             answer = await opened.__aenter__()
         except (AwsError, NoAnswer):
@@ -186,13 +187,6 @@ def deadline_s_of(service: str, params: Params) -> float:
     if service == "s3":
         return S3_DEADLINE_S
     return DEADLINE_S + float(params.get("WaitTimeSeconds", 0))
-
-
-def _left_s(ends_at: float) -> float:
-    left_s = ends_at - trio.current_time()
-    if left_s <= 0:
-        raise NoAnswer("the deadline has passed", was_sent=False)
-    return left_s
 
 
 async def _leave(opened: AbstractAsyncContextManager[Answer], error: BaseException) -> None:

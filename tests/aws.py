@@ -1,0 +1,45 @@
+"""Planes and seams for tests of the AWS engine, over the servers that stand in for AWS."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from random import Random
+
+from conveyor.domain.addresses import TargetPolicy
+from conveyor.engines.aws.boto import open_boto_plane
+from conveyor.engines.aws.credentials import Access, GivenAccess
+from conveyor.engines.aws.metering import Meter
+from conveyor.engines.aws.plane import LeanPlane
+from conveyor.engines.aws.seam import CrashPoint, Faults, LayeredSeam, Plane
+from conveyor.engines.aws.signing import Credentials
+from conveyor.net.pool import HttpPool
+from tests.servers import ACCESS_KEY, SECRET_KEY
+
+REGION = "us-east-1"
+
+OpenPlane = Callable[[Access], AbstractAsyncContextManager[Plane]]
+
+
+def an_access(**endpoints: str) -> GivenAccess:
+    return GivenAccess(REGION, Credentials(ACCESS_KEY, SECRET_KEY), endpoints)
+
+
+@asynccontextmanager
+async def a_lean_plane(access: Access) -> AsyncGenerator[LeanPlane, None]:
+    pool = HttpPool(TargetPolicy(allow_private=True))
+    try:
+        yield LeanPlane(access=access, pool=pool, now=time.time)
+    finally:
+        pool.close()
+
+
+PLANES: dict[str, OpenPlane] = {"lean": a_lean_plane, "boto": open_boto_plane}
+
+
+def a_seam(
+    plane: Plane, *, faults: Faults | None = None, crash: CrashPoint | None = None
+) -> LayeredSeam:
+    """A seam with a meter of its own."""
+    return LayeredSeam(plane=plane, random=Random(1), meter=Meter(), faults=faults, crash=crash)

@@ -1,0 +1,38 @@
+"""A plane that says what a test wants it to say, and remembers what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from conveyor.engines.aws.errors import AwsError, NoAnswer
+
+Said = dict[str, Any] | AwsError | NoAnswer
+
+THROTTLED = AwsError("ThrottlingException", "slow down")
+LOST = NoAnswer("the connection closed", was_sent=True)
+UNSENT = NoAnswer("connection refused", was_sent=False)
+
+
+class ScriptedPlane:
+    """Says its lines in order, the last one for ever."""
+
+    def __init__(self, *lines: Said) -> None:
+        self._lines = list(lines)
+        self.asked: list[tuple[str, str, Mapping[str, Any]]] = []
+
+    async def call(
+        self, service: str, operation: str, params: Mapping[str, Any], *, deadline_s: float
+    ) -> dict[str, Any]:
+        self.asked.append((service, operation, params))
+        line = self._lines.pop(0) if len(self._lines) > 1 else self._lines[0]
+        if isinstance(line, AwsError | NoAnswer):
+            raise line
+        return line
+
+    @asynccontextmanager
+    async def open(
+        self, service: str, operation: str, params: Mapping[str, Any], *, deadline_s: float
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        yield await self.call(service, operation, params, deadline_s=deadline_s)

@@ -1,0 +1,95 @@
+"""The meter counts what AWS bills: capacity units, requests, and the price on the list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conveyor.engines.aws.metering import capacity_of, item_bytes, sqs_requests_of
+from tests.aws import a_seam
+from tests.engines.aws.scripted import THROTTLED, ScriptedPlane
+
+KILOBYTE = {"pk": {"S": "x" * 1022}}
+BIG = {"pk": {"S": "x" * 4095}}
+PUT = {"Put": {"Item": KILOBYTE}}
+
+
+@pytest.mark.parametrize(
+    ("item", "size"),
+    [
+        (KILOBYTE, 1024),
+        ({"n": {"N": "1234"}}, 5),
+        ({"é": {"S": "☃"}}, 5),
+        ({"b": {"B": b"123"}}, 4),
+        ({"f": {"BOOL": True}}, 2),
+        ({"m": {"M": {"a": {"S": "b"}}}}, 7),
+        ({"l": {"L": [{"S": "b"}]}}, 6),
+        ({"s": {"SS": ["a", "bc"]}}, 4),
+    ],
+)
+def test_an_item_weighs_its_names_and_its_values(item: dict[str, Any], size: int) -> None:
+    assert item_bytes(item) == size
+
+
+@pytest.mark.parametrize(
+    ("operation", "params", "answer", "reads", "writes"),
+    [
+        ("PutItem", {"Item": KILOBYTE}, {}, 0, 1),
+        ("PutItem", {"Item": BIG}, {}, 0, 5),
+        ("DeleteItem", {"Key": {"pk": {"S": "a"}}}, {}, 0, 1),
+        ("TransactWriteItems", {"TransactItems": [PUT, PUT]}, {}, 0, 4),
+        ("BatchWriteItem", {"RequestItems": {"t": [{"PutRequest": {"Item": BIG}}]}}, {}, 0, 5),
+        ("GetItem", {}, {}, 0.5, 0),
+        ("GetItem", {"ConsistentRead": True}, {"Item": BIG}, 2, 0),
+        ("GetItem", {}, {"Item": BIG}, 1, 0),
+        ("Query", {}, {"Items": [KILOBYTE] * 5}, 1, 0),
+        ("Query", {"ConsistentRead": True}, {"Items": [KILOBYTE] * 5}, 2, 0),
+        ("TransactGetItems", {}, {"Responses": [{"Item": BIG}, {}]}, 6, 0),
+        ("Query", {}, {"ConsumedCapacity": {"CapacityUnits": 7.5}, "Items": []}, 7.5, 0),
+    ],
+)
+def test_capacity_is_counted_by_size_and_kind(
+    operation: str, params: dict[str, Any], answer: dict[str, Any], reads: float, writes: float
+) -> None:
+    assert capacity_of(operation, params, answer) == (reads, writes)
+
+
+@pytest.mark.parametrize(
+    ("params", "answer", "requests"),
+    [
+        ({"MessageBody": "x"}, {}, 1),
+        ({"Entries": [{"MessageBody": "x" * 65536}, {"MessageBody": "x"}]}, {}, 2),
+        ({}, {"Messages": [{"Body": "x" * 40000}] * 4}, 3),
+        ({}, {}, 1),
+    ],
+)
+def test_every_64_kilobytes_of_messages_are_a_request(
+    params: dict[str, Any], answer: dict[str, Any], requests: int
+) -> None:
+    assert sqs_requests_of(params, answer) == requests
+
+
+async def test_retries_are_billed_too(autojump_clock: object) -> None:
+    seam = a_seam(ScriptedPlane(THROTTLED, {}))
+
+    await seam.call("dynamodb", "PutItem", {"Item": KILOBYTE})
+
+    assert seam.meter is not None
+    assert seam.meter.calls == {"dynamodb.PutItem": 2}
+    assert seam.meter.failures == {"dynamodb.PutItem": 1}
+    assert seam.meter.retries == {"dynamodb.PutItem": 1}
+
+
+async def test_the_price_is_the_sum_of_what_the_list_says() -> None:
+    seam = a_seam(ScriptedPlane({}))
+
+    await seam.call("dynamodb", "PutItem", {"Item": KILOBYTE})
+    await seam.call("sqs", "ReceiveMessage", {})
+    await seam.call("s3", "PutObject", {})
+    await seam.call("s3", "GetObject", {})
+    await seam.call("s3", "DeleteObject", {})
+
+    assert seam.meter is not None
+    assert seam.meter.price_millionths == pytest.approx(0.625 + 0.4 + 5.0 + 0.4)
+    assert (seam.meter.sqs_requests, seam.meter.s3_requests) == (1, 3)
