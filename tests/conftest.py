@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -45,6 +45,8 @@ def _tally(properties: list[tuple[str, object]], outcome: str) -> None:
             _METHODS[str(value)] = outcome
         elif name == "contract_operations":
             _OPERATIONS.append(str(value))
+
+
 @pytest.fixture(scope="session")
 def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """DynamoDB and Step Functions."""
