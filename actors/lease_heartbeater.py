@@ -96,8 +96,9 @@ class LeaseHeartbeater:
 
     async def _beat(self, holds: Sequence[Hold]) -> list[Hold]:
         """Renews everything; answers the work that has lost something."""
+        visits = [hold.visit_id for hold in holds if hold.visit_id is not None]
         leases = await self.env.coordinator.renew(
-            [hold.lease_id for hold in holds], ttl_s=limits.LEASE_TTL_S
+            [*(hold.lease_id for hold in holds), *visits], ttl_s=limits.LEASE_TTL_S
         )
         receipts = await self.env.queue.extend(
             [hold.message for hold in holds], visibility_s=limits.VISIBILITY_S
@@ -109,7 +110,7 @@ class LeaseHeartbeater:
         return [
             hold
             for hold, verdict in zip(holds, verdicts, strict=True)
-            if hold.lease_id in leases
+            if not leases.isdisjoint((hold.lease_id, hold.visit_id))
             or hold.message.receipt in receipts
             or not isinstance(verdict, Applied)
         ]

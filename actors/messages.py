@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import trio
 
+from actors.purse import Toll
 from actors.runtime import Reply
 from conveyor.domain.changes import Change
 from conveyor.domain.ids import JobId, LeaseId, RunId
@@ -25,6 +26,8 @@ class Work:
     """One message in hand, under one lease, and what came of claiming its task.
 
     `make_room` passes slot and lease on to the next task: nothing is left to do but to write.
+    `toll` is what its call may spend, where the run has a budget; `visit_id` its lease at a host
+    that takes few at a time.
     """
 
     job: Job
@@ -33,6 +36,8 @@ class Work:
     lease_id: LeaseId
     claim: Claim
     make_room: Callable[[], None]
+    toll: Toll | None = None
+    visit_id: LeaseId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Hold:
     message: Message
     claim: int
     work: trio.CancelScope
+    visit_id: LeaseId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """RunPoller: drains the queue of one run, taking permits before it receives (SPEC 6.7).
 
-Owns:    the run's leases and the tasks that run under them, in a nursery of its own.
+Owns:    the run's leases and the tasks that run under them, in a nursery of its own; its share of
+         the run's budget, and its places at hosts that take few at a time.
 Hears:   RunUpdated.
 Says:    nothing: it starts task runners, and gives back what it did not use.
 Crashes: only by bug. Its leases age out and its messages return.
@@ -10,28 +11,32 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import trio
 
 from actors.board import WaitBoard
+from actors.doorkeeper import Doorkeeper, Visit
 from actors.gate import FairGate
 from actors.messages import PollerMessage, Work
+from actors.purse import Purse
+from actors.run_desk import Desk, Seat, Taken
 from actors.runtime import Inbox, bounded_cleanup
 from conveyor.domain import limits
-from conveyor.domain.backpressure import cooldown_s, idle_s, permits_wanted
+from conveyor.domain.backpressure import bounce_delay_s, cooldown_s, idle_s, permits_wanted
+from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey
-from conveyor.domain.ids import CallerId, LeaseId
+from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, PauseState, Run
-from conveyor.domain.settlement import Claim
+from conveyor.domain.settlement import Claim, Claimed
 from conveyor.domain.waiting import WaitReason
 from conveyor.ports.errors import QueueGone, Unavailable
-from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
-from conveyor.usecases.tasks import claim
+from conveyor.usecases.tasks import claim, hand_back
 
 log = logging.getLogger(__name__)
 
@@ -46,62 +51,6 @@ REUSE_S_MAX = limits.LEASE_TTL_S - 2 * limits.BEAT_S - 1.0
 RunTask = Callable[[Work], Awaitable[float | None]]
 
 
-@dataclass(slots=True, eq=False)
-class _Desk:
-    """What the poller's loop shares with the tasks that it started."""
-
-    run: Run
-    spare: list[LeaseId] = field(default_factory=list)
-    acquired_at: dict[LeaseId, float] = field(default_factory=dict)
-    inflight_count: int = 0
-    back_at: float = math.inf
-    misses: int = 0
-    news: trio.Event = field(default_factory=trio.Event)
-
-    async def wait_news(self, timeout_s: float) -> None:
-        with trio.move_on_after(timeout_s):
-            await self.news.wait()
-        self.news = trio.Event()
-
-    def take_spare(self, count: int) -> list[LeaseId]:
-        taken, self.spare = self.spare[:count], self.spare[count:]
-        return taken
-
-    def take_old(self, before: float) -> list[LeaseId]:
-        """Spare leases too old to be passed on: the beat keeps only those in use alive."""
-        old = [lease_id for lease_id in self.spare if self.acquired_at[lease_id] < before]
-        self.spare = [lease_id for lease_id in self.spare if lease_id not in old]
-        return old
-
-
-@dataclass(slots=True, eq=False)
-class _Seat:
-    """The slot and the lease of one task, which the next one may have before it is all over."""
-
-    desk: _Desk
-    gate: FairGate
-    caller: CallerId
-    lease_id: LeaseId
-    is_aside: bool = False
-
-    def make_room(self) -> None:
-        if self.gate.step_aside(self.caller, self.desk.run.run_id):
-            self.is_aside = True
-            self._pass_on_lease()
-
-    def leave(self) -> None:
-        if self.is_aside:
-            self.gate.leave()
-        else:
-            self.gate.give_back(self.caller, self.desk.run.run_id, 1)
-            self._pass_on_lease()
-
-    def _pass_on_lease(self) -> None:
-        self.desk.inflight_count -= 1
-        self.desk.spare.append(self.lease_id)
-        self.desk.news.set()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPoller:
     env: Env
@@ -109,13 +58,14 @@ class RunPoller:
     run_at_start: Run
     gate: FairGate
     run_task: RunTask
+    price: Callable[[Mapping[str, str]], Price]
     metrics: Metrics
     board: WaitBoard = field(default_factory=WaitBoard)
 
     async def run(self, inbox: Inbox[PollerMessage]) -> None:
         """Returns when the run has ended and all that it started here is done."""
-        desk = _Desk(self.run_at_start)
-        self._note_wait(None)
+        desk = self._new_desk()
+        self._note_wait(desk, None)
         try:
             async with inbox, trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, inbox, desk)
@@ -125,19 +75,26 @@ class RunPoller:
         finally:
             self.board.forget(self.run_at_start.run_id)
             with bounded_cleanup(CLEANUP_S):
+                with suppress(Unavailable):  # What is not given back counts as spent.
+                    await self._settle_purse(desk)
                 await self._release(desk, list(desk.acquired_at))
 
-    def _note_wait(self, reason: WaitReason | None) -> None:
-        """What holds the run up here from now on; None when nothing does."""
-        self.board.note(self.run_at_start.run_id, reason, at=self.env.now())
+    def _new_desk(self) -> Desk:
+        run, host_limits = self.run_at_start, self.job.host_limits
+        desk = Desk(run)
+        if run.budget is not None:
+            desk.purse = Purse(self.env, run, run.budget.unit, self.metrics)
+        if host_limits is not None:
+            desk.doors = Doorkeeper(self.env, self.job, host_limits, self.metrics)
+        return desk
 
-    async def _listen(self, inbox: Inbox[PollerMessage], desk: _Desk) -> None:
+    async def _listen(self, inbox: Inbox[PollerMessage], desk: Desk) -> None:
         async for message in inbox:
             desk.run = message.run
             desk.misses = 0
             desk.news.set()
 
-    async def _poll(self, desk: _Desk, tasks: trio.Nursery) -> None:
+    async def _poll(self, desk: Desk, tasks: trio.Nursery) -> None:
         while True:
             try:
                 await self._wait_for_room(desk)
@@ -152,16 +109,21 @@ class RunPoller:
             if wait_s:
                 await desk.wait_news(wait_s)
 
-    async def _wait_for_room(self, desk: _Desk) -> None:
+    async def _wait_for_room(self, desk: Desk) -> None:
         """While paused or at the job's cap there is nothing to ask for."""
         while desk.run.pause_state is PauseState.PAUSED or not self._wanted(desk):
             is_paused = desk.run.pause_state is PauseState.PAUSED
-            self._note_wait(WaitReason.PAUSED if is_paused else WaitReason.JOB_CAP)
+            self._note_wait(desk, WaitReason.PAUSED if is_paused else WaitReason.JOB_CAP)
             if is_paused:
                 await self._release(desk, desk.take_spare(len(desk.spare)))
             await desk.wait_news(math.inf)
 
-    def _wanted(self, desk: _Desk) -> int:
+    def _note_wait(self, desk: Desk, reason: WaitReason | None) -> None:
+        """What holds the run up here from now on; None when nothing does."""
+        desk.waits_for = reason
+        self.board.note(desk.run.run_id, reason, at=self.env.now())
+
+    def _wanted(self, desk: Desk) -> int:
         return permits_wanted(
             free_slots=self.gate.capacity,
             cap=self.job.max_inflight,
@@ -169,23 +131,21 @@ class RunPoller:
             batch_max=RECEIVE_MAX,
         )
 
-    async def _round(self, desk: _Desk, tasks: trio.Nursery) -> float:
+    async def _round(self, desk: Desk, tasks: trio.Nursery) -> float:
         """Takes slots, then leases, then messages; answers how long to leave the queue alone."""
+        count_max = await self._affordable(desk, self._wanted(desk))
+        if count_max == 0:
+            return await self._wait_for(desk, WaitReason.BUDGET)
         if self.gate.is_full:
-            self._note_wait(WaitReason.WORKERS_BUSY)
+            self._note_wait(desk, WaitReason.WORKERS_BUSY)
         slots = await self.gate.take(
-            self.job.caller,
-            desk.run.run_id,
-            weight=self.job.priority,
-            count_max=self._wanted(desk),
+            self.job.caller, desk.run.run_id, weight=self.job.priority, count_max=count_max
         )
         used = 0
         try:
             leases = await self._leases(desk, slots)
             if not leases:
-                desk.misses += 1
-                self._note_wait(WaitReason.JOB_CAP)
-                return cooldown_s(desk.misses, self.env.random)
+                return await self._wait_for(desk, WaitReason.JOB_CAP)
             in_hand = await self._take(desk, leases)
             used = len(in_hand)
         finally:
@@ -193,17 +153,50 @@ class RunPoller:
         self._start(desk, tasks, leases, in_hand)
         if in_hand:
             desk.misses = 0
-            self._note_wait(None)
+            if all(taken.is_paid for taken in in_hand):
+                self._note_wait(desk, None)
             # Tasks end one by one; a short wait makes one receive of several.
             await trio.sleep(LINGER_S)
             return 0.0
-        await self._release(desk, desk.take_spare(len(desk.spare)))
-        desk.misses += 1
-        is_backing_off = desk.back_at < math.inf
-        self._note_wait(self.board.backoff_of(desk.run.run_id) if is_backing_off else None)
+        await self._let_go(desk)
+        # Behind messages of full hosts there may be others: these are looked through quickly.
+        desk.misses = 1 if desk.waits_for is WaitReason.HOST_CAP else desk.misses + 1
+        self._note_wait(desk, self._why_idle(desk))
         return min(idle_s(desk.misses), self._until_back(desk))
 
-    async def _leases(self, desk: _Desk, count: int) -> list[LeaseId]:
+    def _why_idle(self, desk: Desk) -> WaitReason | None:
+        if desk.waits_for is WaitReason.HOST_CAP:
+            return WaitReason.HOST_CAP
+        if desk.doors is not None and desk.doors.until_due() < math.inf:
+            return WaitReason.HOST_CAP
+        return self.board.backoff_of(desk.run.run_id) if desk.back_at < math.inf else None
+
+    async def _affordable(self, desk: Desk, wanted: int) -> int:
+        """How many plain calls the budget could pay for, up to `wanted`: a look, no promise."""
+        if desk.purse is None:
+            return wanted
+        price = self._price_of(desk.purse, {})
+        return wanted if price == 0 else min(wanted, await desk.purse.room() // price)
+
+    def _price_of(self, purse: Purse, params: Mapping[str, str]) -> int:
+        return self.price({**self.job.params, **params}).in_unit(purse.unit)
+
+    async def _wait_for(self, desk: Desk, reason: WaitReason) -> float:
+        """Others may have what this poller cannot use now."""
+        self._note_wait(desk, reason)
+        await self._let_go(desk)
+        desk.misses += 1
+        return cooldown_s(desk.misses, self.env.random)
+
+    async def _let_go(self, desk: Desk) -> None:
+        await self._release(desk, desk.take_spare(len(desk.spare)))
+        await self._settle_purse(desk)
+
+    async def _settle_purse(self, desk: Desk) -> None:
+        if desk.purse is not None:
+            await desk.purse.settle()
+
+    async def _leases(self, desk: Desk, count: int) -> list[LeaseId]:
         """Leases for `count` tasks: those that finished tasks left behind, then new ones."""
         now = trio.current_time()
         await self._release(desk, desk.take_old(now - REUSE_S_MAX))
@@ -212,7 +205,7 @@ class RunPoller:
             leases += await self._acquire(desk, count - len(leases))
         return leases
 
-    async def _acquire(self, desk: _Desk, count: int) -> list[LeaseId]:
+    async def _acquire(self, desk: Desk, count: int) -> list[LeaseId]:
         """Shielded: leases that nobody heard of would keep their places until they age out."""
         now = trio.current_time()
         with trio.move_on_after(TAKE_S, shield=True):
@@ -227,7 +220,7 @@ class RunPoller:
             return fresh
         raise Unavailable("the coordinator took too long over an acquire")
 
-    async def _take(self, desk: _Desk, leases: Sequence[LeaseId]) -> list[tuple[Message, Claim]]:
+    async def _take(self, desk: Desk, leases: Sequence[LeaseId]) -> list[Taken]:
         """Receives and claims. Shielded: what is cut off half-way would stay hidden for a while."""
         try:
             with trio.move_on_after(TAKE_S, shield=True):
@@ -238,44 +231,107 @@ class RunPoller:
                 self.metrics.messages_delivered.inc(len(messages))
                 if not messages:
                     return []
-                claims = await claim(self.env, [message.ref for message in messages])
-                return list(zip(messages, claims, strict=True))
+                visits = [Visit(message) for message in messages]
+                if desk.doors is not None:
+                    visits = await desk.doors.admit(messages)
+                if not visits:
+                    self._note_wait(desk, WaitReason.HOST_CAP)
+                    return []
+                claims = await claim(self.env, [visit.message.ref for visit in visits])
+                return await self._pay(desk, visits, claims)
             raise Unavailable("the engine took too long over a receive")
         except (QueueGone, Unavailable):
             await self._release(desk, leases)
             raise
 
+    async def _pay(
+        self, desk: Desk, visits: Sequence[Visit], claims: Sequence[Claim]
+    ) -> list[Taken]:
+        """Before any call, and on the run's books: what is not paid for is handed back."""
+        if desk.purse is None:
+            return [Taken(*each) for each in zip(visits, claims, strict=True)]
+        prices = [self._price_for(desk.purse, each) for each in claims]
+        tolls = await desk.purse.pay(prices)
+        if None in tolls:
+            self._note_wait(desk, WaitReason.BUDGET)
+        return [
+            Taken(*each, is_paid=each[2] is not None)
+            for each in zip(visits, claims, tolls, strict=True)
+        ]
+
+    def _price_for(self, purse: Purse, claimed: Claim) -> int:
+        """A task that is not ours to fetch costs nothing."""
+        if not isinstance(claimed, Claimed):
+            return 0
+        return self._price_of(purse, claimed.task.params or {})
+
+    async def _send_back(self, work: Work) -> float:
+        """Its call cannot be paid for now: nothing was tried, and nothing counts."""
+        assert isinstance(work.claim, Claimed)
+        self.metrics.messages_bounced.inc()
+        delay_s = bounce_delay_s(work.message.receives)
+        await hand_back(self.env, work.message.ref, work.claim.task)
+        with suppress(Unavailable):  # It comes back by itself.
+            await self.env.queue.bounce((work.message,), delay_s=delay_s)
+        return delay_s
+
     def _start(
         self,
-        desk: _Desk,
+        desk: Desk,
         tasks: trio.Nursery,
         leases: Sequence[LeaseId],
-        in_hand: Sequence[tuple[Message, Claim]],
+        in_hand: Sequence[Taken],
     ) -> None:
         desk.spare += leases[len(in_hand) :]
         desk.inflight_count += len(in_hand)
-        for lease_id, (message, claimed) in zip(leases, in_hand, strict=False):
-            seat = _Seat(desk, self.gate, self.job.caller, lease_id)
-            work = Work(self.job, desk.run, message, lease_id, claimed, seat.make_room)
-            tasks.start_soon(self._see_through, desk, work, seat)
+        for lease_id, taken in zip(leases, in_hand, strict=False):
+            seat = Seat(desk, self.gate, self.job.caller, lease_id)
+            visit = taken.visit
+            work = Work(
+                self.job,
+                desk.run,
+                visit.message,
+                lease_id,
+                taken.claim,
+                seat.make_room,
+                taken.toll,
+                visit.lease_id,
+            )
+            tasks.start_soon(self._see_through, desk, work, taken, seat)
 
-    async def _see_through(self, desk: _Desk, work: Work, seat: _Seat) -> None:
+    async def _see_through(self, desk: Desk, work: Work, taken: Taken, seat: Seat) -> None:
+        started_at = trio.current_time()
         try:
-            delay_s = await self.run_task(work)
+            delay_s = await (self.run_task(work) if taken.is_paid else self._send_back(work))
             if delay_s is None:
                 self.board.note_end(work.run.run_id)
             else:
                 desk.back_at = min(desk.back_at, trio.current_time() + delay_s)
                 desk.news.set()
         finally:
+            if desk.purse is not None and work.toll is not None:
+                desk.purse.take_back(work.toll)
+            if desk.doors is not None and taken.is_paid and isinstance(taken.claim, Claimed):
+                desk.doors.note_fetch(taken.visit, trio.current_time() - started_at)
             seat.leave()
+            await self._leave(taken.visit)
 
-    def _until_back(self, desk: _Desk) -> float:
+    async def _leave(self, visit: Visit) -> None:
+        """Makes room at a host; a place that could not be given up ages out."""
+        if visit.lease_id is None:
+            return
+        with bounded_cleanup(CLEANUP_S), suppress(Unavailable):
+            await self.env.coordinator.release((visit.lease_id,))
+
+    def _until_back(self, desk: Desk) -> float:
         """Seconds until a message that went back is due; somebody should be there for it."""
         now = trio.current_time()
         if desk.back_at <= now:
             desk.back_at = math.inf
-        return max(desk.back_at - now, 0.01)
+        due_s = desk.back_at - now
+        if desk.doors is not None:
+            due_s = min(due_s, desk.doors.until_due())
+        return max(due_s, 0.01)
 
     async def _is_over(self) -> bool:
         """A queue that is gone proves nothing: the run's row does."""
@@ -285,7 +341,7 @@ class RunPoller:
             return False
         return True
 
-    async def _release(self, desk: _Desk, leases: Sequence[LeaseId]) -> None:
+    async def _release(self, desk: Desk, leases: Sequence[LeaseId]) -> None:
         """Gives leases back; what is cut off here is given back again when the poller ends."""
         if leases:
             await self.env.coordinator.release(leases)

@@ -111,9 +111,11 @@ class TaskRunner:
         """Fetches under the heartbeat. What is left is to write, and that needs neither heartbeat
         nor lease: the claim has a minute left, and a beat must not cut off a settle."""
         with trio.CancelScope() as scope:
-            await self.heartbeater.post(Hold(work.lease_id, work.message, task.claim, scope))
+            await self.heartbeater.post(
+                Hold(work.lease_id, work.message, task.claim, scope, work.visit_id)
+            )
             try:
-                outcome = await self.gateway.scrape(tasks.request_for(self.env, work.job, task))
+                outcome = await self._fetch(work, task)
             finally:
                 self._let_go(work)
         if scope.cancelled_caught:
@@ -121,6 +123,15 @@ class TaskRunner:
             return await self._hand_back(work, task)
         work.make_room()
         return await self._judge(work, task, outcome)
+
+    async def _fetch(self, work: Work, task: Task) -> Outcome:
+        request = tasks.request_for(self.env, work.job, task)
+        if work.toll is not None:
+            work.toll.begin()
+        outcome = await self.gateway.scrape(request)
+        if work.toll is not None:
+            work.toll.end(outcome)
+        return outcome
 
     async def _judge(self, work: Work, task: Task, outcome: Outcome) -> float | None:
         ref = work.message.ref

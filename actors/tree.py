@@ -167,6 +167,7 @@ def _fetching(
             run_at_start=run,
             gate=gate,
             run_task=runner.run,
+            price=gateway.price,
             metrics=metrics,
             board=board,
         )

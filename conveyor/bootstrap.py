@@ -177,6 +177,7 @@ def _env(
             max_inflight=settings.max_inflight,
             targets=targets if settings.gateway_url == DIRECT else None,
             webhooks=targets,
+            knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
         ),
         aside=ThreadAside(),
     )
@@ -205,7 +206,9 @@ def _gateway(settings: Settings, env: Env) -> Iterator[Gateway]:
             yield DirectGateway(pool, now=env.now)
     else:
         with _pool(TargetPolicy(allow_private=True), _pool_limits(settings)) as pool:
-            yield ZenrowsGateway(pool, settings.gateway_url, now=env.now)
+            yield ZenrowsGateway(
+                pool, settings.gateway_url, now=env.now, credit_micros=settings.credit_micros
+            )
 
 
 @contextmanager

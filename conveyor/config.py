@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from conveyor.domain import limits
+from conveyor.domain.budget import MICROS, micros_from
 from conveyor.domain.errors import ConveyorError
 
 V = TypeVar("V")
@@ -28,6 +29,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080
     gateway_url: str = "direct"
+    credit_micros: int | None = None
     allow_private_targets: bool = False
     auth: str = "passthrough"
     api_keys: frozenset[str] = frozenset()
@@ -56,6 +58,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         host=read("CONVEYOR_HOST", "127.0.0.1", str),
         port=read("CONVEYOR_PORT", "8080", _between(0, 65535)),
         gateway_url=read("CONVEYOR_GATEWAY_URL", "direct", str),
+        credit_micros=read("CONVEYOR_CREDIT_COST", "0", _money) or None,
         allow_private_targets=read("CONVEYOR_ALLOW_PRIVATE_TARGETS", "", _switch),
         auth=auth,
         api_keys=_api_keys(environ) if auth == "keys" else frozenset(),
@@ -86,6 +89,7 @@ def environ_of(settings: Settings) -> dict[str, str]:
         "CONVEYOR_ENGINE": settings.engine,
         "CONVEYOR_DATA_DIR": str(settings.data_dir.resolve()),
         "CONVEYOR_GATEWAY_URL": settings.gateway_url,
+        "CONVEYOR_CREDIT_COST": f"{(settings.credit_micros or 0) / MICROS:.6f}",
         "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on" if settings.allow_private_targets else "off",
         "CONVEYOR_SECRET_KEY": settings.secret_key or "",
         "CONVEYOR_CONCURRENCY": str(settings.concurrency),
@@ -122,6 +126,13 @@ def _between(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _money(text: str) -> int:
+    micros = micros_from(text)
+    if micros is None:
+        raise ValueError(f"must be an amount of money such as 0.000276, not {text!r}")
+    return micros
 
 
 def _switch(text: str) -> bool:

@@ -7,11 +7,13 @@ from typing import Any, assert_never, cast, overload
 
 import msgspec
 
+from conveyor.domain.budget import Budget, Share, Unit
 from conveyor.domain.changes import (
     ANY,
     AnyKey,
     Applied,
     BatchKey,
+    BudgetKey,
     Change,
     Delete,
     Enqueue,
@@ -28,6 +30,7 @@ from conveyor.domain.changes import (
     RunKey,
     ScheduleKey,
     ScrubKey,
+    ShareKey,
     SigningKeysKey,
     StatsKey,
     TaskKey,
@@ -248,6 +251,16 @@ def an_input(number: int = 1, **fields: Any) -> JobInput:
     return msgspec.structs.replace(slot, **fields)
 
 
+def a_budget(run_id: RunId = RUN, **fields: Any) -> Budget:
+    budget = Budget(job_id=JOB, run_id=run_id, unit=Unit.CREDITS, cap=100, left=100)
+    return msgspec.structs.replace(budget, **fields)
+
+
+def a_share(run_id: RunId = RUN, **fields: Any) -> Share:
+    share = Share(job_id=JOB, run_id=run_id, holder="holder-1", taken=0, seq=1)
+    return msgspec.structs.replace(share, **fields)
+
+
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:
     return ref_to(a_task(index, run_id), job_id)
 
@@ -285,6 +298,10 @@ def key_of(row: Export) -> ExportKey: ...
 @overload
 def key_of(row: JobInput) -> InputKey: ...
 @overload
+def key_of(row: Budget) -> BudgetKey: ...
+@overload
+def key_of(row: Share) -> ShareKey: ...
+@overload
 def key_of(row: Row) -> AnyKey: ...
 def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:  # noqa: C901, PLR0912 (one branch a kind)
     """The key under which a row is kept; a task's needs to be told the job."""
@@ -317,6 +334,10 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:  # noqa: C901, PLR0912 (one
             return ExportKey(row.job_id, row.run_id, row.export_id)
         case JobInput():
             return InputKey(row.input_id)
+        case Budget():
+            return BudgetKey(row.job_id, row.run_id)
+        case Share():
+            return ShareKey(row.job_id, row.run_id, row.holder)
         case _:
             assert_never(row)
 

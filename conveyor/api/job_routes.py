@@ -10,6 +10,7 @@ from conveyor.domain.model import FailureReason, JobStatus, JobType, TaskStatus
 from conveyor.wire import requests
 from conveyor.wire import responses as shapes
 from conveyor.wire import schedules as schedule_shapes
+from conveyor.wire.limits import BudgetInput
 
 _STATUSES = "|".join(TaskStatus)
 JOB_STATUS = Parameter("status", {"type": "string", "enum": list(JobStatus)}, "Only such jobs.")
@@ -189,6 +190,16 @@ JOB_ROUTES: tuple[Route, ...] = (
         tag="jobs",
         summary="Pause or resume the schedule of a job",
         does=Writes(schedules.set_state, schedule_shapes.UpdateScheduleStateRequest),
+        answers={200: shapes.JobResponse},
+        problems=(400, 404, 409, 413, 415, 503),
+    ),
+    Route(
+        method="PUT",
+        path=_JOB + "/budget",
+        name="setJobBudget",
+        tag="jobs",
+        summary="Change the budget; a run that waits for it goes on",
+        does=Writes(jobs.set_budget, BudgetInput),
         answers={200: shapes.JobResponse},
         problems=(400, 404, 409, 413, 415, 503),
     ),

@@ -11,6 +11,7 @@ from conveyor.api.runs import show_run
 from conveyor.api.schedules import show_job
 from conveyor.api.webhooks import webhook_from
 from conveyor.domain import limits, paging, submission
+from conveyor.domain.budget import BudgetCap
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
@@ -18,18 +19,20 @@ from conveyor.domain.model import JobStatus, JobType, Webhook
 from conveyor.domain.params import InvalidParam, Params, check_params
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.submission import Refusal
-from conveyor.usecases import jobs, open_jobs, reruns, webhooks
+from conveyor.usecases import budgets, jobs, open_jobs, reruns, webhooks
 from conveyor.usecases.choosing import Choice
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission
 from conveyor.usecases.lookups import own_job
 from conveyor.usecases.results import owner_scope
 from conveyor.usecases.staging import OnInvalid
+from conveyor.wire.limits import cap_from, host_limits_from
 from conveyor.wire.requests import (
     AddTasksRequest,
     SubmitJobRequest,
     WebhookInput,
     decode_add_tasks,
+    decode_budget,
     decode_submit,
     drafts_of,
     escape_pointer,
@@ -87,6 +90,8 @@ def _submission_from(call: Call, request: SubmitJobRequest) -> Submission:
         max_attempts=request.max_attempts,
         priority=request.priority,
         result_ttl_days=request.result_ttl_days,
+        budget=cap_from(request.budget) if request.budget else None,
+        host_limits=host_limits_from(request.host_limits),
         api_key=call.principal.forwarded_key,
     )
 
@@ -199,6 +204,16 @@ def close(call: Call) -> Work:
 
 async def _close(call: Call, _: str) -> Reply:
     job = await open_jobs.close(call.env, call.caller, call.ids["job_id"])
+    return json_reply(await show_job(call.env, job))
+
+
+def set_budget(call: Call) -> Work:
+    cap = cap_from(decode_budget(call.body), at="")
+    return partial(_set_budget, call, cap)
+
+
+async def _set_budget(call: Call, cap: BudgetCap, _: str) -> Reply:
+    job = await budgets.set_cap(call.env, call.caller, call.ids["job_id"], cap)
     return json_reply(await show_job(call.env, job))
 
 

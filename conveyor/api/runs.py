@@ -9,9 +9,11 @@ import msgspec
 from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.domain import limits, paging
 from conveyor.domain.lifecycle import RUN_VISIBLE
-from conveyor.domain.model import PauseState, Run, Totals
+from conveyor.domain.model import PauseState, Run
 from conveyor.domain.queries import RunsOf
+from conveyor.domain.totals import Totals
 from conveyor.usecases import outlook, runs
+from conveyor.usecases.budgets import budget_of
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import own_job, own_run, totals_of
 from conveyor.usecases.results import owner_scope
@@ -23,7 +25,8 @@ async def show_run(env: Env, run: Run, totals: Totals | None = None) -> RunRespo
     if totals is None:
         totals = await totals_of(env, run)
     seen = await outlook.look_at(env, run, totals)
-    return run_view(run, totals, seen.inflight, seen.waiting_on, seen.eta_s)
+    budget = await budget_of(env, run)
+    return run_view(run, totals, seen.inflight, seen.waiting_on, seen.eta_s, budget)
 
 
 async def list_runs(call: Call) -> Reply:

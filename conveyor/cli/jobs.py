@@ -16,9 +16,10 @@ from conveyor.cli.jobs_session import Session, counted, json_option
 from conveyor.cli.jobs_tables import job_page, jobs_table, runs_table
 from conveyor.cli.jobs_watch import watch_run
 from conveyor.cli.jobs_webhook import webhook
+from conveyor.cli.limits import budget_from
 from conveyor.cli.server_group import ServerGroup, open_session, server_options
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.sdk import RunResponse
+from conveyor.sdk import BudgetInput, RunResponse
 from conveyor.sdk.polling import run_of
 
 RUNS_SHOWN_MAX = 10
@@ -158,6 +159,20 @@ def close(session: Session, job: str, as_json: bool) -> None:
     """Close an open job: no more tasks will come."""
     closed = session.client.close(job)
     session.answer(closed, f"Job {closed.job_id} is closed.", as_json=as_json)
+
+
+@jobs.command()
+@click.argument("job")
+@click.argument("budget", type=budget_from, metavar="UNIT=AMOUNT")
+@json_option
+@click.pass_obj
+def budget(session: Session, job: str, budget: BudgetInput, as_json: bool) -> None:
+    """Change what a job may spend: credits=2000, or cost=25.00.
+
+    A run that waits for its budget goes on.
+    """
+    changed = session.client.set_budget(job, budget)
+    session.answer(changed, f"Job {changed.job_id} has another budget.", as_json=as_json)
 
 
 @jobs.command()

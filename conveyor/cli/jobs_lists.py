@@ -13,12 +13,13 @@ from conveyor.cli.jobs_insight import submit_told
 from conveyor.cli.jobs_schedule import ScheduleOptions, schedule_from, schedule_options
 from conveyor.cli.jobs_session import Session, counted, json_option
 from conveyor.cli.jobs_watch import watch_run
+from conveyor.cli.limits import LimitOptions, host_limits, limit_options
 from conveyor.cli.lists import SHOWN_MAX, read_lines
 from conveyor.domain import limits
 from conveyor.sdk import ApiError, SubmitJobRequest, TaskInput, WebhookInput
 
 
-class _Options(ScheduleOptions):
+class _Options(ScheduleOptions, LimitOptions):
     name: str | None
     external_id: str | None
     is_open: bool
@@ -73,6 +74,7 @@ def _params_from(
 )
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only tell what would happen.")
 @schedule_options
+@limit_options
 @click.option("--watch", is_flag=True, help="Stay and watch the run to its end.")
 @json_option
 @click.pass_obj
@@ -139,6 +141,8 @@ def _request(lines: Sequence[tuple[int, str]], options: _Options) -> SubmitJobRe
         max_inflight=options["max_inflight"],
         max_attempts=options["attempts"],
         priority=options["priority"],
+        budget=options["budget"],
+        host_limits=host_limits(options["per_host"], options["rate"]),
     )
 
 

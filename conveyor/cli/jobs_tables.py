@@ -70,6 +70,8 @@ def job_page(job: JobResponse, runs: Iterable[RunResponse]) -> RenderableType:
         "limits",
         f"{job.max_inflight:,} in flight, {job.max_attempts} tries, priority {job.priority}",
     )
+    if job.budget is not None:
+        facts.add_row("budget", _budget(job))
     for name, value in job.zenrows_params.items():
         facts.add_row("param", plain(f"{name}={value}"))
     if job.webhook is not None:
@@ -88,6 +90,16 @@ def _add_schedule(facts: Table, job: JobResponse, schedule: JobSchedule) -> None
     facts.add_row("next run", Text("paused", style="yellow") if is_paused else next_run)
     for skip in job.skipped_fires:
         facts.add_row("skipped", f"{moment(skip.first_at)} ({skip.reason})")
+
+
+def _budget(job: JobResponse) -> str:
+    assert job.budget is not None
+    cap = f"{job.budget.credits:,} credits" if job.budget.credits else str(job.budget.cost)
+    run = job.latest_run
+    if run is None or run.budget is None:
+        return cap
+    left = f"{run.budget.left:,.6f}".rstrip("0").rstrip(".")
+    return f"{cap}, {left} left"
 
 
 def _add_outcome(facts: Table, run: RunResponse) -> None:

@@ -17,14 +17,18 @@ from conveyor.bootstrap import World, open_world
 from conveyor.cli.progress import Report, note_of
 from conveyor.cli.signals import cancel_on_signal
 from conveyor.config import Settings
+from conveyor.domain.budget import BudgetCap, Price
 from conveyor.domain.changes import RunKey
+from conveyor.domain.hosts import HostLimits
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_LIVE
-from conveyor.domain.model import Job, Run, Totals
+from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.submission import TaskDraft
+from conveyor.domain.totals import Totals
 from conveyor.inspection import RunLine, Snapshot, serve_snapshots
 from conveyor.usecases import overview
+from conveyor.usecases.budgets import is_spent
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission, submit
 from conveyor.usecases.lookups import latest_run, totals_of
@@ -33,6 +37,7 @@ from conveyor.usecases.outlook import look_at
 CALLER = CallerId("local")
 LOOK_S = 0.1
 LAST_LOOK_S = 0.01
+BROKE_LOOKS = 20  # A call that is about to begin shows within this.
 RUNS_SHOWN_MAX = 50
 
 
@@ -40,7 +45,8 @@ RUNS_SHOWN_MAX = 50
 class Ended:
     """How a local job ended; `was_cut_off` when a signal came first.
 
-    `done_here` leaves out what an earlier, interrupted command had done already.
+    `done_here` leaves out what an earlier, interrupted command had done already. `is_broke` when
+    its budget could pay for no more.
     """
 
     job: Job
@@ -48,6 +54,7 @@ class Ended:
     totals: Totals
     was_cut_off: bool
     done_here: int
+    is_broke: bool = False
 
 
 @asynccontextmanager
@@ -125,7 +132,13 @@ async def find_unfinished(env: Env, urls: Sequence[str]) -> tuple[Job, Run] | No
 
 
 async def start_job(
-    env: Env, urls: Sequence[str], *, concurrency: int, attempts: int
+    env: Env,
+    urls: Sequence[str],
+    *,
+    concurrency: int,
+    attempts: int,
+    budget: BudgetCap | None = None,
+    host_limits: HostLimits | None = None,
 ) -> tuple[Job, Run]:
     accepted = await submit(
         env,
@@ -135,30 +148,43 @@ async def start_job(
             external_id=list_id(urls),
             max_inflight=concurrency,
             max_attempts=attempts,
+            budget=budget,
+            host_limits=host_limits,
         ),
         job_id=JobId(env.mint()),
     )
     return accepted.job, accepted.run
 
 
-async def see_through(env: Env, job: Job, run: Run, report: Report) -> Ended:
-    """Watches a run to its end, or until somebody presses Ctrl-C."""
+async def see_through(
+    env: Env, job: Job, run: Run, report: Report, *, price: Price | None = None
+) -> Ended:
+    """Watches a run to its end, or until its budget is spent or somebody presses Ctrl-C."""
     _, at_start = await _look(env, job, run)
+    broke_looks = 0
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancel_on_signal, scope)
-            while run.status in RUN_LIVE:
+            while run.status in RUN_LIVE and broke_looks < BROKE_LOOKS:
                 run, totals = await _look(env, job, run)
                 held_up = (await look_at(env, run, totals)).waiting_on
                 note = "" if held_up is None else note_of(held_up.reason, held_up.detail)
                 report(totals.done, totals.failed, run.planned, note)
+                broke_looks = broke_looks + 1 if await _is_broke(env, run, price) else 0
                 is_drained = 0 < run.planned <= totals.done
                 await trio.sleep(LAST_LOOK_S if is_drained else LOOK_S)
             nursery.cancel_scope.cancel()
     run, totals = await _look(env, job, run)
     report(totals.done, totals.failed, run.planned)
     done_here = totals.done - at_start.done
-    return Ended(job, run, totals, scope.cancelled_caught, done_here)
+    is_broke = run.status in RUN_LIVE and not scope.cancelled_caught
+    return Ended(job, run, totals, scope.cancelled_caught, done_here, is_broke)
+
+
+async def _is_broke(env: Env, run: Run, price: Price | None) -> bool:
+    if run.budget is None or price is None:
+        return False
+    return await is_spent(env, run, price.in_unit(run.budget.unit))
 
 
 async def _look(env: Env, job: Job, run: Run) -> tuple[Run, Totals]:

@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import click
 import msgspec
@@ -16,14 +16,19 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
+from conveyor.cli.limits import LimitOptions, host_limits, limit_options
 from conveyor.cli.lists import read_urls
-from conveyor.cli.local import Ended, find_unfinished, see_through, start_job, working
+from conveyor.cli.local import CALLER, Ended, find_unfinished, see_through, start_job, working
 from conveyor.cli.progress import progress
 from conveyor.cli.results import LIST_NAME, make_folder, write_results
 from conveyor.config import Settings
 from conveyor.domain import limits
 from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.budget import BudgetCap
+from conveyor.domain.hosts import HostLimits
 from conveyor.telemetry import set_up_logging
+from conveyor.usecases.budgets import set_cap
+from conveyor.wire.limits import cap_from, host_limits_from
 
 EXIT_SOME_FAILED = 1
 LONG_LIST = 2_000
@@ -50,9 +55,11 @@ class Order:
     attempts: int
     as_json: bool
     processes: int = 1
+    budget: BudgetCap | None = None
+    host_limits: HostLimits | None = None
 
 
-class Options(TypedDict):
+class Options(LimitOptions):
     """The options as click hands them over."""
 
     output: Path
@@ -93,6 +100,7 @@ class Options(TypedDict):
     type=click.IntRange(1, 16),
     help="Processes that fetch; by default one per core, up to 4, for a long list.",
 )
+@limit_options
 @click.option("--skip-invalid", is_flag=True, help="Leave out lines that are no usable URL.")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
 @click.pass_obj
@@ -106,7 +114,16 @@ def scrape(settings: Settings, source: str, **options: Unpack[Options]) -> None:
     concurrency = options["concurrency"]
     settings = replace(settings, concurrency=concurrency, max_inflight=concurrency)
     processes = options["processes"] or useful_processes(len(urls))
-    order = Order(urls, options["output"], options["attempts"], options["as_json"], processes)
+    budget, gentleness = options["budget"], host_limits(options["per_host"], options["rate"])
+    order = Order(
+        urls,
+        options["output"],
+        options["attempts"],
+        options["as_json"],
+        processes,
+        cap_from(budget) if budget else None,
+        host_limits_from(gentleness),
+    )
     sys.exit(run_order(settings, order, role="scrape"))
 
 
@@ -130,11 +147,19 @@ async def _do(settings: Settings, order: Order, role: str, console: Console) -> 
         begun = await find_unfinished(world.env, order.urls)
         if begun is not None:
             console.print("Going on with this list where it stopped.")
+        if begun is not None and order.budget is not None:
+            await set_cap(world.env, CALLER, begun[0].job_id, order.budget)
         job, run = begun or await start_job(
-            world.env, order.urls, concurrency=settings.concurrency, attempts=order.attempts
+            world.env,
+            order.urls,
+            concurrency=settings.concurrency,
+            attempts=order.attempts,
+            budget=order.budget,
+            host_limits=order.host_limits,
         )
+        price = world.gateway.price(job.params)
         with progress(console, "Scraping", len(order.urls)) as show:
-            ended = await see_through(world.env, job, run, show)
+            ended = await see_through(world.env, job, run, show, price=price)
         if not ended.was_cut_off:
             await write_results(world.env, ended.run, order.folder)
     return ended
@@ -148,6 +173,11 @@ def report(ended: Ended, order: Order, seconds: float, console: Console) -> int:
             "The same command goes on from there."
         )
         return EXIT_INTERRUPTED
+    if ended.is_broke:
+        console.print(
+            f"The budget is spent with {totals.done:,} of {ended.run.planned:,} pages done. "
+            "The same command with a larger --budget goes on from there."
+        )
     console.print(_table(ended, seconds))
     console.print(f"Pages and {LIST_NAME} are in {order.folder}/", highlight=False)
     if order.as_json:
@@ -159,7 +189,7 @@ def report(ended: Ended, order: Order, seconds: float, console: Console) -> int:
             round(seconds, 3),
         )
         click.echo(msgspec.json.encode(summary).decode())
-    return EXIT_SOME_FAILED if totals.failed else 0
+    return EXIT_SOME_FAILED if totals.failed or ended.is_broke else 0
 
 
 def _table(ended: Ended, seconds: float) -> Table:

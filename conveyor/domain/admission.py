@@ -44,6 +44,7 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 from conveyor.domain.sharding import shard_of
+from conveyor.domain.spending import open_budget
 
 
 class Path(Enum):
@@ -189,7 +190,7 @@ def add_batch(
 
 def _run_writes(run: Run, batches: Sequence[Batch], tasks: Sequence[Task]) -> list[Write]:
     counts = counts_of(tasks)
-    writes: list[Write] = [Insert(RunKey(run.job_id, run.run_id), run)]
+    writes: list[Write] = [Insert(RunKey(run.job_id, run.run_id), run), *open_budget(run)]
     for shard in range(run.shard_count):
         stats = Stats(job_id=run.job_id, run_id=run.run_id, shard=shard, status=GateStatus.OPEN)
         seeded = msgspec.structs.replace(stats, **counts.get(shard, {}))

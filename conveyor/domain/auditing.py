@@ -12,7 +12,8 @@ import msgspec
 
 from conveyor.domain.ids import TaskId
 from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
-from conveyor.domain.model import FailureReason, Run, Task, TaskStatus, Totals
+from conveyor.domain.model import FailureReason, Run, Task, TaskStatus
+from conveyor.domain.totals import Totals
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from conveyor.domain.budget import Budget, Share
 from conveyor.domain.events import Event, Feed
 from conveyor.domain.export import Export
 from conveyor.domain.hooks import SigningKeys
@@ -43,6 +44,8 @@ Row = (
     | Schedule
     | Export
     | JobInput
+    | Budget
+    | Share
 )
 R = TypeVar(
     "R",
@@ -60,6 +63,8 @@ R = TypeVar(
     Schedule,
     Export,
     JobInput,
+    Budget,
+    Share,
 )
 
 
@@ -134,6 +139,17 @@ class InputKey(Key[JobInput], frozen=True):
     input_id: InputId
 
 
+class BudgetKey(Key[Budget], frozen=True):
+    job_id: JobId
+    run_id: RunId
+
+
+class ShareKey(Key[Share], frozen=True):
+    job_id: JobId
+    run_id: RunId
+    holder: str
+
+
 AnyKey = (
     JobKey
     | RunKey
@@ -149,6 +165,8 @@ AnyKey = (
     | ScheduleKey
     | ExportKey
     | InputKey
+    | BudgetKey
+    | ShareKey
 )
 
 
@@ -156,12 +174,14 @@ class Guard(msgspec.Struct, frozen=True):
     """Facts that must hold for the row as it is now.
 
     `status_in`: its status is one of these. `equals`: these fields have these values.
-    `lapsed`: this field, an instant, lies before that instant.
+    `lapsed`: this field, an instant, lies before that instant. `at_least`: this field, a number,
+    is that or more.
     """
 
     status_in: frozenset[str] | None = None
     equals: tuple[tuple[str, Any], ...] = ()
     lapsed: tuple[str, float] | None = None
+    at_least: tuple[str, int] | None = None
 
 
 ANY = Guard()
@@ -219,7 +239,7 @@ def is_tally(change: Change) -> bool:
     return (
         isinstance(flip, Update)
         and isinstance(count, Update)
-        and not (count.values or count.guard.equals or count.guard.lapsed)
+        and not (count.values or count.guard.equals or count.guard.lapsed or count.guard.at_least)
     )
 
 

@@ -33,9 +33,9 @@ from conveyor.domain.model import (
     Run,
     RunFailure,
     Scrub,
-    Totals,
 )
 from conveyor.domain.payloads import run_facts, run_payload
+from conveyor.domain.totals import Totals
 
 _EVENT_OF = {
     "completed": EventType.RUN_COMPLETED,
@@ -136,6 +136,8 @@ def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Ch
         "metadata": None,
         "webhook": None,
         "active_run_id": None,
+        "budget": None,
+        "host_limits": None,
     }
     guard = Guard(
         status_in=lifecycle.sources(JOB, "deleted"),

@@ -87,6 +87,7 @@ def make_run(job: Job, schedule: Schedule, run_id: RunId, *, now: float) -> tupl
         last_batch_received=True,
         ingest_status=IngestStatus.PENDING,
         retried=schedule.total,
+        budget=job.budget,
     )
     batch = admission.make_batch(run, FIRST_BATCH, schedule.source, total=schedule.total, now=now)
     return run, batch

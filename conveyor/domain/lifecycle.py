@@ -20,9 +20,9 @@ from conveyor.domain.model import (
     Run,
     RunStatus,
     TaskStatus,
-    Totals,
 )
 from conveyor.domain.schedules import ScheduleStatus
+from conveyor.domain.totals import Totals
 
 Status = TypeVar("Status", bound=StrEnum)
 Table = Mapping[str, tuple[frozenset[Status], Status]]

@@ -11,7 +11,9 @@ from enum import StrEnum
 import msgspec
 
 from conveyor.domain import limits
+from conveyor.domain.budget import BudgetCap
 from conveyor.domain.hooks import Try
+from conveyor.domain.hosts import HostLimits
 from conveyor.domain.ids import BatchId, CallerId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.inputs import UploadedList
 
@@ -208,6 +210,8 @@ class Job(msgspec.Struct, frozen=True):
     active_run_id: RunId | None = None
     type: JobType = JobType.REGULAR
     result_ttl_days: int = limits.RESULT_TTL_DAYS
+    budget: BudgetCap | None = None
+    host_limits: HostLimits | None = None
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -237,6 +241,7 @@ class Run(msgspec.Struct, frozen=True):
     scheduled_for: float | None = None
     expires_at: float | None = None
     sweep_at: float | None = None
+    budget: BudgetCap | None = None
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -366,34 +371,3 @@ class TaskRef(msgspec.Struct, frozen=True, array_like=True):
     run_id: RunId
     task_id: TaskId
     shard: int
-
-
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's counters: the sum of its stats rows."""
-
-    admitted: int = 0
-    done: int = 0
-    successful: int = 0
-    failed: int = 0
-    reasons: dict[str, int] = {}
-    credits: int = 0
-    cost_micros: int = 0
-    retrying: int = 0
-
-
-def sum_stats(rows: list[Stats]) -> Totals:
-    reasons = {
-        reason.value: count
-        for reason in FailureReason
-        if (count := sum(getattr(row, reason.value) for row in rows))
-    }
-    return Totals(
-        admitted=sum(row.admitted for row in rows),
-        done=sum(row.done for row in rows),
-        successful=sum(row.successful for row in rows),
-        failed=sum(row.failed for row in rows),
-        reasons=reasons,
-        credits=sum(row.credits for row in rows),
-        cost_micros=sum(row.cost_micros for row in rows),
-        retrying=sum(row.retrying for row in rows),
-    )

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from conveyor.domain.ids import notice_id
-from conveyor.domain.model import Job, Run, Totals
+from conveyor.domain.model import Job, Run
+from conveyor.domain.totals import Totals
 
 TEST_EVENT = "webhook.test"
 _NOWHERE = "test"

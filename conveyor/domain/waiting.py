@@ -12,7 +12,8 @@ from enum import StrEnum
 import msgspec
 
 from conveyor.domain.lifecycle import RUN_LIVE
-from conveyor.domain.model import PauseState, Run, Totals
+from conveyor.domain.model import PauseState, Run
+from conveyor.domain.totals import Totals
 
 
 class WaitReason(StrEnum):

@@ -1,4 +1,4 @@
-"""Coordinator: shared permits that cap how much of a job is in flight (SPEC 6.7), and marks.
+"""Coordinator: shared permits that cap how much of a job is in flight (SPEC 6.7, 6.13), and marks.
 
 Leases save work and keep caps; they never guard truth. Forgetting every lease is harmless. Marks
 are what processes let each other know: short, short-lived, and harmless to forget, too.
@@ -9,7 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from conveyor.domain.ids import JobId, LeaseId, RunId
+
+
+class Door(msgspec.Struct, frozen=True):
+    """The way to one host for one job: at most `cap` behind it, one every `spacing_s` through it.
+
+    Somebody late may be made up for within `HOST_SLACK_S`.
+    """
+
+    job_id: JobId
+    host: str
+    cap: int
+    spacing_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.job_id}/{self.host}"
 
 
 class Coordinator(Protocol):
@@ -21,6 +39,9 @@ class Coordinator(Protocol):
     - Releasing frees the place at once; releasing again, or a lost lease, is fine.
     - Jobs share nothing.
     - A mark stands until its time is over or its owner leaves another on the same subject.
+    - Nobody passes a door beyond its cap, nor sooner than its spacing allows: in any T seconds at
+      most 1 + (T + HOST_SLACK_S) / spacing_s.
+    - Doors, and the leases of their jobs, share nothing. Who is refused at one has used up nothing.
     - Any method may raise Unavailable.
     """
 
@@ -28,6 +49,9 @@ class Coordinator(Protocol):
         self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
     ) -> list[LeaseId]:
         """Takes up to `count_max` leases while the job stays within `cap`; never waits."""
+
+    async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
+        """Goes through each door in turn, never waits: a lease, or None where it is shut."""
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
         """Gives leases a new life of `ttl_s`; answers those that had none left."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from conveyor.domain.budget import Price
 from conveyor.domain.model import FailureReason, Method, Problem, RunFailure
 
 
@@ -30,13 +31,17 @@ class ScrapeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scraped(msgspec.Struct, frozen=True, kw_only=True):
-    """The site (or the gateway for it) answered with a page that counts as a success."""
+    """The site (or the gateway for it) answered with a page that counts as a success.
+
+    Where `cost_known` is false it may have cost anything up to its price.
+    """
 
     status: int
     content_type: str
     body: bytes
     credits: int = 0
     cost_micros: int = 0
+    cost_known: bool = True
 
 
 class NotScraped(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +57,7 @@ class NotScraped(msgspec.Struct, frozen=True, kw_only=True):
     run_failure: RunFailure | None = None
     credits: int = 0
     cost_micros: int = 0
+    cost_known: bool = True
 
 
 Outcome = Scraped | NotScraped
@@ -64,6 +70,10 @@ class Gateway(Protocol):
     - A call ends within `deadline_s`, with `timeout` as its reason when it ran out.
     - No body larger than `body_bytes_max`, decoded, is returned or held.
     - Cancelling a call closes its connection promptly.
+    - No call costs more than `price` says for its parameters.
     """
+
+    def price(self, params: Mapping[str, str]) -> Price:
+        """The most that one call with these parameters may cost."""
 
     async def scrape(self, request: ScrapeRequest) -> Outcome: ...

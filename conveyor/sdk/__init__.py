@@ -16,6 +16,7 @@ from conveyor.sdk.downloads import Downloaded
 from conveyor.sdk.errors import ApiError, BadId, InvalidTask, SdkError, Unreachable
 from conveyor.sdk.retrying import RetryPolicy
 from conveyor.sdk.trio_client import TrioClient
+from conveyor.wire.limits import BudgetInput, HostLimitInput, HostLimitsInput
 from conveyor.wire.requests import (
     CreateJobInputRequest,
     CsvFields,
@@ -65,6 +66,7 @@ __all__ = [
     "ApiError",
     "AuditResponse",
     "BadId",
+    "BudgetInput",
     "Cadence",
     "CalendarInput",
     "Client",
@@ -81,6 +83,8 @@ __all__ = [
     "HmacKeyFinalized",
     "HmacKeyList",
     "HmacKeyMeta",
+    "HostLimitInput",
+    "HostLimitsInput",
     "InvalidTask",
     "JobResponse",
     "JobSchedule",

@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from conveyor.sdk.errors import UNEXPECTED, ApiError, BadId, error_from
+from conveyor.wire.limits import BudgetInput
 from conveyor.wire.requests import CreateJobInputRequest, SubmitJobRequest, TaskInput, WebhookInput
 from conveyor.wire.responses import (
     AddTasksResponse,
@@ -151,6 +152,10 @@ def get_run(job_id: str, run_id: str) -> Call[RunResponse]:
 
 def delete_run(job_id: str, run_id: str) -> Call[None]:
     return Call("DELETE", _run_path(job_id, run_id), type(None))
+
+
+def set_budget(job_id: str, budget: BudgetInput) -> Call[JobResponse]:
+    return Call("PUT", _path(job_id, "budget"), JobResponse, body=msgspec.json.encode(budget))
 
 
 def stop(job_id: str) -> Call[RunResponse]:

@@ -18,6 +18,7 @@ from conveyor.sdk.downloads import (
 )
 from conveyor.sdk.errors import ApiError, SdkError
 from conveyor.sdk.polling import Pace, run_of
+from conveyor.wire.limits import BudgetInput
 from conveyor.wire.requests import CreateJobInputRequest, SubmitJobRequest, TaskInput, WebhookInput
 from conveyor.wire.responses import (
     AddTasksResponse,
@@ -117,6 +118,10 @@ class Client(Connection):
 
     def run(self, job_id: str, run_id: str) -> RunResponse:
         return self._ask(calls.get_run(job_id, run_id))
+
+    def set_budget(self, job_id: str, budget: BudgetInput) -> JobResponse:
+        """Another budget for a job: a run that waits for it goes on."""
+        return self._ask(calls.set_budget(job_id, budget))
 
     def stop(self, job_id: str) -> RunResponse:
         """Stops the latest run; its `receipt` tells what was let go."""

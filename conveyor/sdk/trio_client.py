@@ -17,6 +17,7 @@ from conveyor.sdk.downloads import (
 from conveyor.sdk.errors import ApiError, SdkError
 from conveyor.sdk.polling import Pace, run_of
 from conveyor.sdk.trio_connection import TrioConnection
+from conveyor.wire.limits import BudgetInput
 from conveyor.wire.requests import CreateJobInputRequest, SubmitJobRequest, TaskInput, WebhookInput
 from conveyor.wire.responses import (
     AddTasksResponse,
@@ -118,6 +119,10 @@ class TrioClient(TrioConnection):
 
     async def run(self, job_id: str, run_id: str) -> RunResponse:
         return await self._ask(calls.get_run(job_id, run_id))
+
+    async def set_budget(self, job_id: str, budget: BudgetInput) -> JobResponse:
+        """Another budget for a job: a run that waits for it goes on."""
+        return await self._ask(calls.set_budget(job_id, budget))
 
     async def stop(self, job_id: str) -> RunResponse:
         """Stops the latest run; its `receipt` tells what was let go."""

@@ -10,8 +10,9 @@ import msgspec
 from conveyor.domain import ingestion, limits
 from conveyor.domain.errors import Conflict
 from conveyor.domain.lifecycle import TASK_TERMINAL, TASK_UNFINISHED
-from conveyor.domain.model import FailureReason, RowsOf, Run, Task, TaskStatus, Totals
+from conveyor.domain.model import FailureReason, RowsOf, Run, Task, TaskStatus
 from conveyor.domain.queries import TasksOf
+from conveyor.domain.totals import Totals
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import totals_of
 

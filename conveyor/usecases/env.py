@@ -30,7 +30,8 @@ class Policy:
 
     `at_once_max` is how many tasks the engine takes in one transaction with their job. `targets`
     is what our own fetches may reach; None when a gateway elsewhere
-    fetches. `webhooks` is what our deliveries may reach.
+    fetches. `webhooks` is what our deliveries may reach. `knows_costs` when the gateway has prices
+    in money.
     """
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
@@ -40,6 +41,7 @@ class Policy:
     targets: TargetPolicy | None = field(default_factory=TargetPolicy)
     webhooks: TargetPolicy = field(default_factory=TargetPolicy)
     teardown_s: float = 5.0
+    knows_costs: bool = True
 
     def path_for(self, tasks_count: int) -> Path:
         return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)

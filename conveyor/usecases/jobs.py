@@ -12,8 +12,10 @@ import msgspec
 
 from conveyor.domain import admission, endings, limits
 from conveyor.domain.admission import Path
+from conveyor.domain.budget import BudgetCap
 from conveyor.domain.changes import Applied, BatchKey, JobKey, RunKey, Stale
 from conveyor.domain.errors import Conflict, InvalidArgument
+from conveyor.domain.hosts import HostLimits
 from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, RunId
 from conveyor.domain.model import (
     Batch,
@@ -25,13 +27,13 @@ from conveyor.domain.model import (
     RunStatus,
     Task,
     TaskSpec,
-    Totals,
     Webhook,
 )
 from conveyor.domain.params import Params, derive_format
 from conveyor.domain.sharding import pin_shard_count
 from conveyor.domain.submission import Secrets, TaskDraft
-from conveyor.usecases import ingest, inputs, runs, staging
+from conveyor.domain.totals import Totals
+from conveyor.usecases import budgets, ingest, inputs, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import is_tombstone, need_latest_run, own_job, totals_of
 from conveyor.usecases.staging import OnInvalid
@@ -56,6 +58,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int | None = None
     priority: int = 1
     result_ttl_days: int = limits.RESULT_TTL_DAYS
+    budget: BudgetCap | None = None
+    host_limits: HostLimits | None = None
     api_key: str | None = None
 
 
@@ -72,6 +76,7 @@ class Accepted(msgspec.Struct, frozen=True):
 async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: JobId) -> Accepted:
     """Makes the job and its first run, or finds them and finishes what was begun."""
     refuse_empty(request)
+    budgets.check_cap(env, request.budget)
     job = job_from(env, caller, request, job_id)
     existing = await env.store.read(JobKey(job_id))
     if existing is not None and existing.caller == caller:
@@ -187,6 +192,8 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
         runs_count=1,
         latest_run_id=run_id,
         active_run_id=run_id,
+        budget=request.budget,
+        host_limits=request.host_limits,
     )
     return with_shards_for(env, job, len(request.drafts))
 
@@ -213,6 +220,7 @@ def _first_run(env: Env, job: Job) -> Run:
         updated_at=job.created_at,
         shard_count=job.shard_count,
         last_batch_received=job.status is JobStatus.CLOSED,
+        budget=job.budget,
     )
 
 

@@ -6,9 +6,10 @@ from conveyor.domain.changes import JobKey, RunKey, TaskKey
 from conveyor.domain.errors import NotFound
 from conveyor.domain.ids import CallerId, JobId, RunId, TaskId, is_task_id, is_ulid
 from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
-from conveyor.domain.model import Job, Run, Task, Totals, sum_stats
+from conveyor.domain.model import Job, Run, Task
 from conveyor.domain.queries import StatsOf
 from conveyor.domain.sharding import shard_of
+from conveyor.domain.totals import Totals, sum_stats
 from conveyor.usecases.env import Env
 
 _NO_JOB = "There is no such job."

@@ -11,7 +11,8 @@ from conveyor.domain import limits, waiting
 from conveyor.domain.changes import JobKey
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import RUN_LIVE
-from conveyor.domain.model import Run, Totals
+from conveyor.domain.model import Run
+from conveyor.domain.totals import Totals
 from conveyor.domain.waiting import Facts, Presence, Sighting, Waiting
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.env import Env

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from conveyor.domain.lifecycle import RUN_LIVE, seen_status
-from conveyor.domain.model import Run, RunStatus, Totals
+from conveyor.domain.model import Run, RunStatus
 from conveyor.domain.queries import RunsIn
+from conveyor.domain.totals import Totals
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import totals_of
 from conveyor.usecases.outlook import Outlook, look_at

@@ -23,9 +23,9 @@ from conveyor.domain.model import (
     Source,
     Task,
     TaskStatus,
-    Totals,
 )
 from conveyor.domain.queries import BatchesOf, TasksOf
+from conveyor.domain.totals import Totals
 from conveyor.usecases import ingest
 from conveyor.usecases.choosing import EVERY_STATUS, Choice, count_chosen
 from conveyor.usecases.env import Env
@@ -202,6 +202,7 @@ def _next_run(env: Env, job: Job, previous: Run, run_id: RunId, *, path: Path) -
         last_batch_received=True,
         ingest_status=IngestStatus.PENDING if path is Path.LATER else None,
         rerun_of=previous.run_id,
+        budget=job.budget,
     )
 
 

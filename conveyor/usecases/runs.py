@@ -10,8 +10,9 @@ from conveyor.domain.changes import Applied, JobKey, RunKey
 from conveyor.domain.errors import Conflict, NotFound
 from conveyor.domain.ids import CallerId, EventId, JobId, RunId, is_ulid
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
-from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus, Totals
+from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus
 from conveyor.domain.queries import BatchesOf, RunsOf
+from conveyor.domain.totals import Totals
 from conveyor.ports.signals import Receipt
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import latest_run, own_job, own_run, totals_of

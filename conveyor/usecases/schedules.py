@@ -14,7 +14,7 @@ from conveyor.domain.lifecycle import JOB_VISIBLE, SCHEDULE_FIRES
 from conveyor.domain.model import Job, JobType, Source
 from conveyor.domain.queries import DueSchedules
 from conveyor.domain.schedules import Overlap, Rule, Schedule, ScheduleStatus, next_after
-from conveyor.usecases import inputs, staging
+from conveyor.usecases import budgets, inputs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission, job_from, with_shards_for
 from conveyor.usecases.lookups import own_job
@@ -46,6 +46,7 @@ async def submit(
         raise InvalidArgument("A scheduled job cannot be open.", pointer="/status")
     if not request.drafts and request.input_id is None:
         raise InvalidArgument("A scheduled job needs at least one task.", pointer="/tasks")
+    budgets.check_cap(env, request.budget)
     existing = await env.store.read(JobKey(job_id))
     if existing is not None and existing.caller == caller:
         return await _own(env, caller, job_id)

@@ -20,6 +20,7 @@ from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.inputs import ListFormat, ListSpec
 from conveyor.domain.submission import TaskDraft
+from conveyor.wire.limits import BudgetInput, HostLimitsInput
 from conveyor.wire.schedules import JobSchedule, UpdateScheduleStateRequest
 
 T = TypeVar("T")
@@ -159,6 +160,8 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             description="How many days results are kept after their run has ended.",
         ),
     ] = limits.RESULT_TTL_DAYS
+    budget: BudgetInput | None = None
+    host_limits: HostLimitsInput | None = None
 
 
 class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -206,6 +209,7 @@ _TEST_WEBHOOK = msgspec.json.Decoder(WebhookInput)
 _SCHEDULE = msgspec.json.Decoder(JobSchedule)
 _SCHEDULE_STATE = msgspec.json.Decoder(UpdateScheduleStateRequest)
 _CREATE_INPUT = msgspec.json.Decoder(CreateJobInputRequest)
+_BUDGET = msgspec.json.Decoder(BudgetInput)
 
 
 def decode_submit(body: bytes) -> SubmitJobRequest:
@@ -270,6 +274,10 @@ def _csv_spec_of(given: CsvInput) -> ListSpec:
                 pointer=f"/csv/fields/{name}",
             )
     return spec
+
+
+def decode_budget(body: bytes) -> BudgetInput:
+    return _decode(_BUDGET, body)
 
 
 def drafts_of(tasks: list[TaskInput]) -> list[TaskDraft]:

@@ -29,6 +29,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.schedules import ScheduleStatus
 from conveyor.domain.waiting import WaitReason
+from conveyor.wire.limits import BudgetInput, BudgetResponse, HostLimitsInput
 from conveyor.wire.schedules import JobSchedule, SkippedFires
 
 Ulid = Annotated[str, Meta(pattern=ULID_PATTERN)]
@@ -72,6 +73,13 @@ class Spend(msgspec.Struct, frozen=True):
 
     credits: Count
     cost: Annotated[float, Meta(ge=0)]
+
+
+class TaskSpend(msgspec.Struct, frozen=True):
+    """What a task was charged, over all its tries and for the latest."""
+
+    total: Spend
+    last_attempt: Spend
 
 
 class RunStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -133,6 +141,7 @@ class RunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     eta_seconds: (
         Annotated[int, Meta(ge=0, description="If it goes on as it went lately.")] | None
     ) = None
+    budget: BudgetResponse | None = None
 
 
 class WebhookResponse(msgspec.Struct, frozen=True):
@@ -163,6 +172,8 @@ class JobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     next_scheduled_run: Instant | None = None
     skipped_fires: Annotated[list[SkippedFires], Meta(description="The latest of them.")] = []
     latest_run: RunResponse | None = None
+    budget: BudgetInput | None = None
+    host_limits: HostLimitsInput | None = None
 
 
 class SubmitJobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -217,6 +228,7 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, str] | None = None
     error: Problem | None = None
     source_run_id: Ulid | None = None
+    spend: TaskSpend | None = None
 
 
 class ListResultsResponse(msgspec.Struct, frozen=True):

@@ -7,23 +7,16 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from conveyor.domain.budget import MICROS, Budget
 from conveyor.domain.events import Event
 from conveyor.domain.export import Export, ExportStatus
 from conveyor.domain.formats import ENCODERS
 from conveyor.domain.lifecycle import RUN_TERMINAL, seen_status
-from conveyor.domain.model import (
-    Attempt,
-    Job,
-    Method,
-    PauseState,
-    Run,
-    Task,
-    TaskStatus,
-    Totals,
-    Webhook,
-)
+from conveyor.domain.model import Attempt, Job, Method, PauseState, Run, Task, TaskStatus, Webhook
 from conveyor.domain.schedules import Schedule, Skip, upcoming
+from conveyor.domain.totals import Totals
 from conveyor.domain.waiting import Waiting
+from conveyor.wire.limits import budget_view, cap_view, host_limits_view
 from conveyor.wire.responses import (
     EventResponse,
     ExportResponse,
@@ -35,14 +28,13 @@ from conveyor.wire.responses import (
     TaskHistoryEvent,
     TaskHistoryResponse,
     TaskResult,
+    TaskSpend,
     WaitingResponse,
     WebhookResponse,
 )
 from conveyor.wire.schedules import SkippedFires, schedule_view
 
 HIDDEN = "***"
-
-_MICROS = 1_000_000
 
 
 def instant(at: float) -> str:
@@ -52,7 +44,7 @@ def instant(at: float) -> str:
 
 
 def spend_view(credit_count: int, cost_micros: int) -> Spend:
-    return Spend(credits=credit_count, cost=cost_micros / _MICROS)
+    return Spend(credits=credit_count, cost=cost_micros / MICROS)
 
 
 def run_view(
@@ -61,6 +53,7 @@ def run_view(
     inflight: int,
     waiting: Waiting | None = None,
     eta_s: float | None = None,
+    budget: Budget | None = None,
 ) -> RunResponse:
     """`inflight` may come from leases that overlap a settle: it is clamped to what is left.
 
@@ -103,6 +96,7 @@ def run_view(
         eta_seconds=None if eta_s is None else math.ceil(eta_s),
         scheduled_for=None if run.scheduled_for is None else instant(run.scheduled_for),
         results_expire_at=None if run.expires_at is None else instant(run.expires_at),
+        budget=budget_view(budget),
     )
 
 
@@ -132,6 +126,8 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
         metadata=job.metadata,
         webhook=webhook_view(job.webhook),
         latest_run=latest_run,
+        budget=cap_view(job.budget),
+        host_limits=host_limits_view(job.host_limits),
     )
 
 
@@ -176,6 +172,17 @@ def result_view(job: Job, task: Task, result_url: str | None, *, is_expired: boo
         metadata=task.metadata,
         error=task.problem if task.status is TaskStatus.FAILED else None,
         source_run_id=task.source_run_id,
+        spend=_task_spend(task),
+    )
+
+
+def _task_spend(task: Task) -> TaskSpend | None:
+    if not task.history:
+        return None
+    last = task.history[-1]
+    return TaskSpend(
+        total=spend_view(task.credits, task.cost_micros),
+        last_attempt=spend_view(last.credits, last.cost_micros),
     )
 
 

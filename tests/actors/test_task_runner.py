@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.model import FailureReason, RunStatus
-from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.coordinator import Coordinator, Door
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.usecases import tasks
 from tests.actors.faults import Faults, faulty
@@ -108,6 +108,11 @@ class RememberingCoordinator:
         )
         self.leases += acquired
         return acquired
+
+    async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
+        entered = await self.inner.enter(doors, ttl_s=ttl_s)
+        self.leases += [lease_id for lease_id in entered if lease_id is not None]
+        return entered
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
         return await self.inner.renew(lease_ids, ttl_s=ttl_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,12 +16,14 @@ from actors.gate import FairGate
 from actors.runtime import Supervisor, tree
 from actors.tree import LocalSignals, Mailboxes, worker_tree
 from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
-from conveyor.domain.model import FailureReason, Run, Task, Totals, Webhook
+from conveyor.domain.model import FailureReason, Run, Task, Webhook
 from conveyor.domain.problems import make_problem
 from conveyor.domain.queries import TasksOf
 from conveyor.domain.submission import TaskDraft
+from conveyor.domain.totals import Totals
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system import AesVault, VirtualClock
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
@@ -57,6 +59,12 @@ class ScriptedGateway:
     calls: Counter[str] = field(default_factory=Counter)
     inflight_count: int = 0
     inflight_max: int = 0
+    prices: Price = field(default_factory=Price)
+    dear_param: tuple[str, Price] = ("", Price())
+
+    def price(self, params: Mapping[str, str]) -> Price:
+        dear_param, dear_price = self.dear_param
+        return dear_price if dear_param in params else self.prices
 
     async def scrape(self, request: ScrapeRequest) -> Outcome:
         self.calls[request.url] += 1

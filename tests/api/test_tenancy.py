@@ -18,6 +18,7 @@ BODIES = {
     "putJobWebhook": {"url": "https://example.com/", "signature": False},
     "updateJobSchedule": {"rate": {"every": 1, "unit": "day"}},
     "updateScheduleState": {"schedule_state": "paused"},
+    "setJobBudget": {"credits": 1},
 }
 
 

@@ -48,6 +48,28 @@ def test_submit_tells_the_job_and_what_to_do_next(caller: Program, site: Site) -
     assert "conveyor jobs watch 01" in ended.out
 
 
+def test_a_job_is_kept_within_limits_and_given_another_budget(caller: Program, site: Site) -> None:
+    options = ("--budget", "credits=10", "--per-host", "2", "--rate", "50")
+    job_id = submit(caller, site, 0, options=(*options, "--open"))
+
+    ended = caller.run("jobs", "budget", job_id, "credits=20", "--json")
+
+    job = told(ended)
+    assert job["budget"] == {"credits": 20}
+    assert job["host_limits"] == {"concurrency": 2, "rate_per_s": 50.0}
+    assert "20 credits, 20 left" in caller.run("jobs", "show", job_id).out
+
+
+@pytest.mark.parametrize("text", ["10", "credits=0", "cost=-1", "cost=", "euros=1"])
+def test_a_budget_that_cannot_be_read_is_refused(caller: Program, site: Site, text: str) -> None:
+    caller.write("list.txt", *pages(site, 0))
+
+    ended = caller.run("jobs", "submit", "list.txt", "--budget", text)
+
+    assert ended.code == 2
+    assert "is not credits=N or cost=N.NN" in ended.err
+
+
 def test_submit_passes_on_what_was_asked_for(caller: Program, site: Site) -> None:
     options = ("--name", "Mine", "--external-id", "mine-1", "--max-inflight", "3")
     more = ("--attempts", "2", "--priority", "4", "--param", 'custom_headers={"A": "b"}', "--open")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from conveyor.domain.budget import BudgetCap, Unit
 from conveyor.domain.changes import (
     Applied,
     BatchKey,
@@ -14,6 +15,7 @@ from conveyor.domain.changes import (
 )
 from conveyor.domain.export import ExportFormat, ExportStatus, Manifest
 from conveyor.domain.hooks import SigningKey, Try
+from conveyor.domain.hosts import HostLimit, HostLimits
 from conveyor.domain.ids import FIRST_BATCH, BatchId, ExportId
 from conveyor.domain.inputs import ListFormat, ListSpec
 from conveyor.domain.model import (
@@ -53,6 +55,7 @@ from tests.builders import (
     RUN,
     T0,
     a_batch,
+    a_budget,
     a_change,
     a_feed,
     a_job,
@@ -61,6 +64,7 @@ from tests.builders import (
     a_run,
     a_schedule,
     a_scrub,
+    a_share,
     a_stats,
     a_task,
     a_ulid,
@@ -79,6 +83,8 @@ PROBLEM = Problem(
     type="about:blank", title="Blocked", status=403, code="blocked", detail="no", instance="/x"
 )
 RESULT = Result("jobs/1/body", 12, "ab" * 32, "text/html; charset=utf-8", 200)
+BUDGET = BudgetCap(Unit.COST, 12_500_000)
+HOST_LIMITS = HostLimits(HostLimit(2, 0.5), {"example.com": HostLimit(rate_per_s=5.0)})
 HISTORY = (Attempt(1, T0, T0 + 1.5, PROBLEM, 1, 25), Attempt(2, T0 + 2, T0 + 3))
 STAGED = StagedList("staged/list", RUN, FIRST_BATCH)
 REPLAY = RowsOf(RUN, frozenset({TaskStatus.FAILED, TaskStatus.PENDING}), FIRST_BATCH)
@@ -111,6 +117,8 @@ BARE: list[Row] = [
     a_schedule(),
     an_export(),
     an_input(),
+    a_budget(),
+    a_share(),
 ]
 FULL: list[Row] = [
     a_job(
@@ -133,6 +141,8 @@ FULL: list[Row] = [
         latest_run_id=RUN,
         active_run_id=RUN,
         type=JobType.SCHEDULED,
+        budget=BUDGET,
+        host_limits=HOST_LIMITS,
     ),
     a_run(
         status=RunStatus.FAILED,
@@ -156,6 +166,7 @@ FULL: list[Row] = [
         scheduled_for=T0 - 60,
         expires_at=T0 + 99,
         sweep_at=T0 + 100,
+        budget=BUDGET,
     ),
     a_batch(
         status=BatchStatus.SEALED,
@@ -242,6 +253,8 @@ FULL: list[Row] = [
         manifest=MANIFEST,
     ),
     an_input(spec=ListSpec(ListFormat.CSV, "link", 3, header=True, quote="'")),
+    a_budget(unit=Unit.COST, cap=2**53, left=-7),
+    a_share(taken=2**53, seq=9),
 ]
 
 

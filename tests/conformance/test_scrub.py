@@ -17,11 +17,13 @@ from tests.builders import (
     T0,
     ManualClock,
     a_batch,
+    a_budget,
     a_job,
     a_notice,
     a_record,
     a_run,
     a_scrub,
+    a_share,
     a_stats,
     a_task,
     an_export,
@@ -40,6 +42,8 @@ def _rows_of_run(run_id: RunId, number: int) -> list[Row]:
         a_task(1, run_id, shard=1),
         a_notice(number, run_id=run_id),
         an_export(number, run_id=run_id),
+        a_budget(run_id),
+        a_share(run_id),
     ]
 
 
@@ -70,6 +74,8 @@ async def test_scrubbing_a_job_removes_all_but_its_own_row_and_its_intents(store
         a_stats(0, foreign_run, job_id=OTHER_JOB),
         a_task(0, foreign_run),
         a_notice(3, run_id=foreign_run, job_id=OTHER_JOB, notice_id=NoticeId("FOREIGN")),
+        a_budget(foreign_run, job_id=OTHER_JOB),
+        a_share(foreign_run, job_id=OTHER_JOB),
     ]
     await keep(store, *doomed, *intents, *foreign)
 
@@ -90,6 +96,7 @@ async def test_scrubbing_goes_on_in_bites_until_nothing_is_left(
     bites = [await store.scrub(JOB, run_id, limit=3) for _ in range(4)]
 
     assert bites == [3, 3, 2, 0]
+    assert bites == [3, 3, 3, 0]
     assert await _left(store, doomed) == []
 
 

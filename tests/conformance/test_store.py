@@ -87,6 +87,8 @@ async def test_an_update_sets_values_and_adds_deltas_and_leaves_the_rest(store: 
         Guard(equals=(("claim", 2), ("url", "https://example.com/0"), ("attempts", 0))),
         Guard(equals=(("started_at", None), ("reason", FailureReason.BLOCKED))),
         Guard(lapsed=("claim_until", T0 + 0.5)),
+        Guard(at_least=("claim", 2)),
+        Guard(at_least=("claim", -1), equals=(("claim", 2),)),
         Guard(
             status_in=frozenset({"pending"}), equals=(("claim", 2),), lapsed=("claim_until", T0 + 1)
         ),
@@ -111,6 +113,8 @@ FAILING = [
     Guard(equals=(("started_at", T0),)),
     Guard(equals=(("reason", None),)),
     Guard(lapsed=("claim_until", T0)),
+    Guard(at_least=("claim", 3)),
+    Guard(at_least=("claim", 3), lapsed=("claim_until", T0 + 1)),
     Guard(lapsed=("claim_until", T0 - 1)),
     Guard(status_in=frozenset({"pending"}), equals=(("claim", 2),), lapsed=("claim_until", T0)),
 ]

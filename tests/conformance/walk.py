@@ -8,7 +8,7 @@ with the newest row, receipt or claim, some with one that was overtaken. Answers
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
@@ -25,9 +25,10 @@ from conveyor.domain.changes import (
     TaskKey,
     Verdict,
 )
-from conveyor.domain.ids import JobId, LeaseId, RunId
+from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import GATE, RUN, TASK, sources, target
 from conveyor.domain.model import Batch, GateStatus, Task, TaskStatus
+from conveyor.ports.coordinator import Door
 from conveyor.ports.errors import BlobMissing, QueueGone
 from conveyor.ports.queue import Message
 from tests.builders import (
@@ -42,7 +43,6 @@ from tests.builders import (
     a_scrub,
     a_stats,
     a_task,
-    a_ulid,
     add,
     an_export,
     delete,
@@ -52,12 +52,11 @@ from tests.builders import (
     update,
 )
 from tests.conformance.engines import Engine
+from tests.conformance.picks import RUNS, job_of, newest, some_run, stream
 from tests.conformance.questions import SHARD_COUNT, make_questions
 
 T = TypeVar("T")
 
-RUNS = [(JobId(a_ulid(1)), RunId(a_ulid(11))), (JobId(a_ulid(1)), RunId(a_ulid(12)))]
-RUNS += [(JobId(a_ulid(2)), RunId(a_ulid(21)))]
 OPEN_GATE = frozenset({GateStatus.OPEN.value})
 NOT_CLOSED = sources(GATE, "closed")
 
@@ -90,7 +89,7 @@ class Walker:
         return await VERBS[step.verb](self, step.pick, step.other)
 
     async def admit(self, pick: int, other: int) -> object:
-        job_id, run_id = _some_run(pick)
+        job_id, run_id = some_run(pick)
         job = a_job(job_id, updated_at=self.clock.now())
         run = a_run(run_id, job_id=job_id, sequence=int(run_id), updated_at=self.clock.now())
         batch = a_batch(run_id, job_id=job_id, epoch=1, updated_at=self.clock.now())
@@ -105,7 +104,7 @@ class Walker:
         )
 
     async def admit_inline(self, pick: int, other: int) -> object:
-        job_id, run_id = _some_run(pick)
+        job_id, run_id = some_run(pick)
         # Further on than the opening's ingest: the next one meets a row that is already there.
         index = 2 + pick % 4
         task = a_task(index, run_id, shard=index % SHARD_COUNT, url="https://inline.example")
@@ -115,7 +114,7 @@ class Walker:
         return await self._commit([change])
 
     async def ingest(self, pick: int, other: int) -> object:
-        batch = _newest(self.batches, pick)
+        batch = newest(self.batches, pick)
         if batch is None:
             return None
         indexes = range(batch.done, batch.done + other % 4)
@@ -135,14 +134,14 @@ class Walker:
         return self._seen(await self.engine.store.put_chunk(chunk))
 
     async def take_over(self, pick: int, other: int) -> object:
-        batch = _newest(self.batches, pick)
+        batch = newest(self.batches, pick)
         if batch is None:
             return None
         guard = Guard(equals=(("epoch", batch.epoch), ("cursor", None)))
         return await self._commit([a_change(update(batch, guard, epoch=batch.epoch + 1))])
 
     async def claim(self, pick: int, other: int) -> object:
-        message = _newest(self.messages, pick)
+        message = newest(self.messages, pick)
         if message is None:
             return None
         ref = message.ref
@@ -162,14 +161,14 @@ class Walker:
 
     async def settle(self, pick: int, other: int) -> object:
         """Two of the claims in hand, in one call; one may be of the same task and overtaken."""
-        picked = [_newest(self.claims, pick), _newest(self.claims, other)]
+        picked = [newest(self.claims, pick), newest(self.claims, other)]
         changes = []
         for number, task in enumerate(picked):
             if task is None:
                 continue
             event = "succeeded" if (pick + number) % 3 else "failed"
             guard = Guard(sources(TASK, event), equals=(("claim", task.claim),))
-            stats = a_stats(task.shard, task.run_id, job_id=_job_of(task.run_id))
+            stats = a_stats(task.shard, task.run_id, job_id=job_of(task.run_id))
             counts = {"done": 1, target(TASK, event).value: 1, "credits": other}
             changes.append(
                 a_change(
@@ -180,7 +179,7 @@ class Walker:
         return await self._commit(changes)
 
     async def hand_back(self, pick: int, other: int) -> object:
-        task = _newest(self.claims, pick)
+        task = newest(self.claims, pick)
         if task is None:
             return None
         guard = Guard(sources(TASK, "released"), equals=(("claim", task.claim),))
@@ -188,14 +187,14 @@ class Walker:
         return await self._commit([change])
 
     async def shut_gate(self, pick: int, other: int) -> object:
-        job_id, run_id = _some_run(pick)
+        job_id, run_id = some_run(pick)
         event = "draining" if other % 3 else "closed"
         stats = a_stats(other % SHARD_COUNT, run_id, job_id=job_id)
         guard = Guard(sources(GATE, event))
         return await self._commit([a_change(update(stats, guard, status=target(GATE, event)))])
 
     async def end_run(self, pick: int, other: int) -> object:
-        job_id, run_id = _some_run(pick)
+        job_id, run_id = some_run(pick)
         run = a_run(run_id, job_id=job_id)
         guard = Guard(sources(RUN, "stopped"))
         ended = update(run, guard, status=target(RUN, "stopped"), updated_at=self.clock.now())
@@ -215,27 +214,27 @@ class Walker:
         )
 
     async def forget(self, pick: int, other: int) -> object:
-        task = _newest(self.claims, pick)
+        task = newest(self.claims, pick)
         forgotten = [a_change(delete(a_record(f"key-{other % 2}")))]
         if task is not None and other % 2:
             forgotten.append(a_change(delete(task, Guard(equals=(("claim", task.claim),)))))
         return await self._commit(forgotten)
 
     async def plan_scrub(self, pick: int, other: int) -> object:
-        job_id, run_id = _some_run(pick)
+        job_id, run_id = some_run(pick)
         scrub = a_scrub(pick, job_id=job_id, run_id=run_id, due_at=self.clock.now() + other)
         return await self._commit([a_change(insert(scrub))])
 
     async def plan_fire(self, pick: int, other: int) -> object:
         """A schedule that appears, or one that moves on if it is where it was thought to be."""
         fire_at = self.clock.now() + other if pick % 4 else None
-        schedule = a_schedule(_some_run(pick)[0], next_fire_at=fire_at, version=other % 2)
+        schedule = a_schedule(some_run(pick)[0], next_fire_at=fire_at, version=other % 2)
         guard = Guard(equals=(("version", other % 3),))
         moved = update(schedule, guard, next_fire_at=fire_at, version=other % 3 + 1)
         return await self._commit([a_change(moved if other % 2 else insert(schedule))])
 
     async def plan_export(self, pick: int, other: int) -> object:
-        job_id, run_id = _some_run(pick)
+        job_id, run_id = some_run(pick)
         due_at = self.clock.now() + other
         export = an_export(pick, job_id=job_id, run_id=run_id, due_at=due_at)
         expiring = update(a_run(run_id, job_id=job_id), sweep_at=due_at)
@@ -243,7 +242,7 @@ class Walker:
 
     async def scrub(self, pick: int, other: int) -> object:
         """In bites, to the end: which rows go first is the engine's business."""
-        job_id, run_id = _some_run(pick)
+        job_id, run_id = some_run(pick)
         total = 0
         while count := await self.engine.store.scrub(
             job_id, run_id if other % 2 else None, limit=other + 1
@@ -255,12 +254,12 @@ class Walker:
         return await self.engine.store.purge(self.clock.now())
 
     async def look(self, pick: int, other: int) -> object:
-        key = _newest(list(self.keys), pick)
+        key = newest(list(self.keys), pick)
         return None if key is None else await self._read(key)
 
     async def ask(self, pick: int, other: int) -> object:
-        after = _newest(self.messages, other)
-        run = _some_run(pick)
+        after = newest(self.messages, other)
+        run = some_run(pick)
         behind = after.ref.task_id if after else None
         questions = make_questions(*run, now=self.clock.now(), after=behind, limit=1 + other)
         return await questions[pick % len(questions)](self.engine.store)
@@ -274,7 +273,7 @@ class Walker:
         return refs
 
     async def receive(self, pick: int, other: int) -> object:
-        _, run_id = _some_run(pick)
+        _, run_id = some_run(pick)
         try:
             received = await self.engine.queue.receive(run_id, count_max=other, visibility_s=10)
         except QueueGone:
@@ -294,26 +293,32 @@ class Walker:
         await self.engine.queue.bounce(self._picked(pick, other), delay_s=other)
 
     async def open_run(self, pick: int, other: int) -> None:
-        await self.engine.queue.open_run(_some_run(pick)[1])
+        await self.engine.queue.open_run(some_run(pick)[1])
 
     async def close_run(self, pick: int, other: int) -> None:
-        await self.engine.queue.close_run(_some_run(pick)[1])
+        await self.engine.queue.close_run(some_run(pick)[1])
 
     async def acquire(self, pick: int, other: int) -> object:
-        job_id, run_id = _some_run(pick)
+        job_id, run_id = some_run(pick)
         taken = await self.engine.coordinator.acquire(
             job_id, run_id, count_max=other, cap=4, ttl_s=10
         )
         self.leases += taken
         return len(taken)
 
+    async def enter(self, pick: int, other: int) -> object:
+        door = Door(some_run(pick)[0], "example.com", cap=2, spacing_s=other % 3)
+        taken = await self.engine.coordinator.enter([door, door], ttl_s=10)
+        self.leases += [lease for lease in taken if lease is not None]
+        return [lease is not None for lease in taken]
+
     async def renew(self, pick: int, other: int) -> object:
-        picked = [lease for n in (pick, other) if (lease := _newest(self.leases, n)) is not None]
+        picked = [lease for n in (pick, other) if (lease := newest(self.leases, n)) is not None]
         lost = await self.engine.coordinator.renew(picked, ttl_s=10)
         return sorted(n for n, lease in enumerate(self.leases) if lease in lost)
 
     async def release(self, pick: int, other: int) -> None:
-        lease = _newest(self.leases, pick)
+        lease = newest(self.leases, pick)
         await self.engine.coordinator.release([] if lease is None else [lease])
 
     async def put_body(self, pick: int, other: int) -> object:
@@ -322,7 +327,7 @@ class Walker:
         parts = [b"x" * pick, b"y" * other]
         if pick % 3:
             return await self.engine.blobs.put(key, parts)
-        return await self.engine.blobs.put_stream(key, _stream(parts))
+        return await self.engine.blobs.put_stream(key, stream(parts))
 
     async def delete_bodies(self, pick: int, other: int) -> object:
         prefix = f"jobs/{pick % 2}" if other % 2 else f"jobs/{pick % 2}/{other % 2}"
@@ -374,27 +379,8 @@ class Walker:
         self.keys |= dict.fromkeys(key_of(row) for row in rows)
 
     def _picked(self, pick: int, other: int) -> list[Message]:
-        picked = [_newest(self.messages, pick), _newest(self.messages, other)]
+        picked = [newest(self.messages, pick), newest(self.messages, other)]
         return [message for message in picked if message is not None]
-
-
-async def _stream(pieces: list[bytes]) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield piece
-
-
-def _newest(things: Sequence[T], number: int) -> T | None:
-    """The thing in hand that is `number` back from the newest."""
-    return things[-1 - number % len(things)] if things else None
-
-
-def _some_run(number: int) -> tuple[JobId, RunId]:
-    """Mostly the first: work that gathers in one place meets itself."""
-    return RUNS[max(0, number % 6 - 3)]
-
-
-def _job_of(run_id: RunId) -> JobId:
-    return next(job_id for job_id, each in RUNS if each == run_id)
 
 
 WORK = ("admit", "ingest", "receive", "claim", "settle")

@@ -30,9 +30,9 @@ from conveyor.domain.model import (
     RunFailure,
     RunStatus,
     Scrub,
-    Totals,
     Webhook,
 )
+from conveyor.domain.totals import Totals
 from tests.builders import JOB, OTHER_RUN, RUN, T0, a_job, a_run
 
 HOOKED = a_job(

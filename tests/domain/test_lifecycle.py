@@ -17,8 +17,8 @@ from conveyor.domain.model import (
     NoticeStatus,
     RunStatus,
     TaskStatus,
-    Totals,
 )
+from conveyor.domain.totals import Totals
 from tests.builders import T0, a_run
 
 # Written out by hand, so that a slip in a table shows up as a difference.

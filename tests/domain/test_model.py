@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from conveyor.domain.model import FailureReason, Stats, Totals, sum_stats
+from conveyor.domain.model import FailureReason, Stats
+from conveyor.domain.totals import Totals, sum_stats
 from tests.builders import a_stats
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from conveyor.domain.model import PauseState, RunStatus, Totals
+from conveyor.domain.model import PauseState, RunStatus
+from conveyor.domain.totals import Totals
 from conveyor.domain.waiting import Facts, Presence, Sighting, WaitReason, eta_s, explain
 from tests.builders import T0, a_run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.cli.program import Program
 from tests.e2e.programs import Server, until
 
 pytestmark = pytest.mark.slow
@@ -86,6 +88,27 @@ def test_pages_come_through_the_gateway_with_the_callers_key_and_cost(tmp_path: 
     assert {query["apikey"] for query in asked} == {"rich"}
     assert {query["js_render"] for query in asked} == {"true"}
     assert sorted(query["url"] for query in asked) == [f"https://example.com/{n}" for n in range(5)]
+
+
+def test_a_list_is_scraped_as_far_as_its_budget_goes_and_on_with_a_larger_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "list.txt").write_text(
+        "\n".join(f"https://example.com/{number}" for number in range(10))
+    )
+    settings = {"CONVEYOR_DATA_DIR": "data", "CONVEYOR_CREDIT_COST": "0.001"}
+    with a_gateway() as (url, asked):
+        program = Program(tmp_path, {**settings, "CONVEYOR_GATEWAY_URL": f"{url}?apikey=rich"})
+        command = ("scrape", "list.txt", "-o", "out", "--json", "--budget")
+
+        first = program.run(*command, "cost=0.0045")
+        asked_first = len(asked)
+        second = program.run(*command, "cost=0.5")
+
+    assert (first.code, second.code) == (1, 0)
+    assert "The budget is spent with 4 of 10 pages done." in first.err
+    assert json.loads(second.lines[-1])["successful"] == 10
+    assert (asked_first, len(asked)) == (4, 10)
 
 
 def test_an_account_without_credit_fails_the_run_and_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain import events, export, hooks, inputs, lifecycle, limits, model, schedules
+from conveyor.domain import (
+    budget,
+    events,
+    export,
+    hooks,
+    hosts,
+    inputs,
+    lifecycle,
+    limits,
+    model,
+    schedules,
+)
 from conveyor.domain.changes import Row
 from conveyor.domain.errors import Refused
 from conveyor.domain.params import PARAMS
@@ -59,6 +70,11 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     inputs.JobInput,
     inputs.UploadedList,
     inputs.ListSpec,
+    budget.Budget,
+    budget.Share,
+    budget.BudgetCap,
+    hosts.HostLimits,
+    hosts.HostLimit,
 )
 
 _HEADING = re.compile(r"^#+ ((?:\d+\.)*\d+) ", re.MULTILINE)

@@ -11,20 +11,12 @@ from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.changes import JobKey, RunKey
 from conveyor.domain.ids import BatchId, CallerId, JobId, RunId
 from conveyor.domain.lifecycle import TASK_TERMINAL
-from conveyor.domain.model import (
-    FailureReason,
-    GateStatus,
-    Job,
-    Run,
-    Task,
-    TaskRef,
-    TaskStatus,
-    Totals,
-)
+from conveyor.domain.model import FailureReason, GateStatus, Job, Run, Task, TaskRef, TaskStatus
 from conveyor.domain.problems import make_problem
 from conveyor.domain.queries import StatsOf, TasksOf
 from conveyor.domain.settlement import AlreadyDone, Claimed, Settled
 from conveyor.domain.submission import TaskDraft
+from conveyor.domain.totals import Totals
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system import AesVault
 from conveyor.ports.errors import QueueGone

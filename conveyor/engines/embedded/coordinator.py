@@ -6,15 +6,23 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from random import Random
 
+from conveyor.domain import limits
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.engines.embedded.database import Database
 from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import Door
 
 _FORGET_DEAD = "DELETE FROM leases WHERE job_id = ? AND expires_at <= ?"
 _COUNT = "SELECT count(*) FROM leases WHERE job_id = ?"
 _TAKE = "INSERT INTO leases (lease_id, job_id, run_id, expires_at) VALUES (?, ?, ?, ?)"
 _RENEW = "UPDATE leases SET expires_at = ? WHERE lease_id = ? AND expires_at > ?"
 _RELEASE = "DELETE FROM leases WHERE lease_id = ?"
+_NEXT_AT = "SELECT next_at FROM doors WHERE name = ?"
+_STEP_THROUGH = """
+INSERT INTO doors (name, next_at) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET next_at = excluded.next_at
+"""
+_FORGET_DOORS = "DELETE FROM doors WHERE next_at < ?"
 _COUNT_LIVE = "SELECT count(*) FROM leases WHERE run_id = ? AND expires_at > ?"
 
 _FORGET_OLD_MARKS = "DELETE FROM marks WHERE expires_at <= ?"
@@ -38,12 +46,23 @@ class SqliteCoordinator:
         minted = [LeaseId(f"{self._random.getrandbits(128):032x}") for _ in range(count_max)]
 
         def op(connection: sqlite3.Connection) -> list[LeaseId]:
-            connection.execute(_FORGET_DEAD, (job_id, now))
-            (live_count,) = connection.execute(_COUNT, (job_id,)).fetchone()
-            taken = minted[: max(0, cap - live_count)]
-            rows = [(lease_id, job_id, run_id, now + ttl_s) for lease_id in taken]
+            free = _free_count(connection, job_id, cap, now)
+            rows = [(lease_id, job_id, run_id, now + ttl_s) for lease_id in minted[:free]]
             connection.executemany(_TAKE, rows)
-            return taken
+            return minted[:free]
+
+        return await self._database.write(op)
+
+    async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
+        now = self._clock.now()
+        minted = [LeaseId(f"{self._random.getrandbits(128):032x}") for _ in doors]
+
+        def op(connection: sqlite3.Connection) -> list[LeaseId | None]:
+            connection.execute(_FORGET_DOORS, (now - ttl_s,))
+            return [
+                lease_id if _enter(connection, door, lease_id, now, ttl_s) else None
+                for door, lease_id in zip(doors, minted, strict=True)
+            ]
 
         return await self._database.write(op)
 
@@ -91,3 +110,24 @@ class SqliteCoordinator:
             return [text for (text,) in connection.execute(_MARKS, (subject, now))]
 
         return await self._database.glance(op)
+
+
+def _free_count(connection: sqlite3.Connection, pool: str, cap: int, now: float) -> int:
+    connection.execute(_FORGET_DEAD, (pool, now))
+    (live_count,) = connection.execute(_COUNT, (pool,)).fetchone()
+    return max(0, cap - int(live_count))
+
+
+def _enter(
+    connection: sqlite3.Connection, door: Door, lease_id: LeaseId, now: float, ttl_s: float
+) -> bool:
+    """Who is behind a door has a lease of a pool of its own, which is no run's."""
+    (next_at,) = connection.execute(_NEXT_AT, (door.name,)).fetchone() or (0.0,)
+    if door.spacing_s and now < next_at - limits.HOST_SLACK_S:
+        return False
+    if not _free_count(connection, door.name, door.cap, now):
+        return False
+    connection.execute(_TAKE, (lease_id, door.name, "", now + ttl_s))
+    if door.spacing_s:
+        connection.execute(_STEP_THROUGH, (door.name, max(next_at, now) + door.spacing_s))
+    return True

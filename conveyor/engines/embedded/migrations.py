@@ -49,7 +49,7 @@ def load_scripts() -> dict[int, str]:
         key=lambda entry: entry.name,
     )
     numbers = [int(script.name.split("_")[0]) for script in scripts]
-    assert len(set(numbers)) == len(numbers), numbers
+    assert numbers == list(range(1, len(scripts) + 1)), numbers
     return {
         number: script.read_text(encoding="utf-8")
         for number, script in zip(numbers, scripts, strict=True)

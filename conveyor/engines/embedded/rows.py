@@ -15,9 +15,11 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from conveyor.domain.budget import Budget, Share
 from conveyor.domain.changes import (
     AnyKey,
     BatchKey,
+    BudgetKey,
     EventKey,
     ExportKey,
     FeedKey,
@@ -28,6 +30,7 @@ from conveyor.domain.changes import (
     RunKey,
     ScheduleKey,
     ScrubKey,
+    ShareKey,
     SigningKeysKey,
     StatsKey,
     TaskKey,
@@ -146,6 +149,8 @@ SIGNING_KEYS = _table("signing_keys", SigningKeys, "caller")
 SCHEDULES = _table("schedules", Schedule, "job_id")
 EXPORTS = _table("exports", Export, "job_id", "run_id", "export_id")
 INPUTS = _table("job_inputs", JobInput, "input_id")
+BUDGETS = _table("budgets", Budget, "job_id", "run_id")
+SHARES = _table("shares", Share, "job_id", "run_id", "holder")
 
 TABLES: dict[type, Table] = {
     JobKey: JOBS,
@@ -162,4 +167,6 @@ TABLES: dict[type, Table] = {
     ScheduleKey: SCHEDULES,
     ExportKey: EXPORTS,
     InputKey: INPUTS,
+    BudgetKey: BUDGETS,
+    ShareKey: SHARES,
 }

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from conveyor.domain.changes import AnyKey, Delete, Guard, Insert, Row, Update
 from conveyor.engines.embedded.rows import TABLES, Convert, Table
 
-# How many statuses are admitted; the fields that must equal a value; the field that must lapse.
-_Shape = tuple[int | None, tuple[str, ...], str | None]
+# How many statuses are admitted; the fields that must equal a value; the field that must lapse;
+# the field that must be large enough.
+_Shape = tuple[int | None, tuple[str, ...], str | None, str | None]
 
 
 def select(connection: sqlite3.Connection, key: AnyKey) -> Any:
@@ -142,17 +143,21 @@ def _shape(guard: Guard) -> _Shape:
         None if guard.status_in is None else len(guard.status_in),
         tuple([name for name, _ in equals]) if equals else (),
         None if lapsed is None else lapsed[0],
+        None if guard.at_least is None else guard.at_least[0],
     )
 
 
 def _guard_sql(table: Table, shape: _Shape) -> str:
-    status_count, equals, lapsed = shape
+    status_count, equals, lapsed, at_least = shape
     assert {*equals} <= {*table.columns}, (table.name, equals)
     facts = [] if status_count is None else [f"status IN ({', '.join('?' * status_count)})"]
     facts += [f'"{name}" IS ?' for name in equals]
     if lapsed is not None:
         assert lapsed in table.columns, (table.name, lapsed)
         facts.append(f'"{lapsed}" < ?')
+    if at_least is not None:
+        assert at_least in table.columns, (table.name, at_least)
+        facts.append(f'"{at_least}" >= ?')
     return " AND ".join(facts) or "TRUE"
 
 
@@ -161,4 +166,6 @@ def _guard_values(table: Table, guard: Guard) -> list[Any]:
     values += [table.to_column(name, value) for name, value in guard.equals]
     if guard.lapsed is not None:
         values.append(guard.lapsed[1])
+    if guard.at_least is not None:
+        values.append(guard.at_least[1])
     return values

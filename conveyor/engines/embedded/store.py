@@ -38,7 +38,17 @@ from conveyor.engines.embedded import statements
 from conveyor.engines.embedded.database import Database
 from conveyor.engines.embedded.finds import find
 from conveyor.engines.embedded.queue import enqueue
-from conveyor.engines.embedded.rows import BATCHES, EVENTS, EXPORTS, NOTICES, RUNS, STATS, TASKS
+from conveyor.engines.embedded.rows import (
+    BATCHES,
+    BUDGETS,
+    EVENTS,
+    EXPORTS,
+    NOTICES,
+    RUNS,
+    SHARES,
+    STATS,
+    TASKS,
+)
 from conveyor.engines.embedded.tallies import apply_tallies
 from conveyor.ports.clock import Clock
 
@@ -55,6 +65,8 @@ _SCRUBBED = (
     (NOTICES, _OF_JOB, _OF_RUN),
     (EVENTS, _OF_JOB, _OF_RUN),
     (EXPORTS, _OF_JOB, _OF_RUN),
+    (BUDGETS, _OF_JOB, _OF_RUN),
+    (SHARES, _OF_JOB, _OF_RUN),
     (RUNS, _OF_JOB, _OF_RUN),
 )
 

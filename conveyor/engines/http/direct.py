@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import trio
 
+from conveyor.domain.budget import Price
 from conveyor.domain.model import FailureReason, Method
 from conveyor.domain.urls import BadUrl, Target, join, parse_url
 from conveyor.engines.http.outcomes import content_type_of, not_scraped, outcome_of
@@ -65,6 +66,9 @@ class DirectGateway:
     def __init__(self, pool: HttpPool, *, now: Callable[[], float]) -> None:
         self._pool = pool
         self._now = now
+
+    def price(self, params: Mapping[str, str]) -> Price:
+        return Price()
 
     async def scrape(self, request: ScrapeRequest) -> Outcome:
         unsupported = unsupported_params(request.params)

@@ -8,21 +8,30 @@ problem, repr or log line is ever made from a request.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import urlencode
 
 import msgspec
 
+from conveyor.domain.budget import Price, micros_from
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, RunFailure
+from conveyor.domain.pricing import price_of
 from conveyor.domain.urls import Target, parse_url
 from conveyor.engines.http.direct import RETRY_AFTER_S_MAX, USER_AGENT, forwardable
 from conveyor.engines.http.outcomes import content_type_of, not_scraped
 from conveyor.engines.http.params import allowed_statuses
 from conveyor.engines.http.retry_after import parse_retry_after
 from conveyor.net.decoding import ACCEPT_ENCODING
-from conveyor.net.errors import BadRequest, BodyTooLarge, FetchFailed, TimedOut
+from conveyor.net.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ConnectFailed,
+    FetchFailed,
+    NameNotResolved,
+    TimedOut,
+    TlsFailed,
+)
 from conveyor.net.message import Request, Response
 from conveyor.net.pool import HttpPool
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
@@ -38,6 +47,8 @@ _RUN_FAILURES = {
     "subscription_inactive": RunFailure.SUBSCRIPTION_INACTIVE,
     "api_key_cap_reached": RunFailure.API_KEY_CAP_REACHED,
 }
+# Credits of a page, as published: rendering, a premium proxy, both; `mode=auto` decides by itself.
+_NEVER_SENT = (BadRequest, ConnectFailed, NameNotResolved, TlsFailed)
 # A feature outside the plan fails the tasks that ask for it, not the run.
 _FEATURE_NOT_IN_PLAN = "AUTH010"
 
@@ -54,21 +65,36 @@ class _ErrorBody(msgspec.Struct):
 
 
 class _Spend(msgspec.Struct, frozen=True):
-    """Credits, and the cost in millionths of a dollar."""
+    """Credits, and the cost in millionths, where the endpoint says what it charged."""
 
-    credits: int
-    cost_micros: int
+    credits: int | None
+    cost_micros: int | None
 
 
 class ZenrowsGateway:
-    def __init__(self, pool: HttpPool, endpoint_url: str, *, now: Callable[[], float]) -> None:
+    """`credit_micros` is the most that a credit costs; without it calls have no price in money."""
+
+    def __init__(
+        self,
+        pool: HttpPool,
+        endpoint_url: str,
+        *,
+        now: Callable[[], float],
+        credit_micros: int | None = None,
+    ) -> None:
         endpoint = parse_url(endpoint_url)
         if not isinstance(endpoint, Target):
             raise InvalidArgument(f"the gateway's URL is not usable: {endpoint.detail}")
         self._pool = pool
         self._endpoint = endpoint
         self._now = now
+        self._credit_micros = credit_micros
         self.concurrency = Concurrency()
+
+    def price(self, params: Mapping[str, str]) -> Price:
+        credit_count = price_of(params).credits_max
+        micros = self._credit_micros
+        return Price(credit_count, None if micros is None else credit_count * micros)
 
     async def scrape(self, request: ScrapeRequest) -> Outcome:
         allowed = allowed_statuses(request.params)
@@ -92,7 +118,7 @@ class ZenrowsGateway:
             return _unanswered(error)
         self._record(response)
         if wants_body(response.status) and not _run_failure(response):
-            return _scraped(response)
+            return _scraped(response, self.price(request.params))
         return self._failure(response)
 
     def _record(self, response: Response) -> None:
@@ -118,7 +144,7 @@ class ZenrowsGateway:
         )
         spent = _spend(response)
         return msgspec.structs.replace(
-            failure, credits=spent.credits, cost_micros=spent.cost_micros
+            failure, credits=spent.credits or 0, cost_micros=spent.cost_micros or 0
         )
 
 
@@ -173,27 +199,25 @@ def _headers_for(request: ScrapeRequest) -> tuple[tuple[str, str], ...]:
     return (*ours, *custom)
 
 
-def _scraped(response: Response) -> Scraped:
+def _scraped(response: Response, price: Price) -> Scraped:
+    """Pages are charged for, failures are not: a page that does not say counts at its price."""
     spent = _spend(response)
     return Scraped(
         status=response.status,
         content_type=content_type_of(response),
         body=response.body,
-        credits=spent.credits,
-        cost_micros=spent.cost_micros,
+        credits=price.credits if spent.credits is None else spent.credits,
+        cost_micros=spent.cost_micros or 0,
+        cost_known=spent.cost_micros is not None,
     )
 
 
 def _spend(response: Response) -> _Spend:
-    """What the endpoint says it charged; nonsense counts as nothing."""
-    try:
-        cost = float(response.header(b"x-request-cost") or 0)
-    except ValueError:
-        cost = 0.0
-    is_sane = math.isfinite(cost) and 0 <= cost < 1e6
+    """What the endpoint says it charged; nonsense counts as silence."""
+    cost = response.header(b"x-request-cost")
     return _Spend(
-        _whole_number(response.header(b"x-request-credits")) or 0,
-        round(cost * 1e6) if is_sane else 0,
+        _whole_number(response.header(b"x-request-credits")),
+        None if cost is None else micros_from(cost),
     )
 
 
@@ -213,6 +237,11 @@ def _code_of(response: Response) -> str:
 
 
 def _unanswered(error: FetchFailed) -> NotScraped:
+    """No answer says nothing about the bill, unless nothing was ever sent."""
+    return msgspec.structs.replace(_failure_of(error), cost_known=isinstance(error, _NEVER_SENT))
+
+
+def _failure_of(error: FetchFailed) -> NotScraped:
     match error:
         case TimedOut():
             return not_scraped(FailureReason.TIMEOUT, 504, "timeout", error.detail, retryable=True)

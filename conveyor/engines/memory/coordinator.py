@@ -8,8 +8,10 @@ from random import Random
 import msgspec
 import trio
 
+from conveyor.domain import limits
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import Door
 
 
 class _Lease(msgspec.Struct):
@@ -24,11 +26,34 @@ class MemoryCoordinator:
         self._random = random
         self._leases: dict[LeaseId, _Lease] = {}
         self._marks: dict[tuple[str, str], tuple[str, float]] = {}
+        self._next_at: dict[str, float] = {}
 
     async def acquire(
         self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
     ) -> list[LeaseId]:
         await trio.lowlevel.checkpoint()
+        return self._take(job_id, run_id, count_max=count_max, cap=cap, ttl_s=ttl_s)
+
+    async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
+        await trio.lowlevel.checkpoint()
+        return [self._enter(door, ttl_s) for door in doors]
+
+    def _enter(self, door: Door, ttl_s: float) -> LeaseId | None:
+        now = self._clock.now()
+        next_at = self._next_at.get(door.name, 0.0)
+        if door.spacing_s and now < next_at - limits.HOST_SLACK_S:
+            return None
+        # Who is behind a door has a lease of a pool of its own, which is no run's.
+        taken = self._take(JobId(door.name), RunId(""), count_max=1, cap=door.cap, ttl_s=ttl_s)
+        if not taken:
+            return None
+        if door.spacing_s:
+            self._next_at[door.name] = max(next_at, now) + door.spacing_s
+        return taken[0]
+
+    def _take(
+        self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
+    ) -> list[LeaseId]:
         live_count = sum(lease.job_id == job_id for lease in self._live().values())
         count = max(0, min(count_max, cap - live_count))
         expires_at = self._clock.now() + ttl_s

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, assert_never
 
+from conveyor.domain.budget import Budget, Share
 from conveyor.domain.changes import (
     BatchKey,
+    BudgetKey,
     EventKey,
     ExportKey,
     FeedKey,
@@ -18,6 +20,7 @@ from conveyor.domain.changes import (
     RunKey,
     ScheduleKey,
     ScrubKey,
+    ShareKey,
     SigningKeysKey,
     StatsKey,
     TaskKey,
@@ -71,7 +74,11 @@ class Tables:
         self._schedules: dict[Address, Schedule] = {}
         self._exports: dict[Address, Export] = {}
         self._inputs: dict[Address, JobInput] = {}
+        self._budgets: dict[Address, Budget] = {}
+        self._shares: dict[Address, Share] = {}
         self._tables: dict[type, Table] = {
+            BudgetKey: self._budgets,
+            ShareKey: self._shares,
             JobKey: self._jobs,
             RunKey: self._runs,
             BatchKey: self._batches,

@@ -159,6 +159,8 @@ class MemoryStore(Tables):
             self._notices,
             self._events,
             self._exports,
+            self._budgets,
+            self._shares,
             self._runs,
         ]
         for table in tables:
@@ -177,6 +179,8 @@ def _holds(guard: Guard, row: Row) -> bool:
     if guard.status_in is not None and cast("Any", row).status not in guard.status_in:
         return False
     if any(getattr(row, name) != value for name, value in guard.equals):
+        return False
+    if guard.at_least is not None and getattr(row, guard.at_least[0]) < guard.at_least[1]:
         return False
     return guard.lapsed is None or getattr(row, guard.lapsed[0]) < guard.lapsed[1]
 

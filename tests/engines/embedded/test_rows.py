@@ -33,6 +33,7 @@ from tests.builders import (
     RUN,
     T0,
     a_batch,
+    a_budget,
     a_feed,
     a_job,
     a_notice,
@@ -40,6 +41,7 @@ from tests.builders import (
     a_run,
     a_schedule,
     a_scrub,
+    a_share,
     a_stats,
     a_task,
     an_event,
@@ -105,6 +107,8 @@ ROWS = [
     an_input(spec=ListSpec(ListFormat.CSV, url="link", header=True, delimiter="\t")),
     an_export(),
     an_export(key="jobs/1", sha256="ab", error="full"),
+    a_budget(left=-1),
+    a_share(taken=2**53),
 ]
 
 

@@ -6,6 +6,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from conveyor.domain.budget import Price
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, Method, RunFailure
 from conveyor.engines.http.zenrows import Concurrency, ZenrowsGateway
@@ -85,22 +86,62 @@ async def test_custom_headers_and_a_post_body_are_passed_on(pool: HttpPool) -> N
 @pytest.mark.parametrize(
     ("headers", "cost_micros", "spent"),
     [
-        ({"X-Request-Cost": "0.001"}, 1000, 0),
-        ({"X-Request-Cost": "0.0000014", "X-Request-Credits": "25"}, 1, 25),
-        ({"X-Request-Cost": "nan"}, 0, 0),
-        ({"X-Request-Cost": "-1"}, 0, 0),
-        ({"X-Request-Cost": "1e999"}, 0, 0),
-        ({"X-Request-Cost": "free", "X-Request-Credits": "many"}, 0, 0),
-        ({}, 0, 0),
+        ({"X-Request-Cost": "0.001"}, 1000, 5),
+        ({"X-Request-Cost": "0.0000014", "X-Request-Credits": "25"}, 2, 25),
+        ({"X-Request-Cost": "0", "X-Request-Credits": "0"}, 0, 0),
+        ({"X-Request-Cost": "nan"}, None, 5),
+        ({"X-Request-Cost": "-1"}, None, 5),
+        ({"X-Request-Cost": "1e999"}, None, 5),
+        ({"X-Request-Cost": "free", "X-Request-Credits": "many"}, None, 5),
+        ({}, None, 5),
     ],
 )
-async def test_the_cost_of_a_page_is_recorded(
-    pool: HttpPool, headers: dict[str, str], cost_micros: int, spent: int
+async def test_a_page_costs_what_the_answer_says_or_else_its_price(
+    pool: HttpPool, headers: dict[str, str], cost_micros: int | None, spent: int
 ) -> None:
-    outcome = await scrape(pool, reply(b"page", headers=headers))
+    request = a_request(TARGET, params={"js_render": "true"})
+    outcome = await scrape(pool, reply(b"page", headers=headers), request)
 
     assert isinstance(outcome, Scraped)
-    assert (outcome.cost_micros, outcome.credits) == (cost_micros, spent)
+    assert (outcome.cost_micros if outcome.cost_known else None) == cost_micros
+    assert outcome.credits == spent
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, 1),
+        ({"js_render": "false"}, 1),
+        ({"js_render": "True"}, 5),
+        ({"premium_proxy": "true"}, 10),
+        ({"premium_proxy": "true", "js_render": "true"}, 25),
+        ({"mode": "auto"}, 25),
+    ],
+)
+def test_a_call_has_the_price_of_its_parameters(
+    pool: HttpPool, params: dict[str, str], expected: int
+) -> None:
+    url = "https://gateway.example.com/v1/"
+    priced = ZenrowsGateway(pool, url, now=now, credit_micros=276)
+
+    assert priced.price(params) == Price(expected, 276 * expected)
+    assert ZenrowsGateway(pool, url, now=now).price(params) == Price(expected, None)
+
+
+async def test_a_failure_that_names_no_cost_is_free(pool: HttpPool) -> None:
+    outcome = await scrape(pool, error(422))
+
+    assert isinstance(outcome, NotScraped)
+    assert (outcome.credits, outcome.cost_micros, outcome.cost_known) == (0, 0, True)
+
+
+async def test_a_call_that_was_sent_and_not_answered_may_have_cost_its_price(
+    pool: HttpPool,
+) -> None:
+    outcome = await scrape(pool, b"")
+
+    assert isinstance(outcome, NotScraped)
+    assert outcome.cost_known is False
 
 
 async def test_the_cost_of_a_failure_is_recorded_too(pool: HttpPool) -> None:
@@ -203,6 +244,7 @@ async def test_an_unreachable_gateway_may_be_tried_again_and_leaks_no_key(pool: 
 
     assert isinstance(outcome, NotScraped)
     assert outcome.problem.code == "gateway_unreachable"
+    assert outcome.cost_known is True
     assert (outcome.reason, outcome.retryable) == (FailureReason.GATEWAY_ERROR, True)
     assert "CANARY" not in repr(outcome) + repr(gateway) + repr(vars(gateway))
 

@@ -1,0 +1,85 @@
+"""What a poller has on its desk: its run, its leases, and the tasks in hand (SPEC 6.7)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import trio
+
+from actors.doorkeeper import Doorkeeper, Visit
+from actors.gate import FairGate
+from actors.purse import Purse, Toll
+from conveyor.domain.ids import CallerId, LeaseId
+from conveyor.domain.model import Run
+from conveyor.domain.settlement import Claim
+from conveyor.domain.waiting import WaitReason
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A message in hand, its task claimed and its call paid for, where those need it."""
+
+    visit: Visit
+    claim: Claim
+    toll: Toll | None = None
+    is_paid: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Desk:
+    """What the poller's loop shares with the tasks that it started."""
+
+    run: Run
+    spare: list[LeaseId] = field(default_factory=list)
+    acquired_at: dict[LeaseId, float] = field(default_factory=dict)
+    inflight_count: int = 0
+    back_at: float = math.inf
+    misses: int = 0
+    news: trio.Event = field(default_factory=trio.Event)
+    purse: Purse | None = None
+    doors: Doorkeeper | None = None
+    waits_for: WaitReason | None = None
+
+    async def wait_news(self, timeout_s: float) -> None:
+        with trio.move_on_after(timeout_s):
+            await self.news.wait()
+        self.news = trio.Event()
+
+    def take_spare(self, count: int) -> list[LeaseId]:
+        taken, self.spare = self.spare[:count], self.spare[count:]
+        return taken
+
+    def take_old(self, before: float) -> list[LeaseId]:
+        """Spare leases too old to be passed on: the beat keeps only those in use alive."""
+        old = [lease_id for lease_id in self.spare if self.acquired_at[lease_id] < before]
+        self.spare = [lease_id for lease_id in self.spare if lease_id not in old]
+        return old
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """The slot and the lease of one task, which the next one may have before it is all over."""
+
+    desk: Desk
+    gate: FairGate
+    caller: CallerId
+    lease_id: LeaseId
+    is_aside: bool = False
+
+    def make_room(self) -> None:
+        if self.gate.step_aside(self.caller, self.desk.run.run_id):
+            self.is_aside = True
+            self._pass_on_lease()
+
+    def leave(self) -> None:
+        if self.is_aside:
+            self.gate.leave()
+        else:
+            self.gate.give_back(self.caller, self.desk.run.run_id, 1)
+            self._pass_on_lease()
+
+    def _pass_on_lease(self) -> None:
+        self.desk.inflight_count -= 1
+        self.desk.spare.append(self.lease_id)
+        self.desk.news.set()

@@ -1,0 +1,74 @@
+"""What a run may spend, who has taken how much of it, and what a call may cost (SPEC 5.3, 6.12)."""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from enum import StrEnum
+
+import msgspec
+
+from conveyor.domain.ids import JobId, RunId
+
+MICROS = 1_000_000
+_COST_MAX = Decimal(10**9)
+
+
+class Unit(StrEnum):
+    """What a budget is counted in: credits, or millionths of the gateway's money."""
+
+    CREDITS = "credits"
+    COST = "cost"
+
+
+class BudgetCap(msgspec.Struct, frozen=True):
+    """The most that each run of a job may spend."""
+
+    unit: Unit
+    amount: int
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """The budget of one run. `left` is what nobody has taken: it pays for calls to come."""
+
+    job_id: JobId
+    run_id: RunId
+    unit: Unit
+    cap: int
+    left: int
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What one holder has taken of a run's budget for good or for now, and never spends above.
+
+    `seq` counts its changes: one of unknown outcome cannot happen after the next.
+    """
+
+    job_id: JobId
+    run_id: RunId
+    holder: str
+    taken: int
+    seq: int
+
+
+class Price(msgspec.Struct, frozen=True):
+    """The most that one call may cost; no money where the gateway cannot tell."""
+
+    credits: int = 0
+    cost_micros: int | None = 0
+
+    def in_unit(self, unit: Unit) -> int:
+        if unit is Unit.CREDITS:
+            return self.credits
+        assert self.cost_micros is not None, "a budget in money, and a gateway without prices"
+        return self.cost_micros
+
+
+def micros_from(text: str) -> int | None:
+    """Decimal text as millionths, rounded up; None for anything but a sane amount."""
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        return None
+    if not amount.is_finite() or not 0 <= amount < _COST_MAX:
+        return None
+    return int((amount * MICROS).to_integral_value(ROUND_CEILING))

@@ -1,0 +1,40 @@
+"""Host limits: which holds for which host, and how long to wait for a turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.domain import hosts, limits
+from conveyor.domain.hosts import HostLimit, HostLimits
+
+
+def test_a_host_that_is_named_has_its_own_limits_and_no_others() -> None:
+    special = HostLimit(rate_per_s=0.5)
+    given = HostLimits(HostLimit(concurrency=2), {"slow.example": special})
+
+    assert given.limit_for("slow.example") == special
+    assert given.limit_for("fast.example") == HostLimit(concurrency=2)
+
+
+def test_the_host_of_a_url_is_told_without_its_port_and_in_lower_case() -> None:
+    assert hosts.host_of("https://WWW.Example.com:8443/a?b") == "www.example.com"
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        (HostLimit(rate_per_s=5.0), 0.2),
+        (HostLimit(concurrency=4), 0.5),
+        (HostLimit(concurrency=4, rate_per_s=1.0), 1.0),
+        (HostLimit(), 0.0),
+    ],
+)
+def test_turns_come_as_often_as_the_stricter_limit_allows(limit: HostLimit, seconds: float) -> None:
+    assert hosts.turn_s(limit, fetch_s=2.0) == pytest.approx(seconds)
+
+
+def test_a_wait_is_bounded_and_short_while_the_pace_is_a_guess() -> None:
+    assert hosts.wait_s(100.0, now=99.0, is_sure=True) == 1.0
+    assert hosts.wait_s(100.0, now=200.0, is_sure=True) == limits.HOST_WAIT_S_MIN
+    assert hosts.wait_s(10_000.0, now=0.0, is_sure=True) == limits.BOUNCE_S_MAX
+    assert hosts.wait_s(10_000.0, now=0.0, is_sure=False) == limits.BOUNCE_S_MIN
