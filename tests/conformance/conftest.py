@@ -13,6 +13,7 @@ from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from tests.builders import ManualClock
+from tests.conformance.coordinators import COORDINATORS
 from tests.conformance.engines import ENGINES, Engine
 
 
@@ -44,6 +45,9 @@ def blobs(engine: Engine) -> Blobs:
     return engine.blobs
 
 
-@pytest.fixture
-def coordinator(engine: Engine) -> Coordinator:
-    return engine.coordinator
+@pytest.fixture(params=sorted(COORDINATORS))
+async def coordinator(
+    request: pytest.FixtureRequest, clock: ManualClock
+) -> AsyncIterator[Coordinator]:
+    async with COORDINATORS[request.param](request.param, request, clock) as coordinator:
+        yield coordinator

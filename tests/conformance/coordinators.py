@@ -1,0 +1,61 @@
+"""The coordinators that the laws are run against, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Any
+
+import pytest
+
+from conveyor.engines.redis.coordinator import RedisCoordinator
+from conveyor.engines.redis.link import RedisLink, Script, open_link
+from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import Coordinator
+from tests.conformance.engines import ENGINES
+
+
+class LinkAt(RedisLink):
+    """Scripts run on the real server, but take the time from a clock of ours."""
+
+    def __init__(self, inner: RedisLink, clock: Clock) -> None:
+        vars(self).update(vars(inner))
+        self._clock = clock
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        now = f"{{ {int(self._clock.now())}, {int(self._clock.now() % 1 * 1e6)} }}"
+        text = script.text.replace("redis.call('TIME')", now)
+        assert now in text
+        return await (await self._contact()).eval(text, keys, args)
+
+
+def a_space() -> str:
+    """A part of a shared server for one test."""
+    return f"test-{SystemRandom().getrandbits(64):x}"
+
+
+@asynccontextmanager
+async def _of_engine(
+    name: str, request: pytest.FixtureRequest, clock: Clock
+) -> AsyncGenerator[Coordinator, None]:
+    tmp_path: Path = request.getfixturevalue("tmp_path")
+    async with ENGINES[name](tmp_path, clock, Random(1)) as engine:
+        yield engine.coordinator
+
+
+@asynccontextmanager
+async def _on_redis(
+    name: str, request: pytest.FixtureRequest, clock: Clock
+) -> AsyncGenerator[Coordinator, None]:
+    async with open_link(request.getfixturevalue(name)) as link:
+        yield RedisCoordinator(LinkAt(link, clock), Random(1), space=a_space())
+
+
+Opener = Callable[[str, pytest.FixtureRequest, Clock], AbstractAsyncContextManager[Coordinator]]
+COORDINATORS: dict[str, Opener] = {
+    **dict.fromkeys(ENGINES, _of_engine),
+    "redis": _on_redis,
+    "redis_cluster": _on_redis,
+}
