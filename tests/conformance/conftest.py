@@ -45,7 +45,12 @@ def blobs(engine: Engine) -> Blobs:
     return engine.blobs
 
 
-@pytest.fixture(params=sorted(COORDINATORS))
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name == "dynamo" else ())
+        for name in sorted(COORDINATORS)
+    ]
+)
 async def coordinator(
     request: pytest.FixtureRequest, clock: ManualClock
 ) -> AsyncIterator[Coordinator]:

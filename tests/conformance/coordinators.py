@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from conveyor.engines.aws.coordinator import DynamoCoordinator
 from conveyor.engines.redis.coordinator import RedisCoordinator
 from conveyor.engines.redis.link import RedisLink, Script, open_link
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
+from tests.aws import a_lean_plane, a_seam, an_access
 from tests.conformance.engines import ENGINES
 
 
@@ -53,9 +55,33 @@ async def _on_redis(
         yield RedisCoordinator(LinkAt(link, clock), Random(1), space=a_space())
 
 
+@asynccontextmanager
+async def _on_dynamo(
+    name: str, request: pytest.FixtureRequest, clock: Clock
+) -> AsyncGenerator[Coordinator, None]:
+    """Clocks do not differ here, so nobody waits for those that do."""
+    table = a_space()
+    async with a_lean_plane(an_access(dynamodb=request.getfixturevalue("ministack"))) as plane:
+        seam = a_seam(plane)
+        await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
+        yield DynamoCoordinator(seam, table, clock=clock, random=Random(1), skew_s=0.0)
+
+
+def a_table_of_leases(name: str) -> dict[str, Any]:
+    """What a coordinator needs of a table."""
+    kinds = {"pk": "HASH", "sk": "RANGE"}
+    return {
+        "TableName": name,
+        "BillingMode": "PAY_PER_REQUEST",
+        "KeySchema": [{"AttributeName": key, "KeyType": kinds[key]} for key in kinds],
+        "AttributeDefinitions": [{"AttributeName": key, "AttributeType": "S"} for key in kinds],
+    }
+
+
 Opener = Callable[[str, pytest.FixtureRequest, Clock], AbstractAsyncContextManager[Coordinator]]
 COORDINATORS: dict[str, Opener] = {
     **dict.fromkeys(ENGINES, _of_engine),
+    "dynamo": _on_dynamo,
     "redis": _on_redis,
     "redis_cluster": _on_redis,
 }
