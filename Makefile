@@ -9,7 +9,8 @@ demo: .venv/.installed
 
 test: check .venv-servers/.installed .venv-localstack/.installed
 	@command -v redis-server >/dev/null \
-		|| { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends redis-server; }
+		|| { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends redis-server; } \
+		|| echo "redis-server cannot be installed here: its tests are skipped"
 	$(BIN)/pytest -n auto --dist loadscope
 
 check: .venv/.installed-test

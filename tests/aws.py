@@ -41,5 +41,6 @@ PLANES: dict[str, OpenPlane] = {"lean": a_lean_plane, "boto": open_boto_plane}
 def a_seam(
     plane: Plane, *, faults: Faults | None = None, crash: CrashPoint | None = None
 ) -> LayeredSeam:
-    """A seam with a meter of its own."""
-    return LayeredSeam(plane=plane, random=Random(1), meter=Meter(), faults=faults, crash=crash)
+    """A seam with a meter of its own, which sees the bytes where the plane counts them."""
+    meter = Meter(traffic=plane.traffic) if isinstance(plane, LeanPlane) else Meter()
+    return LayeredSeam(plane=plane, random=Random(1), meter=meter, faults=faults, crash=crash)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -44,6 +44,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         # Queries and headers carry secrets, and a repr ends up in logs.
         return f"Request({self.method} {self.target.scheme}://{self.target.authority})"
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """A body of known length that comes in pieces; it can be sent once only."""
+
+    pieces: AsyncIterator[bytes]
+    size_bytes: int
 
 
 class Response(msgspec.Struct, frozen=True):

@@ -21,12 +21,12 @@ from conveyor.domain.urls import Target
 from conveyor.net.body import EXCERPT_BYTES, WholeBody, excerpt
 from conveyor.net.dialer import Connect, Dialer, default_tls
 from conveyor.net.errors import TOO_LATE, BadResponse, ConnectionLost, TimedOut
-from conveyor.net.message import Request, Response, encode_request
+from conveyor.net.message import Request, Response, Upload, encode_request
 from conveyor.net.reading import Reading
 from conveyor.net.reply import Reply
 from conveyor.net.resolver import Lookup, Resolver
 from conveyor.net.slots import Lane, PoolLimits, Slots
-from conveyor.net.streaming import Incoming, Upload
+from conveyor.net.streaming import Incoming
 from conveyor.net.tls import TlsWire
 from conveyor.net.watch import Watch
 from conveyor.net.wire import Wire, connect
@@ -120,7 +120,7 @@ class HttpPool:
                     wire = await self._dialer.dial(request.target)
             reading = self._reading(wire, request, deadline)
             try:
-                await reading.ask(head, upload.pieces if upload else None)
+                await reading.ask(head, upload)
                 reading.relax()
                 yield Incoming(reading)
             finally:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import trio
 
-from conveyor.net.errors import TOO_LATE, TimedOut
+from conveyor.net.errors import TOO_LATE, BadRequest, TimedOut
+from conveyor.net.message import Upload
 from conveyor.net.reply import Reply
 from conveyor.net.tls import TlsWire
 from conveyor.net.watch import Watch
@@ -33,23 +32,29 @@ class Reading:
         self._watch = watch
         self._patience_s = patience_s
 
-    async def ask(self, data: bytes, pieces: AsyncIterator[bytes] | None = None) -> None:
+    async def ask(self, data: bytes, upload: Upload | None = None) -> None:
         """Send, and read on until the head of the answer is there."""
         self._press()
         await self.wire.send(data)
-        if pieces is not None:
-            await self._send_all(pieces)
+        if upload is not None:
+            await self._send_all(upload)
         await self._receive()
         while not self.reply.is_head_done:
             await self.more()
 
-    async def _send_all(self, pieces: AsyncIterator[bytes]) -> None:
+    async def _send_all(self, upload: Upload) -> None:
         """Only the peer is watched, not whoever makes the pieces."""
         self.relax()
-        async for piece in pieces:
+        left = upload.size_bytes
+        async for piece in upload.pieces:
+            left -= len(piece)
+            if left < 0:
+                break
             self._press()
             await self.wire.send(piece)
             self.relax()
+        if left:
+            raise BadRequest("the body is not as long as was announced")
         self._press()
 
     async def more(self) -> None:

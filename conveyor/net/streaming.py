@@ -1,19 +1,10 @@
-"""Bodies that are too large to hold: read and sent piece by piece over the pool."""
+"""Bodies that are too large to hold: read piece by piece over the pool."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-
-import msgspec
+from collections.abc import Sequence
 
 from conveyor.net.reading import Reading
-
-
-class Upload(msgspec.Struct, frozen=True):
-    """A body of known length that comes in pieces; it can be sent once only."""
-
-    pieces: AsyncIterator[bytes]
-    size_bytes: int
 
 
 class Incoming:

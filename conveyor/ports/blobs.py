@@ -45,6 +45,13 @@ class Blobs(Protocol):
         """Where a caller may put the body at `key` without us; None when that is not offered, and
         it has to come through `put_stream`."""
 
+    async def download_url(
+        self, key: str, *, content_type: str, filename: str, expires_at: float
+    ) -> str | None:
+        """Where anybody may get the body at `key` without us, as a file of this name and type; it
+        may end before `expires_at`. None when that is not offered, and it has to come through
+        `open`. Whether there is a body is not looked at."""
+
     async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
         """Stores the parts, joined, under a key of the engine's choosing below `prefix`.
 

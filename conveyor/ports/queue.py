@@ -33,13 +33,17 @@ class Queue(Protocol):
     - An acked message never returns.
     - A received message stays hidden for `visibility_s`, then returns by itself.
     - Only the latest receipt of a message speaks for it: acking, bouncing or extending with an
-      older one changes nothing.
+      older one changes nothing. When its own time is over it can still ack; whether it can extend
+      is for the engine to say.
     - Queues of different runs share nothing.
     - Any method may raise Unavailable.
     """
 
     async def open_run(self, run_id: RunId) -> None:
-        """Makes the run's queue; making it again is fine."""
+        """Makes the run's queue; making it again is fine.
+
+        One that was removed can be made again after a minute; until then it may be Unavailable.
+        """
 
     async def close_run(self, run_id: RunId) -> None:
         """Removes the queue and whatever is on it; removing it again is fine."""
@@ -48,7 +52,8 @@ class Queue(Protocol):
         """Puts refs on their runs' queues; returns when every one is there. QueueGone if none."""
 
     async def receive(self, run_id: RunId, *, count_max: int, visibility_s: float) -> list[Message]:
-        """Takes up to `count_max` visible messages, oldest first; never waits; may be empty.
+        """Takes up to `count_max` visible messages, oldest first as far as the queue keeps order;
+        never waits; may be empty, also when there are some.
 
         QueueGone when the run has no queue.
         """

@@ -47,6 +47,7 @@ class SlowBlobs:
         self.open = blobs.open
         self.copy = blobs.copy
         self.upload_url = blobs.upload_url
+        self.download_url = blobs.download_url
         self.delete_prefix = blobs.delete_prefix
 
 

@@ -14,6 +14,7 @@ from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from tests.builders import ManualClock
 from tests.conformance.coordinators import COORDINATORS
+from tests.conformance.bodies import BLOBS
 from tests.conformance.engines import ENGINES, Engine
 
 
@@ -40,9 +41,10 @@ def queue(engine: Engine) -> Queue:
     return engine.queue
 
 
-@pytest.fixture
-def blobs(engine: Engine) -> Blobs:
-    return engine.blobs
+@pytest.fixture(params=sorted(BLOBS))
+async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Blobs]:
+    async with BLOBS[request.param](request, tmp_path) as blobs:
+        yield blobs
 
 
 @pytest.fixture(

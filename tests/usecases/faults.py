@@ -155,6 +155,13 @@ class FaultyBlobs:
     async def upload_url(self, key: str, *, content_type: str, expires_at: float) -> str | None:
         return await self.inner.upload_url(key, content_type=content_type, expires_at=expires_at)
 
+    async def download_url(
+        self, key: str, *, content_type: str, filename: str, expires_at: float
+    ) -> str | None:
+        return await self.inner.download_url(
+            key, content_type=content_type, filename=filename, expires_at=expires_at
+        )
+
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         async with aclosing(self.inner.open(key, start=start)) as pieces:
             while True:

@@ -108,7 +108,10 @@ def _resolve(region: str | None) -> tuple[Any, Any]:
 
 def _frozen(source: Any) -> Credentials:
     keys = source.get_frozen_credentials()
-    return Credentials(keys.access_key, keys.secret_key, keys.token)
+    # Only keys that are renewed have it, and botocore tells it nowhere else.
+    until = getattr(source, "_expiry_time", None)
+    expires_at = until.timestamp() if until is not None else None
+    return Credentials(keys.access_key, keys.secret_key, keys.token, expires_at)
 
 
 def _endpoint_url(session: Any, service: str) -> str:

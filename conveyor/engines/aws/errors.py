@@ -80,6 +80,12 @@ def is_unknown(error: AwsError) -> bool:
     return error.status >= 500 and error.status not in {501, 503, 507}
 
 
+def is_billed(error: AwsError | NoAnswer) -> bool:
+    if isinstance(error, NoAnswer):
+        return error.was_sent
+    return not is_refused_for_now(error)
+
+
 def raise_translated(error: AwsError | NoAnswer, call: str) -> NoReturn:
     """Raises what the ports promise. A refusal that only the caller can judge stays an AwsError."""
     if isinstance(error, NoAnswer):

@@ -32,7 +32,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Meter:
-    """Counts every attempt, retries included: they are billed too."""
+    """Counts every attempt, retries included: most of them are billed too."""
 
     calls: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
@@ -44,10 +44,20 @@ class Meter:
     price_millionths: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
 
+    def count_failure(
+        self, service: str, operation: str, params: Mapping[str, Any], *, is_billed: bool
+    ) -> None:
+        """One attempt that failed: a condition that did not hold costs, a throttle does not."""
+        self.failures[f"{service}.{operation}"] += 1
+        if is_billed:
+            self.count(service, operation, params, {})
+        else:
+            self.calls[f"{service}.{operation}"] += 1
+
     def count(
         self, service: str, operation: str, params: Mapping[str, Any], answer: Mapping[str, Any]
     ) -> None:
-        """One attempt; an empty answer when it failed."""
+        """One attempt, and what was answered."""
         self.calls[f"{service}.{operation}"] += 1
         if service == "dynamodb":
             reads, writes = capacity_of(operation, params, answer)
@@ -105,7 +115,12 @@ def sqs_requests_of(params: Mapping[str, Any], answer: Mapping[str, Any]) -> int
 
 def item_bytes(item: Item) -> int:
     """The size that DynamoDB bills: names and values, in UTF-8."""
-    return sum(len(name.encode()) + _value_bytes(value) for name, value in item.items())
+    size = 0
+    for name, value in item.items():
+        size += len(name) if name.isascii() else len(name.encode())
+        text = value.get("S")  # Most values are plain texts, and every write is weighed.
+        size += len(text) if text is not None and text.isascii() else _value_bytes(value)
+    return size
 
 
 def _value_bytes(value: Mapping[str, Any]) -> int:
@@ -140,7 +155,7 @@ def _read_units(items: Iterable[Item], params: Mapping[str, Any]) -> float:
 
 
 def _write_units(write: Mapping[str, Any]) -> float:
-    size = item_bytes(write["Item"]) if "Item" in write else item_bytes(write["Key"])
+    size = item_bytes(write.get("Item") or write.get("Key", {}))
     if "UpdateExpression" in write:
         size += item_bytes(write.get("ExpressionAttributeValues", {}))
     return _units(size, WRITE_UNIT_BYTES)

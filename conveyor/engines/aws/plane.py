@@ -40,9 +40,9 @@ from conveyor.net.errors import (
     NameNotResolved,
     TlsFailed,
 )
-from conveyor.net.message import Request
+from conveyor.net.message import Request, Upload
 from conveyor.net.pool import HttpPool
-from conveyor.net.streaming import Incoming, Upload
+from conveyor.net.streaming import Incoming
 
 WHOLE_BODY_BYTES_MAX = 64 * 1024 * 1024
 SKEW_S_MAX = 60.0
@@ -82,19 +82,16 @@ class LeanPlane:
             return await self._call_json(service, operation, params, deadline_s)
         if service != "s3" or operation not in s3.OPERATIONS:
             raise ValueError(f"the lean plane has no {service}.{operation}")
-        if not isinstance(params.get("Body", b""), bytes):
+        if operation == "GetObject" or not isinstance(params.get("Body", b""), bytes):
             async with self.open(service, operation, params, deadline_s=deadline_s) as answer:
-                del answer["Body"]
-                return answer
+                body = await _first_bytes(answer.pop("Body"), WHOLE_BODY_BYTES_MAX)
+            return {**answer, "Body": body} if operation == "GetObject" else answer
         body = s3.body_of(operation, params)
         request = await self._s3_request(operation, params, body, deadline_s)
         status, headers, received = await self._fetch(request)
         if status >= 300 or s3.is_hidden_error(operation, received):
             raise self._s3_error(status, headers, received)
-        answer = s3.answer_of(operation, headers, received)
-        if operation == "GetObject":
-            answer["Body"] = received
-        return answer
+        return s3.answer_of(operation, headers, received)
 
     @asynccontextmanager
     async def open(
@@ -108,24 +105,30 @@ class LeanPlane:
         try:
             async with self.pool.open(request, upload) as incoming:
                 if incoming.status >= 300:
-                    received = await _first_bytes(incoming)
+                    received = await _first_bytes(incoming, _ERROR_BODY_BYTES_MAX)
                     raise self._s3_error(incoming.status, incoming.headers, received)
+                self.traffic.sent_bytes += upload.size_bytes if upload else len(body or b"")
                 answer = s3.answer_of(operation, incoming.headers, b"")
                 yield {**answer, "Body": self._counted(incoming)}
         except FetchFailed as error:
             raise _no_answer(error) from error
 
     async def presign(self, operation: str, params: Mapping[str, Any], *, expires_s: int) -> str:
-        """A URL that anybody may use for this one operation on this one object."""
+        """A URL that anybody may use for this one operation on this one object, with the headers
+        that its parameters make. It dies with the keys that sign it, if those go first."""
         entry = s3.OPERATIONS[operation]
         target, scope = await self._s3_target(params)
+        now = self.now() + self.skew_s
+        keys_until = scope.credentials.expires_at
+        if keys_until is not None:
+            expires_s = max(1, min(expires_s, int(keys_until - now)))
         query = presigned_query(
             entry.method,
             target.path_and_query,
             s3.query_of(entry, params),
-            host=target.authority,
+            [("host", target.authority), *s3.headers_of(entry, params)],
             scope=scope,
-            now=self.now() + self.skew_s,
+            now=now,
             expires_s=expires_s,
         )
         return f"{target.url}?{query}"
@@ -271,12 +274,12 @@ def _check_crc32(headers: Headers, body: bytes) -> None:
             raise NoAnswer("the answer was damaged on its way", was_sent=True)
 
 
-async def _first_bytes(incoming: AsyncIterator[bytes]) -> bytes:
+async def _first_bytes(pieces: AsyncIterator[bytes], bytes_max: int) -> bytes:
     kept = bytearray()
-    async for piece in incoming:
+    async for piece in pieces:
         kept += piece
-        if len(kept) > _ERROR_BODY_BYTES_MAX:
-            break
+        if len(kept) > bytes_max:
+            raise NoAnswer(f"the body is larger than {bytes_max} bytes", was_sent=True)
     return bytes(kept)
 
 

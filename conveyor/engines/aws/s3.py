@@ -42,7 +42,15 @@ _READ = {**_IF, "Range": "range", "ChecksumMode": "x-amz-checksum-mode"}
 
 OPERATIONS = {
     "PutObject": Operation("PUT", {}, {**_IF, **_KIND}),
-    "GetObject": Operation("GET", _VERSION, _READ),
+    "GetObject": Operation(
+        "GET",
+        {
+            **_VERSION,
+            "ResponseContentType": "response-content-type",
+            "ResponseContentDisposition": "response-content-disposition",
+        },
+        _READ,
+    ),
     "HeadObject": Operation("HEAD", _VERSION, _READ),
     "DeleteObject": Operation("DELETE", _VERSION, {"IfMatch": "if-match"}),
     "DeleteObjects": Operation("POST", fixed=(("delete", ""),)),

@@ -6,15 +6,15 @@ plane, which makes one attempt: the lean one for data, aioboto3 for the rest and
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import trio
 
 from conveyor.domain.randomness import Random
-from conveyor.engines.aws.errors import AwsError, NoAnswer, raise_translated
+from conveyor.engines.aws.errors import AwsError, NoAnswer, is_billed, raise_translated
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.retrying import ATTEMPTS_MAX, RetryBudget, backoff_s, retry_cost
 
@@ -30,7 +30,7 @@ Answer = dict[str, Any]
 class Seam(Protocol):
     """Parameters and answers are botocore's, without ResponseMetadata. DynamoDB's binary values
     are bytes. PutObject and UploadPart take `Body` as bytes, or as an async iterator beside
-    `ContentLength`, which is sent once only.
+    `ContentLength`, which is sent once only; whoever made the iterator closes it.
 
     Laws:
     - An answer means applied; AwsError means refused, nothing done; Unavailable means unknown.
@@ -116,9 +116,8 @@ class LayeredSeam:
     ) -> T:
         number = 0
         while True:
-            left_s = ends_at - trio.current_time()
             try:
-                answer = await attempt(left_s, service, operation, params)
+                answer = await attempt(ends_at, service, operation, params)
             except (AwsError, NoAnswer) as error:
                 number += 1
                 wait_s = backoff_s(number, self.random)
@@ -134,52 +133,59 @@ class LayeredSeam:
             await trio.sleep(wait_s)
 
     async def _attempt(
-        self, deadline_s: float, service: str, operation: str, params: Params
+        self, ends_at: float, service: str, operation: str, params: Params
     ) -> Answer:
-        await self._before(service, operation, params)
+        await self._before(ends_at, service, operation, params)
+        left_s = ends_at - trio.current_time()
         try:
-            answer = await self.plane.call(service, operation, params, deadline_s=deadline_s)
-        except (AwsError, NoAnswer):
-            self._count_failure(service, operation, params)
+            answer = await self.plane.call(service, operation, params, deadline_s=left_s)
+        except (AwsError, NoAnswer) as error:
+            self._count_failure(service, operation, params, error)
             raise
-        await self._after(service, operation, params, answer)
+        await self._after(ends_at, service, operation, params, answer)
         return answer
 
     async def _open(
-        self, deadline_s: float, service: str, operation: str, params: Params
+        self, ends_at: float, service: str, operation: str, params: Params
     ) -> tuple[AbstractAsyncContextManager[Answer], Answer]:
-        await self._before(service, operation, params)
-        opened = self.plane.open(service, operation, params, deadline_s=deadline_s)
+        await self._before(ends_at, service, operation, params)
+        left_s = ends_at - trio.current_time()
+        opened = self.plane.open(service, operation, params, deadline_s=left_s)
         try:
             answer = await opened.__aenter__()
-        except (AwsError, NoAnswer):
-            self._count_failure(service, operation, params)
+        except (AwsError, NoAnswer) as error:
+            self._count_failure(service, operation, params, error)
             raise
         try:
-            await self._after(service, operation, params, answer)
+            await self._after(ends_at, service, operation, params, answer)
         except BaseException as error:
             await _leave(opened, error)
             raise
         return opened, answer
 
-    async def _before(self, service: str, operation: str, params: Params) -> None:
+    async def _before(self, ends_at: float, service: str, operation: str, params: Params) -> None:
         if self.crash is not None:
             self.crash.passes(f"{service}.{operation}", "before")
         if self.faults is not None:
-            await self.faults.before(service, operation, params)
+            with _until(ends_at, was_sent=False):
+                await self.faults.before(service, operation, params)
 
-    async def _after(self, service: str, operation: str, params: Params, answer: Answer) -> None:
+    async def _after(
+        self, ends_at: float, service: str, operation: str, params: Params, answer: Answer
+    ) -> None:
         if self.meter is not None:
             self.meter.count(service, operation, params, answer)
         if self.faults is not None:
-            await self.faults.after(service, operation, params)
+            with _until(ends_at, was_sent=True):
+                await self.faults.after(service, operation, params)
         if self.crash is not None:
             self.crash.passes(f"{service}.{operation}", "after")
 
-    def _count_failure(self, service: str, operation: str, params: Params) -> None:
+    def _count_failure(
+        self, service: str, operation: str, params: Params, error: AwsError | NoAnswer
+    ) -> None:
         if self.meter is not None:
-            self.meter.count(service, operation, params, {})
-            self.meter.failures[f"{service}.{operation}"] += 1
+            self.meter.count_failure(service, operation, params, is_billed=is_billed(error))
 
 
 def deadline_s_of(service: str, params: Params) -> float:
@@ -187,6 +193,15 @@ def deadline_s_of(service: str, params: Params) -> float:
     if service == "s3":
         return S3_DEADLINE_S
     return DEADLINE_S + float(params.get("WaitTimeSeconds", 0))
+
+
+@contextmanager
+def _until(ends_at: float, *, was_sent: bool) -> Iterator[None]:
+    """An injected delay is bounded by the deadline, as a real one is."""
+    with trio.CancelScope(deadline=ends_at) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise NoAnswer("no answer before the deadline", was_sent=was_sent)
 
 
 async def _leave(opened: AbstractAsyncContextManager[Answer], error: BaseException) -> None:

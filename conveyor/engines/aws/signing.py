@@ -27,6 +27,7 @@ class Credentials(msgspec.Struct, frozen=True):
     access_key: str
     secret_key: str
     token: str | None = None
+    expires_at: float | None = None
 
     def __repr__(self) -> str:
         return "Credentials(***)"
@@ -41,7 +42,12 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 def stamp(now: float) -> str:
-    return datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    return _stamp(int(now))
+
+
+@lru_cache(maxsize=16)
+def _stamp(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def escaped_path(key: str) -> str:
@@ -74,23 +80,36 @@ def authorization(
 
 
 def presigned_query(
-    method: str, path: str, query: Pairs, *, host: str, scope: Scope, now: float, expires_s: int
+    method: str,
+    path: str,
+    query: Pairs,
+    headers: Pairs,
+    *,
+    scope: Scope,
+    now: float,
+    expires_s: int,
 ) -> str:
-    """The query string that lets anybody make this one request until it expires."""
+    """The query string that lets anybody make this one request until it expires.
+
+    It has to come with all of `headers`: their names are lower-case, `host` among them.
+    """
     assert 0 < expires_s <= PRESIGN_S_MAX
     at = stamp(now)
+    headers = sorted(headers)
+    names = ";".join([name for name, _ in headers])
     pairs = [
         *query,
         ("X-Amz-Algorithm", _ALGORITHM),
         ("X-Amz-Credential", f"{scope.credentials.access_key}/{_credential_scope(scope, at)}"),
         ("X-Amz-Date", at),
         ("X-Amz-Expires", str(expires_s)),
-        ("X-Amz-SignedHeaders", "host"),
+        ("X-Amz-SignedHeaders", names),
     ]
     if scope.credentials.token:
         pairs.append(("X-Amz-Security-Token", scope.credentials.token))
     text = canonical_query(pairs)
-    request = f"{method}\n{path}\n{text}\nhost:{host}\n\nhost\n{UNSIGNED}"
+    lines = "".join([f"{name}:{value}\n" for name, value in headers])
+    request = f"{method}\n{path}\n{text}\n{lines}\n{names}\n{UNSIGNED}"
     return f"{text}&X-Amz-Signature={_signature(request, scope, at)}"
 
 

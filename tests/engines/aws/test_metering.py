@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.metering import capacity_of, item_bytes, sqs_requests_of
 from tests.aws import a_seam
 from tests.engines.aws.scripted import THROTTLED, ScriptedPlane
@@ -70,7 +71,9 @@ def test_every_64_kilobytes_of_messages_are_a_request(
     assert sqs_requests_of(params, answer) == requests
 
 
-async def test_retries_are_billed_too(autojump_clock: object) -> None:
+async def test_every_attempt_is_counted_and_a_throttled_one_costs_nothing(
+    autojump_clock: object,
+) -> None:
     seam = a_seam(ScriptedPlane(THROTTLED, {}))
 
     await seam.call("dynamodb", "PutItem", {"Item": KILOBYTE})
@@ -79,6 +82,17 @@ async def test_retries_are_billed_too(autojump_clock: object) -> None:
     assert seam.meter.calls == {"dynamodb.PutItem": 2}
     assert seam.meter.failures == {"dynamodb.PutItem": 1}
     assert seam.meter.retries == {"dynamodb.PutItem": 1}
+    assert seam.meter.write_units == 1
+
+
+async def test_a_condition_that_did_not_hold_costs_all_the_same() -> None:
+    seam = a_seam(ScriptedPlane(AwsError("ConditionalCheckFailedException", "")))
+
+    with pytest.raises(AwsError):
+        await seam.call("dynamodb", "PutItem", {"Item": KILOBYTE})
+
+    assert seam.meter is not None
+    assert seam.meter.write_units == 1
 
 
 async def test_the_price_is_the_sum_of_what_the_list_says() -> None:

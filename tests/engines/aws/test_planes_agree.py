@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -216,6 +217,11 @@ async def test_both_planes_hear_the_same_of_s3(seams: dict[str, LayeredSeam]) ->
             await do("PutObject", **at, Body=key.encode(), Metadata={"who": "me"})
             await do("HeadObject", **at)
             await do("GetObject", **at, Range="bytes=1-3")
+        packed = {"Bucket": bucket, "Key": "packed"}
+        await do(
+            "PutObject", **packed, Body=gzip.compress(b"list", mtime=0), ContentEncoding="gzip"
+        )
+        await do("GetObject", **packed)
         at = {"Bucket": bucket, "Key": "once"}
         etag = (await do("PutObject", **at, Body=b"one", IfNoneMatch="*"))["ETag"]
         await do("PutObject", **at, Body=b"two", IfNoneMatch="*")
@@ -230,7 +236,7 @@ async def test_both_planes_hear_the_same_of_s3(seams: dict[str, LayeredSeam]) ->
         )
         await do("GetObject", Bucket=bucket, Key="copy")
         await upload_in_parts(do, bucket)
-        doomed = [{"Key": key} for key in (*KEYS, "once")]
+        doomed = [{"Key": key} for key in (*KEYS, "once", "packed")]
         await do("DeleteObjects", Bucket=bucket, Delete={"Objects": doomed, "Quiet": True})
         await do("ListObjectsV2", Bucket=bucket)
         heard[name] = do.heard

@@ -148,6 +148,21 @@ class Losing:
         raise LOST
 
 
+class Stalling(Losing):
+    async def before(self, service: str, operation: str, params: Mapping[str, Any]) -> None:
+        await trio.sleep(3600)
+
+
+async def test_an_injected_stall_ends_with_the_deadline(autojump_clock: MockClock) -> None:
+    plane = ScriptedPlane({})
+
+    with pytest.raises(Unavailable):
+        await a_seam(plane, faults=Stalling()).call("dynamodb", "PutItem", PUT)
+
+    assert trio.current_time() == pytest.approx(DEADLINE_S, abs=0.1)
+    assert plane.asked == []
+
+
 async def test_an_injected_fault_can_lose_the_answer_of_what_was_done(
     autojump_clock: MockClock,
 ) -> None:

@@ -135,7 +135,13 @@ def test_a_presigned_url_carries_what_botocore_puts_there(
 
     scope = Scope("s3", "us-east-1", keys)
     made = presigned_query(
-        method, path, list(query.items()), host=HOST, scope=scope, now=NOW, expires_s=expires_s
+        method,
+        path,
+        list(query.items()),
+        [("host", HOST)],
+        scope=scope,
+        now=NOW,
+        expires_s=expires_s,
     )
 
     assert dict(parse_qsl(made, keep_blank_values=True)) == expected

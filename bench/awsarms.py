@@ -1,0 +1,125 @@
+"""The clients of the AWS bench, each run alone in a process of its own.
+
+`python -m bench.awsarms ARM OPERATION URL COUNT INFLIGHT` prints the CPU microseconds per call of
+this process. Connections are opened, and models loaded, before the clock starts.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from random import Random
+from typing import Any
+
+import trio
+
+from conveyor.domain.addresses import TargetPolicy
+from conveyor.engines.aws.boto import open_boto_plane
+from conveyor.engines.aws.credentials import Access, GivenAccess
+from conveyor.engines.aws.metering import Meter
+from conveyor.engines.aws.plane import LeanPlane
+from conveyor.engines.aws.seam import LayeredSeam, Plane
+from conveyor.engines.aws.signing import Credentials
+from conveyor.net.pool import HttpPool
+
+DEADLINE_S = 60.0
+
+
+def _row(number: int) -> dict[str, Any]:
+    return {
+        "pk": {"S": "Job#01JD0000000000000000000000#TS3"},
+        "sk": {"S": f"Task#01JD0000000000000000000001#{number:026}"},
+        "status": {"S": "pending"},
+        "index": {"N": str(number)},
+        "url": {"S": f"https://example.com/a/page/somewhere?id={number}"},
+        "claim": {"N": "0"},
+        "attempts": {"N": "0"},
+        "created_at": {"N": "1790000000.123"},
+    }
+
+
+_KEY = {name: _row(1)[name] for name in ("pk", "sk")}
+CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ReceiveMessage": (
+        "sqs",
+        {
+            "QueueUrl": "http://127.0.0.1/000000000000/run",
+            "MaxNumberOfMessages": 10,
+            "VisibilityTimeout": 60,
+            "MessageSystemAttributeNames": ["ApproximateReceiveCount"],
+        },
+    ),
+    "UpdateItem": (
+        "dynamodb",
+        {
+            "TableName": "conveyor",
+            "Key": _KEY,
+            "UpdateExpression": "SET #s = :done, claim = :next",
+            "ConditionExpression": "claim = :was AND #s IN (:pending)",
+            "ExpressionAttributeNames": {"#s": "status"},
+            "ExpressionAttributeValues": {
+                ":done": {"S": "done"},
+                ":pending": {"S": "pending"},
+                ":was": {"N": "2"},
+                ":next": {"N": "3"},
+            },
+            "ReturnValues": "UPDATED_NEW",
+        },
+    ),
+    "BatchWriteItem": (
+        "dynamodb",
+        {"RequestItems": {"conveyor": [{"PutRequest": {"Item": _row(n)}} for n in range(25)]}},
+    ),
+    "PutObject": (
+        "s3",
+        {"Bucket": "conveyor", "Key": "bodies/01JD/0001-1", "Body": b"x" * 20_000},
+    ),
+}
+
+
+@asynccontextmanager
+async def _a_lean_plane(access: Access) -> AsyncGenerator[LeanPlane, None]:
+    pool = HttpPool(TargetPolicy(allow_private=True))
+    yield LeanPlane(access=access, pool=pool, now=time.time)
+    pool.close()
+
+
+async def measure(arm: str, operation: str, url: str, count: int, inflight: int) -> float:
+    service, params = CALLS[operation]
+    access = GivenAccess("us-east-1", Credentials("AKIDEXAMPLE", "secret"), {service: url})
+    opened = open_boto_plane(access) if arm == "aioboto3" else _a_lean_plane(access)
+    async with opened as plane:
+        call = partial(_caller(arm, plane), service, operation, params)
+
+        async def work(numbers: Iterator[int]) -> None:
+            for _ in numbers:
+                await call()
+
+        async def all_at_once(count: int) -> None:
+            numbers = iter(range(count))
+            async with trio.open_nursery() as nursery:
+                for _ in range(inflight):
+                    nursery.start_soon(work, numbers)
+
+        await all_at_once(4 * inflight)
+        started_at = time.process_time()
+        await all_at_once(count)
+        return (time.process_time() - started_at) / count * 1e6
+
+
+def _caller(arm: str, plane: Plane) -> Any:
+    match arm:
+        case "seam":
+            return LayeredSeam(plane=plane, random=Random(1)).call
+        case "metered":
+            return LayeredSeam(plane=plane, random=Random(1), meter=Meter()).call
+        case _:
+            return partial(plane.call, deadline_s=DEADLINE_S)
+
+
+if __name__ == "__main__":
+    name, asked, address, calls, at_once = sys.argv[1:]
+    print(trio.run(measure, name, asked, address, int(calls), int(at_once)))

@@ -1,0 +1,224 @@
+"""SqsQueue: an SQS queue for each run, made and removed with it (SPEC 6.1).
+
+What SQS does not tell is reckoned here. It grants an extension with a receipt that has lapsed, and
+then hides a message that somebody else may have in hand; so this engine knows until when each of
+its receipts speaks, and is silent afterwards. A queue that was made a moment ago may seem to be
+missing: for that long it is asked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from typing import Any
+
+import trio
+
+from conveyor.domain.ids import RunId
+from conveyor.domain.model import TaskRef
+from conveyor.domain.randomness import Random
+from conveyor.engines.aws import queues
+from conveyor.engines.aws.batches import ENTRIES_MAX, all_entries, at_once, raised
+from conveyor.engines.aws.envelopes import opened, sealed
+from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.seam import Answer, Params, Seam
+from conveyor.ports.clock import Clock
+from conveyor.ports.errors import QueueGone
+from conveyor.ports.queue import Depth, Message
+
+log = logging.getLogger(__name__)
+
+NEW_S = 2.0
+NEW_PAUSE_S = 0.2
+VISIBILITY_S_MAX = 12 * 3600
+URLS_MAX = 10_000
+HELD_MAX = 10_000
+
+_VISIBLE = "ApproximateNumberOfMessages"
+_HIDDEN = ("ApproximateNumberOfMessagesNotVisible", "ApproximateNumberOfMessagesDelayed")
+_RECEIVES = "ApproximateReceiveCount"
+
+
+@dataclass(slots=True, kw_only=True)
+class SqsQueue:
+    """`prefix` begins the names of the queues."""
+
+    seam: Seam
+    clock: Clock
+    random: Random
+    prefix: str
+    _urls: dict[RunId, str] = field(default_factory=dict)
+    _new_until: dict[RunId, float] = field(default_factory=dict)
+    _held: dict[str, float] = field(default_factory=dict)
+    _dry: set[RunId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        assert queues.PREFIX.match(self.prefix)
+
+    async def open_run(self, run_id: RunId) -> None:
+        url = await queues.make(self.seam, self.prefix + run_id, queues.RUN_ATTRIBUTES)
+        self._remember(run_id, url)
+        self._new_until[run_id] = trio.current_time() + NEW_S
+
+    async def close_run(self, run_id: RunId) -> None:
+        with suppress(QueueGone):
+            await self._ask(run_id, "DeleteQueue", {})
+        self._forget(run_id)
+
+    async def send(self, refs: Sequence[TaskRef]) -> None:
+        by_run: defaultdict[RunId, list[Mapping[str, Any]]] = defaultdict(list)
+        for ref in refs:
+            by_run[ref.run_id].append({"MessageBody": sealed(ref)})
+        for run_id, entries in by_run.items():
+            refused = await self._batch(run_id, "SendMessageBatch", entries)
+            for code in refused.values():
+                raise AwsError(code, "sqs.SendMessageBatch refused a ref")
+
+    async def receive(self, run_id: RunId, *, count_max: int, visibility_s: float) -> list[Message]:
+        # An idle queue costs one call a look, not one for every ten that it might have had.
+        wanted = min(count_max, ENTRIES_MAX) if run_id in self._dry else count_max
+        starts = range(0, wanted, ENTRIES_MAX)
+        jobs = [
+            partial(self._receive, run_id, min(ENTRIES_MAX, wanted - start), visibility_s)
+            for start in starts
+        ]
+        results = await at_once(jobs)
+        messages = [each for result in results if isinstance(result, list) for each in result]
+        if messages:
+            self._dry.discard(run_id)
+        elif raised(results):
+            self._dry.add(run_id)
+        return messages
+
+    async def extend(self, messages: Sequence[Message], *, visibility_s: float) -> frozenset[str]:
+        now = self.clock.now()
+        held = self._still_held(messages)
+        refused = await self._show_after(held, visibility_s)
+        kept = [message for message in held if message.receipt not in refused]
+        self._hold(kept, now + visibility_s)
+        return frozenset(each.receipt for each in messages) - {each.receipt for each in kept}
+
+    async def ack(self, messages: Sequence[Message]) -> None:
+        """A receipt that SQS does not know is one of a message that is gone, or in other hands."""
+        for run_id, group in _by_run(messages).items():
+            entries = [{"ReceiptHandle": message.receipt} for message in group]
+            try:
+                await self._batch(run_id, "DeleteMessageBatch", entries)
+            except QueueGone:
+                log.info("acked on a queue that is gone", extra={"run": run_id})
+            self._let_go(group)
+
+    async def bounce(self, messages: Sequence[Message], *, delay_s: float) -> None:
+        await self._show_after(self._still_held(messages), delay_s)
+        self._let_go(messages)
+
+    async def depth(self, run_id: RunId) -> Depth:
+        params = {"AttributeNames": [_VISIBLE, *_HIDDEN]}
+        try:
+            answer = await self._ask(run_id, "GetQueueAttributes", params)
+        except QueueGone:
+            return Depth(visible=0, hidden=0)
+        counts = answer["Attributes"]
+        return Depth(
+            visible=int(counts[_VISIBLE]), hidden=sum(int(counts.get(each, 0)) for each in _HIDDEN)
+        )
+
+    async def _receive(self, run_id: RunId, count: int, visibility_s: float) -> list[Message]:
+        until = self.clock.now() + visibility_s
+        params = {
+            "MaxNumberOfMessages": count,
+            "VisibilityTimeout": _whole(visibility_s),
+            "WaitTimeSeconds": 0,
+            "MessageSystemAttributeNames": [_RECEIVES],
+        }
+        answer = await self._ask(run_id, "ReceiveMessage", params)
+        messages = []
+        for each in answer.get("Messages", ()):
+            ref = opened(each["Body"])
+            if ref is None:
+                log.warning("left a message of another release alone", extra={"run": run_id})
+                continue
+            receives = int(each["Attributes"][_RECEIVES])
+            messages.append(Message(each["ReceiptHandle"], ref, receives))
+        self._hold(messages, until)
+        return messages
+
+    async def _show_after(self, messages: Sequence[Message], delay_s: float) -> set[str]:
+        """Sets when messages are visible; answers the receipts that SQS would not hear of."""
+        lost: set[str] = set()
+        for run_id, group in _by_run(messages).items():
+            entries = [
+                {"ReceiptHandle": message.receipt, "VisibilityTimeout": _whole(delay_s)}
+                for message in group
+            ]
+            try:
+                refused = await self._batch(run_id, "ChangeMessageVisibilityBatch", entries)
+            except QueueGone:
+                refused = dict.fromkeys(range(len(group)), "QueueDoesNotExist")
+            lost |= {group[at].receipt for at in refused}
+        return lost
+
+    async def _batch(
+        self, run_id: RunId, operation: str, entries: Sequence[Mapping[str, Any]]
+    ) -> dict[int, str]:
+        return await all_entries(partial(self._ask, run_id), operation, entries, self.random)
+
+    async def _ask(self, run_id: RunId, operation: str, params: Params) -> Answer:
+        """A call on the run's queue, patient with one that is new."""
+        while True:
+            try:
+                url = await self._url(run_id)
+                return await self.seam.call("sqs", operation, {"QueueUrl": url, **params})
+            except QueueGone:
+                if trio.current_time() >= self._new_until.get(run_id, 0.0):
+                    self._forget(run_id)
+                    raise
+            await trio.sleep(NEW_PAUSE_S)
+
+    async def _url(self, run_id: RunId) -> str:
+        url = self._urls.get(run_id)
+        if url is None:
+            url = await queues.url_of(self.seam, self.prefix + run_id)
+            self._remember(run_id, url)
+        return url
+
+    def _remember(self, run_id: RunId, url: str) -> None:
+        if len(self._urls) >= URLS_MAX:
+            self._forget(next(iter(self._urls)))
+        self._urls[run_id] = url
+
+    def _forget(self, run_id: RunId) -> None:
+        self._urls.pop(run_id, None)
+        self._new_until.pop(run_id, None)
+        self._dry.discard(run_id)
+
+    def _still_held(self, messages: Sequence[Message]) -> list[Message]:
+        now = self.clock.now()
+        return [message for message in messages if self._held.get(message.receipt, 0.0) > now]
+
+    def _hold(self, messages: Sequence[Message], until: float) -> None:
+        if len(self._held) >= HELD_MAX:
+            now = self.clock.now()
+            self._held = {receipt: end for receipt, end in self._held.items() if end > now}
+        self._held.update({message.receipt: until for message in messages})
+
+    def _let_go(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._held.pop(message.receipt, None)
+
+
+def _by_run(messages: Sequence[Message]) -> dict[RunId, list[Message]]:
+    groups: defaultdict[RunId, list[Message]] = defaultdict(list)
+    for message in messages:
+        groups[message.ref.run_id].append(message)
+    return groups
+
+
+def _whole(seconds: float) -> int:
+    """SQS counts in whole seconds, up to half a day."""
+    return min(ceil(seconds), VISIBILITY_S_MAX)

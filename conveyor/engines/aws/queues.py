@@ -1,0 +1,74 @@
+"""Queues as such: their names, their attributes, and making them so that twice is once (SPEC 6.1).
+
+A run's queue has no redrive: a ref that comes back again and again is judged by its task's row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.seam import Seam
+from conveyor.ports.errors import QueueGone, Unavailable
+
+# A run's id has 26 characters, a name at most 80.
+PREFIX = re.compile(r"[A-Za-z0-9_-]{1,50}\Z")
+CONTROL, DEAD = "control", "control-dead"
+RECEIVES_MAX = 5
+
+_RETENTION_S = 14 * 24 * 3600
+_VISIBILITY_S = 60
+RUN_ATTRIBUTES = {
+    "MessageRetentionPeriod": str(_RETENTION_S),
+    "VisibilityTimeout": str(_VISIBILITY_S),
+}
+
+
+class ControlQueues(msgspec.Struct, frozen=True):
+    """Where doorbells ring, and where those end up that nobody could make sense of."""
+
+    control_url: str
+    dead_url: str
+
+
+async def make(seam: Seam, name: str, attributes: Mapping[str, str]) -> str:
+    """The URL of the queue, which is there from now on. SQS refuses for a minute to make one that
+    was just removed: Unavailable."""
+    params = {"QueueName": name, "Attributes": attributes}
+    try:
+        answer = await seam.call("sqs", "CreateQueue", params)
+    except QueueGone as error:
+        raise Unavailable("sqs.CreateQueue: the queue was removed a moment ago") from error
+    except AwsError as error:
+        # Another release made it, with attributes that were right then.
+        if error.code not in {"QueueNameExists", "QueueAlreadyExists"}:
+            raise
+        return await url_of(seam, name)
+    url: str = answer["QueueUrl"]
+    return url
+
+
+async def url_of(seam: Seam, name: str) -> str:
+    """QueueGone when there is none of this name."""
+    answer = await seam.call("sqs", "GetQueueUrl", {"QueueName": name})
+    url: str = answer["QueueUrl"]
+    return url
+
+
+async def make_control_queues(seam: Seam, prefix: str) -> ControlQueues:
+    dead_url = await make(seam, prefix + DEAD, RUN_ATTRIBUTES)
+    params = {"QueueUrl": dead_url, "AttributeNames": ["QueueArn"]}
+    arn = (await seam.call("sqs", "GetQueueAttributes", params))["Attributes"]["QueueArn"]
+    redrive = {"deadLetterTargetArn": arn, "maxReceiveCount": RECEIVES_MAX}
+    attributes = {**RUN_ATTRIBUTES, "RedrivePolicy": json.dumps(redrive)}
+    return ControlQueues(await make(seam, prefix + CONTROL, attributes), dead_url)
+
+
+async def find_control_queues(seam: Seam, prefix: str) -> ControlQueues:
+    """QueueGone before they were made."""
+    control_url = await url_of(seam, prefix + CONTROL)
+    return ControlQueues(control_url, await url_of(seam, prefix + DEAD))

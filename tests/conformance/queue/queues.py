@@ -1,0 +1,48 @@
+"""The queues that the laws are run against: every engine's, and SQS simulated and emulated."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from conveyor.engines.aws.queue import SqsQueue
+from conveyor.engines.system import SystemClock
+from conveyor.ports.clock import Clock
+from conveyor.ports.queue import Queue
+from tests.aws import a_lean_plane, a_seam, an_access
+from tests.conformance.engines import ENGINES
+from tests.engines.aws.simulated_sqs import SimulatedSqs
+
+_NUMBERS = itertools.count()
+
+
+@asynccontextmanager
+async def _of_engine(name: str, data_dir: Path, clock: Clock) -> AsyncIterator[Queue]:
+    async with ENGINES[name](data_dir, clock, Random(1)) as engine:
+        yield engine.queue
+
+
+@asynccontextmanager
+async def _simulated(data_dir: Path, clock: Clock) -> AsyncIterator[Queue]:
+    seam = a_seam(SimulatedSqs(clock))
+    yield SqsQueue(seam=seam, clock=clock, random=Random(1), prefix="conveyor-")
+
+
+@asynccontextmanager
+async def _emulated(url: str) -> AsyncIterator[Queue]:
+    """Queues of its own, for all tests share the server and the ids of their runs."""
+    async with a_lean_plane(an_access(sqs=url)) as plane:
+        prefix = f"test-{next(_NUMBERS)}-"
+        clock = SystemClock()
+        yield SqsQueue(seam=a_seam(plane), clock=clock, random=Random(1), prefix=prefix)
+
+
+QUEUES: dict[str, Callable[[Path, Clock], AbstractAsyncContextManager[Queue]]] = {
+    **{name: partial(_of_engine, name) for name in ENGINES},
+    "sqs-simulated": _simulated,
+}
+TIMELESS: dict[str, Callable[[str], AbstractAsyncContextManager[Queue]]] = {"sqs": _emulated}

@@ -1,0 +1,164 @@
+"""What the lean plane makes of answers that no emulator gives."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from email.utils import formatdate
+
+import pytest
+
+from conveyor.engines.aws.errors import AwsError, NoAnswer
+from conveyor.ports.errors import Unavailable
+from tests.aws import a_lean_plane, a_seam, an_access
+from tests.net.server import Handler, Peer, answering, raw_server, reply
+
+LONG_AGO = 1_000_000_000
+SKEWED = reply(
+    b'{"__type":"com.amazon.coral.service#InvalidSignatureException","message":"not yet current"}',
+    status="400 Bad Request",
+    headers={"Date": formatdate(LONG_AGO, usegmt=True)},
+)
+
+
+def dated(request: bytes) -> bytes:
+    return request.lower().partition(b"x-amz-date: ")[2][:8]
+
+
+async def test_a_clock_that_is_wrong_is_set_by_the_answer(autojump_clock: object) -> None:
+    async with (
+        raw_server(answering(SKEWED, reply(b"{}"))) as server,
+        a_lean_plane(an_access(dynamodb=server.url())) as plane,
+    ):
+        answer = await a_seam(plane).call("dynamodb", "ListTables", {})
+
+    assert answer == {}
+    assert dated(server.requests[1]) == b"20010909"
+
+
+async def test_a_signature_that_is_wrong_at_the_right_time_is_not_tried_again() -> None:
+    body = b'{"__type":"x#InvalidSignatureException","message":"no"}'
+    async with (
+        raw_server(answering(reply(body, status="400 Bad Request"))) as server,
+        a_lean_plane(an_access(dynamodb=server.url())) as plane,
+    ):
+        with pytest.raises(AwsError, match="InvalidSignatureException"):
+            await a_seam(plane).call("dynamodb", "ListTables", {})
+
+    assert len(server.requests) == 1
+
+
+async def test_an_answer_that_fails_its_checksum_is_no_answer() -> None:
+    damaged = reply(b"{}", headers={"x-amz-crc32": str(zlib.crc32(b"{}") ^ 1)})
+    async with (
+        raw_server(answering(damaged)) as server,
+        a_lean_plane(an_access(dynamodb=server.url())) as plane,
+    ):
+        with pytest.raises(NoAnswer, match="damaged"):
+            await plane.call("dynamodb", "ListTables", {}, deadline_s=5.0)
+
+
+async def test_an_upload_that_failed_behind_its_200_is_an_error() -> None:
+    late = b"<Error><Code>InternalError</Code><Message>sorry</Message></Error>"
+    async with (
+        raw_server(answering(reply(late))) as server,
+        a_lean_plane(an_access(s3=server.url())) as plane,
+    ):
+        params = {"Bucket": "b", "Key": "k", "UploadId": "u", "MultipartUpload": {"Parts": []}}
+        with pytest.raises(AwsError, match="InternalError"):
+            await plane.call("s3", "CompleteMultipartUpload", params, deadline_s=5.0)
+
+
+def hanging_up() -> Handler:
+    async def handler(peer: Peer) -> None:
+        await peer.request()
+
+    return handler
+
+
+async def test_a_connection_lost_after_the_request_leaves_the_outcome_unknown() -> None:
+    async with (
+        raw_server(hanging_up()) as server,
+        a_lean_plane(an_access(dynamodb=server.url())) as plane,
+    ):
+        with pytest.raises(Unavailable):
+            await a_seam(plane).call("dynamodb", "UpdateItem", {})
+
+    assert len(server.requests) == 1
+
+
+async def test_a_server_that_is_not_there_was_never_asked() -> None:
+    async with raw_server(hanging_up()) as gone:
+        pass
+    async with a_lean_plane(an_access(dynamodb=gone.url())) as plane:
+        with pytest.raises(NoAnswer) as caught:
+            await plane.call("dynamodb", "UpdateItem", {}, deadline_s=5.0)
+
+    assert not caught.value.was_sent
+
+
+async def test_a_body_that_is_left_early_closes_its_connection() -> None:
+    async with (
+        raw_server(answering(reply(b"x" * 300_000))) as server,
+        a_lean_plane(an_access(s3=server.url())) as plane,
+    ):
+        at = {"Bucket": "b", "Key": "k"}
+        async with plane.open("s3", "GetObject", at, deadline_s=5.0) as answer:
+            await anext(answer["Body"])
+            await answer["Body"].aclose()
+
+        assert plane.pool.idle_count == 0
+
+
+async def test_a_body_that_is_read_to_its_end_keeps_its_connection() -> None:
+    async with (
+        raw_server(answering(reply(b"x" * 300_000))) as server,
+        a_lean_plane(an_access(s3=server.url())) as plane,
+    ):
+        at = {"Bucket": "b", "Key": "k"}
+        async with plane.open("s3", "GetObject", at, deadline_s=5.0) as answer:
+            pieces = [piece async for piece in answer["Body"]]
+
+        assert sum(map(len, pieces)) == plane.traffic.received_bytes == 300_000
+        assert plane.pool.idle_count == 1
+
+
+@pytest.mark.parametrize("announced", [3, 7])
+async def test_a_body_of_another_length_than_announced_is_not_passed_off_as_whole(
+    announced: int,
+) -> None:
+    async def five() -> AsyncGenerator[bytes, None]:
+        yield b"12345"
+
+    async with (
+        raw_server(answering(reply())) as server,
+        a_lean_plane(an_access(s3=server.url())) as plane,
+        aclosing(five()) as body,
+    ):
+        params = {"Bucket": "b", "Key": "k", "Body": body, "ContentLength": announced}
+        with pytest.raises(NoAnswer, match="announced"):
+            await plane.call("s3", "PutObject", params, deadline_s=5.0)
+
+        assert plane.pool.idle_count == 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "bucket", "url"),
+    [
+        ("https://s3.eu-west-1.amazonaws.com", "b", "https://b.s3.eu-west-1.amazonaws.com/k/1?"),
+        (
+            "https://s3.eu-west-1.amazonaws.com",
+            "b.c",
+            "https://s3.eu-west-1.amazonaws.com/b.c/k/1?",
+        ),
+        ("http://127.0.0.1:8333", "b", "http://127.0.0.1:8333/b/k/1?"),
+    ],
+)
+async def test_a_bucket_is_part_of_the_host_where_certificates_allow_it(
+    endpoint: str, bucket: str, url: str
+) -> None:
+    async with a_lean_plane(an_access(s3=endpoint)) as plane:
+        signed = await plane.presign("GetObject", {"Bucket": bucket, "Key": "k/1"}, expires_s=60)
+
+    assert signed.startswith(url)

@@ -1,0 +1,289 @@
+"""What SQS alone may do to a queue: batches taken in part, queues not seen yet, lost answers."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+
+from conveyor.engines.aws.errors import NoAnswer
+from conveyor.engines.aws.queue import SqsQueue
+from conveyor.engines.aws.seam import Faults, Params
+from conveyor.ports.errors import QueueGone, Unavailable
+from conveyor.ports.queue import Depth
+from tests.aws import a_seam
+from tests.builders import RUN, ManualClock, a_ref
+from tests.engines.aws.simulated_sqs import URL, Kept, SimulatedSqs
+
+
+@pytest.fixture
+def clock(autojump_clock: object) -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def sqs(clock: ManualClock) -> SimulatedSqs:
+    return SimulatedSqs(clock)
+
+
+def a_queue(sqs: SimulatedSqs, faults: Faults | None = None) -> SqsQueue:
+    seam = a_seam(sqs, faults=faults)
+    return SqsQueue(seam=seam, clock=sqs.clock, random=Random(1), prefix="conveyor-")
+
+
+class LosesAnswers:
+    """The first answer to each of these operations, after all was done."""
+
+    def __init__(self, *operations: str) -> None:
+        self._left = set(operations)
+
+    async def before(self, service: str, operation: str, params: Params) -> None:
+        pass
+
+    async def after(self, service: str, operation: str, params: Params) -> None:
+        if operation in self._left:
+            self._left.remove(operation)
+            raise NoAnswer("the connection closed", was_sent=True)
+
+
+async def test_a_queue_is_named_by_its_run(sqs: SimulatedSqs) -> None:
+    await a_queue(sqs).open_run(RUN)
+
+    assert list(sqs.queues) == [f"{URL}conveyor-{RUN}"]
+
+
+async def test_a_message_holds_a_version_and_a_ref_and_nothing_else(sqs: SimulatedSqs) -> None:
+    queue, ref = a_queue(sqs), a_ref()
+    await queue.open_run(RUN)
+    await queue.send([ref])
+
+    [[kept]] = sqs.queues.values()
+
+    assert json.loads(kept.body) == {
+        "v": 1,
+        "ref": [ref.job_id, ref.run_id, ref.task_id, ref.shard],
+    }
+
+
+@pytest.mark.parametrize("short", [[1], [10, 3], [4, 4, 4]])
+async def test_what_a_batch_did_not_take_is_sent_again(sqs: SimulatedSqs, short: list[int]) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    sqs.short = short
+
+    await queue.send([a_ref(index) for index in range(25)])
+
+    assert await queue.depth(RUN) == Depth(visible=25, hidden=0)
+
+
+async def test_a_send_that_is_never_taken_whole_is_an_outage(sqs: SimulatedSqs) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    sqs.short = [1] * 100
+
+    with pytest.raises(Unavailable):
+        await queue.send([a_ref()])
+
+
+async def test_an_ack_that_was_taken_in_part_is_finished(sqs: SimulatedSqs) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    await queue.send([a_ref(index) for index in range(10)])
+    messages = await queue.receive(RUN, count_max=10, visibility_s=60)
+    sqs.short = [7, 3]
+
+    await queue.ack(messages)
+
+    assert await queue.depth(RUN) == Depth(visible=0, hidden=0)
+
+
+async def test_a_beat_that_was_taken_in_part_is_finished(
+    sqs: SimulatedSqs, clock: ManualClock
+) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    await queue.send([a_ref(index) for index in range(10)])
+    messages = await queue.receive(RUN, count_max=10, visibility_s=60)
+    clock.advance(50)
+    sqs.short = [7, 3]
+
+    lost = await queue.extend(messages, visibility_s=60)
+
+    clock.advance(59)
+    assert lost == frozenset()
+    assert await queue.depth(RUN) == Depth(visible=0, hidden=10)
+
+
+async def test_a_queue_that_is_not_seen_right_after_its_making_is_waited_for(
+    sqs: SimulatedSqs,
+) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    sqs.unseen = 5
+
+    await queue.send([a_ref()])
+
+    sqs.unseen = 3
+    assert len(await queue.receive(RUN, count_max=10, visibility_s=60)) == 1
+
+
+async def test_a_queue_that_stays_unseen_is_gone(sqs: SimulatedSqs) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    sqs.unseen = 1000
+
+    with pytest.raises(QueueGone):
+        await queue.send([a_ref()])
+
+
+async def test_a_queue_that_was_just_removed_cannot_be_made_for_a_minute(
+    sqs: SimulatedSqs, clock: ManualClock
+) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    await queue.close_run(RUN)
+
+    with pytest.raises(Unavailable):
+        await queue.open_run(RUN)
+
+    clock.advance(60)
+    await queue.open_run(RUN)
+
+
+async def test_another_process_finds_the_queue_by_its_name_once(sqs: SimulatedSqs) -> None:
+    await a_queue(sqs).open_run(RUN)
+    other = a_queue(sqs)
+
+    await other.send([a_ref()])
+    await other.receive(RUN, count_max=10, visibility_s=60)
+
+    assert sqs.calls["GetQueueUrl"] == 1
+
+
+async def test_an_empty_answer_may_be_false_and_proves_nothing(sqs: SimulatedSqs) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    await queue.send([a_ref()])
+    sqs.empty = 1
+
+    assert await queue.receive(RUN, count_max=10, visibility_s=60) == []
+    assert len(await queue.receive(RUN, count_max=10, visibility_s=60)) == 1
+
+
+async def test_a_message_may_be_in_two_hands_and_acks_of_both_are_fine(
+    sqs: SimulatedSqs,
+) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    await queue.send([a_ref()])
+    sqs.twice = 1
+
+    [first] = await queue.receive(RUN, count_max=10, visibility_s=60)
+    [second] = await queue.receive(RUN, count_max=10, visibility_s=60)
+    await queue.ack([first, second])
+
+    assert first.ref == second.ref
+    assert await queue.depth(RUN) == Depth(visible=0, hidden=0)
+
+
+async def test_more_than_ten_are_received_by_calls_at_once(sqs: SimulatedSqs) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    await queue.send([a_ref(index) for index in range(60)])
+
+    messages = await queue.receive(RUN, count_max=45, visibility_s=60)
+
+    assert len({message.ref for message in messages}) == 45
+    assert sqs.calls["ReceiveMessage"] == 5
+
+
+async def test_a_queue_that_was_empty_is_looked_at_by_one_call(sqs: SimulatedSqs) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    await queue.receive(RUN, count_max=50, visibility_s=60)
+    await queue.send([a_ref(index) for index in range(50)])
+
+    counts = []
+    for _ in range(2):
+        sqs.calls.clear()
+        found = await queue.receive(RUN, count_max=40, visibility_s=60)
+        counts.append((sqs.calls["ReceiveMessage"], len(found)))
+
+    assert counts == [(1, 10), (4, 40)]
+
+
+async def test_messages_in_hand_are_not_dropped_because_another_receive_failed(
+    sqs: SimulatedSqs,
+) -> None:
+    queue = a_queue(sqs, LosesAnswers("ReceiveMessage"))
+    await queue.open_run(RUN)
+    await queue.send([a_ref(index) for index in range(20)])
+
+    messages = await queue.receive(RUN, count_max=20, visibility_s=60)
+
+    assert len(messages) == 10
+
+
+async def test_a_receive_whose_answer_is_lost_is_an_outage_and_hides_its_messages(
+    sqs: SimulatedSqs, clock: ManualClock
+) -> None:
+    queue = a_queue(sqs, LosesAnswers("ReceiveMessage"))
+    await queue.open_run(RUN)
+    await queue.send([a_ref()])
+
+    with pytest.raises(Unavailable):
+        await queue.receive(RUN, count_max=10, visibility_s=60)
+
+    assert sqs.calls["ReceiveMessage"] == 1
+    clock.advance(60)
+    assert len(await queue.receive(RUN, count_max=10, visibility_s=60)) == 1
+
+
+async def test_sends_and_acks_whose_answers_are_lost_are_made_again(sqs: SimulatedSqs) -> None:
+    queue = a_queue(sqs, LosesAnswers("SendMessageBatch", "DeleteMessageBatch"))
+    await queue.open_run(RUN)
+
+    await queue.send([a_ref()])
+    messages = await queue.receive(RUN, count_max=10, visibility_s=60)
+    await queue.ack(messages)
+
+    assert [message.ref for message in messages] == [a_ref(), a_ref()]
+    assert await queue.depth(RUN) == Depth(visible=0, hidden=0)
+
+
+async def test_a_lapsed_receipt_hides_no_message_that_somebody_else_has(
+    sqs: SimulatedSqs, clock: ManualClock
+) -> None:
+    queue, other = a_queue(sqs), a_queue(sqs)
+    await queue.open_run(RUN)
+    await queue.send([a_ref()])
+    [old] = await queue.receive(RUN, count_max=1, visibility_s=60)
+    clock.advance(60)
+    [new] = await other.receive(RUN, count_max=1, visibility_s=60)
+
+    lost = await queue.extend([old], visibility_s=1000)
+    await queue.bounce([old], delay_s=1000)
+
+    assert lost == frozenset({old.receipt})
+    clock.advance(60)
+    assert await queue.depth(RUN) == Depth(visible=1, hidden=0)
+    assert new.receives == 2
+
+
+@pytest.mark.parametrize(
+    "body", ['{"v":2,"ref":{"task":"x"}}', '{"v":1,"ref":[1]}', '{"ref":[]}', "not JSON", ""]
+)
+async def test_a_message_of_another_release_is_left_for_others(
+    sqs: SimulatedSqs, clock: ManualClock, body: str
+) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    await queue.send([a_ref()])
+    [messages] = sqs.queues.values()
+    messages.insert(0, Kept(body, clock.now()))
+
+    received = await queue.receive(RUN, count_max=10, visibility_s=60)
+
+    assert [message.ref for message in received] == [a_ref()]
+    assert await queue.depth(RUN) == Depth(visible=0, hidden=2)
