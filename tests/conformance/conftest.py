@@ -13,8 +13,8 @@ from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from tests.builders import ManualClock
-from tests.conformance.coordinators import COORDINATORS
 from tests.conformance.bodies import BLOBS
+from tests.conformance.coordinators import COORDINATORS
 from tests.conformance.engines import ENGINES, Engine
 
 
