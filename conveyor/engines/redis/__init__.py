@@ -9,28 +9,30 @@ from dataclasses import dataclass
 import trio
 
 from conveyor.domain.randomness import Random
+from conveyor.engines.redis.channel import RedisChannel
 from conveyor.engines.redis.coordinator import RedisCoordinator
-from conveyor.engines.redis.link import RedisLink, open_link
-from conveyor.engines.redis.signals import RedisSignals
+from conveyor.engines.redis.link import open_link
 from conveyor.engines.redis.steady import SteadyCoordinator
 
-__all__ = ["RedisEngine", "RedisSignals", "open_redis"]
+__all__ = ["RedisEngine", "open_redis"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisEngine:
-    link: RedisLink
     coordinator: SteadyCoordinator
+    channel: RedisChannel
 
 
 @asynccontextmanager
 async def open_redis(
-    url: str, *, random: Random, space: str, workers_on: str
+    url: str, *, random: Random, space: str, owner: str, workers_on: str
 ) -> AsyncGenerator[RedisEngine, None]:
-    """`space` keeps those apart who share a server; it need not be there yet."""
+    """`space` keeps those apart who share a server, which need not be there yet; `owner` names this
+    process, and `workers_on` the subject on which workers leave the mark of their presence."""
     async with open_link(url) as link, trio.open_nursery() as nursery:
         remote = RedisCoordinator(link, random, space=space)
         coordinator = SteadyCoordinator(remote, random, workers_on=workers_on)
         nursery.start_soon(coordinator.mend_forever)
-        yield RedisEngine(link=link, coordinator=coordinator)
+        channel = RedisChannel(link, space=space, owner=owner)
+        yield RedisEngine(coordinator=coordinator, channel=channel)
         nursery.cancel_scope.cancel()

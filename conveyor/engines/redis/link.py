@@ -80,11 +80,6 @@ class RedisLink:
     async def put(self, key: str, text: str, *, ttl_s: float) -> None:
         await (await self._contact()).set(key, text, px=int(ttl_s * 1000))
 
-    async def put_first(self, key: str, text: str, *, ttl_s: float) -> bool:
-        """Whether it was not there before."""
-        client, life = await self._contact(), int(ttl_s * 1000)
-        return bool(await client.set(key, text, condition=coredis.PureToken.NX, px=life))
-
     async def drop(self, key: str, members: Sequence[str]) -> None:
         await (await self._contact()).zrem(key, members)
 

@@ -63,9 +63,6 @@ class Keys:
     def marks(self, subject: str) -> str:
         return f"{self._tagged(subject)}:marks"
 
-    def walk(self, run_id: RunId) -> str:
-        return f"{self._tagged(run_id)}:walk"
-
     def _tagged(self, name: str) -> str:
         tag, _, rest = name.partition("/")
         return f"{self.space}:{{{tag}}}/{rest}"

@@ -1,4 +1,4 @@
-"""Signals over a real server: whoever works on a run hears of it, one walks a list."""
+"""Signals over a real server: whoever works on a run hears of it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from random import Random
 import pytest
 import trio
 
+from actors.shared_signals import SharedSignals
 from conveyor.domain.ids import JobId, RunId
+from conveyor.engines.redis.channel import RedisChannel
 from conveyor.engines.redis.coordinator import RedisCoordinator
 from conveyor.engines.redis.link import RedisLink, open_link
-from conveyor.engines.redis.signals import RedisSignals
 from conveyor.ports.signals import Receipt
-from tests.builders import JOB, OTHER_JOB, OTHER_RUN, RUN
+from tests.builders import JOB, RUN
 from tests.conformance.coordinators import a_space
 from tests.servers import a_redis, free_port, redis_says
 
@@ -53,8 +54,9 @@ class Ear:
 
 @dataclass(frozen=True)
 class Process:
-    signals: RedisSignals
+    signals: SharedSignals
     coordinator: RedisCoordinator
+    channel: RedisChannel
 
 
 @pytest.fixture(params=["redis", "redis_cluster"])
@@ -64,13 +66,24 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def _process(
-    link: RedisLink, space: str, owner: str, ear: Ear | None = None, *, can_abandon: bool = False
+    link: RedisLink,
+    space: str,
+    owner: str,
+    ear: Ear | None = None,
+    *,
+    bell: Ear | None = None,
+    can_abandon: bool = False,
 ) -> Process:
     coordinator = RedisCoordinator(link, Random(owner), space=space)
-    signals = RedisSignals(
-        link, coordinator, space=space, owner=owner, local=ear, can_abandon=can_abandon
+    channel = RedisChannel(link, space=space, owner=owner)
+    signals = SharedSignals(
+        coordinator=coordinator,
+        local=ear,
+        tell=channel.tell,
+        ring=(bell or Ear()).batch_opened,
+        can_abandon=can_abandon,
     )
-    return Process(signals, coordinator)
+    return Process(signals, coordinator, channel)
 
 
 @asynccontextmanager
@@ -80,8 +93,8 @@ async def _listening(url: str, space: str, *ears: Ear) -> AsyncGenerator[list[Pr
         processes = [
             _process(link, space, f"worker-{number}", ear) for number, ear in enumerate(ears)
         ]
-        for process in processes:
-            nursery.start_soon(process.signals.listen_forever)
+        for process, ear in zip(processes, ears, strict=True):
+            nursery.start_soon(process.channel.listen_forever, ear.run_changed)
         await _until_heard_by(url, space, len(ears))
         yield processes
         nursery.cancel_scope.cancel()
@@ -105,28 +118,28 @@ async def test_every_worker_hears_that_a_run_has_changed(url: str) -> None:
         await other.wait_for(("changed", JOB, RUN))
 
 
-async def test_one_worker_walks_a_list_that_the_api_opened(url: str) -> None:
-    space, ears = a_space(), [Ear(), Ear(), Ear()]
-    async with _listening(url, space, *ears), open_link(url) as link:
-        signals = _process(link, space, "api").signals
-        await signals.batch_opened(JOB, RUN)
-        await signals.run_changed(OTHER_JOB, OTHER_RUN)
-
-        for ear in ears:
-            await ear.wait_for(("changed", OTHER_JOB, OTHER_RUN))
-
-    assert sum(heard == ("opened", JOB, RUN) for ear in ears for heard in ear.heard) == 1
-
-
-async def test_a_worker_walks_what_it_opened_itself_and_hears_itself_once(url: str) -> None:
+async def test_a_worker_hears_itself_once(url: str) -> None:
     space, one, other = a_space(), Ear(), Ear()
     async with _listening(url, space, one, other) as [process, _]:
-        await process.signals.batch_opened(JOB, RUN)
         await process.signals.run_changed(JOB, RUN)
         await other.wait_for(("changed", JOB, RUN))
 
-    assert one.heard == [("opened", JOB, RUN), ("changed", JOB, RUN)]
+    assert one.heard == [("changed", JOB, RUN)]
     assert other.heard == [("changed", JOB, RUN)]
+
+
+@pytest.mark.parametrize("has_worker", [False, True])
+async def test_a_list_is_walked_here_if_there_is_a_worker_or_the_bell_is_rung(
+    redis: str, has_worker: bool
+) -> None:
+    here, rung = Ear(), Ear()
+    async with open_link(redis) as link:
+        process = _process(link, a_space(), "me", here if has_worker else None, bell=rung)
+
+        await process.signals.batch_opened(JOB, RUN)
+
+    assert here.heard == ([("opened", JOB, RUN)] if has_worker else [])
+    assert rung.heard == ([] if has_worker else [("opened", JOB, RUN)])
 
 
 async def test_a_teardown_ends_when_the_last_lease_of_the_run_is_gone(url: str) -> None:
@@ -176,7 +189,7 @@ async def test_a_worker_hears_again_after_the_server_was_restarted(tmp_path: Pat
     async with open_link(url) as link, trio.open_nursery() as nursery:
         with a_redis(tmp_path / "one", port):
             worker = _process(link, space, "worker", ear)
-            nursery.start_soon(worker.signals.listen_forever)
+            nursery.start_soon(worker.channel.listen_forever, ear.run_changed)
             await _until_heard_by(url, space, 1)
         with a_redis(tmp_path / "two", port):
             await _until_heard_by(url, space, 1)

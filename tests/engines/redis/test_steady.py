@@ -203,7 +203,9 @@ async def test_it_is_said_once_that_it_is_away_and_once_that_it_is_back(
 async def test_a_server_that_dies_and_comes_back_costs_no_lease(tmp_path: Path) -> None:
     port, space = free_port(), a_space()
     url = f"redis://127.0.0.1:{port}"
-    async with open_redis(url, random=Random(1), space=space, workers_on="workers") as engine:
+    async with open_redis(
+        url, random=Random(1), space=space, owner="me", workers_on="workers"
+    ) as engine:
         steady = engine.coordinator
         with a_redis(tmp_path / "one", port):
             before = await _take(steady, 2, cap=5)
