@@ -18,7 +18,7 @@ from conveyor.ports.errors import Unavailable
 from conveyor.ports.store import Store
 
 _TRIES = 20
-_PLACED_MAX = 50
+_PLACED_MAX = 45  # With what leads to each of them, one transaction of any engine.
 _TRIM_EVERY = 500
 
 

@@ -98,7 +98,7 @@ def test_a_list_goes_on_where_it_was_interrupted(
     assert {row["status"] for row in rows} == {"successful"}
     assert len(list((program.folder / "out").glob("*.html"))) == len(GOOD)
     again = site.asked.total() - len(GOOD) - sum(map(is_flaky, GOOD))
-    assert 0 <= again <= CONCURRENCY
+    assert 0 <= again <= 2 * CONCURRENCY  # As many may be written as are fetched.
 
 
 def test_a_finished_list_is_scraped_anew(program: Program, site: Site) -> None:

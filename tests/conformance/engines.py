@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
+from conveyor.engines.aws.dynamo import DynamoStore, create_table
+from conveyor.engines.aws.dynamo.table import Table
 from conveyor.engines.embedded import open_engine
 from conveyor.engines.memory import memory_engine
 from conveyor.ports.blobs import Blobs
@@ -16,6 +22,8 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
+from tests.aws import a_lean_plane, a_seam, an_access
+from tests.servers import a_ministack
 
 
 class Engine(Protocol):
@@ -43,7 +51,50 @@ async def _open_embedded(data_dir: Path, clock: Clock, random: Random) -> AsyncI
         yield engine
 
 
-ENGINES: dict[str, Opener] = {"memory": _open_memory, "embedded": _open_embedded}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsEngine:
+    """The store on DynamoDB; its companions are memory's."""
+
+    store: Store
+    queue: Queue
+    blobs: Blobs
+    coordinator: Coordinator
+
+
+_tables = count()
+
+
+@cache
+def _ministack() -> str:
+    """One for all tests of a process, each with a table of its own."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(a_ministack(Path(stack.enter_context(TemporaryDirectory()))))
+
+
+@asynccontextmanager
+async def _open_aws(data_dir: Path, clock: Clock, random: Random) -> AsyncIterator[Engine]:
+    others = memory_engine(clock=clock, random=random)
+    name = f"conveyor-{next(_tables)}"
+    async with a_lean_plane(an_access(dynamodb=_ministack())) as plane:
+        seam = a_seam(plane)
+        await create_table(seam, name)
+        # Tokens of transactions are drawn from it, and the server remembers those of all tables.
+        table = Table(name=name, seam=seam, random=Random())
+        yield AwsEngine(
+            store=DynamoStore(table, others.queue),
+            queue=others.queue,
+            blobs=others.blobs,
+            coordinator=others.coordinator,
+        )
+        await seam.call("dynamodb", "DeleteTable", {"TableName": name})
+
+
+ENGINES: dict[str, Opener] = {
+    "memory": _open_memory,
+    "embedded": _open_embedded,
+    "aws": _open_aws,
+}
 
 
 @asynccontextmanager

@@ -40,10 +40,21 @@ async def _walk(name: str, steps: list[Step], *, seed: int) -> list[tuple[Step |
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ENGINES))
+@pytest.mark.parametrize("name", sorted(ENGINES.keys() - {"aws"}))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(a_step, min_size=STEP_COUNT, max_size=STEP_COUNT))
 async def test_an_engine_agrees_with_memory(name: str, steps: list[Step]) -> None:
+    await _agree(name, steps)
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=st.lists(a_step, min_size=STEP_COUNT, max_size=STEP_COUNT))
+async def test_an_engine_behind_a_server_agrees_with_memory(steps: list[Step]) -> None:
+    await _agree("aws", steps)
+
+
+async def _agree(name: str, steps: list[Step]) -> None:
     expected = await _walk("memory", steps, seed=1)
     told = await _walk(name, steps, seed=2)
 

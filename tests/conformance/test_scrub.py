@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.domain.changes import (
-    Row,
-)
+from conveyor.domain.changes import Insert, Row
 from conveyor.domain.ids import CallerId, NoticeId, RunId
 from conveyor.ports.store import Store
 from tests.builders import (
@@ -18,6 +16,7 @@ from tests.builders import (
     ManualClock,
     a_batch,
     a_budget,
+    a_change,
     a_job,
     a_notice,
     a_record,
@@ -29,12 +28,13 @@ from tests.builders import (
     an_export,
     keep,
     kept,
+    key_of,
 )
 
 
 def _rows_of_run(run_id: RunId, number: int) -> list[Row]:
     return [
-        a_run(run_id, sequence=number),
+        a_run(run_id, sequence=number, shard_count=2),
         a_batch(run_id),
         a_stats(0, run_id),
         a_stats(1, run_id),
@@ -72,18 +72,21 @@ async def test_scrubbing_a_job_removes_all_but_its_own_row_and_its_intents(store
         a_run(foreign_run, job_id=OTHER_JOB),
         a_batch(foreign_run, job_id=OTHER_JOB),
         a_stats(0, foreign_run, job_id=OTHER_JOB),
-        a_task(0, foreign_run),
         a_notice(3, run_id=foreign_run, job_id=OTHER_JOB, notice_id=NoticeId("FOREIGN")),
         a_budget(foreign_run, job_id=OTHER_JOB),
         a_share(foreign_run, job_id=OTHER_JOB),
     ]
+    foreign_task = a_task(0, foreign_run)
+    task_key = key_of(foreign_task, OTHER_JOB)
     await keep(store, *doomed, *intents, *foreign)
+    await store.commit([a_change(Insert(task_key, foreign_task))])
 
     count = await store.scrub(JOB, None, limit=100)
 
     assert count == len(doomed)
     assert await _left(store, doomed) == []
     assert await _left(store, [*intents, *foreign]) == [*intents, *foreign]
+    assert await store.read(task_key) == foreign_task
 
 
 @pytest.mark.parametrize("run_id", [RUN, None])
@@ -93,9 +96,9 @@ async def test_scrubbing_goes_on_in_bites_until_nothing_is_left(
     doomed = _rows_of_run(RUN, 1)
     await keep(store, a_job(), *doomed)
 
-    bites = [await store.scrub(JOB, run_id, limit=3) for _ in range(4)]
+    bites = [await store.scrub(JOB, run_id, limit=3) for _ in range(5)]
 
-    assert bites == [3, 3, 2, 0]
+    assert bites == [3, 3, 3, 1, 0]
     assert bites == [3, 3, 3, 0]
     assert await _left(store, doomed) == []
 

@@ -90,8 +90,9 @@ class Walker:
 
     async def admit(self, pick: int, other: int) -> object:
         job_id, run_id = some_run(pick)
-        job = a_job(job_id, updated_at=self.clock.now())
-        run = a_run(run_id, job_id=job_id, sequence=int(run_id), updated_at=self.clock.now())
+        layout = {"shard_count": SHARD_COUNT, "updated_at": self.clock.now()}
+        job = a_job(job_id, **layout)
+        run = a_run(run_id, job_id=job_id, sequence=int(run_id), **layout)
         batch = a_batch(run_id, job_id=job_id, epoch=1, updated_at=self.clock.now())
         stats = [a_stats(shard, run_id, job_id=job_id) for shard in range(SHARD_COUNT)]
         if other % 2:

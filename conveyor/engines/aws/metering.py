@@ -42,6 +42,8 @@ class Meter:
     sqs_requests: int = 0
     s3_requests: int = 0
     price_millionths: float = 0.0
+    rows_read: int = 0
+    rows_returned: int = 0
     traffic: Traffic = field(default_factory=Traffic)
 
     def count_failure(

@@ -30,7 +30,7 @@ import trio
 
 from conveyor.engines.embedded.errors import raise_translated_os
 from conveyor.engines.embedded.packs import MARK, Packs, Place, sync_directory
-from conveyor.engines.embedded.streams import Scratch, digest_file, fill
+from conveyor.engines.embedded.streams import Scratch, digest_file, fill, in_thread
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, Unavailable
 
@@ -96,17 +96,14 @@ class FileBlobs:
     async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
         _refuse_packed(key)
         directory, path = self._place(key)
+        scratch = await in_thread(Scratch, self._temp_name())
         try:
-            scratch = await trio.to_thread.run_sync(Scratch, self._temp_name())
-            try:
-                await fill(scratch, pieces)
-                await trio.to_thread.run_sync(self._land, scratch.path, directory, path)
-                await trio.to_thread.run_sync(sync_directory, directory)
-            finally:
-                scratch.close()
-                scratch.discard()
-        except OSError as error:
-            raise_translated_os(error)
+            await fill(scratch, pieces)
+            await in_thread(self._land, scratch.path, directory, path)
+            await in_thread(sync_directory, directory)
+        finally:
+            scratch.close()
+            scratch.discard()
         return Stored(key, scratch.size_bytes, scratch.sha256)
 
     async def copy(self, key: str, to: str) -> Stored:

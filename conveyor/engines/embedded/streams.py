@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 import trio
+
+from conveyor.engines.embedded.errors import raise_translated_os
+
+T = TypeVar("T")
 
 _GATHER_BYTES = 1024 * 1024
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -49,6 +54,14 @@ class Scratch:
             Path(self.path).unlink()
 
 
+async def in_thread(step: Callable[..., T], *arguments: Any) -> T:
+    """One step of ours: its errors are told in the words of the port, and nobody else's."""
+    try:
+        return await trio.to_thread.run_sync(step, *arguments)
+    except OSError as error:
+        raise_translated_os(error)
+
+
 async def fill(scratch: Scratch, pieces: AsyncIterable[bytes]) -> None:
     """Writes every piece and syncs; whatever the iterator raises comes through."""
     gathered: list[bytes] = []
@@ -57,10 +70,10 @@ async def fill(scratch: Scratch, pieces: AsyncIterable[bytes]) -> None:
         gathered.append(piece)
         size_bytes += len(piece)
         if size_bytes >= _GATHER_BYTES:
-            await trio.to_thread.run_sync(scratch.write, gathered)
+            await in_thread(scratch.write, gathered)
             gathered, size_bytes = [], 0
-    await trio.to_thread.run_sync(scratch.write, gathered)
-    await trio.to_thread.run_sync(scratch.sync)
+    await in_thread(scratch.write, gathered)
+    await in_thread(scratch.sync)
 
 
 def digest_file(path: str) -> tuple[int, str]:

@@ -146,9 +146,11 @@ class Writer:
             self._begun(begun)
 
     def _gather(self) -> list[_Waiter]:
+        """Early ones first: what they see, everybody may see, for nobody has written yet."""
         if self._alone:
             return [self._alone.popleft()]
-        return [*_take(self._waiting), *_take(self._patient)]
+        group = [*_take(self._waiting), *_take(self._patient)]
+        return sorted(group, key=lambda waiter: not waiter.is_early)
 
     def _begun(self, begun: outcome.Outcome[Any]) -> None:
         if isinstance(begun, outcome.Error):
@@ -169,6 +171,9 @@ class Writer:
 
     def _top_up(self) -> None:
         more = [] if self._alone else self._gather()
+        # It is too late to be early: they come in the next group.
+        self._waiting.extendleft(waiter for waiter in reversed(more) if waiter.is_early)
+        more = [waiter for waiter in more if not waiter.is_early]
         self._in_group().extend(more)
         if self._run(more):
             self._finish()

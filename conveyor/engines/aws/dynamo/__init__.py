@@ -1,0 +1,8 @@
+"""The store on DynamoDB: one table, tasks in shards, two sparse indexes (SPEC 5.10)."""
+
+from __future__ import annotations
+
+from conveyor.engines.aws.dynamo.schema import create_table
+from conveyor.engines.aws.dynamo.store import DynamoStore
+
+__all__ = ["DynamoStore", "create_table"]

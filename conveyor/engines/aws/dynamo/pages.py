@@ -1,0 +1,126 @@
+"""Pages: sorted streams of items, read a little ahead, and merged into one (SPEC 5.10).
+
+A page of a sharded run takes about `limit / shards` rows from each shard, and goes on only where
+it runs dry: it reads little more than it returns. Every stream follows its pages to the end, also
+over empty ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from conveyor.engines.aws.dynamo.expressions import Params
+from conveyor.engines.aws.dynamo.items import Item
+from conveyor.engines.aws.dynamo.layout import PK, SK, Index
+from conveyor.engines.aws.dynamo.table import Table
+from conveyor.engines.aws.dynamo.together import together
+
+READ_AT_ONCE_MAX = 1000
+LAST = "~"
+"""Sorts behind anything that ids are made of."""
+BASE = Index("", PK, SK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Items of one partition of the table, or of an index, from one sort key to another.
+
+    `but` is left out: where the page before ended. `statuses` is what their status may be.
+    """
+
+    partition: str
+    index: Index = BASE
+    first: str
+    last: str
+    but: str | None = None
+    is_descending: bool = False
+    statuses: frozenset[str] | None = None
+
+
+def starting_with(partition: str, prefix: str, index: Index = BASE) -> Range:
+    return Range(partition=partition, index=index, first=prefix, last=f"{prefix}{LAST}")
+
+
+@dataclass(slots=True)
+class Stream:
+    """One range being read. What is read by key is consistent, what an index shows is not."""
+
+    table: Table
+    range: Range
+    ready: deque[Item] = field(default_factory=deque)
+    is_over: bool = False
+    _start: Any = None
+    _wanted: int = 0
+
+    def __post_init__(self) -> None:
+        asked = self.range
+        self.is_over = asked.first > asked.last or asked.statuses == frozenset()
+
+    async def fill(self, count: int) -> None:
+        """Reads on until there is something, or nothing is left."""
+        self._wanted = max(1, count)
+        while not self.ready and not self.is_over:
+            params = self._params() | {"Limit": min(self._wanted, READ_AT_ONCE_MAX)}
+            answer = await self.table.call("Query", params)
+            items = answer.get("Items", ())
+            self.ready.extend(each for each in items if self._sort_key(each) != self.range.but)
+            self.table.meter.rows_read += answer.get("ScannedCount", len(items))
+            self._start = answer.get("LastEvaluatedKey")
+            self.is_over = not self._start
+            # What is sought is rare: look at more at once.
+            self._wanted *= 2
+
+    def head(self) -> str:
+        return self._sort_key(self.ready[0])
+
+    def _sort_key(self, item: Item) -> str:
+        return str(item[self.range.index.sk]["S"])
+
+    def _params(self) -> Params:
+        index = self.range.index
+        params: Params = {
+            "TableName": self.table.name,
+            "KeyConditionExpression": "#pk = :pk AND #sk BETWEEN :first AND :last",
+            "ExpressionAttributeNames": {"#pk": index.pk, "#sk": index.sk},
+            "ExpressionAttributeValues": {
+                ":pk": {"S": self.range.partition},
+                ":first": {"S": self.range.first},
+                ":last": {"S": self.range.last},
+            },
+            "ScanIndexForward": not self.range.is_descending,
+        }
+        if index.name:
+            params["IndexName"] = index.name
+        else:
+            params["ConsistentRead"] = True
+        if self.range.statuses is not None:
+            marks = {f":s{n}": {"S": str(s)} for n, s in enumerate(sorted(self.range.statuses))}
+            params["FilterExpression"] = f"#status IN ({', '.join(marks)})"
+            params["ExpressionAttributeNames"]["#status"] = "status"
+            params["ExpressionAttributeValues"] |= marks
+        if self._start:
+            params["ExclusiveStartKey"] = self._start
+        return params
+
+
+async def merged(
+    table: Table, ranges: Sequence[Range], *, limit: int
+) -> AsyncGenerator[Item, None]:
+    """The items of all ranges in the order of their sort keys; `limit` is how many are expected."""
+    streams = [Stream(table, each) for each in ranges]
+    choose = max if any(each.is_descending for each in ranges) else min
+    given = 0
+    while True:
+        share = ceil((limit - given % limit) / len(streams))
+        dry = [stream for stream in streams if not stream.ready and not stream.is_over]
+        if dry:
+            await together(lambda stream: stream.fill(share), dry)  # noqa: B023 (awaited here)
+        full = [stream for stream in streams if stream.ready]
+        if not full:
+            return
+        yield choose(full, key=Stream.head).ready.popleft()
+        given += 1

@@ -1,0 +1,118 @@
+"""Scrubs: the rows of what was deleted, and of what has expired, go for good (SPEC 5.10)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+from conveyor.domain.changes import (
+    Applied,
+    Change,
+    Delete,
+    EventKey,
+    Guard,
+    JobKey,
+    RecordKey,
+    RunKey,
+)
+from conveyor.domain.events import Event
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import KeyRecord, Run
+from conveyor.engines.aws.dynamo import layout
+from conveyor.engines.aws.dynamo.commits import apply
+from conveyor.engines.aws.dynamo.expressions import pointer_item
+from conveyor.engines.aws.dynamo.finds import due, take, target_of
+from conveyor.engines.aws.dynamo.items import Item, codec_of
+from conveyor.engines.aws.dynamo.layout import BY_OWNER, Index, Place
+from conveyor.engines.aws.dynamo.pages import BASE, Range, merged, starting_with
+from conveyor.engines.aws.dynamo.table import Table, place_in
+from conveyor.engines.aws.dynamo.together import together
+
+_PAGE = 500
+_PURGED_AT_ONCE = 25
+# In this order: the rows of runs, which tell how many shards there are, go last.
+_IN_SHARDS = ("Task", "Stats")
+_IN_JOB = ("Batch", "Notice", "Export", "Budget", "Share")
+
+
+async def scrub(table: Table, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+    """Pointers go with their rows and are not counted."""
+    shard_count = await _shard_count(table, job_id)
+    doomed: list[list[Place]] = []
+    async with aclosing(_doomed(table, job_id, run_id, shard_count)) as rows:
+        async for places in rows:
+            doomed.append(places)
+            if len(doomed) == limit:
+                break
+    await table.remove([place for places in doomed for place in places])
+    return len(doomed)
+
+
+async def _shard_count(table: Table, job_id: JobId) -> int:
+    """As the job has it, or any of its runs: the row of a deleted job stays."""
+    job = await table.get(JobKey(job_id))
+    counts = [1] if job is None else [job.shard_count]
+    runs = starting_with(layout.job(job_id), "Run#")
+    async with aclosing(merged(table, [runs], limit=_PAGE)) as items:
+        counts += [codec_of(Run).from_item(item).shard_count async for item in items]
+    return max(counts)
+
+
+async def _doomed(
+    table: Table, job_id: JobId, run_id: RunId | None, shard_count: int
+) -> AsyncGenerator[list[Place], None]:
+    """The items of one row after the other: the row, and what points at it."""
+    shards = [layout.shard(job_id, number) for number in range(shard_count)]
+    job = layout.job(job_id)
+
+    def of(partition: str, kind: str, index: Index = BASE) -> Range:
+        return starting_with(partition, f"{kind}#{run_id or ''}", index)
+
+    ranges = [of(shard, kind) for kind in _IN_SHARDS for shard in shards]
+    ranges += [of(job, kind) for kind in _IN_JOB]
+    ranges += [of(job, "Event", BY_OWNER), of(job, "Run")]
+    for each in ranges:
+        async with aclosing(merged(table, [each], limit=_PAGE)) as items:
+            async for item in items:
+                yield list(dict.fromkeys([target_of(item), place_in(item), *_pointers(item)]))
+
+
+def _pointers(item: Item) -> list[Place]:
+    """A run's; others are come by through their pointers, or swept by who finds them dangling."""
+    if not place_in(item)[1].startswith("Run#"):
+        return []
+    run = codec_of(Run).from_item(item)
+    pointer = pointer_item(RunKey(run.job_id, run.run_id), {"sequence": run.sequence})
+    assert pointer is not None
+    return [place_in(pointer)]
+
+
+async def purge(table: Table, now: float) -> int:
+    """The table drops what has expired by itself, within days; this is for whoever counts."""
+    records = await _purge(table, due("Key", before=now), now, KeyRecord)
+    # All events live equally long, so that the oldest expire first.
+    return records + await _purge(table, due("Event", ["new", "placed"], before=now), now, Event)
+
+
+async def _purge(
+    table: Table, ranges: list[Range], now: float, row_type: type[KeyRecord | Event]
+) -> int:
+    gone = 0
+    async with aclosing(merged(table, ranges, limit=_PURGED_AT_ONCE)) as items:
+        while named := await take(_PURGED_AT_ONCE, items):
+            found = await table.get_items([place_in(item) for item in named])
+            rows = [codec_of(row_type).from_item(item) for item in found.values()]
+            expired = [_removal(row, now) for row in rows if row.expires_at < now]
+            if not expired:
+                break
+            verdicts = await together(partial(apply, table), expired)
+            gone += sum(isinstance(verdict, Applied) for verdict in verdicts)
+    return gone
+
+
+def _removal(row: KeyRecord | Event, now: float) -> Change:
+    key = (
+        RecordKey(row.key_id) if isinstance(row, KeyRecord) else EventKey(row.caller, row.event_id)
+    )
+    return Change((Delete(key, Guard(lapsed=("expires_at", now))),))

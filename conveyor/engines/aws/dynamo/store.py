@@ -1,0 +1,91 @@
+"""DynamoStore: the system of record on one DynamoDB table (SPEC 5.10).
+
+A change is one conditional write where it has one row, one transaction where it has several. Refs
+go out after the rows they name; what is lost in between the sweeper sends again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from conveyor.domain.changes import (
+    AnyKey,
+    Applied,
+    Change,
+    Chunk,
+    Key,
+    R,
+    Verdict,
+    is_tally,
+)
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import TaskRef
+from conveyor.domain.queries import AnyQuery, Q, Query
+from conveyor.engines.aws.dynamo import chunks, commits, finds, scrubs
+from conveyor.engines.aws.dynamo.table import Table
+from conveyor.engines.aws.dynamo.tallies import apply_tallies
+from conveyor.engines.aws.dynamo.together import together
+from conveyor.ports.errors import QueueGone
+from conveyor.ports.queue import Queue
+
+
+class DynamoStore:
+    def __init__(self, table: Table, queue: Queue) -> None:
+        self._table = table
+        self._queue = queue
+
+    async def read(self, key: Key[R]) -> R | None:
+        return cast("R | None", await self._table.get(cast("AnyKey", key)))
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        if not changes:
+            return []
+        if all(map(is_tally, changes)):
+            return await apply_tallies(self._table, changes)
+        verdicts: dict[int, Verdict] = {}
+        for wave in _waves(changes):
+            some = await together(self._apply, [changes[number] for number in wave])
+            verdicts.update(zip(wave, some, strict=True))
+        return [verdicts[number] for number in range(len(changes))]
+
+    async def _apply(self, change: Change) -> Verdict:
+        verdict = await commits.apply(self._table, change)
+        if isinstance(verdict, Applied):
+            for effect in change.effects:
+                await self._send(effect.refs)
+        return verdict
+
+    async def put_chunk(self, chunk: Chunk) -> Verdict:
+        return await chunks.put_chunk(self._table, chunk, self._send)
+
+    async def find(self, query: Query[Q]) -> list[Q]:
+        return cast("list[Q]", await finds.find(self._table, cast("AnyQuery", query)))
+
+    async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+        return await scrubs.scrub(self._table, job_id, run_id, limit=limit)
+
+    async def purge(self, now: float) -> int:
+        return await scrubs.purge(self._table, now)
+
+    async def _send(self, refs: Sequence[TaskRef]) -> None:
+        """Sends refs; makes their queues where there are none."""
+        try:
+            await self._queue.send(refs)
+        except QueueGone:
+            await together(self._queue.open_run, sorted({ref.run_id for ref in refs}))
+            await self._queue.send(refs)
+
+
+def _waves(changes: Sequence[Change]) -> list[list[int]]:
+    """Changes that share no row go at once; those that do, one after the other."""
+    waves: list[list[int]] = []
+    behind: dict[AnyKey, int] = {}
+    for number, change in enumerate(changes):
+        keys = [write.key for write in change.writes]
+        turn = max((behind.get(key, 0) for key in keys), default=0)
+        if turn == len(waves):
+            waves.append([])
+        waves[turn].append(number)
+        behind.update(dict.fromkeys(keys, turn + 1))
+    return waves

@@ -1,0 +1,142 @@
+"""Table: DynamoDB's own verbs, each until it is done: leftovers are sent again (SPEC 5.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from conveyor.domain.changes import AnyKey
+from conveyor.domain.randomness import Random
+from conveyor.engines.aws.dynamo.expressions import Params, codec_for, key_item
+from conveyor.engines.aws.dynamo.items import Item
+from conveyor.engines.aws.dynamo.layout import PK, SK, Place, place_of
+from conveyor.engines.aws.dynamo.together import slices, together
+from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.metering import Meter
+from conveyor.engines.aws.retrying import backoff_s
+from conveyor.engines.aws.seam import Seam
+from conveyor.ports.errors import Unavailable
+
+READ_MAX = 100
+WRITTEN_MAX = 25
+ATOMIC_MAX = 100
+ROUNDS_MAX = 8
+
+REFUSED = "ConditionalCheckFailedException"
+CANCELLED = "TransactionCanceledException"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """`meter` counts the rows that were read for the rows that were asked for."""
+
+    name: str
+    seam: Seam
+    random: Random
+    meter: Meter = field(default_factory=Meter)
+
+    async def call(self, operation: str, params: Params) -> dict[str, Any]:
+        return await self.seam.call("dynamodb", operation, params)
+
+    async def get(self, key: AnyKey) -> Any:
+        """The row as of its last commit, or None."""
+        params = {
+            "TableName": self.name,
+            "Key": key_item(place_of(key)),
+            "ConsistentRead": True,
+        }
+        item = (await self.call("GetItem", params)).get("Item")
+        return None if item is None else codec_for(key).from_item(item)
+
+    async def get_all(self, keys: Sequence[AnyKey]) -> dict[AnyKey, Any]:
+        """The rows that are there, as of their last commits."""
+        wanted = list(dict.fromkeys(keys))
+        if len(wanted) == 1:
+            row = await self.get(wanted[0])
+            return {} if row is None else {wanted[0]: row}
+        found = await self.get_items([place_of(key) for key in wanted])
+        return {
+            key: codec_for(key).from_item(item)
+            for key in wanted
+            if (item := found.get(place_of(key))) is not None
+        }
+
+    async def get_items(self, places: Sequence[Place]) -> dict[Place, Item]:
+        pages = await together(self._get_slice, slices(places, READ_MAX)) if places else []
+        return {place_in(item): item for page in pages for item in page}
+
+    async def _get_slice(self, places: Sequence[Place]) -> list[Item]:
+        found: list[Item] = []
+        keys = [key_item(place) for place in places]
+
+        async def ask() -> bool:
+            asked = {self.name: {"Keys": keys, "ConsistentRead": True}}
+            answer = await self.call("BatchGetItem", {"RequestItems": asked})
+            found.extend(answer.get("Responses", {}).get(self.name, ()))
+            keys[:] = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", ())
+            return not keys
+
+        await self._until_done(ask)
+        return found
+
+    async def remove(self, places: Sequence[Place]) -> None:
+        """Removes items, whatever they hold."""
+        if places:
+            await together(self._remove_slice, slices(places, WRITTEN_MAX))
+
+    async def _remove_slice(self, places: Sequence[Place]) -> None:
+        requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
+
+        async def ask() -> bool:
+            answer = await self.call("BatchWriteItem", {"RequestItems": {self.name: requests}})
+            requests[:] = answer.get("UnprocessedItems", {}).get(self.name, ())
+            return not requests
+
+        await self._until_done(ask)
+
+    async def write(self, operation: str, params: Params) -> Item | None:
+        """The item as written, if it was asked for; None when its condition did not hold."""
+        try:
+            answer = await self.call(operation, params)
+        except AwsError as error:
+            if error.code == REFUSED:
+                return None
+            raise
+        attributes: Item = answer.get("Attributes", {})
+        return attributes
+
+    async def write_together(self, steps: Sequence[dict[str, Params]]) -> list[int] | None:
+        """Writes all or nothing: None when done, else the steps whose conditions did not hold.
+
+        The token is new for every call and the same for its retries: a lost answer costs nothing,
+        and a change that is made twice on purpose is made twice.
+        """
+        assert len(steps) <= ATOMIC_MAX, "more than one transaction takes"
+        token = f"{self.random.getrandbits(128):032x}"
+        params = {"TransactItems": list(steps), "ClientRequestToken": token}
+        try:
+            await self.call("TransactWriteItems", params)
+        except AwsError as error:
+            if error.code != CANCELLED:
+                raise
+            failed = [n for n, why in enumerate(error.reasons) if why == "ConditionalCheckFailed"]
+            if failed:
+                return failed
+            if any(why == "ValidationError" for why in error.reasons):
+                raise
+            raise Unavailable(str(error)) from error
+        return None
+
+    async def _until_done(self, ask: Callable[[], Any]) -> None:
+        for number in range(ROUNDS_MAX):
+            if await ask():
+                return
+            await trio.sleep(backoff_s(number, self.random))
+        raise Unavailable("the table keeps leaving something undone")
+
+
+def place_in(item: Item) -> Place:
+    return item[PK]["S"], item[SK]["S"]
