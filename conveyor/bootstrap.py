@@ -29,7 +29,7 @@ from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway
 from conveyor.engines.system import AesVault, SystemClock, ThreadAside, load_or_create_secret
-from conveyor.engines.system.crash import BadCrashPoint, crashing, parse_crash_point
+from conveyor.engines.system.crash import BadCrashPoint, CrashSwitch, crashing, parse_crash_point
 from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
 from conveyor.ports.blobs import Blobs
@@ -150,29 +150,42 @@ async def open_world(settings: Settings, *, role: str) -> AsyncGenerator[World, 
 async def _open_shared_world(
     settings: Settings, clock: Clock, randomness: random.Random, role: str
 ) -> AsyncGenerator[World, None]:
-    # Here, because only this engine needs all that is loaded with it.
-    from conveyor.shared_engine import open_shared
+    with _its_packages():
+        from conveyor.shared_engine import open_shared
 
     mail, owner = Mailboxes(), ids.mint_ulid(clock.now(), randomness)
-    local = LocalSignals(mail.discovery.address, mail.streamer.address)
     async with open_shared(
         settings,
         clock=clock,
         random=randomness,
         owner=owner,
-        local=None if role == "api" else local,
+        local=LocalSignals(mail.discovery.address, mail.streamer.address),
+        crash=None if settings.crash_at is None else _crash_switch(settings.crash_at),
     ) as shared:
+        signals = replace(shared.signals, local=None) if role == "api" else shared.signals
         with _around(settings, shared, clock, randomness, mail) as world:
             world.metrics.coordinator_away.set_function(shared.is_away)
-            env = replace(world.env, owner=owner, signals=shared.signals)
+            env = replace(world.env, owner=owner, signals=signals)
             yield replace(world, env=env, listeners=shared.listeners)
 
 
 async def make_ready(settings: Settings) -> Sequence[str]:
     """Makes what a shared engine needs, where it is not there; answers what there is."""
-    from conveyor.shared_engine import make_shared
+    with _its_packages():
+        from conveyor.shared_engine import make_shared
 
     return await make_shared(settings, random=random.SystemRandom())
+
+
+@contextmanager
+def _its_packages() -> Iterator[None]:
+    """A shared engine is loaded when it is asked for: a laptop has no use for its packages."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise BadSettings(
+            f"CONVEYOR_ENGINE=aws needs {error.name}: pip install 'conveyor[aws]'"
+        ) from None
 
 
 @asynccontextmanager
@@ -245,11 +258,15 @@ def _env(
     return env if settings.crash_at is None else _crashing(env, settings.crash_at)
 
 
-def _crashing(env: Env, crash_at: str) -> Env:
+def _crash_switch(crash_at: str) -> CrashSwitch:
     try:
-        switch = parse_crash_point(crash_at)
+        return parse_crash_point(crash_at)
     except BadCrashPoint as error:
         raise BadSettings(f"CONVEYOR_CRASH_AT: {error}") from None
+
+
+def _crashing(env: Env, crash_at: str) -> Env:
+    switch = _crash_switch(crash_at)
     return replace(
         env,
         store=crashing(env.store, "store", switch),

@@ -16,6 +16,7 @@ from conveyor.config import Settings
 from conveyor.domain.randomness import Random
 from conveyor.engines.aws.engine import AwsEngine, Names, open_aws, set_up
 from conveyor.engines.aws.porter import answer_forever
+from conveyor.engines.aws.seam import CrashPoint
 from conveyor.engines.redis import open_redis
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
@@ -39,13 +40,21 @@ class Shared:
 
 @asynccontextmanager
 async def open_shared(
-    settings: Settings, *, clock: Clock, random: Random, owner: str, local: Signals | None
+    settings: Settings,
+    *,
+    clock: Clock,
+    random: Random,
+    owner: str,
+    local: Signals,
+    crash: CrashPoint | None,
 ) -> AsyncGenerator[Shared, None]:
-    """`local` are the signals of this process's worker; None when it has none."""
-    async with open_aws(names_of(settings), clock=clock, random=random) as engine:
+    """`local` are the signals of this process's worker, to which `listeners` pass on."""
+    names = names_of(settings)
+    async with open_aws(names, clock=clock, random=random, crash=crash) as engine:
+        porter = Child("porter", run=partial(answer_forever, engine.bell, local.batch_opened))
         make = partial(_shared, settings, engine, local)
         if settings.redis_url is None:
-            yield make(engine.coordinator, tell_nobody)
+            yield make(engine.coordinator, tell_nobody, [porter], lambda: 0.0)
             return
         async with open_redis(
             settings.redis_url,
@@ -54,20 +63,11 @@ async def open_shared(
             owner=owner,
             workers_on=outlook.WORKERS,
         ) as redis:
-            more = (
-                []
-                if local is None
-                else [
-                    Child(
-                        "signal_listener",
-                        run=partial(redis.channel.listen_forever, local.run_changed),
-                    )
-                ]
-            )
+            listen = partial(redis.channel.listen_forever, local.run_changed)
             yield make(
                 redis.coordinator,
                 redis.channel.tell,
-                more,
+                [porter, Child("signal_listener", run=listen)],
                 lambda: float(redis.coordinator.is_away),
             )
 
@@ -75,17 +75,12 @@ async def open_shared(
 def _shared(
     settings: Settings,
     engine: AwsEngine,
-    local: Signals | None,
+    local: Signals,
     coordinator: Coordinator,
     tell: Tell,
-    more: Sequence[Child] = (),
-    is_away: Callable[[], float] = lambda: 0.0,
+    listeners: Sequence[Child],
+    is_away: Callable[[], float],
 ) -> Shared:
-    porter = (
-        []
-        if local is None
-        else [Child("porter", run=partial(answer_forever, engine.bell, local.batch_opened))]
-    )
     return Shared(
         store=engine.store,
         queue=engine.queue,
@@ -98,7 +93,7 @@ def _shared(
             ring=engine.bell.batch_opened,
             can_abandon=settings.gateway_url != "direct",
         ),
-        listeners=[*porter, *more],
+        listeners=listeners,
         is_away=is_away,
     )
 

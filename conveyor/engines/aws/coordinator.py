@@ -6,24 +6,22 @@ want it one has it. Clocks are the workers' own, so a slot is free only `SKEW_S`
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import trio
 
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.randomness import Random
+from conveyor.engines.aws.dynamo.together import together
 from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.seam import Seam
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Door
-from conveyor.ports.errors import Unavailable
 
 SKEW_S = 5.0
 ROUNDS_MAX = 20
-AT_ONCE_MAX = 32
 
 _REFUSED = "ConditionalCheckFailedException"
 _DAY_S = 24 * 3600.0
@@ -82,7 +80,7 @@ class DynamoCoordinator:
                 _Slot(pool, number, f"{self._random.getrandbits(96):024x}")
                 for number in (free[first:] + free[:first])[:count]
             ]
-            got = await _each(wanted, lambda slot: self._put(slot, run_id, ttl_s))
+            got = await together(lambda slot: self._put(slot, run_id, ttl_s), wanted)
             taken += [slot.lease_id for slot, is_ours in zip(wanted, got, strict=True) if is_ours]
         return taken
 
@@ -120,7 +118,7 @@ class DynamoCoordinator:
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
         slots = _slots(lease_ids)
-        kept = await _each(slots, lambda slot: self._extend(slot, ttl_s))
+        kept = await together(lambda slot: self._extend(slot, ttl_s), slots)
         live = {slot.lease_id for slot, is_kept in zip(slots, kept, strict=True) if is_kept}
         return frozenset(lease_ids) - live
 
@@ -142,7 +140,7 @@ class DynamoCoordinator:
         )
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
-        await _each(_slots(lease_ids), self._drop)
+        await together(self._drop, _slots(lease_ids))
 
     async def _drop(self, slot: _Slot) -> bool:
         return await self._write(
@@ -165,7 +163,7 @@ class DynamoCoordinator:
             item = {"text": {"S": marks[subject]}, **_life(self._clock.now() + ttl_s)}
             return await self._write("PutItem", Item=_key(f"Mark#{subject}", owner) | item)
 
-        await _each(list(marks), leave)
+        await together(leave, list(marks))
 
     async def marks_on(self, subject: str) -> list[str]:
         return [row["text"]["S"] for row in await self._live(f"Mark#{subject}")]
@@ -215,26 +213,6 @@ class DynamoCoordinator:
                 raise
             return False
         return True
-
-
-async def _each(given: Sequence[Any], work: Callable[[Any], Awaitable[bool]]) -> list[bool]:
-    """All of it is tried, some at once; then the first failure is raised."""
-    answers: dict[int, bool] = {}
-    failures: list[Unavailable] = []
-
-    async def do(numbers: Iterable[int]) -> None:
-        for number in numbers:
-            try:
-                answers[number] = await work(given[number])
-            except Unavailable as error:
-                failures.append(error)
-
-    async with trio.open_nursery() as nursery:
-        for start in range(min(len(given), AT_ONCE_MAX)):
-            nursery.start_soon(do, range(start, len(given), AT_ONCE_MAX))
-    if failures:
-        raise failures[0]
-    return [answers[number] for number in range(len(given))]
 
 
 def _slots(lease_ids: Sequence[LeaseId]) -> list[_Slot]:

@@ -53,7 +53,6 @@ class AwsEngine:
     blobs: S3Blobs
     coordinator: DynamoCoordinator
     bell: Doorbell
-    meter: Meter
 
 
 @asynccontextmanager
@@ -80,7 +79,6 @@ async def open_aws(
             ),
             coordinator=DynamoCoordinator(seam, names.table, clock=clock, random=random),
             bell=await _find_bell(seam, names, random),
-            meter=meter,
         )
 
 

@@ -149,6 +149,7 @@ class SteadyCoordinator:
         while new := self._live() - told:
             await self._remote.restore(sorted(new), ttl_s=limits.LEASE_TTL_S)
             told |= new
+        self._next_at.clear()
         self._away = trio.Event()
         log.warning("the coordinator is back", extra={"leases": len(told)})
 
