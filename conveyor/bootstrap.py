@@ -9,10 +9,10 @@ import gc
 import hashlib
 import random
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -24,17 +24,21 @@ from conveyor.api.auth import Authenticator, KeyList, Passthrough
 from conveyor.config import BadSettings, Settings, environ_of
 from conveyor.domain import ids, limits
 from conveyor.domain.addresses import TargetPolicy
-from conveyor.engines.embedded import EmbeddedEngine, join_engine, open_engine
+from conveyor.engines.embedded import join_engine, open_engine
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway
 from conveyor.engines.system import AesVault, SystemClock, ThreadAside, load_or_create_secret
-from conveyor.engines.system.crash import BadCrashPoint, crashing, parse_crash_point
+from conveyor.engines.system.crash import BadCrashPoint, CrashSwitch, crashing, parse_crash_point
 from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
+from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.notifier import Notifier
+from conveyor.ports.queue import Queue
+from conveyor.ports.store import Store
 from conveyor.telemetry import Metrics, make_metrics
 from conveyor.usecases.env import Env, Policy
 
@@ -42,11 +46,26 @@ if TYPE_CHECKING:
     from quart_trio import QuartTrio
 
 DIRECT = "direct"
+AWS = "aws"
+
+
+class Engine(Protocol):
+    @property
+    def store(self) -> Store: ...
+    @property
+    def queue(self) -> Queue: ...
+    @property
+    def blobs(self) -> Blobs: ...
+    @property
+    def coordinator(self) -> Coordinator: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """An open engine with everything around it, and no actor running yet."""
+    """An open engine with everything around it, and no actor running yet.
+
+    `listeners` pass on to the worker what other processes tell.
+    """
 
     settings: Settings
     env: Env
@@ -55,6 +74,7 @@ class World:
     notifier: Notifier
     gate: FairGate
     metrics: Metrics
+    listeners: Sequence[Child] = ()
 
     def authenticator(self) -> Authenticator:
         secret = _secret(self.settings)
@@ -106,19 +126,66 @@ class World:
             notifier=self.notifier,
             gate=self.gate,
             metrics=self.metrics,
-            also=also,
+            also=(*self.listeners, *also),
         )
 
 
 @asynccontextmanager
 async def open_world(settings: Settings, *, role: str) -> AsyncGenerator[World, None]:
-    """Opens the engine that the settings name, as its owner."""
+    """Opens the engine that the settings name: an embedded one as its owner, a shared one as one
+    of many."""
     refuse_optimised_python()
     settle_the_collector()
     clock, randomness = SystemClock(), random.SystemRandom()
-    async with open_engine(settings.data_dir, clock=clock, random=randomness, owner=role) as engine:
-        with _around(settings, engine, clock, randomness) as world:
+    if settings.engine == AWS:
+        async with _open_shared_world(settings, clock, randomness, role) as world:
             yield world
+        return
+    async with open_engine(settings.data_dir, clock=clock, random=randomness, owner=role) as engine:
+        with _around(settings, engine, clock, randomness, Mailboxes()) as world:
+            yield world
+
+
+@asynccontextmanager
+async def _open_shared_world(
+    settings: Settings, clock: Clock, randomness: random.Random, role: str
+) -> AsyncGenerator[World, None]:
+    with _its_packages():
+        from conveyor.shared_engine import open_shared
+
+    mail, owner = Mailboxes(), ids.mint_ulid(clock.now(), randomness)
+    async with open_shared(
+        settings,
+        clock=clock,
+        random=randomness,
+        owner=owner,
+        local=LocalSignals(mail.discovery.address, mail.streamer.address),
+        crash=None if settings.crash_at is None else _crash_switch(settings.crash_at),
+    ) as shared:
+        signals = replace(shared.signals, local=None) if role == "api" else shared.signals
+        with _around(settings, shared, clock, randomness, mail) as world:
+            world.metrics.coordinator_away.set_function(shared.is_away)
+            env = replace(world.env, owner=owner, signals=signals)
+            yield replace(world, env=env, listeners=shared.listeners)
+
+
+async def make_ready(settings: Settings) -> Sequence[str]:
+    """Makes what a shared engine needs, where it is not there; answers what there is."""
+    with _its_packages():
+        from conveyor.shared_engine import make_shared
+
+    return await make_shared(settings, random=random.SystemRandom())
+
+
+@contextmanager
+def _its_packages() -> Iterator[None]:
+    """A shared engine is loaded when it is asked for: a laptop has no use for its packages."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise BadSettings(
+            f"CONVEYOR_ENGINE=aws needs {error.name}: pip install 'conveyor[aws]'"
+        ) from None
 
 
 @asynccontextmanager
@@ -128,16 +195,19 @@ async def join_world(settings: Settings) -> AsyncGenerator[World, None]:
     settle_the_collector()
     clock, randomness = SystemClock(), random.SystemRandom()
     async with join_engine(settings.data_dir, clock=clock, random=randomness) as engine:
-        with _around(settings, engine, clock, randomness) as world:
+        with _around(settings, engine, clock, randomness, Mailboxes()) as world:
             yield world
 
 
 @contextmanager
 def _around(
-    settings: Settings, engine: EmbeddedEngine, clock: Clock, randomness: random.Random
+    settings: Settings,
+    engine: Engine,
+    clock: Clock,
+    randomness: random.Random,
+    mail: Mailboxes,
 ) -> Iterator[World]:
     """Everything that stands around an engine."""
-    mail = Mailboxes()
     env = _env(settings, engine, clock, randomness, mail)
     # Webhooks have connections of their own: scraping takes none of them.
     with _pool(_targets(settings), PoolLimits()) as guarded, _gateway(settings, env) as gateway:
@@ -154,7 +224,7 @@ def _around(
 
 def _env(
     settings: Settings,
-    engine: EmbeddedEngine,
+    engine: Engine,
     clock: Clock,
     randomness: random.Random,
     mail: Mailboxes,
@@ -172,7 +242,11 @@ def _env(
         owner=ids.mint_ulid(clock.now(), randomness),
         policy=Policy(
             sync_tasks_max=settings.sync_tasks_max,
-            at_once_max=limits.EMBEDDED_AT_ONCE_TASKS_MAX,
+            at_once_max=(
+                limits.AT_ONCE_TASKS_MAX
+                if settings.engine == AWS
+                else limits.EMBEDDED_AT_ONCE_TASKS_MAX
+            ),
             shard_count=settings.task_shard_count,
             max_inflight=settings.max_inflight,
             targets=targets if settings.gateway_url == DIRECT else None,
@@ -184,11 +258,15 @@ def _env(
     return env if settings.crash_at is None else _crashing(env, settings.crash_at)
 
 
-def _crashing(env: Env, crash_at: str) -> Env:
+def _crash_switch(crash_at: str) -> CrashSwitch:
     try:
-        switch = parse_crash_point(crash_at)
+        return parse_crash_point(crash_at)
     except BadCrashPoint as error:
         raise BadSettings(f"CONVEYOR_CRASH_AT: {error}") from None
+
+
+def _crashing(env: Env, crash_at: str) -> Env:
+    switch = _crash_switch(crash_at)
     return replace(
         env,
         store=crashing(env.store, "store", switch),

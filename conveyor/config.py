@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,10 @@ class Settings:
     log: str | None = None
     crash_at: str | None = None
     role: str | None = None
+    table: str = ""
+    bucket: str = ""
+    queue_prefix: str = "conveyor-"
+    redis_url: str | None = field(default=None, repr=False)
 
 
 def load_settings() -> Settings:
@@ -52,8 +57,10 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
     """The settings that these variables ask for; BadSettings for the first that cannot be."""
     read = _Reader(environ)
     auth = read("CONVEYOR_AUTH", "passthrough", _one_of("passthrough", "keys"))
+    engine = read("CONVEYOR_ENGINE", "embedded", _one_of("embedded", "aws"))
+    needed = _given if engine == "aws" else str
     return Settings(
-        engine=read("CONVEYOR_ENGINE", "embedded", _one_of("embedded")),
+        engine=engine,
         data_dir=read("CONVEYOR_DATA_DIR", ".conveyor", Path),
         host=read("CONVEYOR_HOST", "127.0.0.1", str),
         port=read("CONVEYOR_PORT", "8080", _between(0, 65535)),
@@ -62,7 +69,8 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         allow_private_targets=read("CONVEYOR_ALLOW_PRIVATE_TARGETS", "", _switch),
         auth=auth,
         api_keys=_api_keys(environ) if auth == "keys" else frozenset(),
-        secret_key=environ.get("CONVEYOR_SECRET_KEY") or None,
+        # Processes that share an engine share their secrets.
+        secret_key=read("CONVEYOR_SECRET_KEY", "", needed) or None,
         sync_tasks_max=read(
             "CONVEYOR_SYNC_TASKS_MAX", str(limits.SYNC_TASKS_MAX), _between(1, limits.TASKS_MAX)
         ),
@@ -79,7 +87,11 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         ),
         log=environ.get("CONVEYOR_LOG") or None,
         crash_at=environ.get("CONVEYOR_CRASH_AT") or None,
-        role=read("CONVEYOR_ROLE", "", _one_of("", "dev")) or None,
+        role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker")) or None,
+        table=read("CONVEYOR_TABLE", "", needed),
+        bucket=read("CONVEYOR_BUCKET", "", needed),
+        queue_prefix=read("CONVEYOR_QUEUE_PREFIX", "conveyor-", _queue_prefix),
+        redis_url=read("CONVEYOR_REDIS_URL", "", _redis_url) or None,
     )
 
 
@@ -133,6 +145,24 @@ def _money(text: str) -> int:
     if micros is None:
         raise ValueError(f"must be an amount of money such as 0.000276, not {text!r}")
     return micros
+
+
+def _given(text: str) -> str:
+    if not text:
+        raise ValueError("must be given when CONVEYOR_ENGINE=aws")
+    return text
+
+
+def _queue_prefix(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,50}", text):
+        raise ValueError("must be up to 50 letters, digits, hyphens and underscores")
+    return text
+
+
+def _redis_url(text: str) -> str:
+    if text and not text.startswith(("redis://", "rediss://")):
+        raise ValueError("must begin with redis:// or rediss://")
+    return text
 
 
 def _switch(text: str) -> bool:

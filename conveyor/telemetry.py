@@ -34,6 +34,7 @@ class Metrics:
     inflight: Gauge
     group_size: Histogram
     invariant_violations: Counter
+    coordinator_away: Gauge
 
 
 def make_metrics(registry: CollectorRegistry) -> Metrics:
@@ -84,6 +85,11 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
             "conveyor_invariant_violations",
             "Things that must never happen and did.",
             ("invariant",),
+            registry=registry,
+        ),
+        coordinator_away=Gauge(
+            "conveyor_coordinator_away",
+            "1 while this process keeps to its own share of every cap.",
             registry=registry,
         ),
     )

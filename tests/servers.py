@@ -184,16 +184,16 @@ def a_moto(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def a_redis(folder: Path) -> Iterator[str]:
-    port = free_port()
+def a_redis(folder: Path, port: int | None = None) -> Iterator[str]:
+    port = port or free_port()
     with running(_redis(port), folder, lambda: redis_says(port, "PING") == b"+PONG\r\n"):
         yield f"redis://127.0.0.1:{port}"
 
 
 @contextmanager
-def a_redis_cluster(folder: Path) -> Iterator[str]:
+def a_redis_cluster(folder: Path, port: int | None = None) -> Iterator[str]:
     """One node that owns every slot: enough for CROSSSLOT and for clients that speak cluster."""
-    port, bus = free_ports(2)
+    port, bus = port or free_port(), free_port()
     command = [*_redis(port), "--cluster-enabled", "yes", "--cluster-port", str(bus)]
 
     def is_whole() -> bool:

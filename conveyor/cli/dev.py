@@ -10,7 +10,7 @@ import trio
 
 from actors.runtime import Child, Supervisor
 from conveyor.api.server import GRACE_S, HttpServer
-from conveyor.bootstrap import open_world
+from conveyor.bootstrap import AWS, open_world
 from conveyor.cli.local import inspection_child, shared_among
 from conveyor.cli.signals import cancel_on_signal
 from conveyor.config import Settings
@@ -31,6 +31,8 @@ def dev(settings: Settings, processes: int) -> None:
     style = settings.log or ("text" if sys.stderr.isatty() else "json")
     set_up_logging("text" if style == "text" else "json")
     refuse_taken_port(settings)
+    if settings.engine == AWS and processes > 1:
+        raise click.ClickException("On the AWS engine more processes are more `conveyor worker`s.")
     trio.run(_run, shared_among(settings, processes), processes)
 
 
@@ -40,10 +42,12 @@ async def _run(settings: Settings, processes: int) -> None:
             make_app=lambda ready: world.app(ready=ready),
             host=settings.host,
             port=settings.port,
-            on_listening=_announce,
+            on_listening=announce,
         )
+        # Only who owns a data directory has a place to be looked at.
+        is_owner = settings.engine != AWS
         supervisor: Supervisor = world.worker(
-            inspection_child(world, "dev", lambda: supervisor),
+            *([inspection_child(world, "dev", lambda: supervisor)] if is_owner else []),
             *world.helper_processes(processes - 1),
             Child("http_server", run=server.run, reports_ready=True, stop_grace_s=GRACE_S + 2.0),
         )
@@ -57,7 +61,7 @@ async def _end_on_signal(scope: trio.CancelScope) -> None:
     click.echo("Stopping: work in flight is handed back.", err=True)
 
 
-def _announce(url: str) -> None:
+def announce(url: str) -> None:
     click.echo(f"Conveyor is listening on {url}", err=True)
 
 

@@ -61,7 +61,11 @@ class Ended:
 async def working(
     settings: Settings, *, role: str, processes: int = 1
 ) -> AsyncGenerator[World, None]:
-    """An open world with its worker running, helped by other processes if asked for."""
+    """An open world with its worker running, helped by other processes if asked for.
+
+    It is one person's: a shared engine is left alone, whatever the environment says.
+    """
+    settings = replace(settings, engine="embedded")
     settings = shared_among(settings, processes)
     async with open_world(settings, role=role) as world, trio.open_nursery() as nursery:
         supervisor: Supervisor = world.worker(

@@ -13,7 +13,9 @@ from conveyor.domain.errors import ConveyorError
 _COMMANDS = {
     "scrape": ("conveyor.cli.scrape", "Scrape a list of URLs into a folder, without a server."),
     "dev": ("conveyor.cli.dev", "Run the service on this machine: API and worker in one."),
-    "worker": ("conveyor.cli.worker", "Help the process that owns a data directory."),
+    "api": ("conveyor.cli.api", "Run the API alone, on the AWS engine."),
+    "worker": ("conveyor.cli.worker", "Run a worker on the AWS engine, or help a data's owner."),
+    "init": ("conveyor.cli.init", "Make the table, bucket and queues of the AWS engine."),
     "demo": ("conveyor.cli.demo", "Scrape a thousand pages of a bundled local site."),
     "jobs": ("conveyor.cli.jobs", "Submit and manage jobs on a running server."),
     "webhooks": ("conveyor.cli.webhooks", "Manage signing keys and try receivers out."),

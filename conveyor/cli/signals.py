@@ -6,9 +6,16 @@ import signal
 
 import trio
 
+# A task on Fargate is killed 120 s after it was asked to stop, at most.
+STOP_S_MAX = 110
 
-async def cancel_on_signal(scope: trio.CancelScope) -> None:
-    """The first signal cancels; another one, from somebody in a hurry, has its usual effect."""
+
+async def cancel_on_signal(scope: trio.CancelScope, within_s: int = 0) -> None:
+    """The first signal cancels; another one, from somebody in a hurry, has its usual effect.
+
+    With `within_s` the process ends by then, in order or not: everything holds on a kill as well.
+    """
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         await anext(signals)
+    signal.alarm(within_s)
     scope.cancel(reason="signal")

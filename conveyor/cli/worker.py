@@ -1,4 +1,4 @@
-"""`conveyor worker`: one more process that fetches, for whoever owns the data (SPEC 1.2)."""
+"""`conveyor worker`: a process that does the work, of its own or for an owner (SPEC 1.2)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import click
 import trio
 
-from conveyor.bootstrap import join_world
-from conveyor.cli.signals import cancel_on_signal
+from conveyor.bootstrap import AWS, join_world, open_world
+from conveyor.cli.signals import STOP_S_MAX, cancel_on_signal
 from conveyor.config import Settings
 from conveyor.telemetry import set_up_logging
 
@@ -16,15 +16,20 @@ from conveyor.telemetry import set_up_logging
 @click.command()
 @click.pass_obj
 def worker(settings: Settings) -> None:
-    """Help the process that owns the data directory, until it ends.
-
-    `scrape` and `dev` start these by themselves (--processes).
+    """Work on an engine that is shared, until a signal comes; on a data directory, help the process
+    that owns it, until that ends: `scrape` and `dev` start such helpers by themselves.
     """
     set_up_logging("text" if settings.log == "text" else "json")
-    trio.run(_run, settings)
+    trio.run(_work if settings.engine == AWS else _help, settings)
 
 
-async def _run(settings: Settings) -> None:
+async def _work(settings: Settings) -> None:
+    async with open_world(settings, role="worker") as world, trio.open_nursery() as nursery:
+        nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX)
+        await world.worker().run()
+
+
+async def _help(settings: Settings) -> None:
     async with join_world(settings) as world, trio.open_nursery() as nursery:
         nursery.start_soon(cancel_on_signal, nursery.cancel_scope)
         nursery.start_soon(_cancel_at_end_of_input, nursery.cancel_scope)

@@ -17,7 +17,7 @@ from conveyor.domain.waiting import Facts, Presence, Sighting, Waiting
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.env import Env
 
-_WORKERS = "workers"
+WORKERS = "workers"
 _SIGHTING = msgspec.json.Decoder(Sighting)
 _PRESENCE = msgspec.json.Decoder(Presence)
 
@@ -38,7 +38,7 @@ async def look_at(env: Env, run: Run, totals: Totals) -> Outlook:
         inflight = await env.coordinator.count(run.run_id)
         job = await env.store.read(JobKey(run.job_id))
         sightings = await env.coordinator.marks_on(run.run_id)
-        workers = await env.coordinator.marks_on(_WORKERS)
+        workers = await env.coordinator.marks_on(WORKERS)
     except Unavailable:
         return Outlook()
     facts = Facts(
@@ -54,14 +54,14 @@ async def look_at(env: Env, run: Run, totals: Totals) -> Outlook:
 
 async def leave_marks(env: Env, presence: Presence, sightings: Mapping[RunId, Sighting]) -> None:
     """Tells everybody that this process is at work, and what it sees."""
-    marks = {_WORKERS: _encoded(presence)}
+    marks = {WORKERS: _encoded(presence)}
     marks |= {run_id: _encoded(sighting) for run_id, sighting in sightings.items()}
     await env.coordinator.leave_marks(env.owner, marks, ttl_s=limits.SIGHTING_TTL_S)
 
 
 async def take_back_presence(env: Env) -> None:
     """This process works no more; what it saw ages out."""
-    await env.coordinator.leave_marks(env.owner, {_WORKERS: ""}, ttl_s=0.0)
+    await env.coordinator.leave_marks(env.owner, {WORKERS: ""}, ttl_s=0.0)
 
 
 def _encoded(value: msgspec.Struct) -> str:

@@ -14,6 +14,7 @@ from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from tests.builders import ManualClock
 from tests.conformance.bodies import BLOBS
+from tests.conformance.coordinators import COORDINATORS
 from tests.conformance.engines import ENGINES, Engine
 
 
@@ -46,6 +47,14 @@ async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield blobs
 
 
-@pytest.fixture
-def coordinator(engine: Engine) -> Coordinator:
-    return engine.coordinator
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name == "dynamo" else ())
+        for name in sorted(COORDINATORS)
+    ]
+)
+async def coordinator(
+    request: pytest.FixtureRequest, clock: ManualClock
+) -> AsyncIterator[Coordinator]:
+    async with COORDINATORS[request.param](request.param, request, clock) as coordinator:
+        yield coordinator

@@ -1,0 +1,233 @@
+"""DynamoCoordinator: leases as slot rows, where there is no Redis (SPEC 6.7).
+
+A pool of `cap` leases has the slots 0 to cap - 1, and a conditional write takes one: of two who
+want it one has it. Clocks are the workers' own, so a slot is free only `SKEW_S` after it died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.domain import limits
+from conveyor.domain.ids import JobId, LeaseId, RunId
+from conveyor.domain.randomness import Random
+from conveyor.engines.aws.dynamo.together import together
+from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.seam import Seam
+from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import Door
+
+SKEW_S = 5.0
+ROUNDS_MAX = 20
+
+_REFUSED = "ConditionalCheckFailedException"
+_DAY_S = 24 * 3600.0
+_HOUR_S = 3600.0
+_INTRODUCED_MAX = 10_000
+
+Item = dict[str, dict[str, str]]
+
+
+class _Slot(msgspec.Struct, frozen=True):
+    """Where a lease lies. Its name is all that its holder keeps."""
+
+    pool: str
+    number: int
+    token: str
+
+    @property
+    def lease_id(self) -> LeaseId:
+        return LeaseId(f"{self.pool}#{self.number}#{self.token}")
+
+    @property
+    def key(self) -> Item:
+        return _key(f"Sem#{self.pool}", f"{self.number:05d}")
+
+
+class DynamoCoordinator:
+    def __init__(
+        self, seam: Seam, table: str, *, clock: Clock, random: Random, skew_s: float = SKEW_S
+    ) -> None:
+        self._seam = seam
+        self._table = table
+        self._clock = clock
+        self._random = random
+        self._skew_s = skew_s
+        self._introduced: dict[RunId, float] = {}
+
+    async def acquire(
+        self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
+    ) -> list[LeaseId]:
+        await self._introduce(job_id, run_id)
+        return await self._take(job_id, run_id, count_max=count_max, cap=cap, ttl_s=ttl_s)
+
+    async def _take(
+        self, pool: str, run_id: str, *, count_max: int, cap: int, ttl_s: float
+    ) -> list[LeaseId]:
+        """Slots that others took meanwhile are made up for by others, while there are any."""
+        taken: list[LeaseId] = []
+        for _ in range(ROUNDS_MAX):
+            live = {int(row["sk"]["S"]) for row in await self._live(f"Sem#{pool}", self._skew_s)}
+            free = [number for number in range(cap) if number not in live]
+            count = min(count_max - len(taken), cap - len(live), len(free))
+            if count <= 0:
+                break
+            first = self._random.getrandbits(32) % len(free)
+            wanted = [
+                _Slot(pool, number, f"{self._random.getrandbits(96):024x}")
+                for number in (free[first:] + free[:first])[:count]
+            ]
+            got = await together(lambda slot: self._put(slot, run_id, ttl_s), wanted)
+            taken += [slot.lease_id for slot, is_ours in zip(wanted, got, strict=True) if is_ours]
+        return taken
+
+    async def _put(self, slot: _Slot, run_id: str, ttl_s: float) -> bool:
+        now = self._clock.now()
+        item = {"token": {"S": slot.token}, "run_id": {"S": run_id}, **_life(now + ttl_s)}
+        return await self._write(
+            "PutItem",
+            Item=slot.key | item,
+            ConditionExpression="attribute_not_exists(pk) OR expires_at <= :dead",
+            ExpressionAttributeValues={":dead": _number(now - self._skew_s)},
+        )
+
+    async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
+        return [await self._enter(door, ttl_s) for door in doors]
+
+    async def _enter(self, door: Door, ttl_s: float) -> LeaseId | None:
+        now, clock = self._clock.now(), _key(f"Door#{door.name}", "next")
+        row = await self._get(clock) if door.spacing_s else None
+        next_at = 0.0 if row is None else float(row["expires_at"]["N"])
+        if now < next_at - limits.HOST_SLACK_S:
+            return None
+        taken = await self._take(door.name, "", count_max=1, cap=door.cap, ttl_s=ttl_s)
+        if not taken or not door.spacing_s:
+            return taken[0] if taken else None
+        was_next = await self._write(
+            "PutItem",
+            Item=clock | _life(max(next_at, now) + door.spacing_s),
+            ConditionExpression="attribute_not_exists(pk) OR expires_at = :seen",
+            ExpressionAttributeValues={":seen": _number(next_at)},
+        )
+        if not was_next:
+            await self.release(taken)
+        return taken[0] if was_next else None
+
+    async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
+        slots = _slots(lease_ids)
+        kept = await together(lambda slot: self._extend(slot, ttl_s), slots)
+        live = {slot.lease_id for slot, is_kept in zip(slots, kept, strict=True) if is_kept}
+        return frozenset(lease_ids) - live
+
+    async def _extend(self, slot: _Slot, ttl_s: float) -> bool:
+        now = self._clock.now()
+        life = _life(now + ttl_s)
+        return await self._write(
+            "UpdateItem",
+            Key=slot.key,
+            UpdateExpression="SET expires_at = :expires_at, #ttl = :ttl",
+            ConditionExpression="#token = :token AND expires_at > :now",
+            ExpressionAttributeNames={"#ttl": "ttl", "#token": "token"},
+            ExpressionAttributeValues={
+                ":expires_at": life["expires_at"],
+                ":ttl": life["ttl"],
+                ":token": {"S": slot.token},
+                ":now": _number(now),
+            },
+        )
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        await together(self._drop, _slots(lease_ids))
+
+    async def _drop(self, slot: _Slot) -> bool:
+        return await self._write(
+            "DeleteItem",
+            Key=slot.key,
+            ConditionExpression="#token = :token",
+            ExpressionAttributeNames={"#token": "token"},
+            ExpressionAttributeValues={":token": {"S": slot.token}},
+        )
+
+    async def count(self, run_id: RunId) -> int:
+        row = await self._get(_key(f"Sem#{run_id}", "job"))
+        if row is None:
+            return 0
+        live = await self._live(f"Sem#{row['job_id']['S']}")
+        return sum(slot["run_id"]["S"] == run_id for slot in live)
+
+    async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+        async def leave(subject: str) -> bool:
+            item = {"text": {"S": marks[subject]}, **_life(self._clock.now() + ttl_s)}
+            return await self._write("PutItem", Item=_key(f"Mark#{subject}", owner) | item)
+
+        await together(leave, list(marks))
+
+    async def marks_on(self, subject: str) -> list[str]:
+        return [row["text"]["S"] for row in await self._live(f"Mark#{subject}")]
+
+    async def _introduce(self, job_id: JobId, run_id: RunId) -> None:
+        """Lets everybody know whose the run is: who asks for its leases knows only the run."""
+        now = self._clock.now()
+        if now - self._introduced.get(run_id, 0.0) < _HOUR_S:
+            return
+        item = {"job_id": {"S": job_id}, **_life(now + _DAY_S)}
+        await self._write("PutItem", Item=_key(f"Sem#{run_id}", "job") | item)
+        if len(self._introduced) >= _INTRODUCED_MAX:
+            self._introduced.clear()
+        self._introduced[run_id] = now
+
+    async def _live(self, partition: str, skew_s: float = 0.0) -> list[Item]:
+        """The rows of a partition that live, in the order of their keys."""
+        params: dict[str, Any] = {
+            "TableName": self._table,
+            "ConsistentRead": True,
+            "KeyConditionExpression": "pk = :pk",
+            "FilterExpression": "expires_at > :dead",
+            "ExpressionAttributeValues": {
+                ":pk": {"S": partition},
+                ":dead": _number(self._clock.now() - skew_s),
+            },
+        }
+        rows: list[Item] = []
+        while True:
+            page = await self._seam.call("dynamodb", "Query", params)
+            rows += page.get("Items", ())
+            if not page.get("LastEvaluatedKey"):
+                return rows
+            params["ExclusiveStartKey"] = page["LastEvaluatedKey"]
+
+    async def _get(self, key: Item) -> Item | None:
+        params = {"TableName": self._table, "Key": key, "ConsistentRead": True}
+        row: Item | None = (await self._seam.call("dynamodb", "GetItem", params)).get("Item")
+        return row
+
+    async def _write(self, operation: str, **params: Any) -> bool:
+        """Whether the condition held."""
+        try:
+            await self._seam.call("dynamodb", operation, {"TableName": self._table, **params})
+        except AwsError as error:
+            if error.code != _REFUSED:
+                raise
+            return False
+        return True
+
+
+def _slots(lease_ids: Sequence[LeaseId]) -> list[_Slot]:
+    parts = [lease_id.rsplit("#", 2) for lease_id in dict.fromkeys(lease_ids)]
+    return [_Slot(each[0], int(each[1]), each[2]) for each in parts if len(each) == 3]
+
+
+def _key(partition: str, sort: str) -> Item:
+    return {"pk": {"S": partition}, "sk": {"S": sort}}
+
+
+def _life(until: float) -> Item:
+    """When a row dies, and when DynamoDB may remove it."""
+    return {"expires_at": _number(until), "ttl": _number(int(until + _HOUR_S))}
+
+
+def _number(value: float) -> dict[str, str]:
+    return {"N": repr(value)}

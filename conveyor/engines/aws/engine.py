@@ -1,0 +1,115 @@
+"""The AWS engine: every durable port on a table, a bucket and queues (SPEC 5.6)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+
+from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.randomness import Random
+from conveyor.engines.aws import queues
+from conveyor.engines.aws.blobs import S3Blobs
+from conveyor.engines.aws.boto import open_boto_plane
+from conveyor.engines.aws.bucket import create_bucket
+from conveyor.engines.aws.coordinator import DynamoCoordinator
+from conveyor.engines.aws.credentials import Access, find_access
+from conveyor.engines.aws.doorbell import Doorbell
+from conveyor.engines.aws.dynamo import DynamoStore, create_table
+from conveyor.engines.aws.dynamo.table import Table
+from conveyor.engines.aws.errors import NoAnswer
+from conveyor.engines.aws.metering import Meter
+from conveyor.engines.aws.plane import LeanPlane
+from conveyor.engines.aws.queue import SqsQueue
+from conveyor.engines.aws.seam import CrashPoint, LayeredSeam, Seam
+from conveyor.net.pool import HttpPool
+from conveyor.net.slots import PoolLimits
+from conveyor.ports.clock import Clock
+from conveyor.ports.errors import QueueGone
+
+CONNECTIONS_MAX = 512
+
+
+class NotSetUp(ConveyorError):
+    """What the engine needs is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What belongs to one deployment."""
+
+    table: str
+    bucket: str
+    queue_prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsEngine:
+    """`coordinator` is for where there is no Redis; `bell` calls some worker to a list."""
+
+    store: DynamoStore
+    queue: SqsQueue
+    blobs: S3Blobs
+    coordinator: DynamoCoordinator
+    bell: Doorbell
+
+
+@asynccontextmanager
+async def open_aws(
+    names: Names, *, clock: Clock, random: Random, crash: CrashPoint | None = None
+) -> AsyncGenerator[AwsEngine, None]:
+    """NotSetUp when there are no keys, or `conveyor init` was never run."""
+    access = await _found_access()
+    meter = Meter()
+    # Endpoints are the operator's word: they may well be internal.
+    limits = PoolLimits(
+        connections_max=2 * CONNECTIONS_MAX, connections_per_origin_max=CONNECTIONS_MAX
+    )
+    with closing(HttpPool(TargetPolicy(allow_private=True), limits)) as pool:
+        plane = LeanPlane(access=access, pool=pool, now=clock.now, traffic=meter.traffic)
+        seam = LayeredSeam(plane=plane, random=random, meter=meter, crash=crash)
+        queue = SqsQueue(seam=seam, clock=clock, random=random, prefix=names.queue_prefix)
+        table = Table(name=names.table, seam=seam, random=random, meter=meter)
+        yield AwsEngine(
+            store=DynamoStore(table, queue),
+            queue=queue,
+            blobs=S3Blobs(
+                seam=seam, presigner=plane, clock=clock, random=random, bucket=names.bucket
+            ),
+            coordinator=DynamoCoordinator(seam, names.table, clock=clock, random=random),
+            bell=await _find_bell(seam, names, random),
+        )
+
+
+async def set_up(names: Names, *, random: Random) -> Sequence[str]:
+    """Makes what is not there yet, and answers what there is; to do it again is fine."""
+    access = await _found_access()
+    async with open_boto_plane(access) as plane:
+        seam = LayeredSeam(plane=plane, random=random)
+        await create_table(seam, names.table)
+        left_out = await create_bucket(seam, names.bucket, region=access.region)
+        made = await queues.make_control_queues(seam, names.queue_prefix)
+    return [
+        f"table {names.table}",
+        f"bucket {names.bucket}" + "".join(f" (not offered here: {rule})" for rule in left_out),
+        f"control queue {made.control_url}",
+        f"dead queue {made.dead_url}",
+    ]
+
+
+async def _found_access() -> Access:
+    try:
+        return await find_access()
+    except NoAnswer as error:
+        raise NotSetUp(f"{error}: set AWS_REGION and the usual AWS credentials") from None
+
+
+async def _find_bell(seam: Seam, names: Names, random: Random) -> Doorbell:
+    try:
+        found = await queues.find_control_queues(seam, names.queue_prefix)
+    except QueueGone:
+        raise NotSetUp(
+            f"there is no queue {names.queue_prefix}{queues.CONTROL}: run `conveyor init` first"
+        ) from None
+    return Doorbell(seam=seam, random=random, control_url=found.control_url)

@@ -1,0 +1,157 @@
+"""RedisCoordinator: leases, doors and marks on a Redis server, by its own clock (SPEC 6.7)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.ids import JobId, LeaseId, RunId
+from conveyor.domain.randomness import Random
+from conveyor.engines.redis import names
+from conveyor.engines.redis.link import RedisLink, Script, translating
+from conveyor.ports.coordinator import Door
+
+_ACQUIRE, _ENTER = Script("acquire"), Script("enter")
+_RENEW, _RESTORE, _COUNT = Script("renew"), Script("restore"), Script("count")
+_MARK, _MARKS = Script("mark"), Script("marks")
+
+_INTRODUCED_S = 24 * 3600.0
+_INTRODUCE_AGAIN_S = 3600.0
+_INTRODUCED_MAX = 10_000
+_MARKS_AT_ONCE = 32
+
+_Args = list[str | int]
+# The pools of one job, and which leases of theirs are meant.
+_Pools = dict[str, list[LeaseId]]
+
+
+class RedisCoordinator:
+    def __init__(self, link: RedisLink, random: Random, *, space: str) -> None:
+        self._link = link
+        self._random = random
+        self._keys = names.Keys(space)
+        self._introduced: dict[RunId, float] = {}
+
+    async def acquire(
+        self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
+    ) -> list[LeaseId]:
+        stem = names.lease(job_id, run_id, names.token(self._random))
+        with translating():
+            is_known = self._is_introduced(run_id)
+            if not is_known:
+                await self._introduce(job_id, run_id)
+            args: _Args = [_us(ttl_s), cap, count_max, names.member_of(stem)]
+            count, live = await self._link.run(_ACQUIRE, [self._keys.pool(job_id)], args)
+            if is_known and not live:
+                # The first lease after a while: the server may have lost all it knew.
+                await self._introduce(job_id, run_id)
+        return [LeaseId(f"{stem}.{number}") for number in range(1, count + 1)]
+
+    async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
+        by_job: dict[JobId, list[int]] = defaultdict(list)
+        for index, door in enumerate(doors):
+            by_job[door.job_id].append(index)
+        answers: list[LeaseId | None] = [None] * len(doors)
+        with translating():
+            for indexes in by_job.values():
+                passed = await self._enter([doors[index] for index in indexes], ttl_s)
+                for index, lease_id in zip(indexes, passed, strict=True):
+                    answers[index] = lease_id
+        return answers
+
+    async def _enter(self, doors: Sequence[Door], ttl_s: float) -> list[LeaseId | None]:
+        """Goes through doors of one job."""
+        numbers: dict[str, int] = {}
+        keys: list[str] = []
+        args: _Args = [_us(ttl_s), _us(limits.HOST_SLACK_S)]
+        lease_ids = [names.behind(door, names.token(self._random)) for door in doors]
+        for door, lease_id in zip(doors, lease_ids, strict=True):
+            if door.name not in numbers:
+                numbers[door.name] = len(numbers) + 1
+                keys += [self._keys.pool(door.name), self._keys.next_at(door)]
+            number, spacing = numbers[door.name], _us(door.spacing_s)
+            args += [number, door.cap, spacing, names.member_of(lease_id)]
+        passed = await self._link.run(_ENTER, keys, args)
+        return [
+            lease_id if is_through else None
+            for lease_id, is_through in zip(lease_ids, passed, strict=True)
+        ]
+
+    async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
+        lost = {lease_id for lease_id in lease_ids if not names.is_lease(lease_id)}
+        with translating():
+            for pools in self._by_job(lease_ids):
+                named = [lease_id for members in pools.values() for lease_id in members]
+                positions = await self._link.run(_RENEW, list(pools), _listed(pools, ttl_s))
+                lost |= {named[position - 1] for position in positions}
+        return frozenset(lost)
+
+    async def restore(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> None:
+        """Makes leases live, whatever the cap: they were held while nobody could say so."""
+        with translating():
+            for pools in self._by_job(lease_ids):
+                await self._link.run(_RESTORE, list(pools), _listed(pools, ttl_s))
+
+    async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        with translating():
+            for pools in self._by_job(lease_ids):
+                for key, members in pools.items():
+                    await self._link.drop(key, [names.member_of(each) for each in members])
+
+    async def count(self, run_id: RunId) -> int:
+        with translating():
+            job_id = await self._link.get(self._keys.job_of(run_id))
+            if job_id is None:
+                return 0
+            return int(await self._link.run(_COUNT, [self._keys.pool(job_id)], [f"{run_id}/"]))
+
+    async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+        async def leave(subjects: Sequence[str]) -> None:
+            for subject in subjects:
+                args: _Args = [_us(ttl_s), owner, marks[subject]]
+                await self._link.run(_MARK, [self._keys.marks(subject)], args)
+
+        subjects = list(marks)
+        with translating():
+            async with trio.open_nursery() as nursery:
+                for start in range(min(len(subjects), _MARKS_AT_ONCE)):
+                    nursery.start_soon(leave, subjects[start::_MARKS_AT_ONCE])
+
+    async def marks_on(self, subject: str) -> list[str]:
+        with translating():
+            return list(await self._link.run(_MARKS, [self._keys.marks(subject)], []))
+
+    def _is_introduced(self, run_id: RunId) -> bool:
+        known_at = self._introduced.get(run_id)
+        return known_at is not None and trio.current_time() - known_at < _INTRODUCE_AGAIN_S
+
+    async def _introduce(self, job_id: JobId, run_id: RunId) -> None:
+        """Lets everybody know whose the run is: who asks for its leases knows only the run."""
+        await self._link.put(self._keys.job_of(run_id), job_id, ttl_s=_INTRODUCED_S)
+        if len(self._introduced) >= _INTRODUCED_MAX:
+            self._introduced.clear()
+        self._introduced[run_id] = trio.current_time()
+
+    def _by_job(self, lease_ids: Sequence[LeaseId]) -> list[_Pools]:
+        """What may be done in one step: leases of one job share a slot."""
+        by_job: dict[str, _Pools] = {}
+        for lease_id in lease_ids:
+            if names.is_lease(lease_id):
+                pool = names.pool_of(lease_id)
+                pools = by_job.setdefault(pool.partition("/")[0], {})
+                pools.setdefault(self._keys.pool(pool), []).append(lease_id)
+        return list(by_job.values())
+
+
+def _listed(pools: _Pools, ttl_s: float) -> _Args:
+    args: _Args = [_us(ttl_s)]
+    for members in pools.values():
+        args += [len(members), *map(names.member_of, members)]
+    return args
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1_000_000)

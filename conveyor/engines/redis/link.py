@@ -1,0 +1,156 @@
+"""RedisLink: the way to one Redis, a single server or a cluster (SPEC 5.6).
+
+Which of the two it is, is asked at the first contact, so that a program starts while it is away.
+Deadlines and the translation of errors live here, once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any
+
+import anyio
+import coredis
+import trio
+from coredis.exceptions import (
+    ClusterCrossSlotError,
+    CommandSyntaxError,
+    DataError,
+    NoScriptError,
+    RedisError,
+    UnknownCommandError,
+    WrongTypeError,
+)
+from coredis.response.types import PubSubMessage
+from coredis.retry import NoRetryPolicy
+
+from conveyor.ports.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 2.0
+
+# What only a mistake of ours can bring about. The rest is the world's doing.
+_OUR_MISTAKES = (
+    ClusterCrossSlotError,
+    CommandSyntaxError,
+    DataError,
+    UnknownCommandError,
+    WrongTypeError,
+)
+# What breaks when a connection does; the last two are what coredis has underneath.
+_WORLDLY = (RedisError, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+Client = coredis.Redis[str] | coredis.RedisCluster[str]
+
+
+class Script:
+    """A script of ours, by name; `sha` is what a server that has seen it calls it."""
+
+    def __init__(self, name: str) -> None:
+        folder = files("conveyor.engines.redis") / "scripts"
+        parts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("now", name)]
+        self.text = "".join(parts)
+        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+class RedisLink:
+    def __init__(self, url: str, nursery: trio.Nursery, plain: coredis.Redis[str]) -> None:
+        self._url = url
+        self._nursery = nursery
+        self._plain = plain
+        self._client: Client | None = None
+        self._meeting = trio.Lock()
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        """What the script answers; a server that has not seen it is shown it."""
+        client = await self._contact()
+        try:
+            return await client.evalsha(script.sha, keys, args)
+        except NoScriptError:
+            return await client.eval(script.text, keys, args)
+
+    async def get(self, key: str) -> str | None:
+        return await (await self._contact()).get(key)
+
+    async def put(self, key: str, text: str, *, ttl_s: float) -> None:
+        await (await self._contact()).set(key, text, px=int(ttl_s * 1000))
+
+    async def drop(self, key: str, members: Sequence[str]) -> None:
+        await (await self._contact()).zrem(key, members)
+
+    async def publish(self, channel: str, text: str) -> None:
+        await (await self._contact()).publish(channel, text)
+
+    @asynccontextmanager
+    async def hearing(self, channel: str) -> AsyncGenerator[AsyncIterator[PubSubMessage], None]:
+        """What is published from now on, until the connection breaks."""
+        client = await self._contact()
+        subscription = client.pubsub(
+            channels=[channel], ignore_subscribe_messages=True, retry_policy=NoRetryPolicy()
+        )
+        async with subscription as heard:
+            yield heard
+
+    async def _contact(self) -> Client:
+        if self._client is None:
+            async with self._meeting:
+                if self._client is None:
+                    self._client = await self._meet()
+        return self._client
+
+    async def _meet(self) -> Client:
+        memory = await self._plain.info("memory")
+        if (policy := memory.get("maxmemory_policy")) != "noeviction":
+            log.warning(
+                "Redis may drop leases when it is short of memory: set its policy to noeviction",
+                extra={"policy": policy},
+            )
+        if not (await self._plain.info("cluster")).get("cluster_enabled"):
+            return self._plain
+        client: Client = await self._nursery.start(self._be_in_cluster)
+        return client
+
+    async def _be_in_cluster(self, task_status: trio.TaskStatus[Client]) -> None:
+        # Where CONFIG is not allowed, as with hosted ones, nobody can ask for full coverage.
+        client = coredis.RedisCluster.from_url(
+            self._url,
+            startup_nodes=[self._plain.connection_pool.location],
+            skip_full_coverage_check=True,
+            decode_responses=True,
+        )
+        async with client:
+            task_status.started(client)
+            await trio.sleep_forever()
+
+
+@asynccontextmanager
+async def open_link(url: str) -> AsyncGenerator[RedisLink, None]:
+    """A link that connects when it is first used."""
+    async with trio.open_nursery() as nursery:
+        plain = coredis.Redis.from_url(url, decode_responses=True)
+        async with plain:
+            yield RedisLink(url, nursery, plain)
+            nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def translating(deadline_s: float = DEADLINE_S) -> Iterator[None]:
+    """One deadline for all that is done inside; whatever the world does to it is Unavailable."""
+    with trio.move_on_after(deadline_s) as scope:
+        try:
+            yield
+        except _OUR_MISTAKES:
+            raise
+        except _WORLDLY as error:
+            raise Unavailable(f"Redis: {type(error).__name__}") from error
+        except BaseExceptionGroup as group:
+            if group.split(_WORLDLY)[1] is not None:
+                raise
+            raise Unavailable("Redis: the connection broke") from group
+    if scope.cancelled_caught:
+        raise Unavailable("Redis: no answer in time")

@@ -1,0 +1,107 @@
+"""The shared engine, put together: AWS, with Redis or without; the composition root's other half.
+
+Many processes work on it, none owns it (SPEC 5.6). Only the composition root comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from actors.runtime import Child
+from actors.shared_signals import SharedSignals, Tell, tell_nobody
+from conveyor.config import Settings
+from conveyor.domain.randomness import Random
+from conveyor.engines.aws.engine import AwsEngine, Names, open_aws, set_up
+from conveyor.engines.aws.porter import answer_forever
+from conveyor.engines.aws.seam import CrashPoint
+from conveyor.engines.redis import open_redis
+from conveyor.ports.blobs import Blobs
+from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.queue import Queue
+from conveyor.ports.signals import Signals
+from conveyor.ports.store import Store
+from conveyor.usecases import outlook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    store: Store
+    queue: Queue
+    blobs: Blobs
+    coordinator: Coordinator
+    signals: SharedSignals
+    listeners: Sequence[Child]
+    is_away: Callable[[], float]
+
+
+@asynccontextmanager
+async def open_shared(
+    settings: Settings,
+    *,
+    clock: Clock,
+    random: Random,
+    owner: str,
+    local: Signals,
+    crash: CrashPoint | None,
+) -> AsyncGenerator[Shared, None]:
+    """`local` are the signals of this process's worker, to which `listeners` pass on."""
+    names = names_of(settings)
+    async with open_aws(names, clock=clock, random=random, crash=crash) as engine:
+        porter = Child("porter", run=partial(answer_forever, engine.bell, local.batch_opened))
+        make = partial(_shared, settings, engine, local)
+        if settings.redis_url is None:
+            yield make(engine.coordinator, tell_nobody, [porter], lambda: 0.0)
+            return
+        async with open_redis(
+            settings.redis_url,
+            random=random,
+            space=settings.table,
+            owner=owner,
+            workers_on=outlook.WORKERS,
+        ) as redis:
+            listen = partial(redis.channel.listen_forever, local.run_changed)
+            yield make(
+                redis.coordinator,
+                redis.channel.tell,
+                [porter, Child("signal_listener", run=listen)],
+                lambda: float(redis.coordinator.is_away),
+            )
+
+
+def _shared(
+    settings: Settings,
+    engine: AwsEngine,
+    local: Signals,
+    coordinator: Coordinator,
+    tell: Tell,
+    listeners: Sequence[Child],
+    is_away: Callable[[], float],
+) -> Shared:
+    return Shared(
+        store=engine.store,
+        queue=engine.queue,
+        blobs=engine.blobs,
+        coordinator=coordinator,
+        signals=SharedSignals(
+            coordinator=coordinator,
+            local=local,
+            tell=tell,
+            ring=engine.bell.batch_opened,
+            can_abandon=settings.gateway_url != "direct",
+        ),
+        listeners=listeners,
+        is_away=is_away,
+    )
+
+
+async def make_shared(settings: Settings, *, random: Random) -> Sequence[str]:
+    """Makes what the engine needs, where it is not there; answers what there is."""
+    return await set_up(names_of(settings), random=random)
+
+
+def names_of(settings: Settings) -> Names:
+    return Names(table=settings.table, bucket=settings.bucket, queue_prefix=settings.queue_prefix)

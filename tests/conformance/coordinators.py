@@ -1,0 +1,87 @@
+"""The coordinators that the laws are run against, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Any
+
+import pytest
+
+from conveyor.engines.aws.coordinator import DynamoCoordinator
+from conveyor.engines.redis.coordinator import RedisCoordinator
+from conveyor.engines.redis.link import RedisLink, Script, open_link
+from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import Coordinator
+from tests.aws import a_lean_plane, a_seam, an_access
+from tests.conformance.engines import ENGINES
+
+
+class LinkAt(RedisLink):
+    """Scripts run on the real server, but take the time from a clock of ours."""
+
+    def __init__(self, inner: RedisLink, clock: Clock) -> None:
+        vars(self).update(vars(inner))
+        self._clock = clock
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        now = f"{{ {int(self._clock.now())}, {int(self._clock.now() % 1 * 1e6)} }}"
+        text = script.text.replace("redis.call('TIME')", now)
+        assert now in text
+        return await (await self._contact()).eval(text, keys, args)
+
+
+def a_space() -> str:
+    """A part of a shared server for one test."""
+    return f"test-{SystemRandom().getrandbits(64):x}"
+
+
+@asynccontextmanager
+async def _of_engine(
+    name: str, request: pytest.FixtureRequest, clock: Clock
+) -> AsyncGenerator[Coordinator, None]:
+    tmp_path: Path = request.getfixturevalue("tmp_path")
+    async with ENGINES[name](tmp_path, clock, Random(1)) as engine:
+        yield engine.coordinator
+
+
+@asynccontextmanager
+async def _on_redis(
+    name: str, request: pytest.FixtureRequest, clock: Clock
+) -> AsyncGenerator[Coordinator, None]:
+    async with open_link(request.getfixturevalue(name)) as link:
+        yield RedisCoordinator(LinkAt(link, clock), Random(1), space=a_space())
+
+
+@asynccontextmanager
+async def _on_dynamo(
+    name: str, request: pytest.FixtureRequest, clock: Clock
+) -> AsyncGenerator[Coordinator, None]:
+    """Clocks do not differ here, so nobody waits for those that do."""
+    table = a_space()
+    async with a_lean_plane(an_access(dynamodb=request.getfixturevalue("ministack"))) as plane:
+        seam = a_seam(plane)
+        await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
+        yield DynamoCoordinator(seam, table, clock=clock, random=Random(1), skew_s=0.0)
+
+
+def a_table_of_leases(name: str) -> dict[str, Any]:
+    """What a coordinator needs of a table."""
+    kinds = {"pk": "HASH", "sk": "RANGE"}
+    return {
+        "TableName": name,
+        "BillingMode": "PAY_PER_REQUEST",
+        "KeySchema": [{"AttributeName": key, "KeyType": kinds[key]} for key in kinds],
+        "AttributeDefinitions": [{"AttributeName": key, "AttributeType": "S"} for key in kinds],
+    }
+
+
+Opener = Callable[[str, pytest.FixtureRequest, Clock], AbstractAsyncContextManager[Coordinator]]
+COORDINATORS: dict[str, Opener] = {
+    **dict.fromkeys(("embedded", "memory"), _of_engine),
+    "dynamo": _on_dynamo,
+    "redis": _on_redis,
+    "redis_cluster": _on_redis,
+}

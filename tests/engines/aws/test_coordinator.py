@@ -1,0 +1,42 @@
+"""Leases on DynamoDB: the clocks of those who share them are not quite the same."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from random import Random
+
+import pytest
+
+from conveyor.engines.aws.coordinator import SKEW_S, DynamoCoordinator
+from conveyor.engines.aws.seam import Seam
+from tests.aws import a_lean_plane, a_seam, an_access
+from tests.builders import JOB, RUN, ManualClock
+from tests.conformance.coordinators import a_space, a_table_of_leases
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def seam(ministack: str) -> AsyncIterator[Seam]:
+    async with a_lean_plane(an_access(dynamodb=ministack)) as plane:
+        yield a_seam(plane)
+
+
+async def test_who_is_ahead_of_time_takes_no_lease_that_its_holder_believes_in(seam: Seam) -> None:
+    table = a_space()
+    await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
+    clock, fast = ManualClock(), ManualClock()
+    fast.advance(SKEW_S)
+    holder = DynamoCoordinator(seam, table, clock=clock, random=Random(1))
+    other = DynamoCoordinator(seam, table, clock=fast, random=Random(2))
+    [held] = await holder.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30)
+
+    for each in (clock, fast):
+        each.advance(29.9)
+    assert await other.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30) == []
+    assert await holder.renew([held], ttl_s=30) == frozenset()
+
+    for each in (clock, fast):
+        each.advance(30)
+    assert len(await other.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30)) == 1
+    assert await holder.renew([held], ttl_s=30) == frozenset({held})

@@ -1,0 +1,206 @@
+"""A real server: its clock, its scripts, its slots, and what it is like when it dies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conveyor.domain.ids import LeaseId
+from conveyor.engines.redis.coordinator import RedisCoordinator
+from conveyor.engines.redis.link import DEADLINE_S, RedisLink, open_link
+from conveyor.ports.coordinator import Door
+from conveyor.ports.errors import Unavailable
+from tests.builders import JOB, OTHER_JOB, RUN
+from tests.conformance.coordinators import a_space
+from tests.servers import a_redis, a_redis_cluster, free_port, redis_says
+
+KINDS = ("redis", "redis_cluster")
+
+
+@pytest.fixture(params=KINDS)
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+def a_coordinator(link: RedisLink, space: str, seed: int = 1) -> RedisCoordinator:
+    return RedisCoordinator(link, Random(seed), space=space)
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+async def until_free(coordinator: RedisCoordinator, cap: int, ttl_s: float) -> list[LeaseId]:
+    with trio.fail_after(10):
+        while True:
+            if taken := await coordinator.acquire(JOB, RUN, count_max=1, cap=cap, ttl_s=ttl_s):
+                return taken
+            await trio.sleep(0.01)
+    raise AssertionError
+
+
+@pytest.mark.slow
+async def test_a_lease_ages_out_by_the_servers_clock(url: str) -> None:
+    async with open_link(url) as link:
+        coordinator = a_coordinator(link, a_space())
+        [old] = await coordinator.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=0.2)
+
+        [new] = await until_free(coordinator, cap=1, ttl_s=30)
+
+        assert await coordinator.renew([old, new], ttl_s=30) == frozenset({old})
+        assert await coordinator.count(RUN) == 1
+
+
+@settings(max_examples=15)
+@given(
+    turns=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(1, 5), st.booleans()), min_size=1, max_size=12
+    ),
+    cap=st.integers(1, 6),
+)
+def test_two_processes_at_once_never_hold_more_than_the_cap(
+    redis: str, turns: list[tuple[int, int, bool]], cap: int
+) -> None:
+    async def take_turns() -> None:
+        space = a_space()
+        async with open_link(redis) as one, open_link(redis) as other:
+            both = [a_coordinator(one, space, 1), a_coordinator(other, space, 2)]
+            held: set[LeaseId] = set()
+
+            async def turn(who: int, count_max: int, gives_back: bool) -> None:
+                taken = await both[who].acquire(JOB, RUN, count_max=count_max, cap=cap, ttl_s=30)
+                held.update(taken)
+                assert len(held) <= cap
+                if gives_back:
+                    # Gone from our list first: what is not in it may be taken again.
+                    held.difference_update(taken)
+                    await both[1 - who].release(taken)
+
+            async with trio.open_nursery() as nursery:
+                for each in turns:
+                    nursery.start_soon(turn, *each)
+            assert await both[0].count(RUN) == len(held)
+
+    trio.run(take_turns)
+
+
+async def test_a_server_that_forgot_the_scripts_is_shown_them_again(url: str) -> None:
+    async with open_link(url) as link:
+        coordinator = a_coordinator(link, a_space())
+        await coordinator.acquire(JOB, RUN, count_max=1, cap=5, ttl_s=30)
+        assert redis_says(port_of(url), "SCRIPT", "FLUSH") == b"+OK\r\n"
+
+        taken = await coordinator.acquire(JOB, RUN, count_max=1, cap=5, ttl_s=30)
+
+        assert len(taken) == 1
+        assert await coordinator.count(RUN) == 2
+
+
+async def test_leases_of_many_jobs_and_doors_are_renewed_in_one_call(url: str) -> None:
+    async with open_link(url) as link:
+        coordinator = a_coordinator(link, a_space())
+        leases = [
+            *await coordinator.acquire(JOB, RUN, count_max=3, cap=9, ttl_s=30),
+            *await coordinator.acquire(OTHER_JOB, RUN, count_max=3, cap=9, ttl_s=30),
+        ]
+        doors = [Door(JOB, "a.test", 2), Door(OTHER_JOB, "a.test", 2), Door(JOB, "b.test", 2)]
+        leases += [each for each in await coordinator.enter(doors, ttl_s=30) if each is not None]
+        await coordinator.release(leases[::4])
+
+        assert await coordinator.renew(leases, ttl_s=30) == frozenset(leases[::4])
+
+
+async def test_a_run_is_counted_although_the_server_has_lost_all_it_knew(tmp_path: Path) -> None:
+    with a_redis(tmp_path) as url:
+        async with open_link(url) as link:
+            coordinator = a_coordinator(link, a_space())
+            await coordinator.acquire(JOB, RUN, count_max=2, cap=5, ttl_s=30)
+            assert redis_says(port_of(url), "FLUSHALL") == b"+OK\r\n"
+
+            await coordinator.acquire(JOB, RUN, count_max=1, cap=5, ttl_s=30)
+
+            assert await coordinator.count(RUN) == 1
+
+
+async def test_nothing_is_left_behind_for_good(tmp_path: Path) -> None:
+    with a_redis(tmp_path) as url:
+        async with open_link(url) as link:
+            coordinator = a_coordinator(link, a_space())
+            await coordinator.acquire(JOB, RUN, count_max=2, cap=5, ttl_s=30)
+            await coordinator.enter([Door(JOB, "a.test", 2, 1.0)], ttl_s=30)
+            await coordinator.leave_marks("me", {"run": "text"}, ttl_s=30)
+
+            info = redis_says(port_of(url), "INFO", "keyspace").decode()
+
+            assert "keys=5,expires=5" in info
+
+
+async def test_a_server_that_may_drop_leases_is_complained_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with a_redis(tmp_path) as url:
+        redis_says(port_of(url), "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        async with open_link(url) as link:
+            with caplog.at_level(logging.WARNING):
+                await a_coordinator(link, a_space()).count(RUN)
+
+    assert "noeviction" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [a_redis, a_redis_cluster])
+async def test_a_server_that_was_killed_is_found_again_when_it_is_back(
+    start: Callable[[Path, int], AbstractContextManager[str]], tmp_path: Path
+) -> None:
+    port = free_port()
+    async with open_link(f"redis://127.0.0.1:{port}") as link:
+        coordinator = a_coordinator(link, a_space())
+        with start(tmp_path / "one", port):
+            held = await coordinator.acquire(JOB, RUN, count_max=2, cap=2, ttl_s=30)
+        with pytest.raises(Unavailable):
+            await coordinator.count(RUN)
+        with start(tmp_path / "two", port):
+            lost = await coordinator.renew(held, ttl_s=30)
+            new = await coordinator.acquire(JOB, RUN, count_max=2, cap=2, ttl_s=30)
+
+    assert len(held) == len(new) == 2
+    assert lost == frozenset(held)
+
+
+async def test_a_silent_server_is_unavailable_when_the_deadline_has_passed(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    started_at = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, _stay_silent, 0, host="127.0.0.1"))
+        port = listeners[0].socket.getsockname()[1]
+        async with open_link(f"redis://127.0.0.1:{port}") as link:
+            with pytest.raises(Unavailable):
+                await a_coordinator(link, a_space()).count(RUN)
+        nursery.cancel_scope.cancel()
+
+    assert trio.current_time() - started_at <= DEADLINE_S
+
+
+async def _stay_silent(stream: trio.SocketStream) -> None:
+    while await stream.receive_some():
+        pass
+
+
+async def test_nobody_there_is_unavailable_at_once_and_says_no_address() -> None:
+    async with open_link("redis://:secret@127.0.0.1:1") as link:
+        with pytest.raises(Unavailable) as caught:
+            await a_coordinator(link, a_space()).count(RUN)
+
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,199 @@
+"""Signals over a real server: whoever works on a run hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from actors.shared_signals import SharedSignals
+from conveyor.domain.ids import JobId, RunId
+from conveyor.engines.redis.channel import RedisChannel
+from conveyor.engines.redis.coordinator import RedisCoordinator
+from conveyor.engines.redis.link import RedisLink, open_link
+from conveyor.ports.signals import Receipt
+from tests.builders import JOB, RUN
+from tests.conformance.coordinators import a_space
+from tests.servers import a_redis, free_port, redis_says
+
+Heard = tuple[str, JobId, RunId]
+
+
+@dataclass
+class Ear:
+    """The signals of a worker that writes down what it is told."""
+
+    heard: list[Heard] = field(default_factory=list)
+    something: trio.Event = field(default_factory=trio.Event)
+
+    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+        self._note("changed", job_id, run_id)
+
+    async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
+        self._note("opened", job_id, run_id)
+
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
+        self._note("teardown", job_id, run_id)
+        return Receipt()
+
+    def _note(self, word: str, job_id: JobId, run_id: RunId) -> None:
+        self.heard.append((word, job_id, run_id))
+        self.something.set()
+        self.something = trio.Event()
+
+    async def wait_for(self, *expected: Heard) -> None:
+        with trio.fail_after(10):
+            while not set(expected) <= set(self.heard):
+                await self.something.wait()
+
+
+@dataclass(frozen=True)
+class Process:
+    signals: SharedSignals
+    coordinator: RedisCoordinator
+    channel: RedisChannel
+
+
+@pytest.fixture(params=["redis", "redis_cluster"])
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+def _process(
+    link: RedisLink,
+    space: str,
+    owner: str,
+    ear: Ear | None = None,
+    *,
+    bell: Ear | None = None,
+    can_abandon: bool = False,
+) -> Process:
+    coordinator = RedisCoordinator(link, Random(owner), space=space)
+    channel = RedisChannel(link, space=space, owner=owner)
+    signals = SharedSignals(
+        coordinator=coordinator,
+        local=ear,
+        tell=channel.tell,
+        ring=(bell or Ear()).batch_opened,
+        can_abandon=can_abandon,
+    )
+    return Process(signals, coordinator, channel)
+
+
+@asynccontextmanager
+async def _listening(url: str, space: str, *ears: Ear) -> AsyncGenerator[list[Process], None]:
+    """Worker processes that can be reached."""
+    async with open_link(url) as link, trio.open_nursery() as nursery:
+        processes = [
+            _process(link, space, f"worker-{number}", ear) for number, ear in enumerate(ears)
+        ]
+        for process, ear in zip(processes, ears, strict=True):
+            nursery.start_soon(process.channel.listen_forever, ear.run_changed)
+        await _until_heard_by(url, space, len(ears))
+        yield processes
+        nursery.cancel_scope.cancel()
+
+
+async def _until_heard_by(url: str, space: str, count: int) -> None:
+    port = int(url.rpartition(":")[2])
+    with trio.fail_after(10):
+        while f":{count}\r\n".encode() not in redis_says(
+            port, "PUBSUB", "NUMSUB", f"{space}:signals"
+        ):
+            await trio.sleep(0.01)
+
+
+async def test_every_worker_hears_that_a_run_has_changed(url: str) -> None:
+    space, one, other = a_space(), Ear(), Ear()
+    async with _listening(url, space, one, other), open_link(url) as link:
+        await _process(link, space, "api").signals.run_changed(JOB, RUN)
+
+        await one.wait_for(("changed", JOB, RUN))
+        await other.wait_for(("changed", JOB, RUN))
+
+
+async def test_a_worker_hears_itself_once(url: str) -> None:
+    space, one, other = a_space(), Ear(), Ear()
+    async with _listening(url, space, one, other) as [process, _]:
+        await process.signals.run_changed(JOB, RUN)
+        await other.wait_for(("changed", JOB, RUN))
+
+    assert one.heard == [("changed", JOB, RUN)]
+    assert other.heard == [("changed", JOB, RUN)]
+
+
+@pytest.mark.parametrize("has_worker", [False, True])
+async def test_a_list_is_walked_here_if_there_is_a_worker_or_the_bell_is_rung(
+    redis: str, has_worker: bool
+) -> None:
+    here, rung = Ear(), Ear()
+    async with open_link(redis) as link:
+        process = _process(link, a_space(), "me", here if has_worker else None, bell=rung)
+
+        await process.signals.batch_opened(JOB, RUN)
+
+    assert here.heard == ([("opened", JOB, RUN)] if has_worker else [])
+    assert rung.heard == ([] if has_worker else [("opened", JOB, RUN)])
+
+
+async def test_a_teardown_ends_when_the_last_lease_of_the_run_is_gone(url: str) -> None:
+    space, ear = a_space(), Ear()
+    async with _listening(url, space, ear) as [worker], open_link(url) as link:
+        held = await worker.coordinator.acquire(JOB, RUN, count_max=3, cap=9, ttl_s=30)
+        receipts: list[Receipt] = []
+
+        async def tear_down() -> None:
+            signals = _process(link, space, "api", can_abandon=True).signals
+            receipts.append(await signals.teardown(JOB, RUN, deadline_s=20))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tear_down)
+            await ear.wait_for(("changed", JOB, RUN))
+            assert receipts == []
+            await worker.coordinator.release(held)
+
+    assert receipts == [Receipt(released=3, abandoned=3, complete=True)]
+
+
+async def test_a_teardown_that_takes_too_long_says_so(url: str) -> None:
+    space = a_space()
+    async with open_link(url) as link:
+        process = _process(link, space, "api")
+        await process.coordinator.acquire(JOB, RUN, count_max=1, cap=9, ttl_s=30)
+
+        receipt = await process.signals.teardown(JOB, RUN, deadline_s=0.05)
+
+    assert receipt == Receipt(released=1, complete=False)
+
+
+async def test_signals_are_harmless_to_send_while_the_server_is_away() -> None:
+    ear = Ear()
+    async with open_link(f"redis://127.0.0.1:{free_port()}") as link:
+        process = _process(link, a_space(), "worker", ear)
+
+        await process.signals.run_changed(JOB, RUN)
+
+    assert ear.heard == [("changed", JOB, RUN)]
+
+
+@pytest.mark.slow
+async def test_a_worker_hears_again_after_the_server_was_restarted(tmp_path: Path) -> None:
+    port, space, ear = free_port(), a_space(), Ear()
+    url = f"redis://127.0.0.1:{port}"
+    async with open_link(url) as link, trio.open_nursery() as nursery:
+        with a_redis(tmp_path / "one", port):
+            worker = _process(link, space, "worker", ear)
+            nursery.start_soon(worker.channel.listen_forever, ear.run_changed)
+            await _until_heard_by(url, space, 1)
+        with a_redis(tmp_path / "two", port):
+            await _until_heard_by(url, space, 1)
+            async with open_link(url) as other:
+                await _process(other, space, "api").signals.run_changed(JOB, RUN)
+            await ear.wait_for(("changed", JOB, RUN))
+        nursery.cancel_scope.cancel()
