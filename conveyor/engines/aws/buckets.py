@@ -16,6 +16,7 @@ ABANDONED_DAYS = 1
 INPUT_DAYS = 30
 
 _OURS = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
+_NOT_OFFERED = frozenset({"NotImplemented", "MethodNotAllowed", "NotSupported"})
 _HOME = "us-east-1"
 
 LIFECYCLE: dict[str, Any] = {
@@ -42,10 +43,11 @@ PRIVATE = {
 }
 
 
-async def make_bucket(seam: Seam, bucket: str, *, region: str) -> None:
+async def make_bucket(seam: Seam, bucket: str, *, region: str) -> list[str]:
     """The bucket, closed to the public, with its lifecycle. `seam` has the control plane behind it.
 
-    A bucket of that name which is somebody else's is refused with AwsError.
+    Answers the rules that this service does not offer. A bucket of that name which is somebody
+    else's is refused with AwsError.
     """
     params: dict[str, Any] = {"Bucket": bucket}
     if region != _HOME:
@@ -56,7 +58,22 @@ async def make_bucket(seam: Seam, bucket: str, *, region: str) -> None:
         if error.code not in _OURS:
             raise
         await seam.call("s3", "HeadBucket", {"Bucket": bucket})
-    access = {"Bucket": bucket, "PublicAccessBlockConfiguration": PRIVATE}
-    await seam.call("s3", "PutPublicAccessBlock", access)
-    rules = {"Bucket": bucket, "LifecycleConfiguration": LIFECYCLE}
-    await seam.call("s3", "PutBucketLifecycleConfiguration", rules)
+    rules: dict[str, dict[str, Any]] = {
+        "PutPublicAccessBlock": {"PublicAccessBlockConfiguration": PRIVATE},
+        "PutBucketLifecycleConfiguration": {"LifecycleConfiguration": LIFECYCLE},
+    }
+    return [
+        operation
+        for operation, rule in rules.items()
+        if not await _is_offered(seam, operation, {"Bucket": bucket, **rule})
+    ]
+
+
+async def _is_offered(seam: Seam, operation: str, params: dict[str, Any]) -> bool:
+    try:
+        await seam.call("s3", operation, params)
+    except AwsError as error:
+        if error.code not in _NOT_OFFERED and error.status != 501:
+            raise
+        return False
+    return True

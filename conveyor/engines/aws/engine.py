@@ -12,7 +12,7 @@ from conveyor.domain.randomness import Random
 from conveyor.engines.aws import queues
 from conveyor.engines.aws.blobs import S3Blobs
 from conveyor.engines.aws.boto import open_boto_plane
-from conveyor.engines.aws.bucket import create_bucket
+from conveyor.engines.aws.buckets import make_bucket
 from conveyor.engines.aws.coordinator import DynamoCoordinator
 from conveyor.engines.aws.credentials import Access, find_access
 from conveyor.engines.aws.doorbell import Doorbell
@@ -88,7 +88,7 @@ async def set_up(names: Names, *, random: Random) -> Sequence[str]:
     async with open_boto_plane(access) as plane:
         seam = LayeredSeam(plane=plane, random=random)
         await create_table(seam, names.table)
-        left_out = await create_bucket(seam, names.bucket, region=access.region)
+        left_out = await make_bucket(seam, names.bucket, region=access.region)
         made = await queues.make_control_queues(seam, names.queue_prefix)
     return [
         f"table {names.table}",
