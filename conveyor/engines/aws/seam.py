@@ -1,4 +1,4 @@
-"""The seam: everything that acts through AWS is one `call(service, operation, params)` (SPEC 5.7).
+"""The seam: everything that acts through AWS is one `call(service, operation, params)` (SPEC 5.9).
 
 Deadlines, retries, metering, injected faults and the crash switch live here, once. Behind it is a
 plane, which makes one attempt: the lean one for data, aioboto3 for the rest and as reference.
