@@ -10,6 +10,9 @@ from random import Random
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.engines.aws.boto import open_boto_plane
 from conveyor.engines.aws.credentials import Access, GivenAccess
+from conveyor.engines.aws.dynamo import create_table
+from conveyor.engines.aws.dynamo.layout import TTL
+from conveyor.engines.aws.dynamo.table import Table
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.plane import LeanPlane
 from conveyor.engines.aws.seam import CrashPoint, Faults, LayeredSeam, Plane
@@ -44,3 +47,15 @@ def a_seam(
     """A seam with a meter of its own, which sees the bytes where the plane counts them."""
     meter = Meter(traffic=plane.traffic) if isinstance(plane, LeanPlane) else Meter()
     return LayeredSeam(plane=plane, random=Random(1), meter=meter, faults=faults, crash=crash)
+
+
+async def a_table(seam: LayeredSeam, name: str) -> Table:
+    """A table from which nothing expires: the server goes by the clock on the wall, tests by T0."""
+    await create_table(seam, name)
+    expiry = {"AttributeName": TTL, "Enabled": False}
+    await seam.call(
+        "dynamodb", "UpdateTimeToLive", {"TableName": name, "TimeToLiveSpecification": expiry}
+    )
+    assert seam.meter is not None
+    # Tokens of transactions are drawn at random, and the server remembers those of all tables.
+    return Table(name=name, seam=seam, random=Random(), meter=seam.meter)

@@ -13,8 +13,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from conveyor.engines.aws.dynamo import DynamoStore, create_table
-from conveyor.engines.aws.dynamo.table import Table
+from conveyor.engines.aws.dynamo import DynamoStore
 from conveyor.engines.embedded import open_engine
 from conveyor.engines.memory import memory_engine
 from conveyor.ports.blobs import Blobs
@@ -22,7 +21,7 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
-from tests.aws import a_lean_plane, a_seam, an_access
+from tests.aws import a_lean_plane, a_seam, a_table, an_access
 from tests.servers import a_ministack
 
 
@@ -78,11 +77,8 @@ async def _open_aws(data_dir: Path, clock: Clock, random: Random) -> AsyncIterat
     name = f"conveyor-{next(_tables)}"
     async with a_lean_plane(an_access(dynamodb=_ministack())) as plane:
         seam = a_seam(plane)
-        await create_table(seam, name)
-        # Tokens of transactions are drawn from it, and the server remembers those of all tables.
-        table = Table(name=name, seam=seam, random=Random())
         yield AwsEngine(
-            store=DynamoStore(table, others.queue),
+            store=DynamoStore(await a_table(seam, name), others.queue),
             queue=others.queue,
             blobs=others.blobs,
             coordinator=others.coordinator,

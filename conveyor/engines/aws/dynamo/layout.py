@@ -193,7 +193,7 @@ def _owned(row: Fields) -> str | None:
     return None if row["job_id"] is None else job(row["job_id"])
 
 
-def unplaced(row: Fields) -> str:
+def _placing(row: Fields) -> str:
     return f"Event#{'placed' if row['seq'] else 'new'}#{bucket_of(row['event_id'])}"
 
 
@@ -208,6 +208,7 @@ DERIVED: dict[type, tuple[Derived, ...]] = {
     ),
     RunKey: (
         *_timed("Run", "updated_at", "run_id", label="status"),
+        # Nobody looks for runs by their owner, so that index has room for a second time.
         *_timed("Expiry", "sweep_at", "run_id", index=BY_OWNER),
     ),
     BatchKey: _timed("Batch", "updated_at", "run_id", "batch_id", label="status"),
@@ -220,7 +221,7 @@ DERIVED: dict[type, tuple[Derived, ...]] = {
     EventKey: (
         Derived(BY_OWNER.pk, _FIXED, _owned),
         Derived(BY_OWNER.sk, _FIXED, lambda row: _owned(row) and _event_place(row)),
-        Derived(BY_TIME.pk, frozenset({"seq"}), unplaced),
+        Derived(BY_TIME.pk, frozenset({"seq"}), _placing),
         Derived(BY_TIME.sk, _FIXED, lambda row: f"{stamp(row['occurred_at'])}#{row['event_id']}"),
     ),
 }

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from itertools import count
-from random import Random
 
 import pytest
 
-from conveyor.engines.aws.dynamo import create_table
 from conveyor.engines.aws.dynamo.table import Table
-from tests.aws import a_lean_plane, a_seam, an_access
+from tests.aws import a_lean_plane, a_seam, a_table, an_access
 
 _numbers = count()
 
@@ -19,7 +17,4 @@ _numbers = count()
 async def table(ministack: str) -> AsyncIterator[Table]:
     name = f"rows-{next(_numbers)}"
     async with a_lean_plane(an_access(dynamodb=ministack)) as plane:
-        seam = a_seam(plane)
-        await create_table(seam, name)
-        assert seam.meter is not None
-        yield Table(name=name, seam=seam, random=Random(), meter=seam.meter)
+        yield await a_table(a_seam(plane), name)
