@@ -242,8 +242,9 @@ def _env(
         owner=ids.mint_ulid(clock.now(), randomness),
         policy=Policy(
             sync_tasks_max=settings.sync_tasks_max,
+            # A hundred items make a transaction there, and each shard's counters are one.
             at_once_max=(
-                limits.AT_ONCE_TASKS_MAX
+                limits.AT_ONCE_TASKS_MAX - settings.task_shard_count
                 if settings.engine == AWS
                 else limits.EMBEDDED_AT_ONCE_TASKS_MAX
             ),
