@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from conveyor.cli.demo_site import is_flaky
 from tests.e2e.programs import a_server, a_site, until
 
 pytestmark = pytest.mark.slow
@@ -61,7 +62,8 @@ def test_a_terminated_server_hands_back_its_work_and_exits_cleanly(tmp_path: Pat
 
     assert code == 0
     assert run["stats"]["completed"] == 400
-    assert max(site.asked.values()) <= 2
+    # Once, and once more if it was cut off; a flaky page fails its first try besides.
+    assert all(count <= 2 + is_flaky(number) for number, count in site.asked.items())
 
 
 def _completed(job: dict[str, dict[str, dict[str, int]]]) -> int | None:
