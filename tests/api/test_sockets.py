@@ -226,17 +226,19 @@ async def test_an_answer_that_comes_before_the_body_leaves_a_connection_that_ans
     world: World, head: bytes
 ) -> None:
     early = head + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
-    async with served(world) as server:
-        async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
-            for _ in range(2):
-                await stream.send_all(early)
-                await trio.sleep(0.02)
-                await stream.send_all(b"0123456789")
-                answer = await _answer_on(stream)
+    async with (
+        served(world) as server,
+        await trio.open_tcp_stream("127.0.0.1", server.port) as stream,
+    ):
+        for _ in range(2):
+            await stream.send_all(early)
+            await trio.sleep(0.02)
+            await stream.send_all(b"0123456789")
+            answer = await _answer_on(stream)
 
-                assert answer.startswith(b"HTTP/1.1 4")
-                if b"connection: close" in answer:  # The body was late: that is said, too.
-                    break
+            assert answer.startswith(b"HTTP/1.1 4")
+            if b"connection: close" in answer:  # The body was late: that is said, too.
+                break
 
 
 async def test_an_early_answer_to_a_body_that_never_comes_says_that_it_hangs_up(
