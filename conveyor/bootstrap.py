@@ -39,7 +39,7 @@ from conveyor.ports.gateway import Gateway
 from conveyor.ports.notifier import Notifier
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
-from conveyor.telemetry import Metrics, make_metrics
+from conveyor.telemetry import EngineUsage, Metered, Metrics, make_metrics
 from conveyor.usecases.env import Env, Policy
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class Engine(Protocol):
 class World:
     """An open engine with everything around it, and no actor running yet.
 
-    `listeners` pass on to the worker what other processes tell.
+    `listeners` pass on to the worker what other processes tell; `meter` counts what a shared engine
+    is asked.
     """
 
     settings: Settings
@@ -75,6 +76,7 @@ class World:
     gate: FairGate
     metrics: Metrics
     listeners: Sequence[Child] = ()
+    meter: Metered | None = None
 
     def authenticator(self) -> Authenticator:
         secret = _secret(self.settings)
@@ -165,8 +167,9 @@ async def _open_shared_world(
         signals = replace(shared.signals, local=None) if role == "api" else shared.signals
         with _around(settings, shared, clock, randomness, mail) as world:
             world.metrics.coordinator_away.set_function(shared.is_away)
+            world.metrics.registry.register(EngineUsage(shared.meter))
             env = replace(world.env, owner=owner, signals=signals)
-            yield replace(world, env=env, listeners=shared.listeners)
+            yield replace(world, env=env, listeners=shared.listeners, meter=shared.meter)
 
 
 async def make_ready(settings: Settings) -> Sequence[str]:

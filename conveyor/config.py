@@ -39,6 +39,7 @@ class Settings:
     task_shard_count: int = limits.TASK_SHARD_COUNT
     max_inflight: int = limits.MAX_INFLIGHT
     concurrency: int = limits.CONCURRENCY
+    metrics_port: int | None = None
     log: str | None = None
     crash_at: str | None = None
     role: str | None = None
@@ -85,6 +86,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         concurrency=read(
             "CONVEYOR_CONCURRENCY", str(limits.CONCURRENCY), _between(1, limits.MAX_INFLIGHT_MAX)
         ),
+        metrics_port=read("CONVEYOR_METRICS_PORT", "", _port_if_given),
         log=environ.get("CONVEYOR_LOG") or None,
         crash_at=environ.get("CONVEYOR_CRASH_AT") or None,
         role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker")) or None,
@@ -105,6 +107,7 @@ def environ_of(settings: Settings) -> dict[str, str]:
         "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on" if settings.allow_private_targets else "off",
         "CONVEYOR_SECRET_KEY": settings.secret_key or "",
         "CONVEYOR_CONCURRENCY": str(settings.concurrency),
+        "CONVEYOR_METRICS_PORT": "",
         "CONVEYOR_CRASH_AT": "",
         "CONVEYOR_ROLE": "",
     }
@@ -138,6 +141,10 @@ def _between(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _port_if_given(text: str) -> int | None:
+    return _between(0, 65535)(text) if text else None
 
 
 def _money(text: str) -> int:

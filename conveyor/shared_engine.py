@@ -15,6 +15,7 @@ from actors.shared_signals import SharedSignals, Tell, tell_nobody
 from conveyor.config import Settings
 from conveyor.domain.randomness import Random
 from conveyor.engines.aws.engine import AwsEngine, Names, open_aws, set_up
+from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.porter import answer_forever
 from conveyor.engines.aws.seam import CrashPoint
 from conveyor.engines.redis import open_redis
@@ -36,6 +37,7 @@ class Shared:
     signals: SharedSignals
     listeners: Sequence[Child]
     is_away: Callable[[], float]
+    meter: Meter
 
 
 @asynccontextmanager
@@ -62,6 +64,7 @@ async def open_shared(
             space=settings.table,
             owner=owner,
             workers_on=outlook.WORKERS,
+            note=engine.meter.count_redis,
         ) as redis:
             listen = partial(redis.channel.listen_forever, local.run_changed)
             yield make(
@@ -95,6 +98,7 @@ def _shared(
         ),
         listeners=listeners,
         is_away=is_away,
+        meter=engine.meter,
     )
 
 

@@ -10,11 +10,14 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 GROUP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -93,6 +96,58 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
             registry=registry,
         ),
     )
+
+
+class Metered(Protocol):
+    """What a shared engine counts of its own calls."""
+
+    @property
+    def calls(self) -> Mapping[str, int]: ...
+    @property
+    def failures(self) -> Mapping[str, int]: ...
+    @property
+    def retries(self) -> Mapping[str, int]: ...
+    @property
+    def read_units(self) -> float: ...
+    @property
+    def write_units(self) -> float: ...
+    @property
+    def rows_read(self) -> int: ...
+    @property
+    def rows_returned(self) -> int: ...
+    @property
+    def price_millionths(self) -> float: ...
+
+
+class EngineUsage(Collector):
+    """The counts of a shared engine, as they stand when somebody asks."""
+
+    def __init__(self, metered: Metered) -> None:
+        self._metered = metered
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        it = self._metered
+        units = {"read": it.read_units, "write": it.write_units}
+        rows = {"read": it.rows_read, "returned": it.rows_returned}
+        yield _counts("calls", "Calls made, retries included.", "call", it.calls)
+        yield _counts("call_failures", "Calls that failed.", "call", it.failures)
+        yield _counts("call_retries", "Calls made again.", "call", it.retries)
+        yield _counts("capacity_units", "Capacity units used.", "kind", units)
+        yield _counts("rows", "Rows read, and of them returned.", "kind", rows)
+        yield CounterMetricFamily(
+            "conveyor_engine_list_price_dollars",
+            "What the calls cost by the list.",
+            value=it.price_millionths / 1e6,
+        )
+
+
+def _counts(
+    name: str, help_text: str, label: str, values: Mapping[str, float]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"conveyor_engine_{name}", help_text, labels=[label])
+    for each, value in sorted(values.items()):
+        family.add_metric([each], value)
+    return family
 
 
 _QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#\"'<>]*)[?#][^\s\"'<>]*", re.IGNORECASE)

@@ -23,7 +23,7 @@ def api(settings: Settings) -> None:
             "An embedded engine has one owner: run `conveyor dev`, or set CONVEYOR_ENGINE=aws."
         )
     set_up_logging("text" if settings.log == "text" else "json")
-    refuse_taken_port(settings)
+    refuse_taken_port(settings.host, settings.port)
     trio.run(_run, settings)
 
 

@@ -30,7 +30,7 @@ def dev(settings: Settings, processes: int) -> None:
     """Run the service on this machine: API and worker in one."""
     style = settings.log or ("text" if sys.stderr.isatty() else "json")
     set_up_logging("text" if style == "text" else "json")
-    refuse_taken_port(settings)
+    refuse_taken_port(settings.host, settings.port)
     if settings.engine == AWS and processes > 1:
         raise click.ClickException("On the AWS engine more processes are more `conveyor worker`s.")
     trio.run(_run, shared_among(settings, processes), processes)
@@ -65,14 +65,14 @@ def announce(url: str) -> None:
     click.echo(f"Conveyor is listening on {url}", err=True)
 
 
-def refuse_taken_port(settings: Settings) -> None:
+def refuse_taken_port(host: str, port: int, setting: str = "CONVEYOR_PORT") -> None:
     """Says so before anything is opened, rather than as a crash later."""
-    with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((settings.host, settings.port))
+            probe.bind((host, port))
         except (OSError, UnicodeError) as error:
             raise click.ClickException(
-                f"Cannot listen on {settings.host}:{settings.port}: {error}. "
-                "Choose another with CONVEYOR_HOST or CONVEYOR_PORT."
+                f"Cannot listen on {host}:{port}: {error}. "
+                f"Choose another with CONVEYOR_HOST or {setting}."
             ) from None

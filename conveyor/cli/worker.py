@@ -7,9 +7,12 @@ import sys
 import click
 import trio
 
-from conveyor.bootstrap import AWS, join_world, open_world
+from actors.runtime import Child
+from conveyor.bootstrap import AWS, World, join_world, open_world
+from conveyor.cli.dev import refuse_taken_port
 from conveyor.cli.signals import STOP_S_MAX, cancel_on_signal
 from conveyor.config import Settings
+from conveyor.monitoring import Monitor
 from conveyor.telemetry import set_up_logging
 
 
@@ -20,13 +23,23 @@ def worker(settings: Settings) -> None:
     that owns it, until that ends: `scrape` and `dev` start such helpers by themselves.
     """
     set_up_logging("text" if settings.log == "text" else "json")
+    if settings.metrics_port is not None:
+        refuse_taken_port(settings.host, settings.metrics_port, "CONVEYOR_METRICS_PORT")
     trio.run(_work if settings.engine == AWS else _help, settings)
 
 
 async def _work(settings: Settings) -> None:
     async with open_world(settings, role="worker") as world, trio.open_nursery() as nursery:
         nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX)
-        await world.worker().run()
+        await world.worker(*_monitoring(world)).run()
+
+
+def _monitoring(world: World) -> list[Child]:
+    settings = world.settings
+    if settings.metrics_port is None:
+        return []
+    monitor = Monitor(metrics=world.metrics, host=settings.host, port=settings.metrics_port)
+    return [Child("monitor", run=monitor.run, reports_ready=True)]
 
 
 async def _help(settings: Settings) -> None:

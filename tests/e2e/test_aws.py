@@ -53,14 +53,18 @@ class Cloud:
         return process, log
 
     def api(self) -> str:
-        process, log = self.start("api")
+        return _told(r"listening on (http://\S+)", *self.start("api"))
 
-        def listening() -> str | None:
-            assert process.poll() is None, log.read_text()
-            found = re.search(r"listening on (http://\S+)", log.read_text())
-            return None if found is None else found.group(1)
 
-        return until("the API to listen", listening)
+def _told(what: str, process: subprocess.Popen[bytes], log: Path) -> str:
+    """What a process says of itself in its log."""
+
+    def said() -> str | None:
+        assert process.poll() is None, log.read_text()
+        found = re.search(what, log.read_text())
+        return None if found is None else found.group(1)
+
+    return until(what, said)
 
 
 @pytest.fixture(params=["with Redis", "without Redis"])
@@ -89,6 +93,7 @@ def cloud(
         "CONVEYOR_REDIS_URL": redis if request.param == "with Redis" else "",
         "CONVEYOR_SECRET_KEY": "between processes",
         "CONVEYOR_PORT": "0",
+        "CONVEYOR_METRICS_PORT": "0",
         "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on",
     }
     cloud = Cloud(environ, tmp_path)
@@ -116,7 +121,8 @@ def _run_of(client: httpx.Client, job_id: str) -> dict[str, Any]:
 def test_a_job_is_done_by_workers_in_other_processes_and_they_end_when_asked(cloud: Cloud) -> None:
     first, again = cloud.run("init"), cloud.run("init")
     with a_site() as site, _client(cloud.api()) as client:
-        workers = [cloud.start("worker")[0] for _ in range(2)]
+        started = [cloud.start("worker") for _ in range(2)]
+        workers = [process for process, _ in started]
         tasks = [{"url": url} for url in site.urls(120)]
 
         submitted = client.post("/v1/jobs", json={"tasks": tasks})
@@ -126,6 +132,10 @@ def test_a_job_is_done_by_workers_in_other_processes_and_they_end_when_asked(clo
             "the run to complete",
             lambda: run if (run := _run_of(client, job_id))["status"] == "completed" else None,
         )
+        shown = [
+            httpx.get(_told(r"(http://[^\s\"]+/metrics)", *each), trust_env=False).text
+            for each in started
+        ]
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
         codes = [worker.wait(timeout=60) for worker in workers]
@@ -133,6 +143,7 @@ def test_a_job_is_done_by_workers_in_other_processes_and_they_end_when_asked(clo
     assert first == again
     assert (run["stats"]["completed"], run["stats"]["total"]) == (120, 120)
     assert codes == [0, 0]
+    assert all("conveyor_engine_calls_total{" in each for each in shown)
 
 
 @pytest.mark.parametrize("cloud", ["with Redis"], indirect=True)

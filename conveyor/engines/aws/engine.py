@@ -17,6 +17,7 @@ from conveyor.engines.aws.coordinator import DynamoCoordinator
 from conveyor.engines.aws.credentials import Access, find_access
 from conveyor.engines.aws.doorbell import Doorbell
 from conveyor.engines.aws.dynamo import DynamoStore, create_table
+from conveyor.engines.aws.dynamo.layout import INDEXES
 from conveyor.engines.aws.dynamo.table import Table
 from conveyor.engines.aws.errors import NoAnswer
 from conveyor.engines.aws.metering import Meter
@@ -46,13 +47,15 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsEngine:
-    """`coordinator` is for where there is no Redis; `bell` calls some worker to a list."""
+    """`coordinator` is for where there is no Redis; `bell` calls some worker to a list; `meter` has
+    counted all that was asked."""
 
     store: DynamoStore
     queue: SqsQueue
     blobs: S3Blobs
     coordinator: DynamoCoordinator
     bell: Doorbell
+    meter: Meter
 
 
 @asynccontextmanager
@@ -61,7 +64,7 @@ async def open_aws(
 ) -> AsyncGenerator[AwsEngine, None]:
     """NotSetUp when there are no keys, or `conveyor init` was never run."""
     access = await _found_access()
-    meter = Meter()
+    meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
     # Endpoints are the operator's word: they may well be internal.
     limits = PoolLimits(
         connections_max=2 * CONNECTIONS_MAX, connections_per_origin_max=CONNECTIONS_MAX
@@ -79,6 +82,7 @@ async def open_aws(
             ),
             coordinator=DynamoCoordinator(seam, names.table, clock=clock, random=random),
             bell=await _find_bell(seam, names, random),
+            meter=meter,
         )
 
 

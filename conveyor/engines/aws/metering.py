@@ -2,13 +2,16 @@
 
 Capacity is computed from item sizes as the documentation tells to, unless the answer says it. An
 update or a delete is billed by the size of the whole item, which we do not see: it is counted by
-what it carries, so indexes and large items make the bill higher than the meter.
+what it carries, so items over a kilobyte make the bill higher than the meter. Of an index we see
+what a write puts there: a key that is set counts as moved, which is a removal and an insert, and
+items that are deleted, or put over others, leave indexes unseen.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -20,6 +23,11 @@ READ_UNIT_BYTES = 4096
 SQS_CHUNK_BYTES = 64 * 1024
 
 Item = Mapping[str, Mapping[str, Any]]
+# The two attributes that are the key of an index.
+IndexKey = tuple[str, str]
+
+STEP: ContextVar[str] = ContextVar("step", default="")
+"""What calls are made for, where somebody wants to know; those of children count for it, too."""
 
 
 @dataclass(slots=True)
@@ -31,9 +39,20 @@ class Traffic:
 
 
 @dataclass(slots=True)
+class Usage:
+    """What was used for one step."""
+
+    calls: int = 0
+    read_units: float = 0.0
+    write_units: float = 0.0
+    price_millionths: float = 0.0
+
+
+@dataclass(slots=True)
 class Meter:
     """Counts every attempt, retries included: most of them are billed too."""
 
+    indexes: Sequence[IndexKey] = ()
     calls: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
@@ -45,6 +64,7 @@ class Meter:
     rows_read: int = 0
     rows_returned: int = 0
     traffic: Traffic = field(default_factory=Traffic)
+    steps: defaultdict[str, Usage] = field(default_factory=lambda: defaultdict(Usage))
 
     def count_failure(
         self, service: str, operation: str, params: Mapping[str, Any], *, is_billed: bool
@@ -54,29 +74,53 @@ class Meter:
         if is_billed:
             self.count(service, operation, params, {})
         else:
-            self.calls[f"{service}.{operation}"] += 1
+            self._note(service, operation)
 
     def count(
         self, service: str, operation: str, params: Mapping[str, Any], answer: Mapping[str, Any]
     ) -> None:
         """One attempt, and what was answered."""
-        self.calls[f"{service}.{operation}"] += 1
         if service == "dynamodb":
-            reads, writes = capacity_of(operation, params, answer)
-            self.read_units += reads
-            self.write_units += writes
-            self.price_millionths += reads * prices.READ_UNIT + writes * prices.WRITE_UNIT
+            reads, writes = capacity_of(operation, params, answer, self.indexes)
+            price = reads * prices.READ_UNIT + writes * prices.WRITE_UNIT
+            self._note(service, operation, price, reads=reads, writes=writes)
         elif service == "sqs":
             requests = sqs_requests_of(params, answer)
             self.sqs_requests += requests
-            self.price_millionths += requests * prices.SQS_REQUEST
+            self._note(service, operation, requests * prices.SQS_REQUEST)
         elif service == "s3":
             self.s3_requests += 1
-            self.price_millionths += _s3_price(operation)
+            self._note(service, operation, _s3_price(operation))
+
+    def count_redis(self, command: str) -> None:
+        """One command; a node of Redis costs by the hour, however much it is asked."""
+        self._note("redis", command)
+
+    def _note(
+        self,
+        service: str,
+        operation: str,
+        price_millionths: float = 0.0,
+        *,
+        reads: float = 0.0,
+        writes: float = 0.0,
+    ) -> None:
+        self.calls[f"{service}.{operation}"] += 1
+        self.read_units += reads
+        self.write_units += writes
+        self.price_millionths += price_millionths
+        step = self.steps[STEP.get()]
+        step.calls += 1
+        step.read_units += reads
+        step.write_units += writes
+        step.price_millionths += price_millionths
 
 
 def capacity_of(
-    operation: str, params: Mapping[str, Any], answer: Mapping[str, Any]
+    operation: str,
+    params: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    indexes: Sequence[IndexKey] = (),
 ) -> tuple[float, float]:
     """Read units and write units of one call."""
     said = answer.get("ConsumedCapacity")
@@ -96,13 +140,14 @@ def capacity_of(
             items = [found.get("Item", {}) for found in answer.get("Responses", ())]
             return 2.0 * sum(_units(item_bytes(item), READ_UNIT_BYTES) for item in items), 0.0
         case "PutItem" | "UpdateItem" | "DeleteItem":
-            return 0.0, _write_units(params)
+            return 0.0, _write_units(params, indexes)
         case "BatchWriteItem":
             wanted = [w for ws in params["RequestItems"].values() for w in ws]
-            return 0.0, sum(_write_units(write) for each in wanted for write in each.values())
+            writes = [write for each in wanted for write in each.values()]
+            return 0.0, sum(_write_units(write, indexes) for write in writes)
         case "TransactWriteItems":
             steps = [step for each in params["TransactItems"] for step in each.values()]
-            return 0.0, 2.0 * sum(map(_write_units, steps))
+            return 0.0, 2.0 * sum(_write_units(step, indexes) for step in steps)
         case _:
             return 0.0, 0.0
 
@@ -156,11 +201,30 @@ def _read_units(items: Iterable[Item], params: Mapping[str, Any]) -> float:
     return _read_share(params) * sum(_units(item_bytes(item), READ_UNIT_BYTES) for item in items)
 
 
-def _write_units(write: Mapping[str, Any]) -> float:
-    size = item_bytes(write.get("Item") or write.get("Key", {}))
-    if "UpdateExpression" in write:
+def _write_units(write: Mapping[str, Any], indexes: Sequence[IndexKey]) -> float:
+    item = write.get("Item")
+    if item is not None:
+        shown = sum(pk in item and sk in item for pk, sk in indexes)
+        return _units(item_bytes(item), WRITE_UNIT_BYTES) + shown
+    size = item_bytes(write.get("Key", {}))
+    changes = write.get("UpdateExpression", "")
+    if changes:
         size += item_bytes(write.get("ExpressionAttributeValues", {}))
-    return _units(size, WRITE_UNIT_BYTES)
+    return _units(size, WRITE_UNIT_BYTES) + _moves(changes, write, indexes)
+
+
+def _moves(changes: str, write: Mapping[str, Any], indexes: Sequence[IndexKey]) -> int:
+    """Units of the indexes in which an update moves its item, or from which it takes it."""
+    names = write.get("ExpressionAttributeNames", {})
+    marks = {name: mark for mark, name in names.items()}
+    units = 0
+    for key in indexes:
+        touched = [marks[part] for part in key if part in marks]
+        if any(f"{mark} =" in changes for mark in touched):
+            units += 2
+        elif any(mark in changes for mark in touched):
+            units += 1
+    return units
 
 
 def _said_units(operation: str, said: Iterable[Mapping[str, Any]]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import trio
 from conveyor.domain.randomness import Random
 from conveyor.engines.redis.channel import RedisChannel
 from conveyor.engines.redis.coordinator import RedisCoordinator
-from conveyor.engines.redis.link import open_link
+from conveyor.engines.redis.link import Note, open_link, unnoted
 from conveyor.engines.redis.steady import SteadyCoordinator
 
 __all__ = ["RedisEngine", "open_redis"]
@@ -25,11 +25,18 @@ class RedisEngine:
 
 @asynccontextmanager
 async def open_redis(
-    url: str, *, random: Random, space: str, owner: str, workers_on: str
+    url: str,
+    *,
+    random: Random,
+    space: str,
+    owner: str,
+    workers_on: str,
+    note: Note = unnoted,
 ) -> AsyncGenerator[RedisEngine, None]:
     """`space` keeps those apart who share a server, which need not be there yet; `owner` names this
-    process, and `workers_on` the subject on which workers leave the mark of their presence."""
-    async with open_link(url) as link, trio.open_nursery() as nursery:
+    process, and `workers_on` the subject on which workers leave the mark of their presence; `note`
+    is told of every command, by name."""
+    async with open_link(url, note) as link, trio.open_nursery() as nursery:
         remote = RedisCoordinator(link, random, space=space)
         coordinator = SteadyCoordinator(remote, random, workers_on=workers_on)
         nursery.start_soon(coordinator.mend_forever)

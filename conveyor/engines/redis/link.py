@@ -7,7 +7,7 @@ Deadlines and the translation of errors live here, once.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha1
 from importlib.resources import files
@@ -46,12 +46,18 @@ _OUR_MISTAKES = (
 _WORLDLY = (RedisError, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 Client = coredis.Redis[str] | coredis.RedisCluster[str]
+Note = Callable[[str], None]
+
+
+def unnoted(command: str) -> None:
+    """Nobody counts."""
 
 
 class Script:
     """A script of ours, by name; `sha` is what a server that has seen it calls it."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         folder = files("conveyor.engines.redis") / "scripts"
         parts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("now", name)]
         self.text = "".join(parts)
@@ -59,8 +65,17 @@ class Script:
 
 
 class RedisLink:
-    def __init__(self, url: str, nursery: trio.Nursery, plain: coredis.Redis[str]) -> None:
+    """`note` is told of every command, by name."""
+
+    def __init__(
+        self,
+        url: str,
+        nursery: trio.Nursery,
+        plain: coredis.Redis[str],
+        note: Note,
+    ) -> None:
         self._url = url
+        self._note = note
         self._nursery = nursery
         self._plain = plain
         self._client: Client | None = None
@@ -68,23 +83,24 @@ class RedisLink:
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
         """What the script answers; a server that has not seen it is shown it."""
-        client = await self._contact()
+        client = await self._contact_for(script.name)
         try:
             return await client.evalsha(script.sha, keys, args)
         except NoScriptError:
+            self._note(script.name)
             return await client.eval(script.text, keys, args)
 
     async def get(self, key: str) -> str | None:
-        return await (await self._contact()).get(key)
+        return await (await self._contact_for("get")).get(key)
 
     async def put(self, key: str, text: str, *, ttl_s: float) -> None:
-        await (await self._contact()).set(key, text, px=int(ttl_s * 1000))
+        await (await self._contact_for("set")).set(key, text, px=int(ttl_s * 1000))
 
     async def drop(self, key: str, members: Sequence[str]) -> None:
-        await (await self._contact()).zrem(key, members)
+        await (await self._contact_for("zrem")).zrem(key, members)
 
     async def publish(self, channel: str, text: str) -> None:
-        await (await self._contact()).publish(channel, text)
+        await (await self._contact_for("publish")).publish(channel, text)
 
     @asynccontextmanager
     async def hearing(self, channel: str) -> AsyncGenerator[AsyncIterator[PubSubMessage], None]:
@@ -95,6 +111,11 @@ class RedisLink:
         )
         async with subscription as heard:
             yield heard
+
+    async def _contact_for(self, command: str) -> Client:
+        client = await self._contact()
+        self._note(command)
+        return client
 
     async def _contact(self) -> Client:
         if self._client is None:
@@ -129,12 +150,12 @@ class RedisLink:
 
 
 @asynccontextmanager
-async def open_link(url: str) -> AsyncGenerator[RedisLink, None]:
+async def open_link(url: str, note: Note = unnoted) -> AsyncGenerator[RedisLink, None]:
     """A link that connects when it is first used."""
     async with trio.open_nursery() as nursery:
         plain = coredis.Redis.from_url(url, decode_responses=True)
         async with plain:
-            yield RedisLink(url, nursery, plain)
+            yield RedisLink(url, nursery, plain, note)
             nursery.cancel_scope.cancel()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
 
 from conveyor.engines.aws.errors import AwsError
-from conveyor.engines.aws.metering import capacity_of, item_bytes, sqs_requests_of
+from conveyor.engines.aws.metering import STEP, Usage, capacity_of, item_bytes, sqs_requests_of
 from tests.aws import a_seam
 from tests.engines.aws.scripted import THROTTLED, ScriptedPlane
 
@@ -54,6 +55,47 @@ def test_capacity_is_counted_by_size_and_kind(
     operation: str, params: dict[str, Any], answer: dict[str, Any], reads: float, writes: float
 ) -> None:
     assert capacity_of(operation, params, answer) == (reads, writes)
+
+
+INDEXES = (("g1", "g1s"), ("g2", "g2s"))
+SHOWN = {"pk": {"S": "a"}, "g1": {"S": "b"}, "g1s": {"S": "c"}}
+MOVED = {
+    "Key": {"pk": {"S": "a"}},
+    "UpdateExpression": "SET #status = :0, #g2 = :1 REMOVE #g1s",
+    "ExpressionAttributeNames": {"#status": "status", "#g2": "g2", "#g1s": "g1s"},
+}
+
+
+@pytest.mark.parametrize(
+    ("operation", "params", "writes"),
+    [
+        ("PutItem", {"Item": SHOWN}, 2),
+        ("PutItem", {"Item": {**SHOWN, "g2": {"S": "no sort key, so not shown"}}}, 2),
+        ("UpdateItem", MOVED, 1 + 2 + 1),
+        ("TransactWriteItems", {"TransactItems": [{"Update": MOVED}, PUT]}, 2 * (4 + 1)),
+        ("BatchWriteItem", {"RequestItems": {"t": [{"PutRequest": {"Item": SHOWN}}]}}, 2),
+    ],
+)
+def test_what_a_write_puts_into_indexes_is_counted(
+    operation: str, params: dict[str, Any], writes: float
+) -> None:
+    assert capacity_of(operation, params, {}, INDEXES) == (0, writes)
+
+
+async def test_calls_count_for_the_step_that_they_are_made_for() -> None:
+    seam = a_seam(ScriptedPlane({}))
+    assert seam.meter is not None
+
+    await seam.call("sqs", "ReceiveMessage", {})
+    STEP.set("claim")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(seam.call, "dynamodb", "PutItem", {"Item": KILOBYTE})
+    seam.meter.count_redis("renew")
+
+    assert seam.meter.steps == {
+        "": Usage(calls=1, price_millionths=0.4),
+        "claim": Usage(calls=2, write_units=1, price_millionths=0.625),
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""Monitoring: a process without an API tells how it fares, over HTTP (SPEC 10).
+
+For scrapers of metrics and checks of health inside one's own network: a request, an answer, and
+the connection ends. Nothing here names a caller.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+
+import trio
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from conveyor.telemetry import Metrics
+
+log = logging.getLogger(__name__)
+
+REQUEST_BYTES_MAX = 8192
+CONVERSE_S = 5.0
+_JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Monitor:
+    """Answers `/metrics` and `/healthz` until cancelled."""
+
+    metrics: Metrics
+    host: str
+    port: int
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        listeners = await trio.open_tcp_listeners(self.port, host=self.host)
+        port = listeners[0].socket.getsockname()[1]
+        log.info("metrics are shown", extra={"url": f"http://{self.host}:{port}/metrics"})
+        task_status.started()
+        await trio.serve_listeners(self._converse, listeners)
+
+    async def _converse(self, stream: trio.SocketStream) -> None:
+        with trio.move_on_after(CONVERSE_S), suppress(trio.BrokenResourceError):
+            request = await _head_of(stream)
+            await stream.send_all(self._answer(request))
+            await stream.send_eof()
+            async for _ in stream:  # The other side hangs up first, and so has read it all.
+                pass
+
+    def _answer(self, request: bytes) -> bytes:
+        match request.split(b"\r\n", 1)[0].split(b" "):
+            case [b"GET" | b"HEAD", b"/metrics", _]:
+                body, kind = generate_latest(self.metrics.registry), CONTENT_TYPE_PLAIN_0_0_4
+                return _reply(request, "200 OK", kind, body)
+            case [b"GET" | b"HEAD", b"/healthz", _]:
+                return _reply(request, "200 OK", _JSON, b'{"status":"ok"}')
+            case [b"GET" | b"HEAD", _, _]:
+                return _reply(request, "404 Not Found", "text/plain", b"not here\n")
+            case _:
+                return _reply(request, "400 Bad Request", "text/plain", b"not understood\n")
+
+
+async def _head_of(stream: trio.SocketStream) -> bytes:
+    """The head of a request, or as much of it as there is; a body is not waited for."""
+    head = b""
+    while b"\r\n\r\n" not in head and len(head) < REQUEST_BYTES_MAX:
+        piece = await stream.receive_some(REQUEST_BYTES_MAX)
+        if not piece:
+            break
+        head += piece
+    return head
+
+
+def _reply(request: bytes, status: str, kind: str, body: bytes) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+    shown = b"" if request.startswith(b"HEAD ") else body
+    return f"{head}Connection: close\r\n\r\n".encode() + shown
