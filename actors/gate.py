@@ -44,8 +44,18 @@ class FairGate:
         return self.capacity - self._free
 
     @property
+    def free_count(self) -> int:
+        return self._free
+
+    @property
     def is_full(self) -> bool:
         return self._free == 0
+
+    @property
+    def is_settling_urgent(self) -> bool:
+        """Whether those that only have their outcome to write should get on with it: nothing is
+        fetched beside them, or soon there is no room for more of them."""
+        return self._free == self.capacity or 4 * self._aside_count >= 3 * self.capacity
 
     async def take(self, caller: CallerId, run_id: RunId, *, weight: int, count_max: int) -> int:
         """Waits for at least one slot and takes up to `count_max`; answers how many."""

@@ -25,7 +25,17 @@ from conveyor.usecases.env import Env
 
 log = logging.getLogger(__name__)
 
+# Messages and claims outlive most fetches; only what has used up half of its time is renewed.
+DUE_S = limits.VISIBILITY_S / 2
 _MAIL_MAX = 1_000
+
+
+@dataclass(slots=True)
+class _Held:
+    """A piece of work, and when its message and its claim were last given their whole lives."""
+
+    hold: Hold
+    renewed_at: float
 
 
 @dataclass(slots=True)
@@ -35,7 +45,7 @@ class _Desk:
     Without that wait, a beat could hide a message for a minute that its worker just put back.
     """
 
-    held: dict[str, Hold] = field(default_factory=dict)
+    held: dict[str, _Held] = field(default_factory=dict)
     is_beating: bool = False
     waiting: list[Reply[None]] = field(default_factory=list)
 
@@ -58,6 +68,7 @@ class LeaseHeartbeater:
     def __post_init__(self) -> None:
         # One beat may be missed: the next still lands before anything ages out.
         assert self.interval_s * 2 < limits.LEASE_TTL_S
+        assert DUE_S + self.interval_s * 2 < limits.VISIBILITY_S
         assert limits.LEASE_TTL_S < limits.VISIBILITY_S < limits.CLAIM_TTL_S
 
     async def run(self, inbox: Inbox[HeartbeaterMessage]) -> None:
@@ -68,7 +79,8 @@ class LeaseHeartbeater:
                 for message in await receive_batch(inbox, _MAIL_MAX):
                     match message:
                         case Hold():
-                            desk.held[message.message.receipt] = message
+                            held = _Held(message, trio.current_time())
+                            desk.held[message.message.receipt] = held
                         case Release(receipt, reply):
                             desk.held.pop(receipt, None)
                             desk.answer_later(reply)
@@ -89,17 +101,34 @@ class LeaseHeartbeater:
                 lost = []
             desk.is_beating = False
             desk.answer_between_beats()
-            for hold in lost:
+            for each in lost:
                 # A Release may have landed meanwhile.
-                if desk.held.pop(hold.message.receipt, None) is not None:
-                    hold.work.cancel(reason="its lease, message or claim was lost")
+                if desk.held.pop(each.hold.message.receipt, None) is not None:
+                    each.hold.work.cancel(reason="its lease, message or claim was lost")
 
-    async def _beat(self, holds: Sequence[Hold]) -> list[Hold]:
-        """Renews everything; answers the work that has lost something."""
-        visits = [hold.visit_id for hold in holds if hold.visit_id is not None]
-        leases = await self.env.coordinator.renew(
-            [*(hold.lease_id for hold in holds), *visits], ttl_s=limits.LEASE_TTL_S
+    async def _beat(self, held: Sequence[_Held]) -> list[_Held]:
+        """Renews all leases, and messages and claims that are due; answers the work that has lost
+        any of the three."""
+        lost = await self._renew_leases(held)
+        now = trio.current_time()
+        due = [each for each in held if now - each.renewed_at >= DUE_S]
+        if due:
+            lost += await self._renew_rest(due)
+            for each in due:
+                each.renewed_at = now
+        return lost
+
+    async def _renew_leases(self, held: Sequence[_Held]) -> list[_Held]:
+        visits = [each.hold.visit_id for each in held if each.hold.visit_id is not None]
+        lost = await self.env.coordinator.renew(
+            [*(each.hold.lease_id for each in held), *visits], ttl_s=limits.LEASE_TTL_S
         )
+        return [
+            each for each in held if not lost.isdisjoint((each.hold.lease_id, each.hold.visit_id))
+        ]
+
+    async def _renew_rest(self, held: Sequence[_Held]) -> list[_Held]:
+        holds = [each.hold for each in held]
         receipts = await self.env.queue.extend(
             [hold.message for hold in holds], visibility_s=limits.VISIBILITY_S
         )
@@ -108,9 +137,7 @@ class LeaseHeartbeater:
             [settlement.extend_claim(hold.message.ref, hold.claim, now=now) for hold in holds]
         )
         return [
-            hold
-            for hold, verdict in zip(holds, verdicts, strict=True)
-            if not leases.isdisjoint((hold.lease_id, hold.visit_id))
-            or hold.message.receipt in receipts
-            or not isinstance(verdict, Applied)
+            each
+            for each, verdict in zip(held, verdicts, strict=True)
+            if each.hold.message.receipt in receipts or not isinstance(verdict, Applied)
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import trio
@@ -32,10 +33,11 @@ class Desk:
 
     run: Run
     spare: list[LeaseId] = field(default_factory=list)
-    acquired_at: dict[LeaseId, float] = field(default_factory=dict)
+    fresh_at: dict[LeaseId, float] = field(default_factory=dict)
     inflight_count: int = 0
     back_at: float = math.inf
     misses: int = 0
+    task_s: float = 0.0
     news: trio.Event = field(default_factory=trio.Event)
     purse: Purse | None = None
     doors: Doorkeeper | None = None
@@ -50,11 +52,18 @@ class Desk:
         taken, self.spare = self.spare[:count], self.spare[count:]
         return taken
 
-    def take_old(self, before: float) -> list[LeaseId]:
-        """Spare leases too old to be passed on: the beat keeps only those in use alive."""
-        old = [lease_id for lease_id in self.spare if self.acquired_at[lease_id] < before]
-        self.spare = [lease_id for lease_id in self.spare if lease_id not in old]
-        return old
+    def old_leases(self, before: float) -> list[LeaseId]:
+        """All leases that may not be passed on as they are, when there is a spare one among them:
+        the beat keeps only those in use alive."""
+        old = [lease_id for lease_id, at in self.fresh_at.items() if at < before]
+        return [] if set(old).isdisjoint(self.spare) else old
+
+    def forget_spare(self, lost: Collection[LeaseId]) -> None:
+        """Leases that are gone; what still works under one hears of it from the beat."""
+        for lease_id in lost:
+            if lease_id in self.spare:
+                self.spare.remove(lease_id)
+                del self.fresh_at[lease_id]
 
 
 @dataclass(slots=True, eq=False)

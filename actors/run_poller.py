@@ -41,8 +41,10 @@ from conveyor.usecases.tasks import claim, hand_back
 log = logging.getLogger(__name__)
 
 RECEIVE_MAX = 50
+RECEIVE_ENOUGH = 10
 TAKE_S = 10.0
 LINGER_S = 0.003
+LINGER_S_MIN, LINGER_S_MAX = 0.1, 1.0
 CLEANUP_S = 3.0
 OUTAGE_S = 1.0
 # A lease that is passed on has one beat to spare: it lives through two from its last start.
@@ -77,7 +79,7 @@ class RunPoller:
             with bounded_cleanup(CLEANUP_S):
                 with suppress(Unavailable):  # What is not given back counts as spent.
                     await self._settle_purse(desk)
-                await self._release(desk, list(desk.acquired_at))
+                await self._release(desk, list(desk.fresh_at))
 
     def _new_desk(self) -> Desk:
         run, host_limits = self.run_at_start, self.job.host_limits
@@ -155,14 +157,22 @@ class RunPoller:
             desk.misses = 0
             if all(taken.is_paid for taken in in_hand):
                 self._note_wait(desk, None)
-            # Tasks end one by one; a short wait makes one receive of several.
-            await trio.sleep(LINGER_S)
+            await self._linger(desk)
             return 0.0
         await self._let_go(desk)
         # Behind messages of full hosts there may be others: these are looked through quickly.
         desk.misses = 1 if desk.waits_for is WaitReason.HOST_CAP else desk.misses + 1
         self._note_wait(desk, self._why_idle(desk))
         return min(idle_s(desk.misses), self._until_back(desk))
+
+    async def _linger(self, desk: Desk) -> None:
+        """Tasks end one by one; a short wait makes one receive of several."""
+        await trio.sleep(LINGER_S)
+        share = self.env.policy.pace.receive_share
+        if share:
+            with trio.move_on_after(min(max(share * desk.task_s, LINGER_S_MIN), LINGER_S_MAX)):
+                while min(self._wanted(desk), self.gate.free_count) < RECEIVE_ENOUGH:
+                    await desk.wait_news(math.inf)
 
     def _why_idle(self, desk: Desk) -> WaitReason | None:
         if desk.waits_for is WaitReason.HOST_CAP:
@@ -198,12 +208,20 @@ class RunPoller:
 
     async def _leases(self, desk: Desk, count: int) -> list[LeaseId]:
         """Leases for `count` tasks: those that finished tasks left behind, then new ones."""
-        now = trio.current_time()
-        await self._release(desk, desk.take_old(now - REUSE_S_MAX))
+        await self._freshen(desk)
         leases = desk.take_spare(count)
         if len(leases) < count:
             leases += await self._acquire(desk, count - len(leases))
         return leases
+
+    async def _freshen(self, desk: Desk) -> None:
+        """Gives leases that are too old to be passed on a new life, all of them in one call."""
+        now = trio.current_time()
+        old = desk.old_leases(now - REUSE_S_MAX)
+        if old:
+            lost = await self.env.coordinator.renew(old, ttl_s=limits.LEASE_TTL_S)
+            desk.fresh_at.update({lease_id: now for lease_id in old if lease_id not in lost})
+            desk.forget_spare(lost)
 
     async def _acquire(self, desk: Desk, count: int) -> list[LeaseId]:
         """Shielded: leases that nobody heard of would keep their places until they age out."""
@@ -216,7 +234,7 @@ class RunPoller:
                 cap=self.job.max_inflight,
                 ttl_s=limits.LEASE_TTL_S,
             )
-            desk.acquired_at.update(dict.fromkeys(fresh, now))
+            desk.fresh_at.update(dict.fromkeys(fresh, now))
             return fresh
         raise Unavailable("the coordinator took too long over an acquire")
 
@@ -309,6 +327,7 @@ class RunPoller:
                 desk.back_at = min(desk.back_at, trio.current_time() + delay_s)
                 desk.news.set()
         finally:
+            desk.task_s = trio.current_time() - started_at
             if desk.purse is not None and work.toll is not None:
                 desk.purse.take_back(work.toll)
             if desk.doors is not None and taken.is_paid and isinstance(taken.claim, Claimed):
@@ -346,4 +365,4 @@ class RunPoller:
         if leases:
             await self.env.coordinator.release(leases)
         for lease_id in leases:
-            del desk.acquired_at[lease_id]
+            del desk.fresh_at[lease_id]

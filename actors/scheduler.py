@@ -22,11 +22,13 @@ from conveyor.usecases.schedules import Fired
 
 log = logging.getLogger(__name__)
 
+PERIOD_S = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
     env: Env
-    period_s: float = 1.0
+    period_s: float = PERIOD_S
     page_rows: int = 200
 
     async def run(self) -> None:

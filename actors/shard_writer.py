@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -29,15 +29,17 @@ from conveyor.usecases.env import Env
 
 log = logging.getLogger(__name__)
 
-GROUP_MAX = 90
-LINGER_S = 0.01  # Holds up no fetch: a task that settles has passed its slot on.
+TICK_S = 0.01
 _RETRY_S = (0.1, 0.3, 1.0, 3.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardWriter:
+    """`is_urgent` when waiting for company would gain nothing, or hold up fetches."""
+
     env: Env
     metrics: Metrics
+    is_urgent: Callable[[], bool] = lambda: False
 
     async def run(self, inbox: Inbox[ShardWriterMessage]) -> None:
         async with inbox, trio.open_nursery() as nursery:
@@ -61,10 +63,17 @@ class ShardWriter:
             self.metrics.tasks_settled.labels(outcome).inc(count)
 
     async def _gather(self, inbox: Inbox[ShardWriterMessage]) -> list[Settle]:
-        """One settle rarely comes alone: a short wait makes one commit of several."""
-        first = await inbox.receive()
-        await trio.sleep(LINGER_S)
-        return [first, *drain_nowait(inbox, GROUP_MAX - 1)]
+        """One settle rarely comes alone: a short wait makes one commit of several. It holds up no
+        fetch: a task that settles has passed its slot on."""
+        pace = self.env.policy.pace
+        group = [await inbox.receive()]
+        ends_at = trio.current_time() + pace.settle_s
+        while True:
+            await trio.sleep(TICK_S)
+            group += drain_nowait(inbox, pace.settle_max - len(group))
+            is_whole = len(group) >= pace.settle_max or trio.current_time() >= ends_at
+            if is_whole or self.is_urgent():
+                return group
 
     async def _commit(self, group: Sequence[Settle]) -> list[SettleVerdict]:
         """Every change is fenced by its claim, so repeating one of unknown outcome is safe."""

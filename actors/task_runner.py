@@ -47,6 +47,7 @@ from conveyor.usecases.tasks import Finish, Retry
 
 log = logging.getLogger(__name__)
 
+SETTLE_S = 2.5
 CLEANUP_S = 3.0
 RELEASE_S = 2.0
 
@@ -109,7 +110,7 @@ class TaskRunner:
 
     async def _scrape(self, work: Work, task: Task) -> float | None:
         """Fetches under the heartbeat. What is left is to write, and that needs neither heartbeat
-        nor lease: the claim has a minute left, and a beat must not cut off a settle."""
+        nor lease: the claim has 50 s left, and a beat must not cut off a settle."""
         with trio.CancelScope() as scope:
             await self.heartbeater.post(
                 Hold(work.lease_id, work.message, task.claim, scope, work.visit_id)
@@ -161,12 +162,21 @@ class TaskRunner:
         reply: Reply[SettleVerdict] = Reply()
         writer = self.writers[ref.shard % len(self.writers)]
         await writer.post(Settle(ref, task, verdict.change, message, reply))
-        await reply.wait_answered()
+        await self._wait_settled(reply)
         if isinstance(reply.result(), NoVerdict):
             raise Unavailable("the writer gave no verdict")
         if isinstance(verdict, Retry) and isinstance(reply.result(), Settled):
             return await self._put_back(work, verdict.delay_s)
         return None
+
+    async def _wait_settled(self, reply: Reply[SettleVerdict]) -> None:
+        """Whoever is cut off here has its page already: a group under way is given its time."""
+        try:
+            await reply.wait_answered()
+        except trio.Cancelled:
+            with bounded_cleanup(SETTLE_S, what="settle"):
+                await reply.wait_answered()
+            raise
 
     async def _hand_back(self, work: Work, task: Task) -> float:
         """Gives up a claim without an outcome; what is not ours any more is left alone."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from actors import completion_notifier, exporter, reconcile_sweeper, scheduler
 from actors.board import WaitBoard
 from actors.completion_notifier import CompletionNotifier
 from actors.exporter import Exporter
@@ -72,6 +73,11 @@ class Mailboxes:
     )
 
 
+def one_writer() -> Mailboxes:
+    """For an engine that writes many shards at once: what settles together is acked together."""
+    return Mailboxes(writers=[Mailbox(capacity=WRITERS_COUNT * 1_000)])
+
+
 @dataclass(frozen=True, slots=True)
 class LocalSignals:
     """Signals for the worker in this process: mail to its discovery and its ingest streamer."""
@@ -107,18 +113,28 @@ def worker_tree(
     also: Sequence[Child] = (),
 ) -> Supervisor:
     """A whole worker; `also` starts last and stops first (the HTTP server of a dev process)."""
+    factor = env.policy.pace.look_factor
     return Supervisor(
         "worker",
         strategy=Strategy.REST_FOR_ONE,
         children=[
             *_fetching(env, mail, gateway=gateway, gate=gate, metrics=metrics),
             Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
-            Child("scheduler", run=Scheduler(env=env).run),
-            Child("completion_notifier", run=CompletionNotifier(env=env, notifier=notifier).run),
-            Child("exporter", run=Exporter(env=env).run),
+            Child("scheduler", run=Scheduler(env=env, period_s=factor * scheduler.PERIOD_S).run),
+            Child(
+                "completion_notifier",
+                run=CompletionNotifier(
+                    env=env, notifier=notifier, period_s=factor * completion_notifier.PERIOD_S
+                ).run,
+            ),
+            Child("exporter", run=Exporter(env=env, period_s=factor * exporter.PERIOD_S).run),
             Child(
                 "reconcile_sweeper",
-                run=ReconcileSweeper(env=env, streamer=mail.streamer.address).run,
+                run=ReconcileSweeper(
+                    env=env,
+                    streamer=mail.streamer.address,
+                    scrub_period_s=factor * reconcile_sweeper.SCRUB_PERIOD_S,
+                ).run,
             ),
             *also,
         ],
@@ -179,7 +195,7 @@ def _fetching(
             mailbox=mailbox,
         )
 
-    writer = ShardWriter(env=env, metrics=metrics)
+    writer = ShardWriter(env=env, metrics=metrics, is_urgent=lambda: gate.is_settling_urgent)
     discovery = QueueDiscovery(env=env, pollers=pollers, make_poller=make_poller, delta_s=delta_s)
     return [
         Child("lease_heartbeater", run=LeaseHeartbeater(env=env).run, mailbox=mail.heartbeater),

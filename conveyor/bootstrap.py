@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from actors.gate import FairGate
 from actors.runtime import Child, Intensity, Strategy, Supervisor, nest
-from actors.tree import LocalSignals, Mailboxes, helper_tree, worker_tree
+from actors.tree import LocalSignals, Mailboxes, helper_tree, one_writer, worker_tree
 from actors.worker_process import STOP_S, WorkerProcess
 from conveyor.api.auth import Authenticator, KeyList, Passthrough
 from conveyor.config import BadSettings, Settings, environ_of
@@ -40,7 +40,7 @@ from conveyor.ports.notifier import Notifier
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from conveyor.telemetry import EngineUsage, Metered, Metrics, make_metrics
-from conveyor.usecases.env import Env, Policy
+from conveyor.usecases.env import Env, Pace, Policy
 
 if TYPE_CHECKING:
     from quart_trio import QuartTrio
@@ -155,7 +155,7 @@ async def _open_shared_world(
     with _its_packages():
         from conveyor.shared_engine import open_shared
 
-    mail, owner = Mailboxes(), ids.mint_ulid(clock.now(), randomness)
+    mail, owner = one_writer(), ids.mint_ulid(clock.now(), randomness)
     async with open_shared(
         settings,
         clock=clock,
@@ -256,10 +256,21 @@ def _env(
             targets=targets if settings.gateway_url == DIRECT else None,
             webhooks=targets,
             knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
+            pace=_shared_pace(settings) if settings.engine == AWS else Pace(),
         ),
         aside=ThreadAside(),
     )
     return env if settings.crash_at is None else _crashing(env, settings.crash_at)
+
+
+def _shared_pace(settings: Settings) -> Pace:
+    """Every call has its price here, and a transaction takes settles of one shard only."""
+    return Pace(
+        settle_s=2.0,
+        settle_max=settings.task_shard_count * limits.AT_ONCE_TASKS_MAX,
+        receive_share=0.05,
+        look_factor=4.0,
+    )
 
 
 def _crash_switch(crash_at: str) -> CrashSwitch:

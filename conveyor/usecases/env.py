@@ -25,13 +25,28 @@ from conveyor.usecases.feeds import News
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long things wait for company: where each call has its price, longer (SPEC D12).
+
+    A group of settles waits `settle_s`, or for `settle_max`. A poller waits `receive_share` of what
+    a task takes, or for the room that one receive fills. Looks for what is due come `look_factor`
+    times as seldom.
+    """
+
+    settle_s: float = 0.01
+    settle_max: int = limits.AT_ONCE_TASKS_MAX
+    receive_share: float = 0.0
+    look_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What an operator may tune; pinned on rows where a later change must not reach them.
 
     `at_once_max` is how many tasks the engine takes in one transaction with their job. `targets`
     is what our own fetches may reach; None when a gateway elsewhere
     fetches. `webhooks` is what our deliveries may reach. `knows_costs` when the gateway has prices
-    in money.
+    in money. `pace` is what the engine asks for.
     """
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
@@ -42,6 +57,7 @@ class Policy:
     webhooks: TargetPolicy = field(default_factory=TargetPolicy)
     teardown_s: float = 5.0
     knows_costs: bool = True
+    pace: Pace = field(default_factory=Pace)
 
     def path_for(self, tasks_count: int) -> Path:
         return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)

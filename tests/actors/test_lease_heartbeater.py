@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from actors.lease_heartbeater import LeaseHeartbeater
 from actors.messages import HeartbeaterMessage, Hold, Release
 from actors.runtime import Address, Mailbox
-from conveyor.domain import limits
+from conveyor.domain import limits, settlement
 from conveyor.domain.ids import LeaseId
 from conveyor.domain.settlement import Claimed
 from conveyor.ports.queue import Message
@@ -75,7 +75,7 @@ async def test_work_that_lost_its_lease_is_cancelled(autojump_clock: MockClock) 
     assert trio.current_time() < 2 * limits.BEAT_S
 
 
-async def test_work_whose_message_went_to_another_is_cancelled(
+async def test_work_whose_message_went_to_another_is_cancelled_before_it_would_have_come_back(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -88,7 +88,7 @@ async def test_work_whose_message_went_to_another_is_cancelled(
             await world.env.queue.receive(message.ref.run_id, count_max=1, visibility_s=60)
             await trio.sleep_forever()
 
-    assert trio.current_time() < 2 * limits.BEAT_S
+    assert trio.current_time() < limits.VISIBILITY_S
 
 
 async def test_work_whose_claim_was_taken_over_is_cancelled(autojump_clock: MockClock) -> None:
@@ -100,7 +100,7 @@ async def test_work_whose_claim_was_taken_over_is_cancelled(autojump_clock: Mock
             await heartbeater.tell(Hold(lease_id, message, claim - 1, work))
             await trio.sleep_forever()
 
-    assert trio.current_time() < 2 * limits.BEAT_S
+    assert trio.current_time() < limits.VISIBILITY_S
 
 
 async def test_released_work_is_left_alone(autojump_clock: MockClock) -> None:
@@ -131,6 +131,43 @@ async def test_one_missed_beat_costs_nothing(autojump_clock: MockClock) -> None:
 
     assert faults.fired["renew"] == 1
     assert trio.current_time() == pytest.approx(100)
+
+
+async def test_a_missed_renewal_of_message_and_claim_costs_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    faults = Faults()
+    lease_id, message, claim = await work_in_hand(world)
+    faults.before["extend"] = 1
+    faulted = replace(world.env, queue=faulty(world.env.queue, faults))
+
+    async with beating(replace(world, env=faulted)) as heartbeater:
+        with trio.move_on_after(200) as work:
+            await heartbeater.tell(Hold(lease_id, message, claim, work))
+            await trio.sleep_forever()
+
+    assert faults.fired["extend"] == 1
+    assert trio.current_time() == pytest.approx(200)
+
+
+async def test_what_is_over_in_half_a_minute_is_not_extended(autojump_clock: MockClock) -> None:
+    world = make_world()
+    lease_id, message, claim = await work_in_hand(world)
+    before = await world.env.store.read(settlement.task_key(message.ref))
+
+    async with beating(world) as heartbeater:
+        await heartbeater.tell(Hold(lease_id, message, claim, trio.CancelScope()))
+        await trio.sleep(limits.VISIBILITY_S / 2 - 1)
+        at_half = await world.env.store.read(settlement.task_key(message.ref))
+        await trio.sleep(limits.BEAT_S)
+        after = await world.env.store.read(settlement.task_key(message.ref))
+
+    assert before is not None
+    assert after is not None
+    assert at_half == before
+    assert after.claim_until > before.claim_until
+    assert await world.env.coordinator.count(message.ref.run_id) == 1
 
 
 def test_a_beat_too_slow_for_the_lease_is_refused() -> None:

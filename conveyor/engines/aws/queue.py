@@ -169,6 +169,7 @@ class SqsQueue:
     async def _batch(
         self, run_id: RunId, operation: str, entries: Sequence[Mapping[str, Any]]
     ) -> dict[int, str]:
+        await self._url(run_id)  # Once, and not by every ten.
         return await all_entries(partial(self._ask, run_id), operation, entries, self.random)
 
     async def _ask(self, run_id: RunId, operation: str, params: Params) -> Answer:

@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.engines.aws.errors import AwsError, NoAnswer
 from conveyor.engines.aws.queue import SqsQueue
-from conveyor.engines.aws.seam import Faults, Params
+from conveyor.engines.aws.seam import Faults, LayeredSeam, Params
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth
 from tests.aws import a_seam
@@ -64,6 +64,19 @@ async def test_a_message_holds_a_version_and_a_ref_and_nothing_else(sqs: Simulat
         "v": 1,
         "ref": [ref.job_id, ref.run_id, ref.task_id, ref.shard],
     }
+
+
+async def test_a_queue_that_is_not_there_is_asked_for_once_however_long_the_list(
+    sqs: SimulatedSqs,
+) -> None:
+    queue = a_queue(sqs)
+
+    with pytest.raises(QueueGone):
+        await queue.send([a_ref(index) for index in range(200)])
+
+    assert isinstance(queue.seam, LayeredSeam)
+    assert queue.seam.meter is not None
+    assert queue.seam.meter.calls == {"sqs.GetQueueUrl": 1}
 
 
 @pytest.mark.parametrize("short", [[1], [10, 3], [4, 4, 4]])

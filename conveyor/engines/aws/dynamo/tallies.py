@@ -7,8 +7,9 @@ one lost claim costs its neighbours a round and nothing else.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -30,32 +31,41 @@ async def apply_tallies(table: Table, changes: Sequence[Change]) -> list[Verdict
     """Performs changes that are all tallies. Their counters are shown as the call left them."""
     by_counter: defaultdict[AnyKey, _Numbered] = defaultdict(list)
     for number, change in enumerate(changes):
-        by_counter[change.writes[1].key].append((number, change))
-    verdicts: dict[int, Verdict] = {}
-    await together(partial(_apply_shard, table, verdicts), list(by_counter.items()))
-    return [verdicts[number] for number in range(len(changes))]
+        by_counter[_count(change).key].append((number, change))
+    refused: dict[int, Verdict] = {}
+    for some in await together(partial(_apply_shard, table), list(by_counter.values())):
+        refused |= some
+    applied = {n: change for n, change in enumerate(changes) if n not in refused}
+    shown = await table.get_all(_shown_keys(applied.values())) if applied else {}
+    return [
+        _verdict(applied[n], shown) if n in applied else refused[n] for n in range(len(changes))
+    ]
 
 
-async def _apply_shard(
-    table: Table, verdicts: dict[int, Verdict], shard: tuple[AnyKey, _Numbered]
-) -> None:
+async def _apply_shard(table: Table, tallies: _Numbered) -> dict[int, Verdict]:
     """One group after the other: at once they would only cancel each other."""
-    counter_key, tallies = shard
-    applied: list[int] = []
+    refused: dict[int, Verdict] = {}
     for group in _grouped(tallies):
-        refused = await _apply_group(table, group)
-        verdicts.update(refused)
-        applied += [number for number, _ in group if number not in refused]
-    if applied:
-        counter = await table.get(counter_key)
-        # Only a scrub removes counters, and by then nobody waits for the answer.
-        answer: Verdict = Missing(counter_key) if counter is None else Applied((None, counter))
-        shown = dict(tallies)
-        loud = [n for n in applied if not _flip(shown[n]).is_quiet]
-        rows = await table.get_all([_flip(shown[n]).key for n in loud]) if loud else {}
-        for number in applied:
-            key = _flip(shown[number]).key
-            verdicts[number] = Applied((rows[key], counter)) if number in loud else answer
+        refused |= await _apply_group(table, group)
+    return refused
+
+
+def _shown_keys(changes: Iterable[Change]) -> list[AnyKey]:
+    """Of all that was written, what the caller is shown: counters, and flips that are not quiet."""
+    return [
+        write.key
+        for change in changes
+        for write in (_flip(change), _count(change))
+        if not write.is_quiet
+    ]
+
+
+def _verdict(change: Change, shown: dict[AnyKey, Any]) -> Verdict:
+    # Only a scrub removes rows, and by then nobody waits for the answer.
+    counter_key = _count(change).key
+    if counter_key not in shown:
+        return Missing(counter_key)
+    return Applied((shown.get(_flip(change).key), shown[counter_key]))
 
 
 def _grouped(tallies: _Numbered) -> list[_Numbered]:

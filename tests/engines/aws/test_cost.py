@@ -1,0 +1,129 @@
+"""What a task may cost: calls and write units, bodies on S3 apart, counted by the meter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+
+import pytest
+import trio
+from prometheus_client import CollectorRegistry
+
+from actors.messages import Settle, ShardWriterMessage
+from actors.runtime import Mailbox, Reply
+from actors.shard_writer import ShardWriter
+from conveyor.domain import limits, settlement
+from conveyor.domain.ids import CallerId, JobId
+from conveyor.domain.model import Result, Run, Task
+from conveyor.domain.settlement import Claimed, Settled, SettleVerdict, Spent
+from conveyor.domain.submission import TaskDraft
+from conveyor.engines.aws.dynamo import DynamoStore
+from conveyor.engines.aws.dynamo.layout import INDEXES
+from conveyor.engines.aws.metering import Meter
+from conveyor.engines.aws.queue import SqsQueue
+from conveyor.engines.redis import open_redis
+from conveyor.ports.queue import Message
+from conveyor.telemetry import make_metrics
+from conveyor.usecases import ingest, jobs, reconcile, tasks
+from conveyor.usecases.env import Env, Pace
+from conveyor.usecases.ingest import Ingested
+from tests.actors.world import make_world
+from tests.aws import a_lean_plane, a_seam, a_table, an_access
+from tests.conformance.coordinators import a_space
+
+pytestmark = pytest.mark.slow
+
+COUNT = 800
+SHARDS = 8
+RESULT = Result("jobs/1/runs/1/task.1", 20_000, "0" * 64, "text/html", 200)
+PACE = Pace(settle_s=0.1, settle_max=SHARDS * limits.AT_ONCE_TASKS_MAX)
+
+
+@asynccontextmanager
+async def metered_env(ministack: str, redis: str) -> AsyncGenerator[tuple[Env, Meter], None]:
+    """The engine of production, on servers that stand in for it; bodies are in memory."""
+    meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
+    env, space = make_world().env, a_space()
+    async with (
+        a_lean_plane(an_access(dynamodb=ministack, sqs=ministack)) as plane,
+        open_redis(
+            redis,
+            random=Random(1),
+            space=space,
+            owner="cost",
+            workers_on="w",
+            note=meter.count_redis,
+        ) as shared,
+    ):
+        seam = replace(a_seam(plane), meter=meter)
+        queue = SqsQueue(seam=seam, clock=env.clock, random=Random(1), prefix=f"{space}-")
+        policy = replace(env.policy, sync_tasks_max=100, shard_count=SHARDS, pace=PACE)
+        store = DynamoStore(await a_table(seam, space), queue)
+        yield (
+            replace(env, store=store, queue=queue, coordinator=shared.coordinator, policy=policy),
+            meter,
+        )
+
+
+async def ingested(env: Env) -> Run:
+    """A large job whose rows are in place and whose refs are sent."""
+    drafts = [TaskDraft(url=f"https://example.com/page?id={number}") for number in range(COUNT)]
+    job_id = JobId(env.mint())
+    accepted = await jobs.submit(env, CallerId("me"), jobs.Submission(drafts=drafts), job_id=job_id)
+    run = accepted.run
+    (batch,) = await ingest.open_batches_of(env, run.job_id, run.run_id)
+    assert await reconcile.finish_batch(env, batch) is Ingested.SEALED
+    return run
+
+
+async def in_hand(env: Env, run: Run) -> list[tuple[Message, Task]]:
+    """Every task, leased, received and claimed as a poller does it: by fifties."""
+    taken: list[tuple[Message, Task]] = []
+    leases = await env.coordinator.acquire(
+        run.job_id, run.run_id, count_max=50, cap=100, ttl_s=limits.LEASE_TTL_S
+    )
+    while len(taken) < COUNT:
+        messages = await env.queue.receive(run.run_id, count_max=50, visibility_s=600)
+        claims = await tasks.claim(env, [message.ref for message in messages])
+        for message, claim in zip(messages, claims, strict=True):
+            assert isinstance(claim, Claimed)
+            taken.append((message, claim.task))
+        await env.coordinator.renew(leases, ttl_s=limits.LEASE_TTL_S)
+    await env.coordinator.release(leases)
+    return taken
+
+
+async def settled(env: Env, taken: list[tuple[Message, Task]], meter: Meter) -> None:
+    """All through one writer, until it has acked what it wrote."""
+    mailbox: Mailbox[ShardWriterMessage] = Mailbox(capacity=COUNT)
+    replies: list[Reply[SettleVerdict]] = [Reply() for _ in taken]
+    for (message, task), reply in zip(taken, replies, strict=True):
+        change = settlement.succeed(message.ref, task, RESULT, spent=Spent(1, 280), now=env.now())
+        mailbox.address.tell_nowait(Settle(message.ref, task, change, message, reply))
+    writer = ShardWriter(env=env, metrics=make_metrics(CollectorRegistry()))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run, mailbox.open_inbox())
+        for reply in replies:
+            await reply.wait_answered()
+            assert isinstance(reply.result(), Settled)
+        with trio.fail_after(60):
+            while meter.calls["sqs.DeleteMessageBatch"] < len(taken) // 10:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_task_takes_at_most_two_and_a_half_calls_and_little_over_four_write_units(
+    ministack: str, redis: str
+) -> None:
+    async with metered_env(ministack, redis) as (env, meter):
+        before = Counter(meter.calls)
+        taken = await in_hand(env, await ingested(env))
+        await settled(env, taken[:-10], meter)
+        calls = meter.calls - before
+
+    assert sum(calls.values()) / COUNT <= 2.5, calls
+    assert meter.write_units / COUNT <= 4.2
+    assert meter.price_millionths / COUNT <= 3.0
