@@ -11,6 +11,7 @@ QUESTIONS = {
     "throughput": "What does a page cost, durably, beside a bare loop that keeps nothing?",
     "export": "How long does an export take, and how much memory, beside a bare zipfile?",
     "httpclient": "What does one request cost our pool, aiohttp and httpx?",
+    "cost": "What do a million tasks cost on AWS, beside the seeds' design?",
     "awsclient": "What does one call to AWS cost our lean client, and aioboto3?",
 }
 
