@@ -170,8 +170,9 @@ class RunPoller:
         await trio.sleep(LINGER_S)
         share = self.env.policy.pace.receive_share
         if share:
+            enough = min(RECEIVE_ENOUGH, -(-self.job.max_inflight // 4))
             with trio.move_on_after(min(max(share * desk.task_s, LINGER_S_MIN), LINGER_S_MAX)):
-                while min(self._wanted(desk), self.gate.free_count) < RECEIVE_ENOUGH:
+                while min(self._wanted(desk), self.gate.free_count) < enough:
                     await desk.wait_news(math.inf)
 
     def _why_idle(self, desk: Desk) -> WaitReason | None:

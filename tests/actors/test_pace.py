@@ -83,6 +83,17 @@ async def test_the_last_settle_waits_for_nobody(autojump_clock: MockClock) -> No
     assert trio.current_time() < PATIENT.settle_s / 2
 
 
+async def test_a_job_of_one_task_at_a_time_goes_on_as_soon_as_that_has_ended(
+    autojump_clock: MockClock,
+) -> None:
+    world, _ = a_patient_world(think_s=0.1)
+
+    async with world.working():
+        await world.ended(await world.submit(urls(50), max_inflight=1))
+
+    assert trio.current_time() < 50 * 0.1 * 1.5
+
+
 async def test_leases_are_passed_on_and_renewed_together(autojump_clock: MockClock) -> None:
     world, calls = a_patient_world(think_s=12.0, capacity=20)
 
