@@ -17,7 +17,7 @@ from conveyor.engines.aws.dynamo.expressions import pointer_item, to_item
 from conveyor.engines.aws.dynamo.table import Table
 from conveyor.engines.aws.errors import AwsError, NoAnswer
 from conveyor.engines.memory import memory_engine
-from conveyor.ports.errors import Unavailable
+from conveyor.ports.errors import PartlyUnavailable, Unavailable
 from tests.aws import a_seam
 from tests.builders import (
     JOB,
@@ -120,6 +120,27 @@ async def test_a_transaction_in_conflict_is_tried_again_with_the_same_token(
     tokens = {params["ClientRequestToken"] for _, _, params in plane.asked}
     assert len(plane.asked) == 4
     assert len(tokens) == 1
+
+
+async def test_a_lost_answer_leaves_the_verdicts_of_the_others_known() -> None:
+    task = a_task()
+    store, _, _ = a_store({"Attributes": item_of(task)}, LOST, {"Attributes": item_of(task)})
+
+    with pytest.raises(PartlyUnavailable) as caught:
+        await store.commit([a_change(update(a_task(n), attempts=1)) for n in range(3)])
+
+    known = [verdict for verdict in caught.value.verdicts if verdict is not None]
+    assert len(caught.value.verdicts) == 3
+    assert known == [Applied((task,))] * 2
+
+
+async def test_a_change_alone_whose_answer_is_lost_is_simply_unknown() -> None:
+    store, _, _ = a_store(LOST)
+
+    with pytest.raises(Unavailable) as caught:
+        await store.commit([a_change(update(a_task(), attempts=1))])
+
+    assert not isinstance(caught.value, PartlyUnavailable)
 
 
 async def test_the_same_change_made_twice_has_two_tokens() -> None:
