@@ -47,10 +47,19 @@ class Client:
         path = "/" + url.split("/", 3)[3]
         self._answer("PUT", path, None, content=content)
 
+    def download(self, url: str) -> bytes:
+        """From wherever the server listens by now."""
+        response = self._persist("GET", "/" + url.split("/", 3)[3])
+        assert response.is_success, response.text
+        return response.content
+
     def delete(self, path: str) -> None:
         """A repetition may find that it is gone already."""
         response = self._persist("DELETE", path)
         assert response.status_code in {202, 404}, response.text
+
+    def finds_nothing(self, path: str) -> None:
+        assert self._persist("GET", path).status_code == 404
 
     def submit(self, pages: Iterator[int] | range | tuple[int, ...], **more: Any) -> str:
         base = f"http://127.0.0.1:{self.site.port}/page"
@@ -176,8 +185,8 @@ def exported(client: Client) -> None:
         return export if export["status"] == "completed" else None
 
     export = until("the export", made, deadline_s=120)
-    content = httpx.get(export["download_url"], timeout=60, trust_env=False)
-    assert len(content.text.splitlines()) >= len(SMALL)
+    content = client.download(export["download_url"])
+    assert len(content.splitlines()) >= len(SMALL)
 
 
 def deleted(client: Client) -> None:
@@ -188,7 +197,7 @@ def deleted(client: Client) -> None:
     client.completed(job_id, len(SMALL))
     client.delete(f"/v1/jobs/{job_id}/runs/{run['run_id']}")
     client.delete(f"/v1/jobs/{job_id}")
-    assert client._persist("GET", f"/v1/jobs/{job_id}").status_code == 404
+    client.finds_nothing(f"/v1/jobs/{job_id}")
 
 
 def told(client: Client) -> None:
