@@ -107,19 +107,24 @@ def worker_tree(
     also: Sequence[Child] = (),
 ) -> Supervisor:
     """A whole worker; `also` starts last and stops first (the HTTP server of a dev process)."""
+    every = env.policy.cadence
+    notify = CompletionNotifier(env=env, notifier=notifier, period_s=every.notices_s)
+    sweeper = ReconcileSweeper(
+        env=env,
+        streamer=mail.streamer.address,
+        period_s=every.sweeps_s,
+        scrub_period_s=every.scrubs_s,
+    )
     return Supervisor(
         "worker",
         strategy=Strategy.REST_FOR_ONE,
         children=[
             *_fetching(env, mail, gateway=gateway, gate=gate, metrics=metrics),
             Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
-            Child("scheduler", run=Scheduler(env=env).run),
-            Child("completion_notifier", run=CompletionNotifier(env=env, notifier=notifier).run),
-            Child("exporter", run=Exporter(env=env).run),
-            Child(
-                "reconcile_sweeper",
-                run=ReconcileSweeper(env=env, streamer=mail.streamer.address).run,
-            ),
+            Child("scheduler", run=Scheduler(env=env, period_s=every.schedules_s).run),
+            Child("completion_notifier", run=notify.run),
+            Child("exporter", run=Exporter(env=env, period_s=every.exports_s).run),
+            Child("reconcile_sweeper", run=sweeper.run),
             *also,
         ],
     )

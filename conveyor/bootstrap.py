@@ -40,13 +40,15 @@ from conveyor.ports.notifier import Notifier
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from conveyor.telemetry import Metrics, make_metrics
-from conveyor.usecases.env import Env, Policy
+from conveyor.usecases.env import Cadence, Env, Policy
 
 if TYPE_CHECKING:
     from quart_trio import QuartTrio
 
 DIRECT = "direct"
 AWS = "aws"
+# Where every look is billed, and every worker of a fleet looks.
+SELDOM = Cadence(notices_s=5.0, schedules_s=5.0, exports_s=5.0, scrubs_s=30.0, sweeps_s=30.0)
 
 
 class Engine(Protocol):
@@ -253,6 +255,7 @@ def _env(
             targets=targets if settings.gateway_url == DIRECT else None,
             webhooks=targets,
             knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
+            cadence=SELDOM if settings.engine == AWS else Cadence(),
         ),
         aside=ThreadAside(),
     )

@@ -25,6 +25,17 @@ from conveyor.usecases.feeds import News
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cadence:
+    """How many seconds pass between two looks for what is due, where nobody tells of it."""
+
+    notices_s: float = 1.0
+    schedules_s: float = 1.0
+    exports_s: float = 0.5
+    scrubs_s: float = 2.0
+    sweeps_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What an operator may tune; pinned on rows where a later change must not reach them.
 
@@ -42,6 +53,7 @@ class Policy:
     webhooks: TargetPolicy = field(default_factory=TargetPolicy)
     teardown_s: float = 5.0
     knows_costs: bool = True
+    cadence: Cadence = Cadence()
 
     def path_for(self, tasks_count: int) -> Path:
         return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)
