@@ -24,8 +24,6 @@ from conveyor.usecases.notices import Postponed, Ready
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 1.0
-
 
 @dataclass(slots=True)
 class _Desk:
@@ -40,7 +38,7 @@ class _Desk:
 class CompletionNotifier:
     env: Env
     notifier: Notifier
-    period_s: float = PERIOD_S
+    period_s: float = 1.0
     page_max: int = 100
     at_once_max: int = 64
     per_caller_max: int = 16

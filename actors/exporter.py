@@ -21,13 +21,11 @@ from conveyor.usecases.env import Env
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 0.5
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
     env: Env
-    period_s: float = PERIOD_S
+    period_s: float = 0.5
     at_once_max: int = 2
 
     async def run(self) -> None:

@@ -24,15 +24,13 @@ from conveyor.usecases.env import Env
 
 log = logging.getLogger(__name__)
 
-SCRUB_PERIOD_S = 2.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileSweeper:
     env: Env
     streamer: Address[StreamerMessage]
     period_s: float = 15.0
-    scrub_period_s: float = SCRUB_PERIOD_S
+    scrub_period_s: float = 2.0
     batch_idle_s: float = 30.0
     batch_idle_at_start_s: float = 0.0
 

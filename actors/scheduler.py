@@ -22,13 +22,11 @@ from conveyor.usecases.schedules import Fired
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 1.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
     env: Env
-    period_s: float = PERIOD_S
+    period_s: float = 1.0
     page_rows: int = 200
 
     async def run(self) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from actors import completion_notifier, exporter, reconcile_sweeper, scheduler
 from actors.board import WaitBoard
 from actors.completion_notifier import CompletionNotifier
 from actors.exporter import Exporter
@@ -113,29 +112,24 @@ def worker_tree(
     also: Sequence[Child] = (),
 ) -> Supervisor:
     """A whole worker; `also` starts last and stops first (the HTTP server of a dev process)."""
-    factor = env.policy.pace.look_factor
+    every = env.policy.cadence
+    notify = CompletionNotifier(env=env, notifier=notifier, period_s=every.notices_s)
+    sweeper = ReconcileSweeper(
+        env=env,
+        streamer=mail.streamer.address,
+        period_s=every.sweeps_s,
+        scrub_period_s=every.scrubs_s,
+    )
     return Supervisor(
         "worker",
         strategy=Strategy.REST_FOR_ONE,
         children=[
             *_fetching(env, mail, gateway=gateway, gate=gate, metrics=metrics),
             Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
-            Child("scheduler", run=Scheduler(env=env, period_s=factor * scheduler.PERIOD_S).run),
-            Child(
-                "completion_notifier",
-                run=CompletionNotifier(
-                    env=env, notifier=notifier, period_s=factor * completion_notifier.PERIOD_S
-                ).run,
-            ),
-            Child("exporter", run=Exporter(env=env, period_s=factor * exporter.PERIOD_S).run),
-            Child(
-                "reconcile_sweeper",
-                run=ReconcileSweeper(
-                    env=env,
-                    streamer=mail.streamer.address,
-                    scrub_period_s=factor * reconcile_sweeper.SCRUB_PERIOD_S,
-                ).run,
-            ),
+            Child("scheduler", run=Scheduler(env=env, period_s=every.schedules_s).run),
+            Child("completion_notifier", run=notify.run),
+            Child("exporter", run=Exporter(env=env, period_s=every.exports_s).run),
+            Child("reconcile_sweeper", run=sweeper.run),
             *also,
         ],
     )

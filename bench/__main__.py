@@ -9,6 +9,7 @@ QUESTIONS = {
     "settle": "How many tasks a second can the embedded engine settle, beside bare SQLite?",
     "submit": "How long does a submit of 1, 100 and 9,999 tasks take, beside bare SQLite?",
     "throughput": "What does a page cost, durably, beside a bare loop that keeps nothing?",
+    "flatness": "Does a page cost the same in a list of a thousand and of a hundred thousand?",
     "export": "How long does an export take, and how much memory, beside a bare zipfile?",
     "httpclient": "What does one request cost our pool, aiohttp and httpx?",
     "cost": "What do a million tasks cost on AWS, beside the seeds' design?",

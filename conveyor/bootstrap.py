@@ -40,13 +40,15 @@ from conveyor.ports.notifier import Notifier
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from conveyor.telemetry import EngineUsage, Metered, Metrics, make_metrics
-from conveyor.usecases.env import Env, Pace, Policy
+from conveyor.usecases.env import Cadence, Env, Pace, Policy
 
 if TYPE_CHECKING:
     from quart_trio import QuartTrio
 
 DIRECT = "direct"
 AWS = "aws"
+# Where every look is billed, and every worker of a fleet looks.
+SELDOM = Cadence(notices_s=5.0, schedules_s=5.0, exports_s=5.0, scrubs_s=30.0, sweeps_s=30.0)
 
 
 class Engine(Protocol):
@@ -257,6 +259,7 @@ def _env(
             webhooks=targets,
             knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
             pace=_shared_pace(settings) if settings.engine == AWS else Pace(),
+            cadence=SELDOM if settings.engine == AWS else Cadence(),
         ),
         aside=ThreadAside(),
     )
@@ -269,7 +272,6 @@ def _shared_pace(settings: Settings) -> Pace:
         settle_s=2.0,
         settle_max=settings.task_shard_count * limits.AT_ONCE_TASKS_MAX,
         receive_share=0.05,
-        look_factor=4.0,
     )
 
 

@@ -102,7 +102,7 @@ def claim(ref: TaskRef, *, now: float) -> Change:
     return Change((_taken(ref, lifecycle.sources(TASK, "claimed"), 0, now),))
 
 
-def claim_again(ref: TaskRef, verdict: Verdict, *, now: float) -> Change | None:
+def claim_again(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change | None:
     """Takes a task that `claim` was refused for having been tried before; None for any other.
 
     One that waits for its next try is no longer between tries, and its shard counts that. Only
@@ -135,7 +135,9 @@ def _count(ref: TaskRef, gate: frozenset[GateStatus], counts: dict[str, int]) ->
     return Update(stats_key(ref), Guard(status_in=gate), {}, counts)
 
 
-def read_claim(verdict: Verdict, *, now: float) -> Claim:
+def read_claim(verdict: Verdict | None, *, now: float) -> Claim:
+    if verdict is None:  # Nobody knows. It may be ours, which lapses as another's would.
+        return HeldByOther(until=now + limits.CLAIM_TTL_S)
     if isinstance(verdict, Applied):
         row = verdict.rows[0]
         assert isinstance(row, Task)

@@ -33,7 +33,7 @@ class Dialer:
     def __init__(
         self,
         resolver: Resolver,
-        tls: ssl.SSLContext,
+        tls: ssl.SSLContext | None,
         connect_timeout_s: float,
         connect: Connect = connect,
     ) -> None:
@@ -72,6 +72,8 @@ class Dialer:
         if not target.is_tls:
             return wire
         try:
+            # Loading the authorities' certificates takes 35 ms: only who goes there pays for it.
+            self._tls = self._tls or default_tls()
             session = self._sessions.get(target.origin)
             inside = TlsWire(wire, self._tls, target.host, session)
             await inside.start()

@@ -19,7 +19,7 @@ import trio
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.urls import Target
 from conveyor.net.body import EXCERPT_BYTES, WholeBody, excerpt
-from conveyor.net.dialer import Connect, Dialer, default_tls
+from conveyor.net.dialer import Connect, Dialer
 from conveyor.net.errors import TOO_LATE, BadResponse, ConnectionLost, TimedOut
 from conveyor.net.message import Request, Response, Upload, encode_request
 from conveyor.net.reading import Reading
@@ -51,9 +51,7 @@ class HttpPool:
         self._watch = Watch()
         self._large = trio.Semaphore(limits.large_bodies_max)
         self._resolver = Resolver(policy, lookup)
-        self._dialer = Dialer(
-            self._resolver, tls or default_tls(), limits.connect_timeout_s, connect
-        )
+        self._dialer = Dialer(self._resolver, tls, limits.connect_timeout_s, connect)
 
     @property
     def idle_count(self) -> int:

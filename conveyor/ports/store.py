@@ -23,7 +23,8 @@ class Store(Protocol):
     - The changes of one call are judged one by one, in order; one refusal spares the others.
     - The effects of an applied change happen; those of a refused one do not.
     - Refs that a change or a chunk sends make their run's queue where there is none.
-    - Any method may raise Unavailable; the outcome of a write is then unknown.
+    - Any method may raise Unavailable; the outcome of a write is then unknown. A commit may raise
+      PartlyUnavailable, with the verdicts that are known.
     """
 
     async def read(self, key: Key[R]) -> R | None:

@@ -29,14 +29,23 @@ class Pace:
     """How long things wait for company: where each call has its price, longer (SPEC D12).
 
     A group of settles waits `settle_s`, or for `settle_max`. A poller waits `receive_share` of what
-    a task takes, or for the room that one receive fills. Looks for what is due come `look_factor`
-    times as seldom.
+    a task takes, or for the room that one receive fills.
     """
 
     settle_s: float = 0.01
     settle_max: int = limits.AT_ONCE_TASKS_MAX
     receive_share: float = 0.0
-    look_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cadence:
+    """How many seconds pass between two looks for what is due, where nobody tells of it."""
+
+    notices_s: float = 1.0
+    schedules_s: float = 1.0
+    exports_s: float = 0.5
+    scrubs_s: float = 2.0
+    sweeps_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +66,8 @@ class Policy:
     webhooks: TargetPolicy = field(default_factory=TargetPolicy)
     teardown_s: float = 5.0
     knows_costs: bool = True
-    pace: Pace = field(default_factory=Pace)
+    pace: Pace = Pace()
+    cadence: Cadence = Cadence()
 
     def path_for(self, tasks_count: int) -> Path:
         return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)

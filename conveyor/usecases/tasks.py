@@ -8,10 +8,10 @@ from contextlib import suppress
 import msgspec
 
 from conveyor.domain import limits, settlement
-from conveyor.domain.changes import Change
+from conveyor.domain.changes import Change, Verdict
 from conveyor.domain.model import Job, Problem, Result, Task, TaskRef
 from conveyor.domain.settlement import Claim, Spent
-from conveyor.ports.errors import Unavailable
+from conveyor.ports.errors import PartlyUnavailable, Unavailable
 from conveyor.ports.gateway import NotScraped, Scraped, ScrapeRequest
 from conveyor.usecases import staging
 from conveyor.usecases.env import Env
@@ -32,22 +32,29 @@ class Finish(msgspec.Struct, frozen=True):
 
 async def claim(env: Env, refs: Sequence[TaskRef]) -> list[Claim]:
     """Takes tasks. After an unknown outcome our own claim is indistinguishable from another's,
-    so it is left to lapse: that costs time, never the task."""
+    so it is left to lapse: that costs time, never the task, nor those claimed beside it."""
     now = env.now()
-    verdicts = await env.store.commit([settlement.claim(ref, now=now) for ref in refs])
+    verdicts = await _verdicts(env, [settlement.claim(ref, now=now) for ref in refs])
     again = {
         number: change
         for number, (ref, verdict) in enumerate(zip(refs, verdicts, strict=True))
         if (change := settlement.claim_again(ref, verdict, now=now)) is not None
     }
     if again:
-        verdicts = [*verdicts]
         # Those that were taken stay taken, even if this is not answered.
         with suppress(Unavailable):
-            second = await env.store.commit(list(again.values()))
+            second = await _verdicts(env, list(again.values()))
             for number, verdict in zip(again, second, strict=True):
                 verdicts[number] = verdict
     return [settlement.read_claim(verdict, now=now) for verdict in verdicts]
+
+
+async def _verdicts(env: Env, changes: Sequence[Change]) -> list[Verdict | None]:
+    """None where nobody knows; Unavailable when nothing at all is known."""
+    try:
+        return [*await env.store.commit(changes)]
+    except PartlyUnavailable as partly:
+        return [*partly.verdicts]
 
 
 def request_for(env: Env, job: Job, task: Task) -> ScrapeRequest:

@@ -69,6 +69,7 @@ class Server:
     data_dir: Path
     environ: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    module: str = "conveyor.cli.main"
     process: subprocess.Popen[bytes] | None = None
     url: str = ""
 
@@ -78,7 +79,7 @@ class Server:
         seen = log.stat().st_size if log.exists() else 0
         with log.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "conveyor.cli.main", "dev", *self.arguments],
+                [sys.executable, "-m", self.module, "dev", *self.arguments],
                 env={**os.environ, **self._environ(), **self.environ, **more},
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
 import msgspec
 import pytest
 
 from conveyor.domain import limits, settlement
+from conveyor.domain.changes import Change, Verdict
 from conveyor.domain.model import FailureReason, RunStatus, TaskRef, TaskStatus
 from conveyor.domain.settlement import (
     AlreadyDone,
@@ -15,12 +20,29 @@ from conveyor.domain.settlement import (
     NoSuchTask,
     Settled,
 )
+from conveyor.ports.errors import PartlyUnavailable
 from conveyor.ports.gateway import NotScraped, Scraped
+from conveyor.ports.store import Store
 from conveyor.usecases import tasks
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Accepted
 from tests.builders import ManualClock, ref_to
 from tests.usecases.world import MISS, PAGE, a_page, check_counters, rows_of, run_of, submit, work
+
+
+@dataclass(frozen=True, slots=True)
+class OneAnswerLost:
+    """A store that did everything, and of the second change nobody hears."""
+
+    inner: Store
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        first, _, *others = await self.inner.commit(changes)
+        raise PartlyUnavailable("an answer was lost", [first, None, *others])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
 
 AGAIN = msgspec.structs.replace(MISS, retryable=True)
 
@@ -49,6 +71,17 @@ async def test_a_task_is_claimed_by_one_at_a_time(env: Env) -> None:
     second = (await tasks.claim(env, [ref]))[0]
 
     assert second == HeldByOther(until=first.task.claim_until)
+
+
+async def test_a_claim_whose_answer_is_lost_costs_those_beside_it_nothing(env: Env) -> None:
+    rows = await rows_of(env, (accepted := await submit(env, 3)).run)
+    refs = [ref_to(row, accepted.job.job_id) for row in rows]
+
+    claims = await tasks.claim(replace(env, store=OneAnswerLost(env.store)), refs)
+
+    until = env.now() + limits.CLAIM_TTL_S
+    assert [type(each) for each in claims] == [Claimed, HeldByOther, Claimed]
+    assert claims[1] == HeldByOther(until=until)
 
 
 async def test_a_lapsed_claim_is_taken_over_under_the_next_number(

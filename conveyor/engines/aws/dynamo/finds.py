@@ -229,7 +229,8 @@ async def _runs_in(table: Table, query: RunsIn) -> list[Run]:
         for each in layout.buckets("Run", *map(str, query.statuses))
     ]
     async with aclosing(merged(table, ranges, limit=_ALL)) as items:
-        places = [place_in(item) async for item in items]
+        # A row that moves on meanwhile is shown in its old place and in its new one.
+        places = {place_in(item) async for item in items}
     after = layout.place_of(RunKey(JobId(""), query.after or RunId("")))[1]
     in_order = sorted((place for place in places if place[1] > after), key=lambda at: at[1])
     rows: list[Run] = []
@@ -269,14 +270,19 @@ async def _shown(
     limit: int,
     passes: Passes,
 ) -> list[Any]:
-    """The rows that an index or pointers name, read again by key, as far as they pass."""
+    """The rows that an index or pointers name, each once, read again by key, as far as they
+    pass."""
     rows: list[Any] = []
+    seen: set[Place] = set()
     async with aclosing(merged(table, ranges, limit=limit)) as items:
         while len(rows) < limit:
             named = await take(limit - len(rows), items)
-            found = await table.get_items([target_of(item) for item in named])
-            await table.remove([place_in(each) for each in named if is_dangling(each, found)])
-            kept = [found[at] for at in map(target_of, named) if at in found]
+            targets = [at for at in dict.fromkeys(map(target_of, named)) if at not in seen]
+            seen.update(targets)
+            found = await table.get_items(targets)
+            fresh = [each for each in named if target_of(each) in targets]
+            await table.remove([place_in(each) for each in fresh if is_dangling(each, found)])
+            kept = [found[at] for at in targets if at in found]
             rows += filter(passes, map(codec_of(row_type).from_item, kept))
             if not named:
                 break

@@ -43,7 +43,9 @@ from conveyor.domain.schedules import Schedule
 PK, SK, TTL = "pk", "sk", "ttl"
 OF = "of"
 """What a pointer points at."""
-BUCKETS = 8
+# Each is a query of its own for whoever looks what is due, and everybody does all the time.
+BUCKETS, BUCKETS_OF_THE_BUSY = 2, 8
+_BUSY = frozenset({"Event", "Key", "Notice", "Run"})
 # The sweeper removes the blobs of these first, and then the row; expiry by the table is for what
 # it never got to.
 _SPARED_S = 7 * 24 * 3600.0
@@ -138,13 +140,17 @@ def stamp(instant: float) -> str:
     return f"{max(instant, 0.0):021.9f}"
 
 
-def bucket_of(name: str) -> int:
-    return zlib.crc32(name.encode()) % BUCKETS
+def _bucket_count(kind: str) -> int:
+    return BUCKETS_OF_THE_BUSY if kind in _BUSY else BUCKETS
+
+
+def bucket_of(kind: str, name: str) -> int:
+    return zlib.crc32(name.encode()) % _bucket_count(kind)
 
 
 def buckets(kind: str, *labels: str) -> list[str]:
     """The partitions of an index in which rows of a kind with these labels lie."""
-    return [f"{kind}#{label}#{number}" for label in labels for number in range(BUCKETS)]
+    return [f"{kind}#{label}#{number}" for label in labels for number in range(_bucket_count(kind))]
 
 
 class Derived(NamedTuple):
@@ -164,7 +170,7 @@ class Pointer(NamedTuple):
 
 def _in_bucket(kind: str, name: str, label: str = "") -> Callable[[Fields], str]:
     """`label` is the field that rows are told apart by, their status as a rule."""
-    return lambda row: f"{kind}#{row[label] if label else ''}#{bucket_of(row[name])}"
+    return lambda row: f"{kind}#{row[label] if label else ''}#{bucket_of(kind, row[name])}"
 
 
 def _timed(
@@ -194,7 +200,7 @@ def _owned(row: Fields) -> str | None:
 
 
 def _placing(row: Fields) -> str:
-    return f"Event#{'placed' if row['seq'] else 'new'}#{bucket_of(row['event_id'])}"
+    return f"Event#{'placed' if row['seq'] else 'new'}#{bucket_of('Event', row['event_id'])}"
 
 
 _FIXED: frozenset[str] = frozenset()

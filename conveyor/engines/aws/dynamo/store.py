@@ -7,6 +7,7 @@ go out after the rows they name; what is lost in between the sweeper sends again
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from conveyor.domain.changes import (
@@ -26,7 +27,7 @@ from conveyor.engines.aws.dynamo import chunks, commits, finds, scrubs
 from conveyor.engines.aws.dynamo.table import Table
 from conveyor.engines.aws.dynamo.tallies import apply_tallies
 from conveyor.engines.aws.dynamo.together import together
-from conveyor.ports.errors import QueueGone
+from conveyor.ports.errors import PartlyUnavailable, QueueGone, Unavailable
 from conveyor.ports.queue import Queue
 
 
@@ -45,9 +46,19 @@ class DynamoStore:
             return await apply_tallies(self._table, changes)
         verdicts: dict[int, Verdict] = {}
         for wave in _waves(changes):
-            some = await together(self._apply, [changes[number] for number in wave])
-            verdicts.update(zip(wave, some, strict=True))
+            try:
+                await together(partial(self._judge, changes, verdicts), wave)
+            except Unavailable as error:
+                if verdicts:
+                    known = [verdicts.get(number) for number in range(len(changes))]
+                    raise PartlyUnavailable(str(error), known) from error
+                raise
         return [verdicts[number] for number in range(len(changes))]
+
+    async def _judge(
+        self, changes: Sequence[Change], verdicts: dict[int, Verdict], number: int
+    ) -> None:
+        verdicts[number] = await self._apply(changes[number])
 
     async def _apply(self, change: Change) -> Verdict:
         verdict = await commits.apply(self._table, change)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +64,10 @@ class Table:
             if (item := found.get(place_of(key))) is not None
         }
 
-    async def get_items(self, places: Sequence[Place]) -> dict[Place, Item]:
-        pages = await together(self._get_slice, slices(places, READ_MAX)) if places else []
+    async def get_items(self, places: Iterable[Place]) -> dict[Place, Item]:
+        """A place may be named twice here; DynamoDB would refuse to be asked so."""
+        wanted = list(dict.fromkeys(places))
+        pages = await together(self._get_slice, slices(wanted, READ_MAX)) if wanted else []
         return {place_in(item): item for page in pages for item in page}
 
     async def _get_slice(self, places: Sequence[Place]) -> list[Item]:

@@ -11,13 +11,13 @@ from trio.testing import MockClock
 
 from conveyor.domain.changes import ANY, Applied, Change, Guard, Stale, TaskKey, Update
 from conveyor.domain.model import RunStatus, Stats, Task
-from conveyor.domain.queries import RunsIn, RunsOf, TasksOf
+from conveyor.domain.queries import DueExports, RunsIn, RunsOf, TasksOf
 from conveyor.engines.aws.dynamo import DynamoStore
 from conveyor.engines.aws.dynamo.expressions import pointer_item, to_item
 from conveyor.engines.aws.dynamo.table import Table
 from conveyor.engines.aws.errors import AwsError, NoAnswer
 from conveyor.engines.memory import memory_engine
-from conveyor.ports.errors import Unavailable
+from conveyor.ports.errors import PartlyUnavailable, Unavailable
 from tests.aws import a_seam
 from tests.builders import (
     JOB,
@@ -29,6 +29,7 @@ from tests.builders import (
     a_stats,
     a_task,
     add,
+    an_export,
     insert,
     key_of,
     update,
@@ -120,6 +121,27 @@ async def test_a_transaction_in_conflict_is_tried_again_with_the_same_token(
     tokens = {params["ClientRequestToken"] for _, _, params in plane.asked}
     assert len(plane.asked) == 4
     assert len(tokens) == 1
+
+
+async def test_a_lost_answer_leaves_the_verdicts_of_the_others_known() -> None:
+    task = a_task()
+    store, _, _ = a_store({"Attributes": item_of(task)}, LOST, {"Attributes": item_of(task)})
+
+    with pytest.raises(PartlyUnavailable) as caught:
+        await store.commit([a_change(update(a_task(n), attempts=1)) for n in range(3)])
+
+    known = [verdict for verdict in caught.value.verdicts if verdict is not None]
+    assert len(caught.value.verdicts) == 3
+    assert known == [Applied((task,))] * 2
+
+
+async def test_a_change_alone_whose_answer_is_lost_is_simply_unknown() -> None:
+    store, _, _ = a_store(LOST)
+
+    with pytest.raises(Unavailable) as caught:
+        await store.commit([a_change(update(a_task(), attempts=1))])
+
+    assert not isinstance(caught.value, PartlyUnavailable)
 
 
 async def test_the_same_change_made_twice_has_two_tokens() -> None:
@@ -214,6 +236,31 @@ async def test_what_an_index_shows_too_late_is_not_found(autojump_clock: MockClo
 
     assert await store.find(query) == []
     assert await other.find(query) == []
+
+
+async def test_a_row_that_an_index_shows_twice_is_found_once(autojump_clock: MockClock) -> None:
+    """One that moves on while its old and its new place are read is seen in both."""
+    run = a_run(status=RunStatus.RUNNING)
+    shown: Said = {"Items": [item_of(run)], "ScannedCount": 1}
+    nothing: list[Said] = [{"Items": []}] * 7
+    store, plane, _ = a_store(shown, *nothing, shown, *nothing, found(item_of(run)))
+    statuses = frozenset({RunStatus.PENDING, RunStatus.RUNNING})
+
+    rows = await store.find(RunsIn(statuses=statuses, limit=10))
+
+    (asked,) = [params for _, name, params in plane.asked if name == "BatchGetItem"]
+    assert rows == [run]
+    assert len(asked["RequestItems"][NAME]["Keys"]) == 1
+
+
+async def test_an_export_that_an_index_shows_twice_is_found_once(
+    autojump_clock: MockClock,
+) -> None:
+    export = an_export()
+    shown: Said = {"Items": [item_of(export)] * 2, "ScannedCount": 2}
+    store, _, _ = a_store(shown, {"Items": []}, found(item_of(export)))
+
+    assert await store.find(DueExports(due_by=export.due_at, limit=10)) == [export]
 
 
 async def test_a_pointer_without_its_row_is_removed_by_who_finds_it() -> None:

@@ -1,0 +1,61 @@
+"""Does a page cost the same in a list of a thousand and of a hundred thousand?
+
+Conveyor alone, one process, everything counted: opening the data directory, submitting the list,
+every page, closing. The sizes take turns and medians count, as a shared machine changes its speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from bench.arms import Measured
+from bench.figure import Panel, draw
+from bench.origin import an_origin
+from bench.throughput import run_arm
+
+RESULTS = Path(__file__).parent / "results"
+PAGES_A_ROUND = 10_000  # A small size is run as often as it takes to make this many.
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench flatness", description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--concurrency", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    options = parser.parse_args(arguments)
+    measured: dict[int, list[Measured]] = {size: [] for size in options.sizes}
+    with an_origin(size_bytes=20_000, think_s=0.05) as url:
+        for _ in range(options.rounds):
+            for size in options.sizes:
+                for _ in range(max(1, PAGES_A_ROUND // size)):
+                    measured[size].append(run_arm("conveyor", url, size, options.concurrency))
+    costs = {size: median(each.cpu_ms_per_page for each in runs) for size, runs in measured.items()}
+    show(measured, costs)
+    if options.json:
+        ratio = costs[max(costs)] / costs[min(costs)]
+        rss_mb = max(each.rss_mb for runs in measured.values() for each in runs)
+        line = {"sizes": options.sizes, "cost_ratio": round(ratio, 3), "rss_mb": round(rss_mb, 1)}
+        print(msgspec.json.encode(line).decode())
+
+
+def show(measured: Mapping[int, Sequence[Measured]], costs: Mapping[int, float]) -> None:
+    first = costs[min(costs)]
+    print(
+        f"{'pages':>9}{'CPU ms':>9}{'ratio':>8}{'spread':>15}{'pages/s':>9}{'RSS MB':>8}{'runs':>6}"
+    )
+    for size, runs in measured.items():
+        each = [run.cpu_ms_per_page for run in runs]
+        print(
+            f"{size:>9,}{costs[size]:>9.3f}{costs[size] / first:>7.2f}x"
+            f"{f'{min(each):.3f}-{max(each):.3f}':>15}"
+            f"{median(run.pages_per_s for run in runs):>9,.0f}"
+            f"{max(run.rss_mb for run in runs):>8.0f}{len(runs):>6}"
+        )
+    bars = [(f"{size:,} pages", cost) for size, cost in costs.items()]
+    draw(RESULTS / "flatness.svg", "One process, 20 KB pages", [Panel("CPU per page", bars, "ms")])

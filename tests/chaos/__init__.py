@@ -1,0 +1,1 @@
+"""The real program, mistreated: killed at every call site, at random, and started from images."""

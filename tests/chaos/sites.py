@@ -1,0 +1,67 @@
+"""The program, with its crash switch set by call site: `python -m tests.chaos.sites dev`.
+
+A site is an engine's method and the function of ours that calls it, `store.commit@usecases.stop`.
+Counting calls would not do: which is the fifth depends on what else goes on, who makes it does not.
+
+`CONVEYOR_CRASH_AT=record:FILE` notes every site that is passed, `SIDE:SITE` ends the process when
+it is there for the first time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from conveyor import bootstrap
+from conveyor.cli.main import main
+from conveyor.engines.system import crash
+
+SIDES = ("before", "after")
+_BETWEEN = {crash.__name__, "conveyor.usecases.env", __name__, "__main__"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    path: Path
+    seen: set[str] = field(default_factory=set)
+
+    def passes(self, call: str, side: str) -> None:
+        site = site_of(call)
+        if site in self.seen:
+            return
+        self.seen.add(site)
+        with self.path.open("a") as file:
+            file.write(f"{site}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSwitch:
+    side: str
+    site: str
+
+    def passes(self, call: str, side: str) -> None:
+        if side == self.side and site_of(call) == self.site:
+            os._exit(crash.EXIT_CODE)
+
+
+def site_of(call: str) -> str:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
+        frame = frame.f_back
+    if frame is None:
+        return f"{call}@nobody"
+    module = frame.f_globals["__name__"].removeprefix("conveyor.")
+    return f"{call}@{module}.{frame.f_code.co_qualname}"
+
+
+def parse(text: str) -> Recorder | SiteSwitch:
+    first, _, rest = text.partition(":")
+    return Recorder(Path(rest)) if first == "record" else SiteSwitch(first, rest)
+
+
+if __name__ == "__main__":
+    vars(bootstrap)["_crash_switch"] = parse
+    main()

@@ -1,0 +1,24 @@
+"""A death at a call site of each story; `python -m tests.chaos.matrix` has all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.matrix import Point, die_at, record, sample
+from tests.chaos.sites import SIDES
+from tests.chaos.stories import STORIES
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("number", "story"), enumerate(STORIES))
+def test_a_story_ends_well_though_its_server_dies(tmp_path: Path, number: int, story: str) -> None:
+    sites = record(story, tmp_path / "alive")
+    writes = [site for site in sites if not site.startswith(("store.find", "store.read"))]
+
+    (site,) = sample(writes, 1, story)
+    side = SIDES[number % len(SIDES)]
+
+    assert die_at(Point(story, site, side), tmp_path), f"{site} was not passed again"

@@ -1,0 +1,74 @@
+"""A rough network between Conveyor and everything that it stands on: the work still ends, once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.chaos.proxy import ROUGH, Proxy, a_proxy
+from tests.e2e.programs import a_site, until
+from tests.e2e.test_aws import Cloud, _client, _run_of, cloud
+
+pytestmark = pytest.mark.slow
+__all__ = ["cloud"]
+
+PAGES = 100
+BEHIND = {
+    "AWS_ENDPOINT_URL_DYNAMODB": "DynamoDB",
+    "AWS_ENDPOINT_URL_SQS": "SQS",
+    "AWS_ENDPOINT_URL_S3": "S3",
+    "CONVEYOR_REDIS_URL": "Redis",
+}
+
+
+@pytest.mark.parametrize("cloud", ["with Redis"], indirect=True)
+def test_over_a_rough_network_every_task_still_ends_once(cloud: Cloud, tmp_path: Path) -> None:
+    cloud.run("init")
+    with ExitStack() as stack:
+        proxies: dict[str, Proxy] = {}
+        for number, (name, server) in enumerate(BEHIND.items()):
+            proxy = proxies[server] = stack.enter_context(a_proxy(cloud.environ[name], number))
+            cloud.environ[name] = proxy.address
+        site = stack.enter_context(a_site())
+        client = stack.enter_context(_client(cloud.api()))
+        for _ in range(2):
+            cloud.start("worker")
+        for proxy in proxies.values():
+            proxy.rates = ROUGH
+        tasks = [{"url": url} for url in site.urls(PAGES)]
+
+        def submitted() -> str | None:
+            key = {"Idempotency-Key": "the same"}
+            answer = client.post("/v1/jobs", json={"tasks": tasks}, headers=key)
+            assert answer.status_code in {201, 202, 409, 503}, answer.text
+            return str(answer.json()["job_id"]) if answer.is_success else None
+
+        job_id = until("the job", submitted)
+        until("half", lambda: _completed(client, job_id) > PAGES // 2 or None, deadline_s=200)
+        for proxy in proxies.values():
+            proxy.rates = {}
+        until("all of it", lambda: _completed(client, job_id) == PAGES or None, deadline_s=200)
+        run = until(
+            "the end",
+            lambda: run if (run := _run_of(client, job_id))["terminal"] else None,
+            deadline_s=200,
+        )
+        audit = client.get(f"/v1/jobs/{job_id}/runs/{run['run_id']}/audit").json()
+        jobs = client.get("/v1/jobs").json()["jobs"]
+
+    fired = sum((proxy.fired for proxy in proxies.values()), Counter[str]())
+    assert {"late", "cut", "swallowed"} <= set(fired), fired
+    assert all(proxy.fired for proxy in proxies.values())
+    assert len(jobs) == 1
+    assert run["status"] == "completed"
+    assert run["stats"]["total"] == run["stats"]["completed"] == PAGES
+    assert audit["ok"], audit
+
+
+def _completed(client: httpx.Client, job_id: str) -> int:
+    answer = client.get(f"/v1/jobs/{job_id}")
+    return int(answer.json()["latest_run"]["stats"]["completed"]) if answer.is_success else 0
