@@ -5,5 +5,6 @@ from __future__ import annotations
 from conveyor.simulation.models.aws import AwsModel
 from conveyor.simulation.models.fate import Fate
 from conveyor.simulation.models.pessimism import CALM, FAULTS, Pessimism
+from conveyor.simulation.models.redis import RedisModel
 
-__all__ = ["CALM", "FAULTS", "AwsModel", "Fate", "Pessimism"]
+__all__ = ["CALM", "FAULTS", "AwsModel", "Fate", "Pessimism", "RedisModel"]

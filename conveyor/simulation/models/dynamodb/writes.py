@@ -131,7 +131,8 @@ def _apply(table: Table, change: expressions.Change, bound: Bound, write: Write)
     try:
         for step in change.steps:
             step(before, after, bound)
-        write.new = Row(checked(after))
+        after |= checked({name: after[name] for name in targets if name in after})
+        write.new = Row(after)
         table.check(write.new)
     except AwsError as error:
         write.fault = error
