@@ -21,7 +21,7 @@ from conveyor.usecases.env import Env
 from conveyor.usecases.long_lists import Intake, LongList
 from conveyor.wire.long_bodies import LongBody
 
-_SLICE_BYTES = 64 * 1024  # Judged in one go, aside: about 5 ms.
+_SLICE_BYTES = 256 * 1024  # Judged in one go, aside: about 20 ms.
 
 # Where the list goes that makes this subject; and what to do once it lies there, if that can be.
 Place = Callable[[Call, str], Awaitable[tuple[Job, StagedList]]]
@@ -94,14 +94,24 @@ async def _lines(
     works: list[Work],
 ) -> AsyncGenerator[bytes, None]:
     body, intake = LongBody(), Intake(call.env, job)
-    async for piece in pieces:
-        for start in range(0, len(piece), _SLICE_BYTES):
-            step = partial(_step, body, intake, piece[start : start + _SLICE_BYTES])
-            if lines := await call.env.aside.do(step):
+    async with aclosing(_slices(pieces)) as slices:
+        async for slice_ in slices:
+            if lines := await call.env.aside.do(partial(_step, body, intake, slice_)):
                 yield lines
     envelope = replace(call, body=body.end())
     staged = LongList(source, intake.count) if intake.count else None
     works.append(takes.finish(envelope, intake, staged))
+
+
+async def _slices(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """Gathered and cut: neither is a thread entered for every few bytes, nor for long."""
+    gathered = bytearray()
+    async for piece in pieces:
+        gathered += piece
+        while len(gathered) >= _SLICE_BYTES:
+            yield bytes(gathered[:_SLICE_BYTES])
+            del gathered[:_SLICE_BYTES]
+    yield bytes(gathered)
 
 
 def _step(body: LongBody, intake: Intake, piece: bytes) -> bytes:

@@ -21,7 +21,10 @@ _BLANK = rb"[ \t\r\n]*+"
 # A whole string, a bracket, or the quote of a string whose end has not come yet.
 _TOKEN = re.compile(_STRING + rb'|["\[\]{}]', re.DOTALL)
 _BEHIND_STRING = re.compile(_BLANK + rb"(:" + _BLANK + rb")?(.?)", re.DOTALL)
-_TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+([\[\]{}])", re.DOTALL)
+_FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"
+_TO_BRACKET = re.compile(_FLAT + rb"([\[\]{}])", re.DOTALL)
+# Lines that hold no bracket, as most do: any number of them in one go.
+_FLAT_LINES = re.compile(rb"(?:[ \t\r\n,]*+\{" + _FLAT + rb"\})*+", re.DOTALL)
 _COMMA = re.compile(_BLANK + rb",")
 _POSITION = re.compile(r" \(byte [0-9]+\)")
 
@@ -96,7 +99,14 @@ class LongBody:
     def _take_lines(self) -> list[TaskDraft]:
         """All lines that are whole. The list ends at a bracket that none of them opened."""
         rest, at, depth, end = self._rest, self._at, self._depth, 0
-        while (found := _TO_BRACKET.match(rest, at)) is not None:
+        while True:
+            if not depth:
+                flat = _FLAT_LINES.match(rest, at)
+                assert flat is not None
+                at, end = flat.end(), max(end, flat.end())
+            found = _TO_BRACKET.match(rest, at)
+            if found is None:
+                break
             bracket = found[1]
             if bracket in b"{[":
                 depth += 1

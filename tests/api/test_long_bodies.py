@@ -180,9 +180,9 @@ async def test_more_lines_than_a_list_may_have_are_refused(
 
 async def test_a_line_may_only_be_so_long(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LONG_BODY_LINE_BYTES_MAX", 400)
-    tasks = [*lines(), {"url": "x" * 70_000}, *lines()]
+    tasks = [*lines(), {"url": "x" * 600_000}, *lines()]
 
-    beside = await world.post("/v1/jobs", {"tasks": lines(), "name": "x" * 70_000})
+    beside = await world.post("/v1/jobs", {"tasks": lines(), "name": "x" * 600_000})
     within = await world.post("/v1/jobs", {"tasks": tasks})
 
     assert [each.code for each in (beside, within)] == ["malformed_json"] * 2
