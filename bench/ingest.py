@@ -18,9 +18,12 @@ import msgspec
 
 from bench.figure import Panel, draw
 from bench.ingestarms import Ingested, run_arm
+from bench.ingestmodel import SHARD_COUNTS, Modelled, ingest_modelled
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = (10_000, 100_000, 1_000_000)
+MODELLED = 12_000  # Enough to see the pace at which it goes on.
+WALL_S = 60.0
 ARMS = {"bare": "bare INSERT loop", "conveyor": "Conveyor"}
 
 
@@ -32,7 +35,9 @@ def main(arguments: list[str]) -> None:
     sizes = SIZES if options.tasks is None else (options.tasks,)
     measured = {size: {arm: measure(arm, size) for arm in ARMS} for size in sizes}
     show(measured)
-    draw_all(measured)
+    modelled = [ingest_modelled(shards, MODELLED) for shards in SHARD_COUNTS]
+    show_modelled(modelled, max(sizes))
+    draw_all(measured, modelled, max(sizes))
     if options.json:
         print(msgspec.json.encode(line_of(measured[max(sizes)])).decode())
 
@@ -69,7 +74,20 @@ def show(measured: Mapping[int, Mapping[str, Ingested]]) -> None:
             )
 
 
-def draw_all(measured: Mapping[int, Mapping[str, Ingested]]) -> None:
+def show_modelled(modelled: Sequence[Modelled], count: int) -> None:
+    print(
+        f"\nDynamoDB, modelled{'rows/s':>15}{'throttled':>11}   {count:,} rows   in {WALL_S:.0f} s"
+    )
+    for each in modelled:
+        print(
+            f"{each.shards:>9} shards{each.rows_per_s:>17,.0f}{each.throttled / each.tasks:>10.1%}"
+            f"{count / each.rows_per_s:>11,.0f} s{each.rows_per_s * WALL_S:>11,.0f}"
+        )
+
+
+def draw_all(
+    measured: Mapping[int, Mapping[str, Ingested]], modelled: Sequence[Modelled], count: int
+) -> None:
     every = [
         (f"{size:,} {arm}", each) for size, pair in measured.items() for arm, each in pair.items()
     ]
@@ -81,5 +99,10 @@ def draw_all(measured: Mapping[int, Mapping[str, Ingested]]) -> None:
             "s",
         ),
         Panel("peak memory", [(name, each.rss_mb) for name, each in every], "MB"),
+        Panel(
+            f"{count:,} rows into a cold DynamoDB table, modelled; a request would have 60 s",
+            [(f"{each.shards} shards", count / each.rows_per_s) for each in modelled],
+            "s",
+        ),
     ]
-    draw(RESULTS / "ingest.svg", "A list of so many lines into the embedded engine", panels)
+    draw(RESULTS / "ingest.svg", "A list of so many lines, accepted and ingested", panels)

@@ -22,6 +22,7 @@ from conveyor.usecases import ingest, reconcile
 from conveyor.wire.long_bodies import LongBody
 from conveyor.wire.requests import decode_submit, drafts_of
 from tests.api.world import ANNA, SECRET, World, make_world
+from tests.usecases.faults import Fault, When, with_fault
 
 COUNT = 40
 SYNC_MAX = 30
@@ -235,6 +236,34 @@ async def test_after_an_outage_the_retry_of_a_long_request_finishes_the_same_job
     await walk(world, job_id, run_id)
     assert len(await world.tasks_of(job_id, run_id)) == COUNT
     assert len(staged(world)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", list(When))
+async def test_a_long_submit_cut_off_at_any_call_is_finished_by_a_retry(
+    monkeypatch: pytest.MonkeyPatch, when: When
+) -> None:
+    monkeypatch.setattr(limits, "LONG_BODY_BYTES", 300)
+    at, goes_on = 0, True
+    while goes_on:
+        at += 1
+        world = make_world(sync_tasks_max=SYNC_MAX, blobs=ListedBlobs())
+        fault = Fault(at, when)
+
+        await world.seen_through(with_fault(world.env, fault)).post(
+            "/v1/jobs", {"tasks": lines()}, **_with("k")
+        )
+        world.clock.advance(limits.IDEMPOTENCY_CLAIM_S + 1)
+        again = await world.post("/v1/jobs", {"tasks": lines()}, **_with("k"))
+
+        assert again.status == 202
+        assert len((await world.get("/v1/jobs")).json["jobs"]) == 1
+        job_id, run_id = again.json["job_id"], again.json["latest_run"]["run_id"]
+        await walk(world, job_id, run_id)
+        rows = await world.tasks_of(job_id, run_id)
+        assert [row.index for row in rows] == list(range(COUNT))
+        goes_on = fault.was_reached
+    assert at > 4
 
 
 async def test_another_try_that_came_between_is_asked_to_come_again(
