@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import AsyncIterable
 from typing import Any
 
 import msgspec
@@ -12,49 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.domain import idempotency, limits
-from conveyor.domain.changes import Change, Verdict
-from conveyor.domain.ids import JobId, RunId, caller_id
-from conveyor.engines.memory.blobs import MemoryBlobs
-from conveyor.ports.blobs import Stored
-from conveyor.ports.errors import Unavailable
-from conveyor.usecases import ingest, reconcile
+from conveyor.domain import limits
 from conveyor.wire.long_bodies import LongBody
 from conveyor.wire.requests import decode_submit, drafts_of
-from tests.api.world import ANNA, SECRET, World, make_world
-from tests.usecases.faults import Fault, When, with_fault
-
-COUNT = 40
-SYNC_MAX = 30
-
-
-class ListedBlobs(MemoryBlobs):
-    def keys(self) -> list[str]:
-        return sorted(self._bodies)
+from tests.api.long_lists import COUNT, a_world, keyed, lines, staged, walk
+from tests.api.world import World
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(limits, "LONG_BODY_BYTES", 300)
-    return make_world(sync_tasks_max=SYNC_MAX, blobs=ListedBlobs())
-
-
-def lines(count: int = COUNT, **more: Any) -> list[dict[str, Any]]:
-    return [{"url": f"https://example.com/{index}", **more} for index in range(count)]
-
-
-def _with(key: str) -> dict[str, Any]:
-    return {"headers": {"Idempotency-Key": key}}
-
-
-async def walk(world: World, job_id: str, run_id: str) -> None:
-    for batch in await ingest.open_batches_of(world.env, JobId(job_id), RunId(run_id)):
-        await reconcile.finish_batch(world.env, batch)
-
-
-def staged(world: World) -> list[str]:
-    assert isinstance(world.env.blobs, ListedBlobs)
-    return world.env.blobs.keys()
+    return a_world(monkeypatch)
 
 
 async def test_a_long_list_is_accepted_and_ingested_line_by_line(world: World) -> None:
@@ -202,102 +168,6 @@ async def test_secrets_of_a_long_list_are_sealed_before_they_are_staged(world: W
     assert stored.count(b"\n") == COUNT
 
 
-async def test_the_same_long_request_again_is_answered_the_same(world: World) -> None:
-    first = await world.post("/v1/jobs", {"tasks": lines()}, **_with("k"))
-    again = await world.post("/v1/jobs", {"tasks": lines()}, **_with("k"))
-    other = await world.post("/v1/jobs", {"tasks": lines(COUNT + 1)}, **_with("k"))
-
-    assert (again.status, again.body) == (first.status, first.body)
-    assert (other.status, other.code) == (409, "idempotency_key_conflict")
-    assert len(staged(world)) == 1
-
-
-async def test_after_an_outage_the_retry_of_a_long_request_finishes_the_same_job(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = world.engine.store.commit
-    made: list[Change] = []
-
-    async def commit_then_lose_the_answer(changes: list[Change]) -> list[Verdict]:
-        verdicts = await whole(changes)
-        if len(changes[0].writes) > 1 and not made:
-            made.extend(changes)
-            raise Unavailable("the connection was lost after the commit")
-        return verdicts
-
-    monkeypatch.setattr(world.engine.store, "commit", commit_then_lose_the_answer)
-
-    first = await world.post("/v1/jobs", {"tasks": lines()}, **_with("k"))
-    again = await world.post("/v1/jobs", {"tasks": lines()}, **_with("k"))
-
-    assert (first.status, again.status) == (503, 202)
-    assert len((await world.get("/v1/jobs")).json["jobs"]) == 1
-    job_id, run_id = again.json["job_id"], again.json["latest_run"]["run_id"]
-    await walk(world, job_id, run_id)
-    assert len(await world.tasks_of(job_id, run_id)) == COUNT
-    assert len(staged(world)) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", list(When))
-async def test_a_long_submit_cut_off_at_any_call_is_finished_by_a_retry(
-    monkeypatch: pytest.MonkeyPatch, when: When
-) -> None:
-    monkeypatch.setattr(limits, "LONG_BODY_BYTES", 300)
-    at, goes_on = 0, True
-    while goes_on:
-        at += 1
-        world = make_world(sync_tasks_max=SYNC_MAX, blobs=ListedBlobs())
-        fault = Fault(at, when)
-
-        await world.seen_through(with_fault(world.env, fault)).post(
-            "/v1/jobs", {"tasks": lines()}, **_with("k")
-        )
-        world.clock.advance(limits.IDEMPOTENCY_CLAIM_S + 1)
-        again = await world.post("/v1/jobs", {"tasks": lines()}, **_with("k"))
-
-        assert again.status == 202
-        assert len((await world.get("/v1/jobs")).json["jobs"]) == 1
-        job_id, run_id = again.json["job_id"], again.json["latest_run"]["run_id"]
-        await walk(world, job_id, run_id)
-        rows = await world.tasks_of(job_id, run_id)
-        assert [row.index for row in rows] == list(range(COUNT))
-        goes_on = fault.was_reached
-    assert at > 4
-
-
-async def test_another_try_that_came_between_is_asked_to_come_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the list arrives, another process begins on the same key and is lost."""
-    asked = idempotency.Request(
-        caller=caller_id(ANNA, SECRET),
-        method="POST",
-        path="/v1/jobs",
-        key="k",
-        fingerprint=idempotency.fingerprint(json.dumps({"tasks": lines()}).encode()),
-    )
-    claim = idempotency.claim_key(
-        asked, None, subject=world.env.mint(), owner="lost", now=world.env.now()
-    )
-    whole = world.env.blobs.put_stream
-
-    async def claim_then_put(key: str, pieces: AsyncIterable[bytes]) -> Stored:
-        await world.env.commit(claim)
-        world.clock.advance(limits.IDEMPOTENCY_CLAIM_S + 1)
-        return await whole(key, pieces)
-
-    monkeypatch.setattr(world.env.blobs, "put_stream", claim_then_put)
-
-    seen = await world.post("/v1/jobs", {"tasks": lines()}, **_with("k"))
-    left = staged(world)
-    again = await world.post("/v1/jobs", {"tasks": lines()}, **_with("k"))
-
-    assert (seen.status, seen.code) == (409, "idempotency_in_progress")
-    assert left == []
-    assert again.status == 202
-
-
 async def test_a_long_list_may_be_scheduled(world: World) -> None:
     schedule = {"rate": {"every": 1, "unit": "hour"}}
     body = {"type": "scheduled", "schedule": schedule, "tasks": lines()}
@@ -314,8 +184,8 @@ async def test_a_long_list_is_added_to_an_open_job_and_ingested_after_the_answer
     job = (await world.post("/v1/jobs", {"status": "open"})).json
     path = f"/v1/jobs/{job['job_id']}/tasks"
 
-    seen = await world.post(path, {"tasks": lines(), "last_batch": True}, **_with("k"))
-    again = await world.post(path, {"tasks": lines(), "last_batch": True}, **_with("k"))
+    seen = await world.post(path, {"tasks": lines(), "last_batch": True}, **keyed("k"))
+    again = await world.post(path, {"tasks": lines(), "last_batch": True}, **keyed("k"))
 
     assert (seen.status, seen.json["accepted_tasks"]) == (200, COUNT)
     assert again.body == seen.body
@@ -357,7 +227,7 @@ async def test_a_gzip_body_is_the_same_request(world: World) -> None:
     raw = json.dumps({"tasks": lines()}).encode()
     headers = {"Idempotency-Key": "k", "Content-Encoding": "gzip"}
 
-    plain = await world.post("/v1/jobs", raw=raw, **_with("k"))
+    plain = await world.post("/v1/jobs", raw=raw, **keyed("k"))
     zipped = await world.post("/v1/jobs", raw=gzip.compress(raw), headers=headers)
 
     assert (zipped.status, zipped.body) == (plain.status, plain.body) == (202, plain.body)
