@@ -8,6 +8,7 @@ import sys
 QUESTIONS = {
     "settle": "How many tasks a second can the embedded engine settle, beside bare SQLite?",
     "submit": "How long does a submit of 1, 100 and 9,999 tasks take, beside bare SQLite?",
+    "ingest": "How fast is a list of a million lines ingested, beside a bare INSERT loop?",
     "throughput": "What does a page cost, durably, beside a bare loop that keeps nothing?",
     "flatness": "Does a page cost the same in a list of a thousand and of a hundred thousand?",
     "export": "How long does an export take, and how much memory, beside a bare zipfile?",
