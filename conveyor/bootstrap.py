@@ -165,7 +165,7 @@ async def _open_shared_world(
         signals = replace(shared.signals, local=None) if role == "api" else shared.signals
         with _around(settings, shared, clock, randomness, mail) as world:
             world.metrics.coordinator_away.set_function(shared.is_away)
-            env = replace(world.env, owner=owner, signals=signals)
+            env = replace(world.env, owner=owner, signals=signals, workflows=shared.workflows)
             yield replace(world, env=env, listeners=shared.listeners)
 
 

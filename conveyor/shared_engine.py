@@ -21,6 +21,7 @@ from conveyor.engines.redis import open_redis
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.notifier import Workflows
 from conveyor.ports.queue import Queue
 from conveyor.ports.signals import Signals
 from conveyor.ports.store import Store
@@ -36,6 +37,7 @@ class Shared:
     signals: SharedSignals
     listeners: Sequence[Child]
     is_away: Callable[[], float]
+    workflows: Workflows
 
 
 @asynccontextmanager
@@ -95,6 +97,7 @@ def _shared(
         ),
         listeners=listeners,
         is_away=is_away,
+        workflows=engine.workflows,
     )
 
 

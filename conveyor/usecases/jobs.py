@@ -61,6 +61,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     budget: BudgetCap | None = None
     host_limits: HostLimits | None = None
     api_key: str | None = None
+    task_token: str | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -168,7 +169,7 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
     now = env.now()
     run_id = RunId(env.mint())
     seal = staging.seal_secrets
-    headers, key = request.params.headers, request.api_key
+    headers, key, token = request.params.headers, request.api_key, request.task_token
     job = Job(
         job_id=job_id,
         caller=caller,
@@ -194,6 +195,9 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
         active_run_id=run_id,
         budget=request.budget,
         host_limits=request.host_limits,
+        task_token_sealed=seal(env, caller, job_id, "task_token", Secrets(body=token.encode()))
+        if token
+        else None,
     )
     return with_shards_for(env, job, len(request.drafts))
 

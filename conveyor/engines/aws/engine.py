@@ -23,6 +23,7 @@ from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.plane import LeanPlane
 from conveyor.engines.aws.queue import SqsQueue
 from conveyor.engines.aws.seam import CrashPoint, LayeredSeam, Seam
+from conveyor.engines.aws.workflows import StepFunctions
 from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
 from conveyor.ports.clock import Clock
@@ -53,6 +54,7 @@ class AwsEngine:
     blobs: S3Blobs
     coordinator: DynamoCoordinator
     bell: Doorbell
+    workflows: StepFunctions
 
 
 @asynccontextmanager
@@ -79,6 +81,7 @@ async def open_aws(
             ),
             coordinator=DynamoCoordinator(seam, names.table, clock=clock, random=random),
             bell=await _find_bell(seam, names, random),
+            workflows=StepFunctions(seam),
         )
 
 
