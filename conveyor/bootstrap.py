@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+import trio
 from prometheus_client import CollectorRegistry
 
 from actors.gate import FairGate
@@ -93,6 +94,11 @@ class World:
             metrics=self.metrics,
             ready=ready,
         )
+
+    async def drain(self) -> None:
+        """Starts no more work, and gives what is under way some time to end well."""
+        with trio.move_on_after(self.settings.drain_s):
+            await self.gate.drain()
 
     def helper(self) -> Supervisor:
         return helper_tree(
