@@ -22,7 +22,7 @@ from conveyor.domain.changes import (
     Write,
 )
 from conveyor.domain.events import EventType
-from conveyor.domain.ids import EventId, NoticeId, RunId, notice_id
+from conveyor.domain.ids import EventId, RunId, notice_id
 from conveyor.domain.lifecycle import GATE, JOB, RUN, RUN_LIVE
 from conveyor.domain.model import (
     Job,
@@ -235,28 +235,16 @@ def _end(
     writes.append(feed.of_run(final, _EVENT_OF[event], now=now, **facts))
     if job.webhook is not None:
         payload = run_payload(job, final, totals, _EVENT_OF[event], now)
-        identity = notice_id(run.run_id, _EVENT_OF[event])
-        writes.append(_notice(run, identity, _EVENT_OF[event], payload, now))
+        writes.append(_notice(run, NoticeChannel.WEBHOOK, _EVENT_OF[event], payload, now))
     if job.task_token_sealed is not None and run.sequence == 1:  # A token ends one task, once.
         payload = task_summary(final, totals, lifecycle.target(RUN, event))
-        writes.append(_callback(run, _EVENT_OF[event], payload, now))
+        writes.append(_notice(run, NoticeChannel.STEP_FUNCTIONS, _EVENT_OF[event], payload, now))
     return Change(tuple(writes))
 
 
-def _callback(run: Run, event_type: str, payload: str, now: float) -> Insert:
-    channel = NoticeChannel.STEP_FUNCTIONS
-    identity = notice_id(run.run_id, f"{event_type}:{channel}")
-    return _notice(run, identity, event_type, payload, now, channel)
-
-
-def _notice(
-    run: Run,
-    identity: NoticeId,
-    event_type: str,
-    payload: str,
-    now: float,
-    channel: NoticeChannel = NoticeChannel.WEBHOOK,
-) -> Insert:
+def _notice(run: Run, channel: NoticeChannel, event_type: str, payload: str, now: float) -> Insert:
+    is_webhook = channel is NoticeChannel.WEBHOOK
+    identity = notice_id(run.run_id, event_type if is_webhook else f"{event_type}:{channel}")
     notice = Notice(
         notice_id=identity,
         job_id=run.job_id,
