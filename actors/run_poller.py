@@ -143,6 +143,9 @@ class RunPoller:
         slots = await self.gate.take(
             self.job.caller, desk.run.run_id, weight=self.job.priority, count_max=count_max
         )
+        if not slots:  # The process ends, and what others could use is theirs.
+            await self._let_go(desk)
+            return math.inf
         used = 0
         try:
             leases = await self._leases(desk, slots)

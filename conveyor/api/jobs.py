@@ -100,11 +100,29 @@ def submission_from(call: Call, request: SubmitJobRequest) -> Submission:
         budget=cap_from(request.budget) if request.budget else None,
         host_limits=host_limits_from(request.host_limits),
         api_key=call.principal.forwarded_key,
+        task_token=_task_token_from(call.env, request),
     )
 
 
 def refuse_both() -> NoReturn:
     raise InvalidArgument("Give tasks or a file_input_id, not both.", pointer="/file_input_id")
+
+
+def _task_token_from(env: Env, request: SubmitJobRequest) -> str | None:
+    token, pointer = request.sfn_task_token, "/sfn_task_token"
+    if token is None:
+        return None
+    if env.workflows is None:
+        raise InvalidArgument(
+            "This server has no Step Functions to call back: its engine is not aws.",
+            pointer=pointer,
+            code="step_functions_unavailable",
+        )
+    if JobType(request.type) is JobType.SCHEDULED:
+        raise InvalidArgument(
+            "A task waits for one run: no schedule has just one.", pointer=pointer
+        )
+    return token
 
 
 def _refuse_unfit_for_upload(request: SubmitJobRequest) -> None:

@@ -16,6 +16,7 @@ from conveyor.ports.aside import Aside, T
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.notifier import Workflows
 from conveyor.ports.queue import Queue
 from conveyor.ports.signals import Signals
 from conveyor.ports.store import Store
@@ -98,6 +99,7 @@ class Env:
     policy: Policy = field(default_factory=Policy)
     news: News = field(default_factory=News)
     aside: Aside = field(default_factory=Here)
+    workflows: Workflows | None = None
 
     def now(self) -> float:
         return self.clock.now()

@@ -64,6 +64,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     budget: BudgetCap | None = None
     host_limits: HostLimits | None = None
     api_key: str | None = None
+    task_token: str | None = None
 
     @property
     def inline_count(self) -> int:
@@ -180,7 +181,7 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
     staged = request.staged
     run_id = RunId(env.mint()) if staged is None else staged.source.origin_run_id
     seal = staging.seal_secrets
-    headers, key = request.params.headers, request.api_key
+    headers, key, token = request.params.headers, request.api_key, request.task_token
     job = Job(
         job_id=job_id,
         caller=caller,
@@ -206,6 +207,9 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
         active_run_id=run_id,
         budget=request.budget,
         host_limits=request.host_limits,
+        task_token_sealed=seal(env, caller, job_id, "task_token", Secrets(body=token.encode()))
+        if token
+        else None,
     )
     return with_shards_for(env, job, request.inline_count)
 

@@ -176,6 +176,16 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = limits.RESULT_TTL_DAYS
     budget: BudgetInput | None = None
     host_limits: HostLimitsInput | None = None
+    sfn_task_token: (
+        Annotated[
+            str,
+            Meta(
+                pattern=rf"^[!-~]{{1,{limits.TASK_TOKEN_CHARS_MAX}}}$(?!\n)",
+                description="The token of a Step Functions task that waits for the first run.",
+            ),
+        ]
+        | None
+    ) = None
 
 
 class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -24,6 +24,7 @@ from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.plane import LeanPlane
 from conveyor.engines.aws.queue import SqsQueue
 from conveyor.engines.aws.seam import CrashPoint, LayeredSeam, Seam
+from conveyor.engines.aws.workflows import StepFunctions
 from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
 from conveyor.ports.clock import Clock
@@ -56,6 +57,7 @@ class AwsEngine:
     coordinator: DynamoCoordinator
     bell: Doorbell
     meter: Meter
+    workflows: StepFunctions
 
 
 @asynccontextmanager
@@ -91,6 +93,7 @@ async def engine_on(
         coordinator=DynamoCoordinator(seam, names.table, clock=clock, random=random),
         bell=await _find_bell(seam, names, random),
         meter=meter,
+        workflows=StepFunctions(seam),
     )
 
 
