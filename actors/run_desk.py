@@ -40,6 +40,7 @@ class Desk:
     purse: Purse | None = None
     doors: Doorkeeper | None = None
     waits_for: WaitReason | None = None
+    is_refused: bool = False
 
     async def wait_news(self, timeout_s: float) -> None:
         with trio.move_on_after(timeout_s):
@@ -49,6 +50,11 @@ class Desk:
     def take_spare(self, count: int) -> list[LeaseId]:
         taken, self.spare = self.spare[:count], self.spare[count:]
         return taken
+
+    def take_refusal(self) -> bool:
+        """Whether messages went back for want of leases, since this was last asked."""
+        is_refused, self.is_refused = self.is_refused, False
+        return is_refused
 
     def take_old(self, before: float) -> list[LeaseId]:
         """Spare leases too old to be passed on: the beat keeps only those in use alive."""

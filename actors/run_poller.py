@@ -25,7 +25,7 @@ from actors.purse import Purse
 from actors.run_desk import Desk, Seat, Taken
 from actors.runtime import Inbox, bounded_cleanup
 from conveyor.domain import limits
-from conveyor.domain.backpressure import bounce_delay_s, cooldown_s, idle_s, permits_wanted
+from conveyor.domain.backpressure import Lines, Permits, idle_s
 from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import LeaseId
@@ -34,6 +34,7 @@ from conveyor.domain.model import Job, PauseState, Run
 from conveyor.domain.settlement import Claim, Claimed
 from conveyor.domain.waiting import WaitReason
 from conveyor.ports.errors import QueueGone, Unavailable
+from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
 from conveyor.usecases.tasks import claim, hand_back
@@ -123,8 +124,12 @@ class RunPoller:
         desk.waits_for = reason
         self.board.note(desk.run.run_id, reason, at=self.env.now())
 
+    @property
+    def _lines(self) -> Lines:
+        return self.env.policy.lines
+
     def _wanted(self, desk: Desk) -> int:
-        return permits_wanted(
+        return self._lines.wanted(
             free_slots=self.gate.capacity,
             cap=self.job.max_inflight,
             held=desk.inflight_count,
@@ -143,16 +148,21 @@ class RunPoller:
         )
         used = 0
         try:
-            leases = await self._leases(desk, slots)
-            if not leases:
-                return await self._wait_for(desk, WaitReason.JOB_CAP)
-            in_hand = await self._take(desk, leases)
+            leases: list[LeaseId] = []
+            if self._lines.permits is Permits.BEFORE_RECEIVE:
+                leases = await self._leases(desk, slots)
+                if not leases:
+                    return await self._wait_for(desk, WaitReason.JOB_CAP)
+            in_hand = await self._take(desk, leases, len(leases) or slots)
             used = len(in_hand)
         finally:
             self.gate.give_back(self.job.caller, desk.run.run_id, slots - used)
         self._start(desk, tasks, leases, in_hand)
         if in_hand:
             desk.misses = 0
+        if desk.take_refusal():
+            return await self._wait_for(desk, WaitReason.JOB_CAP)
+        if in_hand:
             if all(taken.is_paid for taken in in_hand):
                 self._note_wait(desk, None)
             # Tasks end one by one; a short wait makes one receive of several.
@@ -186,7 +196,7 @@ class RunPoller:
         self._note_wait(desk, reason)
         await self._let_go(desk)
         desk.misses += 1
-        return cooldown_s(desk.misses, self.env.random)
+        return self._lines.cooldown_s(desk.misses, self.env.random)
 
     async def _let_go(self, desk: Desk) -> None:
         await self._release(desk, desk.take_spare(len(desk.spare)))
@@ -220,15 +230,19 @@ class RunPoller:
             return fresh
         raise Unavailable("the coordinator took too long over an acquire")
 
-    async def _take(self, desk: Desk, leases: Sequence[LeaseId]) -> list[Taken]:
+    async def _take(self, desk: Desk, leases: list[LeaseId], count_max: int) -> list[Taken]:
         """Receives and claims. Shielded: what is cut off half-way would stay hidden for a while."""
         try:
             with trio.move_on_after(TAKE_S, shield=True):
                 messages = await self.env.queue.receive(
-                    desk.run.run_id, count_max=len(leases), visibility_s=limits.VISIBILITY_S
+                    desk.run.run_id, count_max=count_max, visibility_s=limits.VISIBILITY_S
                 )
                 self.metrics.receives.inc()
                 self.metrics.messages_delivered.inc(len(messages))
+                if len(leases) < len(messages):
+                    leases += await self._leases(desk, len(messages))
+                    await self._refuse(desk, messages[len(leases) :])
+                    messages = messages[: len(leases)]
                 if not messages:
                     return []
                 visits = [Visit(message) for message in messages]
@@ -243,6 +257,16 @@ class RunPoller:
         except (QueueGone, Unavailable):
             await self._release(desk, leases)
             raise
+
+    async def _refuse(self, desk: Desk, messages: Sequence[Message]) -> None:
+        """Where permits come after the receive: what got none goes back."""
+        desk.is_refused = bool(messages)
+        self.metrics.messages_bounced.inc(len(messages))
+        delays = {each.receipt: self._lines.bounce_delay_s(each.receives) for each in messages}
+        for delay_s in sorted(set(delays.values())):
+            group = [each for each in messages if delays[each.receipt] == delay_s]
+            with suppress(Unavailable):  # They come back by themselves.
+                await self.env.queue.bounce(group, delay_s=delay_s)
 
     async def _pay(
         self, desk: Desk, visits: Sequence[Visit], claims: Sequence[Claim]
@@ -268,8 +292,8 @@ class RunPoller:
     async def _send_back(self, work: Work) -> float:
         """Its call cannot be paid for now: nothing was tried, and nothing counts."""
         assert isinstance(work.claim, Claimed)
+        delay_s = self._lines.bounce_delay_s(work.message.receives)
         self.metrics.messages_bounced.inc()
-        delay_s = bounce_delay_s(work.message.receives)
         await hand_back(self.env, work.message.ref, work.claim.task)
         with suppress(Unavailable):  # It comes back by itself.
             await self.env.queue.bounce((work.message,), delay_s=delay_s)
