@@ -339,6 +339,9 @@ class RunPoller:
                 desk.doors.note_fetch(taken.visit, trio.current_time() - started_at)
             seat.leave()
             await self._leave(taken.visit)
+            if self._lines.permits is not Permits.BEFORE_RECEIVE:
+                with bounded_cleanup(CLEANUP_S), suppress(Unavailable):
+                    await self._release(desk, desk.take_spare(len(desk.spare)))
 
     async def _leave(self, visit: Visit) -> None:
         """Makes room at a host; a place that could not be given up ages out."""

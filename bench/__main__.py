@@ -9,6 +9,7 @@ QUESTIONS = {
     "settle": "How many tasks a second can the embedded engine settle, beside bare SQLite?",
     "submit": "How long does a submit of 1, 100 and 9,999 tasks take, beside bare SQLite?",
     "throughput": "What does a page cost, durably, beside a bare loop that keeps nothing?",
+    "amplification": "How often is a message received before it is run, at a cap?",
     "export": "How long does an export take, and how much memory, beside a bare zipfile?",
     "httpclient": "What does one request cost our pool, aiohttp and httpx?",
     "awsclient": "What does one call to AWS cost our lean client, and aioboto3?",
@@ -20,7 +21,7 @@ def main() -> None:
     if name not in QUESTIONS:
         print("usage: python -m bench NAME [options]\n")
         for known, question in QUESTIONS.items():
-            print(f"  {known:12} {question}")
+            print(f"  {known:14} {question}")
         sys.exit(0 if not name else 2)
     importlib.import_module(f"bench.{name}").main(sys.argv[2:])
 
