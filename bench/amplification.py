@@ -26,7 +26,8 @@ from bench.figure import Panel, draw
 from conveyor.domain.backpressure import Lines, Permits
 from conveyor.engines.memory import memory_engine
 from conveyor.engines.system import VirtualClock
-from tests.engines.aws.simulated_sqs import SimulatedSqs
+from conveyor.simulation.models.aws import AwsModel
+from conveyor.simulation.models.fate import Fate
 
 RESULTS = Path(__file__).parent / "results"
 SQS_S, LEASES_S = 0.02, 0.01
@@ -98,7 +99,7 @@ async def model(arm: Arm, watch: Watch = lambda done: None) -> Drained:
     clock, randomness = VirtualClock(1_700_000_000.0), random.Random(1)
     memory = memory_engine(clock=clock, random=randomness)
     shared = Shared(
-        plane=SimulatedSqs(clock),
+        plane=AwsModel(clock=clock, fate=Fate(random=randomness)),
         coordinator=memory.coordinator,
         memory=memory,
         clock=clock,

@@ -48,7 +48,7 @@ from tests.servers import (
     a_redis,
 )
 
-PROCESS_TASKS, KILLED_TASKS = 600, 200
+PROCESS_TASKS, KILLED_TASKS = 300, 150
 STOP_S = 30.0
 
 
