@@ -36,6 +36,8 @@ class Desk:
     inflight_count: int = 0
     back_at: float = math.inf
     misses: int = 0
+    dry_looks: int = 0
+    emptied_at: float = -math.inf
     news: trio.Event = field(default_factory=trio.Event)
     purse: Purse | None = None
     doors: Doorkeeper | None = None

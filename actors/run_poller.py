@@ -20,6 +20,7 @@ import trio
 from actors.board import WaitBoard
 from actors.doorkeeper import Doorkeeper, Visit
 from actors.gate import FairGate
+from actors.intake import receive, refuse
 from actors.messages import PollerMessage, Work
 from actors.purse import Purse
 from actors.run_desk import Desk, Seat, Taken
@@ -70,12 +71,16 @@ class RunPoller:
         try:
             async with inbox, trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, inbox, desk)
+                if desk.doors is not None:
+                    nursery.start_soon(desk.doors.lot.keep_forever)
                 async with trio.open_nursery() as tasks:
                     await self._poll(desk, tasks)
                 nursery.cancel_scope.cancel()
         finally:
             self.board.forget(self.run_at_start.run_id)
             with bounded_cleanup(CLEANUP_S):
+                with suppress(Unavailable):  # It comes back by itself.
+                    await self._empty_lot(desk)
                 with suppress(Unavailable):  # What is not given back counts as spent.
                     await self._settle_purse(desk)
                 await self._release(desk, list(desk.acquired_at))
@@ -92,7 +97,7 @@ class RunPoller:
     async def _listen(self, inbox: Inbox[PollerMessage], desk: Desk) -> None:
         async for message in inbox:
             desk.run = message.run
-            desk.misses = 0
+            desk.misses = desk.dry_looks = 0
             desk.news.set()
 
     async def _poll(self, desk: Desk, tasks: trio.Nursery) -> None:
@@ -116,6 +121,7 @@ class RunPoller:
             is_paused = desk.run.pause_state is PauseState.PAUSED
             self._note_wait(desk, WaitReason.PAUSED if is_paused else WaitReason.JOB_CAP)
             if is_paused:
+                await self._empty_lot(desk)
                 await self._release(desk, desk.take_spare(len(desk.spare)))
             await desk.wait_news(math.inf)
 
@@ -170,7 +176,8 @@ class RunPoller:
             return 0.0
         await self._let_go(desk)
         # Behind messages of full hosts there may be others: these are looked through quickly.
-        desk.misses = 1 if desk.waits_for is WaitReason.HOST_CAP else desk.misses + 1
+        is_full = desk.waits_for is WaitReason.HOST_CAP and not desk.dry_looks
+        desk.misses = 1 if is_full else desk.misses + 1
         self._note_wait(desk, self._why_idle(desk))
         return min(idle_s(desk.misses), self._until_back(desk))
 
@@ -202,6 +209,10 @@ class RunPoller:
         await self._release(desk, desk.take_spare(len(desk.spare)))
         await self._settle_purse(desk)
 
+    async def _empty_lot(self, desk: Desk) -> None:
+        if desk.doors is not None:
+            await desk.doors.lot.empty()
+
     async def _settle_purse(self, desk: Desk) -> None:
         if desk.purse is not None:
             await desk.purse.settle()
@@ -232,41 +243,34 @@ class RunPoller:
 
     async def _take(self, desk: Desk, leases: list[LeaseId], count_max: int) -> list[Taken]:
         """Receives and claims. Shielded: what is cut off half-way would stay hidden for a while."""
+        parked = [] if desk.doors is None else desk.doors.take_parked(count_max)
         try:
             with trio.move_on_after(TAKE_S, shield=True):
-                messages = await self.env.queue.receive(
-                    desk.run.run_id, count_max=count_max, visibility_s=limits.VISIBILITY_S
-                )
-                self.metrics.receives.inc()
-                self.metrics.messages_delivered.inc(len(messages))
-                if len(leases) < len(messages):
-                    leases += await self._leases(desk, len(messages))
-                    await self._refuse(desk, messages[len(leases) :])
-                    messages = messages[: len(leases)]
-                if not messages:
-                    return []
-                visits = [Visit(message) for message in messages]
-                if desk.doors is not None:
-                    visits = await desk.doors.admit(messages)
-                if not visits:
-                    self._note_wait(desk, WaitReason.HOST_CAP)
-                    return []
-                claims = await claim(self.env, [visit.message.ref for visit in visits])
-                return await self._pay(desk, visits, claims)
+                fresh = await receive(self.env, self.metrics, desk, count_max - len(parked))
+                if self._lines.permits is not Permits.BEFORE_RECEIVE:
+                    leases += await self._leases(desk, len(parked) + len(fresh))
+                    rest = [*(message for message, _ in parked), *fresh][len(leases) :]
+                    await refuse(self.env, self.metrics, desk, rest)
+                    fresh = fresh[: max(0, len(leases) - len(parked))]
+                    parked = parked[: len(leases)]
+                return await self._claim(desk, parked, fresh)
             raise Unavailable("the engine took too long over a receive")
         except (QueueGone, Unavailable):
             await self._release(desk, leases)
             raise
 
-    async def _refuse(self, desk: Desk, messages: Sequence[Message]) -> None:
-        """Where permits come after the receive: what got none goes back."""
-        desk.is_refused = bool(messages)
-        self.metrics.messages_bounced.inc(len(messages))
-        delays = {each.receipt: self._lines.bounce_delay_s(each.receives) for each in messages}
-        for delay_s in sorted(set(delays.values())):
-            group = [each for each in messages if delays[each.receipt] == delay_s]
-            with suppress(Unavailable):  # They come back by themselves.
-                await self.env.queue.bounce(group, delay_s=delay_s)
+    async def _claim(
+        self, desk: Desk, parked: Sequence[tuple[Message, str]], fresh: Sequence[Message]
+    ) -> list[Taken]:
+        visits = [Visit(message) for message in fresh]
+        if desk.doors is not None:
+            visits = await desk.doors.admit(parked, fresh)
+            if not visits and (parked or fresh):
+                self._note_wait(desk, WaitReason.HOST_CAP)
+        if not visits:
+            return []
+        claims = await claim(self.env, [visit.message.ref for visit in visits])
+        return await self._pay(desk, visits, claims)
 
     async def _pay(
         self, desk: Desk, visits: Sequence[Visit], claims: Sequence[Claim]
