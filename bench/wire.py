@@ -81,7 +81,10 @@ def run_wire() -> Results:
 
 def _run_on(servers: Servers) -> Results:
     print("\nSQS over the wire, dispatchers in one process:")
-    results = run_all(ONE_PROCESS, lambda arm, watch: trio.run(_in_process, servers, arm, watch))
+    results = run_all(
+        ONE_PROCESS,
+        lambda arm, watch: trio.run(in_one_process, servers.sqs, servers.redis, arm, watch),
+    )
     print("\nSQS over the wire, worker processes (one of four is killed, and its claims lapse):")
     smaller = msgspec.structs.replace
     arms = {
@@ -91,13 +94,14 @@ def _run_on(servers: Servers) -> Results:
     return results | run_all(arms, partial(_in_processes, servers))
 
 
-async def _in_process(servers: Servers, arm: Arm, watch: Watch) -> Drained:
+async def in_one_process(sqs: str, redis_url: str, arm: Arm, watch: Watch) -> Drained:
+    """The arm on real servers, in real time; its rows are in memory."""
     clock, randomness = SystemClock(), random.Random()
     space = f"bench-{randomness.getrandbits(32):08x}"
     async with (
-        a_lean_plane(an_access(sqs=servers.sqs)) as plane,
+        a_lean_plane(an_access(sqs=sqs)) as plane,
         open_redis(
-            servers.redis,
+            redis_url,
             random=randomness,
             space=space,
             owner=space,
