@@ -63,9 +63,10 @@ async def test_each_backlogged_caller_gets_half_of_its_even_share_in_every_minut
     busy = hosts(4)
 
     async with world.working():
-        for number, host in enumerate(busy):
-            # Each comes a little later, and brings more: neither counts.
-            await world.submit(urls(200 * (number + 1), host), caller=CallerId(host))
+        for host, runs_count in zip(busy, (1, 3, 9, 27), strict=True):
+            # Each comes a little later and in more pieces: neither counts.
+            for _ in range(runs_count):
+                await world.submit(urls(540 // runs_count, host), caller=CallerId(host))
             await trio.sleep(1)
         await trio.sleep(130)
 
