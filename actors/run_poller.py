@@ -42,7 +42,6 @@ from conveyor.usecases.tasks import claim, hand_back
 
 log = logging.getLogger(__name__)
 
-RECEIVE_MAX = 50
 RECEIVE_ENOUGH = 10
 TAKE_S = 10.0
 LINGER_S = 0.003
@@ -85,7 +84,8 @@ class RunPoller:
                     await self._empty_lot(desk)
                 with suppress(Unavailable):  # What is not given back counts as spent.
                     await self._settle_purse(desk)
-                await self._release(desk, list(desk.fresh_at))
+                with suppress(Unavailable):  # Leases age out.
+                    await self._release(desk, list(desk.fresh_at))
 
     def _new_desk(self) -> Desk:
         run, host_limits = self.run_at_start, self.job.host_limits
@@ -105,17 +105,22 @@ class RunPoller:
     async def _poll(self, desk: Desk, tasks: trio.Nursery) -> None:
         while True:
             try:
-                await self._wait_for_room(desk)
-                wait_s = await self._round(desk, tasks)
-            except QueueGone:
-                if await self._is_over():
-                    return
-                wait_s = OUTAGE_S
+                wait_s = await self._next_round(desk, tasks)
             except Unavailable as error:
                 log.warning("poll put off", extra={"run": desk.run.run_id, "cause": str(error)})
                 wait_s = OUTAGE_S
+            if wait_s is None:
+                return
             if wait_s:
                 await desk.wait_news(wait_s)
+
+    async def _next_round(self, desk: Desk, tasks: trio.Nursery) -> float | None:
+        """How long to wait before the next one; None when there will be none."""
+        try:
+            await self._wait_for_room(desk)
+            return await self._round(desk, tasks)
+        except QueueGone:
+            return None if await self._is_over() else OUTAGE_S
 
     async def _wait_for_room(self, desk: Desk) -> None:
         """While paused or at the job's cap there is nothing to ask for."""
@@ -141,7 +146,7 @@ class RunPoller:
             free_slots=self.gate.capacity,
             cap=self.job.max_inflight,
             held=desk.inflight_count,
-            batch_max=RECEIVE_MAX,
+            batch_max=self.env.policy.pace.receive_max,
         )
 
     async def _round(self, desk: Desk, tasks: trio.Nursery) -> float:

@@ -26,7 +26,7 @@ from actors.messages import (
     StreamerMessage,
     TearDown,
 )
-from actors.queue_discovery import DELTA_S, POLLER_GRACE_S, QueueDiscovery
+from actors.queue_discovery import POLLER_GRACE_S, QueueDiscovery
 from actors.reconcile_sweeper import ReconcileSweeper
 from actors.run_poller import RunPoller
 from actors.runtime import (
@@ -55,7 +55,6 @@ from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
 
 WRITERS_COUNT = 4
-HELPER_DELTA_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,7 @@ def worker_tree(
         streamer=mail.streamer.address,
         period_s=every.sweeps_s,
         scrub_period_s=every.scrubs_s,
+        batch_idle_s=every.stalled_s,
     )
     return Supervisor(
         "worker",
@@ -136,7 +136,12 @@ def worker_tree(
 
 
 def helper_tree(
-    env: Env, mail: Mailboxes, *, gateway: Gateway, gate: FairGate, metrics: Metrics
+    env: Env,
+    mail: Mailboxes,
+    *,
+    gateway: Gateway,
+    gate: FairGate,
+    metrics: Metrics,
 ) -> Supervisor:
     """A worker that only fetches, beside the one that owns the data. No signal reaches it, so its
     discovery looks more often: that is how soon it hears of a stop."""
@@ -144,7 +149,12 @@ def helper_tree(
         "helper",
         strategy=Strategy.REST_FOR_ONE,
         children=_fetching(
-            env, mail, gateway=gateway, gate=gate, metrics=metrics, delta_s=HELPER_DELTA_S
+            env,
+            mail,
+            gateway=gateway,
+            gate=gate,
+            metrics=metrics,
+            discover_s=env.policy.cadence.helper_discover_s,
         ),
     )
 
@@ -156,7 +166,7 @@ def _fetching(
     gateway: Gateway,
     gate: FairGate,
     metrics: Metrics,
-    delta_s: float = DELTA_S,
+    discover_s: float | None = None,
 ) -> list[Child]:
     metrics.inflight.set_function(lambda: gate.inflight_count)
     board = WaitBoard()
@@ -190,7 +200,12 @@ def _fetching(
         )
 
     writer = ShardWriter(env=env, metrics=metrics, is_urgent=lambda: gate.is_settling_urgent)
-    discovery = QueueDiscovery(env=env, pollers=pollers, make_poller=make_poller, delta_s=delta_s)
+    discovery = QueueDiscovery(
+        env=env,
+        pollers=pollers,
+        make_poller=make_poller,
+        delta_s=discover_s or env.policy.cadence.discover_s,
+    )
     return [
         Child("lease_heartbeater", run=LeaseHeartbeater(env=env).run, mailbox=mail.heartbeater),
         *(

@@ -33,6 +33,7 @@ from conveyor.engines.system import AesVault, SystemClock, ThreadAside, load_or_
 from conveyor.engines.system.crash import BadCrashPoint, CrashSwitch, crashing, parse_crash_point
 from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
+from conveyor.ports.aside import Aside
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
@@ -106,7 +107,11 @@ class World:
 
     def helper(self) -> Supervisor:
         return helper_tree(
-            self.env, self.mail, gateway=self.gateway, gate=self.gate, metrics=self.metrics
+            self.env,
+            self.mail,
+            gateway=self.gateway,
+            gate=self.gate,
+            metrics=self.metrics,
         )
 
     def helper_processes(self, count: int) -> list[Child]:
@@ -219,7 +224,7 @@ def _around(
     mail: Mailboxes,
 ) -> Iterator[World]:
     """Everything that stands around an engine."""
-    env = _env(settings, engine, clock, randomness, mail)
+    env = make_env(settings, engine, clock, randomness, mail, ThreadAside())
     # Webhooks have connections of their own: scraping takes none of them.
     with _pool(_targets(settings), PoolLimits()) as guarded, _gateway(settings, env) as gateway:
         yield World(
@@ -233,13 +238,15 @@ def _around(
         )
 
 
-def _env(
+def make_env(
     settings: Settings,
     engine: Engine,
     clock: Clock,
     randomness: random.Random,
     mail: Mailboxes,
+    aside: Aside,
 ) -> Env:
+    """What use cases need, on this engine."""
     targets = _targets(settings)
     env = Env(
         store=engine.store,
@@ -247,7 +254,7 @@ def _env(
         blobs=engine.blobs,
         coordinator=engine.coordinator,
         clock=clock,
-        vault=AesVault(_secret(settings)),
+        vault=AesVault(_secret(settings), nonce=randomness.randbytes),
         signals=LocalSignals(mail.discovery.address, mail.streamer.address),
         random=randomness,
         owner=ids.mint_ulid(clock.now(), randomness),
@@ -267,7 +274,7 @@ def _env(
             pace=_shared_pace(settings) if settings.engine == AWS else Pace(),
             cadence=SELDOM if settings.engine == AWS else Cadence(),
         ),
-        aside=ThreadAside(),
+        aside=aside,
     )
     return env if settings.crash_at is None else _crashing(env, settings.crash_at)
 

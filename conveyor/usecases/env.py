@@ -31,38 +31,46 @@ class Pace:
     """How long things wait for company: where each call has its price, longer (SPEC D12).
 
     A group of settles waits `settle_s`, or for `settle_max`. A poller waits `receive_share` of what
-    a task takes, or for the room that one receive fills.
+    a task takes, or for the room that one receive fills, and receives up to `receive_max`.
     """
 
     settle_s: float = 0.01
     settle_max: int = limits.AT_ONCE_TASKS_MAX
     receive_share: float = 0.0
+    receive_max: int = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """How many seconds pass between two looks for what is due, where nobody tells of it."""
+    """How many seconds pass between two looks for what is due, where nobody tells of it.
 
+    A batch that has not moved for `stalled_s` is one that nobody walks any more.
+    """
+
+    discover_s: float = 10.0
+    helper_discover_s: float = 0.25
     notices_s: float = 1.0
     schedules_s: float = 1.0
     exports_s: float = 0.5
     scrubs_s: float = 2.0
     sweeps_s: float = 15.0
+    stalled_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What an operator may tune; pinned on rows where a later change must not reach them.
 
-    `at_once_max` is how many tasks the engine takes in one transaction with their job. `targets`
-    is what our own fetches may reach; None when a gateway elsewhere
-    fetches. `webhooks` is what our deliveries may reach. `knows_costs` when the gateway has prices
-    in money. `pace` is what the engine asks for. `lines` are whole but where their worth is
-    measured.
+    `at_once_max` is how many tasks the engine takes in one transaction with their job,
+    `chunk_tasks` how many a step of an ingest or a walk takes. `targets` is what our own fetches
+    may reach; None when a gateway elsewhere fetches. `webhooks` is what our deliveries may reach.
+    `knows_costs` when the gateway has prices in money. `pace` is what the engine asks for. `lines`
+    are whole but where their worth is measured.
     """
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
     at_once_max: int = limits.AT_ONCE_TASKS_MAX
+    chunk_tasks: int = field(default_factory=lambda: limits.CHUNK_TASKS)
     shard_count: int = limits.TASK_SHARD_COUNT
     max_inflight: int = limits.MAX_INFLIGHT
     targets: TargetPolicy | None = field(default_factory=TargetPolicy)

@@ -1,1 +1,1 @@
-"""Tests of the simulation."""
+"""The simulator: it repeats itself, its faults strike, and the program survives it."""
