@@ -58,8 +58,10 @@ class Cloud:
         return [self.start("worker", **more) for _ in range(count)]
 
     def api(self, **more: str) -> str:
-        """Starts the API; answers its URL, empty if it ended before it had one."""
-        process = self.start("api", **more)
+        return self.url_of(self.start("api", **more))
+
+    def url_of(self, process: Process) -> str:
+        """Where an API listens; empty if it ended before it did."""
 
         def listening() -> tuple[str] | None:
             found = re.search(r"listening on (http://\S+)", self.log_of(process))

@@ -25,14 +25,20 @@ DEADLINE_S = 90.0
 KEY = {"X-API-Key": "tests"}
 
 
-def until(what: str, look: Callable[[], T | None], *, deadline_s: float = DEADLINE_S) -> T:
+def until(
+    what: str,
+    look: Callable[[], T | None],
+    *,
+    deadline_s: float = DEADLINE_S,
+    every_s: float = 0.02,
+) -> T:
     """Looks again and again until there is something to see."""
     give_up_at = time.monotonic() + deadline_s
     while time.monotonic() < give_up_at:
         seen = look()
         if seen is not None and seen is not False:
             return seen
-        time.sleep(0.02)
+        time.sleep(every_s)
     raise AssertionError(f"waited {deadline_s} s in vain for {what}")
 
 

@@ -1,0 +1,239 @@
+"""What a client asks for while processes crash: each request, what it needs first, and what must
+have come of it in the end, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.e2e.programs import until
+
+Answer = httpx.Response
+
+
+@dataclass(frozen=True, slots=True)
+class Urls:
+    """Pages to scrape, and where to tell of it."""
+
+    pages: list[str]
+    receiver: str
+
+    def tasks(self, count: int) -> list[dict[str, str]]:
+        return [{"url": url} for url in self.pages[:count]]
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request, sent again with its key until it is answered."""
+
+    name: str
+    method: str
+    path: str
+    body: Any
+    key: str
+    verify: Callable[[httpx.Client], str | None]
+    answer: Answer | None = None
+
+    def send(self, client: httpx.Client) -> Answer | None:
+        """None when the server went away before it could answer, or was not there."""
+        try:
+            headers = {"Idempotency-Key": self.key}
+            return client.request(self.method, self.path, json=self.body, headers=headers)
+        except httpx.TransportError:
+            return None
+
+    def send_until_answered(self, client: httpx.Client) -> str | None:
+        """Sends it as a client would; answers what is wrong, if anything is."""
+        first = self.answer
+        self.answer = until("an answer", lambda: self._settled(client), deadline_s=180, every_s=1)
+        if not self.answer.is_success:
+            return f"{self.name}: {self.answer.status_code} {self.answer.text}"
+        is_new = first is not None and first.content != self.answer.content
+        return f"{self.name}: its answer changed" if is_new and self.method == "POST" else None
+
+    def _settled(self, client: httpx.Client) -> Answer | None:
+        answer = self.send(client)
+        if answer is None or answer.status_code >= 500:
+            return None
+        return None if _in_progress(answer) else answer
+
+
+def _in_progress(answer: Answer) -> bool:
+    return answer.status_code == 409 and answer.json()["code"] == "idempotency_in_progress"
+
+
+@dataclass(slots=True)
+class Desk:
+    """A healthy server, to prepare requests with and to look at what came of them."""
+
+    client: httpx.Client
+    urls: Urls
+    count: int = 0
+    steps: dict[str, Callable[[], Asked]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.steps = {
+            "submit": lambda: self._submit(5),
+            "submit inline": lambda: self._submit(83),
+            "submit later": lambda: self._submit(84),
+            "submit upload": self._submit_upload,
+            "add tasks": self._add_tasks,
+            "close": self._close,
+            "stop": self._stop,
+            "rerun": self._rerun,
+            "delete": self._delete,
+            "export": self._export,
+            "set webhook": self._set_webhook,
+        }
+
+    def _key(self) -> str:
+        self.count += 1
+        return f"key-{self.count}"
+
+    def _post(self, path: str, body: Any = None) -> Any:
+        answer = self.client.post(path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def _job(self, count: int, **fields: Any) -> str:
+        body = {"tasks": self.urls.tasks(count), **fields}
+        job_id: str = self._post("/v1/jobs", body)["job_id"]
+        return job_id
+
+    def _stopped_job(self) -> str:
+        job_id = self._job(5)
+        self._post(f"/v1/jobs/{job_id}/stop")
+        return job_id
+
+    def _submit(self, count: int) -> Asked:
+        key = self._key()
+        body = {
+            "tasks": self.urls.tasks(count),
+            "external_id": key,
+            "webhook": {"url": self.urls.receiver},
+        }
+        return _making(Asked("submit", "POST", "/v1/jobs", body, key, _nothing), count)
+
+    def _submit_upload(self) -> Asked:
+        key, lines = self._key(), 20
+        slot = self._post("/v1/job_inputs", {"format": "text"})
+        content = "\n".join(self.urls.pages[:lines]).encode()
+        headers = {"Content-Type": slot["upload"].get("headers", {}).get("Content-Type", "")}
+        headers = {name: value for name, value in headers.items() if value}
+        put = httpx.put(slot["upload"]["url"], content=content, headers=headers, trust_env=False)
+        assert put.is_success, put.text
+        body = {"file_input_id": slot["file_input_id"], "external_id": key}
+        return _making(Asked("upload", "POST", "/v1/jobs", body, key, _nothing), lines)
+
+    def _add_tasks(self) -> Asked:
+        job_id = self._job(2, status="open")
+        body = {"tasks": self.urls.tasks(3), "last_batch": True}
+        return self._on(job_id, "add tasks", "POST", "/tasks", body, _ended(job_id, 5))
+
+    def _close(self) -> Asked:
+        job_id = self._job(2, status="open")
+        return self._on(job_id, "close", "POST", "/close", None, _ended(job_id, 2))
+
+    def _stop(self) -> Asked:
+        job_id = self._job(5)
+        return self._on(job_id, "stop", "POST", "/stop", None, _is_stopped(job_id))
+
+    def _rerun(self) -> Asked:
+        job_id = self._stopped_job()
+        return self._on(job_id, "rerun", "POST", "/rerun", None, _ended(job_id, 5, runs=2))
+
+    def _delete(self) -> Asked:
+        job_id = self._job(5)
+        return self._on(job_id, "delete", "DELETE", "", None, _is_gone(job_id))
+
+    def _export(self) -> Asked:
+        job_id = self._stopped_job()
+        run_id = self.client.get(f"/v1/jobs/{job_id}").json()["latest_run"]["run_id"]
+        path = f"/runs/{run_id}/exports"
+        asked = self._on(job_id, "export", "POST", path, None, _nothing)
+        asked.verify = _is_exported(asked)
+        return asked
+
+    def _set_webhook(self) -> Asked:
+        job_id = self._stopped_job()
+        body = {"url": self.urls.receiver, "signature": False}
+        return self._on(job_id, "set webhook", "PUT", "/webhook", body, _has_webhook(job_id))
+
+    def _on(
+        self,
+        job_id: str,
+        name: str,
+        method: str,
+        path: str,
+        body: Any,
+        verify: Callable[[httpx.Client], str | None],
+    ) -> Asked:
+        return Asked(name, method, f"/v1/jobs/{job_id}{path}", body, self._key(), verify)
+
+
+def _nothing(_: httpx.Client) -> None:
+    return None
+
+
+def _making(asked: Asked, total: int) -> Asked:
+    """A submit: the job that it is answered with ends, with so many tasks."""
+
+    def verify(client: httpx.Client) -> str | None:
+        assert asked.answer is not None
+        return _ended(asked.answer.json()["job_id"], total)(client)
+
+    asked.verify = verify
+    return asked
+
+
+def _run(client: httpx.Client, job_id: str) -> dict[str, Any] | None:
+    answer = client.get(f"/v1/jobs/{job_id}")
+    return answer.json()["latest_run"] if answer.is_success else None
+
+
+def _ended(job_id: str, total: int, runs: int = 1) -> Callable[[httpx.Client], str | None]:
+    def verify(client: httpx.Client) -> str | None:
+        run = _run(client, job_id)
+        made = client.get(f"/v1/jobs/{job_id}/runs").json()["runs"]
+        is_right = run is not None and run["status"] == "completed" and len(made) == runs
+        if not is_right or run is None or run["stats"]["completed"] != total:
+            return f"job {job_id}: {len(made)} runs, the latest {run}"
+        return None
+
+    return verify
+
+
+def _is_stopped(job_id: str) -> Callable[[httpx.Client], str | None]:
+    def verify(client: httpx.Client) -> str | None:
+        run = _run(client, job_id)
+        return None if run and run["status"] == "stopped" else f"job {job_id}: {run}"
+
+    return verify
+
+
+def _is_gone(job_id: str) -> Callable[[httpx.Client], str | None]:
+    def verify(client: httpx.Client) -> str | None:
+        status = client.get(f"/v1/jobs/{job_id}").status_code
+        return None if status == 404 else f"job {job_id}: {status}"
+
+    return verify
+
+
+def _has_webhook(job_id: str) -> Callable[[httpx.Client], str | None]:
+    def verify(client: httpx.Client) -> str | None:
+        status = client.get(f"/v1/jobs/{job_id}/webhook").status_code
+        return None if status == 200 else f"webhook of {job_id}: {status}"
+
+    return verify
+
+
+def _is_exported(asked: Asked) -> Callable[[httpx.Client], str | None]:
+    def verify(client: httpx.Client) -> str | None:
+        assert asked.answer is not None
+        made = client.get(f"{asked.path}/{asked.answer.json()['export_id']}").json()
+        return None if made["status"] == "completed" else f"{asked.path}: {made}"
+
+    return verify

@@ -1,0 +1,91 @@
+"""A tap between a process and a server of AWS: passes every byte on, and counts the operations."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from urllib.parse import urlsplit
+
+from tests.e2e.cloud import Cloud
+
+_SERVICES = {
+    "DynamoDB_20120810": "dynamodb",
+    "AmazonSQS": "sqs",
+    "AWSStepFunctions": "stepfunctions",
+}
+_TARGET = re.compile(rb"x-amz-target: (\w+)\.(\w+)", re.IGNORECASE)
+_S3 = re.compile(rb"(PUT|GET|POST|HEAD|DELETE) /[^/ ]+(\S*) HTTP/1\.1\r\n(.*?)\r\n\r\n", re.DOTALL)
+_PIECE = 1 << 16
+
+
+@contextmanager
+def tapped(cloud: Cloud) -> Iterator[tuple[dict[str, str], Counter[str]]]:
+    """Settings under which a process of the deployment is listened to, and what it asked for."""
+    heard: Counter[str] = Counter()
+    environ = {}
+    with ExitStack() as taps:
+        for name in ("DYNAMODB", "SQS", "S3", "SFN"):
+            variable = f"AWS_ENDPOINT_URL_{name}"
+            port = urlsplit(cloud.environ[variable]).port
+            assert port is not None
+            environ[variable] = f"http://127.0.0.1:{taps.enter_context(_tap(port, heard))}"
+        yield environ, heard
+
+
+@contextmanager
+def _tap(to: int, heard: Counter[str]) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+        thread = threading.Thread(target=_serve, args=(listening, to, heard))
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def _serve(listening: socket.socket, to: int, heard: Counter[str]) -> None:
+    passing: list[threading.Thread] = []
+    with suppress(OSError):  # The end of the tap.
+        while True:
+            client, _ = listening.accept()
+            server = socket.create_connection(("127.0.0.1", to))
+            for args in ((client, server, heard), (server, client, Counter[str]())):
+                passing.append(threading.Thread(target=_pass_on, args=args, daemon=True))
+                passing[-1].start()
+
+
+def _pass_on(source: socket.socket, sink: socket.socket, heard: Counter[str]) -> None:
+    with suppress(OSError), source:
+        while piece := source.recv(_PIECE):
+            heard.update(operations_in(piece))
+            sink.sendall(piece)
+        sink.shutdown(socket.SHUT_WR)
+
+
+def operations_in(piece: bytes) -> list[str]:
+    found = [
+        f"{_SERVICES[service.decode()]}.{name.decode()}" for service, name in _TARGET.findall(piece)
+    ]
+    if found:
+        return found
+    return [f"s3.{_s3_operation(*each)}" for each in _S3.findall(piece)]
+
+
+def _s3_operation(method: bytes, target: bytes, headers: bytes) -> str:
+    query = target.partition(b"?")[2]
+    match method:
+        case b"PUT" if b"partNumber" in query:
+            return "UploadPart"
+        case b"PUT":
+            return "CopyObject" if b"x-amz-copy-source" in headers.lower() else "PutObject"
+        case b"GET":
+            return "ListObjectsV2" if b"list-type" in query else "GetObject"
+        case b"POST" if b"delete" in query:
+            return "DeleteObjects"
+        case b"POST":
+            return "CreateMultipartUpload" if b"uploads" in query else "CompleteMultipartUpload"
+        case _:
+            return "HeadObject" if method == b"HEAD" else "DeleteObject"

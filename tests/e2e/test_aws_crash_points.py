@@ -1,0 +1,247 @@
+"""The crash matrix of the AWS engine: a process ends before or after any call that it makes,
+another goes on, the client asks again with its key, and everything has happened once.
+
+A reference run is listened to, so that the points are what the program does today. By default every
+operation is a point once for the API and once for a worker; CONVEYOR_TEST_CRASH_POINTS=all takes
+every call of every step of the API, and the calls of a worker at growing distances.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from tests.e2e.aws_audit import rows_of, violations
+from tests.e2e.cloud import Cloud, a_client, a_cloud
+from tests.e2e.crash_steps import Asked, Desk, Urls
+from tests.e2e.programs import a_site, until
+from tests.e2e.receiver import Receiver, a_receiver
+from tests.e2e.tap import tapped
+
+pytestmark = pytest.mark.slow
+
+IS_ALL = os.environ.get("CONVEYOR_TEST_CRASH_POINTS") == "all"
+AT_ONCE = 5
+DISTANCES = (1, 2, 3, 5, 8, 13, 21)
+SIDES = ("before", "after")
+FED = ("submit", "submit later", "rerun", "delete", "export")
+# A token that no task has is refused, and a refusal is not passed on its far side.
+REFUSED = ("stepfunctions.SendTaskSuccess",)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a process ends; `step` is what the API is asked for meanwhile."""
+
+    call: str
+    count: int
+    side: str
+    step: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.call}:{self.count}:{self.side}"
+
+
+@dataclass(slots=True)
+class Scene:
+    cloud: Cloud
+    desk: Desk
+    receiver: Receiver
+
+    def ask(self, step: str, client: httpx.Client) -> Asked:
+        asked = self.desk.steps[step]()
+        asked.answer = asked.send(client)
+        return asked
+
+    def feed(self) -> list[Asked]:
+        """Work of every kind for a worker; the API answers, and nobody has done it yet."""
+        asked = [self.ask(step, self.desk.client) for step in FED]
+        body = {"tasks": self.desk.urls.tasks(1), "sfn_task_token": "of-no-task"}
+        assert self.desk.client.post("/v1/jobs", json=body).status_code == 201
+        return asked
+
+
+@pytest.fixture(scope="module")
+def scene(
+    request: pytest.FixtureRequest, redis: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("crashes")
+    with a_site() as site, a_receiver() as receiver, a_cloud(request, folder, redis=redis) as cloud:
+        cloud.environ["CONVEYOR_SYNC_TASKS_MAX"] = "84"
+        with a_client(cloud.api()) as client:
+            urls = Urls(site.urls(110), receiver.url)
+            yield Scene(cloud, Desk(client, urls), receiver)
+
+
+def api_points(scene: Scene) -> tuple[list[Point], list[Asked]]:
+    """Every call that the API makes for each step, by its number since the start."""
+    points, asked = [], []
+    with tapped(scene.cloud) as (environ, heard), a_client(scene.cloud.api(**environ)) as client:
+        at_start = Counter(heard)
+        points += [Point(call, n + 1, side) for call, n, side in _each(at_start, Counter())]
+        for step in scene.desk.steps:
+            prepared = scene.desk.steps[step]()
+            before = Counter(heard)
+            prepared.answer = prepared.send(client)
+            asked.append(prepared)
+            made = _each(heard - before, at_start)
+            points += [Point(call, n + 1, side, step) for call, n, side in made]
+    return (points if IS_ALL else _sample(points)), asked
+
+
+def _each(made: Counter[str], at_start: Counter[str]) -> list[tuple[str, int, str]]:
+    return [
+        (call, at_start[call] + number, side)
+        for call, count in sorted(made.items())
+        for number in range(count)
+        for side in SIDES
+    ]
+
+
+def _sample(points: Sequence[Point]) -> list[Point]:
+    """The last point of each call, on one side and the other in turn."""
+    of_call = {point.call: point for point in points}
+    sides = {call: SIDES[number % 2] for number, call in enumerate(sorted(of_call))}
+    return [p for p in points if p.side == sides[p.call] and _is_at(p, of_call[p.call])]
+
+
+def _is_at(point: Point, other: Point) -> bool:
+    return (point.step, point.count) == (other.step, other.count)
+
+
+def worker_points(scene: Scene, asked: Sequence[Asked]) -> list[Point]:
+    """The calls of a worker that does work of every kind, to its end."""
+    with tapped(scene.cloud) as (environ, heard):
+        worker = scene.cloud.start("worker", **environ)
+        _wait_until_done(scene, asked)
+        worker.kill()
+        worker.wait()
+    calls = sorted(heard.items())
+    if not IS_ALL:
+        return [
+            Point(call, 1, "before" if call in REFUSED else SIDES[number % 2])
+            for number, (call, _) in enumerate(calls)
+        ]
+    return [
+        Point(call, count, side)
+        for call, made in calls
+        for count in DISTANCES
+        for side in SIDES
+        if count <= made and not (call in REFUSED and side == "after")
+    ]
+
+
+def test_a_crash_at_any_call_loses_nothing_and_does_nothing_twice(scene: Scene) -> None:
+    of_api, asked = api_points(scene)
+    asked += scene.feed()
+    of_worker = worker_points(scene, asked)
+
+    missed = [point for wave in _waves(of_api) for point in _crash_apis(scene, wave, asked)]
+    for wave in _waves(of_worker):
+        asked += scene.feed()
+        missed += _crash_workers(scene, wave)
+    scene.cloud.workers(2)
+    complaints = [each.send_until_answered(scene.desk.client) for each in asked]
+    # A list over which five workers in a row were lost is given up, and the run says so (SPEC 6.5).
+    _wait_until_done(scene, asked, excuse="ingest_failed")
+    until("all to be told", lambda: not _untold(scene) or None, deadline_s=120, every_s=2)
+
+    print(f"{len(of_api)} points of the API, {len(of_worker)} of workers, {len(missed)} not met")
+    print("not met:", *missed)
+    assert [complaint for complaint in complaints if complaint] == []
+    assert violations(scene.cloud) == []
+    assert _doubled(scene) == []
+    # Workers share their work: some calls are made by a neighbour that has not crashed yet.
+    assert IS_ALL or len(missed) <= len(of_worker) // 5
+
+
+def _waves(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
+    return (points[start : start + AT_ONCE] for start in range(0, len(points), AT_ONCE))
+
+
+def _crash_apis(scene: Scene, wave: Sequence[Point], asked: list[Asked]) -> list[Point]:
+    """Sends each request to a process that ends on its way; answers the points not passed."""
+    started = [(point, scene.cloud.start("api", CONVEYOR_CRASH_AT=str(point))) for point in wave]
+    missed = []
+    for point, process in started:
+        url = scene.cloud.url_of(process)
+        with ExitStack() as clients:
+            client = clients.enter_context(a_client(url)) if url else _nobody(clients)
+            if point.step:
+                asked.append(scene.ask(point.step, client))
+                if asked[-1].answer is None:
+                    process.wait(timeout=30)
+        if not _has_crashed(scene.cloud, process.pid):
+            missed.append(point)
+    return missed
+
+
+def _nobody(clients: ExitStack) -> httpx.Client:
+    """A client of a server that is not there."""
+    return clients.enter_context(a_client("http://127.0.0.1:1"))
+
+
+def _crash_workers(scene: Scene, wave: Sequence[Point]) -> list[Point]:
+    workers = [scene.cloud.start("worker", CONVEYOR_CRASH_AT=str(point)) for point in wave]
+    with suppress(AssertionError):  # Those that did not are told.
+        until(
+            "the workers to crash",
+            lambda: all(worker.poll() is not None for worker in workers) or None,
+            deadline_s=20 if IS_ALL else 60,
+        )
+    return [
+        point
+        for point, worker in zip(wave, workers, strict=True)
+        if not _has_crashed(scene.cloud, worker.pid)
+    ]
+
+
+def _has_crashed(cloud: Cloud, pid: int) -> bool:
+    """By itself, where it was to; one that lives on is ended here."""
+    (process,) = [each for each in cloud.processes if each.pid == pid]
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+        return False
+    assert process.returncode == 137, cloud.log_of(process)
+    return True
+
+
+def _wait_until_done(scene: Scene, asked: Sequence[Asked], excuse: str = "no excuse") -> None:
+    waiting = list(asked)
+    complaints: list[str] = []
+
+    def is_done() -> bool | None:
+        complaints.clear()
+        while waiting:
+            complaint = waiting[-1].verify(scene.desk.client)
+            if complaint is not None and excuse not in complaint:
+                complaints.append(complaint)
+                return None
+            waiting.pop()
+        return True
+
+    try:
+        until("everything to be done", is_done, deadline_s=300, every_s=0.5)
+    except AssertionError:
+        pytest.fail(f"{len(waiting)} are not done, such as {complaints}")
+
+
+def _doubled(scene: Scene) -> list[str]:
+    """Keys by which more than one job was made."""
+    made = Counter(row.get("external_id") for row in rows_of(scene.cloud, "Job"))
+    return [key for key, count in made.items() if key and count > 1]
+
+
+def _untold(scene: Scene) -> list[str]:
+    """Runs with a webhook whose end nobody was told of; each event has one id."""
+    told = {each.headers["X-ZenRows-Event-Id"] for each in scene.receiver.received}
+    notices = [row for row in rows_of(scene.cloud, "Notice") if row["pk"].startswith("Notice#")]
+    due = [row["notice_id"] for row in notices if row.get("channel", "webhook") == "webhook"]
+    return [notice for notice in due if notice not in told]
