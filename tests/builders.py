@@ -70,6 +70,7 @@ from conveyor.domain.model import (
     TaskRef,
     TaskStatus,
 )
+from conveyor.domain.problems import make_problem
 from conveyor.domain.schedules import Overlap, Rate, RateUnit, Schedule, ScheduleStatus
 from conveyor.ports.store import Store
 
@@ -149,6 +150,8 @@ def a_task(index: int = 0, run_id: RunId = RUN, **fields: Any) -> Task:
         created_at=T0,
         updated_at=T0,
     )
+    if fields.get("status") is TaskStatus.FAILED:  # It never stands without a reason.
+        fields = {"problem": make_problem("target_not_found", "No such page", 404, "404"), **fields}
     return msgspec.structs.replace(task, **fields)
 
 

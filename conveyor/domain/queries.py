@@ -44,6 +44,11 @@ class TasksOf(Query[Task], frozen=True, kw_only=True):
     after: TaskId | None = None
     limit: int
 
+    @property
+    def have_problems(self) -> bool:
+        """Whether all that is asked for has failed: such a task has a problem, and no other has."""
+        return self.statuses == frozenset({TaskStatus.FAILED})
+
 
 class StatsOf(Query[Stats], frozen=True, kw_only=True):
     """All stats rows of a run, by shard."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.audit import violations
-from tests.e2e.programs import Server, a_site, until
+from tests.e2e.programs import Server, a_server, a_site, until
 
 pytestmark = pytest.mark.slow
 
@@ -89,3 +90,23 @@ def _indexes(server: Server, job_id: str) -> list[int]:
         if not page.get("next_cursor"):
             return found
         cursor = {"cursor": page["next_cursor"]}
+
+
+def test_a_client_that_hangs_up_in_the_middle_of_a_list_leaves_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with a_server(data) as server:
+        address = httpx.URL(server.url)
+        head = (
+            f"POST /v1/jobs HTTP/1.1\r\nHost: {address.host}\r\nX-API-Key: tests\r\n"
+            "Content-Type: application/json\r\nContent-Length: 100000000\r\n\r\n"
+        )
+        line = '{"url":"https://example.com/page"},'
+        with socket.create_connection((address.host, address.port or 80)) as connection:
+            connection.sendall((head + '{"tasks":[' + line * 60_000).encode())
+            until("the list to be staged", lambda: list((data / "temp").iterdir()) or None)
+
+        until("it to be gone", lambda: not list((data / "temp").iterdir()) or None)
+        jobs = server.call("GET", "/v1/jobs").json()["jobs"]
+
+    assert jobs == []
+    assert [path for path in (data / "blobs").rglob("*") if path.is_file()] == []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument, NotFound, TaskNotReady
+from conveyor.domain.queries import Query, TasksOf
 from conveyor.usecases import results
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Accepted
 from tests.builders import ManualClock
-from tests.usecases.world import body_of, missing, rows_of, submit, work
+from tests.usecases.world import World, body_of, missing, rows_of, submit, work
 
 
 async def pages(env: Env, accepted: Accepted, *, status: str, limit: int) -> list[list[str]]:
@@ -48,6 +51,29 @@ async def test_a_filter_shows_only_its_statuses(env: Env) -> None:
     }
 
     assert counts == {"all": 10, "successful": 3, "failed": 3, "processing": 4}
+
+
+@pytest.mark.parametrize(
+    ("status", "worked"), [("successful", 0), ("failed", 5), ("processing", 5)]
+)
+async def test_where_the_counters_know_of_none_no_task_is_looked_at(
+    world: World, monkeypatch: pytest.MonkeyPatch, status: str, worked: int
+) -> None:
+    accepted = await submit(world.env, 5)
+    await work(world.env, accepted.run, count=worked)
+    find = world.engine.store.find
+    asked: list[object] = []
+
+    async def find_and_tell(query: Query[Any]) -> list[Any]:
+        asked.append(type(query))
+        return await find(query)
+
+    monkeypatch.setattr(world.engine.store, "find", find_and_tell)
+
+    found = await pages(world.env, accepted, status=status, limit=2)
+
+    assert found == [[]]
+    assert TasksOf not in asked
 
 
 async def test_a_filter_that_does_not_exist_is_refused(env: Env) -> None:

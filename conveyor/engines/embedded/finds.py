@@ -101,6 +101,8 @@ def _tasks_of(query: TasksOf) -> list[_Term]:
     terms: list[_Term] = [("run_id = ?", [query.run_id]), ("task_id > ?", [query.after or ""])]
     if query.statuses is not None:
         terms.append(_status_in(query.statuses))
+    if query.have_problems:  # They have an index of their own.
+        terms.append(("problem IS NOT NULL", []))
     return terms
 
 

@@ -173,6 +173,19 @@ async def test_a_cold_table_takes_so_many_writes_a_second(
     assert world.fate.fired["dynamodb.throttled"] == 100
 
 
+async def test_a_hot_partition_of_an_index_throttles_writes_to_the_table(
+    world: World, autojump_clock: MockClock
+) -> None:
+    world.suffers(DynamoFaults(capacity=CapacityLimits(partition_writes=10)))
+
+    for number in range(10):
+        await put(world, item("a", str(number), g1="hot", g1s=str(number)))
+
+    refused = await refusal(put(world, item("a", "x", g1="hot", g1s="x")))
+    await put(world, item("a", "x", g1="cold", g1s="x"))
+    assert refused[0] == "ProvisionedThroughputExceededException"
+
+
 async def test_reads_have_a_capacity_too(world: World, autojump_clock: MockClock) -> None:
     world.suffers(DynamoFaults(capacity=CapacityLimits(partition_reads=10)))
     reads = {"TableName": TABLE, "Key": key("a"), "ConsistentRead": True}

@@ -219,18 +219,18 @@ async def test_counters_are_what_the_rows_say(harsh: World, autojump_clock: Mock
     engine, tasks = await a_run_in(harsh), tasks_in_shards(40)
     await engine.store.put_chunk(a_chunk(tasks))
     refs = list(map(ref_to, tasks))
+    others = [(await harsh.engine(number)).store for number in (1, 2)]
     harsh.suffers(CALLS, DYNAMODB)
 
-    async def work(number: int) -> None:
-        store = (await harsh.engine(number)).store
+    async def work(store: Store) -> None:
         for start in [*range(0, 40, 5)] * 3:
             with suppress(Unavailable):
                 await claim_and_settle(store, refs[start : start + 5], harsh.clock.now())
             await trio.sleep(30.0)  # Claims of the round before lapse meanwhile.
 
     async with trio.open_nursery() as nursery:
-        for number in (1, 2):
-            nursery.start_soon(work, number)
+        for store in others:
+            nursery.start_soon(work, store)
     harsh.heals()
     await trio.sleep(200)
 
@@ -330,6 +330,7 @@ async def test_no_more_leases_live_than_the_cap(
             try:
                 taken = await coordinator.acquire(JOB, RUN, count_max=3, cap=cap, ttl_s=ttl_s)
             except Unavailable:
+                await trio.sleep(5.0)
                 continue
             held.update(dict.fromkeys(taken, asked_at + ttl_s))
             assert sum(until > trio.current_time() for until in held.values()) <= cap

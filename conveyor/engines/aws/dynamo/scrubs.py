@@ -45,7 +45,9 @@ async def scrub(table: Table, job_id: JobId, run_id: RunId | None, *, limit: int
             doomed.append(places)
             if len(doomed) == limit:
                 break
-    await table.remove([place for places in doomed for place in places])
+    # What the others are found by goes last, or who is cut off leaves something for good.
+    await table.remove([place for places in doomed for place in places[:-1]])
+    await table.remove([places[-1] for places in doomed])
     return len(doomed)
 
 
@@ -62,7 +64,7 @@ async def _shard_count(table: Table, job_id: JobId) -> int:
 async def _doomed(
     table: Table, job_id: JobId, run_id: RunId | None, shard_count: int
 ) -> AsyncGenerator[list[Place], None]:
-    """The items of one row after the other: the row, and what points at it."""
+    """The items of one row after the other: it, what points at it, and last where it was found."""
     shards = [layout.shard(job_id, number) for number in range(shard_count)]
     job = layout.job(job_id)
 
@@ -75,7 +77,9 @@ async def _doomed(
     for each in ranges:
         async with aclosing(merged(table, [each], limit=_PAGE)) as items:
             async for item in items:
-                yield list(dict.fromkeys([target_of(item), place_in(item), *_pointers(item)]))
+                at = place_in(item)
+                also = dict.fromkeys([target_of(item), *_pointers(item)])
+                yield [*(place for place in also if place != at), at]
 
 
 def _pointers(item: Item) -> list[Place]:

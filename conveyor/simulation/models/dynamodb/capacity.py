@@ -11,13 +11,15 @@ from math import ceil
 
 from conveyor.simulation.models.fate import Fate
 
+TABLE = ""
 WRITE_UNIT_BYTES = 1024
 READ_UNIT_BYTES = 4096
 
-_TABLE = ""
+Place = tuple[str, str]
+"""A partition, of an index by its name or of the table itself, whose name is empty."""
+Units = Mapping[Place, float]
 
-Units = Mapping[str, float]
-"""Units by partition: of the table by its key, of an index with the index's name before it."""
+_ALL = ""
 
 
 def write_units(size_bytes: int) -> float:
@@ -41,9 +43,9 @@ class _Level:
 class Capacity:
     fate: Fate
     now: Callable[[], float]
-    _writes: dict[str, _Level] = field(default_factory=dict)
-    _reads: dict[str, _Level] = field(default_factory=dict)
-    _shut_until: dict[str, float] = field(default_factory=dict)
+    _writes: dict[Place, _Level] = field(default_factory=dict)
+    _reads: dict[Place, _Level] = field(default_factory=dict)
+    _shut_until: dict[Place, float] = field(default_factory=dict)
 
     def take_writes(self, units: Units) -> str | None:
         """Takes it all, or answers why not: ProvisionedThroughputExceeded or ThrottlingError."""
@@ -76,29 +78,31 @@ class Capacity:
         return None
 
     def _take(
-        self, levels: dict[str, _Level], units: Units, partition_max: float, table_max: float
+        self, levels: dict[Place, _Level], units: Units, partition_max: float, table_max: float
     ) -> str | None:
+        """Indexes warm up as tables do, each for itself."""
         now = self.now()
-        wanted = [
-            (_level(levels, name, partition_max, now), count) for name, count in units.items()
+        wanted = [(_level(levels, place, partition_max, now), n) for place, n in units.items()]
+        whole = [
+            (_level(levels, (name, _ALL), table_max, now), n) for (name, _), n in units.items()
         ]
-        table = _level(levels, _TABLE, table_max, now)
+        refusal = None
         if any(level.left <= 0.0 for level, _ in wanted):
+            refusal = "ProvisionedThroughputExceeded"
+        elif any(level.left <= 0.0 for level, _ in whole):
+            refusal = "ThrottlingError"
+        if refusal is not None:
             self.fate.count("dynamodb.throttled")
-            return "ProvisionedThroughputExceeded"
-        if table.left <= 0.0:
-            self.fate.count("dynamodb.throttled")
-            return "ThrottlingError"
-        for level, count in wanted:
+            return refusal
+        for level, count in [*wanted, *whole]:
             level.left -= count
-        table.left -= sum(units.values())
         return None
 
 
-def _level(levels: dict[str, _Level], name: str, most: float, now: float) -> _Level:
-    level = levels.get(name)
+def _level(levels: dict[Place, _Level], place: Place, most: float, now: float) -> _Level:
+    level = levels.get(place)
     if level is None:
-        level = levels[name] = _Level(most, now)
+        level = levels[place] = _Level(most, now)
     level.left = min(most, level.left + most * (now - level.at))
     level.at = now
     return level

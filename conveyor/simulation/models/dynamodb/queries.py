@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conveyor.simulation.models.dynamodb import expressions
-from conveyor.simulation.models.dynamodb.capacity import Capacity, read_units
+from conveyor.simulation.models.dynamodb.capacity import TABLE, Capacity, read_units
 from conveyor.simulation.models.dynamodb.expressions import Bound, check_marks
 from conveyor.simulation.models.dynamodb.rows import Partition, Row, Sort
 from conveyor.simulation.models.dynamodb.tables import Index, Key, Table
@@ -74,8 +74,8 @@ def query(table: Table, capacity: Capacity, params: Params) -> dict[str, Any]:
             is_over = False
             break
     units = read_units(size_bytes, is_consistent=bool(params.get("ConsistentRead")))
-    name = asked.partition if index is None else f"{index.name}/{asked.partition}"
-    refusal = capacity.take_reads({name: units})
+    place = TABLE if index is None else index.name, asked.partition
+    refusal = capacity.take_reads({place: units})
     if refusal is not None:
         raise throttled(refusal)
     answer: dict[str, Any] = {"Items": page, "Count": len(page), "ScannedCount": scanned}

@@ -11,7 +11,7 @@ from typing import Any
 
 from conveyor.engines.aws.errors import AwsError
 from conveyor.simulation.models.dynamodb import control, queries
-from conveyor.simulation.models.dynamodb.capacity import Capacity, read_units
+from conveyor.simulation.models.dynamodb.capacity import TABLE, Capacity, read_units
 from conveyor.simulation.models.dynamodb.tables import Key, Table
 from conveyor.simulation.models.dynamodb.transactions import Transactions
 from conveyor.simulation.models.dynamodb.values import Item, NotModelled, check_known, invalid
@@ -103,7 +103,7 @@ class DynamoModel:
         is_consistent = bool(params.get("ConsistentRead"))
         row = queries.seen(table, key, is_consistent=is_consistent)
         units = read_units(0 if row is None else row.size_bytes, is_consistent=is_consistent)
-        refusal = self.capacity(params["TableName"]).take_reads({key[0]: units})
+        refusal = self.capacity(params["TableName"]).take_reads({(TABLE, key[0]): units})
         if refusal is not None:
             raise throttled(refusal)
         item = None if row is None else queries.projected(row.item, params)
@@ -146,7 +146,7 @@ class DynamoModel:
                 row_bytes = 0 if row is None else row.size_bytes
                 units = read_units(row_bytes, is_consistent=is_consistent)
                 is_over = size_bytes + row_bytes > ANSWER_BYTES_MAX
-                if is_over or self._leaves("keys") or capacity.take_reads({key[0]: units}):
+                if is_over or self._leaves("keys") or capacity.take_reads({(TABLE, key[0]): units}):
                     _left_of(left, name, request).append(table.key_item(key))
                     continue
                 is_any_done, total, size_bytes = True, total + units, size_bytes + row_bytes

@@ -12,7 +12,7 @@ import msgspec
 
 from conveyor.engines.aws.errors import AwsError
 from conveyor.simulation.models.dynamodb import queries
-from conveyor.simulation.models.dynamodb.capacity import Capacity, read_units
+from conveyor.simulation.models.dynamodb.capacity import TABLE, Capacity, Place, read_units
 from conveyor.simulation.models.dynamodb.tables import Key, Table
 from conveyor.simulation.models.dynamodb.values import invalid
 from conveyor.simulation.models.dynamodb.writes import Write, checked_write
@@ -27,7 +27,7 @@ _CONFLICT = "TransactionConflict"
 _encode = msgspec.json.Encoder().encode
 
 Params = Mapping[str, Any]
-Place = tuple[str, Key]
+Spot = tuple[str, Key]
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Transactions:
     capacity: Callable[[str], Capacity]
     _tokens: dict[str, bytes] = field(default_factory=dict)
     _token_ends: deque[tuple[float, str]] = field(default_factory=deque)
-    _held: dict[Place, float] = field(default_factory=dict)
+    _held: dict[Spot, float] = field(default_factory=dict)
 
     def is_held(self, table: str, key: Key) -> bool:
         if not self._held:
@@ -101,7 +101,7 @@ class Transactions:
             row = table.get(key)
             units = 2 * read_units(0 if row is None else row.size_bytes, is_consistent=True)
             is_held = self.is_held(each["TableName"], key)
-            refusal = self.capacity(each["TableName"]).take_reads({key[0]: units})
+            refusal = self.capacity(each["TableName"]).take_reads({(TABLE, key[0]): units})
             reasons.append(_CONFLICT if is_held else refusal or _FINE)
             answers.append({} if row is None else {"Item": queries.projected(row.item, each)})
         _cancel(reasons)
@@ -122,7 +122,7 @@ class Transactions:
             raise AwsError("TransactionInProgressException", "the same request is in progress")
         return True
 
-    def _refuse(self, places: Sequence[Place], writes: Sequence[Write]) -> None:
+    def _refuse(self, places: Sequence[Spot], writes: Sequence[Write]) -> None:
         reasons = [_reason(write) for write in writes]
         for number, (table, key) in enumerate(places):
             if self.is_held(table, key):
@@ -132,10 +132,10 @@ class Transactions:
         _cancel(reasons)
 
     def _take(
-        self, places: Sequence[Place], tables: Sequence[Table], writes: Sequence[Write]
+        self, places: Sequence[Spot], tables: Sequence[Table], writes: Sequence[Write]
     ) -> dict[str, float]:
         """Twice the units: DynamoDB prepares every write before it makes it."""
-        wanted: dict[str, dict[str, float]] = {}
+        wanted: dict[str, dict[Place, float]] = {}
         for (name, _), table, write in zip(places, tables, writes, strict=True):
             units = wanted.setdefault(name, {})
             for partition, count in write.units(table).items():
@@ -146,7 +146,7 @@ class Transactions:
                 _cancel([refusal, *[_FINE] * (len(writes) - 1)])
         return {name: sum(units.values()) for name, units in wanted.items()}
 
-    def _hold(self, places: Sequence[Place]) -> None:
+    def _hold(self, places: Sequence[Spot]) -> None:
         most_s = self.fate.pessimism.dynamodb.conflict_s
         if most_s:
             until = self.now() + self.fate.seconds((0.0, most_s))

@@ -8,7 +8,7 @@ from typing import Any
 
 from conveyor.engines.aws.errors import AwsError
 from conveyor.simulation.models.dynamodb import expressions
-from conveyor.simulation.models.dynamodb.capacity import write_units
+from conveyor.simulation.models.dynamodb.capacity import TABLE, Place, write_units
 from conveyor.simulation.models.dynamodb.expressions import Bound, check_marks
 from conveyor.simulation.models.dynamodb.rows import Row
 from conveyor.simulation.models.dynamodb.tables import Key, Table
@@ -51,11 +51,11 @@ class Write:
     fits: bool
     fault: AwsError | None = None
 
-    def units(self, table: Table) -> dict[str, float]:
+    def units(self, table: Table) -> dict[Place, float]:
         """What it takes of which partition: a change of an index's key is a removal, too."""
         old_bytes = 0 if self.old is None else self.old.size_bytes
         new_bytes = 0 if self.new is None else self.new.size_bytes
-        units = {self.key[0]: write_units(max(old_bytes, new_bytes))}
+        units = {(TABLE, self.key[0]): write_units(max(old_bytes, new_bytes))}
         if not self.fits or self.kind == "ConditionCheck":
             return units
         for index in table.indexes.values():
@@ -65,8 +65,8 @@ class Write:
                 continue
             for entry in (before, after):
                 if entry is not None:
-                    name = f"{index.name}/{entry[0]}"
-                    units[name] = units.get(name, 0.0) + 1.0
+                    place = index.name, entry[0]
+                    units[place] = units.get(place, 0.0) + 1.0
         return units
 
     def answer(self, wanted: str) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""Every fault that the models know strikes in a harsh world, and is counted under its name."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from conveyor.engines.aws.errors import AwsError, NoAnswer
+from conveyor.engines.aws.queues import RUN_ATTRIBUTES
+from conveyor.engines.redis.channel import RedisChannel
+from conveyor.engines.redis.coordinator import RedisCoordinator
+from conveyor.ports.errors import Unavailable
+from conveyor.simulation.models import FAULTS
+from conveyor.simulation.models.pessimism import (
+    CallFaults,
+    CapacityLimits,
+    DynamoFaults,
+    RedisFaults,
+    S3Faults,
+    SqsFaults,
+)
+from conveyor.simulation.models.sqs import URL
+from tests.builders import JOB, RUN
+from tests.simulation.models.worlds import TABLE, World, item, key
+
+QUEUE = {"QueueUrl": f"{URL}q"}
+HARSH = (
+    CallFaults(
+        refused_rate=0.05, lost_rate=0.05, slow_rate=0.05, stalled_rate=0.02, late_rate=0.02
+    ),
+    DynamoFaults(
+        capacity=CapacityLimits(partition_writes=2, partition_reads=2),
+        throttled_shard_rate=0.05,
+        unprocessed_rate=0.2,
+        conflict_rate=0.2,
+        in_progress_rate=0.5,
+        stale_read_rate=0.5,
+        late_index_rate=0.5,
+        late_expiry_rate=0.3,
+        never_expires_rate=0.3,
+        short_page_rate=0.5,
+    ),
+    SqsFaults(
+        duplicate_rate=0.2,
+        undead_rate=0.2,
+        reordered_rate=0.5,
+        false_empty_rate=0.2,
+        lost_receive_rate=0.2,
+        stale_receipt_rate=0.5,
+        visibility_drift=0.1,
+        unseen_rate=0.5,
+        ghost_rate=0.5,
+        in_flight_max=5,
+        retention_s_max=60.0,
+        partial_batch_rate=0.2,
+    ),
+    S3Faults(
+        slow_down_rate=0.1,
+        slow_rate=0.1,
+        lost_put_rate=0.1,
+        truncated_list_rate=0.5,
+        undeleted_rate=0.2,
+        left_open_rate=0.5,
+        broken_read_rate=0.2,
+    ),
+    RedisFaults(
+        down_rate=0.02,
+        down_s=(0.0, 5.0),
+        failover_rate=0.05,
+        split_rate=0.05,
+        evicted_rate=0.05,
+        killed_rate=0.05,
+        slow_rate=0.1,
+        deaf_rate=0.1,
+    ),
+)
+
+
+async def to_a_table(world: World, number: int) -> None:
+    row = item(str(number), g1="o", g1s=str(number)) | {"ttl": {"N": str(int(world.clock.now()))}}
+    at = {"TableName": TABLE}
+    token = {"ClientRequestToken": str(number)}
+    puts = [{"PutRequest": {"Item": item(f"{number}-{n}")}} for n in range(5)]
+    keys = [key(f"{number}-{n}") for n in range(5)]
+    steps = [{"Put": {**at, "Item": item(f"{number}-t")}}]
+    asked = {"KeyConditionExpression": "pk = :pk", "ExpressionAttributeValues": {":pk": {"S": "p"}}}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("PutItem", {**at, "Item": row}),
+        ("GetItem", {**at, "Key": key(str(number))}),
+        ("BatchWriteItem", {"RequestItems": {TABLE: puts}}),
+        ("BatchGetItem", {"RequestItems": {TABLE: {"Keys": keys}}}),
+        ("TransactWriteItems", {"TransactItems": steps, **token}),
+        ("TransactWriteItems", {"TransactItems": steps, **token}),
+        ("Query", {**at, **asked}),
+    ]
+    for operation, params in calls:
+        with suppress(AwsError, NoAnswer):
+            await world.dynamodb(operation, **params)
+
+
+async def to_a_queue(world: World, number: int) -> None:
+    entries = [{"Id": str(n), "MessageBody": str(n)} for n in range(10)]
+    with suppress(AwsError, NoAnswer):
+        await world.sqs("CreateQueue", QueueName="q", Attributes=RUN_ATTRIBUTES)
+    with suppress(AwsError, NoAnswer):
+        await world.sqs("SendMessageBatch", **QUEUE, Entries=entries)
+    with suppress(AwsError, NoAnswer):
+        asked = {"MaxNumberOfMessages": 10, "VisibilityTimeout": 5}
+        answer = await world.sqs("ReceiveMessage", **QUEUE, **asked)
+        await world.sqs("ReceiveMessage", **QUEUE, **asked)
+        await trio.sleep(number % 10)
+        receipts = [each["ReceiptHandle"] for each in answer.get("Messages", ())]
+        entries = [{"Id": str(n), "ReceiptHandle": each} for n, each in enumerate(receipts)]
+        await world.sqs("DeleteMessageBatch", **QUEUE, Entries=entries)
+    if number % 20 == 0:
+        with suppress(AwsError, NoAnswer):
+            await world.sqs("DeleteQueue", **QUEUE)
+
+
+async def to_a_bucket(world: World, number: int) -> None:
+    blobs = (await world.engine()).blobs
+    with suppress(Unavailable):
+        await blobs.put("k/a", [b"x"])
+        await blobs.put("k/b", [b"x"])
+        assert [piece async for piece in blobs.open("k/a")] == [b"x"]
+        await blobs.delete_prefix("k")
+    with suppress(AwsError, NoAnswer):
+        upload = await world.s3("CreateMultipartUpload", Key="a")
+        await world.s3("AbortMultipartUpload", Key="a", UploadId=upload["UploadId"])
+
+
+async def to_redis(world: World, number: int) -> None:
+    link = world.redis.link()
+    with suppress(Unavailable):
+        coordinator = RedisCoordinator(link, Random(number), space="s")
+        await coordinator.acquire(JOB, RUN, count_max=1, cap=1000, ttl_s=60)
+    await RedisChannel(link, space="s", owner="o").tell(JOB, RUN)
+
+
+async def test_every_fault_strikes_in_a_harsh_world(
+    world: World, autojump_clock: MockClock
+) -> None:
+    world.suffers(*HARSH)
+    ways: list[Callable[[World, int], Awaitable[None]]] = [
+        to_a_table,
+        to_a_queue,
+        to_a_bucket,
+        to_redis,
+    ]
+
+    for number in range(150):
+        for way in ways:
+            with suppress(Unavailable):
+                await way(world, number)
+
+    never = [name for name in FAULTS if not world.fate.fired[name]]
+    assert never == []
