@@ -88,9 +88,10 @@ class S3Model:
     uploads: dict[str, Upload] = field(default_factory=dict)
     _links: dict[str, _Link] = field(default_factory=dict)
     _number: int = 0
+    _doers: dict[str, Callable[[Params], Answer]] = field(init=False)
 
-    def do(self, operation: str, params: Params) -> Answer:
-        doers: dict[str, Callable[[Params], Answer]] = {
+    def __post_init__(self) -> None:
+        self._doers = {
             "CreateBucket": self._create,
             "HeadBucket": self._head_bucket,
             "PutPublicAccessBlock": self._head_bucket,
@@ -107,12 +108,14 @@ class S3Model:
             "CompleteMultipartUpload": self._complete,
             "AbortMultipartUpload": self._abort,
         }
-        if operation not in doers or "VersionId" in params:
+
+    def do(self, operation: str, params: Params) -> Answer:
+        if operation not in self._doers or "VersionId" in params:
             raise NotImplementedError(f"s3.{operation} with {sorted(params)}")
         faults = self.fate.pessimism.s3
         if self.fate.strikes("s3.slow_down", faults.slow_down_rate):
             raise AwsError("SlowDown", "Please reduce your request rate.", status=503)
-        answer = doers[operation](params)
+        answer = self._doers[operation](params)
         if operation in _PUTS and self.fate.strikes("s3.lost_put", faults.lost_put_rate):
             raise NoAnswer("the connection closed", was_sent=True)
         return answer

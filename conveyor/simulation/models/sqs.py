@@ -87,9 +87,10 @@ class SqsModel:
     _removed_at: dict[str, float] = field(default_factory=dict)
     _ghosts: dict[str, float] = field(default_factory=dict)
     _number: int = 0
+    _doers: dict[str, Callable[[Params], Answer]] = field(init=False)
 
-    def do(self, operation: str, params: Params) -> Answer:
-        doers: dict[str, Callable[[Params], Answer]] = {
+    def __post_init__(self) -> None:
+        self._doers = {
             "CreateQueue": self._create,
             "GetQueueUrl": self._url,
             "DeleteQueue": self._remove,
@@ -100,9 +101,11 @@ class SqsModel:
             "DeleteMessageBatch": self._delete,
             "ChangeMessageVisibilityBatch": self._change,
         }
-        if operation not in doers:
+
+    def do(self, operation: str, params: Params) -> Answer:
+        if operation not in self._doers:
             raise NotImplementedError(f"sqs.{operation}")
-        return doers[operation](params)
+        return self._doers[operation](params)
 
     async def poll(self, params: Params) -> Answer:
         """A receive that waits for something to come."""

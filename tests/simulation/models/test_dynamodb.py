@@ -138,6 +138,7 @@ async def test_capacity_is_told_as_the_service_does(world: World) -> None:
     assert both["ConsumedCapacity"][0]["CapacityUnits"] == 4.0
 
 
+@pytest.mark.slow
 async def test_a_partition_takes_so_many_writes_a_second(
     world: World, autojump_clock: MockClock
 ) -> None:
@@ -157,6 +158,7 @@ async def test_a_partition_takes_so_many_writes_a_second(
     assert world.fate.fired["dynamodb.throttled"] > 0
 
 
+@pytest.mark.slow
 async def test_a_cold_table_takes_so_many_writes_a_second(
     world: World, autojump_clock: MockClock
 ) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -142,6 +143,7 @@ async def to_redis(world: World, number: int) -> None:
     await RedisChannel(link, space="s", owner="o").tell(JOB, RUN)
 
 
+@pytest.mark.slow
 async def test_every_fault_strikes_in_a_harsh_world(
     world: World, autojump_clock: MockClock
 ) -> None:

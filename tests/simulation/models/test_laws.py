@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -51,10 +52,12 @@ from tests.builders import (
 from tests.conformance.picks import stream
 from tests.simulation.models.worlds import World
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 SHARDS = 4
-SEEDS = range(6)
+SEEDS = range(int(os.environ.get("LAW_SEEDS", "6")))
 CALLS = CallFaults(
     latency_s=(0.001, 0.05),
     refused_rate=0.1,

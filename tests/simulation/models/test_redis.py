@@ -173,18 +173,18 @@ async def _told(
         some = leases[pick : pick + count]
         match verb:
             case "acquire":
-                taken = await coordinator.acquire(JOB, RUN, count_max=count, cap=4, ttl_s=30)
+                taken = await coordinator.acquire(JOB, RUN, count_max=count, cap=4, ttl_s=2)
                 leases += taken
                 told.append(taken)
             case "enter":
                 doors = [Door(JOB, f"h{pick}", cap=count, spacing_s=0.5 * pick)] * count
-                passed = await coordinator.enter(doors, ttl_s=30)
+                passed = await coordinator.enter(doors, ttl_s=2)
                 leases += [each for each in passed if each is not None]
                 told.append(passed)
             case "renew":
-                told.append(await coordinator.renew(some, ttl_s=30))
+                told.append(await coordinator.renew(some, ttl_s=2))
             case "restore":
-                await coordinator.restore(some, ttl_s=30)
+                await coordinator.restore(some, ttl_s=2)
             case "release":
                 await coordinator.release(some)
             case "count":
@@ -195,5 +195,5 @@ async def _told(
                 )
                 told.append(await coordinator.marks_on("x"))
             case _:
-                clock.advance(pick + 0.25 * count)
+                clock.advance(pick * 0.5)
     return told

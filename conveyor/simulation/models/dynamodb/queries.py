@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from conveyor.simulation.models.dynamodb import expressions
@@ -50,6 +50,16 @@ class _Asked:
     is_descending: bool
 
 
+@dataclass(slots=True)
+class _Page:
+    """What was shown and what it took; `last` is the place of a page that is not the last one."""
+
+    items: list[Item] = field(default_factory=list)
+    scanned: int = 0
+    size_bytes: int = 0
+    last: Item | None = None
+
+
 def query(table: Table, capacity: Capacity, params: Params) -> dict[str, Any]:
     check_known("Query", params, _KNOWN)
     index = _index(table, params)
@@ -60,34 +70,46 @@ def query(table: Table, capacity: Capacity, params: Params) -> dict[str, Any]:
     text = params.get("FilterExpression")
     kept = None if text is None else expressions.condition(text)
     asked = _asked(table, index, params, bound, _NO_MARKS if kept is None else kept.marks)
-    partition = (table if index is None else index).partitions.get(asked.partition, Partition())
-    rows = _rows(table, partition, asked, params)
-    page: list[Item] = []
-    size_bytes = scanned = 0
-    last: Sort | None = None
-    is_over, scanned_max = True, _scanned_max(table, params)
-    for sort, row in rows if scanned_max else ():
-        scanned, size_bytes, last = scanned + 1, size_bytes + row.size_bytes, sort
-        if kept is None or kept.test(row.item, bound):
-            page.append(projected(row.item, params))
-        if scanned == scanned_max or size_bytes >= PAGE_BYTES_MAX:
-            is_over = False
-            break
-    units = read_units(size_bytes, is_consistent=bool(params.get("ConsistentRead")))
+    page = _scanned(table, index, asked, params, lambda row: kept is None or kept.test(row, bound))
+    units = read_units(page.size_bytes, is_consistent=bool(params.get("ConsistentRead")))
     place = TABLE if index is None else index.name, asked.partition
     refusal = capacity.take_reads({place: units})
     if refusal is not None:
         raise throttled(refusal)
-    answer: dict[str, Any] = {"Items": page, "Count": len(page), "ScannedCount": scanned}
-    if not scanned_max:
-        answer["LastEvaluatedKey"] = params.get("ExclusiveStartKey") or _before(table, index, asked)
-    elif not is_over and last is not None:
-        answer["LastEvaluatedKey"] = _place(table, index, asked.partition, last)
-    if "LastEvaluatedKey" in answer and not page:
-        table.fate.count("dynamodb.empty_page")
+    answer: dict[str, Any] = {
+        "Items": page.items,
+        "Count": len(page.items),
+        "ScannedCount": page.scanned,
+    }
+    if page.last is not None:
+        answer["LastEvaluatedKey"] = page.last
+        if not page.items:
+            table.fate.count("dynamodb.empty_page")
     if params.get("ReturnConsumedCapacity", "NONE") != "NONE":
         answer["ConsumedCapacity"] = {"TableName": params["TableName"], "CapacityUnits": units}
     return answer
+
+
+def _scanned(
+    table: Table,
+    index: Index | None,
+    asked: _Asked,
+    params: Params,
+    is_kept: Callable[[Item], bool],
+) -> _Page:
+    page, scanned_max = _Page(), _scanned_max(table, params)
+    if not scanned_max:
+        page.last = params.get("ExclusiveStartKey") or _before(table, index, asked)
+        return page
+    partition = (table if index is None else index).partitions.get(asked.partition, Partition())
+    for sort, row in _rows(table, partition, asked, params):
+        page.scanned, page.size_bytes = page.scanned + 1, page.size_bytes + row.size_bytes
+        if is_kept(row.item):
+            page.items.append(projected(row.item, params))
+        if page.scanned == scanned_max or page.size_bytes >= PAGE_BYTES_MAX:
+            page.last = _place(table, index, asked.partition, sort)
+            break
+    return page
 
 
 def seen(table: Table, key: Key, *, is_consistent: bool) -> Row | None:
