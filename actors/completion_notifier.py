@@ -77,7 +77,7 @@ class CompletionNotifier:
             ready = await notices.prepare(self.env, notice)
             if ready is None:
                 continue
-            later = desk.lanes.enter(ready.caller, ready.webhook.url, now=self.env.now())
+            later = desk.lanes.enter(ready.job.caller, ready.receiver, now=self.env.now())
             if later is None:
                 desk.under_way.add(notice.notice_id)
                 nursery.start_soon(self._deliver, ready, desk)
@@ -94,5 +94,5 @@ class CompletionNotifier:
             log.warning("delivery not recorded", extra={"cause": str(error)})
         finally:
             desk.under_way.discard(ready.notice.notice_id)
-            desk.lanes.leave(ready.caller, ready.webhook.url, outcome, now=self.env.now())
+            desk.lanes.leave(ready.job.caller, ready.receiver, outcome, now=self.env.now())
             desk.room_made.set()

@@ -1,6 +1,7 @@
 """Doorkeeper: lets the tasks of one poller through to hosts that take few at a time (SPEC 6.13).
 
-A task whose host is full goes back to the queue until about its turn, unclaimed and uncounted.
+A task whose host is full is parked, unclaimed and uncounted; where there is no room for it, it goes
+back to the queue until about its turn.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import trio
 
+from actors.parking import ParkingLot
 from conveyor.domain import hosts, limits
 from conveyor.domain.changes import TaskKey
 from conveyor.domain.hosts import HostLimit, HostLimits
@@ -52,10 +54,22 @@ class Doorkeeper:
         self._full_until: dict[str, float] = {}
         self._fetch_s: dict[str, float] = {}
         self._due: list[float] = []
+        self.lot = ParkingLot(env.queue)
 
-    async def admit(self, messages: Sequence[Message]) -> list[Visit]:
-        """Those that may go through; the others are on their way back to the queue."""
-        named = [(message, await self._host_of(message)) for message in messages]
+    def take_parked(self, count_max: int) -> list[tuple[Message, str]]:
+        """Messages whose hosts may have room now, no more of each than it may have room for."""
+        taken: list[tuple[Message, str]] = []
+        for host in [each for each in self.lot.hosts if self._is_open(each)]:
+            count = min(count_max - len(taken), self._at_once(host))
+            taken += [(message, host) for message in self.lot.take(host, count)]
+        return taken
+
+    async def admit(
+        self, parked: Sequence[tuple[Message, str]], fresh: Sequence[Message]
+    ) -> list[Visit]:
+        """Those that may go through; the others wait here, or are on their way back."""
+        named: list[tuple[Message, str | None]] = [*parked]
+        named += [(message, await self._host_of(message)) for message in fresh]
         asked = [number for number, (_, host) in enumerate(named) if self._is_open(host)]
         leases = dict(zip(asked, await self._enter([named[n][1] for n in asked]), strict=True))
         admitted: list[Visit] = []
@@ -66,7 +80,7 @@ class Doorkeeper:
                 admitted.append(Visit(message, host, lease_id))
             else:
                 refused.append((message, host))
-        await self._send_back(refused)
+        await self._put_off(refused)
         return admitted
 
     def note_fetch(self, visit: Visit, seconds: float) -> None:
@@ -77,11 +91,12 @@ class Doorkeeper:
             self._fetch_s[visit.host] = before + _WEIGHT * (seconds - before)
 
     def until_due(self) -> float:
-        """Seconds until the next of those that went back has its turn."""
+        """Seconds until the next of those that had to wait has its turn."""
         now = trio.current_time()
         while self._due and self._due[0] <= now:
             heapq.heappop(self._due)
-        return self._due[0] - now if self._due else math.inf
+        turns = [self._full_until.get(host, now) for host in self.lot.hosts]
+        return max(min([*self._due[:1], *turns], default=math.inf) - now, 0.0)
 
     async def _host_of(self, message: Message) -> str | None:
         ref = message.ref
@@ -109,13 +124,23 @@ class Doorkeeper:
             spacing_s=1.0 / limit.rate_per_s if limit.rate_per_s else 0.0,
         )
 
-    async def _send_back(self, refused: Sequence[tuple[Message, str]]) -> None:
-        self._metrics.messages_bounced.inc(len(refused))
+    def _at_once(self, host: str) -> int:
+        limit = self._limits.limit_for(host)
+        if limit.concurrency is not None:
+            return limit.concurrency
+        return 1 + math.ceil((limit.rate_per_s or 0.0) * limits.HOST_SLACK_S)
+
+    async def _put_off(self, refused: Sequence[tuple[Message, str]]) -> None:
         async with trio.open_nursery() as nursery:
             for message, host in refused:
-                nursery.start_soon(self._bounce, message, self._wait_s(host, message))
+                if self.lot.is_full:
+                    nursery.start_soon(self._bounce, message, self._wait_s(host, message))
+                else:
+                    self.lot.park(host, message)
+                self._note_full(host)
 
     async def _bounce(self, message: Message, delay_s: float) -> None:
+        self._metrics.messages_bounced.inc()
         heapq.heappush(self._due, trio.current_time() + delay_s)
         with suppress(Unavailable):  # It comes back by itself.
             await self._env.queue.bounce((message,), delay_s=delay_s)
@@ -126,10 +151,17 @@ class Doorkeeper:
         limit = self._limits.limit_for(host)
         now = trio.current_time()
         turns = self._turn_at if message.receives == 1 else self._next_turn_at
-        turn_s = hosts.turn_s(limit, fetch_s=self._fetch_s.get(host, _FETCH_S))
+        turn_s = self._turn_s(host)
         is_sure = limit.concurrency is None or host in self._fetch_s
         turn_at = max(turns.get(host, 0.0), now)
         wait_s = hosts.wait_s(turn_at + (1 - _LEAD) * turn_s, now=now, is_sure=is_sure)
         turns[host] = min(turn_at + turn_s, now + wait_s + turn_s)
-        self._full_until[host] = now + _LEAD * min(turn_s, _FETCH_S)
         return wait_s
+
+    def _turn_s(self, host: str) -> float:
+        fetch_s = self._fetch_s.get(host, _FETCH_S)
+        return hosts.turn_s(self._limits.limit_for(host), fetch_s=fetch_s)
+
+    def _note_full(self, host: str) -> None:
+        until = trio.current_time() + _LEAD * min(self._turn_s(host), _FETCH_S)
+        self._full_until[host] = until

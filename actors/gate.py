@@ -38,6 +38,8 @@ class FairGate:
         self._waiters: list[_Waiter] = []
         self._by_caller: Counter[CallerId] = Counter()
         self._by_run: Counter[RunId] = Counter()
+        self._is_shut = False
+        self._emptied = trio.Event()
 
     @property
     def inflight_count(self) -> int:
@@ -58,8 +60,11 @@ class FairGate:
         return self._free == self.capacity or 4 * self._aside_count >= 3 * self.capacity
 
     async def take(self, caller: CallerId, run_id: RunId, *, weight: int, count_max: int) -> int:
-        """Waits for at least one slot and takes up to `count_max`; answers how many."""
+        """Waits for at least one slot and takes up to `count_max`; answers how many: none once the
+        gate is shut."""
         assert count_max >= 1
+        if self._is_shut:
+            return 0
         waiter = _Waiter(caller, run_id, weight, count_max)
         self._waiters.append(waiter)
         self._grant()
@@ -72,6 +77,14 @@ class FairGate:
         self._waiters.remove(waiter)
         return waiter.granted
 
+    async def drain(self) -> None:
+        """Lets nobody in any more, and waits until the last one has left."""
+        self._is_shut = True
+        for waiter in self._waiters:
+            waiter.ready.set()
+        self._note_emptied()
+        await self._emptied.wait()
+
     def give_back(self, caller: CallerId, run_id: RunId, count: int) -> None:
         """Returns slots; whoever waits most fairly gets them."""
         if count == 0:
@@ -80,6 +93,7 @@ class FairGate:
         self._count(caller, run_id, -count)
         assert self._free <= self.capacity
         self._grant()
+        self._note_emptied()
 
     def step_aside(self, caller: CallerId, run_id: RunId) -> bool:
         """Frees the slot of a task that only has its outcome to write, unless as many as there are
@@ -94,9 +108,16 @@ class FairGate:
         """One that stepped aside is done."""
         assert self._aside_count
         self._aside_count -= 1
+        self._note_emptied()
+
+    def _note_emptied(self) -> None:
+        if self._is_shut and self._free == self.capacity and not self._aside_count:
+            self._emptied.set()
 
     def _grant(self) -> None:
         """A waiter stays in line until it wakes: slots that are freed meanwhile add to its own."""
+        if self._is_shut:
+            return
         hungry = [waiter for waiter in self._waiters if waiter.granted < waiter.count_max]
         while self._free and hungry:
             waiter = hungry[0] if len(hungry) == 1 else min(hungry, key=self._share)

@@ -38,10 +38,13 @@ class Desk:
     back_at: float = math.inf
     misses: int = 0
     task_s: float = 0.0
+    dry_looks: int = 0
+    emptied_at: float = -math.inf
     news: trio.Event = field(default_factory=trio.Event)
     purse: Purse | None = None
     doors: Doorkeeper | None = None
     waits_for: WaitReason | None = None
+    is_refused: bool = False
 
     async def wait_news(self, timeout_s: float) -> None:
         with trio.move_on_after(timeout_s):
@@ -64,6 +67,11 @@ class Desk:
             if lease_id in self.spare:
                 self.spare.remove(lease_id)
                 del self.fresh_at[lease_id]
+
+    def take_refusal(self) -> bool:
+        """Whether messages went back for want of leases, since this was last asked."""
+        is_refused, self.is_refused = self.is_refused, False
+        return is_refused
 
 
 @dataclass(slots=True, eq=False)

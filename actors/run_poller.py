@@ -20,12 +20,13 @@ import trio
 from actors.board import WaitBoard
 from actors.doorkeeper import Doorkeeper, Visit
 from actors.gate import FairGate
+from actors.intake import receive, refuse
 from actors.messages import PollerMessage, Work
 from actors.purse import Purse
 from actors.run_desk import Desk, Seat, Taken
 from actors.runtime import Inbox, bounded_cleanup
 from conveyor.domain import limits
-from conveyor.domain.backpressure import bounce_delay_s, cooldown_s, idle_s, permits_wanted
+from conveyor.domain.backpressure import Lines, Permits, idle_s
 from conveyor.domain.budget import Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import LeaseId
@@ -34,6 +35,7 @@ from conveyor.domain.model import Job, PauseState, Run
 from conveyor.domain.settlement import Claim, Claimed
 from conveyor.domain.waiting import WaitReason
 from conveyor.ports.errors import QueueGone, Unavailable
+from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
 from conveyor.usecases.tasks import claim, hand_back
@@ -71,12 +73,16 @@ class RunPoller:
         try:
             async with inbox, trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, inbox, desk)
+                if desk.doors is not None:
+                    nursery.start_soon(desk.doors.lot.keep_forever)
                 async with trio.open_nursery() as tasks:
                     await self._poll(desk, tasks)
                 nursery.cancel_scope.cancel()
         finally:
             self.board.forget(self.run_at_start.run_id)
             with bounded_cleanup(CLEANUP_S):
+                with suppress(Unavailable):  # It comes back by itself.
+                    await self._empty_lot(desk)
                 with suppress(Unavailable):  # What is not given back counts as spent.
                     await self._settle_purse(desk)
                 await self._release(desk, list(desk.fresh_at))
@@ -93,7 +99,7 @@ class RunPoller:
     async def _listen(self, inbox: Inbox[PollerMessage], desk: Desk) -> None:
         async for message in inbox:
             desk.run = message.run
-            desk.misses = 0
+            desk.misses = desk.dry_looks = 0
             desk.news.set()
 
     async def _poll(self, desk: Desk, tasks: trio.Nursery) -> None:
@@ -117,6 +123,7 @@ class RunPoller:
             is_paused = desk.run.pause_state is PauseState.PAUSED
             self._note_wait(desk, WaitReason.PAUSED if is_paused else WaitReason.JOB_CAP)
             if is_paused:
+                await self._empty_lot(desk)
                 await self._release(desk, desk.take_spare(len(desk.spare)))
             await desk.wait_news(math.inf)
 
@@ -125,8 +132,12 @@ class RunPoller:
         desk.waits_for = reason
         self.board.note(desk.run.run_id, reason, at=self.env.now())
 
+    @property
+    def _lines(self) -> Lines:
+        return self.env.policy.lines
+
     def _wanted(self, desk: Desk) -> int:
-        return permits_wanted(
+        return self._lines.wanted(
             free_slots=self.gate.capacity,
             cap=self.job.max_inflight,
             held=desk.inflight_count,
@@ -143,25 +154,34 @@ class RunPoller:
         slots = await self.gate.take(
             self.job.caller, desk.run.run_id, weight=self.job.priority, count_max=count_max
         )
+        if not slots:  # The process ends, and what others could use is theirs.
+            await self._let_go(desk)
+            return math.inf
         used = 0
         try:
-            leases = await self._leases(desk, slots)
-            if not leases:
-                return await self._wait_for(desk, WaitReason.JOB_CAP)
-            in_hand = await self._take(desk, leases)
+            leases: list[LeaseId] = []
+            if self._lines.permits is Permits.BEFORE_RECEIVE:
+                leases = await self._leases(desk, slots)
+                if not leases:
+                    return await self._wait_for(desk, WaitReason.JOB_CAP)
+            in_hand = await self._take(desk, leases, len(leases) or slots)
             used = len(in_hand)
         finally:
             self.gate.give_back(self.job.caller, desk.run.run_id, slots - used)
         self._start(desk, tasks, leases, in_hand)
         if in_hand:
             desk.misses = 0
+        if desk.take_refusal():
+            return await self._wait_for(desk, WaitReason.JOB_CAP)
+        if in_hand:
             if all(taken.is_paid for taken in in_hand):
                 self._note_wait(desk, None)
             await self._linger(desk)
             return 0.0
         await self._let_go(desk)
         # Behind messages of full hosts there may be others: these are looked through quickly.
-        desk.misses = 1 if desk.waits_for is WaitReason.HOST_CAP else desk.misses + 1
+        is_full = desk.waits_for is WaitReason.HOST_CAP and not desk.dry_looks
+        desk.misses = 1 if is_full else desk.misses + 1
         self._note_wait(desk, self._why_idle(desk))
         return min(idle_s(desk.misses), self._until_back(desk))
 
@@ -197,11 +217,15 @@ class RunPoller:
         self._note_wait(desk, reason)
         await self._let_go(desk)
         desk.misses += 1
-        return cooldown_s(desk.misses, self.env.random)
+        return self._lines.cooldown_s(desk.misses, self.env.random)
 
     async def _let_go(self, desk: Desk) -> None:
         await self._release(desk, desk.take_spare(len(desk.spare)))
         await self._settle_purse(desk)
+
+    async def _empty_lot(self, desk: Desk) -> None:
+        if desk.doors is not None:
+            await desk.doors.lot.empty()
 
     async def _settle_purse(self, desk: Desk) -> None:
         if desk.purse is not None:
@@ -239,29 +263,36 @@ class RunPoller:
             return fresh
         raise Unavailable("the coordinator took too long over an acquire")
 
-    async def _take(self, desk: Desk, leases: Sequence[LeaseId]) -> list[Taken]:
+    async def _take(self, desk: Desk, leases: list[LeaseId], count_max: int) -> list[Taken]:
         """Receives and claims. Shielded: what is cut off half-way would stay hidden for a while."""
+        parked = [] if desk.doors is None else desk.doors.take_parked(count_max)
         try:
             with trio.move_on_after(TAKE_S, shield=True):
-                messages = await self.env.queue.receive(
-                    desk.run.run_id, count_max=len(leases), visibility_s=limits.VISIBILITY_S
-                )
-                self.metrics.receives.inc()
-                self.metrics.messages_delivered.inc(len(messages))
-                if not messages:
-                    return []
-                visits = [Visit(message) for message in messages]
-                if desk.doors is not None:
-                    visits = await desk.doors.admit(messages)
-                if not visits:
-                    self._note_wait(desk, WaitReason.HOST_CAP)
-                    return []
-                claims = await claim(self.env, [visit.message.ref for visit in visits])
-                return await self._pay(desk, visits, claims)
+                fresh = await receive(self.env, self.metrics, desk, count_max - len(parked))
+                if self._lines.permits is not Permits.BEFORE_RECEIVE:
+                    leases += await self._leases(desk, len(parked) + len(fresh))
+                    rest = [*(message for message, _ in parked), *fresh][len(leases) :]
+                    await refuse(self.env, self.metrics, desk, rest)
+                    fresh = fresh[: max(0, len(leases) - len(parked))]
+                    parked = parked[: len(leases)]
+                return await self._claim(desk, parked, fresh)
             raise Unavailable("the engine took too long over a receive")
         except (QueueGone, Unavailable):
             await self._release(desk, leases)
             raise
+
+    async def _claim(
+        self, desk: Desk, parked: Sequence[tuple[Message, str]], fresh: Sequence[Message]
+    ) -> list[Taken]:
+        visits = [Visit(message) for message in fresh]
+        if desk.doors is not None:
+            visits = await desk.doors.admit(parked, fresh)
+            if not visits and (parked or fresh):
+                self._note_wait(desk, WaitReason.HOST_CAP)
+        if not visits:
+            return []
+        claims = await claim(self.env, [visit.message.ref for visit in visits])
+        return await self._pay(desk, visits, claims)
 
     async def _pay(
         self, desk: Desk, visits: Sequence[Visit], claims: Sequence[Claim]
@@ -287,8 +318,8 @@ class RunPoller:
     async def _send_back(self, work: Work) -> float:
         """Its call cannot be paid for now: nothing was tried, and nothing counts."""
         assert isinstance(work.claim, Claimed)
+        delay_s = self._lines.bounce_delay_s(work.message.receives)
         self.metrics.messages_bounced.inc()
-        delay_s = bounce_delay_s(work.message.receives)
         await hand_back(self.env, work.message.ref, work.claim.task)
         with suppress(Unavailable):  # It comes back by itself.
             await self.env.queue.bounce((work.message,), delay_s=delay_s)
@@ -335,6 +366,9 @@ class RunPoller:
                 desk.doors.note_fetch(taken.visit, trio.current_time() - started_at)
             seat.leave()
             await self._leave(taken.visit)
+            if self._lines.permits is not Permits.BEFORE_RECEIVE:
+                with bounded_cleanup(CLEANUP_S), suppress(Unavailable):
+                    await self._release(desk, desk.take_spare(len(desk.spare)))
 
     async def _leave(self, visit: Visit) -> None:
         """Makes room at a host; a place that could not be given up ages out."""

@@ -8,8 +8,10 @@ import sys
 QUESTIONS = {
     "settle": "How many tasks a second can the embedded engine settle, beside bare SQLite?",
     "submit": "How long does a submit of 1, 100 and 9,999 tasks take, beside bare SQLite?",
+    "ingest": "How fast is a list of a million lines ingested, beside a bare INSERT loop?",
     "throughput": "What does a page cost, durably, beside a bare loop that keeps nothing?",
     "flatness": "Does a page cost the same in a list of a thousand and of a hundred thousand?",
+    "amplification": "How often is a message received before it is run, at a cap?",
     "export": "How long does an export take, and how much memory, beside a bare zipfile?",
     "httpclient": "What does one request cost our pool, aiohttp and httpx?",
     "cost": "What do a million tasks cost on AWS, beside the seeds' design?",
@@ -22,7 +24,7 @@ def main() -> None:
     if name not in QUESTIONS:
         print("usage: python -m bench NAME [options]\n")
         for known, question in QUESTIONS.items():
-            print(f"  {known:12} {question}")
+            print(f"  {known:14} {question}")
         sys.exit(0 if not name else 2)
     importlib.import_module(f"bench.{name}").main(sys.argv[2:])
 

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+import trio
 from prometheus_client import CollectorRegistry
 
 from actors.gate import FairGate
@@ -98,6 +99,11 @@ class World:
             ready=ready,
         )
 
+    async def drain(self) -> None:
+        """Starts no more work, and gives what is under way some time to end well."""
+        with trio.move_on_after(self.settings.drain_s):
+            await self.gate.drain()
+
     def helper(self) -> Supervisor:
         return helper_tree(
             self.env, self.mail, gateway=self.gateway, gate=self.gate, metrics=self.metrics
@@ -170,7 +176,7 @@ async def _open_shared_world(
         with _around(settings, shared, clock, randomness, mail) as world:
             world.metrics.coordinator_away.set_function(shared.is_away)
             world.metrics.registry.register(EngineUsage(shared.meter))
-            env = replace(world.env, owner=owner, signals=signals)
+            env = replace(world.env, owner=owner, signals=signals, workflows=shared.workflows)
             yield replace(world, env=env, listeners=shared.listeners, meter=shared.meter)
 
 

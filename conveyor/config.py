@@ -40,6 +40,7 @@ class Settings:
     max_inflight: int = limits.MAX_INFLIGHT
     concurrency: int = limits.CONCURRENCY
     metrics_port: int | None = None
+    drain_s: int = limits.DRAIN_S
     log: str | None = None
     crash_at: str | None = None
     role: str | None = None
@@ -87,6 +88,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
             "CONVEYOR_CONCURRENCY", str(limits.CONCURRENCY), _between(1, limits.MAX_INFLIGHT_MAX)
         ),
         metrics_port=read("CONVEYOR_METRICS_PORT", "", _port_if_given),
+        drain_s=read("CONVEYOR_DRAIN_S", str(limits.DRAIN_S), _between(0, limits.DRAIN_S)),
         log=environ.get("CONVEYOR_LOG") or None,
         crash_at=environ.get("CONVEYOR_CRASH_AT") or None,
         role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker")) or None,

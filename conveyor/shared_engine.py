@@ -22,6 +22,7 @@ from conveyor.engines.redis import open_redis
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.notifier import Workflows
 from conveyor.ports.queue import Queue
 from conveyor.ports.signals import Signals
 from conveyor.ports.store import Store
@@ -38,6 +39,7 @@ class Shared:
     listeners: Sequence[Child]
     is_away: Callable[[], float]
     meter: Meter
+    workflows: Workflows
 
 
 @asynccontextmanager
@@ -99,6 +101,7 @@ def _shared(
         listeners=listeners,
         is_away=is_away,
         meter=engine.meter,
+        workflows=engine.workflows,
     )
 
 

@@ -26,13 +26,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         return
     terminalreporter.section("the public contract")
     for name, outcome in sorted(_METHODS.items()):
-        terminalreporter.line(f"{name:<45} {outcome}")
-    passed = sum(outcome == "passed" for outcome in _METHODS.values())
-    terminalreporter.line(f"{passed} of {len(_METHODS)} public names of the SDK pass")
-    for operations in _OPERATIONS:
-        terminalreporter.line(
-            f"{operations} operations of the contract answered, all answers valid"
-        )
+        terminalreporter.line(f"{name:<60} {outcome}")
+    for engine in sorted({name.rpartition(" on ")[2] for name in _METHODS}):
+        outcomes = [_METHODS[name] for name in _METHODS if name.endswith(f" on {engine}")]
+        passed = outcomes.count("passed")
+        terminalreporter.line(f"{passed} of {len(outcomes)} names of the SDK pass on {engine}")
+    for operations in sorted(_OPERATIONS):
+        terminalreporter.line(f"{operations}: operations of the contract answered, all valid")
 
 
 _METHODS: dict[str, str] = {}

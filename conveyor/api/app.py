@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -20,19 +20,34 @@ from quart_trio.wrappers import TrioResponse
 
 from conveyor.api import problems
 from conveyor.api.auth import Authenticator, Principal, read_key
-from conveyor.api.bodies import BODY_TIMEOUT_S, read_body, require_json, require_plain, take_body
+from conveyor.api.bodies import (
+    BODY_TIMEOUT_S,
+    body_pieces,
+    read_start,
+    require_json,
+    require_plain,
+    take_body,
+)
 from conveyor.api.call import JSON, Api, Call, Download, Reply, Take, Work
 from conveyor.api.guard import guarded
+from conveyor.api.long_bodies import (
+    TakesLongLists,
+    arrive,
+    fingerprinted,
+    put_off,
+    use_or_drop,
+)
 from conveyor.api.openapi import make_document
 from conveyor.api.problems import Answered, OutOfTime
 from conveyor.api.route import DRY_RUN, Access, Reads, Route, Takes, Writes
 from conveyor.api.routes import ROUTES
 from conveyor.domain import idempotency, limits
 from conveyor.domain.errors import InvalidArgument, NotFound, Refused
+from conveyor.domain.idempotency import Fingerprint
 from conveyor.ports.notifier import Notifier
 from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
-from conveyor.usecases.idempotency import Answer, Envelope, once
+from conveyor.usecases.idempotency import Answer, Envelope, begun_as, once
 
 log = logging.getLogger(__name__)
 
@@ -137,8 +152,9 @@ async def _serve(api: Api, route: Route, public_url: str | None, **ids: str) -> 
             return _response_from(await _take(call, handler, bytes_max))
         case Writes() as does:
             key = _key_from(route)
-            is_dry = DRY_RUN in route.query and call.is_dry_run
-            return _response_from(await _write(call, does, None if is_dry else key))
+            if DRY_RUN in route.query and call.is_dry_run:
+                key, does = None, replace(does, long=None)
+            return _response_from(await _write(call, does, key))
 
 
 async def _take(call: Call, handler: Take, bytes_max: int) -> Reply:
@@ -149,22 +165,73 @@ async def _take(call: Call, handler: Take, bytes_max: int) -> Reply:
 
 async def _write(call: Call, does: Writes, key: str | None) -> Reply:
     """Checks everything that can be checked before the key is claimed, then works in peace."""
-    body = await _checked_body(does)
+    if does.payload is None:
+        require_plain(request)
+    else:
+        require_json(request)
+    bytes_max = does.body_bytes_max
+    async with aclosing(body_pieces(request, bytes_max=bytes_max)) as pieces:
+        whole_max = bytes_max if does.long is None else limits.LONG_BODY_BYTES
+        body, is_whole = await read_start(pieces, bytes_max=whole_max)
+        if not is_whole and does.long is not None:
+            return await _write_long(call, does, does.long, key, body, pieces)
     work = does.handler(replace(call, body=body))
+    asked = _asked(call, key, idempotency.fingerprint(body, request.query_string))
+    return await _do(call, does, asked, work)
+
+
+async def _write_long(
+    call: Call,
+    does: Writes,
+    takes: TakesLongLists,
+    key: str | None,
+    start: bytes,
+    rest: AsyncIterable[bytes],
+) -> Reply:
+    """The same for a list that is staged while it arrives, under the subject it will have."""
+    fingerprint = Fingerprint(request.query_string)
+    begun = None
+    if (asked := _asked(call, key, "")) is not None:
+        begun = await begun_as(call.env, asked.key_id)
+    subject = call.env.mint() if begun is None else begun.subject
+    async with aclosing(fingerprinted(start, rest, fingerprint)) as counted:
+        if begun is not None and begun.response_status is not None:
+            async for _ in counted:
+                pass
+            return await _do(call, does, _asked(call, key, str(fingerprint)), put_off)
+        arrived = await arrive(call, takes, subject, counted)
+    asked = _asked(call, key, str(fingerprint))
+    return await use_or_drop(
+        call.env, arrived, partial(_do, call, does, asked, arrived.work_as(subject), subject)
+    )
+
+
+def _asked(call: Call, key: str | None, fingerprint: str) -> idempotency.Request | None:
+    if key is None:
+        return None
+    return idempotency.Request(
+        caller=call.caller,
+        method=request.method,
+        path=request.path,
+        key=key,
+        fingerprint=fingerprint,
+    )
+
+
+async def _do(
+    call: Call,
+    does: Writes,
+    asked: idempotency.Request | None,
+    work: Work,
+    subject: str | None = None,
+) -> Reply:
     with trio.move_on_after(WORK_TIMEOUT_S, shield=True):
-        if key is None:
-            return await work(call.env.mint())
-        asked = idempotency.Request(
-            caller=call.caller,
-            method=request.method,
-            path=request.path,
-            key=key,
-            fingerprint=idempotency.fingerprint(body, request.query_string),
-        )
+        if asked is None:
+            return await work(subject or call.env.mint())
         refused = partial(_refused, request_id=g.request_id)
         answered = partial(_answered, work)
         if not does.is_secret:
-            return _reply_from(await once(call.env, asked, answered, refused))
+            return _reply_from(await once(call.env, asked, answered, refused, subject=subject))
         envelope = Envelope(call.env.vault, f"{call.caller}|answer|{asked.key_id}")
         sealed = await once(call.env, asked, envelope.sealing(answered), refused)
         return _reply_from(envelope.open(sealed))
@@ -184,13 +251,6 @@ def _key_from(route: Route) -> str | None:
     if len(keys) > 1:
         raise InvalidArgument("Send one Idempotency-Key.", code="invalid_idempotency_key")
     return idempotency.check_key(keys[0]) if keys else None
-
-
-async def _checked_body(does: Writes) -> bytes:
-    require_plain(request)
-    if does.payload is not None:
-        require_json(request)
-    return await read_body(request, bytes_max=does.body_bytes_max)
 
 
 async def _answered(work: Work, subject: str) -> Answer:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator
 from contextlib import aclosing
 from typing import cast
 
@@ -12,9 +13,12 @@ from quart import Request
 from conveyor.api.flow import Event, took
 from conveyor.api.problems import LengthRequired, TooLarge, TooSlow, UnsupportedMedia
 from conveyor.domain.errors import InvalidArgument
+from conveyor.net.decoding import Gzip
 
 BODY_TIMEOUT_S = 30.0
 BYTES_PER_S_MIN = 64 * 1024
+
+_PLAIN, _GZIP = "identity", "gzip"
 
 
 def require_json(request: Request) -> None:
@@ -27,18 +31,56 @@ def require_json(request: Request) -> None:
 
 
 def require_plain(request: Request) -> None:
-    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in {"", "identity"}:
+    if _encoding(request) != _PLAIN:
         raise UnsupportedMedia("Send the body without a Content-Encoding.")
 
 
-async def read_body(request: Request, *, bytes_max: int) -> bytes:
-    """The whole body. A large one has longer to arrive; one that dawdles is cut off."""
-    body = bytearray()
+def _encoding(request: Request) -> str:
+    return request.headers.get("Content-Encoding", "").strip().lower() or _PLAIN
+
+
+async def body_pieces(request: Request, *, bytes_max: int) -> AsyncGenerator[bytes, None]:
+    """The body as it comes, inflated if it is gzip. A large one has longer to arrive; one that
+    dawdles is cut off."""
+    encoding = _encoding(request)
+    if encoding not in {_PLAIN, _GZIP}:
+        raise UnsupportedMedia("Send the body as it is, or as gzip.")
     async with aclosing(_pieces(request, bytes_max)) as pieces:
+        if encoding == _PLAIN:
+            async for piece in pieces:
+                yield piece
+            return
+        codec, size_bytes = Gzip(), 0
         async for piece in pieces:
-            body += piece
-    return bytes(body)
+            for plain in _inflated(codec, piece):
+                await trio.lowlevel.checkpoint()
+                size_bytes += len(plain)
+                if size_bytes > bytes_max:
+                    raise _too_large(bytes_max)
+                yield plain
+        if not codec.is_complete():
+            raise _not_gzip()
+
+
+def _inflated(codec: Gzip, piece: bytes) -> Iterator[bytes]:
+    try:
+        yield from codec.decode(piece)
+    except zlib.error:
+        raise _not_gzip() from None
+
+
+def _not_gzip() -> InvalidArgument:
+    return InvalidArgument("The body is not the gzip data that its Content-Encoding says.")
+
+
+async def read_start(pieces: AsyncIterable[bytes], *, bytes_max: int) -> tuple[bytes, bool]:
+    """The body up to so many bytes and a piece, and whether that is all of it."""
+    body = bytearray()
+    async for piece in pieces:
+        body += piece
+        if len(body) > bytes_max:
+            return bytes(body), False
+    return bytes(body), True
 
 
 async def take_body(request: Request, *, bytes_max: int) -> AsyncGenerator[bytes, None]:

@@ -72,9 +72,12 @@ class Call:
     @property
     def is_dry_run(self) -> bool:
         """Whether the caller only wants to know what would happen."""
-        text = self.parameter("dry_run")
+        return self.flag("dry_run")
+
+    def flag(self, name: str) -> bool:
+        text = self.parameter(name)
         if text not in {None, "true", "false"}:
-            raise InvalidArgument("dry_run must be true or false.", pointer="/dry_run")
+            raise InvalidArgument(f"{name} must be true or false.", pointer=f"/{name}")
         return text == "true"
 
     def limit(self, *, default: int, limit_max: int) -> int:

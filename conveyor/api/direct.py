@@ -1,4 +1,7 @@
-"""Bodies that the storage hands out itself: a redirect, minted on every read (SPEC 4.5)."""
+"""Bodies that the storage hands out itself: a redirect for those who ask, minted on every read.
+
+Not for everybody (SPEC 4.5): clients of the contract follow none, and would save its empty body.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from conveyor.domain import limits
 
 async def direct_reply(call: Call, key: str, *, content_type: str, name: str) -> Reply | None:
     """To where the body lies; None when it has to come through us."""
+    if not call.flag("redirect"):
+        return None
     address = await call.env.blobs.download_url(
         key,
         content_type=content_type,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conveyor.api import events, inputs, jobs, runs, schedules
+from conveyor.api import events, inputs, jobs, long_jobs, runs, schedules
 from conveyor.api.parameters import CURSOR, LIMIT
 from conveyor.api.route import DRY_RUN, Access, Parameter, Reads, Route, Takes, Writes
 from conveyor.domain import limits
@@ -56,7 +56,7 @@ JOB_ROUTES: tuple[Route, ...] = (
         name="submitJob",
         tag="jobs",
         summary="Submit a job",
-        does=Writes(jobs.submit, requests.SubmitJobRequest),
+        does=Writes(jobs.submit, requests.SubmitJobRequest, long=long_jobs.SUBMIT),
         answers={
             200: shapes.SubmitDryRunResponse,
             201: shapes.SubmitJobResponse,
@@ -103,7 +103,7 @@ JOB_ROUTES: tuple[Route, ...] = (
         name="addTasks",
         tag="tasks",
         summary="Add a list to an open job",
-        does=Writes(jobs.add_tasks, requests.AddTasksRequest),
+        does=Writes(jobs.add_tasks, requests.AddTasksRequest, long=long_jobs.ADD_TASKS),
         answers={200: shapes.AddTasksResponse},
         problems=(400, 404, 409, 413, 415, 503),
     ),

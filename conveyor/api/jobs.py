@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import NoReturn
 
 from conveyor.api import dry_runs, schedules
 from conveyor.api.call import Call, Reply, Work, json_reply
@@ -18,11 +20,12 @@ from conveyor.domain.lifecycle import JOB_VISIBLE
 from conveyor.domain.model import JobStatus, JobType, Webhook
 from conveyor.domain.params import InvalidParam, Params, check_params
 from conveyor.domain.queries import JobsOf
-from conveyor.domain.submission import Refusal
+from conveyor.domain.submission import Refusal, TaskDraft
 from conveyor.usecases import budgets, jobs, open_jobs, reruns, webhooks
 from conveyor.usecases.choosing import Choice
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission
+from conveyor.usecases.long_lists import LongList
 from conveyor.usecases.lookups import own_job
 from conveyor.usecases.results import owner_scope
 from conveyor.usecases.staging import OnInvalid
@@ -48,9 +51,13 @@ from conveyor.wire.views import webhook_view
 
 def submit(call: Call) -> Work:
     request = decode_submit(call.body)
-    asked = _submission_from(call, request)
+    asked = submission_from(call, request)
     if call.is_dry_run:
         return partial(dry_runs.submit, call, asked)
+    return work_of(call, request, asked)
+
+
+def work_of(call: Call, request: SubmitJobRequest, asked: Submission) -> Work:
     if JobType(request.type) is JobType.SCHEDULED:
         return schedules.submit(call, request.schedule, asked)
     return partial(_submit, call, asked)
@@ -72,7 +79,7 @@ async def _submit(call: Call, asked: Submission, job_id: str) -> Reply:
     return json_reply(body, 202 if accepted.is_later else 201)
 
 
-def _submission_from(call: Call, request: SubmitJobRequest) -> Submission:
+def submission_from(call: Call, request: SubmitJobRequest) -> Submission:
     if request.file_input_id is not None:
         _refuse_unfit_for_upload(request)
     assert call.principal is not None
@@ -93,12 +100,34 @@ def _submission_from(call: Call, request: SubmitJobRequest) -> Submission:
         budget=cap_from(request.budget) if request.budget else None,
         host_limits=host_limits_from(request.host_limits),
         api_key=call.principal.forwarded_key,
+        task_token=_task_token_from(call.env, request),
     )
+
+
+def refuse_both() -> NoReturn:
+    raise InvalidArgument("Give tasks or a file_input_id, not both.", pointer="/file_input_id")
+
+
+def _task_token_from(env: Env, request: SubmitJobRequest) -> str | None:
+    token, pointer = request.sfn_task_token, "/sfn_task_token"
+    if token is None:
+        return None
+    if env.workflows is None:
+        raise InvalidArgument(
+            "This server has no Step Functions to call back: its engine is not aws.",
+            pointer=pointer,
+            code="step_functions_unavailable",
+        )
+    if JobType(request.type) is JobType.SCHEDULED:
+        raise InvalidArgument(
+            "A task waits for one run: no schedule has just one.", pointer=pointer
+        )
+    return token
 
 
 def _refuse_unfit_for_upload(request: SubmitJobRequest) -> None:
     if request.tasks:
-        raise InvalidArgument("Give tasks or a file_input_id, not both.", pointer="/file_input_id")
+        refuse_both()
     if JobStatus(request.status) is JobStatus.OPEN:
         raise Conflict(
             "An uploaded list makes a closed job; add tasks to an open one inline.",
@@ -177,15 +206,18 @@ async def _delete_job(call: Call, _: str) -> Reply:
 
 
 def add_tasks(call: Call) -> Work:
-    return partial(_add_tasks, call, decode_add_tasks(call.body))
+    request = decode_add_tasks(call.body)
+    return partial(feed, call, request, drafts_of(request.tasks))
 
 
-async def _add_tasks(call: Call, request: AddTasksRequest, batch_id: str) -> Reply:
+async def feed(
+    call: Call, request: AddTasksRequest, drafts: Sequence[TaskDraft] | LongList, batch_id: str
+) -> Reply:
     accepted = await open_jobs.add_tasks(
         call.env,
         call.caller,
         call.ids["job_id"],
-        drafts_of(request.tasks),
+        drafts,
         is_last=request.last_batch,
         batch_id=BatchId(batch_id),
         on_invalid=OnInvalid[request.on_invalid.upper()],

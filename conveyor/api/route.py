@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from conveyor.api.call import Read, Take, Write
+from conveyor.api.long_bodies import TakesLongLists
 from conveyor.domain import limits
 
 SMALL_BYTES_MAX = 64 * 1024
@@ -32,12 +33,14 @@ class Reads:
 class Writes:
     """Changes something: checked first, then done under a shield, once per Idempotency-Key.
 
-    An answer that is secret is sealed while it is kept to be replayed.
+    An answer that is secret is sealed while it is kept to be replayed. `long` takes a list that is
+    too long for the handler.
     """
 
     handler: Write
     payload: type | None = None
     is_secret: bool = False
+    long: TakesLongLists | None = None
 
     @property
     def body_bytes_max(self) -> int:

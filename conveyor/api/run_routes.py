@@ -21,6 +21,11 @@ RESULT_STATUS = Parameter(
     "Only tasks like these; `processing` are all that have not ended.",
 )
 TOKEN = Parameter("token", {"type": "string"}, "From a `result_url`; stands in for the API key.")
+REDIRECT = Parameter(
+    "redirect",
+    {"type": "boolean", "default": False},
+    "Where the storage can hand it out itself, answer with a redirect to there.",
+)
 EXPORT_FORMAT = Parameter(
     "format",
     {"type": "string", "enum": list(ExportFormat), "default": ExportFormat.ZIP},
@@ -107,7 +112,8 @@ RUN_ROUTES: tuple[Route, ...] = (
         summary="Fetch the body of a task of the latest run",
         does=Reads(results.get_content),
         answers={200: "*/*", 302: None},
-        problems=(404, 409, 410, 422),
+        problems=(400, 404, 409, 410, 422),
+        query=(REDIRECT,),
     ),
     Route(
         method="GET",
@@ -117,8 +123,8 @@ RUN_ROUTES: tuple[Route, ...] = (
         summary="Fetch the body of a task",
         does=Reads(results.get_content),
         answers={200: "*/*", 302: None},
-        problems=(404, 409, 410, 422),
-        query=(TOKEN,),
+        problems=(400, 404, 409, 410, 422),
+        query=(TOKEN, REDIRECT),
         access=Access.LINK,
     ),
     Route(
@@ -170,8 +176,8 @@ RUN_ROUTES: tuple[Route, ...] = (
         summary="Fetch the file of an export, all of it or from some byte on",
         does=Reads(exports.get_content),
         answers={200: "*/*", 206: "*/*", 302: None},
-        problems=(404, 409, 416),
-        query=(EXPORT_TOKEN,),
+        problems=(400, 404, 409, 416),
+        query=(EXPORT_TOKEN, REDIRECT),
         access=Access.LINK,
     ),
 )

@@ -31,6 +31,8 @@ GRACE_S = 3.0
 # Above the 60 s of common load balancers, so that they never reuse what we just closed.
 KEEP_ALIVE_S = 75.0
 BACKLOG = 1024
+# What is not taken yet waits with its sender, who then knows how far a long list has come.
+RECEIVE_BUFFER_BYTES = 256 * 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +82,9 @@ class HttpServer:
         """Takes connections until told to stop, then lets those that are busy finish."""
         context = WorkerContext(None)
         listeners = await trio.open_tcp_listeners(self.port, host=self.host, backlog=BACKLOG)
+        for listener in listeners:  # Connections take it over.
+            size = (trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+            listener.socket.setsockopt(*size)
         task_status.started(listeners[0].socket.getsockname()[1])
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accepting:

@@ -30,7 +30,7 @@ def worker(settings: Settings) -> None:
 
 async def _work(settings: Settings) -> None:
     async with open_world(settings, role="worker") as world, trio.open_nursery() as nursery:
-        nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX)
+        nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX, world.drain)
         await world.worker(*_monitoring(world)).run()
 
 

@@ -27,7 +27,7 @@ from conveyor.domain.changes import (
     Write,
 )
 from conveyor.domain.events import EventType
-from conveyor.domain.ids import BatchId, RunId, task_id
+from conveyor.domain.ids import BatchId, RunId, task_ids
 from conveyor.domain.lifecycle import JOB, JOB_VISIBLE, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL
 from conveyor.domain.model import (
     Batch,
@@ -43,7 +43,7 @@ from conveyor.domain.model import (
     TaskSpec,
     TaskStatus,
 )
-from conveyor.domain.sharding import shard_of
+from conveyor.domain.sharding import shards_of
 from conveyor.domain.spending import open_budget
 
 
@@ -61,28 +61,33 @@ def choose_path(tasks_count: int, *, at_once_max: int, sync_max: int) -> Path:
     return Path.AT_ONCE if tasks_count <= at_once_max else Path.INLINE
 
 
-def make_task(spec: TaskSpec, origin: tuple[RunId, BatchId], run: Run, now: float) -> Task:
-    """The row of a line. An invalid line is a task that has failed already."""
-    origin_run, origin_batch = origin
-    identity = task_id(origin_run, origin_batch, spec.index)
-    return Task(
-        run_id=run.run_id,
-        task_id=identity,
-        shard=shard_of(identity, run.shard_count),
-        batch_id=origin_batch,
-        index=spec.index,
-        url=spec.url,
-        method=spec.method,
-        external_id=spec.external_id,
-        metadata=spec.metadata,
-        params=spec.params,
-        sealed=spec.sealed,
-        status=TaskStatus.FAILED if spec.problem else TaskStatus.PENDING,
-        problem=spec.problem,
-        reason=FailureReason.BAD_TARGET if spec.problem else None,
-        created_at=now,
-        updated_at=now,
-    )
+def make_tasks(
+    specs: Sequence[TaskSpec], origin: tuple[RunId, BatchId], run: Run, now: float
+) -> list[Task]:
+    """The rows of these lines. An invalid line is a task that has failed already."""
+    identities = task_ids(*origin, [spec.index for spec in specs])
+    shards = shards_of(identities, run.shard_count)
+    return [
+        Task(
+            run_id=run.run_id,
+            task_id=identity,
+            shard=shard,
+            batch_id=origin[1],
+            index=spec.index,
+            url=spec.url,
+            method=spec.method,
+            external_id=spec.external_id,
+            metadata=spec.metadata,
+            params=spec.params,
+            sealed=spec.sealed,
+            status=TaskStatus.FAILED if spec.problem else TaskStatus.PENDING,
+            problem=spec.problem,
+            reason=FailureReason.BAD_TARGET if spec.problem else None,
+            created_at=now,
+            updated_at=now,
+        )
+        for spec, identity, shard in zip(specs, identities, shards, strict=True)
+    ]
 
 
 def make_ref(run: Run, task: Task) -> TaskRef:
@@ -108,15 +113,13 @@ def make_batch(
 
 def counts_of(tasks: Sequence[Task]) -> dict[int, dict[str, int]]:
     """What these new rows add to each shard's counters."""
-    counts: dict[int, Counter[str]] = {}
+    admitted = Counter(task.shard for task in tasks)
+    counts = {shard: Counter(admitted=count) for shard, count in admitted.items()}
     for task in tasks:
-        count = counts.setdefault(task.shard, Counter())
-        count["admitted"] += 1
         if task.status in TASK_TERMINAL:
-            count["done"] += 1
-            count[task.status.value] += 1
+            counts[task.shard].update(("done", task.status.value))
         if task.status is TaskStatus.FAILED:
-            count[(task.reason or FailureReason.BAD_TARGET).value] += 1
+            counts[task.shard][(task.reason or FailureReason.BAD_TARGET).value] += 1
     return {shard: dict(count) for shard, count in counts.items()}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
+
 from conveyor.domain import limits
 from conveyor.domain.randomness import Random
 
@@ -9,6 +12,35 @@ IDLE_S_MIN = 0.02
 IDLE_S_MAX = 1.0
 COOLDOWN_S_MIN = 0.25
 COOLDOWN_S_MAX = 5.0
+
+
+class Permits(Enum):
+    """When a poller finds out that its job is at its cap."""
+
+    BEFORE_RECEIVE = "a lease of the job for each message, before it is received"
+    LOCAL_GATE = "what runs here is counted before a receive, what runs elsewhere after it"
+    AFTER_RECEIVE = "nothing is counted before a receive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """The three lines. A worker has them all; a benchmark leaves some out to see their worth."""
+
+    permits: Permits = Permits.BEFORE_RECEIVE
+    cools_down: bool = True
+    bounces_longer: bool = True
+
+    def wanted(self, *, free_slots: int, cap: int, held: int, batch_max: int) -> int:
+        """How many messages to ask for, as far as it can be known before."""
+        if self.permits is Permits.AFTER_RECEIVE:
+            return min(free_slots, batch_max)
+        return permits_wanted(free_slots=free_slots, cap=cap, held=held, batch_max=batch_max)
+
+    def cooldown_s(self, refusals: int, random: Random) -> float:
+        return cooldown_s(refusals, random) if self.cools_down else IDLE_S_MIN
+
+    def bounce_delay_s(self, receives: int) -> float:
+        return bounce_delay_s(receives) if self.bounces_longer else 0.0
 
 
 def permits_wanted(*, free_slots: int, cap: int, held: int, batch_max: int) -> int:

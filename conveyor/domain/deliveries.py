@@ -12,12 +12,13 @@ from conveyor.domain import lifecycle, limits
 from conveyor.domain.changes import Change, Guard, NoticeKey, Update
 from conveyor.domain.hooks import Try
 from conveyor.domain.lifecycle import NOTICE
-from conveyor.domain.model import Notice
+from conveyor.domain.model import Notice, NoticeChannel
 from conveyor.domain.randomness import Random
 
 RETRY_SCHEDULE_S: Sequence[float] = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
 RETRY_AFTER_S_MAX = 24 * 3600.0
 WAITING = lifecycle.sources(NOTICE, "delivered")
+_NOBODY = {NoticeChannel.WEBHOOK: "no_webhook", NoticeChannel.STEP_FUNCTIONS: "no_task_token"}
 
 
 def claim(notice: Notice, *, now: float) -> Change:
@@ -58,7 +59,8 @@ def sideline(notice: Notice, *, until: float, now: float) -> Change:
 
 
 def drop(notice: Notice) -> Change:
-    values = {"status": lifecycle.target(NOTICE, "dropped"), "last_error": "no_webhook"}
+    """There is nobody left to tell."""
+    values = {"status": lifecycle.target(NOTICE, "dropped"), "last_error": _NOBODY[notice.channel]}
     return _update(notice, "dropped", values)
 
 
@@ -74,9 +76,14 @@ def redeliver(notice: Notice, *, now: float) -> Change:
 
 
 def earlier(notice: Notice, of_its_run: Iterable[Notice]) -> Notice | None:
-    """The event that must be told before this one, if there is one."""
+    """The event that must be told before this one, if there is one. Channels do not wait for each
+    other."""
     before = [
-        other for other in of_its_run if other.status in WAITING and _place(other) < _place(notice)
+        other
+        for other in of_its_run
+        if other.channel is notice.channel
+        and other.status in WAITING
+        and _place(other) < _place(notice)
     ]
     return min(before, key=_place, default=None)
 

@@ -28,13 +28,14 @@ from conveyor.domain.model import (
     Job,
     JobType,
     Notice,
+    NoticeChannel,
     NoticeStatus,
     PauseState,
     Run,
     RunFailure,
     Scrub,
 )
-from conveyor.domain.payloads import run_facts, run_payload
+from conveyor.domain.payloads import run_facts, run_payload, task_summary
 from conveyor.domain.totals import Totals
 
 _EVENT_OF = {
@@ -138,6 +139,7 @@ def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Ch
         "active_run_id": None,
         "budget": None,
         "host_limits": None,
+        "task_token_sealed": None,
     }
     guard = Guard(
         status_in=lifecycle.sources(JOB, "deleted"),
@@ -232,21 +234,27 @@ def _end(
     facts = run_facts(final, totals)
     writes.append(feed.of_run(final, _EVENT_OF[event], now=now, **facts))
     if job.webhook is not None:
-        writes.append(_notice(job, final, totals, _EVENT_OF[event], now))
+        payload = run_payload(job, final, totals, _EVENT_OF[event], now)
+        writes.append(_notice(run, NoticeChannel.WEBHOOK, _EVENT_OF[event], payload, now))
+    if job.task_token_sealed is not None and run.sequence == 1:  # A token ends one task, once.
+        payload = task_summary(final, totals, lifecycle.target(RUN, event))
+        writes.append(_notice(run, NoticeChannel.STEP_FUNCTIONS, _EVENT_OF[event], payload, now))
     return Change(tuple(writes))
 
 
-def _notice(job: Job, run: Run, totals: Totals, event_type: str, now: float) -> Insert:
-    identity = notice_id(run.run_id, event_type)
+def _notice(run: Run, channel: NoticeChannel, event_type: str, payload: str, now: float) -> Insert:
+    is_webhook = channel is NoticeChannel.WEBHOOK
+    identity = notice_id(run.run_id, event_type if is_webhook else f"{event_type}:{channel}")
     notice = Notice(
         notice_id=identity,
-        job_id=job.job_id,
+        job_id=run.job_id,
         run_id=run.run_id,
         event_type=event_type,
         status=NoticeStatus.DUE,
         occurred_at=now,
         due_at=now,
         due_since=now,
-        payload=run_payload(job, run, totals, event_type, now),
+        payload=payload,
+        channel=channel,
     )
     return Insert(NoticeKey(identity), notice)

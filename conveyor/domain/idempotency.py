@@ -70,6 +70,19 @@ def fingerprint(body: bytes, query: bytes = b"") -> str:
     return hashlib.sha256(query + b"\n" + body).hexdigest()
 
 
+class Fingerprint:
+    """The same, of a body that comes in pieces."""
+
+    def __init__(self, query: bytes) -> None:
+        self._digest = hashlib.sha256(query + b"\n")
+
+    def update(self, piece: bytes) -> None:
+        self._digest.update(piece)
+
+    def __str__(self) -> str:
+        return self._digest.hexdigest()
+
+
 def judge(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdict:
     """An expired record counts as absent, whether or not anybody removed it.
 

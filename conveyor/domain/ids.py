@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Iterable
 from typing import NewType
 
 from conveyor.domain.randomness import Random
@@ -56,6 +57,12 @@ def is_task_id(text: str) -> bool:
 def task_id(run_id: RunId, batch_id: BatchId, index: int) -> TaskId:
     """The same line of the same batch has the same id on every attempt to ingest it."""
     return TaskId(hashlib.sha256(f"{run_id}:{batch_id}:{index}".encode()).hexdigest()[:32])
+
+
+def task_ids(run_id: RunId, batch_id: BatchId, indexes: Iterable[int]) -> list[TaskId]:
+    """The same for many lines of a batch."""
+    head, sha256 = f"{run_id}:{batch_id}:", hashlib.sha256
+    return [TaskId(sha256(f"{head}{index}".encode()).hexdigest()[:32]) for index in indexes]
 
 
 def caller_id(api_key: str, secret: bytes) -> CallerId:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from conveyor.domain import feed, lifecycle
-from conveyor.domain.admission import counts_of, make_ref, make_task
+from conveyor.domain.admission import counts_of, make_ref, make_tasks
 from conveyor.domain.changes import BatchKey, Change, Chunk, Guard, Insert, RunKey, Update
 from conveyor.domain.events import EventType
 from conveyor.domain.ids import RunId, event_id
@@ -46,7 +46,7 @@ def chunk_of_specs(
     """The step that admits these lines of a staged or uploaded list."""
     assert isinstance(batch.source, (StagedList, UploadedList))
     origin = (batch.source.origin_run_id, batch.source.origin_batch_id)
-    tasks = [make_task(spec, origin, run, now) for spec in specs]
+    tasks = make_tasks(specs, origin, run, now)
     return _chunk(batch, run, tasks, cursor=cursor, sources=frozenset(), now=now)
 
 

@@ -66,6 +66,13 @@ class NoticeStatus(StrEnum):
     DROPPED = "dropped"
 
 
+class NoticeChannel(StrEnum):
+    """By which way a notice goes."""
+
+    WEBHOOK = "webhook"
+    STEP_FUNCTIONS = "step_functions"
+
+
 class PauseState(StrEnum):
     ACTIVE = "active"
     PAUSED = "paused"
@@ -212,6 +219,7 @@ class Job(msgspec.Struct, frozen=True):
     result_ttl_days: int = limits.RESULT_TTL_DAYS
     budget: BudgetCap | None = None
     host_limits: HostLimits | None = None
+    task_token_sealed: str | None = None
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -336,7 +344,7 @@ class KeyRecord(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """An event to be delivered to the job's webhook, written with the change it tells of."""
+    """An event to be delivered by its channel, written with the change it tells of."""
 
     notice_id: NoticeId
     job_id: JobId
@@ -351,6 +359,7 @@ class Notice(msgspec.Struct, frozen=True):
     due_since: float = 0.0
     claim: int = 0
     tries: tuple[Try, ...] = ()
+    channel: NoticeChannel = NoticeChannel.WEBHOOK
 
 
 class Scrub(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Payloads: the bytes that a webhook carries, made once and sent on every try (SPEC 6.6)."""
+"""Payloads: the bytes that a notice carries, made once and sent on every try (SPEC 6.6)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from conveyor.domain.ids import notice_id
-from conveyor.domain.model import Job, Run
+from conveyor.domain.model import Job, Run, RunStatus
 from conveyor.domain.totals import Totals
 
 TEST_EVENT = "webhook.test"
@@ -48,6 +48,18 @@ def run_payload(job: Job, run: Run, totals: Totals, event_type: str, now: float)
     )
 
 
+def task_summary(run: Run, totals: Totals, status: RunStatus) -> str:
+    """What the task of a state machine learns of the run that it waited for."""
+    return _encode_present(
+        {
+            "job_id": run.job_id,
+            "run_id": run.run_id,
+            "status": status,
+            **run_facts(run, totals),
+        }
+    )
+
+
 def try_out_payload(event_id: str, now: float) -> str:
     """An event that tells of nothing: receivers know it by its type and ids."""
     return _encode(event_id, TEST_EVENT, now, job_id=_NOWHERE, run_id=_NOWHERE, run_sequence=1)
@@ -61,5 +73,9 @@ def _encode(event_id: str, event_type: str, now: float, **fields: Any) -> str:
         "occurred_at": datetime.fromtimestamp(now, UTC).isoformat().replace("+00:00", "Z"),
         **fields,
     }
-    present = {field: value for field, value in event.items() if value is not None}
+    return _encode_present(event)
+
+
+def _encode_present(fields: dict[str, Any]) -> str:
+    present = {field: value for field, value in fields.items() if value is not None}
     return msgspec.json.encode(present).decode()

@@ -62,7 +62,9 @@ def check_task(
         raise Refusal(draft.flaw)
     url = _check_url(draft.url, targets)
     params, headers = _check_task_params(draft.params)
-    method = _check_method(draft.method, {**job_params, **(params or {})})
+    method = Method.GET
+    if draft.method is not None:
+        method = _check_method(draft.method, {**job_params, **(params or {})})
     body, content_type = _check_body(draft.body, method)
     spec = TaskSpec(
         index=index,
@@ -143,8 +145,6 @@ def _check_task_params(given: object) -> tuple[dict[str, str] | None, dict[str, 
 
 
 def _check_method(given: object, params: Mapping[str, str]) -> Method:
-    if given is None:
-        return Method.GET
     name = given.upper() if isinstance(given, str) else ""
     if name not in Method.__members__:
         raise Refusal("unsupported_method", str(given)[:20])

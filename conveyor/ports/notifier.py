@@ -1,8 +1,8 @@
-"""Notifier: tells a customer's receiver that something happened (SPEC 6.6)."""
+"""Notifier and Workflows: tell those who wait that something happened (SPEC 6.6)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -52,3 +52,23 @@ class Notifier(Protocol):
     async def resolve(self, webhook: Webhook) -> Unresolved | None:
         """Whether the receiver's name has an address that we may post to: None if so. Ends within
         a second, and nothing is sent to the receiver."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callback:
+    """The end of a run, for the one task of a state machine that waits for it."""
+
+    token: str = field(repr=False)
+    is_success: bool
+    event_type: str
+    payload: str
+
+
+class Workflows(Protocol):
+    """Laws:
+
+    - Calling back twice is safe: a task ends once, and any later call is refused as `gone`.
+    - The outcome is a value; a call ends within 15 seconds.
+    """
+
+    async def call_back(self, callback: Callback) -> Delivered | NotDelivered: ...

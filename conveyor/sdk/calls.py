@@ -48,6 +48,7 @@ from conveyor.wire.webhooks import (
 T = TypeVar("T")
 
 _DRY = {"dry_run": "true"}
+_REDIRECT = {"redirect": "true"}
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
 
@@ -213,7 +214,7 @@ def get_history(job_id: str, task_id: str, run_id: str | None) -> Call[TaskHisto
 def get_content(job_id: str, task_id: str, run_id: str | None) -> Call[None]:
     """The answer is the body itself, whatever it is."""
     path = _run_path(job_id, run_id, "tasks", _checked(task_id, "task"), "content")
-    return Call("GET", path, type(None))
+    return Call("GET", path, type(None), _REDIRECT)
 
 
 def get_webhook(job_id: str) -> Call[WebhookResponse]:
@@ -273,7 +274,7 @@ def get_export(job_id: str, run_id: str, export_id: str) -> Call[ExportResponse]
 def get_export_content(job_id: str, run_id: str, export_id: str) -> Call[None]:
     """The answer is the file itself."""
     path = _run_path(job_id, run_id, "exports", _checked(export_id, "export"), "content")
-    return Call("GET", path, type(None))
+    return Call("GET", path, type(None), _REDIRECT)
 
 
 def tasks_of(tasks: Iterable[str | TaskInput]) -> list[TaskInput]:

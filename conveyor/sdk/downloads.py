@@ -18,6 +18,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import IO, TypeVar
+from urllib.parse import urlencode
 from urllib.request import getproxies
 
 import httpx
@@ -165,7 +166,8 @@ class Bodies:
 
     async def _found(self, call: Call[None]) -> Response:
         try:
-            response = await self._followed(self._base_url + call.path)
+            url = f"{self._base_url}{call.path}?{urlencode(call.query)}"
+            response = await self._followed(url)
         except FetchFailed as error:
             raise Unreachable(self._base_url, str(error)) from error
         if not 200 <= response.status < 300:

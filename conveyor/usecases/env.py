@@ -10,12 +10,14 @@ import trio
 from conveyor.domain import ids, limits
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.admission import Path, choose_path
+from conveyor.domain.backpressure import Lines
 from conveyor.domain.changes import Applied, Change, Verdict
 from conveyor.domain.randomness import Random
 from conveyor.ports.aside import Aside, T
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.notifier import Workflows
 from conveyor.ports.queue import Queue
 from conveyor.ports.signals import Signals
 from conveyor.ports.store import Store
@@ -55,7 +57,8 @@ class Policy:
     `at_once_max` is how many tasks the engine takes in one transaction with their job. `targets`
     is what our own fetches may reach; None when a gateway elsewhere
     fetches. `webhooks` is what our deliveries may reach. `knows_costs` when the gateway has prices
-    in money. `pace` is what the engine asks for.
+    in money. `pace` is what the engine asks for. `lines` are whole but where their worth is
+    measured.
     """
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
@@ -68,6 +71,7 @@ class Policy:
     knows_costs: bool = True
     pace: Pace = Pace()
     cadence: Cadence = Cadence()
+    lines: Lines = field(default_factory=Lines)
 
     def path_for(self, tasks_count: int) -> Path:
         return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)
@@ -98,6 +102,7 @@ class Env:
     policy: Policy = field(default_factory=Policy)
     news: News = field(default_factory=News)
     aside: Aside = field(default_factory=Here)
+    workflows: Workflows | None = None
 
     def now(self) -> float:
         return self.clock.now()

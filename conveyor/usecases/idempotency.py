@@ -53,13 +53,16 @@ class Envelope:
         return Answer(answer.status, body)
 
 
-async def once(env: Env, request: Request, work: Work, to_answer: ToAnswer) -> Answer:
+async def once(
+    env: Env, request: Request, work: Work, to_answer: ToAnswer, *, subject: str | None = None
+) -> Answer:
     """Does `work` for the first call with this key and replays its answer to every other.
 
-    `work` is given the id of what it creates. After a crash the next call is given the same id
-    and finishes the same thing. A refusal is an answer too; any other error releases the key.
+    `work` is given the id of what it creates: `subject`, if nobody has begun. After a crash the
+    next call is given the same id and finishes the same thing. A refusal is an answer too; any
+    other error releases the key.
     """
-    begun = await _begin(env, request)
+    begun = await _begin(env, request, subject or env.mint())
     if isinstance(begun, Answer):
         return begun
     try:
@@ -82,7 +85,13 @@ async def _worked(work: Work, subject: str, to_answer: ToAnswer) -> Answer:
         return to_answer(refusal)
 
 
-async def _begin(env: Env, request: Request) -> KeyRecord | Answer:
+async def begun_as(env: Env, key_id: str) -> KeyRecord | None:
+    """What is known of a key before the whole request is; it counts only as far as `once` says."""
+    record = await env.store.read(RecordKey(key_id))
+    return record if record is not None and record.expires_at >= env.now() else None
+
+
+async def _begin(env: Env, request: Request, subject: str) -> KeyRecord | Answer:
     """Our claim on the key, or the answer that is there already."""
     while True:
         now = env.now()
@@ -99,7 +108,7 @@ async def _begin(env: Env, request: Request) -> KeyRecord | Answer:
                 )
             case First():
                 change = idempotency.claim_key(
-                    request, record, subject=env.mint(), owner=env.owner, now=now
+                    request, record, subject=subject, owner=env.owner, now=now
                 )
                 verdict = await env.commit(change)
                 if isinstance(verdict, Applied):

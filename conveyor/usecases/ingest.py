@@ -21,6 +21,7 @@ from conveyor.domain.lists import ListUnusable
 from conveyor.domain.model import Batch, BatchStatus, RowsOf, Run, StagedList, TaskSpec
 from conveyor.domain.queries import BatchesOf
 from conveyor.usecases import lists, runs, staging
+from conveyor.usecases.ahead import use_each
 from conveyor.usecases.env import Env
 from conveyor.usecases.walking import pages_of
 
@@ -82,13 +83,15 @@ async def walk(env: Env, batch: Batch) -> Ingested:
 
 async def _put_chunks(env: Env, batch: Batch, run: Run) -> bool:
     """Whether all of them are in; not if somebody else has taken over."""
-    async with aclosing(_chunks(env, batch, run)) as chunks:
-        async for chunk in chunks:
-            verdict = await env.store.put_chunk(chunk)
-            if not isinstance(verdict, Applied):
-                return False
-            await env.signals.run_changed(run.job_id, run.run_id)
-    return True
+
+    async def put(chunk: Chunk) -> bool:
+        verdict = await env.store.put_chunk(chunk)
+        if not isinstance(verdict, Applied):
+            return False
+        await env.signals.run_changed(run.job_id, run.run_id)
+        return True
+
+    return await use_each(_chunks(env, batch, run), put)
 
 
 async def seal(env: Env, batch: Batch) -> Ingested:

@@ -25,6 +25,7 @@ from conveyor.domain.model import (
     JobStatus,
     Run,
     RunStatus,
+    StagedList,
     Task,
     TaskSpec,
     Webhook,
@@ -35,6 +36,7 @@ from conveyor.domain.submission import Secrets, TaskDraft
 from conveyor.domain.totals import Totals
 from conveyor.usecases import budgets, ingest, inputs, runs, staging
 from conveyor.usecases.env import Env
+from conveyor.usecases.long_lists import LongList
 from conveyor.usecases.lookups import is_tombstone, need_latest_run, own_job, totals_of
 from conveyor.usecases.staging import OnInvalid
 
@@ -42,10 +44,11 @@ _TRIES = 50
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as a caller asks for it, its own fields checked. Its list is in `drafts`, or was
-    uploaded to the slot `input_id`."""
+    """A job as a caller asks for it, its own fields checked. Its list is in `drafts`, was staged
+    as it came, or was uploaded to the slot `input_id`."""
 
     drafts: Sequence[TaskDraft] = ()
+    staged: LongList | None = None
     input_id: str | None = None
     on_invalid: OnInvalid = OnInvalid.REJECT
     is_open: bool = False
@@ -61,6 +64,12 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     budget: BudgetCap | None = None
     host_limits: HostLimits | None = None
     api_key: str | None = None
+    task_token: str | None = None
+
+    @property
+    def inline_count(self) -> int:
+        """How many lines the request itself brought."""
+        return len(self.drafts) if self.staged is None else self.staged.total
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -83,12 +92,14 @@ async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: Job
         return await _resume(env, existing)
     if request.input_id is not None:
         return await _admit_upload(env, job, request.input_id)
+    if request.staged is not None:
+        return await _admit_staged(env, job, request.staged.source, request.staged.total)
     specs = await staging.check_tasks(env, job, request.drafts, request.on_invalid)
-    return await _admit_list(env, job, _first_run(env, job), specs)
+    return await _admit_list(env, job, specs)
 
 
 def refuse_empty(request: Submission) -> None:
-    if not request.is_open and not request.drafts and request.input_id is None:
+    if not request.is_open and not request.inline_count and request.input_id is None:
         raise InvalidArgument("A closed job needs at least one task.", pointer="/tasks")
 
 
@@ -103,28 +114,29 @@ async def _admit_upload(env: Env, job: Job, input_id: str) -> Accepted:
     return await _admit(env, job, run, batch, [])
 
 
-async def _admit_list(env: Env, job: Job, run: Run, specs: list[TaskSpec]) -> Accepted:
-    path = env.policy.path_for(len(specs))
-    tasks: list[Task] = []
-    batch: Batch | None = None
-    if path is Path.AT_ONCE:
-        run = msgspec.structs.replace(run, planned=len(specs), total=len(specs))
-        origin = (run.run_id, FIRST_BATCH)
-        tasks = [admission.make_task(spec, origin, run, job.created_at) for spec in specs]
-        if specs:
-            batch = admission.make_batch(
-                run, FIRST_BATCH, None, total=len(specs), now=job.created_at
-            )
-    else:
+async def _admit_list(env: Env, job: Job, specs: list[TaskSpec]) -> Accepted:
+    run, total = _first_run(env, job), len(specs)
+    if env.policy.path_for(total) is not Path.AT_ONCE:
         source = await staging.stage(env, job.job_id, run.run_id, FIRST_BATCH, specs)
-        run = msgspec.structs.replace(
-            run,
-            planned=len(specs),
-            open_batches=1,
-            ingest_status=IngestStatus.PENDING if path is Path.LATER else None,
-        )
-        batch = admission.make_batch(run, FIRST_BATCH, source, total=len(specs), now=job.created_at)
+        return await _admit_staged(env, job, source, total)
+    run = msgspec.structs.replace(run, planned=total, total=total)
+    tasks = admission.make_tasks(specs, (run.run_id, FIRST_BATCH), run, job.created_at)
+    batch: Batch | None = None
+    if specs:
+        batch = admission.make_batch(run, FIRST_BATCH, None, total=total, now=job.created_at)
     return await _admit(env, job, run, batch, tasks)
+
+
+async def _admit_staged(env: Env, job: Job, source: StagedList, total: int) -> Accepted:
+    is_later = env.policy.path_for(total) is Path.LATER
+    run = msgspec.structs.replace(
+        _first_run(env, job),
+        planned=total,
+        open_batches=1,
+        ingest_status=IngestStatus.PENDING if is_later else None,
+    )
+    batch = admission.make_batch(run, FIRST_BATCH, source, total=total, now=job.created_at)
+    return await _admit(env, job, run, batch, [])
 
 
 async def _admit(env: Env, job: Job, run: Run, batch: Batch | None, tasks: list[Task]) -> Accepted:
@@ -166,9 +178,10 @@ async def _answer(env: Env, job: Job, run: Run, batch: Batch | None) -> Accepted
 def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> Job:
     """The row of a job as it was asked for, with an id for its first run."""
     now = env.now()
-    run_id = RunId(env.mint())
+    staged = request.staged
+    run_id = RunId(env.mint()) if staged is None else staged.source.origin_run_id
     seal = staging.seal_secrets
-    headers, key = request.params.headers, request.api_key
+    headers, key, token = request.params.headers, request.api_key, request.task_token
     job = Job(
         job_id=job_id,
         caller=caller,
@@ -194,8 +207,11 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
         active_run_id=run_id,
         budget=request.budget,
         host_limits=request.host_limits,
+        task_token_sealed=seal(env, caller, job_id, "task_token", Secrets(body=token.encode()))
+        if token
+        else None,
     )
-    return with_shards_for(env, job, len(request.drafts))
+    return with_shards_for(env, job, request.inline_count)
 
 
 def with_shards_for(env: Env, job: Job, tasks_count: int) -> Job:

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 import msgspec
 import trio
 
 from conveyor.domain import deliveries
 from conveyor.domain.changes import Applied, Change, JobKey
+from conveyor.domain.events import EventType
 from conveyor.domain.hooks import Try
 from conveyor.domain.ids import CallerId
-from conveyor.domain.model import Notice, Webhook
+from conveyor.domain.model import Job, Notice, NoticeChannel, Webhook
 from conveyor.domain.queries import DueNotices, NoticesOf
 from conveyor.domain.signing import Secret
-from conveyor.ports.notifier import Delivered, Message, NotDelivered, Notifier
+from conveyor.ports.notifier import Callback, Delivered, Message, NotDelivered, Notifier
 from conveyor.ports.vault import Unsealable
-from conveyor.usecases import hmac_keys
+from conveyor.usecases import hmac_keys, staging
 from conveyor.usecases.env import Env
 
 _EVENTS_OF_A_RUN_MAX = 100
 _TURN_S, _TURN_S_MAX = 1.0, 10.0
 
 
+class TaskToken(msgspec.Struct, frozen=True):
+    """Names the task of a state machine; sealed until the moment it is used."""
+
+    sealed: str
+
+
 class Ready(msgspec.Struct, frozen=True):
     """A notice that is due, and where it goes as of now."""
 
     notice: Notice
-    webhook: Webhook
-    caller: CallerId
+    to: Webhook | TaskToken
+    job: Job
+
+    @property
+    def receiver(self) -> str:
+        """What it may share with other notices of its caller."""
+        return self.to.url if isinstance(self.to, Webhook) else self.job.job_id
 
 
 class Postponed(msgspec.Struct, frozen=True):
@@ -52,13 +65,25 @@ async def due(env: Env, *, limit: int) -> list[Notice]:
 
 
 async def prepare(env: Env, notice: Notice) -> Ready | None:
-    """The job's webhook is read afresh, so that a change or removal counts at once. None if there
-    is none any more: then the notice is dropped."""
+    """The job is read afresh, so that a change or removal of its webhook counts at once. None if
+    there is nobody to tell any more: then the notice is dropped."""
     job = await env.store.read(JobKey(notice.job_id))
-    if job is None or job.webhook is None:
+    to = None if job is None else _receiver_of(job, notice.channel)
+    if job is None or to is None:
         await env.commit(deliveries.drop(notice))
         return None
-    return Ready(notice, job.webhook, job.caller)
+    return Ready(notice, to, job)
+
+
+def _receiver_of(job: Job, channel: NoticeChannel) -> Webhook | TaskToken | None:
+    match channel:
+        case NoticeChannel.WEBHOOK:
+            return job.webhook
+        case NoticeChannel.STEP_FUNCTIONS:
+            sealed = job.task_token_sealed
+            return None if sealed is None else TaskToken(sealed)
+        case _:
+            assert_never(channel)
 
 
 async def deliver(env: Env, notifier: Notifier, ready: Ready) -> Outcome | None:
@@ -72,7 +97,10 @@ async def deliver(env: Env, notifier: Notifier, ready: Ready) -> Outcome | None:
     (claimed,) = verdict.rows
     assert isinstance(claimed, Notice)
     at, begun = env.now(), trio.current_time()
-    outcome = await _post(env, notifier, ready)
+    if isinstance(ready.to, Webhook):
+        outcome = await _post(env, notifier, ready.notice, ready.to, ready.job.caller)
+    else:
+        outcome = await _call_back(env, ready.notice, ready.to, ready.job)
     duration_s = trio.current_time() - begun
     await env.commit(_recorded(env, claimed, outcome, at, duration_s))
     return Outcome(isinstance(outcome, Delivered), duration_s)
@@ -103,20 +131,39 @@ async def _has_its_turn(env: Env, notice: Notice) -> bool:
     return False
 
 
-async def _post(env: Env, notifier: Notifier, ready: Ready) -> Delivered | NotDelivered:
+async def _post(
+    env: Env, notifier: Notifier, notice: Notice, webhook: Webhook, caller: CallerId
+) -> Delivered | NotDelivered:
     secrets: tuple[Secret, ...] = ()
-    if ready.webhook.signature:
+    if webhook.signature:
         try:
-            secrets = await hmac_keys.open_secrets(env, ready.caller)
+            secrets = await hmac_keys.open_secrets(env, caller)
         except Unsealable:
             secrets = ()
         if not secrets:  # Unsigned it would be a forgery: it waits for its key.
             return NotDelivered("signing_key_unavailable")
-    notice = ready.notice
     message = Message(
-        event_id=notice.notice_id, payload=notice.payload, webhook=ready.webhook, secrets=secrets
+        event_id=notice.notice_id, payload=notice.payload, webhook=webhook, secrets=secrets
     )
     return await notifier.deliver(message)
+
+
+async def _call_back(env: Env, notice: Notice, to: TaskToken, job: Job) -> Delivered | NotDelivered:
+    if env.workflows is None:  # The job was submitted where there are some.
+        return NotDelivered("step_functions_unavailable")
+    try:
+        token = staging.unseal_secrets(env, job, "task_token", to.sealed).body
+    except Unsealable:
+        token = None
+    if token is None:
+        return NotDelivered("task_token_unavailable")
+    callback = Callback(
+        token=token.decode(),
+        is_success=notice.event_type == EventType.RUN_COMPLETED,
+        event_type=notice.event_type,
+        payload=notice.payload,
+    )
+    return await env.workflows.call_back(callback)
 
 
 def _recorded(

@@ -17,13 +17,14 @@ from conveyor.domain.model import (
     JobStatus,
     JobType,
     Run,
+    StagedList,
     Task,
-    TaskSpec,
 )
 from conveyor.domain.submission import TaskDraft
-from conveyor.usecases import ingest, runs, staging
+from conveyor.usecases import ingest, long_lists, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.long_lists import LongList
 from conveyor.usecases.lookups import latest_run, need_latest_run, own_job, totals_of
 from conveyor.usecases.staging import OnInvalid
 
@@ -34,26 +35,40 @@ async def add_tasks(
     env: Env,
     caller: CallerId,
     job_id: str,
-    drafts: Sequence[TaskDraft],
+    drafts: Sequence[TaskDraft] | LongList,
     *,
     is_last: bool,
     batch_id: BatchId,
     on_invalid: OnInvalid = OnInvalid.REJECT,
 ) -> Accepted:
     """Admits one more list, or finds the batch of this id and finishes it."""
-    job = await own_job(env, caller, job_id)
-    _refuse_scheduled(job)
-    run = await need_latest_run(env, job)
+    job, run = await _fed_run(env, caller, job_id)
     begun = await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
     if begun is None:
         _refuse_unless_open(job, run)
         if not drafts:
             raise InvalidArgument("Give at least one task, or use /close.", pointer="/tasks")
-        specs = await staging.check_tasks(env, job, drafts, on_invalid)
-        begun = await _admit(env, job, run, specs, is_last=is_last, batch_id=batch_id)
-    elif begun.status is BatchStatus.OPEN:
+        batch, tasks = await _batch_of(env, job, run, drafts, batch_id, on_invalid)
+        begun = await _admit(env, job, run, batch, tasks, is_last=is_last)
+    elif begun.status is BatchStatus.OPEN and not _is_later(env, begun):
         begun = await ingest.take_over(env, begun) or begun
     return await _answer(env, job, run, begun)
+
+
+async def place_for(
+    env: Env, caller: CallerId, job_id: str, batch_id: BatchId
+) -> tuple[Job, StagedList]:
+    """The job, and where a long list for it is laid down; refused if it would not be taken."""
+    job, run = await _fed_run(env, caller, job_id)
+    if await env.store.read(BatchKey(job.job_id, run.run_id, batch_id)) is None:
+        _refuse_unless_open(job, run)
+    return job, long_lists.place(env, job, run.run_id, batch_id)
+
+
+async def _fed_run(env: Env, caller: CallerId, job_id: str) -> tuple[Job, Run]:
+    job = await own_job(env, caller, job_id)
+    _refuse_scheduled(job)
+    return job, await need_latest_run(env, job)
 
 
 def _refuse_scheduled(job: Job) -> None:
@@ -76,36 +91,55 @@ def _refuse_unless_open(job: Job, run: Run) -> None:
         )
 
 
-async def _admit(
-    env: Env, job: Job, run: Run, specs: list[TaskSpec], *, is_last: bool, batch_id: BatchId
-) -> Batch:
+async def _batch_of(
+    env: Env,
+    job: Job,
+    run: Run,
+    drafts: Sequence[TaskDraft] | LongList,
+    batch_id: BatchId,
+    on_invalid: OnInvalid,
+) -> tuple[Batch, list[Task]]:
+    """The record of the list, and its rows if they go in with it."""
     now = env.now()
+    if isinstance(drafts, LongList):
+        return admission.make_batch(run, batch_id, drafts.source, total=drafts.total, now=now), []
+    specs = await staging.check_tasks(env, job, drafts, on_invalid)
     tasks: list[Task] = []
     source = None
-    path = env.policy.path_for(len(specs))
-    if path is Path.AT_ONCE:
-        origin = (run.run_id, batch_id)
-        tasks = [admission.make_task(spec, origin, run, now) for spec in specs]
+    if env.policy.path_for(len(specs)) is Path.AT_ONCE:
+        tasks = admission.make_tasks(specs, (run.run_id, batch_id), run, now)
     else:
         source = await staging.stage(env, job.job_id, run.run_id, batch_id, specs)
-    batch = admission.make_batch(run, batch_id, source, total=len(specs), now=now)
-    change = admission.add_batch(job, run, batch, tasks, is_last=is_last, now=now)
+    return admission.make_batch(run, batch_id, source, total=len(specs), now=now), tasks
+
+
+async def _admit(
+    env: Env, job: Job, run: Run, batch: Batch, tasks: list[Task], *, is_last: bool
+) -> Batch:
+    change = admission.add_batch(job, run, batch, tasks, is_last=is_last, now=batch.created_at)
     if isinstance(await env.commit(change), Applied):
         return batch
-    existing = await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
+    existing = await env.store.read(BatchKey(job.job_id, run.run_id, batch.batch_id))
     if existing is not None:
         return existing
     raise Conflict("The job was closed meanwhile: it takes no more tasks.", code="job_not_open")
 
 
 async def _answer(env: Env, job: Job, run: Run, batch: Batch) -> Accepted:
-    if batch.status is BatchStatus.OPEN:
+    is_later = batch.status is BatchStatus.OPEN and _is_later(env, batch)
+    if is_later:
+        await env.signals.batch_opened(job.job_id, run.run_id)
+    elif batch.status is BatchStatus.OPEN:
         await ingest.walk(env, batch)
     await runs.look(env, job.job_id, run.run_id)
     await env.signals.run_changed(job.job_id, run.run_id)
     job = await own_job(env, job.caller, job.job_id)
     current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
-    return Accepted(job, current, await totals_of(env, current), batch.total, is_later=False)
+    return Accepted(job, current, await totals_of(env, current), batch.total, is_later)
+
+
+def _is_later(env: Env, batch: Batch) -> bool:
+    return env.policy.path_for(batch.total) is Path.LATER
 
 
 async def close(env: Env, caller: CallerId, job_id: str) -> Job:

@@ -44,7 +44,7 @@ async def submit(
     """Makes the job and its schedule, or finds them. It has no run until it fires."""
     if request.is_open:
         raise InvalidArgument("A scheduled job cannot be open.", pointer="/status")
-    if not request.drafts and request.input_id is None:
+    if not request.inline_count and request.input_id is None:
         raise InvalidArgument("A scheduled job needs at least one task.", pointer="/tasks")
     budgets.check_cap(env, request.budget)
     existing = await env.store.read(JobKey(job_id))
@@ -81,6 +81,9 @@ async def _own_list(env: Env, job: Job, request: Submission) -> tuple[Source, in
     owner = RunId(job.job_id)
     if request.input_id is not None:
         return await inputs.take(env, job, owner, request.input_id)
+    if request.staged is not None:
+        source = msgspec.structs.replace(request.staged.source, origin_run_id=owner)
+        return source, request.staged.total
     specs = await staging.check_tasks(env, job, request.drafts, request.on_invalid)
     return await staging.stage(env, job.job_id, owner, FIRST_BATCH, specs), len(specs)
 

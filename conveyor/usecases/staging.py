@@ -55,31 +55,39 @@ async def check_tasks(
         if index % limits.CHUNK_TASKS == limits.CHUNK_TASKS - 1:
             await trio.lowlevel.checkpoint()
         try:
-            specs.append(_check(env, job, index, draft))
+            specs.append(check(env, job, index, draft))
         except Refusal as refusal:
             invalid.append(submission.invalid_task(index, refusal))
-            specs.append(_refused(env, index, draft, refusal))
-    if invalid and on_invalid is OnInvalid.REJECT:
+            specs.append(refused(env, index, draft, refusal))
+    if on_invalid is OnInvalid.REJECT:
+        refuse_any(invalid, count=len(invalid), of=len(specs))
+    return specs
+
+
+def refuse_any(invalid: Sequence[InvalidTask], *, count: int, of: int) -> None:
+    """InvalidTasks if there are any; `count` of them, whether or not all are here."""
+    if count:
         raise InvalidTasks(
-            f"{len(invalid)} of {len(specs)} tasks are invalid; nothing was created.",
+            f"{count} of {of} tasks are invalid; nothing was created.",
             invalid[: limits.INVALID_TASKS_SHOWN_MAX],
         )
-    return specs
 
 
 def judge(env: Env, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
     """One line of a list whose bad lines are tasks too."""
     try:
-        return _check(env, job, index, draft)
+        return check(env, job, index, draft)
     except Refusal as refusal:
-        return _refused(env, index, draft, refusal)
+        return refused(env, index, draft, refusal)
 
 
-def _refused(env: Env, index: int, draft: TaskDraft, refusal: Refusal) -> TaskSpec:
+def refused(env: Env, index: int, draft: TaskDraft, refusal: Refusal) -> TaskSpec:
+    """A bad line as the task that has failed already."""
     return submission.refused_task(index, draft, refusal, env.policy.targets)
 
 
-def _check(env: Env, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
+def check(env: Env, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
+    """One good line, its secrets sealed; Refusal for a bad one."""
     spec, secrets = submission.check_task(index, draft, job.params, env.policy.targets)
     if secrets is None:
         return spec

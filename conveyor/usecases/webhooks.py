@@ -12,7 +12,7 @@ from conveyor.domain.changes import Applied, Change, Guard, JobKey, NoticeKey, U
 from conveyor.domain.errors import Conflict, InvalidArgument, NotFound
 from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.domain.model import Notice, Webhook
+from conveyor.domain.model import Notice, NoticeChannel, Webhook
 from conveyor.domain.payloads import try_out_payload
 from conveyor.domain.queries import NoticesOf
 from conveyor.ports.notifier import Delivered, Message, NotDelivered, Notifier
@@ -106,7 +106,7 @@ async def remove(env: Env, caller: CallerId, job_id: str) -> None:
     await _set(env, job.job_id, None)
     query = NoticesOf(job_id=job.job_id, limit=_PAGE)
     while page := await env.store.find(query):
-        waiting = [notice for notice in page if notice.status in deliveries.WAITING]
+        waiting = [notice for notice in page if _waits_for_webhook(notice)]
         await env.store.commit([deliveries.drop(notice) for notice in waiting])
         query = msgspec.structs.replace(query, before=_place(page[-1]))
 
@@ -130,11 +130,13 @@ async def page(
 
 async def redeliver(env: Env, caller: CallerId, job_id: str, event_id: str) -> Notice:
     """Makes an event due again, whatever became of it: the same id and the same bytes."""
-    await get(env, caller, job_id)
+    job = await own_job(env, caller, job_id)
     for _ in range(_TRIES):
         notice = await env.store.read(NoticeKey(NoticeId(event_id)))
         if notice is None or notice.job_id != job_id:
             raise NotFound("There is no such event.")
+        if notice.channel is NoticeChannel.WEBHOOK and job.webhook is None:
+            raise NotFound("The job has no webhook.")
         verdict = await env.commit(deliveries.redeliver(notice, now=env.now()))
         if isinstance(verdict, Applied):
             (changed,) = verdict.rows
@@ -150,6 +152,10 @@ async def _set(env: Env, job_id: JobId, webhook: Webhook | None) -> None:
     )
     if not isinstance(verdict, Applied):
         raise NotFound("There is no such job.")
+
+
+def _waits_for_webhook(notice: Notice) -> bool:
+    return notice.channel is NoticeChannel.WEBHOOK and notice.status in deliveries.WAITING
 
 
 def _place(notice: Notice) -> tuple[RunId, float, NoticeId]:

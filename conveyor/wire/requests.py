@@ -176,6 +176,16 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = limits.RESULT_TTL_DAYS
     budget: BudgetInput | None = None
     host_limits: HostLimitsInput | None = None
+    sfn_task_token: (
+        Annotated[
+            str,
+            Meta(
+                pattern=rf"^[!-~]{{1,{limits.TASK_TOKEN_CHARS_MAX}}}$(?!\n)",
+                description="The token of a Step Functions task that waits for the first run.",
+            ),
+        ]
+        | None
+    ) = None
 
 
 class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -227,31 +237,31 @@ _BUDGET = msgspec.json.Decoder(BudgetInput)
 
 
 def decode_submit(body: bytes) -> SubmitJobRequest:
-    return _decode(_SUBMIT, body)
+    return decode_strictly(_SUBMIT, body)
 
 
 def decode_add_tasks(body: bytes) -> AddTasksRequest:
-    return _decode(_ADD_TASKS, body)
+    return decode_strictly(_ADD_TASKS, body)
 
 
 def decode_webhook_config(body: bytes) -> WebhookConfigInput:
-    return _decode(_WEBHOOK_CONFIG, body)
+    return decode_strictly(_WEBHOOK_CONFIG, body)
 
 
 def decode_test_webhook(body: bytes) -> WebhookInput:
-    return _decode(_TEST_WEBHOOK, body)
+    return decode_strictly(_TEST_WEBHOOK, body)
 
 
 def decode_schedule(body: bytes) -> JobSchedule:
-    return _decode(_SCHEDULE, body)
+    return decode_strictly(_SCHEDULE, body)
 
 
 def decode_schedule_state(body: bytes) -> UpdateScheduleStateRequest:
-    return _decode(_SCHEDULE_STATE, body)
+    return decode_strictly(_SCHEDULE_STATE, body)
 
 
 def decode_create_input(body: bytes) -> CreateJobInputRequest:
-    return _decode(_CREATE_INPUT, body)
+    return decode_strictly(_CREATE_INPUT, body)
 
 
 def list_spec_of(request: CreateJobInputRequest) -> ListSpec:
@@ -291,10 +301,10 @@ def _csv_spec_of(given: CsvInput) -> ListSpec:
 
 
 def decode_budget(body: bytes) -> BudgetInput:
-    return _decode(_BUDGET, body)
+    return decode_strictly(_BUDGET, body)
 
 
-def drafts_of(tasks: list[TaskInput]) -> list[TaskDraft]:
+def drafts_of(tasks: list[TaskInput], *, start: int = 0) -> list[TaskDraft]:
     """The lines for the domain to judge; only the depth of their bodies is judged here."""
     return [
         TaskDraft(
@@ -305,7 +315,7 @@ def drafts_of(tasks: list[TaskInput]) -> list[TaskDraft]:
             body=None if task.body is msgspec.UNSET else _checked(index, task.body),
             params=task.zenrows_params,
         )
-        for index, task in enumerate(tasks)
+        for index, task in enumerate(tasks, start)
     ]
 
 
@@ -317,7 +327,7 @@ def _checked(index: int, body: msgspec.Raw) -> msgspec.Raw:
     return body
 
 
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def decode_strictly(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

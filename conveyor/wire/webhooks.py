@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from conveyor.domain.hooks import SigningKey, SigningKeys, Try
 from conveyor.domain.lifecycle import NOTICE, sources
-from conveyor.domain.model import Notice, NoticeStatus
+from conveyor.domain.model import Notice, NoticeChannel, NoticeStatus
 from conveyor.wire.responses import Count, Instant, Ulid
 from conveyor.wire.views import instant
 
@@ -72,6 +72,7 @@ class DeliveryResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     tries: list[DeliveryTry]
     next_try_at: Instant | None = None
     last_error: str | None = None
+    channel: NoticeChannel = NoticeChannel.WEBHOOK
 
 
 class ListDeliveriesResponse(msgspec.Struct, frozen=True):
@@ -106,6 +107,7 @@ def delivery_view(notice: Notice) -> DeliveryResponse:
         tries=[_try_view(each) for each in notice.tries],
         next_try_at=instant(notice.due_at) if is_waiting else None,
         last_error=notice.last_error,
+        channel=notice.channel,
     )
 
 

@@ -114,3 +114,40 @@ async def test_no_more_step_aside_than_there_are_slots() -> None:
     assert not gate.step_aside(A, RunId("1"))
     gate.leave()
     assert gate.step_aside(A, RunId("1"))
+
+
+async def test_a_gate_that_drains_lets_nobody_in_and_waits_for_the_last_to_leave() -> None:
+    gate = FairGate(capacity=2)
+    await gate.take(A, RunId("1"), weight=1, count_max=2)
+    gate.step_aside(A, RunId("1"))
+    is_empty = trio.Event()
+    granted: list[int] = []
+
+    async def drain() -> None:
+        await gate.drain()
+        is_empty.set()
+
+    async def wait() -> None:
+        granted.append(await gate.take(B, RunId("2"), weight=1, count_max=1))
+
+    await gate.take(B, RunId("2"), weight=1, count_max=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(drain)
+        await wait_all_tasks_blocked()
+        assert granted == [0]
+        gate.give_back(A, RunId("1"), 1)
+        gate.give_back(B, RunId("2"), 1)
+        await wait_all_tasks_blocked()
+        assert not is_empty.is_set()
+        gate.leave()
+
+    assert is_empty.is_set()
+    assert await gate.take(A, RunId("1"), weight=1, count_max=1) == 0
+    assert gate.inflight_count == 0
+
+
+async def test_an_empty_gate_drains_at_once() -> None:
+    with trio.fail_after(1):
+        await FairGate(capacity=1).drain()

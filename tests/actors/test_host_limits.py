@@ -17,12 +17,13 @@ from actors.tree import LocalSignals, Mailboxes, helper_tree
 from conveyor.domain import limits
 from conveyor.domain.budget import Price
 from conveyor.domain.hosts import HostLimit, HostLimits, host_of
-from conveyor.domain.model import RunStatus
+from conveyor.domain.model import PauseState, RunStatus
 from conveyor.ports.coordinator import Door
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.telemetry import make_metrics
+from conveyor.usecases import runs
 from tests.actors.faults import Faults, faulty
-from tests.actors.world import World, a_page, make_world, urls
+from tests.actors.world import CALLER, World, a_page, make_world, urls
 
 ONE, OTHER = "one.example.com", "other.example.com"
 
@@ -114,7 +115,7 @@ async def test_a_host_is_not_begun_with_more_often_than_its_rate(
     assert begun[-1] - begun[0] < 60 / 5.0 * 1.25
 
 
-async def test_a_full_host_costs_about_one_more_receive_and_no_attempt(
+async def test_a_full_host_costs_no_second_receive_and_no_attempt(
     autojump_clock: MockClock,
 ) -> None:
     world, hosts = a_host_world(think_s=0.5)
@@ -127,8 +128,73 @@ async def test_a_full_host_costs_about_one_more_receive_and_no_attempt(
 
     tasks = await world.tasks(accepted)
     assert {(task.claim, task.attempts, task.handed_back) for task in tasks} == {(1, 1, 0)}
-    assert receives_per_task(world, 300) < 4
-    assert hosts.begun[ONE][-1] - hosts.begun[ONE][0] < 300 * 0.5 / 2 * 1.5
+    assert receives_per_task(world, 300) <= 1.05
+    assert hosts.begun[ONE][-1] - hosts.begun[ONE][0] < 300 * 0.5 / 2 * 1.2
+
+
+async def test_what_finds_no_room_to_park_comes_back_about_when_it_has_its_turn(
+    autojump_clock: MockClock,
+) -> None:
+    world, hosts = a_host_world(think_s=0.5)
+    count = limits.LOT_MAX + 300
+
+    async with world.working():
+        accepted = await world.submit(
+            urls(count, ONE), host_limits=HostLimits(HostLimit(concurrency=4))
+        )
+        await world.ended(accepted)
+
+    assert receives_per_task(world, count) < 2
+    assert hosts.begun[ONE][-1] - hosts.begun[ONE][0] < count * 0.5 / 4 * 1.2
+
+
+async def test_parked_messages_stay_out_of_other_hands_however_long_it_takes(
+    autojump_clock: MockClock,
+) -> None:
+    world, _ = a_host_world(think_s=2 * limits.VISIBILITY_S)
+
+    async with world.working(), helping(world):
+        accepted = await world.submit(
+            urls(6, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
+        )
+        await world.ended(accepted, within_s=2_000)
+
+    tasks = await world.tasks(accepted)
+    assert {(task.claim, task.attempts) for task in tasks} == {(1, 1)}
+    assert receives_per_task(world, 6) <= 1
+
+
+async def test_parked_messages_are_there_for_others_when_the_run_is_paused(
+    autojump_clock: MockClock,
+) -> None:
+    world, _ = a_host_world(think_s=1.0)
+
+    async with world.working():
+        accepted = await world.submit(
+            urls(30, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
+        )
+        await trio.sleep(5)
+        parked = await world.env.queue.depth(accepted.run.run_id)
+        await runs.set_pause(world.env, CALLER, accepted.job.job_id, PauseState.PAUSED)
+        await trio.sleep(5)
+        paused = await world.env.queue.depth(accepted.run.run_id)
+
+    assert parked.visible == 0
+    assert (paused.visible, paused.hidden) == (parked.hidden - 1, 0)
+
+
+async def test_parked_messages_are_there_for_others_when_the_worker_ends(
+    autojump_clock: MockClock,
+) -> None:
+    world, _ = a_host_world(think_s=1.0)
+
+    async with world.working():
+        accepted = await world.submit(
+            urls(30, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
+        )
+        await trio.sleep(5.5)
+
+    assert (await world.env.queue.depth(accepted.run.run_id)).hidden == 0
 
 
 async def test_tasks_of_other_hosts_do_not_wait_behind_a_full_one(
@@ -184,14 +250,14 @@ async def test_an_outage_while_messages_go_back_ends_nothing(autojump_clock: Moc
 
     async with world.working() as supervisor:
         accepted = await world.submit(
-            urls(30, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
+            urls(limits.LOT_MAX + 60, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
         )
         faults.before["bounce"] = 20
-        await trio.sleep(1)
+        await trio.sleep(3)
         pollers = world.pollers(supervisor)
         _, totals = await world.ended(accepted)
 
     assert pollers == [accepted.run.run_id]
     assert faults.fired["bounce"] == 20
-    assert totals.successful == 30
+    assert totals.successful == limits.LOT_MAX + 60
     assert hosts.busy_max == {ONE: 1}

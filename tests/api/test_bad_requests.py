@@ -129,8 +129,10 @@ async def test_json_in_utf_8_is_taken_however_it_is_spelt(world: World, content_
     assert seen.status == 201
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "gzip, gzip", "nonsense"])
-async def test_an_encoded_body_is_not_taken(world: World, encoding: str) -> None:
+@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "nonsense"])
+async def test_a_body_encoded_in_another_way_than_gzip_is_not_taken(
+    world: World, encoding: str
+) -> None:
     headers = {"Content-Encoding": encoding}
 
     for path in ("/v1/jobs", "/v1/jobs/01JZZZZZZZZZZZZZZZZZZZZZZZ/stop"):

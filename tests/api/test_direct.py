@@ -37,7 +37,7 @@ async def test_a_body_is_a_redirect_to_where_it_lies_as_the_file_it_would_have_b
     job = await world.submit(1)
     [task] = await world.finish(job)
 
-    seen = await world.get(f"/v1/jobs/{job['job_id']}/tasks/{task.task_id}/content")
+    seen = await world.get(f"/v1/jobs/{job['job_id']}/tasks/{task.task_id}/content?redirect=true")
 
     assert (seen.status, seen.body) == (302, b"")
     assert seen.headers["Cache-Control"] == "no-store"
@@ -58,11 +58,23 @@ async def test_a_link_without_a_key_leads_there_too_and_a_foreign_caller_nowhere
     [row] = (await world.get(f"/v1/jobs/{job['job_id']}/results")).json["results"]
     link = urlsplit(row["result_url"])
 
-    seen = await world.get(f"{link.path}?{link.query}", key=None)
+    seen = await world.get(f"{link.path}?{link.query}&redirect=true", key=None)
     foreign = await world.get(link.path, key=BERT)
 
     assert seen.status == 302
     assert foreign.status == 404
+
+
+async def test_who_does_not_ask_for_a_redirect_is_given_the_body(world: World) -> None:
+    job = await world.submit(1)
+    [task] = await world.finish(job)
+    path = f"/v1/jobs/{job['job_id']}/tasks/{task.task_id}/content"
+
+    asked = [await world.get(path), await world.get(f"{path}?redirect=false")]
+    odd = await world.get(f"{path}?redirect=perhaps")
+
+    assert [(seen.status, seen.body) for seen in asked] == [(200, b"<p>")] * 2
+    assert (odd.status, odd.code) == (400, "invalid_argument")
 
 
 async def test_the_problem_of_a_failed_task_comes_from_us(world: World) -> None:
@@ -91,10 +103,10 @@ async def test_the_file_of_an_export_is_a_redirect_once_it_is_made(world: World)
     address = f"/v1/jobs/{job['job_id']}/runs/{job['latest_run']['run_id']}/exports"
     export_id = (await world.post(f"{address}?format=csv")).json["export_id"]
 
-    early = await world.get(f"{address}/{export_id}/content")
+    early = await world.get(f"{address}/{export_id}/content?redirect=true")
     for export in await exports.due(world.env, limit=10):
         await exports.see_to(world.env, export)
-    seen = await world.get(f"{address}/{export_id}/content")
+    seen = await world.get(f"{address}/{export_id}/content?redirect=true")
 
     assert early.code == "export_not_ready"
     assert seen.status == 302

@@ -10,11 +10,10 @@ import httpx
 import pytest
 
 from tests.chaos.proxy import ROUGH, Proxy, a_proxy
+from tests.e2e.cloud import a_client, a_cloud, ended_run
 from tests.e2e.programs import a_site, until
-from tests.e2e.test_aws import Cloud, _client, _run_of, cloud
 
 pytestmark = pytest.mark.slow
-__all__ = ["cloud"]
 
 PAGES = 100
 BEHIND = {
@@ -25,18 +24,18 @@ BEHIND = {
 }
 
 
-@pytest.mark.parametrize("cloud", ["with Redis"], indirect=True)
-def test_over_a_rough_network_every_task_still_ends_once(cloud: Cloud, tmp_path: Path) -> None:
-    cloud.run("init")
+def test_over_a_rough_network_every_task_still_ends_once(
+    request: pytest.FixtureRequest, redis: str, tmp_path: Path
+) -> None:
     with ExitStack() as stack:
+        cloud = stack.enter_context(a_cloud(request, tmp_path, redis=redis))
         proxies: dict[str, Proxy] = {}
         for number, (name, server) in enumerate(BEHIND.items()):
             proxy = proxies[server] = stack.enter_context(a_proxy(cloud.environ[name], number))
             cloud.environ[name] = proxy.address
         site = stack.enter_context(a_site())
-        client = stack.enter_context(_client(cloud.api()))
-        for _ in range(2):
-            cloud.start("worker")
+        client = stack.enter_context(a_client(cloud.api()))
+        cloud.workers(2)
         for proxy in proxies.values():
             proxy.rates = ROUGH
         tasks = [{"url": url} for url in site.urls(PAGES)]
@@ -52,11 +51,7 @@ def test_over_a_rough_network_every_task_still_ends_once(cloud: Cloud, tmp_path:
         for proxy in proxies.values():
             proxy.rates = {}
         until("all of it", lambda: _completed(client, job_id) == PAGES or None, deadline_s=200)
-        run = until(
-            "the end",
-            lambda: run if (run := _run_of(client, job_id))["terminal"] else None,
-            deadline_s=200,
-        )
+        run = until("the end", lambda: ended_run(client, job_id), deadline_s=200)
         audit = client.get(f"/v1/jobs/{job_id}/runs/{run['run_id']}/audit").json()
         jobs = client.get("/v1/jobs").json()["jobs"]
 

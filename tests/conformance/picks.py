@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ RUNS = [(JobId(a_ulid(1)), RunId(a_ulid(11))), (JobId(a_ulid(1)), RunId(a_ulid(1
 RUNS += [(JobId(a_ulid(2)), RunId(a_ulid(21)))]
 
 
-async def stream(pieces: list[bytes]) -> AsyncIterator[bytes]:
+async def stream(pieces: list[bytes]) -> AsyncGenerator[bytes, None]:
     for piece in pieces:
         yield piece
 

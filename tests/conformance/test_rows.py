@@ -27,6 +27,7 @@ from conveyor.domain.model import (
     JobStatus,
     JobType,
     Method,
+    NoticeChannel,
     NoticeStatus,
     PauseState,
     Problem,
@@ -143,6 +144,7 @@ FULL: list[Row] = [
         type=JobType.SCHEDULED,
         budget=BUDGET,
         host_limits=HOST_LIMITS,
+        task_token_sealed="v1.token",
     ),
     a_run(
         status=RunStatus.FAILED,
@@ -226,6 +228,7 @@ FULL: list[Row] = [
         payload='{"a":"é"}',
         claim=10,
         tries=(Try(T0, 15.0, None, "timeout"), Try(T0 + 5.25, 0.5, 200)),
+        channel=NoticeChannel.STEP_FUNCTIONS,
     ),
     a_scrub(run_id=RUN, shard_count=8, passes_left=1, due_at=T0 + 0.75),
     an_event(job_id=OTHER_JOB, run_id=RUN, seq=7, data='{"a":"é"}'),

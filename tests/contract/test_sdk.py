@@ -1,11 +1,14 @@
-"""The unmodified SDK against a real server and worker: every public name of it, and every operation
-of the contract, whose answers are held against the contract's own schemas as they pass."""
+"""The unmodified SDK against real servers and workers, on each engine: every public name of it, and
+every operation of the contract, whose answers are held against the contract's own schemas as they
+pass."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -16,6 +19,7 @@ from zenrows.batch import ZenRowsBatchClient
 from tests.api import contract
 from tests.contract.desk import Desk
 from tests.contract.sdk_table import TABLE, Use, names_of, public_names
+from tests.e2e.cloud import a_cloud
 from tests.e2e.programs import a_server, a_site
 
 pytestmark = pytest.mark.slow
@@ -60,19 +64,43 @@ class Judge:
             self.seen.add((request.method, path.removeprefix("/v1")))
 
 
+@pytest.fixture(scope="module", params=["embedded", "aws"])
+def engine(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def judge() -> Judge:
+def judge(engine: str) -> Judge:
     return Judge()
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: Any, judge: Judge, receiver: str) -> Iterator[Desk]:
+def desk(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    engine: str,
+    judge: Judge,
+    receiver: str,
+) -> Iterator[Desk]:
     folder = tmp_path_factory.mktemp("sdk")
-    with a_site() as site, a_server(folder / "data") as server:
+    with a_site() as site, _serving(request, engine, folder) as url:
         hooks = {"event_hooks": {"response": [judge]}}
-        base_url = f"{server.url}/v1"
+        base_url = f"{url}/v1"
         with ZenRowsBatchClient("anna", base_url=base_url, retries=0, httpx_args=hooks) as client:
             yield Desk(client, site.urls(100), receiver, folder)
+
+
+@contextmanager
+def _serving(request: pytest.FixtureRequest, engine: str, folder: Path) -> Iterator[str]:
+    """One process that does it all, or an API and two workers in processes of their own."""
+    if engine == "embedded":
+        with a_server(folder / "data") as server:
+            yield server.url
+        return
+    with a_cloud(request, folder, redis=request.getfixturevalue("redis")) as cloud:
+        cloud.workers(2)
+        yield cloud.api()
 
 
 def test_the_table_names_every_public_name_of_the_sdk() -> None:
@@ -80,14 +108,14 @@ def test_the_table_names_every_public_name_of_the_sdk() -> None:
 
 
 @pytest.mark.parametrize("use", dict.fromkeys(TABLE.values()), ids=lambda use: names_of(use)[0])
-def test_the_sdk_works(desk: Desk, use: Use, record_property: Any) -> None:
+def test_the_sdk_works(desk: Desk, engine: str, use: Use, record_property: Any) -> None:
     for name in names_of(use):
-        record_property("sdk_method", name)
+        record_property("sdk_method", f"{name} on {engine}")
     use(desk)
 
 
 def test_every_operation_of_the_contract_was_answered(
-    desk: Desk, judge: Judge, record_property: Any
+    desk: Desk, judge: Judge, engine: str, record_property: Any
 ) -> None:
     """Runs last; what the uses above do not reach, the SDK itself never calls: asked here."""
     http = desk.client._t._client
@@ -102,7 +130,8 @@ def test_every_operation_of_the_contract_was_answered(
     wanted = _operations()
     missing = [op for op in wanted if not any(_matches(op, seen) for seen in judge.seen)]
 
-    record_property("contract_operations", f"{len(wanted) - len(missing)} of {len(wanted)}")
+    answered = f"{len(wanted) - len(missing)} of {len(wanted)} on {engine}"
+    record_property("contract_operations", answered)
     assert missing == []
 
 

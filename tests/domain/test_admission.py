@@ -41,7 +41,7 @@ def specs(*problems_of_lines: bool) -> list[TaskSpec]:
 
 
 def tasks_of(run: Run, lines: Sequence[TaskSpec]) -> list[Task]:
-    return [admission.make_task(line, ORIGIN, run, T0) for line in lines]
+    return admission.make_tasks(lines, ORIGIN, run, T0)
 
 
 def inserted(change: Change, kind: type[Row]) -> list[Row]:
@@ -85,8 +85,8 @@ def test_a_line_has_the_same_id_and_shard_however_often_it_is_made(index: int, b
     spec = TaskSpec(index=index, url="https://example.com/")
     origin = (RUN, BatchId(batch))
 
-    first = admission.make_task(spec, origin, run, T0)
-    again = admission.make_task(spec, origin, run, T0 + 1000)
+    (first,) = admission.make_tasks([spec], origin, run, T0)
+    (again,) = admission.make_tasks([spec], origin, run, T0 + 1000)
 
     assert first.task_id == again.task_id == task_id(RUN, BatchId(batch), index)
     assert first.shard == again.shard == shard_of(first.task_id, 8)
@@ -95,7 +95,7 @@ def test_a_line_has_the_same_id_and_shard_however_often_it_is_made(index: int, b
 def test_ids_come_from_the_origin_of_a_list_not_from_the_run_that_takes_it() -> None:
     spec = TaskSpec(index=3, url="https://example.com/")
 
-    task = admission.make_task(spec, ORIGIN, a_run(OTHER_RUN), T0)
+    (task,) = admission.make_tasks([spec], ORIGIN, a_run(OTHER_RUN), T0)
 
     assert task.run_id == OTHER_RUN
     assert task.task_id == task_id(RUN, FIRST_BATCH, 3)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.domain import backpressure, limits
+from conveyor.domain.backpressure import Lines, Permits
 
 counts = st.integers(0, 1000)
 
@@ -60,3 +61,29 @@ def test_an_idle_wait_grows_to_one_second(empties: int) -> None:
 
     assert backpressure.IDLE_S_MIN <= wait <= backpressure.idle_s(empties + 1)
     assert wait <= backpressure.IDLE_S_MAX == 1.0
+
+
+def test_a_worker_has_all_three_lines_unless_it_is_told_otherwise() -> None:
+    lines = Lines()
+
+    assert lines.permits is Permits.BEFORE_RECEIVE
+    assert lines.wanted(free_slots=50, cap=5, held=3, batch_max=10) == 2
+    assert lines.cooldown_s(3, Random(1)) == backpressure.cooldown_s(3, Random(1))
+    assert lines.bounce_delay_s(3) == backpressure.bounce_delay_s(3)
+
+
+@pytest.mark.parametrize(
+    ("permits", "wanted"),
+    [(Permits.BEFORE_RECEIVE, 0), (Permits.LOCAL_GATE, 0), (Permits.AFTER_RECEIVE, 10)],
+)
+def test_only_without_any_permits_the_cap_is_not_looked_at(permits: Permits, wanted: int) -> None:
+    lines = Lines(permits=permits)
+
+    assert lines.wanted(free_slots=50, cap=5, held=5, batch_max=10) == wanted
+
+
+def test_without_a_line_nothing_is_waited_for() -> None:
+    lines = Lines(cools_down=False, bounces_longer=False)
+
+    assert lines.cooldown_s(9, Random(1)) == backpressure.IDLE_S_MIN
+    assert lines.bounce_delay_s(9) == 0.0

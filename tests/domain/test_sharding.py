@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.domain.ids import FIRST_BATCH, TaskId, task_id
-from conveyor.domain.sharding import pin_shard_count, shard_of
+from conveyor.domain.ids import FIRST_BATCH, TaskId, task_id, task_ids
+from conveyor.domain.sharding import pin_shard_count, shard_of, shards_of
 from tests.builders import RUN
 
 ids = st.text(st.characters(max_codepoint=127), min_size=1, max_size=40).map(TaskId)
@@ -30,6 +30,25 @@ def test_one_shard_takes_everything(task: TaskId) -> None:
 )
 def test_the_hash_is_fnv_1a_of_32_bits(text: str, value: int) -> None:
     assert shard_of(TaskId(text), 2**31) == value % 2**31
+
+
+@given(st.lists(st.text("0123456789abcdef", min_size=32, max_size=32), max_size=20))
+def test_many_ids_at_once_go_where_each_would_go_alone(texts: list[str]) -> None:
+    tasks = [TaskId(text) for text in texts]
+
+    for count in (1, 2, 7, 8, 64):
+        assert shards_of(tasks, count) == [shard_of(task, count) for task in tasks]
+
+
+def test_ids_of_several_lengths_are_our_mistake() -> None:
+    with pytest.raises(AssertionError):
+        shards_of([TaskId("ab"), TaskId("abc")], 8)
+
+
+def test_ids_made_together_are_those_made_one_by_one() -> None:
+    together = task_ids(RUN, FIRST_BATCH, range(5, 25))
+
+    assert together == [task_id(RUN, FIRST_BATCH, index) for index in range(5, 25)]
 
 
 @pytest.mark.parametrize("count", [2, 8, 64])

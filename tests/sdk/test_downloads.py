@@ -33,7 +33,7 @@ def test_every_body_becomes_a_file(script: Scripted, client: Client, tmp_path: P
     assert saved == dict.fromkeys(paths, Downloaded(4, hashlib.sha256(b"same").hexdigest(), "a/b"))
     assert files(tmp_path) == {str(number): b"same" for number in range(50)}
     assert {heard.path for heard in script.heard} == {
-        f"/v1/jobs/job/runs/run/tasks/{task}/content" for task in paths
+        f"/v1/jobs/job/runs/run/tasks/{task}/content?redirect=true" for task in paths
     }
     assert {heard.headers["x-api-key"] for heard in script.heard} == {"k"}
 
@@ -133,4 +133,4 @@ def test_through_a_proxy_bodies_are_fetched_one_by_one(
 
     assert files(tmp_path) == {"a": b"body"}
     assert isinstance(saved["b"], ApiError)
-    assert script.heard[0].path == "http://conveyor.test/v1/jobs/job/tasks/a/content"
+    assert script.heard[0].path == "http://conveyor.test/v1/jobs/job/tasks/a/content?redirect=true"

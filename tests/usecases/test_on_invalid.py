@@ -8,7 +8,7 @@ from conveyor.domain.errors import InvalidTasks
 from conveyor.domain.ids import BatchId, JobId
 from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.domain.submission import TaskDraft
-from conveyor.usecases import jobs, open_jobs, reconcile
+from conveyor.usecases import ingest, jobs, open_jobs, reconcile
 from conveyor.usecases.env import Env
 from conveyor.usecases.ingest import open_batches_of
 from conveyor.usecases.jobs import Accepted, Submission
@@ -82,6 +82,8 @@ async def test_bad_lines_that_are_added_become_failed_tasks_too(env: Env, count:
         batch_id=BatchId("b"),
         on_invalid=OnInvalid.SKIP,
     )
+    for batch in await ingest.open_batches_of(env, job.job_id, added.run.run_id):
+        await reconcile.finish_batch(env, batch)
 
     totals = await check_counters(env, added.run)
     assert (added.accepted, totals.admitted, totals.failed) == (count, count, len(BAD))

@@ -12,15 +12,24 @@ from conveyor.domain.ids import JobId
 from conveyor.domain.lifecycle import seen_status
 from conveyor.domain.model import Job, JobStatus, RunStatus
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import ingest, open_jobs, runs
+from conveyor.usecases import ingest, open_jobs, reconcile, runs
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import totals_of
 from tests.builders import CALLER, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
-from tests.usecases.world import LATER_FROM, add, check_counters, rows_of, run_of, submit, work
+from tests.usecases.world import (
+    LATER_FROM,
+    World,
+    add,
+    check_counters,
+    rows_of,
+    run_of,
+    submit,
+    work,
+)
 
 
-@pytest.mark.parametrize("count", [3, 120, LATER_FROM])
+@pytest.mark.parametrize("count", [3, 120])
 async def test_an_added_list_is_in_place_when_the_answer_comes(env: Env, count: int) -> None:
     opened = await submit(env, 2, is_open=True)
 
@@ -31,6 +40,25 @@ async def test_an_added_list_is_in_place_when_the_answer_comes(env: Env, count: 
     assert accepted.run.total == accepted.totals.admitted == 2 + count
     assert accepted.job.status is JobStatus.OPEN
     await check_counters(env, accepted.run)
+
+
+async def test_a_long_list_is_added_now_and_ingested_later(world: World) -> None:
+    env = world.env
+    opened = await submit(env, 2, is_open=True)
+
+    accepted = await add(env, opened.job, LATER_FROM, is_last=True)
+    again = await add(env, opened.job, LATER_FROM, is_last=True)
+
+    assert accepted.is_later
+    assert again.accepted == accepted.accepted == LATER_FROM
+    assert (accepted.run.planned, accepted.run.total) == (2 + LATER_FROM, 2)
+    assert world.signals.said.count(("batch_opened", opened.run.run_id)) == 2
+    (batch,) = await ingest.open_batches_of(env, opened.job.job_id, opened.run.run_id)
+    await reconcile.finish_batch(env, batch)
+    await work(env, opened.run)
+    ended = await run_of(env, opened.run)
+    assert (ended.status, ended.total) == (RunStatus.COMPLETED, 2 + LATER_FROM)
+    await check_counters(env, ended)
 
 
 async def test_an_open_run_that_is_idle_is_pending_until_it_is_fed(env: Env) -> None:

@@ -1,4 +1,4 @@
-"""LeanPlane: DynamoDB, SQS and S3 over our own HTTP pool, signed and parsed by hand.
+"""LeanPlane: DynamoDB, SQS, S3 and Step Functions over our own HTTP pool, signed by hand.
 
 A call costs a twentieth of what an SDK takes for it, for it knows no models: parameters are what
 the services read, answers what they sent. The clock is the machine's until a service says that it
@@ -47,7 +47,12 @@ from conveyor.net.streaming import Incoming
 WHOLE_BODY_BYTES_MAX = 64 * 1024 * 1024
 SKEW_S_MAX = 60.0
 
-_TARGETS = {"dynamodb": "DynamoDB_20120810.", "sqs": "AmazonSQS."}
+_TARGETS = {
+    "dynamodb": "DynamoDB_20120810.",
+    "sqs": "AmazonSQS.",
+    "stepfunctions": "AWSStepFunctions.",
+}
+_SIGNED_AS = {"stepfunctions": "states"}
 _CONTENT_TYPE = "application/x-amz-json-1.0"
 _ERROR_BODY_BYTES_MAX = 64 * 1024
 _UNSENT = (BadRequest, ConnectFailed, ForbiddenTarget, NameNotResolved, TlsFailed)
@@ -198,7 +203,8 @@ class LeanPlane:
         return Target(at.scheme, at.host, at.port, path), scope
 
     async def _scope(self, service: str) -> Scope:
-        return Scope(service, self.access.region, await self.access.credentials())
+        name = _SIGNED_AS.get(service, service)
+        return Scope(name, self.access.region, await self.access.credentials())
 
     def _signed(
         self,

@@ -38,8 +38,11 @@ class Seam(Protocol):
     - QueueGone, BlobMissing and StorageFull are raised for what they say.
     """
 
-    async def call(self, service: str, operation: str, params: Params) -> Answer:
-        """The whole answer; GetObject's `Body` is bytes."""
+    async def call(
+        self, service: str, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
+    ) -> Answer:
+        """The whole answer; GetObject's `Body` is bytes. Who paces himself by what is refused asks
+        for one attempt."""
 
     def open(
         self, service: str, operation: str, params: Params
@@ -85,9 +88,11 @@ class LayeredSeam:
     faults: Faults | None = None
     crash: CrashPoint | None = None
 
-    async def call(self, service: str, operation: str, params: Params) -> Answer:
+    async def call(
+        self, service: str, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
+    ) -> Answer:
         ends_at = trio.current_time() + deadline_s_of(service, params)
-        return await self._persist(self._attempt, ends_at, service, operation, params)
+        return await self._persist(self._attempt, ends_at, service, operation, params, attempts_max)
 
     @asynccontextmanager
     async def open(
@@ -113,6 +118,7 @@ class LayeredSeam:
         service: str,
         operation: str,
         params: Params,
+        attempts_max: int = ATTEMPTS_MAX,
     ) -> T:
         number = 0
         while True:
@@ -123,7 +129,7 @@ class LayeredSeam:
                 wait_s = backoff_s(number, self.random)
                 cost = retry_cost(error, operation, params)
                 is_late = trio.current_time() + wait_s >= ends_at
-                if cost is None or is_late or number >= ATTEMPTS_MAX or not self.budget.take(cost):
+                if cost is None or is_late or number >= attempts_max or not self.budget.take(cost):
                     raise_translated(error, f"{service}.{operation}")
             else:
                 self.budget.refund()

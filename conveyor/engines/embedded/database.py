@@ -20,15 +20,14 @@ from conveyor.engines.embedded.writer import Op, T, Writer
 
 _SWITCH_INTERVAL_S = 0.0001
 _READERS_MAX = 4
-_WRITER_CACHE_KIB = 65536
+WRITER_CACHE_KIB = 65536
 _READER_CACHE_KIB = 4096
 _SQLITE_MIN = (3, 37, 0)  # STRICT tables.
 _BUSY_MS = 10_000
 
-_PRAGMAS = (
+PRAGMAS = (
     "PRAGMA synchronous = FULL",
     "PRAGMA foreign_keys = OFF",
-    "PRAGMA mmap_size = 268435456",
     "PRAGMA temp_store = MEMORY",
     # What was deleted is overwritten where that costs no further page.
     "PRAGMA secure_delete = FAST",
@@ -109,7 +108,7 @@ def _prepared(path: Path, prepare: Callable[[Connection], None]) -> Connection:
         raise SqliteTooOld(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 is needed")
     with ExitStack() as on_failure:
         try:
-            connection = _connect(path, cache_kib=_WRITER_CACHE_KIB, busy_ms=_BUSY_MS)
+            connection = _connect(path, cache_kib=WRITER_CACHE_KIB, busy_ms=_BUSY_MS)
             on_failure.callback(connection.close)
             connection.execute("PRAGMA journal_mode = WAL")
             prepare(connection)
@@ -132,7 +131,7 @@ def _connect(path: Path, *, cache_kib: int, busy_ms: int) -> Connection:
     )
     with ExitStack() as on_failure:
         on_failure.callback(connection.close)
-        for pragma in _PRAGMAS:
+        for pragma in PRAGMAS:
             connection.execute(pragma)
         connection.execute(f"PRAGMA cache_size = {-cache_kib}")
         connection.execute(f"PRAGMA busy_timeout = {busy_ms}")

@@ -37,6 +37,7 @@ class SteadyCoordinator:
         self._random = random
         self._workers_on = workers_on
         self._workers_count = 1
+        self._marks_whole_at = 0.0
         self._away = trio.Event()
         self._held: dict[LeaseId, float] = {}
         self._next_at: dict[str, float] = {}
@@ -143,7 +144,9 @@ class SteadyCoordinator:
                 await self.mend()
 
     async def mend(self) -> None:
-        """Tells the other side what is held here, and relies on it again."""
+        """Tells the other side what is held here, and relies on it again. It may have forgotten
+        all: until every worker has left its mark anew, those known before count too."""
+        self._marks_whole_at = trio.current_time() + limits.SIGHTING_TTL_S
         await self._count_workers()
         told: set[LeaseId] = set()
         while new := self._live() - told:
@@ -154,7 +157,9 @@ class SteadyCoordinator:
         log.warning("the coordinator is back", extra={"leases": len(told)})
 
     async def _count_workers(self) -> None:
-        self._workers_count = max(1, len(await self._remote.marks_on(self._workers_on)))
+        seen = len(await self._remote.marks_on(self._workers_on))
+        known = self._workers_count if trio.current_time() < self._marks_whole_at else 1
+        self._workers_count = max(seen, known)
 
     def _lose(self, error: Unavailable) -> None:
         """Says so once, however many calls fail."""

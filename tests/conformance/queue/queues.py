@@ -1,4 +1,4 @@
-"""The queues that the laws are run against: every engine's, and SQS simulated and emulated."""
+"""The queues that the laws are run against: every engine's, and SQS emulated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.queue import Queue
 from tests.aws import a_lean_plane, a_seam, an_access
 from tests.conformance.engines import ENGINES
-from tests.engines.aws.simulated_sqs import SimulatedSqs
 
 _NUMBERS = itertools.count()
 
@@ -24,12 +23,6 @@ _NUMBERS = itertools.count()
 async def _of_engine(name: str, data_dir: Path, clock: Clock) -> AsyncIterator[Queue]:
     async with ENGINES[name](data_dir, clock, Random(1)) as engine:
         yield engine.queue
-
-
-@asynccontextmanager
-async def _simulated(data_dir: Path, clock: Clock) -> AsyncIterator[Queue]:
-    seam = a_seam(SimulatedSqs(clock))
-    yield SqsQueue(seam=seam, clock=clock, random=Random(1), prefix="conveyor-")
 
 
 @asynccontextmanager
@@ -42,7 +35,6 @@ async def _emulated(url: str) -> AsyncIterator[Queue]:
 
 
 QUEUES: dict[str, Callable[[Path, Clock], AbstractAsyncContextManager[Queue]]] = {
-    **{name: partial(_of_engine, name) for name in ENGINES},
-    "sqs-simulated": _simulated,
+    name: partial(_of_engine, name) for name in ENGINES
 }
 TIMELESS: dict[str, Callable[[str], AbstractAsyncContextManager[Queue]]] = {"sqs": _emulated}

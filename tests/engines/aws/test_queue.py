@@ -14,7 +14,7 @@ from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth
 from tests.aws import a_seam
 from tests.builders import OTHER_RUN, RUN, ManualClock, a_ref
-from tests.engines.aws.simulated_sqs import URL, Kept, SimulatedSqs
+from tests.engines.aws.spoilt_sqs import URL, SpoiltSqs
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def clock(autojump_clock: object) -> ManualClock:
 
 
 @pytest.fixture
-def sqs(clock: ManualClock) -> SimulatedSqs:
-    return SimulatedSqs(clock)
+def sqs(clock: ManualClock) -> SpoiltSqs:
+    return SpoiltSqs(clock)
 
 
-def a_queue(sqs: SimulatedSqs, faults: Faults | None = None) -> SqsQueue:
+def a_queue(sqs: SpoiltSqs, faults: Faults | None = None) -> SqsQueue:
     seam = a_seam(sqs, faults=faults)
     return SqsQueue(seam=seam, clock=sqs.clock, random=Random(1), prefix="conveyor-")
 
@@ -47,27 +47,27 @@ class LosesAnswers:
             raise NoAnswer("the connection closed", was_sent=True)
 
 
-async def test_a_queue_is_named_by_its_run(sqs: SimulatedSqs) -> None:
+async def test_a_queue_is_named_by_its_run(sqs: SpoiltSqs) -> None:
     await a_queue(sqs).open_run(RUN)
 
-    assert list(sqs.queues) == [f"{URL}conveyor-{RUN}"]
+    assert list(sqs.bodies) == [f"{URL}conveyor-{RUN}"]
 
 
-async def test_a_message_holds_a_version_and_a_ref_and_nothing_else(sqs: SimulatedSqs) -> None:
+async def test_a_message_holds_a_version_and_a_ref_and_nothing_else(sqs: SpoiltSqs) -> None:
     queue, ref = a_queue(sqs), a_ref()
     await queue.open_run(RUN)
     await queue.send([ref])
 
-    [[kept]] = sqs.queues.values()
+    [[body]] = sqs.bodies.values()
 
-    assert json.loads(kept.body) == {
+    assert json.loads(body) == {
         "v": 1,
         "ref": [ref.job_id, ref.run_id, ref.task_id, ref.shard],
     }
 
 
 async def test_a_queue_that_is_not_there_is_asked_for_once_however_long_the_list(
-    sqs: SimulatedSqs,
+    sqs: SpoiltSqs,
 ) -> None:
     queue = a_queue(sqs)
 
@@ -80,7 +80,7 @@ async def test_a_queue_that_is_not_there_is_asked_for_once_however_long_the_list
 
 
 @pytest.mark.parametrize("short", [[1], [10, 3], [4, 4, 4]])
-async def test_what_a_batch_did_not_take_is_sent_again(sqs: SimulatedSqs, short: list[int]) -> None:
+async def test_what_a_batch_did_not_take_is_sent_again(sqs: SpoiltSqs, short: list[int]) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     sqs.short = short
@@ -91,7 +91,7 @@ async def test_what_a_batch_did_not_take_is_sent_again(sqs: SimulatedSqs, short:
 
 
 async def test_entries_that_are_throttled_are_sent_again_whoever_is_at_fault(
-    sqs: SimulatedSqs,
+    sqs: SpoiltSqs,
 ) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
@@ -102,7 +102,7 @@ async def test_entries_that_are_throttled_are_sent_again_whoever_is_at_fault(
     assert await queue.depth(RUN) == Depth(visible=10, hidden=0)
 
 
-async def test_a_ref_that_will_never_be_taken_is_our_bug(sqs: SimulatedSqs) -> None:
+async def test_a_ref_that_will_never_be_taken_is_our_bug(sqs: SpoiltSqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     sqs.short, sqs.why = [1], ("InvalidMessageContents", True)
@@ -111,7 +111,7 @@ async def test_a_ref_that_will_never_be_taken_is_our_bug(sqs: SimulatedSqs) -> N
         await queue.send([a_ref()])
 
 
-async def test_a_send_that_is_never_taken_whole_is_an_outage(sqs: SimulatedSqs) -> None:
+async def test_a_send_that_is_never_taken_whole_is_an_outage(sqs: SpoiltSqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     sqs.short = [1] * 100
@@ -120,7 +120,7 @@ async def test_a_send_that_is_never_taken_whole_is_an_outage(sqs: SimulatedSqs) 
         await queue.send([a_ref()])
 
 
-async def test_an_ack_that_was_taken_in_part_is_finished(sqs: SimulatedSqs) -> None:
+async def test_an_ack_that_was_taken_in_part_is_finished(sqs: SpoiltSqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     await queue.send([a_ref(index) for index in range(10)])
@@ -133,7 +133,7 @@ async def test_an_ack_that_was_taken_in_part_is_finished(sqs: SimulatedSqs) -> N
 
 
 async def test_a_beat_that_was_taken_in_part_is_finished(
-    sqs: SimulatedSqs, clock: ManualClock
+    sqs: SpoiltSqs, clock: ManualClock
 ) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
@@ -150,7 +150,7 @@ async def test_a_beat_that_was_taken_in_part_is_finished(
 
 
 async def test_a_queue_that_is_not_seen_right_after_its_making_is_waited_for(
-    sqs: SimulatedSqs,
+    sqs: SpoiltSqs,
 ) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
@@ -162,7 +162,7 @@ async def test_a_queue_that_is_not_seen_right_after_its_making_is_waited_for(
     assert len(await queue.receive(RUN, count_max=10, visibility_s=60)) == 1
 
 
-async def test_a_queue_that_stays_unseen_is_gone(sqs: SimulatedSqs) -> None:
+async def test_a_queue_that_stays_unseen_is_gone(sqs: SpoiltSqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     sqs.unseen = 1000
@@ -172,7 +172,7 @@ async def test_a_queue_that_stays_unseen_is_gone(sqs: SimulatedSqs) -> None:
 
 
 async def test_a_queue_that_was_just_removed_cannot_be_made_for_a_minute(
-    sqs: SimulatedSqs, clock: ManualClock
+    sqs: SpoiltSqs, clock: ManualClock
 ) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
@@ -185,7 +185,7 @@ async def test_a_queue_that_was_just_removed_cannot_be_made_for_a_minute(
     await queue.open_run(RUN)
 
 
-async def test_another_process_finds_the_queue_by_its_name_once(sqs: SimulatedSqs) -> None:
+async def test_another_process_finds_the_queue_by_its_name_once(sqs: SpoiltSqs) -> None:
     await a_queue(sqs).open_run(RUN)
     other = a_queue(sqs)
 
@@ -195,7 +195,7 @@ async def test_another_process_finds_the_queue_by_its_name_once(sqs: SimulatedSq
     assert sqs.calls["GetQueueUrl"] == 1
 
 
-async def test_an_empty_answer_may_be_false_and_proves_nothing(sqs: SimulatedSqs) -> None:
+async def test_an_empty_answer_may_be_false_and_proves_nothing(sqs: SpoiltSqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     await queue.send([a_ref()])
@@ -206,7 +206,7 @@ async def test_an_empty_answer_may_be_false_and_proves_nothing(sqs: SimulatedSqs
 
 
 async def test_a_message_may_be_in_two_hands_and_acks_of_both_are_fine(
-    sqs: SimulatedSqs,
+    sqs: SpoiltSqs,
 ) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
@@ -221,7 +221,7 @@ async def test_a_message_may_be_in_two_hands_and_acks_of_both_are_fine(
     assert await queue.depth(RUN) == Depth(visible=0, hidden=0)
 
 
-async def test_more_than_ten_are_received_by_calls_at_once(sqs: SimulatedSqs) -> None:
+async def test_more_than_ten_are_received_by_calls_at_once(sqs: SpoiltSqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     await queue.send([a_ref(index) for index in range(60)])
@@ -232,7 +232,7 @@ async def test_more_than_ten_are_received_by_calls_at_once(sqs: SimulatedSqs) ->
     assert sqs.calls["ReceiveMessage"] == 5
 
 
-async def test_a_queue_that_was_empty_is_looked_at_by_one_call(sqs: SimulatedSqs) -> None:
+async def test_a_queue_that_was_empty_is_looked_at_by_one_call(sqs: SpoiltSqs) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     await queue.receive(RUN, count_max=50, visibility_s=60)
@@ -248,7 +248,7 @@ async def test_a_queue_that_was_empty_is_looked_at_by_one_call(sqs: SimulatedSqs
 
 
 async def test_messages_in_hand_are_not_dropped_because_another_receive_failed(
-    sqs: SimulatedSqs,
+    sqs: SpoiltSqs,
 ) -> None:
     queue = a_queue(sqs, LosesAnswers("ReceiveMessage"))
     await queue.open_run(RUN)
@@ -260,7 +260,7 @@ async def test_messages_in_hand_are_not_dropped_because_another_receive_failed(
 
 
 async def test_a_receive_whose_answer_is_lost_is_an_outage_and_hides_its_messages(
-    sqs: SimulatedSqs, clock: ManualClock
+    sqs: SpoiltSqs, clock: ManualClock
 ) -> None:
     queue = a_queue(sqs, LosesAnswers("ReceiveMessage"))
     await queue.open_run(RUN)
@@ -274,7 +274,7 @@ async def test_a_receive_whose_answer_is_lost_is_an_outage_and_hides_its_message
     assert len(await queue.receive(RUN, count_max=10, visibility_s=60)) == 1
 
 
-async def test_sends_and_acks_whose_answers_are_lost_are_made_again(sqs: SimulatedSqs) -> None:
+async def test_sends_and_acks_whose_answers_are_lost_are_made_again(sqs: SpoiltSqs) -> None:
     queue = a_queue(sqs, LosesAnswers("SendMessageBatch", "DeleteMessageBatch"))
     await queue.open_run(RUN)
 
@@ -287,7 +287,7 @@ async def test_sends_and_acks_whose_answers_are_lost_are_made_again(sqs: Simulat
 
 
 async def test_a_lapsed_receipt_hides_no_message_that_somebody_else_has(
-    sqs: SimulatedSqs, clock: ManualClock
+    sqs: SpoiltSqs, clock: ManualClock
 ) -> None:
     queue, other = a_queue(sqs), a_queue(sqs)
     await queue.open_run(RUN)
@@ -309,13 +309,13 @@ async def test_a_lapsed_receipt_hides_no_message_that_somebody_else_has(
     "body", ['{"v":2,"ref":{"task":"x"}}', '{"v":1,"ref":[1]}', '{"ref":[]}', "not JSON", ""]
 )
 async def test_a_message_of_another_release_is_left_for_others(
-    sqs: SimulatedSqs, clock: ManualClock, body: str
+    sqs: SpoiltSqs, clock: ManualClock, body: str
 ) -> None:
     queue = a_queue(sqs)
     await queue.open_run(RUN)
     await queue.send([a_ref()])
-    [messages] = sqs.queues.values()
-    messages.insert(0, Kept(body, clock.now()))
+    foreign = {"QueueUrl": f"{URL}conveyor-{RUN}", "MessageBody": body}
+    await sqs.call("sqs", "SendMessage", foreign, deadline_s=1.0)
 
     received = await queue.receive(RUN, count_max=10, visibility_s=60)
 
@@ -323,7 +323,7 @@ async def test_a_message_of_another_release_is_left_for_others(
     assert await queue.depth(RUN) == Depth(visible=0, hidden=2)
 
 
-async def test_acks_of_one_run_do_not_wait_for_the_queue_of_another(sqs: SimulatedSqs) -> None:
+async def test_acks_of_one_run_do_not_wait_for_the_queue_of_another(sqs: SpoiltSqs) -> None:
     queue = a_queue(sqs)
     for run_id in (RUN, OTHER_RUN):
         await queue.open_run(run_id)

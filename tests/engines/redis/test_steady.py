@@ -219,3 +219,22 @@ async def test_a_server_that_dies_and_comes_back_costs_no_lease(tmp_path: Path) 
 
     assert [len(before), len(meanwhile), len(after)] == [2, 2, 1]
     assert lost == frozenset()
+
+
+async def test_workers_that_a_server_forgot_are_not_forgotten_here(
+    remote: Severed, steady: SteadyCoordinator
+) -> None:
+    """It came back empty, and only this worker has left its mark again when it goes once more."""
+    await _see_workers(steady, 3)
+    remote.is_cut = True
+    await _take(steady, 1, cap=9)
+    for number in range(3):
+        await remote.inner.leave_marks(f"worker-{number}", {"workers": ""}, ttl_s=0)
+    remote.is_cut = False
+    await steady.mend()
+    await _see_workers(steady, 1)
+    remote.is_cut = True
+
+    await _take(steady, 100, cap=9)
+
+    assert await steady.count(RUN) == 3

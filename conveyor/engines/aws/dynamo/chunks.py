@@ -8,7 +8,6 @@ come before the refs, so that nothing can be settled that was not admitted.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -30,14 +29,13 @@ from conveyor.domain.model import Task, TaskRef
 from conveyor.engines.aws.dynamo import commits, expressions
 from conveyor.engines.aws.dynamo.expressions import Expression, Params
 from conveyor.engines.aws.dynamo.items import to_attribute
+from conveyor.engines.aws.dynamo.lanes import fill_shards
 from conveyor.engines.aws.dynamo.layout import place_of
 from conveyor.engines.aws.dynamo.table import ROUNDS_MAX, Table
-from conveyor.engines.aws.dynamo.together import together
 from conveyor.engines.aws.retrying import backoff_s
 from conveyor.ports.errors import Unavailable
 
 COUNTED = "counted"
-_LOST_MAX = 2
 
 Send = Callable[[tuple[TaskRef, ...]], Awaitable[None]]
 
@@ -47,7 +45,7 @@ async def put_chunk(table: Table, chunk: Chunk, send: Send) -> Verdict:
     refusal, is_counted = await _look(table, chunk)
     if refusal is not None:
         return refusal
-    await together(partial(_put_task, table, chunk), chunk.tasks)
+    await fill_shards(table.lanes, chunk.tasks, partial(_put_task, table, chunk), table.random)
     if not is_counted:
         refusal = await _count(table, chunk)
         if refusal is not None:
@@ -61,12 +59,7 @@ async def put_chunk(table: Table, chunk: Chunk, send: Send) -> Verdict:
 async def _put_task(table: Table, chunk: Chunk, task: Task) -> None:
     """Inserts, or leaves what is there as it is; which is why a lost answer does not matter."""
     key = TaskKey(chunk.key.job_id, task.run_id, task.task_id, task.shard)
-    params = expressions.put(table.name, Insert(key, task))
-    for _ in range(_LOST_MAX):
-        with suppress(Unavailable):
-            await table.write("PutItem", params)
-            return
-    await table.write("PutItem", params)
+    await table.write("PutItem", expressions.put(table.name, Insert(key, task)), attempts_max=1)
 
 
 async def _count(table: Table, chunk: Chunk) -> Stale | Missing | None:

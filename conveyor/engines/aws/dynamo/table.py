@@ -12,11 +12,12 @@ from conveyor.domain.changes import AnyKey
 from conveyor.domain.randomness import Random
 from conveyor.engines.aws.dynamo.expressions import Params, codec_for, key_item
 from conveyor.engines.aws.dynamo.items import Item
+from conveyor.engines.aws.dynamo.lanes import Lanes
 from conveyor.engines.aws.dynamo.layout import PK, SK, Place, place_of
 from conveyor.engines.aws.dynamo.together import slices, together
 from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.metering import Meter
-from conveyor.engines.aws.retrying import backoff_s
+from conveyor.engines.aws.retrying import ATTEMPTS_MAX, backoff_s
 from conveyor.engines.aws.seam import Seam
 from conveyor.ports.errors import Unavailable
 
@@ -31,15 +32,19 @@ CANCELLED = "TransactionCanceledException"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """`meter` counts the rows that were read for the rows that were asked for."""
+    """`meter` counts the rows that were read for the rows that were asked for; `lanes` remembers
+    what each shard can take."""
 
     name: str
     seam: Seam
     random: Random
     meter: Meter = field(default_factory=Meter)
+    lanes: Lanes = field(default_factory=Lanes)
 
-    async def call(self, operation: str, params: Params) -> dict[str, Any]:
-        return await self.seam.call("dynamodb", operation, params)
+    async def call(
+        self, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
+    ) -> dict[str, Any]:
+        return await self.seam.call("dynamodb", operation, params, attempts_max=attempts_max)
 
     async def get(self, key: AnyKey) -> Any:
         """The row as of its last commit, or None."""
@@ -100,10 +105,12 @@ class Table:
 
         await self._until_done(ask)
 
-    async def write(self, operation: str, params: Params) -> Item | None:
+    async def write(
+        self, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
+    ) -> Item | None:
         """The item as written, if it was asked for; None when its condition did not hold."""
         try:
-            answer = await self.call(operation, params)
+            answer = await self.call(operation, params, attempts_max=attempts_max)
         except AwsError as error:
             if error.code == REFUSED:
                 return None

@@ -49,11 +49,13 @@ class CutOff:
         self._left = at
         self._side = side
 
-    async def call(self, service: str, operation: str, params: Params) -> Answer:
+    async def call(
+        self, service: str, operation: str, params: Params, *, attempts_max: int = 5
+    ) -> Answer:
         self._left -= 1
         if self._left < 0 or (self._left == 0 and self._side == "before"):
             raise Unavailable("the process is gone")
-        answer = await self._seam.call(service, operation, params)
+        answer = await self._seam.call(service, operation, params, attempts_max=attempts_max)
         if self._left == 0:
             raise Unavailable("the process is gone")
         return answer

@@ -1,0 +1,154 @@
+"""How often is a message received before it is run, at a cap, with permits and without?
+
+The seeds' experiment: 500 tasks, a cap of 5, 50 dispatchers in one process, real pollers on a real
+SQS engine. In the off arm a message is received first and the cap is found out afterwards; the
+local gate counts what runs here; permits take a shared lease for each message before the receive.
+Then 3,334 tasks and four processes' worth of dispatchers on one queue, and one of four killed.
+
+On a model of SQS in virtual time, and the same over the wire on a server that speaks SQS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import trio
+from trio.testing import MockClock
+
+from bench.dispatch import Arm, Drained, Link, Shared, drain
+from bench.figure import Panel, draw
+from conveyor.domain.backpressure import Lines, Permits
+from conveyor.engines.memory import memory_engine
+from conveyor.engines.system import VirtualClock
+from conveyor.simulation.models.aws import AwsModel
+from conveyor.simulation.models.fate import Fate
+
+RESULTS = Path(__file__).parent / "results"
+SQS_S, LEASES_S = 0.02, 0.01
+DEFINITIONS = """\
+receives  messages that the queue handed out, for each task
+calls     receive calls, of up to ten messages each; some find nothing
+dead      tasks that were given up: run queues have no dead letters
+"""
+
+OFF = Lines(permits=Permits.AFTER_RECEIVE, cools_down=False, bounces_longer=False)
+# With longer bounces too, messages are hidden for minutes while there is room for them.
+LOCAL_GATE = Lines(permits=Permits.LOCAL_GATE, bounces_longer=False)
+
+ONE_PROCESS = {
+    "off": Arm(name="off", lines=OFF),
+    "local_gate": Arm(name="local gate", lines=LOCAL_GATE),
+    "permits": Arm(name="permits"),
+}
+PROCESSES = {
+    "off_processes": Arm(name="off", lines=OFF, tasks=3_334, cap=20, processes=4),
+    "local_gate_processes": Arm(
+        name="local gate", lines=LOCAL_GATE, tasks=3_334, cap=20, processes=4
+    ),
+    "permits_processes": Arm(name="permits", tasks=3_334, cap=20, processes=4),
+}
+KILLED = {"permits_killed": Arm(name="permits, one killed", processes=4, killed_at=100)}
+
+Results = dict[str, tuple[Arm, Drained]]
+Watch = Callable[[int], None]
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench amplification", description=__doc__)
+    parser.add_argument("--model-only", action="store_true", help="no server over the wire")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    options = parser.parse_args(arguments)
+    logging.disable(logging.WARNING)  # A killed process complains at length.
+    print(DEFINITIONS)
+    print(f"A model of SQS ({SQS_S * 1e3:.0f} ms a call, leases {LEASES_S * 1e3:.0f} ms):")
+    modelled = run_all({**ONE_PROCESS, **PROCESSES, **KILLED}, in_model)
+    panels = panels_of("modelled SQS", modelled)
+    if not options.model_only:
+        from bench.wire import run_wire
+
+        panels += panels_of("SQS over the wire", run_wire())
+    draw(RESULTS / "amplification.svg", "Receives per delivered message", panels)
+    if options.json:
+        names = ("off", "local_gate", "permits", "permits_processes")
+        line = {name: round(modelled[name][1].amplification, 3) for name in names}
+        print(msgspec.json.encode(line).decode())
+
+
+def run_all(arms: Mapping[str, Arm], run: Callable[[Arm, Watch], Drained]) -> Results:
+    """The arms in turn, each with its line as soon as it is done."""
+    head()
+    results = {}
+    for key, arm in arms.items():
+        results[key] = (arm, run(arm, watching(arm)))
+        show(*results[key])
+    return results
+
+
+def in_model(arm: Arm, watch: Watch) -> Drained:
+    return trio.run(model, arm, watch, clock=MockClock(autojump_threshold=0))
+
+
+async def model(arm: Arm, watch: Watch = lambda done: None) -> Drained:
+    """The arm in virtual time: the caller brings a clock that jumps."""
+    clock, randomness = VirtualClock(1_700_000_000.0), random.Random(1)
+    memory = memory_engine(clock=clock, random=randomness)
+    shared = Shared(
+        plane=AwsModel(clock=clock, fate=Fate(random=randomness)),
+        coordinator=memory.coordinator,
+        memory=memory,
+        clock=clock,
+        random=randomness,
+    )
+    return await drain(shared, arm, lambda: Link(randomness, SQS_S, LEASES_S), watch)
+
+
+def watching(arm: Arm) -> Watch:
+    """How far an arm is, on a terminal."""
+    if not sys.stderr.isatty():
+        return lambda done: None
+
+    def watch(done: int) -> None:
+        end = "\r" if done < arm.tasks else "\r\033[K"
+        print(f"  {arm.name}: {done:,} of {arm.tasks:,}", end=end, file=sys.stderr, flush=True)
+
+    return watch
+
+
+def head() -> None:
+    print(
+        f"  {'':20}{'processes':>10}{'cap':>5}{'receives':>10}{'tasks/s':>9}{'elapsed':>10}"
+        f"{'done':>13}{'dead':>6}{'calls':>9}{'empty':>9}"
+    )
+
+
+def show(arm: Arm, drained: Drained) -> None:
+    print(
+        f"  {arm.name:20}{arm.processes:>10}{arm.cap:>5}{drained.amplification:>10.3f}"
+        f"{drained.tasks / drained.seconds:>9.1f}{drained.seconds:>8.1f} s"
+        f"{f'{drained.done:,}/{drained.tasks:,}':>13}{drained.dead:>6}"
+        f"{drained.calls:>9,}{drained.empty_calls:>9,}",
+        flush=True,
+    )
+
+
+def panels_of(where: str, results: Results) -> list[Panel]:
+    """One for each size of the experiment."""
+    panels = []
+    for tasks, cap, processes in dict.fromkeys(
+        (arm.tasks, arm.cap, arm.processes) for arm, _ in results.values()
+    ):
+        bars = [
+            (arm.name, drained.amplification)
+            for arm, drained in results.values()
+            if (arm.tasks, arm.cap, arm.processes) == (tasks, cap, processes)
+        ]
+        plural = "process" if processes == 1 else "processes"
+        title = f"{where}: {tasks:,} tasks, a cap of {cap}, {processes} {plural}"
+        panels.append(Panel(title, bars, "x"))
+    return panels

@@ -1,0 +1,312 @@
+"""Worker processes' worth of dispatchers that drain one queue, and what the queue handed out.
+
+A dispatcher is a real poller. Those of one process share its gate, its heartbeater, its shard
+writers and its queue engine; processes share the queue, the leases and the store. What lies between
+a process and the rest of the world is a link, which can take time, and be cut as a kill would.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import msgspec
+import trio
+from prometheus_client import CollectorRegistry
+
+from actors.gate import FairGate
+from actors.lease_heartbeater import LeaseHeartbeater
+from actors.messages import PollerMessage
+from actors.run_poller import RunPoller
+from actors.runtime import Mailbox
+from actors.shard_writer import ShardWriter
+from actors.task_runner import TaskRunner
+from actors.tree import LocalSignals, Mailboxes
+from conveyor.domain.backpressure import Lines
+from conveyor.domain.budget import Price
+from conveyor.domain.changes import RunKey
+from conveyor.domain.ids import CallerId, JobId
+from conveyor.domain.model import Run
+from conveyor.domain.submission import TaskDraft
+from conveyor.domain.totals import Totals
+from conveyor.engines.aws.queue import SqsQueue
+from conveyor.engines.aws.seam import Answer, LayeredSeam, Params, Plane
+from conveyor.engines.memory import MemoryEngine
+from conveyor.engines.system import AesVault
+from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.gateway import Outcome, Scraped, ScrapeRequest
+from conveyor.telemetry import make_metrics
+from conveyor.usecases.env import Env, Policy
+from conveyor.usecases.jobs import Accepted, Submission, submit
+from conveyor.usecases.lookups import totals_of
+
+PREFIX = "bench-"
+P = TypeVar("P")
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """`killed_at` is how many tasks are done when a process is killed; none is at 0."""
+
+    name: str
+    lines: Lines = Lines()
+    tasks: int = 500
+    cap: int = 5
+    processes: int = 1
+    dispatchers: int = 50
+    think_s: float = 0.05
+    killed_at: int = 0
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """What an arm came to. `messages` is what the queue handed out, over all receives; `dead` are
+    tasks that ended otherwise than with a page."""
+
+    tasks: int
+    done: int
+    dead: int
+    messages: int
+    calls: int
+    empty_calls: int
+    seconds: float
+
+    @property
+    def amplification(self) -> float:
+        """Receives per delivered message: deliveries that the queue made for each task."""
+        return self.messages / self.tasks
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts what receive calls brought, whoever made them."""
+
+    messages: int = 0
+    calls: int = 0
+    empty_calls: int = 0
+
+    def count(self, messages: int) -> None:
+        self.messages += messages
+        self.calls += 1
+        self.empty_calls += not messages
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPlane:
+    """A plane that tells how many messages each receive brought."""
+
+    plane: Plane
+    count: Callable[[int], None]
+
+    async def call(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> Answer:
+        answer = await self.plane.call(service, operation, params, deadline_s=deadline_s)
+        if operation == "ReceiveMessage":
+            self.count(len(answer.get("Messages", ())))
+        return answer
+
+    @asynccontextmanager
+    async def open(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> AsyncGenerator[Answer, None]:
+        async with self.plane.open(service, operation, params, deadline_s=deadline_s) as answer:
+            yield answer
+
+
+@dataclass(slots=True)
+class Link:
+    """The way from one process to everything that it shares with others."""
+
+    random: random.Random
+    sqs_s: float = 0.0
+    coordinator_s: float = 0.0
+    is_cut: bool = False
+
+    async def cross(self, seconds: float) -> None:
+        """Half of a round trip."""
+        if self.is_cut:
+            await trio.sleep_forever()
+        if seconds:
+            await trio.sleep(seconds * self.random.uniform(0.4, 0.6))
+
+    async def before(self, service: str, operation: str, params: Params) -> None:
+        await self.cross(self.sqs_s)
+
+    async def after(self, service: str, operation: str, params: Params) -> None:
+        await self.cross(self.sqs_s)
+
+    def to(self, port: P, seconds: float = 0.0) -> P:
+        """The port as it is seen from the other end of the link."""
+        return cast("P", _Distant(port, self, seconds))
+
+
+class _Distant:
+    def __init__(self, port: object, link: Link, seconds: float) -> None:
+        self._port = port
+        self._link = link
+        self._seconds = seconds
+
+    def __getattr__(self, method: str) -> Any:
+        target: Callable[..., Awaitable[Any]] = getattr(self._port, method)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            await self._link.cross(self._seconds)
+            answer = await target(*args, **kwargs)
+            await self._link.cross(self._seconds)
+            return answer
+
+        return call
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingGateway:
+    """A page for everybody, after a while."""
+
+    think_s: float
+
+    def price(self, params: Mapping[str, str]) -> Price:
+        return Price()
+
+    async def scrape(self, request: ScrapeRequest) -> Outcome:
+        await trio.sleep(self.think_s)
+        return Scraped(status=200, content_type="text/html", body=b"<p>hello</p>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the processes of an arm share: a queue service, leases, and a store."""
+
+    plane: Plane
+    coordinator: Coordinator
+    memory: MemoryEngine
+    clock: Clock
+    random: random.Random
+    tally: Tally = field(default_factory=Tally)
+
+    def env(self, link: Link, lines: Lines) -> Env:
+        """The world as a process sees it at the end of its link."""
+        seam = LayeredSeam(
+            plane=CountedPlane(self.plane, self.tally.count), random=self.random, faults=link
+        )
+        mail = Mailboxes()
+        return Env(
+            store=link.to(self.memory.store),
+            queue=SqsQueue(seam=seam, clock=self.clock, random=self.random, prefix=PREFIX),
+            blobs=link.to(self.memory.blobs),
+            coordinator=link.to(self.coordinator, link.coordinator_s),
+            clock=self.clock,
+            vault=AesVault(bytes(32)),
+            signals=LocalSignals(mail.discovery.address, mail.streamer.address),
+            random=self.random,
+            owner="bench",
+            policy=Policy(at_once_max=100_000, lines=lines),
+        )
+
+    async def submit(self, env: Env, arm: Arm) -> Accepted:
+        """The store of the memory engine knows only its own queue: its refs are carried over."""
+        drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(arm.tasks)]
+        accepted = await submit(
+            env,
+            CallerId("bench"),
+            Submission(drafts=drafts, max_inflight=arm.cap),
+            job_id=JobId(env.mint()),
+        )
+        run_id = accepted.run.run_id
+        sent = await self.memory.queue.receive(run_id, count_max=arm.tasks, visibility_s=0)
+        await env.queue.open_run(run_id)
+        await env.queue.send([message.ref for message in sent])
+        return accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    link: Link
+    gate: FairGate
+
+
+async def dispatch(env: Env, gate: FairGate, arm: Arm, accepted: Accepted) -> None:
+    """One process: its dispatchers on one queue, until they are cancelled or the run is over."""
+    mail = Mailboxes()
+    metrics, gateway = make_metrics(CollectorRegistry()), ThinkingGateway(arm.think_s)
+    runner = TaskRunner(
+        env=env,
+        gateway=gateway,
+        heartbeater=mail.heartbeater.address,
+        writers=[mailbox.address for mailbox in mail.writers],
+        metrics=metrics,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(LeaseHeartbeater(env=env).run, mail.heartbeater.open_inbox())
+        for mailbox in mail.writers:
+            writer = ShardWriter(env=env, metrics=metrics)
+            nursery.start_soon(writer.run, mailbox.open_inbox())
+        for _ in range(arm.dispatchers):
+            poller = RunPoller(
+                env=env,
+                job=accepted.job,
+                run_at_start=accepted.run,
+                gate=gate,
+                run_task=runner.run,
+                price=gateway.price,
+                metrics=metrics,
+            )
+            news: Mailbox[PollerMessage] = Mailbox(capacity=10)
+            nursery.start_soon(poller.run, news.open_inbox())
+
+
+async def drain(
+    shared: Shared, arm: Arm, make_link: Callable[[], Link], watch: Callable[[int], None]
+) -> Drained:
+    """The whole arm; `watch` is told how many tasks are done."""
+    processes = [
+        Process(make_link(), FairGate(capacity=arm.dispatchers)) for _ in range(arm.processes)
+    ]
+    outside = shared.env(make_link(), arm.lines)
+    accepted = await shared.submit(outside, arm)
+    started_at = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for each in processes:
+            env = shared.env(each.link, arm.lines)
+            nursery.start_soon(dispatch, env, each.gate, arm, accepted)
+        run = await _ended(outside, arm, accepted, processes, watch)
+        seconds = trio.current_time() - started_at
+        nursery.cancel_scope.cancel()
+    return drained(arm, await totals_of(outside, run), shared.tally, seconds)
+
+
+def drained(arm: Arm, totals: Totals, tally: Tally, seconds: float) -> Drained:
+    return Drained(
+        tasks=arm.tasks,
+        done=totals.successful,
+        dead=arm.tasks - totals.successful,
+        messages=tally.messages,
+        calls=tally.calls,
+        empty_calls=tally.empty_calls,
+        seconds=seconds,
+    )
+
+
+async def _ended(
+    env: Env,
+    arm: Arm,
+    accepted: Accepted,
+    processes: Sequence[Process],
+    watch: Callable[[int], None],
+) -> Run:
+    """The run when it has ended. The process that is killed on the way is the busiest one."""
+    key = RunKey(accepted.job.job_id, accepted.run.run_id)
+    is_to_kill = arm.killed_at > 0
+    while True:
+        run = await env.store.read(key)
+        assert run is not None
+        done = (await totals_of(env, run)).successful
+        watch(done)
+        if run.ended_at is not None:
+            return run
+        if is_to_kill and done >= arm.killed_at:
+            max(processes, key=lambda each: each.gate.inflight_count).link.is_cut = True
+            is_to_kill = False
+        await trio.sleep(0.05)

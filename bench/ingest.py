@@ -1,0 +1,108 @@
+"""How fast is a list of a million lines accepted and ingested, beside a bare INSERT loop?
+
+Embedded: the list comes over a real socket and is walked as the ingest streamer does it; the bare
+loop puts the same columns into the same tables, with the same pragmas and as many rows a commit.
+Both run in turn, each alone in a process of its own. DynamoDB: the AWS engine in virtual time over
+a model that takes 1,000 write units a second for a partition and 4,000 for a cold table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.figure import Panel, draw
+from bench.ingestarms import Ingested, run_arm
+from bench.ingestmodel import SHARD_COUNTS, Modelled, ingest_modelled
+
+RESULTS = Path(__file__).parent / "results"
+SIZES = (10_000, 100_000, 1_000_000)
+MODELLED = 12_000  # Enough to see the pace at which it goes on.
+WALL_S = 60.0
+ARMS = {"bare": "bare INSERT loop", "conveyor": "Conveyor"}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench ingest", description=__doc__)
+    parser.add_argument("--tasks", type=int, help="one list of this length instead of three")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    options = parser.parse_args(arguments)
+    sizes = SIZES if options.tasks is None else (options.tasks,)
+    measured = {size: {arm: measure(arm, size) for arm in ARMS} for size in sizes}
+    show(measured)
+    modelled = [ingest_modelled(shards, MODELLED) for shards in SHARD_COUNTS]
+    show_modelled(modelled, max(sizes))
+    draw_all(measured, modelled, max(sizes))
+    if options.json:
+        print(msgspec.json.encode(line_of(measured[max(sizes)])).decode())
+
+
+def measure(arm: str, count: int) -> Ingested:
+    folder = Path(tempfile.mkdtemp(dir=".", prefix=".bench-"))
+    try:
+        return run_arm(arm, count, folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def line_of(pair: Mapping[str, Ingested]) -> dict[str, float]:
+    ours = pair["conveyor"]
+    return {
+        "tasks": ours.tasks,
+        "accept_s": round(ours.accept_s, 2),
+        "rows_per_s": round(ours.rows_per_s),
+        "ratio_to_bare_insert": round(ours.rows_per_s / pair["bare"].rows_per_s, 2),
+        "rss_mb": round(ours.rss_mb),
+    }
+
+
+def show(measured: Mapping[int, Mapping[str, Ingested]]) -> None:
+    print(f"{'':28}{'accept s':>10}{'rows/s':>9}{'ratio':>8}{'CPU us':>8}{'ratio':>8}{'RSS MB':>8}")
+    for size, pair in measured.items():
+        bare = pair["bare"]
+        for arm, each in pair.items():
+            cpu_us = each.cpu_s / size * 1e6
+            print(
+                f"{size:>9,} {ARMS[arm]:18}{each.accept_s:>10.2f}{each.rows_per_s:>9,.0f}"
+                f"{each.rows_per_s / bare.rows_per_s:>7.2f}x{cpu_us:>8.1f}"
+                f"{each.cpu_s / bare.cpu_s:>7.2f}x{each.rss_mb:>8.0f}"
+            )
+
+
+def show_modelled(modelled: Sequence[Modelled], count: int) -> None:
+    print(
+        f"\nDynamoDB, modelled{'rows/s':>15}{'throttled':>11}   {count:,} rows   in {WALL_S:.0f} s"
+    )
+    for each in modelled:
+        print(
+            f"{each.shards:>9} shards{each.rows_per_s:>17,.0f}{each.throttled / each.tasks:>10.1%}"
+            f"{count / each.rows_per_s:>11,.0f} s{each.rows_per_s * WALL_S:>11,.0f}"
+        )
+
+
+def draw_all(
+    measured: Mapping[int, Mapping[str, Ingested]], modelled: Sequence[Modelled], count: int
+) -> None:
+    every = [
+        (f"{size:,} {arm}", each) for size, pair in measured.items() for arm, each in pair.items()
+    ]
+    panels: Sequence[Panel] = [
+        Panel("rows per second", [(name, each.rows_per_s) for name, each in every]),
+        Panel(
+            "from the last byte to the answer",
+            [(f"{size:,}", pair["conveyor"].accept_s) for size, pair in measured.items()],
+            "s",
+        ),
+        Panel("peak memory", [(name, each.rss_mb) for name, each in every], "MB"),
+        Panel(
+            f"{count:,} rows into a cold DynamoDB table, modelled; a request would have 60 s",
+            [(f"{each.shards} shards", count / each.rows_per_s) for each in modelled],
+            "s",
+        ),
+    ]
+    draw(RESULTS / "ingest.svg", "A list of so many lines, accepted and ingested", panels)

@@ -1,0 +1,105 @@
+"""The AWS engine's ingest in virtual time, over a model of DynamoDB with the real one's limits.
+
+A partition takes 1,000 write units a second and a table that is still cold 4,000, with a second's
+worth to begin with; a call takes 2 to 6 ms. SQS and S3 have no such limits here.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import trio
+import trio.testing
+
+from conveyor.domain import limits
+from conveyor.domain.changes import RunKey
+from conveyor.domain.ids import CallerId, JobId, RunId
+from conveyor.domain.submission import TaskDraft
+from conveyor.engines.aws.engine import Names, engine_on, make_ready
+from conveyor.engines.aws.metering import Meter
+from conveyor.engines.aws.seam import LayeredSeam
+from conveyor.engines.system import AesVault, VirtualClock
+from conveyor.ports.signals import Receipt
+from conveyor.simulation.models.aws import AwsModel
+from conveyor.simulation.models.fate import Fate
+from conveyor.simulation.models.pessimism import (
+    CALM,
+    CallFaults,
+    CapacityLimits,
+    DynamoFaults,
+    Pessimism,
+)
+from conveyor.usecases import ingest, jobs, reconcile
+from conveyor.usecases.env import Env, Policy
+
+SHARD_COUNTS = (1, 4, 8, 16)
+NAMES = Names(table="bench", bucket="bench", queue_prefix="bench-")
+LIMITS = Pessimism(
+    calls=CallFaults(latency_s=(0.002, 0.006)), dynamodb=DynamoFaults(capacity=CapacityLimits())
+)
+
+
+class Modelled(msgspec.Struct, frozen=True):
+    """`rows_per_s` of virtual time, once the first second's worth is used up: of the second half.
+    `throttled` are the writes that were refused for now."""
+
+    shards: int
+    tasks: int
+    rows_per_s: float
+    throttled: int
+
+
+class Progress:
+    """Signals with nobody behind them but a list of when each chunk was in."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+        self.at.append(trio.current_time())
+
+    async def batch_opened(self, job_id: JobId, run_id: RunId) -> None: ...
+
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
+        return Receipt()
+
+
+def ingest_modelled(shards: int, count: int) -> Modelled:
+    return trio.run(_ingest, shards, count, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def _ingest(shards: int, count: int) -> Modelled:
+    assert count % limits.CHUNK_TASKS == 0, "whole chunks"
+    random, clock, progress = Random(shards), VirtualClock(1_700_000_000.0), Progress()
+    fate = Fate(random=random, pessimism=CALM)
+    model = AwsModel(clock=clock, fate=fate)
+    seam = LayeredSeam(plane=model, random=random, meter=Meter())
+    await make_ready(seam, NAMES, region="eu-west-1")
+    engine = await engine_on(seam, model, NAMES, clock=clock, random=random)
+    env = Env(
+        store=engine.store,
+        queue=engine.queue,
+        blobs=engine.blobs,
+        coordinator=engine.coordinator,
+        clock=clock,
+        vault=AesVault(b"s" * 32),
+        signals=progress,
+        random=random,
+        owner="bench",
+        policy=Policy(sync_tasks_max=1, shard_count=shards),
+    )
+    drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(count)]
+    asked = jobs.Submission(drafts=drafts)
+    accepted = await jobs.submit(env, CallerId("bench"), asked, job_id=JobId(env.mint()))
+    fate.pessimism = LIMITS
+    progress.at.clear()
+    (batch,) = await ingest.open_batches_of(env, accepted.job.job_id, accepted.run.run_id)
+    await reconcile.finish_batch(env, batch)
+    half = len(progress.at) // 2
+    seconds = progress.at[-1] - progress.at[half - 1]
+    run = await env.store.read(RunKey(accepted.job.job_id, accepted.run.run_id))
+    assert run is not None
+    assert run.total == count, f"{run.total} of {count} lines"
+    rows = (len(progress.at) - half) * limits.CHUNK_TASKS
+    return Modelled(shards, count, rows / seconds, fate.fired["dynamodb.throttled"])

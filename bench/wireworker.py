@@ -1,0 +1,41 @@
+"""One worker process of the amplification bench: the real worker, with a gateway that only thinks.
+
+`python -m bench.wireworker THINK_S` works on the engine that its environment names, until it is
+signalled, and prints how many messages each receive call on a run's queue brought.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+import trio
+
+from bench.dispatch import CountedPlane, ThinkingGateway
+from conveyor.bootstrap import open_world
+from conveyor.cli.signals import STOP_S_MAX, cancel_on_signal
+from conveyor.config import load_settings
+from conveyor.engines.aws.queue import SqsQueue
+from conveyor.engines.aws.seam import LayeredSeam
+from conveyor.telemetry import set_up_logging
+
+
+def tell(messages: int) -> None:
+    """At once, so that a kill loses no more than the call under way."""
+    os.write(sys.stdout.fileno(), b"%d\n" % messages)
+
+
+async def work(think_s: float) -> None:
+    async with open_world(load_settings(), role="worker") as world, trio.open_nursery() as nursery:
+        queue = world.env.queue
+        assert isinstance(queue, SqsQueue)
+        assert isinstance(queue.seam, LayeredSeam)
+        queue.seam = replace(queue.seam, plane=CountedPlane(queue.seam.plane, tell))
+        nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX)
+        await replace(world, gateway=ThinkingGateway(think_s)).worker().run()
+
+
+if __name__ == "__main__":
+    set_up_logging("json")
+    trio.run(work, float(sys.argv[1]))

@@ -1,0 +1,50 @@
+"""StepFunctions: ends the task of a state machine that waits for a run (SPEC 6.6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.seam import Seam
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.notifier import Callback, Delivered, NotDelivered
+
+ERROR = "Conveyor."
+# The task is over, was never there, or cannot be told this: asking again changes nothing.
+_FINAL = frozenset(
+    {
+        "InvalidOutput",
+        "InvalidToken",
+        "TaskDoesNotExist",
+        "TaskTimedOut",
+        "ValidationException",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFunctions:
+    seam: Seam
+
+    async def call_back(self, callback: Callback) -> Delivered | NotDelivered:
+        try:
+            await self.seam.call("stepfunctions", *_request_for(callback))
+        except AwsError as error:
+            why = f"step_functions:{error.code}"
+            return NotDelivered(why, error.status, gone=error.code in _FINAL)
+        except Unavailable:
+            return NotDelivered("transport_error:step functions")
+        return Delivered(200)
+
+
+def _request_for(callback: Callback) -> tuple[str, dict[str, Any]]:
+    if callback.is_success:
+        return "SendTaskSuccess", {"taskToken": callback.token, "output": callback.payload}
+    # Name and cause are what a state machine can catch and look at: Conveyor.run.stopped.
+    error = ERROR + callback.event_type
+    return "SendTaskFailure", {
+        "taskToken": callback.token,
+        "error": error,
+        "cause": callback.payload,
+    }

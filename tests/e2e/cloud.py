@@ -1,0 +1,134 @@
+"""A deployment on the AWS engine as people run it: `init`, an API, workers, over servers that stand
+in for AWS."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conformance.coordinators import a_space
+from tests.e2e.programs import KEY, until
+from tests.servers import ACCESS_KEY, SECRET_KEY
+
+Process = subprocess.Popen[bytes]
+
+
+@dataclass(slots=True)
+class Cloud:
+    """A deployment: its environment, and the processes of it that run."""
+
+    environ: dict[str, str]
+    folder: Path
+    processes: list[Process] = field(default_factory=list)
+    logs: dict[int, Path] = field(default_factory=dict)
+
+    def run(self, *args: str) -> str:
+        command = [sys.executable, "-m", "conveyor.cli.main", *args]
+        ended = subprocess.run(
+            command, env=self.environ, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def start(self, role: str, **more: str) -> Process:
+        log = self.folder / f"{len(self.processes)}-{role}.log"
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "conveyor.cli.main", role],
+                env={**self.environ, **more},
+                stdin=subprocess.DEVNULL,
+                stderr=stderr,
+            )
+        self.processes.append(process)
+        self.logs[process.pid] = log
+        return process
+
+    def workers(self, count: int, **more: str) -> list[Process]:
+        return [self.start("worker", **more) for _ in range(count)]
+
+    def api(self, **more: str) -> str:
+        """Starts the API; answers its URL, empty if it ended before it had one."""
+        process = self.start("api", **more)
+
+        def listening() -> tuple[str] | None:
+            found = re.search(r"listening on (http://\S+)", self.log_of(process))
+            if found is not None:
+                return (found.group(1),)
+            return None if process.poll() is None else ("",)
+
+        (url,) = until("the API to listen", listening)
+        return url
+
+    def log_of(self, process: Process) -> str:
+        return self.logs[process.pid].read_text()
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+        self.processes.clear()
+
+
+@contextmanager
+def a_cloud(
+    request: pytest.FixtureRequest, folder: Path, *, redis: str | None = None
+) -> Iterator[Cloud]:
+    """A deployment of its own on the servers of this session; `redis` is its URL, if it has one."""
+    name = a_space()
+    ministack = request.getfixturevalue("ministack")
+    environ = {
+        **os.environ,
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL_DYNAMODB": ministack,
+        "AWS_ENDPOINT_URL_SFN": ministack,
+        "AWS_ENDPOINT_URL_SQS": request.getfixturevalue("localstack"),
+        "AWS_ENDPOINT_URL_S3": request.getfixturevalue("seaweed"),
+        "CONVEYOR_ENGINE": "aws",
+        "CONVEYOR_TABLE": name,
+        "CONVEYOR_BUCKET": name,
+        "CONVEYOR_QUEUE_PREFIX": f"{name}-",
+        "CONVEYOR_REDIS_URL": redis or "",
+        "CONVEYOR_SECRET_KEY": "between processes",
+        "CONVEYOR_PORT": "0",
+        "CONVEYOR_METRICS_PORT": "0",
+        "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on",
+    }
+    cloud = Cloud(environ, folder)
+    cloud.run("init")
+    try:
+        yield cloud
+    finally:
+        cloud.end()
+
+
+@contextmanager
+def a_client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, headers=KEY, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def run_of(client: httpx.Client, job_id: str) -> dict[str, Any]:
+    answer = client.get(f"/v1/jobs/{job_id}")
+    assert answer.status_code == 200, answer.text
+    run: dict[str, Any] = answer.json()["latest_run"]
+    return run
+
+
+def ended_run(client: httpx.Client, job_id: str) -> dict[str, Any] | None:
+    run = run_of(client, job_id)
+    return run if run["terminal"] else None

@@ -1,0 +1,102 @@
+"""A state machine that waits for a job, told of its end by a worker, over the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.aws import a_lean_plane, a_seam, an_access
+from tests.e2e.cloud import Cloud, a_client, a_cloud, ended_run, run_of
+from tests.e2e.pages import some_pages
+from tests.e2e.programs import until
+from tests.e2e.test_stop import a_silent_site
+from tests.engines.aws.test_workflows import Machine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterator[Cloud]:
+    with a_cloud(request, tmp_path, redis=redis) as cloud:
+        yield cloud
+
+
+class Waiting:
+    """An execution that waits; its machine lives where the deployment calls back."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        server = cloud.environ["AWS_ENDPOINT_URL_SFN"]
+        self.access = an_access(stepfunctions=server, sqs=server)
+        self.execution = ""
+
+    def start(self) -> str:
+        async def start() -> str:
+            async with a_lean_plane(self.access) as plane:
+                machine = Machine(a_seam(plane))
+                token = await machine.start()
+                self.execution = machine.execution
+                return token
+
+        return trio.run(start)
+
+    def end(self) -> dict[str, str]:
+        async def end() -> dict[str, str]:
+            async with a_lean_plane(self.access) as plane:
+                machine = Machine(a_seam(plane))
+                machine.execution = self.execution
+                return await machine.end()
+
+        return trio.run(end)
+
+
+def test_a_state_machine_goes_on_when_its_job_is_done(cloud: Cloud) -> None:
+    waiting = Waiting(cloud)
+    token = waiting.start()
+    with some_pages() as pages, a_client(cloud.api()) as client:
+        cloud.workers(1)
+        body = {"tasks": pages.tasks(20), "sfn_task_token": token}
+        submitted = client.post("/v1/jobs", json=body).json()
+        until("the run to end", lambda: ended_run(client, submitted["job_id"]))
+        end = waiting.end()
+
+    output = json.loads(end["output"])
+    assert end["status"] == "SUCCEEDED"
+    assert output["job_id"] == submitted["job_id"]
+    assert (output["status"], output["stats"]["successful"]) == ("completed", 20)
+    assert not any(token in log.read_text() for log in cloud.logs.values())
+
+
+def test_a_state_machine_fails_when_its_job_is_stopped(cloud: Cloud) -> None:
+    waiting = Waiting(cloud)
+    token = waiting.start()
+    with a_silent_site() as port, a_client(cloud.api()) as client:
+        cloud.workers(1)
+        body = {"tasks": [{"url": f"http://127.0.0.1:{port}/"}], "sfn_task_token": token}
+        job_id = client.post("/v1/jobs", json=body).json()["job_id"]
+        until("work in hand", lambda: run_of(client, job_id)["stats"]["inflight"] or None)
+        client.post(f"/v1/jobs/{job_id}/stop")
+        end = waiting.end()
+
+    assert (end["status"], end["error"]) == ("FAILED", "Conveyor.run.stopped")
+    assert json.loads(end["cause"])["job_id"] == job_id
+
+
+def test_a_token_that_nobody_knows_ends_its_delivery(cloud: Cloud) -> None:
+    with some_pages() as pages, a_client(cloud.api()) as client:
+        cloud.workers(1)
+        body = {"tasks": pages.tasks(1), "sfn_task_token": "of-no-task"}
+        job_id = client.post("/v1/jobs", json=body).json()["job_id"]
+
+        def given_up() -> dict[str, str] | None:
+            page = client.get(f"/v1/jobs/{job_id}/webhook/deliveries").json()["deliveries"]
+            found: list[dict[str, str]] = [each for each in page if each["status"] == "exhausted"]
+            return found[0] if found else None
+
+        delivery = until("the delivery to be given up", given_up)
+
+    assert delivery["channel"] == "step_functions"
+    assert delivery["last_error"] == "step_functions:TaskDoesNotExist"

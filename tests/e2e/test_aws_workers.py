@@ -1,0 +1,149 @@
+"""Workers of the AWS engine that are killed, stopped, put to sleep: nothing is lost, and nothing is
+counted twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.aws_audit import leases_of, violations
+from tests.e2e.cloud import Cloud, a_client, a_cloud, ended_run
+from tests.e2e.pages import some_pages
+from tests.e2e.programs import until
+
+pytestmark = pytest.mark.slow
+
+CAP = 30
+PAGES = 1_000
+
+
+@pytest.fixture
+def cloud(request: pytest.FixtureRequest, redis: str, tmp_path: Path) -> Iterator[Cloud]:
+    with a_cloud(request, tmp_path, redis=redis) as cloud:
+        yield cloud
+
+
+@dataclass(slots=True)
+class Aftermath:
+    """What was seen of a run that lost two of its three workers half-way."""
+
+    killed_leases_back_s: float
+    run: dict[str, Any]
+    later_run: dict[str, Any]
+    refetched: int
+    fetched_max: int
+    found: list[str]
+    sleeper_lives: bool
+
+
+@pytest.fixture(scope="module")
+def aftermath(
+    request: pytest.FixtureRequest, redis: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Aftermath]:
+    """One scenario for several rules: it takes as long as a claim lives, a minute and a half."""
+    folder = tmp_path_factory.mktemp("workers")
+    with a_cloud(request, folder, redis=redis) as cloud, some_pages() as pages:
+        url = cloud.api()
+        victim, sleeper, _survivor = cloud.workers(3, CONVEYOR_CONCURRENCY=str(CAP // 3))
+        with a_client(url) as client:
+            body = {"tasks": pages.tasks(PAGES), "max_inflight": CAP}
+            job_id = client.post("/v1/jobs", json=body).json()["job_id"]
+            pages.think_s = 2.0
+            # More than two of them could have in hand.
+            until("work in hand", lambda: pages.inflight_count >= CAP - 5 or None)
+            victim.send_signal(signal.SIGKILL)
+            sleeper.send_signal(signal.SIGSTOP)
+            killed_at, held = time.monotonic(), leases_of(cloud, job_id)
+            until("its leases to age out", lambda: not held & leases_of(cloud, job_id) or None)
+            back_s = time.monotonic() - killed_at
+            pages.think_s = 0.05
+            run = until("the run to end", lambda: ended_run(client, job_id), deadline_s=200)
+            sleeper.send_signal(signal.SIGCONT)
+            body = {"tasks": pages.tasks(200, start=PAGES)}
+            later_id = client.post("/v1/jobs", json=body).json()["job_id"]
+            later = until("a later run to end", lambda: ended_run(client, later_id))
+        yield Aftermath(
+            killed_leases_back_s=back_s,
+            run=run,
+            later_run=later,
+            refetched=sum(count - 1 for count in pages.asked.values()),
+            fetched_max=max(pages.asked.values()),
+            found=violations(cloud),
+            sleeper_lives=sleeper.poll() is None,
+        )
+
+
+def test_a_killed_worker_loses_nothing_and_nothing_counts_twice(aftermath: Aftermath) -> None:
+    stats = aftermath.run["stats"]
+
+    assert aftermath.run["status"] == "completed"
+    assert (stats["successful"], stats["completed"], stats["total"]) == (PAGES,) * 3
+    assert aftermath.found == []
+
+
+def test_the_leases_of_a_killed_worker_are_back_within_40_seconds(aftermath: Aftermath) -> None:
+    assert aftermath.killed_leases_back_s < 40
+
+
+def test_only_what_a_lost_worker_had_in_hand_is_fetched_again(aftermath: Aftermath) -> None:
+    assert aftermath.refetched <= CAP
+    assert aftermath.fetched_max == 2
+
+
+def test_a_worker_that_slept_past_its_claims_settles_nothing_and_goes_on(
+    aftermath: Aftermath,
+) -> None:
+    stats = aftermath.later_run["stats"]
+
+    assert aftermath.sleeper_lives
+    assert (stats["successful"], stats["total"]) == (200, 200)
+    assert aftermath.found == []
+
+
+def test_a_worker_that_is_asked_to_end_finishes_what_it_began(cloud: Cloud) -> None:
+    with some_pages(think_s=3.0) as pages, a_client(cloud.api()) as client:
+        (worker,) = cloud.workers(1, CONVEYOR_DRAIN_S="30")
+        body = {"tasks": pages.tasks(60), "max_inflight": 20}
+        job_id = client.post("/v1/jobs", json=body).json()["job_id"]
+        until("work in hand", lambda: pages.inflight_count == 20 or None)
+
+        worker.send_signal(signal.SIGTERM)
+        code = worker.wait(timeout=40)
+        left, begun = leases_of(cloud, job_id), set(pages.asked)
+        done = client.get(f"/v1/jobs/{job_id}").json()["latest_run"]["stats"]["completed"]
+        pages.think_s = 0.05
+        cloud.workers(1)
+        run = until("the run to end", lambda: ended_run(client, job_id))
+
+    assert (code, left, done) == (0, set(), len(begun))
+    assert run["stats"]["successful"] == 60
+    assert set(pages.asked.values()) == {1}
+    assert violations(cloud) == []
+
+
+def test_what_does_not_end_in_time_is_handed_back_at_once(cloud: Cloud) -> None:
+    with some_pages(think_s=300.0) as pages, a_client(cloud.api()) as client:
+        (worker,) = cloud.workers(1, CONVEYOR_DRAIN_S="1")
+        job_id = client.post("/v1/jobs", json={"tasks": pages.tasks(40)}).json()["job_id"]
+        until("work in hand", lambda: pages.inflight_count == 40 or None)
+
+        asked_at = time.monotonic()
+        worker.send_signal(signal.SIGTERM)
+        code = worker.wait(timeout=110)
+        left = leases_of(cloud, job_id)
+        pages.think_s = 0.05
+        cloud.workers(1)
+        # Well before visibility or claims could lapse.
+        run = until("the run to end", lambda: ended_run(client, job_id), deadline_s=50)
+        seconds = time.monotonic() - asked_at
+
+    assert (code, left) == (0, set())
+    assert seconds < 60
+    assert run["stats"]["successful"] == 40
+    assert violations(cloud) == []

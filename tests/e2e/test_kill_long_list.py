@@ -1,0 +1,91 @@
+"""`kill -9` on the way of a long inline list: at every engine call that stages and ingests it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.audit import violations
+from tests.e2e.programs import Server, a_site, until
+
+pytestmark = pytest.mark.slow
+
+LINES = 2_100  # Three chunks, in a body of over half a megabyte.
+SETTINGS = {"CONVEYOR_SYNC_TASKS_MAX": "2000"}
+POINTS = [
+    f"{call}:{count}:{side}"
+    for count, calls in (
+        (1, ("blobs.put_stream", "blobs.open", "store.put_chunk", "store.commit", "store.find")),
+        (2, ("store.put_chunk", "store.commit", "store.read")),
+        (3, ("store.put_chunk", "store.commit", "store.read")),
+        (4, ("store.commit", "store.read")),
+    )
+    for call in calls
+    for side in ("before", "after")
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_on_the_way_of_a_long_list_ends_in_every_line_once(
+    tmp_path: Path, point: str
+) -> None:
+    data = tmp_path / "data"
+    server = Server(data, environ=SETTINGS)
+    with a_site() as site:
+        lines = [{"url": url, "metadata": {"note": "x" * 250}} for url in site.urls(LINES)]
+        body = {"tasks": lines, "max_inflight": 1}
+        server.start(CONVEYOR_CRASH_AT=point)
+        try:
+            first = _submit(server, body)
+            until("the crash", lambda: server.has_ended() or None)
+            assert server.process is not None
+            assert server.process.wait() == 137
+            server.start()
+            second = _submit(server, body)
+            assert second is not None
+            until("the list to be in", lambda: _is_in(server, second))
+            stopped = server.call("POST", f"/v1/jobs/{second}/stop").json()
+            indexes = _indexes(server, second)
+            jobs = server.call("GET", "/v1/jobs").json()["jobs"]
+        finally:
+            server.kill()
+
+    assert first in (None, second)
+    assert len(jobs) == 1
+    assert stopped["stats"]["total"] == LINES
+    assert sorted(indexes) == list(range(LINES))
+    assert violations(data) == []
+    assert list((data / "temp").iterdir()) == []
+
+
+def _submit(server: Server, body: object) -> str | None:
+    """The job's id, or None when the server went away before it could answer."""
+    if server.url == "ended":
+        return None
+    try:
+        answer = server.call("POST", "/v1/jobs", json=body, headers={"Idempotency-Key": "the same"})
+    except httpx.TransportError:
+        return None
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["job_id"])
+
+
+def _is_in(server: Server, job_id: str) -> bool | None:
+    run = server.call("GET", f"/v1/jobs/{job_id}").json()["latest_run"]
+    return run["ingest_status"] == "done" or None
+
+
+def _indexes(server: Server, job_id: str) -> list[int]:
+    found: list[int] = []
+    cursor: dict[str, Any] = {}
+    while True:
+        page = server.call(
+            "GET", f"/v1/jobs/{job_id}/results", params={"limit": 1000, "status": "all", **cursor}
+        ).json()
+        found += [result["index"] for result in page["results"]]
+        if not page.get("next_cursor"):
+            return found
+        cursor = {"cursor": page["next_cursor"]}

@@ -1,0 +1,1 @@
+"""Tests of the models of the services."""

@@ -1,0 +1,350 @@
+"""DynamoDB's limits, which hold always, and its whims, each of which is really there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from conveyor.engines.aws.errors import AwsError
+from conveyor.simulation.models.dynamodb.values import NotModelled
+from conveyor.simulation.models.pessimism import CapacityLimits, DynamoFaults
+from tests.simulation.models.worlds import TABLE, World, item, key
+
+Params = dict[str, Any]
+
+
+async def put(world: World, *items: Params) -> None:
+    for each in items:
+        await world.dynamodb("PutItem", TableName=TABLE, Item=each)
+
+
+async def together(world: World, *items: Params, **more: Any) -> Params:
+    steps = [{"Put": {"TableName": TABLE, "Item": each}} for each in items]
+    return await world.dynamodb("TransactWriteItems", TransactItems=steps, **more)
+
+
+async def page(world: World, **more: Any) -> Params:
+    return await world.dynamodb(
+        "Query",
+        TableName=TABLE,
+        KeyConditionExpression="pk = :pk",
+        ExpressionAttributeValues={":pk": {"S": "p"}},
+        **more,
+    )
+
+
+async def by_owner(world: World, owner: str) -> list[str]:
+    """What the first index shows."""
+    answer = await world.dynamodb(
+        "Query",
+        TableName=TABLE,
+        IndexName="GSI1",
+        KeyConditionExpression="g1 = :pk",
+        ExpressionAttributeValues={":pk": {"S": owner}},
+    )
+    return [each["sk"]["S"] for each in answer["Items"]]
+
+
+async def refusal(call: Any) -> tuple[str, tuple[str, ...]]:
+    with pytest.raises(AwsError) as caught:
+        await call
+    return caught.value.code, caught.value.reasons
+
+
+async def test_what_is_too_large_is_refused(world: World) -> None:
+    large = item("a", text="x" * 400 * 1024)
+    some = [item(str(number), text="x" * 300 * 1024) for number in range(14)]
+    many = [item(str(number)) for number in range(101)]
+    puts = [{"PutRequest": {"Item": each}} for each in many[:26]]
+
+    for call in (
+        put(world, large),
+        together(world, *some),
+        together(world, *many),
+        together(world, many[0], many[0]),
+        world.dynamodb("BatchWriteItem", RequestItems={TABLE: puts}),
+        put(world, item("", text="x")),
+        put(world, {**item("a"), "n": {"N": "NaN"}}),
+        put(world, item("a", g1="")),
+    ):
+        assert await refusal(call) == ("ValidationException", ())
+
+
+async def test_a_page_ends_at_a_megabyte(world: World) -> None:
+    await put(world, *[item(str(number), text="x" * 300 * 1024) for number in range(5)])
+
+    first = await page(world)
+    rest = await page(world, ExclusiveStartKey=first["LastEvaluatedKey"])
+
+    assert [first["Count"], rest["Count"]] == [4, 1]
+    assert "LastEvaluatedKey" not in rest
+
+
+async def test_a_token_is_good_for_one_transaction_for_ten_minutes(
+    world: World, autojump_clock: MockClock
+) -> None:
+    guarded = {
+        "Put": {
+            "TableName": TABLE,
+            "Item": item("a"),
+            "ConditionExpression": "attribute_not_exists(pk)",
+        }
+    }
+    once = {"TransactItems": [guarded], "ClientRequestToken": "t"}
+
+    await world.dynamodb("TransactWriteItems", **once)
+    await world.dynamodb("TransactWriteItems", **once)
+    mismatch = await refusal(together(world, item("b"), ClientRequestToken="t"))
+    await trio.sleep(601)
+    late = await refusal(world.dynamodb("TransactWriteItems", **once))
+
+    assert mismatch[0] == "IdempotentParameterMismatchException"
+    assert late == ("TransactionCanceledException", ("ConditionalCheckFailed",))
+
+
+async def test_what_it_does_not_know_raises_loudly(world: World) -> None:
+    at = {"TableName": TABLE, "Key": key("a")}
+
+    for call in (
+        world.dynamodb("Scan", TableName=TABLE),
+        world.dynamodb("GetItem", **at, AttributesToGet=["x"]),
+        world.dynamodb("UpdateItem", **at, UpdateExpression="SET a = if_not_exists(a, b)"),
+        world.dynamodb("DeleteItem", **at, ConditionExpression="size(a) > a"),
+        world.dynamodb("DeleteItem", **at, ConditionExpression="a.b = a"),
+    ):
+        with pytest.raises(NotModelled):
+            await call
+
+
+async def test_names_and_values_that_nothing_uses_are_refused(world: World) -> None:
+    unused = {"TableName": TABLE, "Item": item("a"), "ExpressionAttributeNames": {"#a": "a"}}
+
+    assert await refusal(world.dynamodb("PutItem", **unused)) == ("ValidationException", ())
+
+
+async def test_capacity_is_told_as_the_service_does(world: World) -> None:
+    asked = {"TableName": TABLE, "ReturnConsumedCapacity": "TOTAL"}
+    large = item("a", text="x" * 3000, g1="o", g1s="s")
+
+    wrote = await world.dynamodb("PutItem", **asked, Item=large)
+    read = await world.dynamodb("GetItem", **asked, Key=key("a"))
+    both = await together(world, item("b"), item("c"), ReturnConsumedCapacity="TOTAL")
+
+    assert wrote["ConsumedCapacity"]["CapacityUnits"] == 4.0
+    assert read["ConsumedCapacity"]["CapacityUnits"] == 0.5
+    assert both["ConsumedCapacity"][0]["CapacityUnits"] == 4.0
+
+
+async def test_a_partition_takes_so_many_writes_a_second(
+    world: World, autojump_clock: MockClock
+) -> None:
+    world.suffers(DynamoFaults(capacity=CapacityLimits()))
+    taken, codes, start = 0, set(), trio.current_time()
+
+    while trio.current_time() < start + 3.0:
+        try:
+            await put(world, item(str(taken)))
+            taken += 1
+        except AwsError as error:
+            codes.add(error.code)
+            await trio.sleep(0.01)
+
+    assert codes == {"ProvisionedThroughputExceededException"}
+    assert taken == pytest.approx(4000, rel=0.02)
+    assert world.fate.fired["dynamodb.throttled"] > 0
+
+
+async def test_a_cold_table_takes_so_many_writes_a_second(
+    world: World, autojump_clock: MockClock
+) -> None:
+    world.suffers(DynamoFaults(capacity=CapacityLimits()))
+
+    codes = set()
+    for number in range(4100):
+        try:
+            await put(world, item("a", str(number)))
+        except AwsError as error:
+            codes.add(error.code)
+
+    assert codes == {"ThrottlingException"}
+    assert world.fate.fired["dynamodb.throttled"] == 100
+
+
+async def test_reads_have_a_capacity_too(world: World, autojump_clock: MockClock) -> None:
+    world.suffers(DynamoFaults(capacity=CapacityLimits(partition_reads=10)))
+    reads = {"TableName": TABLE, "Key": key("a"), "ConsistentRead": True}
+
+    for _ in range(10):
+        await world.dynamodb("GetItem", **reads)
+
+    assert (await refusal(world.dynamodb("GetItem", **reads)))[0].startswith("Provisioned")
+
+
+async def test_a_throttled_shard_throttles_no_other(
+    world: World, autojump_clock: MockClock
+) -> None:
+    world.suffers(DynamoFaults(throttled_shard_rate=1.0, throttled_shard_s=(30.0, 30.0)))
+
+    await refusal(put(world, item("a")))
+    world.suffers(DynamoFaults(throttled_shard_rate=1e-9))
+    still = await refusal(put(world, item("a")))
+    await put(world, item("a", "q"))
+    await trio.sleep(30)
+    await put(world, item("a"))
+
+    assert still[0] == "ProvisionedThroughputExceededException"
+    assert world.fate.fired["dynamodb.throttled_shard"] == 1
+
+
+async def test_batches_are_left_unprocessed_in_part(world: World) -> None:
+    items = [item(str(number)) for number in range(25)]
+    puts = [{"PutRequest": {"Item": each}} for each in items]
+    keys = [key(str(number)) for number in range(25)]
+    world.suffers(DynamoFaults(unprocessed_rate=0.5))
+
+    wrote = await world.dynamodb("BatchWriteItem", RequestItems={TABLE: puts})
+    read = await world.dynamodb("BatchGetItem", RequestItems={TABLE: {"Keys": keys}})
+
+    left = wrote["UnprocessedItems"][TABLE]
+    unread = read["UnprocessedKeys"][TABLE]["Keys"]
+    assert 0 < len(left) < 25
+    assert all(each in puts for each in left)
+    assert 0 < len(unread) < 25
+    assert len(read["Responses"][TABLE]) <= 25 - len(unread)
+    fired = world.fate.fired
+    assert fired["dynamodb.unprocessed_items"] == len(left)
+    assert fired["dynamodb.unprocessed_keys"] == len(unread)
+
+
+async def test_a_transaction_is_cancelled_by_a_conflict(world: World) -> None:
+    world.suffers(DynamoFaults(conflict_rate=1.0))
+
+    code, reasons = await refusal(together(world, item("a"), item("b")))
+
+    assert code == "TransactionCanceledException"
+    assert sorted(reasons) == ["None", "TransactionConflict"]
+    assert (await page(world))["Count"] == 0
+
+
+async def test_a_transaction_holds_its_items_for_a_moment(
+    world: World, autojump_clock: MockClock
+) -> None:
+    world.suffers(DynamoFaults(conflict_s=1.0))
+    await together(world, item("a"), item("b"))
+
+    cancelled = await refusal(together(world, item("b"), item("c")))
+    alone = await refusal(put(world, item("a")))
+    await trio.sleep(1.0)
+    await together(world, item("b"), item("c"))
+
+    assert cancelled == ("TransactionCanceledException", ("TransactionConflict", "None"))
+    assert alone[0] == "TransactionConflictException"
+    assert world.fate.fired["dynamodb.conflict"] == 2
+
+
+async def test_a_transaction_that_is_asked_again_may_be_in_progress(world: World) -> None:
+    world.suffers(DynamoFaults(in_progress_rate=1.0))
+    await together(world, item("a"), ClientRequestToken="t")
+
+    again = await refusal(together(world, item("a"), ClientRequestToken="t"))
+
+    assert again[0] == "TransactionInProgressException"
+
+
+async def test_an_eventual_read_may_show_what_was(world: World, autojump_clock: MockClock) -> None:
+    world.suffers(DynamoFaults(stale_read_rate=1.0))
+    for number in range(6):
+        await put(world, item("a", text=str(number)))
+        await trio.sleep(1.0)
+    asked = {"TableName": TABLE, "Key": key("a")}
+
+    seen = {(await world.dynamodb("GetItem", **asked))["Item"]["text"]["S"] for _ in range(100)}
+    shown = {(await page(world))["Items"][0]["text"]["S"] for _ in range(100)}
+    sure = {
+        (await world.dynamodb("GetItem", **asked, ConsistentRead=True))["Item"]["text"]["S"]
+        for _ in range(20)
+    }
+
+    assert {"2", "3", "4", "5"} <= seen & shown
+    assert seen | shown <= {"0", "1", "2", "3", "4", "5"}
+    assert sure == {"5"}
+
+
+async def test_an_index_is_late_and_out_of_order_and_right_in_the_end(
+    world: World, autojump_clock: MockClock
+) -> None:
+    world.suffers(DynamoFaults(late_index_rate=1.0))
+    names = [f"{number:02}" for number in range(20)]
+    for name in names:
+        await put(world, item(name, g1="o", g1s=name))
+    await put(world, item("00", g1="other", g1s="00"))
+
+    at_once = await by_owner(world, "o")
+    await trio.sleep(30)
+    halfway = await by_owner(world, "o")
+    await trio.sleep(60)
+
+    assert at_once == []
+    assert halfway not in (names[: len(halfway)], names[1 : len(halfway) + 1])
+    assert await by_owner(world, "o") == names[1:]
+    assert await by_owner(world, "other") == ["00"]
+    assert world.fate.fired["dynamodb.late_index"] >= 21
+
+
+async def test_rows_expire_late_or_never(world: World, autojump_clock: MockClock) -> None:
+    def dying(name: str) -> Params:
+        return {**item(name), "ttl": {"N": str(int(world.clock.now()) + 10)}}
+
+    await put(world, dying("prompt"))
+    world.suffers(DynamoFaults(late_expiry_rate=1.0, late_expiry_s=(3600.0, 3600.0)))
+    await put(world, dying("late"))
+    world.suffers(DynamoFaults(never_expires_rate=1.0))
+    await put(world, dying("never"))
+
+    counts = []
+    for wait_s in (0, 20, 4000, 1e6):
+        await trio.sleep(wait_s)
+        counts.append((await page(world))["Count"])
+
+    assert counts == [3, 2, 1, 1]
+
+
+async def test_a_row_whose_expiry_was_put_off_stays(
+    world: World, autojump_clock: MockClock
+) -> None:
+    for life_s in (10, 100):
+        until = {"N": str(int(world.clock.now()) + life_s)}
+        await put(world, {**item("a"), "ttl": until})
+
+    await trio.sleep(50)
+    before = (await page(world))["Count"]
+    await trio.sleep(100)
+
+    assert [before, (await page(world))["Count"]] == [1, 0]
+
+
+@pytest.mark.parametrize("is_forward", [True, False])
+async def test_pages_come_back_short_and_empty_and_lose_nothing(
+    world: World, *, is_forward: bool
+) -> None:
+    names = [f"{number:02}" for number in range(30)]
+    await put(world, *map(item, names))
+    world.suffers(DynamoFaults(short_page_rate=0.95))
+
+    sizes: list[int] = []
+    found: list[str] = []
+    start: Params = {}
+    while True:
+        answer = await page(world, ScanIndexForward=is_forward, **start)
+        sizes.append(answer["Count"])
+        found += [each["sk"]["S"] for each in answer["Items"]]
+        if "LastEvaluatedKey" not in answer:
+            break
+        start = {"ExclusiveStartKey": answer["LastEvaluatedKey"]}
+
+    assert found == sorted(names, reverse=not is_forward)
+    assert 0 in sizes
+    assert world.fate.fired["dynamodb.empty_page"] == sizes.count(0)

@@ -1,0 +1,362 @@
+"""What must hold when everything is on: the laws of the ports that faults may delay, not break."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from random import Random
+from typing import TypeVar
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock
+
+from conveyor.domain import settlement
+from conveyor.domain.changes import Applied, BatchKey, Chunk, Stale
+from conveyor.domain.ids import FIRST_BATCH, LeaseId
+from conveyor.domain.model import Result, Task, TaskRef
+from conveyor.domain.queries import StatsOf, TasksOf
+from conveyor.domain.settlement import Claimed, Spent
+from conveyor.domain.sharding import shard_of
+from conveyor.engines.aws.engine import AwsEngine
+from conveyor.engines.redis.coordinator import RedisCoordinator
+from conveyor.ports.blobs import Stored
+from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.errors import BlobMissing, QueueGone, Unavailable
+from conveyor.ports.store import Store
+from conveyor.simulation.models.pessimism import (
+    CallFaults,
+    CapacityLimits,
+    DynamoFaults,
+    RedisFaults,
+    S3Faults,
+    SqsFaults,
+)
+from tests.builders import (
+    JOB,
+    RUN,
+    T0,
+    a_batch,
+    a_job,
+    a_ref,
+    a_run,
+    a_stats,
+    a_task,
+    keep,
+    key_of,
+    ref_to,
+)
+from tests.conformance.picks import stream
+from tests.simulation.models.worlds import World
+
+T = TypeVar("T")
+
+SHARDS = 4
+SEEDS = range(6)
+CALLS = CallFaults(
+    latency_s=(0.001, 0.05),
+    refused_rate=0.1,
+    lost_rate=0.05,
+    slow_rate=0.02,
+    stalled_rate=0.01,
+    late_rate=0.01,
+)
+DYNAMODB = DynamoFaults(
+    capacity=CapacityLimits(),
+    throttled_shard_rate=0.01,
+    throttled_shard_s=(1.0, 5.0),
+    unprocessed_rate=0.3,
+    conflict_rate=0.1,
+    conflict_s=0.05,
+    in_progress_rate=0.3,
+    stale_read_rate=0.5,
+    late_index_rate=0.5,
+    late_expiry_rate=0.5,
+    never_expires_rate=0.2,
+    short_page_rate=0.5,
+)
+SQS = SqsFaults(
+    duplicate_rate=0.1,
+    undead_rate=0.05,
+    reordered_rate=0.5,
+    false_empty_rate=0.3,
+    lost_receive_rate=0.1,
+    stale_receipt_rate=0.5,
+    visibility_drift=0.1,
+    unseen_rate=1.0,
+    ghost_rate=1.0,
+    in_flight_max=30,
+    partial_batch_rate=0.2,
+)
+S3 = S3Faults(
+    slow_down_rate=0.1,
+    slow_rate=0.1,
+    slow_s=(1.0, 10.0),
+    lost_put_rate=0.1,
+    truncated_list_rate=0.5,
+    undeleted_rate=0.2,
+    left_open_rate=0.5,
+    broken_read_rate=0.2,
+)
+REDIS = RedisFaults(
+    down_rate=0.01,
+    down_s=(0.0, 10.0),
+    killed_rate=0.05,
+    slow_rate=0.1,
+    slow_s=(0.001, 0.5),
+)
+
+
+@pytest.fixture(params=SEEDS)
+async def harsh(request: pytest.FixtureRequest) -> World:
+    world = World(seed=request.param)
+    await world.set_up()
+    return world
+
+
+async def until_known(do: Callable[[], Awaitable[T]]) -> T:
+    """Asks until there is an answer."""
+    while True:
+        try:
+            return await do()
+        except Unavailable:
+            await trio.sleep(1.0)
+
+
+def tasks_in_shards(count: int) -> list[Task]:
+    tasks = [a_task(number) for number in range(count)]
+    return [msgspec.structs.replace(t, shard=shard_of(t.task_id, SHARDS)) for t in tasks]
+
+
+def a_chunk(tasks: list[Task]) -> Chunk:
+    shards = sorted({task.shard for task in tasks})
+    return Chunk(
+        key=BatchKey(JOB, RUN, FIRST_BATCH),
+        epoch=1,
+        done_before=0,
+        tasks=tuple(tasks),
+        refs=tuple(map(ref_to, tasks)),
+        stats={shard: {"admitted": sum(t.shard == shard for t in tasks)} for shard in shards},
+        values={"done": len(tasks), "updated_at": T0 + 1},
+        gate_in=frozenset({a_stats().status.value}),
+    )
+
+
+async def a_run_in(world: World) -> AwsEngine:
+    engine = await world.engine()
+    stats = [a_stats(shard) for shard in range(SHARDS)]
+    run = a_run(shard_count=SHARDS)
+    await keep(engine.store, a_job(shard_count=SHARDS), run, a_batch(epoch=1), *stats)
+    return engine
+
+
+async def test_an_ingest_step_is_made_once_however_often_it_is_tried(
+    harsh: World, autojump_clock: MockClock
+) -> None:
+    engine, tasks = await a_run_in(harsh), tasks_in_shards(40)
+    harsh.suffers(CALLS, DYNAMODB, SQS)
+
+    verdict = await until_known(lambda: engine.store.put_chunk(a_chunk(tasks)))
+    harsh.heals()
+    await trio.sleep(120)
+
+    assert isinstance(verdict, Applied | Stale)
+    stats = await engine.store.find(StatsOf(job_id=JOB, run_id=RUN, shard_count=SHARDS))
+    assert [await engine.store.read(key_of(task)) for task in tasks] == tasks
+    assert sum(row.admitted for row in stats) == 40
+    received = await drained(engine)
+    assert received.keys() == {ref_to(task) for task in tasks}
+
+
+async def drained(engine: AwsEngine) -> Counter[object]:
+    """Every ref that can be had, and how often."""
+    seen: Counter[object] = Counter()
+    quiet = 0
+    while quiet < 10:
+        try:
+            messages = await engine.queue.receive(RUN, count_max=10, visibility_s=30)
+            seen.update(message.ref for message in messages)
+            await engine.queue.ack(messages)
+            quiet = 0 if messages else quiet + 1
+        except Unavailable:
+            quiet = 0
+        await trio.sleep(5.0)
+    return seen
+
+
+async def test_every_ref_that_was_sent_is_received(harsh: World, autojump_clock: MockClock) -> None:
+    """Falsely empty, lost, duplicated or undead: at least once, and in the end the queue is dry."""
+    engine = await harsh.engine()
+    refs = [a_ref(number) for number in range(60)]
+    harsh.suffers(CALLS, SQS)
+
+    await until_known(lambda: engine.queue.open_run(RUN))
+    await until_known(lambda: engine.queue.send(refs))
+    seen = await drained(engine)
+    harsh.heals()
+    await trio.sleep(120)
+    seen += await drained(engine)
+
+    assert seen.keys() == set(refs)
+    assert (await engine.queue.depth(RUN)).visible == 0
+
+
+async def claim_and_settle(store: Store, refs: Sequence[TaskRef], now: float) -> None:
+    result = Result("jobs/1/runs/1/task.1", 20_000, "0" * 64, "text/html", 200)
+    verdicts = await store.commit([settlement.claim(ref, now=now) for ref in refs])
+    claims = [settlement.read_claim(verdict, now=now) for verdict in verdicts]
+    settles = [
+        settlement.succeed(ref, claim.task, result, spent=Spent(1, 280), now=now)
+        for ref, claim in zip(refs, claims, strict=True)
+        if isinstance(claim, Claimed)
+    ]
+    await store.commit(settles)
+
+
+async def test_counters_are_what_the_rows_say(harsh: World, autojump_clock: MockClock) -> None:
+    engine, tasks = await a_run_in(harsh), tasks_in_shards(40)
+    await engine.store.put_chunk(a_chunk(tasks))
+    refs = list(map(ref_to, tasks))
+    harsh.suffers(CALLS, DYNAMODB)
+
+    async def work(number: int) -> None:
+        store = (await harsh.engine(number)).store
+        for start in [*range(0, 40, 5)] * 3:
+            with suppress(Unavailable):
+                await claim_and_settle(store, refs[start : start + 5], harsh.clock.now())
+            await trio.sleep(30.0)  # Claims of the round before lapse meanwhile.
+
+    async with trio.open_nursery() as nursery:
+        for number in (1, 2):
+            nursery.start_soon(work, number)
+    harsh.heals()
+    await trio.sleep(200)
+
+    rows = await engine.store.find(TasksOf(job_id=JOB, run_id=RUN, shard_count=SHARDS, limit=100))
+    stats = await engine.store.find(StatsOf(job_id=JOB, run_id=RUN, shard_count=SHARDS))
+    ended = sum(row.result is not None for row in rows)
+    assert sum(row.done for row in stats) == sum(row.successful for row in stats) == ended
+    assert ended > 0
+
+
+async def test_pages_that_come_short_and_empty_are_complete(
+    harsh: World, autojump_clock: MockClock
+) -> None:
+    engine, tasks = await a_run_in(harsh), tasks_in_shards(100)
+    await engine.store.put_chunk(a_chunk(tasks))
+    harsh.suffers(CALLS, DYNAMODB)
+
+    seen: list[Task] = []
+    while True:
+        after = seen[-1].task_id if seen else None
+        query = TasksOf(job_id=JOB, run_id=RUN, shard_count=SHARDS, after=after, limit=17)
+        page = await until_known(lambda: engine.store.find(query))  # noqa: B023 (awaited here)
+        if not page:
+            break
+        seen += page
+
+    assert seen == sorted(tasks, key=lambda task: task.task_id)
+    assert harsh.fate.fired["dynamodb.empty_page"] > 0
+
+
+async def test_a_scrub_removes_all_though_batches_are_left_undone(
+    harsh: World, autojump_clock: MockClock
+) -> None:
+    engine, tasks = await a_run_in(harsh), tasks_in_shards(60)
+    await engine.store.put_chunk(a_chunk(tasks))
+    harsh.suffers(CALLS, DYNAMODB)
+
+    while await until_known(lambda: engine.store.scrub(JOB, None, limit=50)):
+        pass
+    harsh.heals()
+    await trio.sleep(120)
+
+    table = harsh.aws.dynamodb.tables["rows"]
+    jobs = [each for name, each in table.partitions.items() if name.startswith("Job#")]
+    rows = [sort for each in jobs for sort in each.rows]
+    assert rows == [("Job",)]
+    assert harsh.fate.fired["dynamodb.unprocessed_items"] > 0
+
+
+async def test_a_body_is_whole_or_absent(harsh: World, autojump_clock: MockClock) -> None:
+    blobs = (await harsh.engine()).blobs
+    pieces = [bytes([number]) * 1_000_000 for number in range(18)]
+    body = b"".join(pieces)
+    harsh.suffers(CALLS, S3)
+
+    async def read(key: str) -> bytes | None:
+        try:
+            return b"".join([piece async for piece in blobs.open(key)])
+        except BlobMissing:
+            return None
+
+    async def put() -> Stored:
+        async with aclosing(stream(pieces)) as given:
+            return await blobs.put_stream("k/a", given)
+
+    for _ in range(3):
+        try:
+            await put()
+        except Unavailable:
+            assert await until_known(lambda: read("k/a")) in {None, body}
+    stored = await until_known(put)
+    copied = await until_known(lambda: blobs.copy("k/a", "k/b"))
+    harsh.heals()
+    await trio.sleep(120)
+
+    assert await read("k/a") == await read("k/b") == body
+    assert stored.sha256 == copied.sha256
+    harsh.suffers(CALLS, S3)
+    await until_known(lambda: blobs.delete_prefix("k"))
+    harsh.heals()
+    assert [await read("k/a"), await read("k/b")] == [None, None]
+
+
+@pytest.mark.parametrize("kind", ["dynamodb", "redis"])
+async def test_no_more_leases_live_than_the_cap(
+    harsh: World, kind: str, autojump_clock: MockClock
+) -> None:
+    """Redis without failovers: what those lose, no cap survives."""
+    cap, ttl_s = 5, 30.0
+    holders = [await a_coordinator(harsh, kind, number) for number in range(3)]
+    held: dict[LeaseId, float] = {}
+    harsh.suffers(CALLS, DYNAMODB, REDIS)
+
+    async def work(coordinator: Coordinator) -> None:
+        for _ in range(15):
+            asked_at = trio.current_time()
+            try:
+                taken = await coordinator.acquire(JOB, RUN, count_max=3, cap=cap, ttl_s=ttl_s)
+            except Unavailable:
+                continue
+            held.update(dict.fromkeys(taken, asked_at + ttl_s))
+            assert sum(until > trio.current_time() for until in held.values()) <= cap
+            await trio.sleep(5.0)
+
+    async with trio.open_nursery() as nursery:
+        for coordinator in holders:
+            nursery.start_soon(work, coordinator)
+
+    assert held
+
+
+async def a_coordinator(world: World, kind: str, number: int) -> Coordinator:
+    if kind == "redis":
+        return RedisCoordinator(world.redis.link(), Random(number), space="s")
+    return (await world.engine(number)).coordinator
+
+
+async def test_a_send_to_a_removed_queue_is_told_in_the_end(
+    harsh: World, autojump_clock: MockClock
+) -> None:
+    engine = await harsh.engine()
+    await engine.queue.open_run(RUN)
+    harsh.suffers(CALLS, SQS)
+    await until_known(lambda: engine.queue.close_run(RUN))
+    harsh.heals()
+    await trio.sleep(61)
+
+    with pytest.raises(QueueGone):
+        await engine.queue.send([a_ref()])

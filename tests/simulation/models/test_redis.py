@@ -1,0 +1,199 @@
+"""Redis's whims, each of which is really there; and its scripts answer as a server's do."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from conveyor.domain.ids import JobId, LeaseId, RunId
+from conveyor.engines.redis.channel import RedisChannel
+from conveyor.engines.redis.coordinator import RedisCoordinator
+from conveyor.engines.redis.link import Link, open_link
+from conveyor.ports.coordinator import Coordinator, Door
+from conveyor.ports.errors import Unavailable
+from conveyor.simulation.models import Fate, RedisModel
+from conveyor.simulation.models.pessimism import RedisFaults
+from tests.builders import JOB, RUN, ManualClock
+from tests.conformance.coordinators import LinkAt, a_space
+from tests.simulation.models.worlds import World
+
+
+def a_coordinator(world: World, seed: int = 1) -> RedisCoordinator:
+    return RedisCoordinator(world.redis.link(), Random(seed), space="s")
+
+
+async def take(coordinator: Coordinator, cap: int = 10) -> list[LeaseId]:
+    return await coordinator.acquire(JOB, RUN, count_max=1, cap=cap, ttl_s=60)
+
+
+async def test_it_may_be_away_for_minutes(world: World, autojump_clock: MockClock) -> None:
+    coordinator = a_coordinator(world)
+    world.suffers(RedisFaults(down_rate=1.0, down_s=(300.0, 300.0)))
+
+    with pytest.raises(Unavailable):
+        await take(coordinator)
+    world.heals()
+    with pytest.raises(Unavailable):
+        await take(coordinator)
+    await trio.sleep(300)
+
+    assert len(await take(coordinator)) == 1
+    assert world.fate.fired["redis.down"] == 1
+
+
+async def test_a_failover_loses_the_last_writes(world: World, autojump_clock: MockClock) -> None:
+    coordinator = a_coordinator(world)
+    await take(coordinator)
+    await trio.sleep(20)
+    await take(coordinator)
+    world.suffers(RedisFaults(failover_rate=1.0, failover_lost_s=(10.0, 10.0)))
+
+    count = await coordinator.count(RUN)
+
+    assert count == 1
+    assert world.fate.fired["redis.failover"] > 0
+
+
+async def test_two_primaries_give_more_than_the_cap_and_what_one_gave_is_lost(
+    world: World, autojump_clock: MockClock
+) -> None:
+    several = [a_coordinator(world, seed) for seed in range(8)]
+    world.suffers(RedisFaults(split_rate=1.0, split_s=(30.0, 30.0)))
+
+    leases = [lease for each in several for lease in await take(each, cap=1)]
+    world.heals()
+    await trio.sleep(31)
+
+    assert len(leases) == 2
+    assert len(await several[0].renew(leases, ttl_s=60)) == 1
+    assert world.fate.fired["redis.split"] == 1
+
+
+async def test_a_key_may_be_evicted(world: World) -> None:
+    coordinator = a_coordinator(world)
+    leases = await take(coordinator)
+    world.suffers(RedisFaults(evicted_rate=1.0))
+
+    await coordinator.count(RUN)
+    await coordinator.count(RUN)
+    world.heals()
+
+    assert await coordinator.renew(leases, ttl_s=60) == frozenset(leases)
+
+
+async def test_a_script_may_be_killed_before_it_writes(world: World) -> None:
+    coordinator = a_coordinator(world)
+    world.suffers(RedisFaults(killed_rate=1.0))
+
+    with pytest.raises(Unavailable):
+        await take(coordinator)
+    world.heals()
+
+    assert await coordinator.count(RUN) == 0
+
+
+async def test_it_may_be_slow(world: World, autojump_clock: MockClock) -> None:
+    coordinator = a_coordinator(world)
+    await take(coordinator)
+    world.suffers(RedisFaults(slow_rate=1.0, slow_s=(1.0, 1.0)))
+    start = trio.current_time()
+
+    await coordinator.renew(await take(coordinator), ttl_s=60)
+
+    assert trio.current_time() - start == 2.0
+
+
+async def test_signals_are_heard_until_a_listener_is_cut_off(
+    world: World, autojump_clock: MockClock
+) -> None:
+    heard: list[tuple[JobId, RunId]] = []
+
+    async def hear(job_id: JobId, run_id: RunId) -> None:
+        heard.append((job_id, run_id))
+
+    here, there = world.redis.link(), world.redis.link()
+    listener = RedisChannel(here, space="s", owner="listener")
+    teller = RedisChannel(there, space="s", owner="teller")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listener.listen_forever, hear)
+        await trio.testing.wait_all_tasks_blocked()
+
+        await teller.tell(JOB, RUN)
+        await trio.sleep(0.1)
+        world.suffers(RedisFaults(deaf_rate=1.0))
+        for _ in range(5):
+            await teller.tell(JOB, RUN)
+        world.heals()
+        was_heard = len(heard)
+        await teller.tell(JOB, RUN)
+        await trio.sleep(2.0)
+        await teller.tell(JOB, RUN)
+        await trio.sleep(0.1)
+
+        assert 0 < was_heard < 6
+        assert len(heard) == was_heard + 1
+        nursery.cancel_scope.cancel()
+
+
+steps = st.tuples(
+    st.sampled_from(["acquire", "enter", "renew", "restore", "release", "count", "mark", "wait"]),
+    st.integers(0, 3),
+    st.integers(1, 3),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(script=st.lists(steps, min_size=30, max_size=30))
+async def test_a_modelled_server_answers_as_a_real_one_does(
+    redis: str, script: list[tuple[str, int, int]]
+) -> None:
+    clock, space = ManualClock(), a_space()
+    model = RedisModel(clock=clock, fate=Fate(random=Random(1)))
+    async with open_link(redis) as link:
+        ours = await _told(model.link(), space, clock, script)
+        clock.at = ManualClock().at
+        theirs = await _told(LinkAt(link, clock), space, clock, script)
+
+    assert ours == theirs
+
+
+async def _told(
+    link: Link, space: str, clock: ManualClock, script: list[tuple[str, int, int]]
+) -> list[object]:
+    coordinator = RedisCoordinator(link, Random(1), space=space)
+    leases: list[LeaseId] = []
+    told: list[object] = []
+    for verb, pick, count in script:
+        some = leases[pick : pick + count]
+        match verb:
+            case "acquire":
+                taken = await coordinator.acquire(JOB, RUN, count_max=count, cap=4, ttl_s=30)
+                leases += taken
+                told.append(taken)
+            case "enter":
+                doors = [Door(JOB, f"h{pick}", cap=count, spacing_s=0.5 * pick)] * count
+                passed = await coordinator.enter(doors, ttl_s=30)
+                leases += [each for each in passed if each is not None]
+                told.append(passed)
+            case "renew":
+                told.append(await coordinator.renew(some, ttl_s=30))
+            case "restore":
+                await coordinator.restore(some, ttl_s=30)
+            case "release":
+                await coordinator.release(some)
+            case "count":
+                told.append(await coordinator.count(RUN))
+            case "mark":
+                await coordinator.leave_marks(
+                    f"w{pick}", {"x": f"m{count} \u00e9"}, ttl_s=5 * count
+                )
+                told.append(await coordinator.marks_on("x"))
+            case _:
+                clock.advance(pick + 0.25 * count)
+    return told

@@ -1,0 +1,95 @@
+"""Worlds for tests of the models: virtual time, a seed, and a pessimism that a test may change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import trio
+
+from conveyor.engines.aws.engine import AwsEngine, Names, engine_on, make_ready
+from conveyor.engines.aws.metering import Meter
+from conveyor.engines.aws.seam import LayeredSeam
+from conveyor.simulation.models import CALM, AwsModel, Fate, Pessimism, RedisModel
+from conveyor.simulation.models.pessimism import (
+    CallFaults,
+    DynamoFaults,
+    RedisFaults,
+    S3Faults,
+    SqsFaults,
+)
+from tests.aws import REGION
+from tests.builders import T0
+
+NAMES = Names(table="rows", bucket="bodies", queue_prefix="conveyor-")
+TABLE, BUCKET = NAMES.table, NAMES.bucket
+
+
+class TrioClock:
+    """Wall time that passes as Trio's does."""
+
+    def now(self) -> float:
+        return T0 + trio.current_time()
+
+
+@dataclass(slots=True)
+class World:
+    """One world; every engine in it is a process of its own."""
+
+    seed: int = 1
+    clock: TrioClock = field(default_factory=TrioClock)
+    fate: Fate = field(init=False)
+    aws: AwsModel = field(init=False)
+    redis: RedisModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fate = Fate(random=Random(self.seed))
+        self.aws = AwsModel(clock=self.clock, fate=self.fate)
+        self.redis = RedisModel(clock=self.clock, fate=self.fate)
+
+    def seam(self) -> LayeredSeam:
+        return LayeredSeam(plane=self.aws, random=Random(self.seed), meter=Meter())
+
+    async def set_up(self) -> None:
+        await make_ready(self.seam(), NAMES, region=REGION)
+
+    async def engine(self, number: int = 0) -> AwsEngine:
+        return await engine_on(
+            self.seam(), self.aws, NAMES, clock=self.clock, random=Random(number)
+        )
+
+    def suffers(self, *faults: Faults) -> None:
+        """From now on these, and no others."""
+        kinds: dict[type, str] = {
+            CallFaults: "calls",
+            DynamoFaults: "dynamodb",
+            SqsFaults: "sqs",
+            S3Faults: "s3",
+            RedisFaults: "redis",
+        }
+        self.fate.pessimism = Pessimism(**{kinds[type(each)]: each for each in faults})  # type: ignore[arg-type]
+
+    def heals(self) -> None:
+        self.fate.pessimism = CALM
+
+    async def dynamodb(self, operation: str, **params: Any) -> dict[str, Any]:
+        return await self.aws.call("dynamodb", operation, params, deadline_s=10.0)
+
+    async def sqs(self, operation: str, **params: Any) -> dict[str, Any]:
+        return await self.aws.call("sqs", operation, params, deadline_s=30.0)
+
+    async def s3(self, operation: str, **params: Any) -> dict[str, Any]:
+        asked = {"Bucket": BUCKET, **params}
+        return await self.aws.call("s3", operation, asked, deadline_s=60.0)
+
+
+Faults = CallFaults | DynamoFaults | SqsFaults | S3Faults | RedisFaults
+
+
+def key(name: str, partition: str = "p") -> dict[str, Any]:
+    return {"pk": {"S": partition}, "sk": {"S": name}}
+
+
+def item(name: str, partition: str = "p", **fields: str) -> dict[str, Any]:
+    return key(name, partition) | {field: {"S": text} for field, text in fields.items()}

@@ -1,0 +1,212 @@
+"""Task tokens: the end of a run ends the task of a state machine that waits for it, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import pytest
+
+from conveyor.domain.changes import JobKey, NoticeKey
+from conveyor.domain.ids import RunId
+from conveyor.domain.model import Notice, NoticeChannel, NoticeStatus, Webhook
+from conveyor.ports.notifier import Callback, Delivered, NotDelivered
+from conveyor.usecases import jobs, notices, reruns, runs, webhooks
+from conveyor.usecases.env import Env
+from conveyor.usecases.jobs import Accepted
+from tests.builders import CALLER, ManualClock
+from tests.usecases.test_notices import Receiver
+from tests.usecases.world import submit, work
+
+TOKEN = "AQCEAAAAKgAAAAMAAAAA"
+HOOK = Webhook("https://example.com/hook")
+
+
+@dataclass
+class Machine:
+    """State machines that answer what they are told to, and remember who called back."""
+
+    answers: list[Delivered | NotDelivered] = field(default_factory=list)
+    heard: list[Callback] = field(default_factory=list)
+
+    async def call_back(self, callback: Callback) -> Delivered | NotDelivered:
+        self.heard.append(callback)
+        return self.answers.pop(0) if self.answers else Delivered(200)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def told(env: Env, machine: Machine) -> Env:
+    """A world with state machines in it."""
+    return replace(env, workflows=machine)
+
+
+async def deliver_due(env: Env, receiver: Receiver | None = None) -> None:
+    for notice in await notices.due(env, limit=10):
+        ready = await notices.prepare(env, notice)
+        if ready is not None:
+            await notices.deliver(env, receiver or Receiver([]), ready)
+
+
+async def an_ended_run(env: Env, webhook: Webhook | None = None) -> Accepted:
+    accepted = await submit(env, 2, task_token=TOKEN, webhook=webhook)
+    await work(env, accepted.run)
+    return accepted
+
+
+async def callback_of(env: Env, accepted: Accepted) -> Notice:
+    page = await webhooks.page(env, CALLER, accepted.job.job_id, cursor=None, limit=10)
+    (found,) = [n for n in page.notices if n.channel is NoticeChannel.STEP_FUNCTIONS]
+    return found
+
+
+async def test_a_completed_run_ends_the_task_well_with_a_summary(
+    told: Env, machine: Machine
+) -> None:
+    accepted = await an_ended_run(told)
+
+    await deliver_due(told)
+    await deliver_due(told)
+
+    (heard,) = machine.heard
+    summary = msgspec.json.decode(heard.payload)
+    assert (heard.token, heard.is_success) == (TOKEN, True)
+    assert summary["job_id"] == accepted.job.job_id
+    assert summary["run_id"] == accepted.run.run_id
+    assert summary["status"] == "completed"
+    assert (summary["stats"]["total"], summary["stats"]["successful"]) == (2, 2)
+    assert (await callback_of(told, accepted)).status is NoticeStatus.DELIVERED
+
+
+async def test_a_stopped_run_ends_the_task_badly(told: Env, machine: Machine) -> None:
+    accepted = await submit(told, 2, task_token=TOKEN)
+    await runs.stop(told, CALLER, accepted.job.job_id)
+
+    await deliver_due(told)
+
+    (heard,) = machine.heard
+    assert (heard.is_success, heard.event_type) == (False, "run.stopped")
+    assert msgspec.json.decode(heard.payload)["status"] == "stopped"
+
+
+async def test_a_rerun_tells_the_task_nothing(told: Env, machine: Machine) -> None:
+    accepted = await an_ended_run(told)
+    await deliver_due(told)
+
+    again = await reruns.rerun(told, CALLER, accepted.job.job_id, run_id=RunId(told.mint()))
+    await work(told, again.run)
+    await deliver_due(told)
+
+    assert len(machine.heard) == 1
+
+
+async def test_a_task_that_is_over_is_not_called_again(told: Env, machine: Machine) -> None:
+    machine.answers = [NotDelivered("step_functions:TaskTimedOut", 400, gone=True)]
+    accepted = await an_ended_run(told)
+
+    await deliver_due(told)
+
+    notice = await callback_of(told, accepted)
+    assert notice.status is NoticeStatus.EXHAUSTED
+    assert notice.last_error == "step_functions:TaskTimedOut"
+
+
+async def test_any_other_refusal_is_tried_again_on_the_schedule_of_webhooks(
+    told: Env, machine: Machine, clock: ManualClock
+) -> None:
+    machine.answers = [NotDelivered("step_functions:AccessDeniedException", 400)]
+    accepted = await an_ended_run(told)
+
+    await deliver_due(told)
+    await deliver_due(told)
+    clock.advance(6)
+    await deliver_due(told)
+
+    notice = await callback_of(told, accepted)
+    assert [each.error for each in notice.tries] == ["step_functions:AccessDeniedException", None]
+    assert notice.status is NoticeStatus.DELIVERED
+
+
+async def test_a_webhook_that_fails_does_not_hold_up_the_task(told: Env, machine: Machine) -> None:
+    accepted = await an_ended_run(told, HOOK)
+
+    await deliver_due(told, Receiver([NotDelivered("http_5xx:500", 500)]))
+
+    assert len(machine.heard) == 1
+    assert (await callback_of(told, accepted)).status is NoticeStatus.DELIVERED
+
+
+async def test_a_task_that_cannot_be_told_does_not_hold_up_the_webhook(
+    told: Env, machine: Machine
+) -> None:
+    machine.answers = [NotDelivered("transport_error:step functions")]
+    receiver = Receiver([Delivered(200)])
+    await an_ended_run(told, HOOK)
+
+    await deliver_due(told, receiver)
+
+    assert len(receiver.heard) == 1
+
+
+async def test_removing_the_webhook_leaves_the_task_to_be_told(told: Env, machine: Machine) -> None:
+    accepted = await an_ended_run(told, HOOK)
+
+    await webhooks.remove(told, CALLER, accepted.job.job_id)
+    await deliver_due(told)
+
+    assert len(machine.heard) == 1
+
+
+async def test_a_task_can_be_told_again_by_hand(told: Env, machine: Machine) -> None:
+    machine.answers = [NotDelivered("step_functions:InvalidToken", 400, gone=True)]
+    accepted = await an_ended_run(told)
+    await deliver_due(told)
+    notice = await callback_of(told, accepted)
+
+    await webhooks.redeliver(told, CALLER, accepted.job.job_id, notice.notice_id)
+    await deliver_due(told)
+
+    assert (await callback_of(told, accepted)).status is NoticeStatus.DELIVERED
+
+
+async def test_the_token_is_sealed_on_the_job_and_nowhere_else(told: Env, machine: Machine) -> None:
+    accepted = await an_ended_run(told)
+
+    job = await told.store.read(JobKey(accepted.job.job_id))
+    notice = await told.store.read(NoticeKey((await callback_of(told, accepted)).notice_id))
+
+    assert job is not None
+    assert job.task_token_sealed is not None
+    assert TOKEN not in repr((job, notice))
+
+
+async def test_a_deleted_job_forgets_its_token_and_tells_nobody(
+    told: Env, machine: Machine
+) -> None:
+    accepted = await an_ended_run(told)
+
+    await jobs.delete(told, CALLER, accepted.job.job_id)
+    await deliver_due(told)
+
+    job = await told.store.read(JobKey(accepted.job.job_id))
+    assert machine.heard == []
+    assert job is not None
+    assert job.task_token_sealed is None
+
+
+async def test_a_token_that_cannot_be_unsealed_is_waited_for(told: Env, machine: Machine) -> None:
+    accepted = await an_ended_run(told)
+    foreign = told.vault.seal(b"{}", place="elsewhere")
+    notice = await callback_of(told, accepted)
+    job = msgspec.structs.replace(accepted.job, task_token_sealed=foreign)
+    ready = notices.Ready(notice, notices.TaskToken(foreign), job)
+
+    await notices.deliver(told, Receiver([]), ready)
+
+    waiting = await callback_of(told, accepted)
+    assert machine.heard == []
+    assert (waiting.status, waiting.last_error) == (NoticeStatus.DUE, "task_token_unavailable")
