@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -15,6 +16,8 @@ from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.usecases.env import Pace
 from conveyor.usecases.lookups import totals_of
 from tests.actors.world import ScriptedGateway, World, make_world, urls
+
+pytestmark = pytest.mark.slow
 
 PATIENT = Pace(settle_s=2.0, settle_max=720, receive_share=0.05)
 
