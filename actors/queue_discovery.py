@@ -149,8 +149,16 @@ class QueueDiscovery:
     async def _tear_down(
         self, known: dict[RunId, Address[PollerMessage]], message: TearDown
     ) -> None:
-        held = await self.env.coordinator.count(message.run_id)
+        held = await self._held(message.run_id)
         is_complete = await self._retire(known, message.run_id)
         # What another fetches for us goes on there when we hang up.
         abandoned = held if self.env.policy.targets is None else 0
         message.reply.send(Receipt(held, abandoned, complete=is_complete))
+
+    async def _held(self, run_id: RunId) -> int:
+        """The leases of the run; an outage must not keep its work from being ended."""
+        try:
+            return await self.env.coordinator.count(run_id)
+        except Unavailable as error:
+            log.warning("leases not counted", extra={"run": run_id, "cause": str(error)})
+            return 0

@@ -61,6 +61,7 @@ class RunPoller:
     price: Callable[[Mapping[str, str]], Price]
     metrics: Metrics
     board: WaitBoard = field(default_factory=WaitBoard)
+    receive_max: int = RECEIVE_MAX
 
     async def run(self, inbox: Inbox[PollerMessage]) -> None:
         """Returns when the run has ended and all that it started here is done."""
@@ -77,7 +78,8 @@ class RunPoller:
             with bounded_cleanup(CLEANUP_S):
                 with suppress(Unavailable):  # What is not given back counts as spent.
                     await self._settle_purse(desk)
-                await self._release(desk, list(desk.acquired_at))
+                with suppress(Unavailable):  # Leases age out.
+                    await self._release(desk, list(desk.acquired_at))
 
     def _new_desk(self) -> Desk:
         run, host_limits = self.run_at_start, self.job.host_limits
@@ -97,17 +99,22 @@ class RunPoller:
     async def _poll(self, desk: Desk, tasks: trio.Nursery) -> None:
         while True:
             try:
-                await self._wait_for_room(desk)
-                wait_s = await self._round(desk, tasks)
-            except QueueGone:
-                if await self._is_over():
-                    return
-                wait_s = OUTAGE_S
+                wait_s = await self._next_round(desk, tasks)
             except Unavailable as error:
                 log.warning("poll put off", extra={"run": desk.run.run_id, "cause": str(error)})
                 wait_s = OUTAGE_S
+            if wait_s is None:
+                return
             if wait_s:
                 await desk.wait_news(wait_s)
+
+    async def _next_round(self, desk: Desk, tasks: trio.Nursery) -> float | None:
+        """How long to wait before the next one; None when there will be none."""
+        try:
+            await self._wait_for_room(desk)
+            return await self._round(desk, tasks)
+        except QueueGone:
+            return None if await self._is_over() else OUTAGE_S
 
     async def _wait_for_room(self, desk: Desk) -> None:
         """While paused or at the job's cap there is nothing to ask for."""
@@ -128,7 +135,7 @@ class RunPoller:
             free_slots=self.gate.capacity,
             cap=self.job.max_inflight,
             held=desk.inflight_count,
-            batch_max=RECEIVE_MAX,
+            batch_max=self.receive_max,
         )
 
     async def _round(self, desk: Desk, tasks: trio.Nursery) -> float:

@@ -28,7 +28,7 @@ from actors.messages import (
 )
 from actors.queue_discovery import DELTA_S, POLLER_GRACE_S, QueueDiscovery
 from actors.reconcile_sweeper import ReconcileSweeper
-from actors.run_poller import RunPoller
+from actors.run_poller import RECEIVE_MAX, RunPoller
 from actors.runtime import (
     Address,
     Child,
@@ -56,6 +56,25 @@ from conveyor.usecases.env import Env
 
 WRITERS_COUNT = 4
 HELPER_DELTA_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often the actors of a worker look by themselves, in seconds, and how much a poller
+    receives at a time."""
+
+    discover_s: float = DELTA_S
+    sweep_s: float = 15.0
+    scrub_s: float = 2.0
+    stalled_s: float = 30.0
+    schedule_s: float = 1.0
+    notify_s: float = 1.0
+    export_s: float = 0.5
+    receive_max: int = RECEIVE_MAX
+
+
+USUAL = Pace()
+HELPERS = Pace(discover_s=HELPER_DELTA_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +115,7 @@ class LocalSignals:
             return Receipt(complete=False)
 
 
-def worker_tree(
+def worker_tree(  # noqa: PLR0913 (what a worker is made of)
     env: Env,
     mail: Mailboxes,
     *,
@@ -105,20 +124,30 @@ def worker_tree(
     gate: FairGate,
     metrics: Metrics,
     also: Sequence[Child] = (),
+    pace: Pace = USUAL,
 ) -> Supervisor:
     """A whole worker; `also` starts last and stops first (the HTTP server of a dev process)."""
     return Supervisor(
         "worker",
         strategy=Strategy.REST_FOR_ONE,
         children=[
-            *_fetching(env, mail, gateway=gateway, gate=gate, metrics=metrics),
+            *_fetching(env, mail, gateway=gateway, gate=gate, metrics=metrics, pace=pace),
             Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
-            Child("scheduler", run=Scheduler(env=env).run),
-            Child("completion_notifier", run=CompletionNotifier(env=env, notifier=notifier).run),
-            Child("exporter", run=Exporter(env=env).run),
+            Child("scheduler", run=Scheduler(env=env, period_s=pace.schedule_s).run),
+            Child(
+                "completion_notifier",
+                run=CompletionNotifier(env=env, notifier=notifier, period_s=pace.notify_s).run,
+            ),
+            Child("exporter", run=Exporter(env=env, period_s=pace.export_s).run),
             Child(
                 "reconcile_sweeper",
-                run=ReconcileSweeper(env=env, streamer=mail.streamer.address).run,
+                run=ReconcileSweeper(
+                    env=env,
+                    streamer=mail.streamer.address,
+                    period_s=pace.sweep_s,
+                    scrub_period_s=pace.scrub_s,
+                    batch_idle_s=pace.stalled_s,
+                ).run,
             ),
             *also,
         ],
@@ -126,16 +155,20 @@ def worker_tree(
 
 
 def helper_tree(
-    env: Env, mail: Mailboxes, *, gateway: Gateway, gate: FairGate, metrics: Metrics
+    env: Env,
+    mail: Mailboxes,
+    *,
+    gateway: Gateway,
+    gate: FairGate,
+    metrics: Metrics,
+    pace: Pace = HELPERS,
 ) -> Supervisor:
     """A worker that only fetches, beside the one that owns the data. No signal reaches it, so its
     discovery looks more often: that is how soon it hears of a stop."""
     return Supervisor(
         "helper",
         strategy=Strategy.REST_FOR_ONE,
-        children=_fetching(
-            env, mail, gateway=gateway, gate=gate, metrics=metrics, delta_s=HELPER_DELTA_S
-        ),
+        children=_fetching(env, mail, gateway=gateway, gate=gate, metrics=metrics, pace=pace),
     )
 
 
@@ -146,7 +179,7 @@ def _fetching(
     gateway: Gateway,
     gate: FairGate,
     metrics: Metrics,
-    delta_s: float = DELTA_S,
+    pace: Pace,
 ) -> list[Child]:
     metrics.inflight.set_function(lambda: gate.inflight_count)
     board = WaitBoard()
@@ -170,6 +203,7 @@ def _fetching(
             price=gateway.price,
             metrics=metrics,
             board=board,
+            receive_max=pace.receive_max,
         )
         return Child(
             run.run_id,
@@ -180,7 +214,9 @@ def _fetching(
         )
 
     writer = ShardWriter(env=env, metrics=metrics)
-    discovery = QueueDiscovery(env=env, pollers=pollers, make_poller=make_poller, delta_s=delta_s)
+    discovery = QueueDiscovery(
+        env=env, pollers=pollers, make_poller=make_poller, delta_s=pace.discover_s
+    )
     return [
         Child("lease_heartbeater", run=LeaseHeartbeater(env=env).run, mailbox=mail.heartbeater),
         *(

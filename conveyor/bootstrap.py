@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from actors.gate import FairGate
 from actors.runtime import Child, Intensity, Strategy, Supervisor, nest
-from actors.tree import LocalSignals, Mailboxes, helper_tree, worker_tree
+from actors.tree import HELPERS, USUAL, LocalSignals, Mailboxes, Pace, helper_tree, worker_tree
 from actors.worker_process import STOP_S, WorkerProcess
 from conveyor.api.auth import Authenticator, KeyList, Passthrough
 from conveyor.config import BadSettings, Settings, environ_of
@@ -32,6 +32,7 @@ from conveyor.engines.system import AesVault, SystemClock, ThreadAside, load_or_
 from conveyor.engines.system.crash import BadCrashPoint, CrashSwitch, crashing, parse_crash_point
 from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
+from conveyor.ports.aside import Aside
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
@@ -75,6 +76,8 @@ class World:
     gate: FairGate
     metrics: Metrics
     listeners: Sequence[Child] = ()
+    pace: Pace = USUAL
+    helper_pace: Pace = HELPERS
 
     def authenticator(self) -> Authenticator:
         secret = _secret(self.settings)
@@ -96,7 +99,12 @@ class World:
 
     def helper(self) -> Supervisor:
         return helper_tree(
-            self.env, self.mail, gateway=self.gateway, gate=self.gate, metrics=self.metrics
+            self.env,
+            self.mail,
+            gateway=self.gateway,
+            gate=self.gate,
+            metrics=self.metrics,
+            pace=self.helper_pace,
         )
 
     def helper_processes(self, count: int) -> list[Child]:
@@ -127,6 +135,7 @@ class World:
             gate=self.gate,
             metrics=self.metrics,
             also=(*self.listeners, *also),
+            pace=self.pace,
         )
 
 
@@ -208,7 +217,7 @@ def _around(
     mail: Mailboxes,
 ) -> Iterator[World]:
     """Everything that stands around an engine."""
-    env = _env(settings, engine, clock, randomness, mail)
+    env = make_env(settings, engine, clock, randomness, mail, ThreadAside())
     # Webhooks have connections of their own: scraping takes none of them.
     with _pool(_targets(settings), PoolLimits()) as guarded, _gateway(settings, env) as gateway:
         yield World(
@@ -222,13 +231,15 @@ def _around(
         )
 
 
-def _env(
+def make_env(
     settings: Settings,
     engine: Engine,
     clock: Clock,
     randomness: random.Random,
     mail: Mailboxes,
+    aside: Aside,
 ) -> Env:
+    """What use cases need, on this engine."""
     targets = _targets(settings)
     env = Env(
         store=engine.store,
@@ -236,7 +247,7 @@ def _env(
         blobs=engine.blobs,
         coordinator=engine.coordinator,
         clock=clock,
-        vault=AesVault(_secret(settings)),
+        vault=AesVault(_secret(settings), nonce=randomness.randbytes),
         signals=LocalSignals(mail.discovery.address, mail.streamer.address),
         random=randomness,
         owner=ids.mint_ulid(clock.now(), randomness),
@@ -254,7 +265,7 @@ def _env(
             webhooks=targets,
             knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
         ),
-        aside=ThreadAside(),
+        aside=aside,
     )
     return env if settings.crash_at is None else _crashing(env, settings.crash_at)
 

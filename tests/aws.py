@@ -13,11 +13,14 @@ from conveyor.engines.aws.credentials import Access, GivenAccess
 from conveyor.engines.aws.dynamo import create_table
 from conveyor.engines.aws.dynamo.layout import TTL
 from conveyor.engines.aws.dynamo.table import Table
+from conveyor.engines.aws.engine import AwsEngine, Names, engine_on, make_ready
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.plane import LeanPlane
 from conveyor.engines.aws.seam import CrashPoint, Faults, LayeredSeam, Plane
 from conveyor.engines.aws.signing import Credentials
 from conveyor.net.pool import HttpPool
+from conveyor.ports.clock import Clock
+from conveyor.simulation.models import AwsModel
 from tests.servers import ACCESS_KEY, SECRET_KEY
 
 REGION = "us-east-1"
@@ -49,13 +52,27 @@ def a_seam(
     return LayeredSeam(plane=plane, random=Random(1), meter=meter, faults=faults, crash=crash)
 
 
+async def a_modelled_engine(
+    model: AwsModel, names: Names, *, clock: Clock, random: Random
+) -> AwsEngine:
+    """All of the AWS engine over a model; nothing expires, as in `a_table`."""
+    seam = LayeredSeam(plane=model, random=random, meter=Meter())
+    await make_ready(seam, names, region=REGION)
+    await _keep_rows(seam, names.table)
+    return await engine_on(seam, model, names, clock=clock, random=random)
+
+
 async def a_table(seam: LayeredSeam, name: str) -> Table:
     """A table from which nothing expires: the server goes by the clock on the wall, tests by T0."""
     await create_table(seam, name)
-    expiry = {"AttributeName": TTL, "Enabled": False}
-    await seam.call(
-        "dynamodb", "UpdateTimeToLive", {"TableName": name, "TimeToLiveSpecification": expiry}
-    )
+    await _keep_rows(seam, name)
     assert seam.meter is not None
     # Tokens of transactions are drawn at random, and the server remembers those of all tables.
     return Table(name=name, seam=seam, random=Random(), meter=seam.meter)
+
+
+async def _keep_rows(seam: LayeredSeam, table: str) -> None:
+    expiry = {"AttributeName": TTL, "Enabled": False}
+    await seam.call(
+        "dynamodb", "UpdateTimeToLive", {"TableName": table, "TimeToLiveSpecification": expiry}
+    )

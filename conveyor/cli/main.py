@@ -19,6 +19,10 @@ _COMMANDS = {
     "demo": ("conveyor.cli.demo", "Scrape a thousand pages of a bundled local site."),
     "jobs": ("conveyor.cli.jobs", "Submit and manage jobs on a running server."),
     "webhooks": ("conveyor.cli.webhooks", "Manage signing keys and try receivers out."),
+    "simulate": (
+        "conveyor.cli.simulate",
+        "Run the program from a seed, with faults, and check it.",
+    ),
     "ps": ("conveyor.cli.ps", "Show what the process on this data directory is doing."),
 }
 

@@ -28,14 +28,15 @@ from conveyor.usecases.feeds import News
 class Policy:
     """What an operator may tune; pinned on rows where a later change must not reach them.
 
-    `at_once_max` is how many tasks the engine takes in one transaction with their job. `targets`
-    is what our own fetches may reach; None when a gateway elsewhere
-    fetches. `webhooks` is what our deliveries may reach. `knows_costs` when the gateway has prices
-    in money.
+    `at_once_max` is how many tasks the engine takes in one transaction with their job,
+    `chunk_tasks` how many a step of an ingest or a walk takes. `targets` is what our own fetches
+    may reach; None when a gateway elsewhere fetches. `webhooks` is what our deliveries may reach.
+    `knows_costs` when the gateway has prices in money.
     """
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
     at_once_max: int = limits.AT_ONCE_TASKS_MAX
+    chunk_tasks: int = field(default_factory=lambda: limits.CHUNK_TASKS)
     shard_count: int = limits.TASK_SHARD_COUNT
     max_inflight: int = limits.MAX_INFLIGHT
     targets: TargetPolicy | None = field(default_factory=TargetPolicy)

@@ -12,7 +12,7 @@ from enum import Enum
 
 import msgspec
 
-from conveyor.domain import endings, ingestion, limits
+from conveyor.domain import endings, ingestion
 from conveyor.domain.changes import Applied, Chunk, JobKey, RunKey
 from conveyor.domain.ids import JobId, RunId, TaskId
 from conveyor.domain.inputs import UploadedList
@@ -164,7 +164,7 @@ async def _groups(
             for line in lines:
                 specs.append(_SPEC.decode(line))
                 position += len(line) + 1
-                if len(specs) == limits.CHUNK_TASKS:
+                if len(specs) == env.policy.chunk_tasks:
                     yield specs, position
                     specs = []
     if specs:

@@ -21,18 +21,19 @@ _SLICE_BYTES = 16 * 1024  # Of gzip, a slice may inflate to a thousand times as 
 
 async def groups(env: Env, source: UploadedList) -> AsyncGenerator[list[Line], None]:
     """All lines, in fixed counts; ListUnusable where the list as a whole cannot be taken."""
+    size = env.policy.chunk_tasks
     reader = ListReader(source.spec)
     group: list[Line] = []
     async with aclosing(_slices(env, source)) as slices:
         async for piece in slices:
             for line in reader.feed(piece):
                 group.append(line)
-                if len(group) == limits.CHUNK_TASKS:
+                if len(group) == size:
                     yield group
                     group = []
     group += reader.end()
-    for start in range(0, len(group), limits.CHUNK_TASKS):
-        yield group[start : start + limits.CHUNK_TASKS]
+    for start in range(0, len(group), size):
+        yield group[start : start + size]
 
 
 async def count(env: Env, source: UploadedList) -> int:

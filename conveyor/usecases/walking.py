@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from conveyor.domain import limits
 from conveyor.domain.ids import TaskId
 from conveyor.domain.model import Run, Task, TaskStatus
 from conveyor.domain.queries import TasksOf
@@ -20,7 +19,7 @@ async def pages_of(
     limit: int | None = None,
 ) -> AsyncGenerator[list[Task], None]:
     """Tasks in id order. A page is never empty; close the generator if you leave early."""
-    limit = limit or limits.CHUNK_TASKS
+    limit = limit or env.policy.chunk_tasks
     while True:
         query = TasksOf(
             job_id=run.job_id,

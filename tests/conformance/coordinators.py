@@ -15,6 +15,7 @@ from conveyor.engines.redis.coordinator import RedisCoordinator
 from conveyor.engines.redis.link import RedisLink, Script, open_link
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
+from conveyor.simulation.models import Fate, RedisModel
 from tests.aws import a_lean_plane, a_seam, an_access
 from tests.conformance.engines import ENGINES
 
@@ -56,6 +57,14 @@ async def _on_redis(
 
 
 @asynccontextmanager
+async def _on_modelled_redis(
+    name: str, request: pytest.FixtureRequest, clock: Clock
+) -> AsyncGenerator[Coordinator, None]:
+    model = RedisModel(clock=clock, fate=Fate(random=Random(1)))
+    yield RedisCoordinator(model.link(), Random(1), space=a_space())
+
+
+@asynccontextmanager
 async def _on_dynamo(
     name: str, request: pytest.FixtureRequest, clock: Clock
 ) -> AsyncGenerator[Coordinator, None]:
@@ -80,8 +89,9 @@ def a_table_of_leases(name: str) -> dict[str, Any]:
 
 Opener = Callable[[str, pytest.FixtureRequest, Clock], AbstractAsyncContextManager[Coordinator]]
 COORDINATORS: dict[str, Opener] = {
-    **dict.fromkeys(("embedded", "memory"), _of_engine),
+    **dict.fromkeys(("aws-modelled", "embedded", "memory"), _of_engine),
     "dynamo": _on_dynamo,
     "redis": _on_redis,
+    "redis-modelled": _on_modelled_redis,
     "redis_cluster": _on_redis,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,9 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
+from conveyor.engines.aws.coordinator import DynamoCoordinator
 from conveyor.engines.aws.dynamo import DynamoStore
+from conveyor.engines.aws.engine import Names
 from conveyor.engines.embedded import open_engine
 from conveyor.engines.memory import memory_engine
 from conveyor.ports.blobs import Blobs
@@ -21,7 +23,8 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
-from tests.aws import a_lean_plane, a_seam, a_table, an_access
+from conveyor.simulation.models import AwsModel, Fate
+from tests.aws import a_lean_plane, a_modelled_engine, a_seam, a_table, an_access
 from tests.servers import a_ministack
 
 
@@ -86,16 +89,49 @@ async def _open_aws(data_dir: Path, clock: Clock, random: Random) -> AsyncIterat
         await seam.call("dynamodb", "DeleteTable", {"TableName": name})
 
 
+NAMES = Names(table="conveyor", bucket="conveyor", queue_prefix="conveyor-")
+
+
+@asynccontextmanager
+async def _open_modelled(data_dir: Path, clock: Clock, random: Random) -> AsyncIterator[Engine]:
+    """The AWS engine, whole, over models of its services at their best; no clocks differ."""
+    model = AwsModel(clock=clock, fate=Fate(random=random))
+    engine = await a_modelled_engine(model, NAMES, clock=clock, random=random)
+    seam = a_seam(model)
+    leases = DynamoCoordinator(seam, NAMES.table, clock=clock, random=random, skew_s=0.0)
+    yield replace(engine, coordinator=leases)
+
+
+@asynccontextmanager
+async def _open_modelled_store(
+    data_dir: Path, clock: Clock, random: Random
+) -> AsyncIterator[Engine]:
+    """With a queue that answers as memory's does: SQS's own has ways that are its own."""
+    async with _open_modelled(data_dir, clock, random) as whole:
+        assert isinstance(whole.store, DynamoStore)
+        queue = memory_engine(clock=clock, random=random).queue
+        yield AwsEngine(
+            store=DynamoStore(whole.store._table, queue),
+            queue=queue,
+            blobs=whole.blobs,
+            coordinator=whole.coordinator,
+        )
+
+
 ENGINES: dict[str, Opener] = {
     "memory": _open_memory,
     "embedded": _open_embedded,
     "aws": _open_aws,
+    "aws-modelled": _open_modelled,
 }
+
+WALKED = {**ENGINES, "aws-modelled": _open_modelled_store}
+"""Engines whose answers can be compared, one by one."""
 
 
 @asynccontextmanager
 async def fresh_engine(name: str, clock: Clock, *, seed: int = 1) -> AsyncIterator[Engine]:
     """A new engine of this kind that is gone afterwards: for tests that need one per example."""
     with TemporaryDirectory() as data_dir:
-        async with ENGINES[name](Path(data_dir), clock, Random(seed)) as engine:
+        async with WALKED[name](Path(data_dir), clock, Random(seed)) as engine:
             yield engine

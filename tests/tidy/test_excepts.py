@@ -9,8 +9,13 @@ import pytest
 from tests.tidy.sources import CODE, modules
 
 BROAD = frozenset({"Exception", "BaseException"})
-# The supervisor, where crashes end, and the API's last handler.
-PLACES = ("actors/runtime/", "conveyor/api/app.py", "conveyor/api/server.py")
+# The supervisor, where crashes end, the API's last handler, and a process that is simulated.
+PLACES = (
+    "actors/runtime/",
+    "conveyor/api/app.py",
+    "conveyor/api/server.py",
+    "conveyor/simulation/process.py",
+)
 
 
 def names_in(node: ast.expr | None) -> set[str]:

@@ -10,7 +10,7 @@ from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.randomness import Random
 from conveyor.engines.aws import queues
-from conveyor.engines.aws.blobs import S3Blobs
+from conveyor.engines.aws.blobs import Presigner, S3Blobs
 from conveyor.engines.aws.boto import open_boto_plane
 from conveyor.engines.aws.buckets import make_bucket
 from conveyor.engines.aws.coordinator import DynamoCoordinator
@@ -69,27 +69,39 @@ async def open_aws(
     with closing(HttpPool(TargetPolicy(allow_private=True), limits)) as pool:
         plane = LeanPlane(access=access, pool=pool, now=clock.now, traffic=meter.traffic)
         seam = LayeredSeam(plane=plane, random=random, meter=meter, crash=crash)
-        queue = SqsQueue(seam=seam, clock=clock, random=random, prefix=names.queue_prefix)
-        table = Table(name=names.table, seam=seam, random=random, meter=meter)
-        yield AwsEngine(
-            store=DynamoStore(table, queue),
-            queue=queue,
-            blobs=S3Blobs(
-                seam=seam, presigner=plane, clock=clock, random=random, bucket=names.bucket
-            ),
-            coordinator=DynamoCoordinator(seam, names.table, clock=clock, random=random),
-            bell=await _find_bell(seam, names, random),
-        )
+        yield await engine_on(seam, plane, names, clock=clock, random=random)
+
+
+async def engine_on(
+    seam: LayeredSeam, presigner: Presigner, names: Names, *, clock: Clock, random: Random
+) -> AwsEngine:
+    """The engine over any plane. NotSetUp when `make_ready` was never run there."""
+    queue = SqsQueue(seam=seam, clock=clock, random=random, prefix=names.queue_prefix)
+    table = Table(name=names.table, seam=seam, random=random, meter=seam.meter or Meter())
+    return AwsEngine(
+        store=DynamoStore(table, queue),
+        queue=queue,
+        blobs=S3Blobs(
+            seam=seam, presigner=presigner, clock=clock, random=random, bucket=names.bucket
+        ),
+        coordinator=DynamoCoordinator(seam, names.table, clock=clock, random=random),
+        bell=await _find_bell(seam, names, random),
+    )
 
 
 async def set_up(names: Names, *, random: Random) -> Sequence[str]:
     """Makes what is not there yet, and answers what there is; to do it again is fine."""
     access = await _found_access()
     async with open_boto_plane(access) as plane:
-        seam = LayeredSeam(plane=plane, random=random)
-        await create_table(seam, names.table)
-        left_out = await make_bucket(seam, names.bucket, region=access.region)
-        made = await queues.make_control_queues(seam, names.queue_prefix)
+        return await make_ready(
+            LayeredSeam(plane=plane, random=random), names, region=access.region
+        )
+
+
+async def make_ready(seam: Seam, names: Names, *, region: str) -> Sequence[str]:
+    await create_table(seam, names.table)
+    left_out = await make_bucket(seam, names.bucket, region=region)
+    made = await queues.make_control_queues(seam, names.queue_prefix)
     return [
         f"table {names.table}",
         f"bucket {names.bucket}" + "".join(f" (not offered here: {rule})" for rule in left_out),

@@ -29,8 +29,9 @@ import outcome
 import trio
 
 from conveyor.engines.embedded.errors import raise_translated_os
-from conveyor.engines.embedded.packs import MARK, Packs, Place, sync_directory
-from conveyor.engines.embedded.streams import Scratch, digest_file, fill, in_thread
+from conveyor.engines.embedded.hands import Hands
+from conveyor.engines.embedded.packs import MARK, Packs, Place, packed_place, sync_directory
+from conveyor.engines.embedded.streams import Scratch, aside, digest_file, fill
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, Unavailable
 
@@ -48,6 +49,8 @@ _LANDINGS_MAX = 3
 
 
 _UNKNOWN = outcome.Error(Unavailable("not stored"))
+# One count for the whole process, however often it opens a directory.
+_NUMBERS = itertools.count()
 
 
 class _Put(msgspec.Struct, eq=False):
@@ -69,16 +72,16 @@ class _Put(msgspec.Struct, eq=False):
 
 
 class FileBlobs:
-    def __init__(self, root: Path, temp_dir: Path, random: Random) -> None:
+    def __init__(self, root: Path, temp_dir: Path, random: Random, hands: Hands) -> None:
         self._root = str(root)
         self._temp_dir = str(temp_dir)
+        self._hands = hands
         self._token = trio.lowlevel.current_trio_token()
-        self._numbers = itertools.count()
         self._waiting: deque[_Put] = deque()
         self._threads_count = 0
         self._rest = trio.lowlevel.ParkingLot()
         self._durable_dirs = {self._root}
-        self._packs = Packs(self._root, random, self._make_directory)
+        self._packs = Packs(self._root, random, self._make_directory, hands)
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
         _refuse_packed(key)
@@ -96,11 +99,11 @@ class FileBlobs:
     async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
         _refuse_packed(key)
         directory, path = self._place(key)
-        scratch = await in_thread(Scratch, self._temp_name())
+        scratch = await aside(self._hands, Scratch, self._temp_name())
         try:
-            await fill(scratch, pieces)
-            await in_thread(self._land, scratch.path, directory, path)
-            await in_thread(sync_directory, directory)
+            await fill(self._hands, scratch, pieces)
+            await aside(self._hands, self._land, scratch.path, directory, path)
+            await aside(self._hands, sync_directory, directory)
         finally:
             scratch.close()
             scratch.discard()
@@ -110,7 +113,7 @@ class FileBlobs:
         _refuse_packed(to)
         _, path = self._place(key)
         try:
-            size_bytes, sha256 = await trio.to_thread.run_sync(self._copy, path, *self._place(to))
+            size_bytes, sha256 = await self._hands.do(self._copy, path, *self._place(to))
         except FileNotFoundError as error:
             raise BlobMissing(key) from error
         except OSError as error:
@@ -136,11 +139,10 @@ class FileBlobs:
         return await self._packs.add(prefix, parts)
 
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
-        _check(key)
-        place = self._packs.place_of(key) or Place(self._place(key)[1], 0, _NO_END)
+        place = place_in(self._root, key)
         left = place.size_bytes - start
         try:
-            file, piece = await trio.to_thread.run_sync(
+            file, piece = await self._hands.do(
                 _open_at, place.path, place.offset + start, min(left, _PIECE_BYTES)
             )
         except FileNotFoundError as error:
@@ -153,7 +155,7 @@ class FileBlobs:
                 left -= len(piece)
                 # A short piece is the last one: a body never grows.
                 size = min(left, _PIECE_BYTES) if len(piece) == _PIECE_BYTES else 0
-                piece = await trio.to_thread.run_sync(file.read, size) if size else b""
+                piece = await self._hands.do(file.read, size) if size else b""
         except OSError as error:
             raise_translated_os(error)
         finally:
@@ -163,7 +165,7 @@ class FileBlobs:
         _check(prefix)
         gone = 0
         try:
-            while removed := await trio.to_thread.run_sync(self._delete_some, prefix):
+            while removed := await self._hands.do(self._delete_some, prefix):
                 gone += removed
         except OSError as error:
             raise_translated_os(error)
@@ -177,31 +179,20 @@ class FileBlobs:
         self._packs.close()
 
     def _place(self, key: str) -> tuple[str, str]:
-        """The directory and the path of the body with this key."""
-        _check(key)
-        above, _, last = key.rpartition("/")
-        above, _, last_but_one = above.rpartition("/")
-        name = f"{last_but_one},{last}"
-        if len(name) > _NAME_CHARS_MAX:
-            raise ValueError(f"too long a blob key: {key!r}")
-        directory = f"{self._root}/{above}" if above else self._root
-        return directory, f"{directory}/{name}"
+        return _place(self._root, key)
 
     def _muster(self) -> None:
         while self._waiting and self._threads_count < _THREADS_MAX:
             share = -(-len(self._waiting) // (_THREADS_MAX - self._threads_count))
             batch = [self._waiting.popleft() for _ in range(min(share, _BATCH_MAX))]
             self._threads_count += 1
-            trio.lowlevel.start_thread_soon(partial(self._store, batch), self._report)
+            self._hands.start(partial(self._store, batch), self._wake)
 
-    def _report(self, batch: outcome.Outcome[list[_Put]]) -> None:
-        self._token.run_sync_soon(self._wake, batch.unwrap())
-
-    def _wake(self, batch: list[_Put]) -> None:
+    def _wake(self, batch: outcome.Outcome[list[_Put]]) -> None:
         self._threads_count -= 1
         self._muster()
         self._rest.unpark_all()
-        for put in batch:
+        for put in batch.unwrap():
             if put.task is not None:
                 trio.lowlevel.reschedule(put.task, put.result)
 
@@ -229,7 +220,7 @@ class FileBlobs:
         put.result = outcome.Value(Stored(put.key, size_bytes, digest.hexdigest()))
 
     def _temp_name(self) -> str:
-        return f"{self._temp_dir}/{os.getpid()}-{next(self._numbers)}"
+        return f"{self._temp_dir}/{os.getpid()}-{next(_NUMBERS)}"
 
     def _land_put(self, put: _Put) -> None:
         self._land(put.temp, put.directory, put.path)
@@ -287,6 +278,24 @@ class FileBlobs:
             self._durable_dirs.discard(directory)
             with suppress(OSError):  # A put has landed in it.
                 os.rmdir(directory)
+
+
+def place_in(root: str, key: str) -> Place:
+    """Where the body with this key lies under `root`, if there is one."""
+    _check(key)
+    return packed_place(root, key) or Place(_place(root, key)[1], 0, _NO_END)
+
+
+def _place(root: str, key: str) -> tuple[str, str]:
+    """The directory and the path of the body with this key."""
+    _check(key)
+    above, _, last = key.rpartition("/")
+    above, _, last_but_one = above.rpartition("/")
+    name = f"{last_but_one},{last}"
+    if len(name) > _NAME_CHARS_MAX:
+        raise ValueError(f"too long a blob key: {key!r}")
+    directory = f"{root}/{above}" if above else root
+    return directory, f"{directory}/{name}"
 
 
 def _bodies_under(parent: str, name: str) -> Iterator[str]:

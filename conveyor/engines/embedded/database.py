@@ -16,6 +16,7 @@ from sqlite3 import Connection
 import trio
 
 from conveyor.engines.embedded.errors import SqliteTooOld, is_busy, raise_translated
+from conveyor.engines.embedded.hands import Hands
 from conveyor.engines.embedded.writer import Op, T, Writer
 
 _SWITCH_INTERVAL_S = 0.0001
@@ -39,11 +40,12 @@ _PRAGMAS = (
 class Database:
     """Reads see whatever was committed before them, by any process."""
 
-    def __init__(self, path: Path, writer: Writer) -> None:
+    def __init__(self, path: Path, writer: Writer, hands: Hands) -> None:
         self.write = writer.write
         self.write_in_company = writer.write_in_company
         self.apply = writer.apply
         self._path = path
+        self._hands = hands
         self._glancing = _connect_reader(path, busy_ms=0)
         self._readers: list[Connection] = []
         self._limiter = trio.CapacityLimiter(_READERS_MAX)
@@ -59,9 +61,9 @@ class Database:
         return await self.read(op)
 
     async def read(self, op: Op[T]) -> T:
-        """Runs a read in a thread."""
+        """Runs a read aside."""
         try:
-            return await trio.to_thread.run_sync(self._read, op, limiter=self._limiter)
+            return await self._hands.do(self._read, op, limiter=self._limiter)
         except sqlite3.Error as error:
             raise_translated(error)
 
@@ -82,15 +84,15 @@ class Database:
 
 @asynccontextmanager
 async def open_database(
-    path: Path, prepare: Callable[[Connection], None]
+    path: Path, prepare: Callable[[Connection], None], hands: Hands
 ) -> AsyncIterator[Database]:
     """Opens the file, has `prepare` look after it before anybody else, and closes it cleanly."""
-    connection = await trio.to_thread.run_sync(_prepared, path, prepare)
+    connection = await hands.do(_prepared, path, prepare)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        writer = Writer(connection)
-        database = Database(path, writer)
+        writer = Writer(connection, hands)
+        database = Database(path, writer, hands)
         try:
             yield database
         finally:
@@ -101,7 +103,7 @@ async def open_database(
         sys.setswitchinterval(interval_s)
         with trio.CancelScope(shield=True):
             # The last one to close copies the log into the database.
-            await trio.to_thread.run_sync(connection.close)
+            await hands.do(connection.close)
 
 
 def _prepared(path: Path, prepare: Callable[[Connection], None]) -> Connection:

@@ -16,6 +16,7 @@ from conveyor.engines.embedded.blobs import FileBlobs
 from conveyor.engines.embedded.coordinator import SqliteCoordinator
 from conveyor.engines.embedded.database import open_database
 from conveyor.engines.embedded.errors import WrongSchema
+from conveyor.engines.embedded.hands import Hands, Threads
 from conveyor.engines.embedded.migrations import check_current, migrate
 from conveyor.engines.embedded.owner import owning
 from conveyor.engines.embedded.packs import sync_directory
@@ -39,7 +40,7 @@ class EmbeddedEngine:
 
 @asynccontextmanager
 async def open_engine(
-    data_dir: Path, *, clock: Clock, random: Random, owner: str
+    data_dir: Path, *, clock: Clock, random: Random, owner: str, hands: Hands | None = None
 ) -> AsyncIterator[EmbeddedEngine]:
     """Owns the directory: makes or migrates it, and frees what dead processes held.
 
@@ -51,28 +52,33 @@ async def open_engine(
         recover(connection, clock.now())
 
     with owning(data_dir, role=owner, now=clock.now()):
-        await trio.to_thread.run_sync(_make_places, data_dir)
-        async with _serving(data_dir, prepare, clock, random) as engine:
+        hands = hands or Threads()
+        await hands.do(_make_places, data_dir)
+        async with _serving(data_dir, prepare, clock, random, hands) as engine:
             yield engine
 
 
 @asynccontextmanager
 async def join_engine(
-    data_dir: Path, *, clock: Clock, random: Random
+    data_dir: Path, *, clock: Clock, random: Random, hands: Hands | None = None
 ) -> AsyncIterator[EmbeddedEngine]:
     """Works on a directory that another process owns; WrongSchema when it is not ready."""
     if not (data_dir / _DATABASE).exists():
         raise WrongSchema(f"{data_dir} has no database yet: start its owner first")
-    async with _serving(data_dir, check_current, clock, random) as engine:
+    async with _serving(data_dir, check_current, clock, random, hands or Threads()) as engine:
         yield engine
 
 
 @asynccontextmanager
 async def _serving(
-    data_dir: Path, prepare: Callable[[sqlite3.Connection], None], clock: Clock, random: Random
+    data_dir: Path,
+    prepare: Callable[[sqlite3.Connection], None],
+    clock: Clock,
+    random: Random,
+    hands: Hands,
 ) -> AsyncIterator[EmbeddedEngine]:
-    async with open_database(data_dir / _DATABASE, prepare) as database:
-        blobs = FileBlobs(data_dir / "blobs", data_dir / "temp", random)
+    async with open_database(data_dir / _DATABASE, prepare, hands) as database:
+        blobs = FileBlobs(data_dir / "blobs", data_dir / "temp", random, hands)
         try:
             yield EmbeddedEngine(
                 store=SqliteStore(database, clock),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from random import Random
@@ -22,6 +21,7 @@ import outcome
 import trio
 
 from conveyor.engines.embedded.errors import raise_translated_os
+from conveyor.engines.embedded.hands import Hands
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import Unavailable
 
@@ -67,10 +67,13 @@ class _Pack(msgspec.Struct, eq=False):
 class Packs:
     """Only one group is being written at a time, by one thread; the packs are that thread's."""
 
-    def __init__(self, root: str, random: Random, make_directory: Callable[[str], None]) -> None:
+    def __init__(
+        self, root: str, random: Random, make_directory: Callable[[str], None], hands: Hands
+    ) -> None:
         self._root = root
         self._random = random
         self._make_directory = make_directory
+        self._hands = hands
         self._token = trio.lowlevel.current_trio_token()
         self._waiting: deque[_Add] = deque()
         self._packs: OrderedDict[str, _Pack] = OrderedDict()
@@ -94,40 +97,25 @@ class Packs:
         while self._is_writing:
             await self._rest.park()
 
-    def place_of(self, key: str) -> Place | None:
-        """Where the body with this key lies, if it is packed."""
-        prefix, _, last = key.rpartition("/")
-        if not last.startswith(MARK):
-            return None
-        name, offset, size_bytes = last.removeprefix(MARK).split(".")
-        return Place(self._path(prefix, name), int(offset), int(size_bytes))
-
     def close(self) -> None:
         while self._packs:
             self._close(next(iter(self._packs)))
 
-    def _path(self, prefix: str, name: str) -> str:
-        # With a comma, as every file here: no key's directory is ever called so.
-        return f"{self._root}/{prefix}/{MARK},{name}"
-
     def _begin(self) -> None:
         self._is_writing = bool(self._waiting)
         if self._is_writing:
-            trio.lowlevel.start_thread_soon(self._write_group, self._report)
+            self._hands.start(self._write_group, self._end)
         else:
             self._rest.unpark_all()
 
-    def _report(self, group: outcome.Outcome[list[_Add]]) -> None:
-        self._token.run_sync_soon(self._end, group.unwrap())
-
-    def _end(self, group: list[_Add]) -> None:
+    def _end(self, group: outcome.Outcome[list[_Add]]) -> None:
         self._begin()
-        for add in group:
+        for add in group.unwrap():
             if add.task is not None:
                 trio.lowlevel.reschedule(add.task, add.result)
 
     def _write_group(self) -> list[_Add]:
-        time.sleep(_LINGER_S)
+        self._hands.linger(_LINGER_S)
         group = [self._waiting.popleft() for _ in range(min(len(self._waiting), _GROUP_MAX))]
         by_prefix: dict[str, list[_Add]] = {}
         for add in group:
@@ -174,7 +162,7 @@ class Packs:
         directory = f"{self._root}/{prefix}"
         self._make_directory(directory)
         name = f"{self._random.getrandbits(64):016x}"
-        descriptor = os.open(self._path(prefix, name), _NEW_FILE, 0o600)
+        descriptor = os.open(_path(self._root, prefix, name), _NEW_FILE, 0o600)
         sync_directory(directory)
         return _Pack(name, descriptor)
 
@@ -182,6 +170,20 @@ class Packs:
         pack = self._packs.pop(prefix, None)
         if pack is not None:
             os.close(pack.descriptor)
+
+
+def packed_place(root: str, key: str) -> Place | None:
+    """Where the body with this key lies under `root`, if it is packed."""
+    prefix, _, last = key.rpartition("/")
+    if not last.startswith(MARK):
+        return None
+    name, offset, size_bytes = last.removeprefix(MARK).split(".")
+    return Place(_path(root, prefix, name), int(offset), int(size_bytes))
+
+
+def _path(root: str, prefix: str, name: str) -> str:
+    # With a comma, as every file here: no key's directory is ever called so.
+    return f"{root}/{prefix}/{MARK},{name}"
 
 
 def _append(descriptor: int, parts: list[bytes]) -> None:

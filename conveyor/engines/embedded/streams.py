@@ -12,9 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import trio
-
 from conveyor.engines.embedded.errors import raise_translated_os
+from conveyor.engines.embedded.hands import Hands
 
 T = TypeVar("T")
 
@@ -54,15 +53,15 @@ class Scratch:
             Path(self.path).unlink()
 
 
-async def in_thread(step: Callable[..., T], *arguments: Any) -> T:
+async def aside(hands: Hands, step: Callable[..., T], *arguments: Any) -> T:
     """One step of ours: its errors are told in the words of the port, and nobody else's."""
     try:
-        return await trio.to_thread.run_sync(step, *arguments)
+        return await hands.do(step, *arguments)
     except OSError as error:
         raise_translated_os(error)
 
 
-async def fill(scratch: Scratch, pieces: AsyncIterable[bytes]) -> None:
+async def fill(hands: Hands, scratch: Scratch, pieces: AsyncIterable[bytes]) -> None:
     """Writes every piece and syncs; whatever the iterator raises comes through."""
     gathered: list[bytes] = []
     size_bytes = 0
@@ -70,10 +69,10 @@ async def fill(scratch: Scratch, pieces: AsyncIterable[bytes]) -> None:
         gathered.append(piece)
         size_bytes += len(piece)
         if size_bytes >= _GATHER_BYTES:
-            await in_thread(scratch.write, gathered)
+            await aside(hands, scratch.write, gathered)
             gathered, size_bytes = [], 0
-    await in_thread(scratch.write, gathered)
-    await in_thread(scratch.sync)
+    await aside(hands, scratch.write, gathered)
+    await aside(hands, scratch.sync)
 
 
 def digest_file(path: str) -> tuple[int, str]:

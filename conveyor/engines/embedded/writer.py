@@ -23,7 +23,6 @@ commits for 10,000 pages, where one for each step made 960.
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -32,14 +31,13 @@ import outcome
 import trio
 
 from conveyor.engines.embedded.errors import is_busy, raise_translated
+from conveyor.engines.embedded.hands import Hands, Threads
 from conveyor.ports.errors import Unavailable
 
 T = TypeVar("T")
 Op = Callable[[sqlite3.Connection], T]
 
 _GROUP_OPS_MAX = 256  # Keeps a group below about 10 ms of the Trio thread.
-_TURN_POLL_S = 0.0003
-_TURN_POLLS_MAX = 30_000
 _COMPANY_S = 0.008
 
 _UNKNOWN = outcome.Error(Unavailable("not written"))
@@ -78,8 +76,9 @@ class Writer:
     is rolled back and all of it runs again, one by one, so that only the culprit fails.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, hands: Hands | None = None) -> None:
         self._connection = connection
+        self._hands = hands or Threads()
         self._token = trio.lowlevel.current_trio_token()
         self._waiting: deque[_Waiter] = deque()
         self._patient: deque[_Waiter] = deque()
@@ -138,10 +137,10 @@ class Writer:
         self._group = group or None
         if not group:
             return
-        begun = outcome.capture(self._connection.execute, "BEGIN IMMEDIATE")
+        begun = outcome.capture(self._begin_immediate)
         if isinstance(begun, outcome.Error) and is_busy(begun.error):
             # Another process writes. Waiting for it is not for the Trio thread.
-            self._in_thread(self._wait_for_turn, self._begun)
+            self._hands.start_in_turn(self._begin_immediate, self._begun)
         else:
             self._begun(begun)
 
@@ -193,7 +192,7 @@ class Writer:
         if self._connection.total_changes == self._changes_before:
             self._end(outcome.capture(self._commit))
         else:
-            self._in_thread(self._commit, self._end)
+            self._hands.start(self._commit, self._end)
 
     def _end(self, ended: outcome.Outcome[Any]) -> None:
         group = self._in_group()
@@ -223,29 +222,12 @@ class Writer:
         assert self._group
         return self._group
 
-    def _in_thread(
-        self, work: Callable[[], Any], then: Callable[[outcome.Outcome[Any]], None]
-    ) -> None:
-        def deliver(result: outcome.Outcome[Any]) -> None:
-            self._token.run_sync_soon(then, result)
-
-        trio.lowlevel.start_thread_soon(work, deliver)
+    def _begin_immediate(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
 
     def _commit(self) -> None:
         self._connection.execute("COMMIT")
         self.commit_count += 1
-
-    def _wait_for_turn(self) -> None:
-        for _ in range(_TURN_POLLS_MAX):
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                if not is_busy(error):
-                    raise
-                time.sleep(_TURN_POLL_S)
-            else:
-                return
-        self._connection.execute("BEGIN IMMEDIATE")
 
 
 def _take(waiting: deque[_Waiter]) -> list[_Waiter]:

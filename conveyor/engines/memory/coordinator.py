@@ -91,6 +91,14 @@ class MemoryCoordinator:
         self._marks = {at: mark for at, mark in self._marks.items() if now < mark[1]}
         return [text for (on, _), (text, _) in sorted(self._marks.items()) if on == subject]
 
+    def leases(self) -> list[tuple[str, str, float]]:
+        """The job, the run and the end of every live lease: for those who check."""
+        return [(each.job_id, each.run_id, each.expires_at) for each in self._live().values()]
+
+    def forget(self) -> None:
+        """Loses every lease, as a failover may."""
+        self._leases.clear()
+
     def _live(self) -> dict[LeaseId, _Lease]:
         """Forgets the dead; what is left is live."""
         now = self._clock.now()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 from conveyor.domain.budget import Budget, Share
@@ -94,6 +94,10 @@ class Tables:
             ExportKey: self._exports,
             InputKey: self._inputs,
         }
+
+    def rows(self) -> Mapping[type, Mapping[Address, Row]]:
+        """Every row there is, by the kind of its key and its address: for those who check."""
+        return self._tables
 
     def find_rows(self, query: AnyQuery) -> Sequence[Row]:  # noqa: C901, PLR0912 (one branch a kind)
         match query:

@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from conveyor.domain.ids import JobId, RunId
-from conveyor.engines.redis.link import RedisLink, translating
+from conveyor.engines.redis.link import Link, translating
 from conveyor.ports.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _DECODER = msgspec.json.Decoder(_Said)
 class RedisChannel:
     """`owner` names this process, which does not hear itself."""
 
-    def __init__(self, link: RedisLink, *, space: str, owner: str) -> None:
+    def __init__(self, link: Link, *, space: str, owner: str) -> None:
         self._link = link
         self._name = f"{space}:signals"
         self._owner = owner

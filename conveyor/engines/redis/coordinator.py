@@ -11,7 +11,7 @@ from conveyor.domain import limits
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.randomness import Random
 from conveyor.engines.redis import names
-from conveyor.engines.redis.link import RedisLink, Script, translating
+from conveyor.engines.redis.link import Link, Script, translating
 from conveyor.ports.coordinator import Door
 
 _ACQUIRE, _ENTER = Script("acquire"), Script("enter")
@@ -29,7 +29,7 @@ _Pools = dict[str, list[LeaseId]]
 
 
 class RedisCoordinator:
-    def __init__(self, link: RedisLink, random: Random, *, space: str) -> None:
+    def __init__(self, link: Link, random: Random, *, space: str) -> None:
         self._link = link
         self._random = random
         self._keys = names.Keys(space)

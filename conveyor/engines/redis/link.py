@@ -7,11 +7,11 @@ Deadlines and the translation of errors live here, once.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from hashlib import sha1
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import coredis
@@ -58,6 +58,26 @@ class Script:
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
+class Link(Protocol):
+    """What is asked of a Redis. Raises what `translating` knows how to read."""
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        """What the script answers."""
+
+    async def get(self, key: str) -> str | None: ...
+
+    async def put(self, key: str, text: str, *, ttl_s: float) -> None: ...
+
+    async def drop(self, key: str, members: Sequence[str]) -> None: ...
+
+    async def publish(self, channel: str, text: str) -> None: ...
+
+    def hearing(
+        self, channel: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
+        """What is published from now on, until the connection breaks."""
+
+
 class RedisLink:
     def __init__(self, url: str, nursery: trio.Nursery, plain: coredis.Redis[str]) -> None:
         self._url = url
@@ -67,7 +87,7 @@ class RedisLink:
         self._meeting = trio.Lock()
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
-        """What the script answers; a server that has not seen it is shown it."""
+        """A server that has not seen the script is shown it."""
         client = await self._contact()
         try:
             return await client.evalsha(script.sha, keys, args)
@@ -88,7 +108,6 @@ class RedisLink:
 
     @asynccontextmanager
     async def hearing(self, channel: str) -> AsyncGenerator[AsyncIterator[PubSubMessage], None]:
-        """What is published from now on, until the connection breaks."""
         client = await self._contact()
         subscription = client.pubsub(
             channels=[channel], ignore_subscribe_messages=True, retry_policy=NoRetryPolicy()

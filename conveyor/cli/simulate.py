@@ -1,0 +1,137 @@
+"""`conveyor simulate`: the program in worlds that are worse than the real one (SPEC 6.14)."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import track
+
+from conveyor.simulation.options import ENGINES, Options, draw
+from conveyor.simulation.simulator import Report
+from conveyor.simulation.suite import Summary, run_seeds
+from conveyor.simulation.trace import Line
+
+CRASHED, NEVER_ENDED, VIOLATED, NEVER_STRUCK = 127, 128, 129, 126
+SHOWN_LINES = 150
+
+_ID = re.compile(r"\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{32})\b")
+
+
+@click.command()
+@click.option("--seed", type=click.IntRange(0), help="The one seed to run.")
+@click.option("--seeds", type=click.IntRange(1), help="How many seeds to run.")
+@click.option("--from", "first", type=click.IntRange(0), default=0, help="The first of them.")
+@click.option("--until-hours", type=float, help="How long faults last, in virtual hours.")
+@click.option("--engine", type=click.Choice(ENGINES), help="Instead of the one that is drawn.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write the whole trace of a seed.")
+@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
+def simulate(
+    seed: int | None,
+    seeds: int | None,
+    first: int,
+    until_hours: float | None,
+    engine: str | None,
+    trace: Path | None,
+    as_json: bool,
+) -> None:
+    """Run the real program from a seed, in virtual time, with faults; check all that must hold.
+
+    Ends with 127 if the program crashed, 128 if something never ended, 129 if an invariant was
+    broken, and 126 if in many seeds some fault never struck.
+    """
+    if seed is not None and seeds is not None:
+        raise click.UsageError("Give --seed or --seeds.")
+    wanted = [seed if seed is not None else first] if seeds is None else range(first, first + seeds)
+    if len(wanted) == 1:
+        _introduce(draw(wanted[0], engine=engine, hours=until_hours), until_hours)
+    summary = Summary()
+    reports = run_seeds(wanted, engine=engine, hours=until_hours)
+    for report in _watched(reports, len(wanted)):
+        summary.add(report)
+        if not report.is_well:
+            _tell(report, until_hours)
+        if trace is not None and len(wanted) == 1:
+            trace.write_text("".join(f"{line}\n" for line in report.lines), encoding="utf-8")
+    _conclude(summary)
+    if as_json:
+        click.echo(_in_json(summary))
+    sys.exit(_exit_code(summary))
+
+
+def _watched(reports: Iterator[Report], count: int) -> Iterator[Report]:
+    console = Console(stderr=True)
+    if count == 1 or not console.is_terminal:
+        return reports
+    return iter(track(reports, "Seeds", total=count, console=console))
+
+
+def _introduce(options: Options, hours: float | None) -> None:
+    click.echo(f"seed {options.seed}: {msgspec.json.encode(options).decode()}")
+    click.echo(f"replay: {_replay(options, hours)}")
+
+
+def _replay(options: Options, hours: float | None) -> str:
+    more = "" if hours is None else f" --until-hours {hours:g}"
+    return f"conveyor simulate --seed {options.seed} --engine {options.engine}{more}"
+
+
+def _tell(report: Report, hours: float | None) -> None:
+    """What is wrong, and who did what to those that it names."""
+    wrongs = [f"{each.checker}: {each.what}" for each in report.violations]
+    wrongs += report.liveness_failures + report.crashes
+    ids = {found for wrong in wrongs for found in _ID.findall(wrong)}
+    for line in _relevant(report.lines, ids):
+        click.echo(str(line), err=True)
+    click.echo(f"seed {report.options.seed} failed: {_replay(report.options, hours)}", err=True)
+    for wrong in wrongs:
+        click.echo(f"  {wrong}", err=True)
+
+
+def _relevant(lines: list[Line], ids: set[str]) -> list[Line]:
+    found = [
+        line
+        for line in lines
+        if not line.is_minor and (not ids or any(each in line.detail for each in ids))
+    ]
+    return found[-SHOWN_LINES:]
+
+
+def _conclude(summary: Summary) -> None:
+    click.echo(
+        f"{summary.seeds} seeds, {summary.virtual_s / 3600:.1f} virtual hours, "
+        f"{summary.kills} kills, {sum(summary.faults.values())} faults: "
+        f"{summary.violations} violations, {summary.liveness_failures} liveness failures, "
+        f"{summary.crashes} crashes; hash {summary.hash}"
+    )
+    for fault in summary.never_struck():
+        click.echo(f"never struck: {fault}", err=True)
+
+
+def _in_json(summary: Summary) -> str:
+    return json.dumps(
+        {
+            "seeds": summary.seeds,
+            "hash": summary.hash,
+            "violations": summary.violations,
+            "liveness_failures": summary.liveness_failures,
+            "faults": dict(summary.faults),
+            "kills": summary.kills,
+        }
+    )
+
+
+def _exit_code(summary: Summary) -> int:
+    if summary.violations:
+        return VIOLATED
+    if summary.liveness_failures:
+        return NEVER_ENDED
+    if summary.crashes:
+        return CRASHED
+    return NEVER_STRUCK if summary.never_struck() else 0

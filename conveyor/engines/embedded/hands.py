@@ -1,0 +1,80 @@
+"""Hands: who does what may block: threads, or a world that has none (SPEC 5.6).
+
+Everything of this engine that waits for a disk goes through here, so that virtual time, which does
+not wait for threads, can do it on the spot instead.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import outcome
+import trio
+
+from conveyor.engines.embedded.errors import is_busy
+
+T = TypeVar("T")
+
+_TURN_POLL_S = 0.0003
+_TURN_POLLS_MAX = 30_000
+
+
+class Hands(Protocol):
+    """Laws:
+
+    - What `do` and `start` are given is done once, and its outcome comes back on the Trio thread.
+    - `start_in_turn` does work that another process may hold up, when that lets it.
+    - `linger` is for work that is being done here: it may wait for company.
+    """
+
+    async def do(
+        self, work: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
+    ) -> T: ...
+
+    def start(
+        self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
+    ) -> None: ...
+
+    def start_in_turn(
+        self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
+    ) -> None: ...
+
+    def linger(self, seconds: float) -> None: ...
+
+
+class Threads:
+    """The hands of a real process."""
+
+    async def do(
+        self, work: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
+    ) -> T:
+        return await trio.to_thread.run_sync(work, *arguments, limiter=limiter)
+
+    def start(self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]) -> None:
+        token = trio.lowlevel.current_trio_token()
+
+        def deliver(result: outcome.Outcome[T]) -> None:
+            token.run_sync_soon(then, result)
+
+        trio.lowlevel.start_thread_soon(work, deliver)
+
+    def start_in_turn(
+        self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
+    ) -> None:
+        def wait_for_turn() -> T:
+            for _ in range(_TURN_POLLS_MAX):
+                try:
+                    return work()
+                except sqlite3.OperationalError as error:
+                    if not is_busy(error):
+                        raise
+                    time.sleep(_TURN_POLL_S)
+            return work()
+
+        self.start(wait_for_turn, then)
+
+    def linger(self, seconds: float) -> None:
+        time.sleep(seconds)

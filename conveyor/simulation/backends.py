@@ -1,0 +1,230 @@
+"""Backends: the engines under the simulated processes, and a way to look into them.
+
+A backend outlives every process. `open` gives one life of one process its ports, each call of
+which passes through that life; `peek` reads everything that is committed, at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import trio
+
+from conveyor.engines.embedded import join_engine, open_engine
+from conveyor.engines.embedded.blobs import place_in
+from conveyor.engines.embedded.rows import TABLES, Table
+from conveyor.engines.memory import memory_engine
+from conveyor.ports.blobs import Blobs
+from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.queue import Queue
+from conveyor.ports.store import Store
+from conveyor.simulation.clocks import WallClock
+from conveyor.simulation.faults import Faults
+from conveyor.simulation.hands import VirtualHands
+from conveyor.simulation.life import Life
+from conveyor.simulation.snapshot import Address, Lease, Snapshot
+
+_BODY_BYTES_MAX = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    store: Store
+    queue: Queue
+    blobs: Blobs
+    coordinator: Coordinator
+
+
+class Backend(Protocol):
+    """`is_one_machine` where one process owns the data, and all share one clock."""
+
+    is_one_machine: bool
+
+    def open(
+        self, life: Life, clock: Clock, random: Random, *, role: str
+    ) -> AbstractAsyncContextManager[Ports]: ...
+
+    def peek(self) -> Snapshot: ...
+
+    def body(self, key: str) -> bytes | None: ...
+
+    def bodies(self) -> Sequence[str]: ...
+
+    def lose_leases(self) -> None:
+        """What a failover of the coordinator does, where it can have one."""
+
+
+def guarded(engine: Any, life: Life) -> Ports:
+    return Ports(
+        store=life.through(engine.store, "store"),
+        queue=life.through(engine.queue, "queue"),
+        blobs=life.through(engine.blobs, "blobs"),
+        coordinator=life.through(engine.coordinator, "coordinator"),
+    )
+
+
+class MemoryBackend:
+    """One memory engine, which keeps its own time, for any number of processes."""
+
+    is_one_machine = False
+
+    def __init__(self, random: Random) -> None:
+        self._clock = WallClock()
+        self._engine = memory_engine(clock=self._clock, random=random)
+
+    @asynccontextmanager
+    async def open(
+        self, life: Life, clock: Clock, random: Random, *, role: str
+    ) -> AsyncGenerator[Ports, None]:
+        await trio.lowlevel.checkpoint()
+        yield guarded(self._engine, life)
+
+    def peek(self) -> Snapshot:
+        return Snapshot(
+            at=trio.current_time(),
+            now=self._clock.now(),
+            rows={kind: dict(table) for kind, table in self._engine.store.rows().items()},
+            leases=[Lease(*each) for each in self._engine.coordinator.leases()],
+        )
+
+    def lose_leases(self) -> None:
+        self._engine.coordinator.forget()
+
+    def body(self, key: str) -> bytes | None:
+        return self._engine.blobs.bodies().get(key)
+
+    def bodies(self) -> Sequence[str]:
+        return sorted(self._engine.blobs.bodies())
+
+
+def _no_rows() -> dict[type, dict[Address, Any]]:
+    return {kind: {} for kind in TABLES}
+
+
+@dataclass(slots=True)
+class EmbeddedBackend:
+    """One data directory. The first process owns it, others join."""
+
+    data_dir: Path
+    faults: Faults
+    clock: WallClock
+    random: Random
+    is_one_machine: bool = True
+    _reader: sqlite3.Connection | None = None
+    _tables: dict[type, dict[Address, Any]] = field(default_factory=_no_rows)
+    _seen: int = 0
+
+    @asynccontextmanager
+    async def open(
+        self, life: Life, clock: Clock, random: Random, *, role: str
+    ) -> AsyncGenerator[Ports, None]:
+        hands = VirtualHands(self.faults, random)
+        if role == "helper":
+            opening = join_engine(self.data_dir, clock=clock, random=random, hands=hands)
+        else:
+            opening = open_engine(
+                self.data_dir, clock=clock, random=random, owner=role, hands=hands
+            )
+        async with opening as engine:
+            yield guarded(engine, life)
+
+    def peek(self) -> Snapshot:
+        connection = self._connect()
+        if connection is not None:
+            self._catch_up(connection)
+        return Snapshot(
+            at=trio.current_time(),
+            now=self.clock.now(),
+            rows=dict(self._tables),
+            leases=self._leases(connection),
+        )
+
+    def body(self, key: str) -> bytes | None:
+        place = place_in(str(self.data_dir / "blobs"), key)
+        try:
+            with open(place.path, "rb") as file:
+                file.seek(place.offset)
+                return file.read(min(place.size_bytes, _BODY_BYTES_MAX))
+        except FileNotFoundError:
+            return None
+
+    def bodies(self) -> Sequence[str]:
+        """The places of all bodies; each names the job, as its key does."""
+        root = self.data_dir / "blobs"
+        return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+    def lose_leases(self) -> None:
+        """They lie in the database, which loses nothing."""
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+    def _connect(self) -> sqlite3.Connection | None:
+        path = self.data_dir / "conveyor.db"
+        if self._reader is None and path.exists():
+            connection = sqlite3.connect(path, isolation_level=None)
+            if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+                connection.close()
+                return None
+            _log_changes(connection)
+            connection.execute("PRAGMA query_only = ON")
+            self._reader = connection
+        return self._reader
+
+    def _catch_up(self, connection: sqlite3.Connection) -> None:
+        """Reads the rows that changed since; a table that did not is the same object as before."""
+        sql = "SELECT number, kind, address FROM watched WHERE number > ?"
+        changed: dict[str, dict[str, None]] = {}
+        for number, kind, address in connection.execute(sql, (self._seen,)):
+            changed.setdefault(kind, {})[address] = None
+            self._seen = number
+        for kind, table in TABLES.items():
+            if table.name in changed:
+                rows = dict(self._tables[kind])
+                for text in changed[table.name]:
+                    _refresh(connection, table, rows, tuple(json.loads(text)))
+                self._tables[kind] = rows
+
+    def _leases(self, connection: sqlite3.Connection | None) -> list[Lease]:
+        sql = "SELECT job_id, run_id, expires_at FROM leases WHERE expires_at > ?"
+        if connection is None:
+            return []
+        return [Lease(*row) for row in connection.execute(sql, (self.clock.now(),))]
+
+
+def _log_changes(connection: sqlite3.Connection) -> None:
+    """Has the database tell which rows changed: reading all of them after each write is slow."""
+    connection.execute("PRAGMA busy_timeout = 0")
+    script = ["CREATE TABLE IF NOT EXISTS watched (number INTEGER PRIMARY KEY, kind, address)"]
+    for table in TABLES.values():
+        for event, row in (("INSERT", "NEW"), ("UPDATE", "NEW"), ("DELETE", "OLD")):
+            key = ", ".join(f'{row}."{name}"' for name in table.key_columns)
+            script.append(
+                f"CREATE TRIGGER IF NOT EXISTS watch_{table.name}_{event} AFTER {event} "
+                f"ON {table.name} BEGIN INSERT INTO watched (kind, address) "
+                f"VALUES ('{table.name}', json_array({key})); END"
+            )
+    for statement in script:
+        connection.execute(statement)
+
+
+def _refresh(
+    connection: sqlite3.Connection, table: Table, rows: dict[Address, Any], address: Address
+) -> None:
+    columns = ", ".join(f'"{name}"' for name in table.columns)
+    where = " AND ".join(f'"{name}" = ?' for name in table.key_columns)
+    sql = f"SELECT {columns} FROM {table.name} WHERE {where}"
+    raw = connection.execute(sql, address).fetchone()
+    if raw is None:
+        rows.pop(address, None)
+    else:
+        rows[address] = table.from_row(raw)

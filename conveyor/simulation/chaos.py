@@ -1,0 +1,112 @@
+"""Chaos: what happens to processes, clocks and engines as a whole while faults are on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import trio
+
+from conveyor.simulation.faults import Fault
+from conveyor.simulation.process import Process
+from conveyor.simulation.stage import Stage
+
+PAUSE_S = (20.0, 120.0)
+OUTAGE_S = (2.0, 60.0)
+NONE_S = (10.0, 90.0)
+
+
+@dataclass(slots=True)
+class Chaos:
+    stage: Stage
+    random: Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = self.stage.random("chaos")
+
+    async def run(self) -> None:
+        """Something every now and then, until it is cancelled."""
+        deeds: list[Callable[[], Awaitable[None]]] = [
+            self._pause,
+            self._terminate,
+            self._storm,
+            self._scale_to_none,
+            self._outage,
+            self._step_a_clock,
+            self._lose_leases,
+        ]
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.sleep(self.random.expovariate(1.0 / self.stage.options.disturb_s))
+                nursery.start_soon(self.random.choice(deeds))
+
+    def end(self) -> None:
+        """Everything is put right; what was down comes up by itself."""
+        self.stage.faults.calm_down()
+        for process in self.stage.processes:
+            if process.life is not None:
+                process.life.resume()
+            if process.held is not None:
+                process.held.set()
+                process.held = None
+            process.clock.set_right()
+        self.stage.trace.note("chaos", "over")
+
+    async def _pause(self) -> None:
+        process = self._some_process()
+        if process.life is not None and process.life.resumed is None:
+            self.stage.faults.count(Fault.PAUSED)
+            life = process.life
+            life.pause()
+            await trio.sleep(self.random.uniform(*PAUSE_S))
+            life.resume()
+
+    async def _terminate(self) -> None:
+        self.stage.faults.count(Fault.TERMINATED)
+        self._some_process().terminate()
+
+    async def _storm(self) -> None:
+        self.stage.faults.count(Fault.RESTART_STORM)
+        for process in self.stage.processes:
+            process.kill()
+
+    async def _scale_to_none(self) -> None:
+        """All workers go, in order or not, and come back after a while."""
+        workers = [each for each in self.stage.processes if each.role != "api"]
+        if any(worker.held is not None for worker in workers):
+            return
+        self.stage.faults.count(Fault.SCALED_TO_NONE)
+        back = trio.Event()
+        for worker in workers:
+            worker.held = back
+            worker.terminate()
+        await trio.sleep(self.random.uniform(*NONE_S))
+        back.set()
+        for worker in workers:
+            worker.held = None
+
+    async def _outage(self) -> None:
+        self.stage.trace.note("chaos", "outage")
+        self.stage.faults.begin_outage()
+        await trio.sleep(self.random.uniform(*OUTAGE_S))
+        self.stage.faults.end_outage()
+
+    async def _step_a_clock(self) -> None:
+        step_s = self.stage.options.step_s
+        if not step_s:
+            return
+        seconds = self.random.uniform(-step_s, step_s)
+        self.stage.faults.count(Fault.CLOCK_PUT_BACK if seconds < 0 else Fault.CLOCK_STEPPED)
+        process = self._some_process()
+        process.clock.step(seconds)
+        self.stage.trace.note(process.name, "clock stepped", f"{seconds:.3f}")
+
+    async def _lose_leases(self) -> None:
+        if not self.stage.backend.is_one_machine:
+            self.stage.faults.count(Fault.LEASES_LOST)
+            self.stage.backend.lose_leases()
+            self.stage.trace.note("chaos", "leases lost")
+
+    def _some_process(self) -> Process:
+        return self.random.choice(self.stage.processes)

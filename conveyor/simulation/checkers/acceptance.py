@@ -1,0 +1,106 @@
+"""Acceptance and idempotency (SPEC 6.14: I1 to I7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conveyor.domain.lifecycle import TASK_TERMINAL
+from conveyor.domain.model import JobStatus, RunStatus
+from conveyor.simulation.history import Call
+from conveyor.simulation.watcher import Moment
+
+_SUBMIT = "/v1/jobs"
+
+
+def an_accepted_job_is_durable(moment: Moment, call: Call) -> Iterator[str]:
+    """I1: when the answer leaves there is a job, a run and a durable list."""
+    if not (call.is_accepted and call.method == "POST" and call.route == _SUBMIT):
+        return
+    answer = call.json
+    job = moment.after.jobs.get((answer["job_id"],))
+    if job is None:
+        yield f"call {call.number} was answered {call.status}, and there is no job"
+        return
+    latest = answer.get("latest_run")
+    if latest is None or job.status is JobStatus.DELETED:
+        return
+    run = moment.after.run_by_id.get(latest["run_id"])
+    if run is None:
+        yield f"call {call.number} was answered {call.status}, and there is no run"
+    elif not run.open_batches and run.planned != run.total and run.status is not RunStatus.DELETED:
+        yield f"run {run.run_id}: {run.planned} planned, {run.total} there, nothing on its way"
+
+
+def no_task_is_lost(moment: Moment) -> Iterator[str]:
+    """I2: every line of an accepted job that was neither stopped nor deleted is a task that has
+    ended."""
+    for promise in moment.history.promises.values():
+        job = moment.after.jobs.get((promise.job_id,))
+        if job is None or job.status is JobStatus.DELETED or promise.run_id is None:
+            continue
+        run = moment.after.run_by_id.get(promise.run_id)
+        if run is None or run.status is not RunStatus.COMPLETED:
+            continue
+        tasks = moment.after.tasks_by_run.get(run.run_id, [])
+        # A list whose answer got lost may have been admitted all the same.
+        if len(tasks) < promise.lines_count:
+            yield f"run {run.run_id}: {promise.lines_count} lines promised, {len(tasks)} tasks"
+        for task in tasks:
+            if task.status not in TASK_TERMINAL:
+                yield f"task {run.run_id}/{task.task_id} never ended"
+
+
+def a_promise_is_kept_or_withdrawn(moment: Moment) -> Iterator[str]:
+    """I2: the first run of an accepted job is complete, unless somebody ended it."""
+    for promise in moment.history.promises.values():
+        job = moment.after.jobs.get((promise.job_id,))
+        if promise.run_id is None or (job is not None and job.status is JobStatus.DELETED):
+            continue
+        run = moment.after.run_by_id.get(promise.run_id)
+        was_asked_for = any(
+            promise.job_id in call.path and (call.method == "DELETE" or "stop" in call.path)
+            for call in moment.history.calls
+        )
+        if run is None:
+            if not was_asked_for:
+                yield f"run {promise.run_id} of job {promise.job_id} is gone"
+        elif run.status is RunStatus.STOPPED and not was_asked_for:
+            yield f"run {run.run_id} was stopped by nobody: {run.stop_reason}"
+
+
+def one_key_makes_one_thing(moment: Moment, call: Call) -> Iterator[str]:
+    """I3, I4: for one key and one request, everybody gets the same answer, byte for byte."""
+    if not _is_keyed_success(call):
+        return
+    for other in moment.history.calls:
+        if other is call or not _is_keyed_success(other):
+            continue
+        same = (other.tenant, other.method, other.path, other.key) == (
+            call.tenant,
+            call.method,
+            call.path,
+            call.key,
+        )
+        if same and other.body == call.body:
+            if (other.status, other.answer) != (call.status, call.answer):
+                yield f"calls {other.number} and {call.number} have one key and two answers"
+        elif same:
+            yield f"calls {other.number} and {call.number}: one key, two requests, both accepted"
+
+
+def a_used_key_takes_no_other_request(moment: Moment, call: Call) -> Iterator[str]:
+    """I6: another request under a used key is refused, and nothing comes of it."""
+    if call.key is None or not call.is_accepted:
+        return
+    first = next(
+        other
+        for other in moment.history.calls
+        if (other.tenant, other.path, other.key) == (call.tenant, call.path, call.key)
+        and other.is_accepted
+    )
+    if first.body != call.body:
+        yield f"call {call.number} was accepted under the key of call {first.number}"
+
+
+def _is_keyed_success(call: Call) -> bool:
+    return call.key is not None and call.is_accepted and call.method == "POST"

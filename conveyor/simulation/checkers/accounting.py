@@ -1,0 +1,162 @@
+"""Counters, totals and lifecycles of runs and jobs (SPEC 6.14: I21 to I28)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conveyor.domain.changes import BatchKey, JobKey, RunKey, StatsKey, TaskKey
+from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
+from conveyor.domain.model import (
+    BatchStatus,
+    JobStatus,
+    Run,
+    RunStatus,
+    Stats,
+    Task,
+    TaskStatus,
+)
+from conveyor.simulation.watcher import Moment
+
+_ORDER = {JobStatus.OPEN: 0, JobStatus.CLOSED: 1, JobStatus.DELETED: 2}
+_GROWING = ("admitted", "done", "successful", "failed", "credits", "cost_micros")
+
+
+def touched_runs(moment: Moment) -> list[Run]:
+    """The runs whose rows changed and still stand, but for those that were deleted: their rows go
+    one by one."""
+    run_ids = {
+        (change.new or change.old).run_id
+        for kind in (RunKey, StatsKey, TaskKey, BatchKey)
+        for change in moment.changed(kind)
+    }
+    found = [moment.after.run_by_id.get(run_id) for run_id in sorted(run_ids)]
+    return [run for run in found if run is not None and run.status is not RunStatus.DELETED]
+
+
+def counters_equal_rows(moment: Moment) -> Iterator[str]:
+    """I21: done, successful, failed and admitted are what the rows say, after every write."""
+    for run in touched_runs(moment):
+        by_shard: dict[int, list[Task]] = {}
+        for task in counted_tasks(moment, run):
+            by_shard.setdefault(task.shard, []).append(task)
+        for stats in moment.after.stats_by_run.get(run.run_id, []):
+            tasks = by_shard.pop(stats.shard, [])
+            yield from _compare(stats, tasks)
+        for shard, tasks in sorted(by_shard.items()):
+            yield f"run {run.run_id} has {len(tasks)} tasks in shard {shard} without counters"
+
+
+def _compare(stats: Stats, tasks: list[Task]) -> Iterator[str]:
+    counts = {
+        "admitted": len(tasks),
+        "done": sum(task.status in TASK_TERMINAL for task in tasks),
+        "successful": sum(task.status is TaskStatus.SUCCESSFUL for task in tasks),
+        "failed": sum(task.status is TaskStatus.FAILED for task in tasks),
+        "retrying": sum(_is_between_tries(task) for task in tasks),
+    }
+    for name, count in counts.items():
+        told = getattr(stats, name)
+        if told != count:
+            yield (
+                f"run {stats.run_id} shard {stats.shard}: {name} is {told}, its rows say {count}"
+            )
+
+
+def _is_between_tries(task: Task) -> bool:
+    return task.status is TaskStatus.PENDING and task.attempts > 0
+
+
+def counted_tasks(moment: Moment, run: Run) -> list[Task]:
+    """The run's tasks but for those of a step of an ingest that is not finished: where rows are
+    written before the checkpoint, they count with it."""
+    open_from = {
+        batch.batch_id: batch.done
+        for batch in moment.after.batches_by_run.get(run.run_id, [])
+        if batch.status is BatchStatus.OPEN and moment.rows_come_first
+    }
+    tasks = moment.after.tasks_by_run.get(run.run_id, [])
+    return [
+        task
+        for task in tasks
+        if task.batch_id not in open_from or task.index < open_from[task.batch_id]
+    ]
+
+
+def counters_never_fall(moment: Moment) -> Iterator[str]:
+    """I22: counters only grow, and never beyond what was admitted."""
+    for change in moment.changed(StatsKey):
+        old, new = change.old, change.new
+        if new is None:
+            continue
+        if not 0 <= new.done <= new.admitted:
+            yield f"run {new.run_id} shard {new.shard}: done {new.done} of {new.admitted}"
+        for name in _GROWING if old is not None else ():
+            if getattr(new, name) < getattr(old, name):
+                yield f"run {new.run_id} shard {new.shard}: {name} fell"
+
+
+def a_completed_run_is_complete(moment: Moment) -> Iterator[str]:
+    """I23: completed means closed, nothing being ingested, and every task terminal."""
+    for change in moment.changed(RunKey):
+        run = change.new
+        if run is None or run.status is not RunStatus.COMPLETED:
+            continue
+        tasks = moment.after.tasks_by_run.get(run.run_id, [])
+        unfinished = [task.task_id for task in tasks if task.status not in TASK_TERMINAL]
+        if unfinished:
+            yield f"run {run.run_id} completed with unfinished tasks: {unfinished[:3]}"
+        if run.open_batches or not run.last_batch_received:
+            yield f"run {run.run_id} completed while lists were still to come"
+        done = sum(row.done for row in moment.after.stats_by_run.get(run.run_id, []))
+        if done != run.total or len(tasks) != run.total:
+            yield f"run {run.run_id} completed: total {run.total}, done {done}, rows {len(tasks)}"
+
+
+def an_ended_run_never_changes(moment: Moment) -> Iterator[str]:
+    """I24: terminal states are absorbing, and nothing of an ended run changes."""
+    for change in moment.changed(RunKey):
+        old, new = change.old, change.new
+        if old is None or old.status in RUN_LIVE or new is None:
+            continue
+        if new.status not in {old.status, RunStatus.DELETED}:
+            yield f"run {old.run_id} went from {old.status} to {new.status}"
+        if new.total != old.total:
+            yield f"run {old.run_id} ended, and its total changed from {old.total} to {new.total}"
+    for kind in (TaskKey, StatsKey):
+        for change in moment.changed(kind):
+            yield from _changed_after_the_end(moment, change.old, change.new)
+
+
+def _changed_after_the_end(
+    moment: Moment, old: Task | Stats | None, new: Task | Stats | None
+) -> Iterator[str]:
+    row = new or old
+    assert row is not None
+    before = moment.before.run_by_id.get(row.run_id)
+    if before is None or before.status in RUN_LIVE or new is None:
+        return
+    if before.status is not RunStatus.DELETED or old is None:
+        yield f"run {row.run_id} is {before.status}, and {type(row).__name__} changed"
+
+
+def at_most_one_live_run(moment: Moment) -> Iterator[str]:
+    """I25: a job has at most one run that is not terminal, and it is the active one."""
+    for job_id in sorted({(c.new or c.old).job_id for c in moment.changed(RunKey)}):
+        live = [r for r in moment.after.runs_by_job.get(job_id, []) if r.status in RUN_LIVE]
+        if len(live) > 1:
+            yield f"job {job_id} has {len(live)} live runs"
+        job = moment.after.jobs.get((job_id,))
+        if live and job is not None and job.active_run_id != live[0].run_id:
+            yield f"job {job_id} does not call its live run active"
+
+
+def jobs_only_go_forward(moment: Moment) -> Iterator[str]:
+    """I26: open, closed, deleted, in this order; after closed no list is admitted."""
+    for change in moment.changed(JobKey):
+        old, new = change.old, change.new
+        if old is not None and new is not None and _ORDER[new.status] < _ORDER[old.status]:
+            yield f"job {new.job_id} went from {old.status} to {new.status}"
+    for change in moment.changed(BatchKey):
+        run = moment.before.run_by_id.get((change.new or change.old).run_id)
+        if change.old is None and run is not None and run.last_batch_received:
+            yield f"run {run.run_id} admitted a list after its last one"

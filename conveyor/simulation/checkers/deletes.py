@@ -1,0 +1,77 @@
+"""Delete and stop (SPEC 6.14: I32 to I36)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conveyor.domain import limits
+from conveyor.domain.changes import (
+    BatchKey,
+    EventKey,
+    ExportKey,
+    JobKey,
+    NoticeKey,
+    RecordKey,
+    RunKey,
+    ScheduleKey,
+    StatsKey,
+    TaskKey,
+)
+from conveyor.domain.model import JobStatus
+from conveyor.simulation.history import Call, Fetch
+from conveyor.simulation.watcher import Moment
+
+_OF_A_JOB = (RunKey, BatchKey, StatsKey, NoticeKey, EventKey, ExportKey, ScheduleKey)
+
+# Who was paused or slow when a run was stopped hears of it with the next beat that gets through.
+_WORD_S = limits.BEAT_S + limits.CLAIM_TTL_S
+
+
+def a_deleted_job_is_not_found(moment: Moment, call: Call) -> Iterator[str]:
+    """I32: after the answer to a delete every read of the job is a 404."""
+    if call.method != "GET" or not call.is_accepted:
+        return
+    for job_id, deleted_at in moment.history.deleted_jobs.items():
+        if f"/{job_id}" in call.path and call.sent_at > deleted_at:
+            yield f"call {call.number} read job {job_id}, which was deleted at {deleted_at:.3f}"
+
+
+def nothing_is_left_of_a_deleted_job(moment: Moment) -> Iterator[str]:
+    """I33: rows, bodies, lists and exports are gone; the tombstone says nothing."""
+    after = moment.after
+    deleted = {str(job.job_id) for job in after.jobs.values() if job.status is JobStatus.DELETED}
+    deleted |= {job_id for job_id in moment.history.deleted_jobs if (job_id,) not in after.jobs}
+    for kind in _OF_A_JOB:
+        for row in after.rows[kind].values():
+            if row.job_id in deleted:
+                yield f"{type(row).__name__} of deleted job {row.job_id} is left"
+    for task in after.tasks.values():
+        if task.run_id not in after.run_by_id:
+            yield f"task {task.run_id}/{task.task_id} belongs to no run"
+    for key in moment.bodies():
+        if any(job_id in key for job_id in deleted):
+            yield f"the body {key} of a deleted job is left"
+
+
+def no_row_rises_from_the_dead(moment: Moment) -> Iterator[str]:
+    """I34: no write makes a row under a job that was deleted before."""
+    dead = {job.job_id for job in moment.before.jobs.values() if job.status is JobStatus.DELETED}
+    if not dead:
+        return
+    for change in moment.changes:
+        if change.old is not None or change.kind in {JobKey, RecordKey}:
+            continue
+        if change.kind is TaskKey:
+            run = moment.before.run_by_id.get(change.new.run_id)
+            job_id = run.job_id if run is not None else None
+        else:
+            job_id = getattr(change.new, "job_id", None)
+        if job_id in dead and change.kind in {*_OF_A_JOB, TaskKey}:
+            yield f"a {type(change.new).__name__} appeared under deleted job {job_id}"
+
+
+def a_stopped_run_is_left_alone(moment: Moment, fetch: Fetch) -> Iterator[str]:
+    """I36: no fetch starts for a run that was stopped a while ago."""
+    stopped_at = moment.history.stopped_runs.get(fetch.run_id)
+    if stopped_at is not None and fetch.started_at > stopped_at + _WORD_S:
+        yield f"{fetch.process} fetches for run {fetch.run_id}, stopped at {stopped_at:.3f}"

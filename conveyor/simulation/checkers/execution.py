@@ -1,0 +1,100 @@
+"""Tasks: their transitions, claims, bodies and messages (SPEC 6.14: I14 to I20)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from conveyor.domain import limits
+from conveyor.domain.changes import TaskKey
+from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
+from conveyor.domain.model import Task, TaskStatus
+from conveyor.simulation.snapshot import Changed
+from conveyor.simulation.watcher import Acked, Moment
+
+_LEGAL = {
+    TaskStatus.PENDING: frozenset({TaskStatus.PENDING, TaskStatus.PROCESSING}),
+    TaskStatus.PROCESSING: frozenset(TaskStatus),
+    TaskStatus.SUCCESSFUL: frozenset({TaskStatus.SUCCESSFUL}),
+    TaskStatus.FAILED: frozenset({TaskStatus.FAILED}),
+}
+
+
+def _updates(moment: Moment) -> Iterator[Changed]:
+    return (each for each in moment.changed(TaskKey) if each.old is not None and each.new)
+
+
+def tasks_change_as_they_may(moment: Moment) -> Iterator[str]:
+    """I14: only legal transitions, and what has ended stays as it is.
+
+    Where looks are rare several writes lie between two of them, and pending to an end is legal.
+    """
+    for change in _updates(moment):
+        old, new = change.old, change.new
+        skipped = old.status is TaskStatus.PENDING and new.claim > old.claim
+        if new.status not in _LEGAL[old.status] and not skipped:
+            yield f"task {_name(new)} went from {old.status} to {new.status}"
+        if old.status in TASK_TERMINAL:
+            yield f"task {_name(new)} had {old.status}, and changed"
+
+
+def claims_only_grow(moment: Moment) -> Iterator[str]:
+    """I15: an end names the claim that made it, which is the current one."""
+    for change in _updates(moment):
+        old, new = change.old, change.new
+        if new.claim < old.claim or new.attempts < old.attempts:
+            yield f"task {_name(new)}: claim or attempts fell"
+        if new.attempts + new.handed_back > new.claim:
+            yield f"task {_name(new)}: more ends than claims"
+        ended = new.status in TASK_TERMINAL and old.status not in TASK_TERMINAL
+        if ended and new.attempts == old.attempts:
+            yield f"task {_name(new)} ended without an attempt"
+
+
+def attempts_are_bounded(moment: Moment) -> Iterator[str]:
+    """I16: no task is tried more often than its job allows, nor claimed without end."""
+    for change in _updates(moment):
+        task: Task = change.new
+        run = moment.after.run_by_id.get(task.run_id)
+        job = moment.after.jobs.get((run.job_id,)) if run is not None else None
+        # The end that a task is given for losing its workers counts as an attempt too.
+        if job is not None and task.attempts > job.max_attempts + 1:
+            yield f"task {_name(task)} was tried {task.attempts} times of {job.max_attempts}"
+        lost = task.claim - task.attempts - task.handed_back
+        if lost > limits.LOST_WORKERS_MAX + 2:
+            yield f"task {_name(task)} lost {lost} workers and goes on"
+
+
+def a_success_has_its_body(moment: Moment) -> Iterator[str]:
+    """I18: the body that a successful task names is there, with that length and digest."""
+    for change in moment.changed(TaskKey):
+        task = change.new
+        is_new = change.old is None or change.old.status is not TaskStatus.SUCCESSFUL
+        if task is None or task.status is not TaskStatus.SUCCESSFUL or not is_new:
+            continue
+        if task.result is None:
+            yield f"task {_name(task)} is successful without a result"
+            continue
+        if task.source_run_id is not None:
+            continue  # Its body belongs to another run, and was looked at there.
+        body = moment.body(task.result.key)
+        if body is None:
+            yield f"task {_name(task)}: there is no body at {task.result.key}"
+        elif len(body) != task.result.size_bytes:
+            yield f"task {_name(task)}: its body has {len(body)} bytes"
+        elif hashlib.sha256(body).hexdigest() != task.result.sha256:
+            yield f"task {_name(task)}: its body is another one"
+
+
+def only_what_is_over_is_acked(moment: Moment, acked: Acked) -> Iterator[str]:
+    """I19: a message is acked only if its task has ended, or its run has."""
+    for run_id, task_id in acked.refs:
+        task = moment.after.tasks.get((run_id, task_id))
+        run = moment.after.run_by_id.get(run_id)
+        is_over = run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None
+        if not is_over and (task is None or task.status not in TASK_TERMINAL):
+            yield f"{acked.process} acks {run_id}/{task_id}, which is not over"
+
+
+def _name(task: Task) -> str:
+    return f"{task.run_id}/{task.task_id}"

@@ -1,0 +1,59 @@
+"""Notices: webhooks (SPEC 6.14: I41 to I43)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+
+from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.model import NoticeStatus
+from conveyor.simulation.history import Delivery
+from conveyor.simulation.watcher import Moment
+
+
+def every_event_is_told_or_given_up(moment: Moment) -> Iterator[str]:
+    """I41: each event was delivered, or it is on record why not."""
+    heard = {each.event_id for each in moment.history.deliveries if each.status == 204}
+    for notice in moment.after.notices.values():
+        if notice.status is NoticeStatus.DUE:
+            yield f"event {notice.notice_id} is still due, after {notice.attempts} tries"
+        if notice.status is NoticeStatus.DELIVERED and notice.notice_id not in heard:
+            yield f"event {notice.notice_id} counts as delivered, and nobody heard it"
+
+
+def one_event_is_one_message(moment: Moment, delivery: Delivery) -> Iterator[str]:
+    """I42: every try of an event carries the same id and bytes, signed for these bytes."""
+    for other in moment.history.deliveries:
+        if other.event_id == delivery.event_id and other.body != delivery.body:
+            yield f"event {delivery.event_id} was told in two ways"
+            break
+    signature = delivery.headers.get("webhook-signature")
+    tenant = delivery.url.partition("//")[2].partition(".")[0]
+    secrets = moment.history.signing_secrets.get(tenant, [])
+    if signature is not None and secrets and not _verifies(delivery, signature, secrets):
+        yield f"event {delivery.event_id} has a signature that no key of {tenant} made"
+
+
+def _verifies(delivery: Delivery, signature: str, secrets: list[bytes]) -> bool:
+    at = delivery.headers["webhook-timestamp"]
+    signed = f"{delivery.event_id}.{at}.".encode() + delivery.body
+    made = {b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode() for secret in secrets}
+    return any(each.removeprefix("v1,") in made for each in signature.split())
+
+
+def no_event_before_its_end(moment: Moment, delivery: Delivery) -> Iterator[str]:
+    """I43: who hears of an end finds it in the rows."""
+    told = json.loads(delivery.body)
+    run_id = _run_id_of(told)
+    run = moment.after.run_by_id.get(run_id) if run_id else None
+    if run is not None and run.status in RUN_LIVE:
+        yield f"event {delivery.event_id} tells of the end of run {run_id}, which is {run.status}"
+
+
+def _run_id_of(told: dict[str, object]) -> str | None:
+    data = told.get("data", told)
+    run_id = data.get("run_id") if isinstance(data, dict) else None
+    return run_id if isinstance(run_id, str) else None

@@ -1,0 +1,305 @@
+"""Actions: what clients do. To add one, write a function and list it in `ACTIONS` with its weight.
+
+An action may fail in any way that the API allows: its client goes on with the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import trio
+
+from conveyor.simulation.clients.client import Client, KnownJob
+from conveyor.simulation.faults import Fault
+from conveyor.simulation.web import RECEIVER_DOMAIN
+
+Action = Callable[[Client], Awaitable[None]]
+
+PAUSE_S = (0.0, 40.0)
+
+
+async def act_forever(client: Client) -> None:
+    """One action after the other, until it is cancelled."""
+    actions, weights = list(ACTIONS), list(ACTIONS.values())
+    while True:
+        (action,) = client.random.choices(actions, weights)
+        await action(client)
+        await trio.sleep(client.random.uniform(*PAUSE_S))
+
+
+async def submit_a_short_list(client: Client) -> None:
+    body = _job(client, _lines(client, client.random.randint(1, 8)))
+    await _submit(client, body)
+
+
+async def submit_a_long_list(client: Client) -> None:
+    body = _job(client, _lines(client, client.random.randint(20, 60)))
+    await _submit(client, body)
+
+
+async def submit_with_bad_lines(client: Client) -> None:
+    bad = [{"url": "ftp://site.example/"}, {"url": "https://site.example/", "method": "BREW"}]
+    lines = [*_lines(client, 3), *bad]
+    body = _job(client, lines)
+    if client.random.random() < 0.7:
+        body["on_invalid"] = "skip"
+    await _submit(client, body)
+
+
+async def submit_an_open_job(client: Client) -> None:
+    body = _job(client, _lines(client, client.random.randint(0, 5)))
+    body["status"] = "open"
+    await _submit(client, body)
+
+
+async def submit_a_scheduled_job(client: Client) -> None:
+    body = _job(client, _lines(client, client.random.randint(1, 4)))
+    body["type"] = "scheduled"
+    overlap = client.random.choice(("skip", "queue"))
+    body["schedule"] = {
+        "rate": {"every": client.random.randint(1, 4), "unit": "minutes"},
+        "overlap": overlap,
+    }
+    await _submit(client, body)
+
+
+async def upload_a_list(client: Client) -> None:
+    made = await client.post("/v1/job_inputs", {"format": "text"})
+    if made is None or not made.is_accepted:
+        return
+    target = made.json["upload"]["url"]
+    path = target.partition("api.example")[2] or target
+    client.inputs.append((made.json["file_input_id"], path))
+    await _upload(client, path)
+    await submit_an_uploaded_list(client)
+
+
+async def submit_an_uploaded_list(client: Client) -> None:
+    if not client.inputs:
+        return
+    input_id, path = client.random.choice(client.inputs)
+    body = _job(client, None)
+    body["file_input_id"] = input_id
+    await _submit(client, body)
+    if client.stage.faults.strikes(Fault.LIST_OVERWRITTEN):
+        await _upload(client, path)
+
+
+async def add_a_list(client: Client) -> None:
+    job = _pick(client, lambda job: job.is_open)
+    if job is None:
+        return
+    is_last = client.random.random() < 0.3
+    lines = _lines(client, client.random.choice((1, 3, 25)))
+    body: dict[str, Any] = {"tasks": lines, "last_batch": is_last}
+    call = await client.post(f"/v1/jobs/{job.job_id}/tasks", body)
+    if call is not None and call.is_accepted:
+        client.stage.history.promises[job.job_id].lines_count += call.json["accepted_tasks"]
+        job.is_open = job.is_open and not is_last
+
+
+async def close_a_job(client: Client) -> None:
+    job = _pick(client, lambda job: job.is_open)
+    if job is not None:
+        call = await client.post(f"/v1/jobs/{job.job_id}/close")
+        job.is_open = call is None or not call.is_accepted
+
+
+async def stop_a_job(client: Client) -> None:
+    job = _pick(client)
+    if job is not None:
+        call = await client.post(f"/v1/jobs/{job.job_id}/stop")
+        if call is not None and call.is_accepted and call.answered_at is not None:
+            run_id = call.json["run_id"]
+            client.stage.history.stopped_runs.setdefault(run_id, call.answered_at)
+
+
+async def pause_a_job(client: Client) -> None:
+    job = _pick(client)
+    if job is not None:
+        await client.post(f"/v1/jobs/{job.job_id}/pause")
+        await trio.sleep(client.random.uniform(0.0, 20.0))
+        await client.post(f"/v1/jobs/{job.job_id}/resume")
+
+
+async def rerun_a_job(client: Client) -> None:
+    job = _pick(client)
+    if job is not None:
+        query = client.random.choice(("", "?status=failed", "?status=failed,successful"))
+        await client.post(f"/v1/jobs/{job.job_id}/rerun{query}")
+
+
+async def delete_a_job(client: Client) -> None:
+    job = _pick(client)
+    if job is not None:
+        job.is_deleted = True
+        call = await client.reliably("DELETE", f"/v1/jobs/{job.job_id}")
+        if call is not None and call.is_accepted and call.answered_at is not None:
+            client.stage.history.deleted_jobs.setdefault(job.job_id, call.answered_at)
+            await client.get(f"/v1/jobs/{job.job_id}")
+
+
+async def delete_a_run(client: Client) -> None:
+    job = _pick(client)
+    if job is not None:
+        call = await client.get(f"/v1/jobs/{job.job_id}/runs?limit=100")
+        if call is not None and call.is_accepted and call.json["runs"]:
+            run = client.random.choice(call.json["runs"])
+            await client.reliably("DELETE", f"/v1/jobs/{job.job_id}/runs/{run['run_id']}")
+
+
+async def look_around(client: Client) -> None:
+    await client.get("/v1/jobs?limit=5")
+    await client.get("/v1/events")
+    job = _pick(client)
+    if job is not None:
+        await client.get(f"/v1/jobs/{job.job_id}")
+        await client.get(f"/v1/jobs/{job.job_id}/runs")
+        await page_through(client, f"/v1/jobs/{job.job_id}/results")
+
+
+async def page_through(client: Client, path: str) -> list[Mapping[str, Any]] | None:
+    """Every page of a list; None when one was never answered."""
+    results: list[Mapping[str, Any]] = []
+    cursor = ""
+    while True:
+        rows = client.stage.options.page_rows
+        call = await client.get(f"{path}?limit={rows}{cursor}")
+        if call is None or not call.is_accepted:
+            return None
+        results += call.json["results"]
+        after = call.json.get("next_cursor")
+        if not after:
+            return results
+        cursor = f"&cursor={after}"
+
+
+async def export_a_run(client: Client) -> None:
+    job = _pick(client)
+    if job is None:
+        return
+    shown = await client.get(f"/v1/jobs/{job.job_id}")
+    if shown is None or not shown.is_accepted or "latest_run" not in shown.json:
+        return
+    run_id = shown.json["latest_run"]["run_id"]
+    kind = client.random.choice(("zip", "jsonl", "csv", "warc"))
+    path = f"/v1/jobs/{job.job_id}/runs/{run_id}/exports"
+    call = await client.post(f"{path}?format={kind}")
+    if call is not None and call.is_accepted:
+        client.exports.append((job.job_id, run_id, call.json["export_id"]))
+
+
+async def fetch_an_export(client: Client) -> None:
+    if client.exports:
+        job_id, run_id, export_id = client.random.choice(client.exports)
+        path = f"/v1/jobs/{job_id}/runs/{run_id}/exports/{export_id}"
+        await client.get(path)
+        await client.get(f"{path}/content")
+
+
+async def change_a_schedule(client: Client) -> None:
+    job = _pick(client, lambda job: job.is_scheduled)
+    if job is not None:
+        state = client.random.choice(("paused", "active"))
+        await client.post(f"/v1/jobs/{job.job_id}/schedule/state", {"schedule_state": state})
+
+
+async def sign_webhooks(client: Client) -> None:
+    call = await client.post("/v1/hmac/keys/rotate")
+    if call is not None and call.is_accepted:
+        client.has_signing_key = True
+        await client.post("/v1/hmac/keys/rotate/finalize")
+
+
+async def redeliver_an_event(client: Client) -> None:
+    job = _pick(client, lambda job: job.has_webhook)
+    if job is not None:
+        path = f"/v1/jobs/{job.job_id}/webhook/deliveries"
+        call = await client.get(path)
+        if call is not None and call.is_accepted and call.json["deliveries"]:
+            event = client.random.choice(call.json["deliveries"])
+            await client.post(f"{path}/{event['event_id']}/redeliver")
+
+
+async def look_at_bodies(client: Client) -> None:
+    job = _pick(client)
+    if job is None:
+        return
+    call = await client.get(f"/v1/jobs/{job.job_id}/results?limit=3")
+    if call is not None and call.is_accepted:
+        for result in call.json["results"]:
+            await client.once("GET", f"/v1/jobs/{job.job_id}/tasks/{result['task_id']}/content")
+            await client.once("GET", f"/v1/jobs/{job.job_id}/tasks/{result['task_id']}/history")
+
+
+ACTIONS: Mapping[Action, int] = {
+    submit_a_short_list: 8,
+    submit_a_long_list: 3,
+    submit_with_bad_lines: 2,
+    submit_an_open_job: 4,
+    submit_a_scheduled_job: 1,
+    upload_a_list: 3,
+    submit_an_uploaded_list: 1,
+    add_a_list: 6,
+    close_a_job: 3,
+    stop_a_job: 3,
+    pause_a_job: 2,
+    rerun_a_job: 4,
+    delete_a_job: 2,
+    delete_a_run: 1,
+    look_around: 3,
+    export_a_run: 3,
+    fetch_an_export: 2,
+    change_a_schedule: 1,
+    sign_webhooks: 1,
+    redeliver_an_event: 1,
+    look_at_bodies: 1,
+}
+
+
+def _pick(client: Client, fits: Callable[[KnownJob], bool] = lambda job: True) -> KnownJob | None:
+    """Some job that the client has not deleted; the newest ones are the busiest."""
+    fitting = [job for job in client.jobs if not job.is_deleted and fits(job)]
+    return client.random.choice(fitting[-6:]) if fitting else None
+
+
+def _lines(client: Client, count: int) -> list[dict[str, Any]]:
+    client.numbers += 1
+    base = f"https://site{client.random.randint(1, 3)}.example/{client.name}/{client.numbers}"
+    return [{"url": f"{base}/{index}"} for index in range(count)]
+
+
+def _job(client: Client, lines: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    random = client.random
+    body: dict[str, Any] = {} if lines is None else {"tasks": list(lines)}
+    if random.random() < 0.5:
+        is_signed = client.has_signing_key and random.random() < 0.7
+        url = f"https://{client.name}{RECEIVER_DOMAIN}/{random.randint(1, 2)}"
+        body["webhook"] = {"url": url, "signature": is_signed}
+    if random.random() < 0.3:
+        body["max_inflight"] = random.choice((1, 2, 5))
+    if random.random() < 0.3:
+        body["max_attempts"] = random.choice((1, 2, 5))
+    if random.random() < 0.2:
+        body["priority"] = random.randint(1, 10)
+    if random.random() < 0.02:
+        body["host_limits"] = {"concurrency": 1}
+    return body
+
+
+async def _submit(client: Client, body: dict[str, Any]) -> None:
+    call = await client.post("/v1/jobs", body)
+    if call is not None and call.is_accepted:
+        known = client.promised(
+            call,
+            is_open=body.get("status") == "open",
+            is_scheduled=body.get("type") == "scheduled",
+        )
+        known.has_webhook = "webhook" in body
+
+
+async def _upload(client: Client, path: str) -> None:
+    lines = _lines(client, client.random.randint(1, 40))
+    text = "\n".join(line["url"] for line in lines)
+    await client.reliably("PUT", path, raw=text.encode())

@@ -1,0 +1,186 @@
+"""Client: one caller, its calls to whichever API process is up, and what it knows (SPEC 4).
+
+A client repeats what it got no answer to, with the same key, as SDKs do; and sometimes what it
+did get an answer to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any
+
+import trio
+
+from conveyor.simulation.exchange import Exchange
+from conveyor.simulation.faults import Fault
+from conveyor.simulation.history import Call, Promise
+from conveyor.simulation.process import Process
+from conveyor.simulation.stage import Stage
+
+TIMEOUT_S = 70.0
+TRIES_MAX = 8
+AGAIN_S = 30.0
+
+_UNSETTLED = frozenset({408, 429, 500, 503, 507})
+
+
+@dataclass(slots=True)
+class KnownJob:
+    """A job that the client has seen; what it believes may be out of date."""
+
+    job_id: str
+    is_open: bool = False
+    is_scheduled: bool = False
+    is_deleted: bool = False
+    has_webhook: bool = False
+
+
+@dataclass(slots=True)
+class Client:
+    name: str
+    stage: Stage
+    random: Random = field(init=False)
+    jobs: list[KnownJob] = field(default_factory=list)
+    inputs: list[tuple[str, str]] = field(default_factory=list)
+    exports: list[tuple[str, str, str]] = field(default_factory=list)
+    keys: list[tuple[str, str]] = field(default_factory=list)
+    has_signing_key: bool = False
+    numbers: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = self.stage.random(self.name)
+
+    def new_key(self) -> str:
+        self.numbers += 1
+        return f"{self.name}-{self.numbers}"
+
+    async def post(self, path: str, body: Any = None) -> Call | None:
+        """A POST that happens once however often it is sent; None when it was never answered."""
+        key = self.new_key()
+        if self.keys and self.stage.faults.strikes(Fault.CLIENT_REUSED_KEY):
+            await self._reuse_a_key(body)
+        self.keys.append((key, path))
+        return await self.reliably("POST", path, body, key=key)
+
+    async def get(self, path: str) -> Call | None:
+        return await self.reliably("GET", path)
+
+    async def reliably(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        key: str | None = None,
+        raw: bytes | None = None,
+    ) -> Call | None:
+        """Sends until there is an answer that will not change, and then maybe once more."""
+        data = raw if raw is not None else (b"" if body is None else json.dumps(body).encode())
+        send = partial(self._send, method, path, data, key, is_raw=raw is not None)
+        if key is not None and self.stage.faults.strikes(Fault.CLIENT_REPEATED_AT_ONCE):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                nursery.start_soon(send)
+        for _ in range(TRIES_MAX):
+            call = await send()
+            if call.status is not None and not _is_unsettled(call):
+                if key is not None and self.stage.faults.strikes(Fault.CLIENT_REPEATED):
+                    await send()
+                return call
+            await trio.sleep(self.random.uniform(0.5, AGAIN_S))
+        return None
+
+    async def once(self, method: str, path: str, body: Any = None) -> Call:
+        """One try, whatever comes of it."""
+        return await self._send(
+            method, path, b"" if body is None else json.dumps(body).encode(), None, is_raw=False
+        )
+
+    async def _reuse_a_key(self, body: Any) -> None:
+        """What a careless client does: another request under a key that was used."""
+        key, path = self.random.choice(self.keys)
+        other = json.dumps({"tasks": [{"url": "https://site.example/other"}], "name": key})
+        await self._send("POST", path, other.encode(), key, is_raw=False)
+
+    async def _send(
+        self, method: str, path: str, body: bytes, key: str | None, *, is_raw: bool
+    ) -> Call:
+        headers = {"x-api-key": self.name}
+        if key is not None:
+            headers["idempotency-key"] = key
+        if body:
+            headers["content-type"] = "text/plain" if is_raw else "application/json"
+        call = self._new_call(method, path, key, body)
+        exchange = Exchange(method=method, path=path, headers=headers, body=body)
+        process = self._some_api()
+        if process is not None and process.begin(exchange):
+            await self._wait_for(exchange)
+        else:
+            await trio.sleep(0.1)
+        if exchange.is_whole:
+            call.status, call.answer = exchange.status, bytes(exchange.answer)
+            call.answered_at = trio.current_time()
+            self.stage.watcher.answered(call)
+        told = "no answer" if call.status is None else f"{call.status} {_short(call.answer)}"
+        self.stage.trace.note(self.name, "was answered", f"#{call.number} {told}")
+        return call
+
+    def _new_call(self, method: str, path: str, key: str | None, body: bytes) -> Call:
+        history = self.stage.history
+        call = Call(
+            number=len(history.calls),
+            tenant=self.name,
+            method=method,
+            path=path,
+            key=key,
+            body=body,
+            sent_at=trio.current_time(),
+        )
+        history.calls.append(call)
+        asks = f"#{call.number} {path} key={key} {_short(body)}"
+        self.stage.trace.note(self.name, method, asks)
+        return call
+
+    async def _wait_for(self, exchange: Exchange) -> None:
+        patience_s = TIMEOUT_S
+        if self.stage.faults.strikes(Fault.CLIENT_HUNG_UP):
+            patience_s = self.random.uniform(0.0, 0.5)
+        with trio.move_on_after(patience_s):
+            await exchange.is_over.wait()
+        if not exchange.is_over.is_set():
+            exchange.hung_up.set()
+
+    def _some_api(self) -> Process | None:
+        serving = [process for process in self.stage.processes if process.is_serving]
+        return self.random.choice(serving) if serving else None
+
+    def promised(self, call: Call, *, is_open: bool, is_scheduled: bool = False) -> KnownJob:
+        """A job was accepted: what that means is on record, once."""
+        answer: Mapping[str, Any] = call.json
+        job_id = answer["job_id"]
+        known = KnownJob(job_id, is_open, is_scheduled)
+        self.jobs.append(known)
+        latest = answer.get("latest_run")
+        self.stage.history.promises[job_id] = Promise(
+            tenant=self.name,
+            job_id=job_id,
+            run_id=latest["run_id"] if latest else None,
+            lines_count=answer["accepted_tasks"],
+            is_open=is_open,
+            is_scheduled=is_scheduled,
+        )
+        return known
+
+
+def _is_unsettled(call: Call) -> bool:
+    if call.status == 409:
+        return b"idempotency_in_progress" in call.answer or b'"conflict"' in call.answer
+    return call.status in _UNSETTLED
+
+
+def _short(body: bytes) -> str:
+    return body[:160].decode(errors="replace").replace("\n", " ")

@@ -1,0 +1,48 @@
+"""Closing: how clients bring everything to an end when faults are over, so that it can end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conveyor.simulation.clients.actions import page_through
+from conveyor.simulation.clients.client import Client
+
+
+async def let_everything_end(client: Client) -> None:
+    """Closes open jobs, resumes paused runs and silences schedules: what is left must end."""
+    for job in await _all_jobs(client):
+        path = f"/v1/jobs/{job['job_id']}"
+        if job["type"] == "scheduled":
+            await client.post(f"{path}/schedule/state", {"schedule_state": "paused"})
+        if job["status"] == "open":
+            await client.post(f"{path}/close")
+        latest = job.get("latest_run")
+        if latest is not None and latest.get("pause_state") == "paused":
+            await client.post(f"{path}/resume")
+
+
+async def page_through_everything(client: Client) -> None:
+    """Every page of every run that is left."""
+    for job in await _all_jobs(client):
+        call = await client.get(f"/v1/jobs/{job['job_id']}/runs?limit=100")
+        for run in call.json["runs"] if call is not None and call.is_accepted else ():
+            path = f"/v1/jobs/{job['job_id']}/runs/{run['run_id']}/results"
+            results = await page_through(client, path)
+            if results is not None:
+                shown = [result["task_id"] for result in results]
+                client.stage.history.paged_runs.append((run["run_id"], shown))
+
+
+async def _all_jobs(client: Client) -> list[Mapping[str, Any]]:
+    jobs: list[Mapping[str, Any]] = []
+    cursor = ""
+    while True:
+        call = await client.get(f"/v1/jobs?limit=100{cursor}")
+        if call is None or not call.is_accepted:
+            return jobs
+        jobs += call.json["jobs"]
+        after = call.json.get("next_cursor")
+        if not after:
+            return jobs
+        cursor = f"&cursor={after}"

@@ -1,0 +1,102 @@
+"""Describe: one line about a call of an engine, for people and for the hash of a trace.
+
+The line must not depend on how sets are ordered, so of composite values only the kind is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.domain.changes import Applied, Change, Chunk, Insert, Update, Verdict, Write
+
+_PLAIN = (str, int, float, bool, type(None))
+_SHOWN_CHARS = 40
+
+
+def describe(method: str, args: Sequence[Any], answer: Any) -> str:
+    teller = _TELLERS.get(method)
+    return teller(args, answer) if teller else _plainly(args, answer)
+
+
+def _commit(args: Sequence[Any], verdicts: Sequence[Verdict]) -> str:
+    return "; ".join(map(_change, args[0], verdicts))
+
+
+def _change(change: Change, verdict: Verdict) -> str:
+    writes = " + ".join(map(_write, change.writes))
+    refs = sum(len(effect.refs) for effect in change.effects)
+    sent = f" and {refs} refs" if refs else ""
+    return f"{writes}{sent} -> {_verdict(verdict)}"
+
+
+def _write(write: Write) -> str:
+    key = f"{type(write.key).__name__.removesuffix('Key')}({_fields(write.key)})"
+    match write:
+        case Insert():
+            status = getattr(write.row, "status", None)
+            return f"insert {key}" + (f" {status}" if status else "")
+        case Update():
+            values = [f"{name}={_shown(value)}" for name, value in write.values.items()]
+            values += [f"{name}{delta:+}" for name, delta in write.deltas.items()]
+            return f"update {key} {' '.join(values)}"
+        case _:
+            return f"delete {key}"
+
+
+def _verdict(verdict: Verdict) -> str:
+    if isinstance(verdict, Applied):
+        return "applied"
+    return f"{type(verdict).__name__.lower()} at {type(verdict.key).__name__.removesuffix('Key')}"
+
+
+def _put_chunk(args: Sequence[Any], verdict: Verdict) -> str:
+    chunk: Chunk = args[0]
+    size = f"{len(chunk.tasks)} rows, {len(chunk.refs)} refs from {chunk.done_before}"
+    return f"{_fields(chunk.key)}: {size} under {chunk.epoch} -> {_verdict(verdict)}"
+
+
+def _find(args: Sequence[Any], rows: Sequence[Any]) -> str:
+    return f"{type(args[0]).__name__} -> {len(rows)} rows"
+
+
+def _read(args: Sequence[Any], row: Any) -> str:
+    return f"{_fields(args[0])} -> {getattr(row, 'status', type(row).__name__)}"
+
+
+def _messages(args: Sequence[Any], _: Any) -> str:
+    return " ".join(f"{each.ref.run_id}/{each.ref.task_id}" for each in args[0])
+
+
+def _receive(args: Sequence[Any], messages: Sequence[Any]) -> str:
+    return f"{args[0]} -> " + " ".join(each.ref.task_id for each in messages)
+
+
+def _plainly(args: Sequence[Any], answer: Any) -> str:
+    return " ".join(map(_shown, args)) + f" -> {_shown(answer)}"
+
+
+_TELLERS: dict[str, Callable[[Sequence[Any], Any], str]] = {
+    "commit": _commit,
+    "put_chunk": _put_chunk,
+    "find": _find,
+    "read": _read,
+    "ack": _messages,
+    "bounce": _messages,
+    "extend": _messages,
+    "receive": _receive,
+}
+
+
+def _fields(key: Any) -> str:
+    return " ".join(str(value) for value in msgspec.structs.astuple(key))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, _PLAIN):
+        return str(value)[:_SHOWN_CHARS]
+    if isinstance(value, list | tuple | set | frozenset | dict | bytes):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__

@@ -1,0 +1,118 @@
+"""Faults: everything that this world does to the program, counted (SPEC 6.14).
+
+To add one: name it here, draw its rate or its chance in options.py, and call `strikes` (or
+`count`) where it happens. A suite in which a named fault never struck fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from enum import StrEnum
+from random import Random
+
+
+class Fault(StrEnum):
+    """In the order of the catalogue. The engines of a fault, where not all have it, are in
+    `ONLY_ON`."""
+
+    CALL_REFUSED = "call_refused"
+    ANSWER_LOST = "answer_lost"
+    CALL_SLOW = "call_slow"
+    KILLED_BEFORE = "killed_before"
+    KILLED_AFTER = "killed_after"
+    ACTOR_CRASHED = "actor_crashed"
+    PAUSED = "paused"
+    TERMINATED = "terminated"
+    RESTART_STORM = "restart_storm"
+    SCALED_TO_NONE = "scaled_to_none"
+    OUTAGE = "outage"
+    CLOCK_OFFSET = "clock_offset"
+    CLOCK_DRIFT = "clock_drift"
+    CLOCK_STEPPED = "clock_stepped"
+    CLOCK_PUT_BACK = "clock_put_back"
+    FALSE_EMPTY = "false_empty"
+    EARLY_RETURN = "early_return"
+    DUPLICATE_DELIVERY = "duplicate_delivery"
+    LEASES_LOST = "leases_lost"
+    COMMIT_FAILED = "commit_failed"
+    DISK_FULL = "disk_full"
+    SITE_NOT_FOUND = "site_not_found"
+    SITE_BLOCKED = "site_blocked"
+    SITE_FAILED = "site_failed"
+    SITE_RATE_LIMITED = "site_rate_limited"
+    SITE_HUNG = "site_hung"
+    SITE_DRIPPED = "site_dripped"
+    SITE_RESET = "site_reset"
+    SITE_WRONG_LENGTH = "site_wrong_length"
+    SITE_EMPTY = "site_empty"
+    SITE_TOO_LARGE = "site_too_large"
+    SITE_REDIRECTED = "site_redirected"
+    SITE_TLS_FAILED = "site_tls_failed"
+    ACCOUNT_SPENT = "account_spent"
+    RECEIVER_FAILED = "receiver_failed"
+    RECEIVER_HUNG = "receiver_hung"
+    RECEIVER_RESET = "receiver_reset"
+    RECEIVER_REDIRECTED = "receiver_redirected"
+    RECEIVER_RATE_LIMITED = "receiver_rate_limited"
+    RECEIVER_GONE = "receiver_gone"
+    CLIENT_REPEATED = "client_repeated"
+    CLIENT_REPEATED_AT_ONCE = "client_repeated_at_once"
+    CLIENT_HUNG_UP = "client_hung_up"
+    CLIENT_REUSED_KEY = "client_reused_key"
+    LIST_OVERWRITTEN = "list_overwritten"
+    SMALL_CHUNKS = "small_chunks"
+    SMALL_PAGES = "small_pages"
+    FEW_SHARDS = "few_shards"
+    MANY_SHARDS = "many_shards"
+    ONE_IN_FLIGHT = "one_in_flight"
+    HASTY_SWEEPER = "hasty_sweeper"
+    ONE_MESSAGE_POLLS = "one_message_polls"
+    NEVER_AT_ONCE = "never_at_once"
+
+
+ONLY_ON: Mapping[Fault, frozenset[str]] = {
+    Fault.COMMIT_FAILED: frozenset({"embedded"}),
+    Fault.DISK_FULL: frozenset({"embedded"}),
+    Fault.LEASES_LOST: frozenset({"memory"}),
+}
+"""Faults that only some engines can have."""
+
+
+class Faults:
+    """The rates of one seed, and how often each fault struck. Calm, it counts nothing more."""
+
+    def __init__(self, rates: Mapping[Fault, float], random: Random) -> None:
+        self._rates = dict(rates)
+        self._random = random
+        self.counts: Counter[Fault] = Counter()
+        self.is_calm = False
+        self._outages = 0
+
+    @property
+    def is_outage(self) -> bool:
+        return self._outages > 0 and not self.is_calm
+
+    def begin_outage(self) -> None:
+        """From now on no engine answers anybody."""
+        self._outages += 1
+        self.count(Fault.OUTAGE)
+
+    def end_outage(self) -> None:
+        self._outages -= 1
+
+    def strikes(self, fault: Fault) -> bool:
+        """Whether it does, this time."""
+        rate = 0.0 if self.is_calm else self._rates.get(fault, 0.0)
+        if rate == 0.0 or self._random.random() >= rate:
+            return False
+        self.counts[fault] += 1
+        return True
+
+    def count(self, fault: Fault) -> None:
+        """It struck, by no draw of ours."""
+        self.counts[fault] += 1
+
+    def calm_down(self) -> None:
+        """From now on nothing happens to anybody."""
+        self.is_calm = True

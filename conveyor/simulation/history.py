@@ -1,0 +1,89 @@
+"""History: what the outside saw: calls and their answers, fetches, deliveries (SPEC 6.14)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One request of a client. Without a status nobody heard the answer."""
+
+    number: int
+    tenant: str
+    method: str
+    path: str
+    key: str | None
+    body: bytes
+    sent_at: float
+    answered_at: float | None = None
+    status: int | None = None
+    answer: bytes = b""
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def route(self) -> str:
+        """The path without its query."""
+        return self.path.partition("?")[0]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.answer)
+
+
+@dataclass(slots=True, kw_only=True)
+class Fetch:
+    """One call of the gateway for a task, under a claim."""
+
+    process: str
+    run_id: str
+    task_id: str
+    claim: int
+    started_at: float
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One try at a receiver, as it came in."""
+
+    event_id: str
+    url: str
+    body: bytes
+    headers: dict[str, str]
+    at: float
+    status: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Promise:
+    """What a client was promised: so many lines of a job, whose run it saw first."""
+
+    tenant: str
+    job_id: str
+    run_id: str | None
+    lines_count: int
+    is_open: bool = False
+    is_scheduled: bool = False
+
+
+@dataclass(slots=True)
+class History:
+    calls: list[Call] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+    promises: dict[str, Promise] = field(default_factory=dict)
+    deleted_jobs: dict[str, float] = field(default_factory=dict)
+    stopped_runs: dict[str, float] = field(default_factory=dict)
+    signing_secrets: dict[str, list[bytes]] = field(default_factory=dict)
+    paged_runs: list[tuple[str, list[str]]] = field(default_factory=list)
+    kills_count: int = 0
+
+    def answered(self) -> Iterator[Call]:
+        return (call for call in self.calls if call.status is not None)

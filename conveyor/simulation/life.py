@@ -1,0 +1,198 @@
+"""Life: one incarnation of a process, through which each of its calls has to pass (SPEC 6.14).
+
+A dead process does nothing more: its calls have no effect and no answer, so that no clean-up of
+its actors reaches anybody. A paused one is held up at its next call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeVar, cast
+
+import trio
+
+from conveyor.ports.errors import Unavailable
+from conveyor.simulation.describe import describe
+from conveyor.simulation.faults import Fault, Faults
+from conveyor.simulation.trace import Trace
+from conveyor.simulation.watcher import Acked, Watcher
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+SLOW_S = (1.0, 30.0)
+AT_ONCE = 0.7
+
+_MINOR = frozenset({"read", "find", "receive", "count", "marks_on", "depth", "leave_marks", "open"})
+_HARMLESS = _MINOR | {"upload_url", "download_url"}
+
+
+class Killed(BaseException):
+    """The process is dead. Not an Exception: nothing in the program may catch it."""
+
+
+class Sabotage(Exception):
+    """An error that no engine is supposed to raise: whichever actor made the call crashes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """`scope` holds all that the process does."""
+
+    name: str
+    trace: Trace
+    faults: Faults
+    random: Random
+    latency_s: float
+    watcher: Watcher
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    is_dead: bool = False
+    resumed: trio.Event | None = None
+    calls_count: int = 0
+
+    def kill(self, how: Fault) -> None:
+        if not self.is_dead:
+            self.is_dead = True
+            self.watcher.history.kills_count += 1
+            self.trace.note(self.name, "killed", how.value)
+            self.scope.cancel(reason="killed")
+
+    def pause(self) -> None:
+        self.resumed = trio.Event()
+        self.trace.note(self.name, "paused")
+
+    def resume(self) -> None:
+        if self.resumed is not None:
+            self.resumed.set()
+            self.resumed = None
+            self.trace.note(self.name, "resumed")
+
+    def through(self, port: P, name: str) -> P:
+        """The port as this process sees it."""
+        return cast("P", _Guarded(port, name, self))
+
+    async def call(self, name: str, method: str, act: Callable[[], Awaitable[T]]) -> T:
+        """One call: an effect, with whatever this world does before and after it."""
+        await self._wait()
+        self.calls_count += 1
+        if self.faults.strikes(Fault.KILLED_BEFORE):
+            self._die(Fault.KILLED_BEFORE)
+        before_s, after_s = self._latencies()
+        if before_s:
+            await trio.sleep(before_s)
+            self.check()
+        if self.faults.is_outage or self.faults.strikes(Fault.CALL_REFUSED):
+            self.trace.note(self.name, f"{name}.{method}", "refused by the world")
+            raise Unavailable(f"{name}.{method}: the engine did not answer")
+        if self.faults.strikes(Fault.ACTOR_CRASHED):
+            self.trace.note(self.name, f"{name}.{method}", "sabotaged")
+            raise Sabotage(f"{name}.{method}")
+        answer = await act()
+        if method not in _HARMLESS:
+            self.watcher.wrote()
+            if self.faults.strikes(Fault.KILLED_AFTER):
+                self._die(Fault.KILLED_AFTER)
+        if self.faults.strikes(Fault.ANSWER_LOST):
+            self.trace.note(self.name, f"{name}.{method}", "done, and the answer lost")
+            raise Unavailable(f"{name}.{method}: the answer was lost")
+        if after_s:
+            await trio.sleep(after_s)
+        self.check()
+        return answer
+
+    def check(self) -> None:
+        if self.is_dead:
+            raise Killed
+
+    async def _wait(self) -> None:
+        self.check()
+        while self.resumed is not None:
+            await self.resumed.wait()
+            self.check()
+
+    def _latencies(self) -> tuple[float, float]:
+        """How long it takes until the effect, and from there to the answer."""
+        if self.faults.strikes(Fault.CALL_SLOW):
+            long_s, share = self.random.uniform(*SLOW_S), self.random.random()
+            return long_s * share, long_s * (1.0 - share)
+        if self.random.random() < AT_ONCE:
+            return 0.0, 0.0
+        return self.random.uniform(0.0, self.latency_s), 0.0
+
+    def _die(self, how: Fault) -> None:
+        self.kill(how)
+        raise Killed
+
+
+class _Guarded:
+    def __init__(self, port: object, name: str, life: Life) -> None:
+        self._port = port
+        self._name = name
+        self._life = life
+
+    def __getattr__(self, method: str) -> Any:
+        target = getattr(self._port, method)
+        if inspect.isasyncgenfunction(target):
+            guarded = _guarded_stream(target, self._name, method, self._life)
+        elif inspect.iscoroutinefunction(target):
+            guarded = _guarded_call(target, self._name, method, self._life)
+        else:
+            guarded = target
+        self.__dict__[method] = guarded
+        return guarded
+
+
+def _guarded_call(target: Callable[..., Any], name: str, method: str, life: Life) -> Any:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        async def act() -> Any:
+            if method == "ack":
+                refs = [(each.ref.run_id, each.ref.task_id) for each in args[0]]
+                life.watcher.acks(Acked(life.name, refs))
+            if method == "receive":
+                return await _receive(life, target, args, kwargs)
+            return await target(*args, **kwargs)
+
+        async def noted() -> Any:
+            answer = await act()
+            life.trace.note(
+                life.name,
+                f"{name}.{method}",
+                describe(method, args, answer),
+                is_minor=method in _MINOR,
+            )
+            return answer
+
+        return await life.call(name, method, noted)
+
+    return call
+
+
+async def _receive(
+    life: Life, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Queues promise little: empty hands from a full queue, and messages that come twice."""
+    if life.faults.strikes(Fault.FALSE_EMPTY):
+        return []
+    if life.faults.strikes(Fault.EARLY_RETURN):
+        kwargs = {**kwargs, "visibility_s": kwargs["visibility_s"] * life.random.uniform(0.9, 1.1)}
+    if life.faults.strikes(Fault.DUPLICATE_DELIVERY):
+        kwargs = {**kwargs, "visibility_s": 0.0}
+    return await target(*args, **kwargs)
+
+
+def _guarded_stream(target: Callable[..., Any], name: str, method: str, life: Life) -> Any:
+    async def stream(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        async with aclosing(target(*args, **kwargs)) as pieces:
+            while True:
+                try:
+                    piece = await life.call(name, method, lambda: anext(pieces))
+                except StopAsyncIteration:
+                    return
+                life.trace.note(life.name, f"{name}.{method}", f"{len(piece)} bytes", is_minor=True)
+                yield piece
+
+    return stream

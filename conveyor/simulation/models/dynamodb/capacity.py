@@ -1,0 +1,104 @@
+"""Capacity: what one partition key, and a table that is still cold, can take in a second.
+
+It stands for itself: with no other fault on, it is what a load of writes runs against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+
+from conveyor.simulation.models.fate import Fate
+
+WRITE_UNIT_BYTES = 1024
+READ_UNIT_BYTES = 4096
+
+_TABLE = ""
+
+Units = Mapping[str, float]
+"""Units by partition: of the table by its key, of an index with the index's name before it."""
+
+
+def write_units(size_bytes: int) -> float:
+    return float(max(1, ceil(size_bytes / WRITE_UNIT_BYTES)))
+
+
+def read_units(size_bytes: int, *, is_consistent: bool) -> float:
+    units = float(max(1, ceil(size_bytes / READ_UNIT_BYTES)))
+    return units if is_consistent else units / 2
+
+
+@dataclass(slots=True)
+class _Level:
+    """What is left of a second's worth. It may be overdrawn once, and fills up all the time."""
+
+    left: float
+    at: float
+
+
+@dataclass(slots=True)
+class Capacity:
+    fate: Fate
+    now: Callable[[], float]
+    _writes: dict[str, _Level] = field(default_factory=dict)
+    _reads: dict[str, _Level] = field(default_factory=dict)
+    _shut_until: dict[str, float] = field(default_factory=dict)
+
+    def take_writes(self, units: Units) -> str | None:
+        """Takes it all, or answers why not: ProvisionedThroughputExceeded or ThrottlingError."""
+        limits = self.fate.pessimism.dynamodb.capacity
+        refusal = self._shut(units)
+        if refusal is not None or limits is None:
+            return refusal
+        return self._take(self._writes, units, limits.partition_writes, limits.table_writes)
+
+    def take_reads(self, units: Units) -> str | None:
+        limits = self.fate.pessimism.dynamodb.capacity
+        refusal = self._shut(units)
+        if refusal is not None or limits is None:
+            return refusal
+        return self._take(self._reads, units, limits.partition_reads, limits.table_reads)
+
+    def _shut(self, units: Units) -> str | None:
+        """Now and then a shard is throttled for a while, whatever its load."""
+        faults = self.fate.pessimism.dynamodb
+        if not faults.throttled_shard_rate:
+            return None
+        now = self.now()
+        for partition in units:
+            if self._shut_until.get(partition, 0.0) > now:
+                return "ProvisionedThroughputExceeded"
+            if self.fate.strikes("dynamodb.throttled_shard", faults.throttled_shard_rate):
+                shut_s = self.fate.seconds(faults.throttled_shard_s)
+                self._shut_until[partition] = now + shut_s
+                return "ProvisionedThroughputExceeded"
+        return None
+
+    def _take(
+        self, levels: dict[str, _Level], units: Units, partition_max: float, table_max: float
+    ) -> str | None:
+        now = self.now()
+        wanted = [
+            (_level(levels, name, partition_max, now), count) for name, count in units.items()
+        ]
+        table = _level(levels, _TABLE, table_max, now)
+        if any(level.left <= 0.0 for level, _ in wanted):
+            self.fate.count("dynamodb.throttled")
+            return "ProvisionedThroughputExceeded"
+        if table.left <= 0.0:
+            self.fate.count("dynamodb.throttled")
+            return "ThrottlingError"
+        for level, count in wanted:
+            level.left -= count
+        table.left -= sum(units.values())
+        return None
+
+
+def _level(levels: dict[str, _Level], name: str, most: float, now: float) -> _Level:
+    level = levels.get(name)
+    if level is None:
+        level = levels[name] = _Level(most, now)
+    level.left = min(most, level.left + most * (now - level.at))
+    level.at = now
+    return level

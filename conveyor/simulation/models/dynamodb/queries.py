@@ -1,0 +1,229 @@
+"""Queries: a part of a partition, in order, a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conveyor.simulation.models.dynamodb import expressions
+from conveyor.simulation.models.dynamodb.capacity import Capacity, read_units
+from conveyor.simulation.models.dynamodb.expressions import Bound, check_marks
+from conveyor.simulation.models.dynamodb.rows import Partition, Row, Sort
+from conveyor.simulation.models.dynamodb.tables import Index, Key, Table
+from conveyor.simulation.models.dynamodb.values import Item, check_known, invalid
+from conveyor.simulation.models.dynamodb.writes import throttled
+
+PAGE_BYTES_MAX = 1024 * 1024
+
+_KNOWN = frozenset(
+    {
+        "TableName",
+        "IndexName",
+        "KeyConditionExpression",
+        "FilterExpression",
+        "ProjectionExpression",
+        "ExpressionAttributeNames",
+        "ExpressionAttributeValues",
+        "ExclusiveStartKey",
+        "Limit",
+        "ScanIndexForward",
+        "ConsistentRead",
+        "ReturnConsumedCapacity",
+    }
+)
+_NOTHING: Mapping[str, Any] = {}
+_NO_MARKS: frozenset[str] = frozenset()
+_NEXT = "\0"
+_BELOW_ALL, _ABOVE_ALL = "\0", "\U0010ffff"
+
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What of a partition is asked for: from `first` on, below `end`, in which direction."""
+
+    partition: str
+    first: Sort
+    end: Sort
+    is_descending: bool
+
+
+def query(table: Table, capacity: Capacity, params: Params) -> dict[str, Any]:
+    check_known("Query", params, _KNOWN)
+    index = _index(table, params)
+    bound = Bound(
+        params.get("ExpressionAttributeNames", _NOTHING),
+        params.get("ExpressionAttributeValues", _NOTHING),
+    )
+    text = params.get("FilterExpression")
+    kept = None if text is None else expressions.condition(text)
+    asked = _asked(table, index, params, bound, _NO_MARKS if kept is None else kept.marks)
+    partition = (table if index is None else index).partitions.get(asked.partition, Partition())
+    rows = _rows(table, partition, asked, params)
+    page: list[Item] = []
+    size_bytes = scanned = 0
+    last: Sort | None = None
+    is_over, scanned_max = True, _scanned_max(table, params)
+    for sort, row in rows if scanned_max else ():
+        scanned, size_bytes, last = scanned + 1, size_bytes + row.size_bytes, sort
+        if kept is None or kept.test(row.item, bound):
+            page.append(projected(row.item, params))
+        if scanned == scanned_max or size_bytes >= PAGE_BYTES_MAX:
+            is_over = False
+            break
+    units = read_units(size_bytes, is_consistent=bool(params.get("ConsistentRead")))
+    name = asked.partition if index is None else f"{index.name}/{asked.partition}"
+    refusal = capacity.take_reads({name: units})
+    if refusal is not None:
+        raise throttled(refusal)
+    answer: dict[str, Any] = {"Items": page, "Count": len(page), "ScannedCount": scanned}
+    if not scanned_max:
+        answer["LastEvaluatedKey"] = params.get("ExclusiveStartKey") or _before(table, index, asked)
+    elif not is_over and last is not None:
+        answer["LastEvaluatedKey"] = _place(table, index, asked.partition, last)
+    if "LastEvaluatedKey" in answer and not page:
+        table.fate.count("dynamodb.empty_page")
+    if params.get("ReturnConsumedCapacity", "NONE") != "NONE":
+        answer["ConsumedCapacity"] = {"TableName": params["TableName"], "CapacityUnits": units}
+    return answer
+
+
+def seen(table: Table, key: Key, *, is_consistent: bool) -> Row | None:
+    """The row, or, for who does not insist, perhaps what it was a moment ago."""
+    partition = table.partitions.get(key[0])
+    if partition is None:
+        return None
+    faults = table.fate.pessimism.dynamodb
+    sort = (key[1],)
+    is_stale = not is_consistent and sort in partition.past
+    if not is_stale or not table.fate.strikes("dynamodb.stale_read", faults.stale_read_rate):
+        return partition.rows.get(sort)
+    return partition.as_of(sort, table.now() - table.fate.seconds((0.0, faults.stale_read_s)))
+
+
+def projected(item: Item, params: Params) -> Item:
+    text = params.get("ProjectionExpression")
+    if text is None:
+        return dict(item)
+    names = params.get("ExpressionAttributeNames", _NOTHING)
+    bound = Bound(names, _NOTHING)
+    wanted = [bound.name(each) for each in expressions.projection(text)[0]]
+    return {name: item[name] for name in wanted if name in item}
+
+
+def _index(table: Table, params: Params) -> Index | None:
+    name = params.get("IndexName")
+    if name is None:
+        return None
+    if name not in table.indexes:
+        raise invalid(f"The table does not have the specified index: {name}")
+    if params.get("ConsistentRead"):
+        raise invalid("Consistent reads are not supported on global secondary indexes")
+    return table.indexes[name]
+
+
+def _asked(
+    table: Table, index: Index | None, params: Params, bound: Bound, filter_marks: frozenset[str]
+) -> _Asked:
+    condition = expressions.key_condition(params["KeyConditionExpression"])
+    text = params.get("ProjectionExpression")
+    shown = _NO_MARKS if text is None else expressions.projection(text)[1]
+    check_marks(params, condition.marks, filter_marks, shown)
+    pk, sk = (table.pk, table.sk) if index is None else (index.pk, index.sk)
+    name, mark = condition.partition
+    if bound.name(name) != pk:
+        raise invalid(f"Query condition missed key schema element: {pk}")
+    first, end = _BELOW_ALL, _ABOVE_ALL
+    if condition.sort is not None:
+        sort_name, sign, marks = condition.sort
+        if bound.name(sort_name) != sk:
+            raise invalid(f"Query condition missed key schema element: {sk}")
+        first, end = _bounds(sign, [bound.value(each)["S"] for each in marks])
+    partition = bound.value(mark)["S"]
+    if not partition:
+        raise invalid("One or more parameter values are not valid: an empty string in a key")
+    is_descending = not params.get("ScanIndexForward", True)
+    return _Asked(partition, (first,), (end,), is_descending)
+
+
+def _bounds(sign: str, given: list[str]) -> tuple[str, str]:
+    one = given[0]
+    match sign:
+        case "=":
+            return one, one + _NEXT
+        case "BETWEEN":
+            if one > given[1]:
+                raise invalid("The BETWEEN operator requires upper bound to be at least the lower")
+            return one, given[1] + _NEXT
+        case "begins_with":
+            return one, one + _ABOVE_ALL
+        case "<":
+            return _BELOW_ALL, one
+        case "<=":
+            return _BELOW_ALL, one + _NEXT
+        case ">":
+            return one + _NEXT, _ABOVE_ALL
+        case _:
+            return one, _ABOVE_ALL
+
+
+def _rows(
+    table: Table, partition: Partition, asked: _Asked, params: Params
+) -> Iterator[tuple[Sort, Row]]:
+    first, end = asked.first, asked.end
+    if "ExclusiveStartKey" in params:
+        start = _sort_of(table, params)
+        if asked.is_descending:
+            end = min(end, start)
+        else:
+            first = max(first, (*start[:-1], start[-1] + _NEXT))
+    sorts = partition.between(first, end, is_descending=asked.is_descending)
+    if params.get("ConsistentRead") or "IndexName" in params or not partition.past:
+        return ((sort, partition.rows[sort]) for sort in sorts)
+    return _perhaps_stale(table, partition, asked, first, end)
+
+
+def _perhaps_stale(
+    table: Table, partition: Partition, asked: _Asked, first: Sort, end: Sort
+) -> Iterator[tuple[Sort, Row]]:
+    gone = [each for each in partition.past if first <= each < end and each not in partition.rows]
+    there = partition.between(first, end, is_descending=False)
+    for sort in sorted([*there, *gone], reverse=asked.is_descending):
+        row = seen(table, (asked.partition, sort[0]), is_consistent=False)
+        if row is not None:
+            yield sort, row
+
+
+def _scanned_max(table: Table, params: Params) -> int:
+    """How many rows are looked at; none at all where a page comes back empty for no reason."""
+    limit = params.get("Limit")
+    if limit is not None and limit < 1:
+        raise invalid("Limit must be at least 1")
+    most = int(limit) if limit is not None else 1 << 60
+    rate = table.fate.pessimism.dynamodb.short_page_rate
+    if table.fate.strikes("dynamodb.short_page", rate):
+        return table.fate.below(min(most, 8))
+    return most
+
+
+def _sort_of(table: Table, params: Params) -> Sort:
+    start = params["ExclusiveStartKey"]
+    name = params.get("IndexName")
+    if name is None:
+        return (start[table.sk]["S"],)
+    return start[table.indexes[name].sk]["S"], start[table.pk]["S"], start[table.sk]["S"]
+
+
+def _place(table: Table, index: Index | None, partition: str, sort: Sort) -> Item:
+    if index is None:
+        return table.key_item((partition, sort[0]))
+    at: Item = {index.pk: {"S": partition}, index.sk: {"S": sort[0]}}
+    return at | table.key_item((sort[1], sort[2]))
+
+
+def _before(table: Table, index: Index | None, asked: _Asked) -> Item:
+    """A place ahead of everything: nothing was looked at yet."""
+    edge = _ABOVE_ALL if asked.is_descending else _BELOW_ALL
+    return _place(table, index, asked.partition, (edge, edge, edge))

@@ -1,0 +1,73 @@
+"""Rows: the items of one partition in the order of their sort keys, and what they were before."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from conveyor.engines.aws.metering import item_bytes
+from conveyor.simulation.models.dynamodb.values import Item
+
+_FEW = 64
+
+Sort = tuple[str, ...]
+"""The sort key; in an index the keys of the item follow, for many may share one."""
+
+
+class Row:
+    """An item, weighed once. Nobody changes it: a write puts another in its place."""
+
+    __slots__ = ("item", "size_bytes")
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+        self.size_bytes = item_bytes(item)
+
+
+@dataclass(slots=True)
+class Partition:
+    """`past` keeps what was replaced, with the instant at which it was, as long as somebody may
+    still be shown it."""
+
+    rows: dict[Sort, Row] = field(default_factory=dict)
+    past: dict[Sort, list[tuple[float, Row | None]]] = field(default_factory=dict)
+    _order: list[Sort] = field(default_factory=list)
+    _new: list[Sort] = field(default_factory=list)
+
+    def put(self, sort: Sort, row: Row | None) -> None:
+        if row is None:
+            if self.rows.pop(sort, None) is not None:
+                order = self._sorted()
+                del order[bisect_left(order, sort)]
+            return
+        if sort not in self.rows:
+            self._new.append(sort)
+        self.rows[sort] = row
+
+    def remember(self, sort: Sort, now: float, keep_s: float) -> None:
+        versions = [each for each in self.past.get(sort, ()) if each[0] > now - keep_s]
+        self.past[sort] = [*versions, (now, self.rows.get(sort))]
+
+    def as_of(self, sort: Sort, instant: float) -> Row | None:
+        for replaced_at, row in self.past.get(sort, ()):
+            if replaced_at > instant:
+                return row
+        return self.rows.get(sort)
+
+    def between(self, first: Sort, end: Sort, *, is_descending: bool) -> Iterator[Sort]:
+        """The sort keys from `first` on that are below `end`."""
+        order = self._sorted()
+        at, stop = bisect_left(order, first), bisect_left(order, end)
+        span = range(stop - 1, at - 1, -1) if is_descending else range(at, stop)
+        return (order[number] for number in span)
+
+    def _sorted(self) -> list[Sort]:
+        if len(self._new) > _FEW:
+            self._order += self._new
+            self._order.sort()
+        else:
+            for sort in self._new:
+                insort(self._order, sort)
+        self._new.clear()
+        return self._order

@@ -1,0 +1,217 @@
+"""DynamoModel: the operations on items that we use, each done at one instant (SPEC 5.11).
+
+Parameters that it does not know raise NotModelled: what is asked of DynamoDB is never passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conveyor.engines.aws.errors import AwsError
+from conveyor.simulation.models.dynamodb import control, queries
+from conveyor.simulation.models.dynamodb.capacity import Capacity, read_units
+from conveyor.simulation.models.dynamodb.tables import Key, Table
+from conveyor.simulation.models.dynamodb.transactions import Transactions
+from conveyor.simulation.models.dynamodb.values import Item, NotModelled, check_known, invalid
+from conveyor.simulation.models.dynamodb.writes import (
+    REFUSED,
+    Write,
+    checked_write,
+    throttled,
+)
+from conveyor.simulation.models.fate import Fate
+
+READ_MAX = 100
+WRITTEN_MAX = 25
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+
+Params = Mapping[str, Any]
+Answer = dict[str, Any]
+
+_BATCH = frozenset({"RequestItems", "ReturnConsumedCapacity"})
+_KNOWN: dict[str, frozenset[str]] = {
+    "GetItem": frozenset(
+        {
+            "TableName",
+            "Key",
+            "ConsistentRead",
+            "ProjectionExpression",
+            "ExpressionAttributeNames",
+            "ReturnConsumedCapacity",
+        }
+    ),
+    "BatchGetItem": _BATCH,
+    "BatchWriteItem": _BATCH,
+    "TransactGetItems": frozenset({"TransactItems", "ReturnConsumedCapacity"}),
+    "TransactWriteItems": frozenset(
+        {"TransactItems", "ClientRequestToken", "ReturnConsumedCapacity"}
+    ),
+}
+
+
+@dataclass(slots=True)
+class DynamoModel:
+    fate: Fate
+    now: Callable[[], float]
+    tables: dict[str, Table] = field(default_factory=dict)
+    _capacities: dict[str, Capacity] = field(default_factory=dict)
+    _transactions: Transactions = field(init=False)
+    _doers: dict[str, Callable[[Params], Answer]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._transactions = Transactions(self.fate, self.now, self.table, self.capacity)
+        self._doers = {
+            "GetItem": self._get,
+            "PutItem": lambda params: self._write("Put", params),
+            "UpdateItem": lambda params: self._write("Update", params),
+            "DeleteItem": lambda params: self._write("Delete", params),
+            "BatchGetItem": self._batch_get,
+            "BatchWriteItem": self._batch_write,
+            "TransactWriteItems": self._transactions.write,
+            "TransactGetItems": self._transactions.get,
+        }
+
+    def do(self, operation: str, params: Params) -> Answer:
+        if operation == "Query":
+            table = self.table(params["TableName"])
+            return queries.query(table, self.capacity(params["TableName"]), params)
+        doer = self._doers.get(operation)
+        if doer is None:
+            return control.do(self.tables, self.fate, self.now, operation, params)
+        if operation in _KNOWN:
+            check_known(operation, params, _KNOWN[operation])
+        return doer(params)
+
+    def table(self, name: str) -> Table:
+        table = self.tables.get(name)
+        if table is None:
+            raise AwsError("ResourceNotFoundException", f"Requested resource not found: {name}")
+        table.settle()
+        return table
+
+    def capacity(self, name: str) -> Capacity:
+        found = self._capacities.get(name)
+        if found is None:
+            found = self._capacities[name] = Capacity(self.fate, self.now)
+        return found
+
+    def _get(self, params: Params) -> Answer:
+        table = self.table(params["TableName"])
+        key = table.key_of(params["Key"])
+        is_consistent = bool(params.get("ConsistentRead"))
+        row = queries.seen(table, key, is_consistent=is_consistent)
+        units = read_units(0 if row is None else row.size_bytes, is_consistent=is_consistent)
+        refusal = self.capacity(params["TableName"]).take_reads({key[0]: units})
+        if refusal is not None:
+            raise throttled(refusal)
+        item = None if row is None else queries.projected(row.item, params)
+        return consumed(params, units, {} if item is None else {"Item": item})
+
+    def _write(self, kind: str, params: Params) -> Answer:
+        table = self.table(params["TableName"])
+        write = checked_write(table, kind, params)
+        self._refuse_in_conflict(params["TableName"], write.key)
+        units = write.units(table)
+        refusal = self.capacity(params["TableName"]).take_writes(units)
+        if refusal is not None:
+            raise throttled(refusal)
+        if not write.fits:
+            raise AwsError(REFUSED, "The conditional request failed")
+        if write.fault is not None:
+            raise write.fault
+        table.put(write.key, write.new)
+        answer = write.answer(params.get("ReturnValues", "NONE"))
+        return consumed(params, sum(units.values()), answer)
+
+    def _refuse_in_conflict(self, table: str, key: Key) -> None:
+        if self._transactions.is_held(table, key):
+            raise AwsError("TransactionConflictException", "Transaction is ongoing for the item")
+
+    def _batch_get(self, params: Params) -> Answer:
+        asked = params["RequestItems"]
+        if sum(len(each["Keys"]) for each in asked.values()) > READ_MAX:
+            raise invalid("Too many items requested for the BatchGetItem call")
+        found: dict[str, list[Item]] = {}
+        left: dict[str, Any] = {}
+        total, size_bytes, is_any_done = 0.0, 0, False
+        for name, request in asked.items():
+            table, capacity = self.table(name), self.capacity(name)
+            keys = [table.key_of(key) for key in request["Keys"]]
+            _refuse_twice(keys)
+            is_consistent = bool(request.get("ConsistentRead"))
+            for key in keys:
+                row = queries.seen(table, key, is_consistent=is_consistent)
+                row_bytes = 0 if row is None else row.size_bytes
+                units = read_units(row_bytes, is_consistent=is_consistent)
+                is_over = size_bytes + row_bytes > ANSWER_BYTES_MAX
+                if is_over or self._leaves("keys") or capacity.take_reads({key[0]: units}):
+                    _left_of(left, name, request).append(table.key_item(key))
+                    continue
+                is_any_done, total, size_bytes = True, total + units, size_bytes + row_bytes
+                if row is not None:
+                    found.setdefault(name, []).append(queries.projected(row.item, request))
+        if not is_any_done:
+            raise throttled("ProvisionedThroughputExceeded")
+        return consumed(params, total, {"Responses": found, "UnprocessedKeys": left})
+
+    def _batch_write(self, params: Params) -> Answer:
+        asked: Mapping[str, Sequence[Mapping[str, Params]]] = params["RequestItems"]
+        if not 1 <= sum(map(len, asked.values())) <= WRITTEN_MAX:
+            raise invalid("Too many items requested for the BatchWriteItem call")
+        writes: list[tuple[str, Table, Any, Write]] = []
+        for name, requests in asked.items():
+            table = self.table(name)
+            some = [_batched(table, request) for request in requests]
+            _refuse_twice([write.key for write in some])
+            writes += [
+                (name, table, request, write) for request, write in zip(requests, some, strict=True)
+            ]
+        left: dict[str, list[Any]] = {}
+        total = 0.0
+        for name, table, request, write in writes:
+            units = write.units(table)
+            is_held = self._transactions.is_held(name, write.key)
+            if is_held or self._leaves("items") or self.capacity(name).take_writes(units):
+                left.setdefault(name, []).append(request)
+            else:
+                table.put(write.key, write.new)
+                total += sum(units.values())
+        if sum(map(len, left.values())) == len(writes):
+            raise throttled("ProvisionedThroughputExceeded")
+        return consumed(params, total, {"UnprocessedItems": left})
+
+    def _leaves(self, what: str) -> bool:
+        rate = self.fate.pessimism.dynamodb.unprocessed_rate
+        return self.fate.strikes(f"dynamodb.unprocessed_{what}", rate)
+
+
+def consumed(params: Params, units: float, answer: Answer) -> Answer:
+    """The answer, with what it took if somebody asked."""
+    if params.get("ReturnConsumedCapacity", "NONE") == "NONE":
+        return answer
+    name = params.get("TableName")
+    said = {"CapacityUnits": units} | ({"TableName": name} if name else {})
+    return answer | {"ConsumedCapacity": said if name else [said]}
+
+
+def _batched(table: Table, request: Mapping[str, Params]) -> Write:
+    ((kind, given),) = request.items()
+    if kind not in {"PutRequest", "DeleteRequest"}:
+        raise NotModelled(kind)
+    return checked_write(table, kind.removesuffix("Request"), given)
+
+
+def _left_of(left: dict[str, Any], name: str, request: Params) -> list[Item]:
+    if name not in left:
+        left[name] = {**request, "Keys": []}
+    keys: list[Item] = left[name]["Keys"]
+    return keys
+
+
+def _refuse_twice(keys: Sequence[Key]) -> None:
+    if not keys:
+        raise invalid("a batch without keys")
+    if len(set(keys)) != len(keys):
+        raise invalid("Provided list of item keys contains duplicates")

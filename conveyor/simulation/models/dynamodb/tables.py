@@ -1,0 +1,205 @@
+"""Tables: items by key, their indexes, which may be late, and their expiry, which may be later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+from conveyor.simulation.models.dynamodb.rows import Partition, Row, Sort
+from conveyor.simulation.models.dynamodb.values import Item, NotModelled, invalid
+from conveyor.simulation.models.fate import Fate
+
+ITEM_BYTES_MAX = 400 * 1024
+
+Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Lateness:
+    """Of one item in an index: what it shows, and how much of what came after is not there yet."""
+
+    shown: Row | None
+    due_at: float = 0.0
+    count: int = 0
+
+
+@dataclass(slots=True)
+class Index:
+    """`shows` is which attributes of an item it has; None is all."""
+
+    name: str
+    pk: str
+    sk: str
+    shows: frozenset[str] | None
+    partitions: dict[str, Partition] = field(default_factory=dict)
+    late: dict[Key, Lateness] = field(default_factory=dict)
+
+    def entry(self, row: Row | None, key: Key) -> tuple[str, Sort] | None:
+        """Where the index shows the row."""
+        if row is None or self.pk not in row.item or self.sk not in row.item:
+            return None
+        item = row.item
+        return item[self.pk]["S"], (item[self.sk]["S"], *key)
+
+    def view(self, row: Row) -> Row:
+        if self.shows is None:
+            return row
+        return Row({name: value for name, value in row.item.items() if name in self.shows})
+
+    def show(self, key: Key, old: Row | None, new: Row | None) -> None:
+        before = self.entry(old, key)
+        after = self.entry(new, key)
+        if before is not None and before != after:
+            self.partition(before[0]).put(before[1], None)
+        if after is not None and new is not None:
+            self.partition(after[0]).put(after[1], self.view(new))
+
+    def partition(self, name: str) -> Partition:
+        found = self.partitions.get(name)
+        if found is None:
+            found = self.partitions[name] = Partition()
+        return found
+
+
+@dataclass(slots=True)
+class Table:
+    """Indexes are brought up to date by `settle`: a write only says when that is due."""
+
+    definition: Mapping[str, Any]
+    fate: Fate
+    now: Callable[[], float]
+    pk: str
+    sk: str
+    indexes: dict[str, Index]
+    expiry: str | None = None
+    partitions: dict[str, Partition] = field(default_factory=dict)
+    _late: list[tuple[float, int, str, Key, Row | None]] = field(default_factory=list)
+    _expiring: list[tuple[float, int, Key]] = field(default_factory=list)
+    _expires_at: dict[Key, float] = field(default_factory=dict)
+    _number: int = 0
+
+    def key_of(self, item: Mapping[str, Any]) -> Key:
+        try:
+            key = item[self.pk]["S"], item[self.sk]["S"]
+        except KeyError:
+            raise invalid("One of the required keys was not given a value") from None
+        if not key[0] or not key[1]:
+            raise invalid("One or more parameter values are not valid: an empty string in a key")
+        return key
+
+    def key_item(self, key: Key) -> Item:
+        return {self.pk: {"S": key[0]}, self.sk: {"S": key[1]}}
+
+    def get(self, key: Key) -> Row | None:
+        found = self.partitions.get(key[0])
+        return None if found is None else found.rows.get((key[1],))
+
+    def partition(self, name: str) -> Partition:
+        found = self.partitions.get(name)
+        if found is None:
+            found = self.partitions[name] = Partition()
+        return found
+
+    def check(self, row: Row) -> None:
+        if row.size_bytes > ITEM_BYTES_MAX:
+            raise invalid("Item size has exceeded the maximum allowed size")
+        for index in self.indexes.values():
+            for part in (index.pk, index.sk):
+                if part in row.item and not row.item[part].get("S"):
+                    raise invalid(f"Type mismatch for Index Key {part}, or it is empty")
+
+    def put(self, key: Key, row: Row | None) -> None:
+        """Writes the row, or removes it."""
+        old, partition, sort = self.get(key), self.partition(key[0]), (key[1],)
+        faults = self.fate.pessimism.dynamodb
+        if faults.stale_read_rate:
+            partition.remember(sort, self.now(), faults.stale_read_s)
+        partition.put(sort, row)
+        for index in self.indexes.values():
+            self._tell(index, key, old, row)
+        if self.expiry is not None and row is not None and self.expiry in row.item:
+            self._expire_later(key, row)
+
+    def settle(self) -> None:
+        """Shows what is due in the indexes, and drops what has expired."""
+        now = self.now()
+        while self._late and self._late[0][0] <= now:
+            _, _, name, key, row = heappop(self._late)
+            index = self.indexes[name]
+            late = index.late[key]
+            index.show(key, late.shown, row)
+            late.shown, late.count = row, late.count - 1
+            if not late.count:
+                del index.late[key]
+        while self._expiring and self._expiring[0][0] <= now:
+            self._expire(heappop(self._expiring)[2], now)
+
+    def _tell(self, index: Index, key: Key, old: Row | None, new: Row | None) -> None:
+        faults = self.fate.pessimism.dynamodb
+        is_late = self.fate.strikes("dynamodb.late_index", faults.late_index_rate)
+        if not is_late and key not in index.late:
+            index.show(key, old, new)
+            return
+        late = index.late.setdefault(key, Lateness(old))
+        due_at = self.now() + (self.fate.seconds(faults.late_index_s) if is_late else 0.0)
+        # Changes of one item keep their order; those of others overtake them.
+        late.due_at, late.count = max(due_at, late.due_at), late.count + 1
+        self._number += 1
+        heappush(self._late, (late.due_at, self._number, index.name, key, new))
+
+    def _expire_later(self, key: Key, row: Row) -> None:
+        at = self._instant(row)
+        if at is None or key in self._expires_at:
+            return
+        self._expires_at[key] = at
+        faults = self.fate.pessimism.dynamodb
+        if self.fate.strikes("dynamodb.never_expires", faults.never_expires_rate):
+            return
+        if self.fate.strikes("dynamodb.late_expiry", faults.late_expiry_rate):
+            at += self.fate.seconds(faults.late_expiry_s)
+        self._number += 1
+        heappush(self._expiring, (at, self._number, key))
+
+    def _expire(self, key: Key, now: float) -> None:
+        del self._expires_at[key]
+        row = self.get(key)
+        at = None if row is None else self._instant(row)
+        if row is None or at is None:
+            return
+        if at < now:
+            self.put(key, None)
+        else:
+            self._expire_later(key, row)
+
+    def _instant(self, row: Row) -> float | None:
+        """When a row expires. The service passes over what is no number."""
+        if self.expiry is None or "N" not in row.item.get(self.expiry, ()):
+            return None
+        return float(row.item[self.expiry]["N"])
+
+
+def table_of(definition: Mapping[str, Any], fate: Fate, now: Callable[[], float]) -> Table:
+    kinds = {each["AttributeType"] for each in definition["AttributeDefinitions"]}
+    if kinds != {"S"}:
+        raise NotModelled("keys that are no strings")
+    pk, sk = _names(definition["KeySchema"])
+    indexes = {}
+    for each in definition.get("GlobalSecondaryIndexes", ()):
+        index_pk, index_sk = _names(each["KeySchema"])
+        projection = each["Projection"]
+        shows: frozenset[str] | None = frozenset(
+            {pk, sk, index_pk, index_sk, *projection.get("NonKeyAttributes", ())}
+        )
+        if projection["ProjectionType"] == "ALL":
+            shows = None
+        indexes[each["IndexName"]] = Index(each["IndexName"], index_pk, index_sk, shows)
+    return Table(definition, fate, now, pk, sk, indexes)
+
+
+def _names(schema: list[dict[str, str]]) -> Key:
+    by_kind = {each["KeyType"]: each["AttributeName"] for each in schema}
+    if by_kind.keys() != {"HASH", "RANGE"}:
+        raise NotModelled("a table or index without a sort key")
+    return by_kind["HASH"], by_kind["RANGE"]

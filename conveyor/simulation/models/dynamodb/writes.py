@@ -1,0 +1,146 @@
+"""Writes: one change of one item, checked and reckoned, but not made yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conveyor.engines.aws.errors import AwsError
+from conveyor.simulation.models.dynamodb import expressions
+from conveyor.simulation.models.dynamodb.capacity import write_units
+from conveyor.simulation.models.dynamodb.expressions import Bound, check_marks
+from conveyor.simulation.models.dynamodb.rows import Row
+from conveyor.simulation.models.dynamodb.tables import Key, Table
+from conveyor.simulation.models.dynamodb.values import (
+    Item,
+    NotModelled,
+    check_known,
+    checked,
+    invalid,
+)
+
+REFUSED = "ConditionalCheckFailedException"
+
+_NOTHING: Mapping[str, Any] = {}
+_KNOWN = frozenset(
+    {
+        "TableName",
+        "Item",
+        "Key",
+        "ConditionExpression",
+        "UpdateExpression",
+        "ExpressionAttributeNames",
+        "ExpressionAttributeValues",
+        "ReturnValues",
+        "ReturnConsumedCapacity",
+    }
+)
+_NO_MARKS: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Write:
+    """`new` is what is there afterwards, if `fits`: its condition holds. `fault` is what is wrong
+    with the result, if something is."""
+
+    kind: str
+    key: Key
+    old: Row | None
+    new: Row | None
+    fits: bool
+    fault: AwsError | None = None
+
+    def units(self, table: Table) -> dict[str, float]:
+        """What it takes of which partition: a change of an index's key is a removal, too."""
+        old_bytes = 0 if self.old is None else self.old.size_bytes
+        new_bytes = 0 if self.new is None else self.new.size_bytes
+        units = {self.key[0]: write_units(max(old_bytes, new_bytes))}
+        if not self.fits or self.kind == "ConditionCheck":
+            return units
+        for index in table.indexes.values():
+            before = index.entry(self.old, self.key)
+            after = index.entry(self.new, self.key)
+            if before == after and index.shows is not None:
+                continue
+            for entry in (before, after):
+                if entry is not None:
+                    name = f"{index.name}/{entry[0]}"
+                    units[name] = units.get(name, 0.0) + 1.0
+        return units
+
+    def answer(self, wanted: str) -> dict[str, Any]:
+        match wanted:
+            case "NONE":
+                return {}
+            case "ALL_OLD":
+                return {} if self.old is None else {"Attributes": dict(self.old.item)}
+            case "ALL_NEW" if self.new is not None:
+                return {"Attributes": dict(self.new.item)}
+            case _:
+                raise NotModelled(f"ReturnValues {wanted}")
+
+
+def checked_write(table: Table, kind: str, params: Mapping[str, Any]) -> Write:
+    """AwsError when the request itself makes no sense."""
+    check_known(kind, params, _KNOWN)
+    key = table.key_of(params["Item"] if kind == "Put" else params["Key"])
+    if kind != "Put" and len(params["Key"]) != 2:
+        raise invalid("The provided key element does not match the schema")
+    bound = Bound(
+        params.get("ExpressionAttributeNames", _NOTHING),
+        params.get("ExpressionAttributeValues", _NOTHING),
+    )
+    old = table.get(key)
+    before: Item = {} if old is None else old.item
+    text = params.get("ConditionExpression")
+    condition = None if text is None else expressions.condition(text)
+    change = expressions.change(params["UpdateExpression"]) if kind == "Update" else None
+    check_marks(
+        params,
+        _NO_MARKS if condition is None else condition.marks,
+        _NO_MARKS if change is None else change.marks,
+    )
+    fits = condition is None or condition.test(before, bound)
+    write = Write(kind, key, old, old, fits)
+    match kind:
+        case "Put":
+            write.new = Row(checked(params["Item"]))
+            table.check(write.new)
+        case "Delete":
+            write.new = None
+        case "Update":
+            assert change is not None
+            if fits:
+                _apply(table, change, bound, write)
+        case "ConditionCheck":
+            pass
+        case _:
+            raise NotModelled(kind)
+    return write
+
+
+def _apply(table: Table, change: expressions.Change, bound: Bound, write: Write) -> None:
+    targets = [bound.name(target) for target in change.targets]
+    if len(set(targets)) != len(targets):
+        raise invalid("Two document paths overlap with each other")
+    if table.pk in targets or table.sk in targets:
+        raise invalid("Cannot update attribute: it is part of the key")
+    before = table.key_item(write.key) if write.old is None else write.old.item
+    after = dict(before)
+    try:
+        for step in change.steps:
+            step(before, after, bound)
+        after |= checked({name: after[name] for name in targets if name in after})
+        write.new = Row(after)
+        table.check(write.new)
+    except AwsError as error:
+        write.fault = error
+
+
+def throttled(reason: str) -> AwsError:
+    code = {
+        "ProvisionedThroughputExceeded": "ProvisionedThroughputExceededException",
+        "ThrottlingError": "ThrottlingException",
+    }[reason]
+    return AwsError(code, "Throughput exceeds the current capacity of your table")

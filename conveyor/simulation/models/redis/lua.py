@@ -1,0 +1,54 @@
+"""Lua: scripts as a Redis runs them, with its conversions there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lupa import lua51
+
+from conveyor.simulation.models.redis.keyspace import Reply
+
+Call = Callable[..., Reply]
+
+
+class Lua:
+    """Compiles a script once, however many servers run it."""
+
+    def __init__(self) -> None:
+        self._lua = lua51.LuaRuntime(register_eval=False, register_builtins=False)
+        self._compiled: dict[str, Any] = {}
+
+    def run(self, text: str, keys: Sequence[str], args: Sequence[str | int], call: Call) -> Any:
+        function = self._compiled.get(text)
+        if function is None:
+            function = self._lua.eval(f"function(KEYS, ARGV, redis) {text}\nend")
+            self._compiled[text] = function
+        table = self._lua.table_from
+
+        def called(name: str, *given: str | float) -> Any:
+            reply = call(name, *map(_argument, given))
+            return table(reply) if isinstance(reply, list) else reply
+
+        told = function(
+            table(list(keys)), table([str(each) for each in args]), table({"call": called})
+        )
+        return _answer(told)
+
+
+def _argument(given: str | float) -> str:
+    return given if isinstance(given, str) else f"{given:.17g}"
+
+
+def _answer(told: Any) -> Any:
+    """Numbers lose their fraction, lists end at the first gap, and false is nothing."""
+    if lua51.lua_type(told) == "table":
+        answers = []
+        for number in range(1, len(told) + 1):
+            if told[number] is None:
+                break
+            answers.append(_answer(told[number]))
+        return answers
+    if isinstance(told, bool):
+        return 1 if told else None
+    return int(told) if isinstance(told, float) else told

@@ -1,0 +1,177 @@
+"""RedisModel: one Redis of a world, its replica, and the links of processes to it (SPEC 5.11)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+from coredis.exceptions import ResponseError
+
+from conveyor.engines.redis.link import DEADLINE_S, Script
+from conveyor.ports.clock import Clock
+from conveyor.simulation.models.fate import Fate
+from conveyor.simulation.models.redis.keyspace import Keyspace
+from conveyor.simulation.models.redis.lua import Lua
+from conveyor.simulation.models.road import Road
+
+KEPT_S = 30.0
+HEARD_MAX = 1000
+
+T = TypeVar("T")
+_AWAY = partial(ConnectionRefusedError, "nobody listens there")
+_CUT = partial(ConnectionResetError, "the connection closed")
+_SILENT = partial(TimeoutError, "no answer")
+
+
+@dataclass(slots=True, kw_only=True)
+class RedisModel:
+    """`old` is a primary that was deposed and does not know it yet; `down_until` is when the
+    server is back."""
+
+    clock: Clock
+    fate: Fate
+    primary: Keyspace = field(init=False)
+    old: Keyspace | None = None
+    down_until: float = 0.0
+    _old_until: float = 0.0
+    _lua: Lua = field(default_factory=Lua)
+    _road: Road = field(init=False)
+    _links: list[ModelledLink] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.primary = Keyspace(self.clock.now, KEPT_S)
+        self._road = Road(clock=self.clock, fate=self.fate, errors=(OSError, ResponseError))
+
+    def link(self) -> ModelledLink:
+        """The way of one more process to it."""
+        link = ModelledLink(self)
+        self._links.append(link)
+        return link
+
+    async def ask(self, link: ModelledLink, do: Callable[[Keyspace], T]) -> T:
+        faults = self.fate.pessimism.redis
+        slow_s = 0.0
+        if self.fate.strikes("redis.slow", faults.slow_rate):
+            slow_s = self.fate.seconds(faults.slow_s)
+        self._fail()
+        if self.is_down:
+            await trio.lowlevel.checkpoint()
+            raise _AWAY()
+        return await self._road.travel(
+            self._road.trip(DEADLINE_S, slow_s=slow_s),
+            lambda: do(self._of(link)),
+            refusals=[_AWAY, _CUT],
+            losses=[_CUT],
+            too_late=_SILENT,
+        )
+
+    def run(self, space: Keyspace, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        faults = self.fate.pessimism.redis
+        # A server kills only scripts that have written nothing.
+        if self.fate.strikes("redis.killed", faults.killed_rate):
+            raise ResponseError("Error running script: Script killed by user with SCRIPT KILL")
+        return self._lua.run(script.text, keys, args, space.call)
+
+    def publish(self, link: ModelledLink, channel: str, text: str) -> None:
+        """Told to those on the same side; a listener that is cut off hears no more."""
+        for each in self._links:
+            if each.is_behind == link.is_behind:
+                each.hear(channel, text)
+        if self.fate.strikes("redis.deaf", self.fate.pessimism.redis.deaf_rate):
+            self.fate.one_of(self._links).cut()
+
+    @property
+    def is_down(self) -> bool:
+        return self.down_until > self.clock.now()
+
+    def _of(self, link: ModelledLink) -> Keyspace:
+        if self.old is not None and self._old_until <= self.clock.now():
+            self.old = None
+            for each in self._links:
+                each.join()
+        return self.old if self.old is not None and link.is_behind else self.primary
+
+    def _fail(self) -> None:
+        fate, faults, now = self.fate, self.fate.pessimism.redis, self.clock.now()
+        if fate.strikes("redis.down", faults.down_rate):
+            self.down_until = max(self.down_until, now + fate.seconds(faults.down_s))
+            self._cut_all()
+        if fate.strikes("redis.failover", faults.failover_rate):
+            self.primary.take_back(fate.seconds(faults.failover_lost_s))
+            self._cut_all()
+        if self.old is None and fate.strikes("redis.split", faults.split_rate):
+            self.old, self._old_until = self.primary.copy(), now + fate.seconds(faults.split_s)
+            for each in self._links:
+                each.is_behind = fate.below(2) == 0
+        if self.primary.values and fate.strikes("redis.evicted", faults.evicted_rate):
+            self.primary.forget(fate.one_of(list(self.primary.values)))
+
+    def _cut_all(self) -> None:
+        for each in self._links:
+            each.cut()
+
+
+@dataclass(slots=True, eq=False)
+class ModelledLink:
+    """See Link. `is_behind` is whether it still talks to a deposed primary."""
+
+    model: RedisModel
+    is_behind: bool = False
+    _heard: list[tuple[str, trio.MemorySendChannel[str]]] = field(default_factory=list)
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        return await self.model.ask(self, lambda at: self.model.run(at, script, keys, args))
+
+    async def get(self, key: str) -> str | None:
+        found = await self.model.ask(self, lambda at: at.call("GET", key))
+        return None if found is False else str(found)
+
+    async def put(self, key: str, text: str, *, ttl_s: float) -> None:
+        ms = str(int(ttl_s * 1000))
+        await self.model.ask(self, lambda at: at.call("SET", key, text, "PX", ms))
+
+    async def drop(self, key: str, members: Sequence[str]) -> None:
+        await self.model.ask(self, lambda at: at.call("ZREM", key, *members))
+
+    async def publish(self, channel: str, text: str) -> None:
+        await self.model.ask(self, lambda at: self.model.publish(self, channel, text))
+
+    @asynccontextmanager
+    async def hearing(self, channel: str) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]], None]:
+        await self.model.ask(self, lambda at: None)
+        send, receive = trio.open_memory_channel[str](HEARD_MAX)
+        self._heard.append((channel, send))
+        with send, receive:
+            try:
+                yield _messages(receive)
+            finally:
+                self._heard = [each for each in self._heard if each[1] is not send]
+
+    def hear(self, channel: str, text: str) -> None:
+        for name, send in self._heard:
+            if name == channel:
+                try:
+                    send.send_nowait(text)
+                except (trio.WouldBlock, trio.BrokenResourceError):
+                    send.close()  # A server drops those who do not keep up.
+
+    def cut(self) -> None:
+        for _, send in self._heard:
+            send.close()
+        self._heard = []
+
+    def join(self) -> None:
+        """Finds the new primary: its connections to the old one are gone."""
+        if self.is_behind:
+            self.is_behind = False
+            self.cut()
+
+
+async def _messages(receive: trio.MemoryReceiveChannel[str]) -> AsyncIterator[Mapping[str, Any]]:
+    async for text in receive:
+        yield {"data": text}
+    raise _CUT()

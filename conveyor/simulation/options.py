@@ -1,0 +1,136 @@
+"""Options: the world that a seed stands for, drawn before anything runs (SPEC 6.14).
+
+Swarm testing: each seed leaves most faults out and has some of the others often, since a world
+with everything in it at once never gets far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+import msgspec
+
+from conveyor.simulation.faults import Fault
+
+ENGINES = ("memory", "embedded")
+
+_SITE = (
+    Fault.SITE_NOT_FOUND,
+    Fault.SITE_BLOCKED,
+    Fault.SITE_FAILED,
+    Fault.SITE_RATE_LIMITED,
+    Fault.SITE_HUNG,
+    Fault.SITE_DRIPPED,
+    Fault.SITE_RESET,
+    Fault.SITE_WRONG_LENGTH,
+    Fault.SITE_EMPTY,
+    Fault.SITE_TOO_LARGE,
+    Fault.SITE_REDIRECTED,
+    Fault.SITE_TLS_FAILED,
+)
+_RECEIVER = (
+    Fault.RECEIVER_FAILED,
+    Fault.RECEIVER_HUNG,
+    Fault.RECEIVER_RESET,
+    Fault.RECEIVER_REDIRECTED,
+    Fault.RECEIVER_RATE_LIMITED,
+    Fault.RECEIVER_GONE,
+)
+_CHOICES: Mapping[Fault, tuple[float, ...]] = {
+    Fault.CALL_REFUSED: (0.0, 0.01, 0.05, 0.2),
+    Fault.ANSWER_LOST: (0.0, 0.01, 0.05),
+    Fault.CALL_SLOW: (0.0, 0.01, 0.03),
+    Fault.KILLED_BEFORE: (0.0, 0.0005, 0.002),
+    Fault.KILLED_AFTER: (0.0, 0.0005, 0.002),
+    Fault.ACTOR_CRASHED: (0.0, 0.0, 0.0005),
+    Fault.FALSE_EMPTY: (0.0, 0.1),
+    Fault.EARLY_RETURN: (0.0, 0.1),
+    Fault.DUPLICATE_DELIVERY: (0.0, 0.1),
+    Fault.COMMIT_FAILED: (0.0, 0.01, 0.05),
+    Fault.DISK_FULL: (0.0, 0.01),
+    Fault.ACCOUNT_SPENT: (0.0, 0.0, 0.01),
+    Fault.CLIENT_REPEATED: (0.0, 0.2, 0.5),
+    Fault.CLIENT_REPEATED_AT_ONCE: (0.0, 0.2),
+    Fault.CLIENT_HUNG_UP: (0.0, 0.05),
+    Fault.CLIENT_REUSED_KEY: (0.0, 0.1),
+    Fault.LIST_OVERWRITTEN: (0.0, 0.5),
+    **dict.fromkeys(_SITE, (0.0, 0.0, 0.05, 0.2)),
+    **dict.fromkeys(_RECEIVER, (0.0, 0.0, 0.2)),
+}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a world that its seed decides before it begins.
+
+    `disturb_s` is how often, on average, something happens to a process (pause, terminate, storm)
+    or to an engine (outage). `check_every` is how many writes pass between two looks.
+    """
+
+    seed: int
+    engine: str
+    has_gateway: bool
+    workers_count: int
+    apis_count: int
+    clients_count: int
+    safety_s: float
+    liveness_s: float
+    disturb_s: float
+    think_s: float
+    latency_s: float
+    concurrency: int
+    shard_count: int
+    at_once_max: int
+    sync_tasks_max: int
+    chunk_tasks: int
+    page_rows: int
+    max_inflight: int
+    receive_max: int
+    sweep_s: float
+    offset_s: float
+    drift: float
+    step_s: float
+    check_every: int
+    rates: dict[str, float]
+
+    @property
+    def rate_of(self) -> dict[Fault, float]:
+        return {Fault(name): rate for name, rate in self.rates.items()}
+
+
+def draw(seed: int, *, engine: str | None = None, hours: float | None = None) -> Options:
+    """The options of a seed. `engine` and `hours` say what the caller wants instead."""
+    random = Random(f"options {seed}")
+    drawn_engine = random.choice(ENGINES)
+    drawn_s = random.choice((300.0, 600.0, 900.0))
+
+    def buggified(usual: float, *odd: float) -> float:
+        return random.choice(odd) if random.random() < 0.25 else usual
+
+    return Options(
+        seed=seed,
+        engine=engine or drawn_engine,
+        has_gateway=random.random() < 0.3,
+        workers_count=random.choice((1, 1, 2, 3)),
+        apis_count=random.choice((1, 2)),
+        clients_count=random.choice((1, 2, 3)),
+        safety_s=drawn_s if hours is None else hours * 3600.0,
+        liveness_s=2 * 3600.0,
+        disturb_s=random.choice((30.0, 60.0, 120.0, 1e9)),
+        think_s=random.choice((0.1, 2.0, 20.0)),
+        latency_s=random.choice((0.0005, 0.005, 0.05)),
+        concurrency=random.choice((2, 5, 50)),
+        shard_count=int(buggified(4, 1, 2, 16)),
+        at_once_max=int(buggified(20, 0, 1)),
+        sync_tasks_max=random.choice((5, 30, 1000)),
+        chunk_tasks=int(buggified(10, 1)),
+        page_rows=int(buggified(50, 1, 3)),
+        max_inflight=int(buggified(10, 1)),
+        receive_max=int(buggified(20, 1)),
+        sweep_s=buggified(15.0, 1.0),
+        offset_s=random.choice((0.0, 0.0, 5.0)),
+        drift=random.choice((0.0, 0.0, 200e-6)),
+        step_s=random.choice((0.0, 0.0, 60.0)),
+        check_every=random.choice((1, 3)),
+        rates={fault.value: random.choice(rates) for fault, rates in _CHOICES.items()},
+    )

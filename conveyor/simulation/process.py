@@ -1,0 +1,311 @@
+"""Process: an API or a worker of the simulated world: the real program, life after life.
+
+What differs from a real process: the engine is behind a Life, the web is simulated, the clock is
+a WallClock, and the HTTP server hands ASGI events over without a socket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, cast
+
+import trio
+from prometheus_client import CollectorRegistry
+
+from actors.gate import FairGate
+from actors.shared_signals import SharedSignals
+from actors.tree import LocalSignals, Mailboxes, Pace
+from conveyor.bootstrap import World, make_env
+from conveyor.config import Settings
+from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.ids import JobId, RunId
+from conveyor.engines.http.direct import DirectGateway
+from conveyor.engines.http.webhook import WebhookNotifier
+from conveyor.engines.http.zenrows import ZenrowsGateway
+from conveyor.ports.gateway import Gateway
+from conveyor.ports.signals import Signals
+from conveyor.simulation.backends import Ports
+from conveyor.simulation.clocks import WallClock
+from conveyor.simulation.exchange import Exchange
+from conveyor.simulation.faults import Fault
+from conveyor.simulation.fetching import WatchedGateway
+from conveyor.simulation.life import Killed, Life
+from conveyor.simulation.stage import Stage
+from conveyor.simulation.web import GATEWAY_HOST, Web
+from conveyor.telemetry import make_metrics
+from conveyor.usecases.env import Env, Here
+
+if TYPE_CHECKING:
+    from quart_trio import QuartTrio
+
+STOP_S = 110.0
+REQUESTS_GRACE_S = 10.0
+HEARD = 0.8
+
+_SERVES = frozenset({"api", "dev"})
+_WORKS = frozenset({"worker", "dev"})
+
+
+@dataclass(slots=True, kw_only=True)
+class Process:
+    """`held` keeps it from starting again, for as long as it is set to wait."""
+
+    name: str
+    role: str
+    stage: Stage
+    clock: WallClock
+    random: Random = field(init=False)
+    life: Life | None = None
+    mail: Mailboxes | None = None
+    held: trio.Event | None = None
+    _app: QuartTrio | None = None
+    _nursery: trio.Nursery | None = None
+    _stop: trio.Event = field(default_factory=trio.Event)
+    _exchanges: list[Exchange] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = self.stage.random(self.name)
+
+    @property
+    def is_serving(self) -> bool:
+        return self._app is not None and not self._stop.is_set()
+
+    @property
+    def works(self) -> bool:
+        return self.role in _WORKS
+
+    async def run(self) -> None:
+        """One life after the other."""
+        while True:
+            while not self._may_start():
+                await trio.sleep(1.0)
+            await self._live()
+            await trio.sleep(0.0 if self.stage.faults.is_calm else self._rest_s())
+            if self.held is not None:
+                await self.held.wait()
+
+    def kill(self) -> None:
+        if self.life is not None:
+            self.life.kill(Fault.KILLED_BEFORE)
+
+    def terminate(self) -> None:
+        """What SIGTERM does; the kill follows if it takes too long."""
+        if self.life is not None and not self._stop.is_set():
+            self.stage.trace.note(self.name, "asked to stop")
+            self._stop.set()
+
+    def begin(self, exchange: Exchange) -> bool:
+        """Whether anybody took the connection."""
+        if not self.is_serving or self._nursery is None:
+            return False
+        self._exchanges.append(exchange)
+        self._nursery.start_soon(self._serve, exchange)
+        return True
+
+    def _may_start(self) -> bool:
+        """A helper waits for the owner of the data, which waits for the helpers of its last life:
+        here, where nobody may block, it cannot wait for their locks."""
+        if self.role == "helper":
+            return self.stage.processes[0].is_serving
+        if self.role == "dev":
+            return all(each.life is None for each in self.stage.processes)
+        return True
+
+    def _rest_s(self) -> float:
+        return self.random.choice((0.0, self.random.uniform(0.0, 5.0), self.random.uniform(0, 60)))
+
+    async def _live(self) -> None:
+        stage = self.stage
+        self._stop = trio.Event()
+        life = self.life = Life(
+            name=self.name,
+            trace=stage.trace,
+            faults=stage.faults,
+            random=self.random,
+            latency_s=stage.options.latency_s,
+            watcher=stage.watcher,
+        )
+        stage.trace.note(self.name, "started", self.role)
+        try:
+            with life.scope:
+                async with stage.backend.open(
+                    life, self.clock, self.random, role=self.role
+                ) as ports:
+                    await self._work(self._world(life, ports))
+        except* Killed:
+            pass
+        except* Exception as errors:  # noqa: BLE001 (it ends a process, not the world)
+            if not life.is_dead:
+                stage.crashed(self.name, _told(errors))
+        finally:
+            self.life = self._app = self._nursery = self.mail = None
+            for exchange in self._exchanges:
+                exchange.is_over.set()
+            self._exchanges.clear()
+            stage.trace.note(self.name, "ended")
+            self._lose_helpers()
+
+    def _lose_helpers(self) -> None:
+        """Who helped hears the owner hang up."""
+        if self.role == "dev":
+            for process in self.stage.processes:
+                if process.role == "helper":
+                    process.terminate()
+
+    async def _work(self, world: World) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            work = trio.CancelScope()
+            nursery.start_soon(self._end_on_signal, work, nursery)
+            if self.role in _SERVES:
+                self._app = world.app(ready=lambda: True)
+            with work:
+                if self.role in _WORKS:
+                    await world.worker().run()
+                elif self.role == "helper":
+                    await world.helper().run()
+                else:
+                    await trio.sleep_forever()
+            await self._finish_requests()
+            nursery.cancel_scope.cancel()
+
+    async def _end_on_signal(self, work: trio.CancelScope, nursery: trio.Nursery) -> None:
+        await self._stop.wait()
+        work.cancel(reason="signal")
+        await trio.sleep(STOP_S)
+        if self.life is not None:
+            self.life.kill(Fault.TERMINATED)
+
+    async def _finish_requests(self) -> None:
+        with trio.move_on_after(REQUESTS_GRACE_S):
+            while self._exchanges:
+                await self._exchanges[0].is_over.wait()
+
+    async def _serve(self, exchange: Exchange) -> None:
+        life, app = self.life, self._app
+        assert life is not None
+        assert app is not None
+
+        async def send(event: Any) -> None:
+            life.check()
+            await exchange.send(event)
+
+        try:
+            await app(cast("Any", exchange.scope), cast("Any", exchange.receive), cast("Any", send))
+        except Exception as error:  # noqa: BLE001 (a server survives a request)
+            if not life.is_dead:
+                self.stage.crashed(self.name, f"{exchange.method} {exchange.path}: {error!r}")
+        finally:
+            exchange.is_over.set()
+            if exchange in self._exchanges:
+                self._exchanges.remove(exchange)
+
+    def _world(self, life: Life, ports: Ports) -> World:
+        stage, options = self.stage, self.stage.options
+        settings = _settings(options.has_gateway, stage)
+        mail = self.mail = Mailboxes()
+        env = make_env(settings, ports, self.clock, self.random, mail, Here())
+        policy = replace(
+            env.policy, at_once_max=options.at_once_max, chunk_tasks=options.chunk_tasks
+        )
+        env = replace(env, policy=policy, signals=self._signals(env, mail))
+        web = Web(
+            life=life,
+            faults=stage.faults,
+            random=self.random,
+            think_s=options.think_s,
+            history=stage.history,
+            watcher=stage.watcher,
+            policy=TargetPolicy(),
+        )
+        return World(
+            settings=settings,
+            env=env,
+            mail=mail,
+            gateway=WatchedGateway(self._gateway(web, env), life, stage.history, stage.watcher),
+            notifier=WebhookNotifier(cast("Any", web), now=env.now),
+            gate=FairGate(capacity=options.concurrency),
+            metrics=make_metrics(CollectorRegistry()),
+            pace=_pace(stage),
+            helper_pace=replace(_pace(stage), discover_s=2.0),
+        )
+
+    def _gateway(self, web: Web, env: Env) -> Gateway:
+        pool = cast("Any", web)
+        if self.stage.options.has_gateway:
+            return ZenrowsGateway(pool, f"https://{GATEWAY_HOST}/v1/", now=env.now)
+        return DirectGateway(pool, now=env.now)
+
+    def _signals(self, env: Env, mail: Mailboxes) -> Signals:
+        local = LocalSignals(mail.discovery.address, mail.streamer.address)
+        if self.stage.backend.is_one_machine:
+            return local
+        return SharedSignals(
+            coordinator=env.coordinator,
+            local=local if self.works else None,
+            tell=self._tell,
+            ring=self._ring,
+            can_abandon=self.stage.options.has_gateway,
+        )
+
+    def _others(self) -> list[Process]:
+        return [
+            process
+            for process in self.stage.processes
+            if process is not self and process.works and process.mail is not None
+        ]
+
+    async def _tell(self, job_id: JobId, run_id: RunId) -> None:
+        """Word gets around, though not to everybody."""
+        await trio.sleep(self.random.uniform(0.0, 0.05))
+        for process in self._others():
+            if process.mail is not None and self.random.random() < HEARD:
+                mail = process.mail
+                signals = LocalSignals(mail.discovery.address, mail.streamer.address)
+                await signals.run_changed(job_id, run_id)
+
+    async def _ring(self, job_id: JobId, run_id: RunId) -> None:
+        await trio.sleep(self.random.uniform(0.0, 0.05))
+        others = self._others()
+        if others and self.random.random() < HEARD:
+            mail = self.random.choice(others).mail
+            assert mail is not None
+            await LocalSignals(mail.discovery.address, mail.streamer.address).batch_opened(
+                job_id, run_id
+            )
+
+
+def _settings(has_gateway: bool, stage: Stage) -> Settings:
+    options = stage.options
+    return Settings(
+        data_dir=Path("simulated"),
+        gateway_url=f"https://{GATEWAY_HOST}/v1/" if has_gateway else "direct",
+        secret_key="a secret that a simulation may know",
+        sync_tasks_max=options.sync_tasks_max,
+        task_shard_count=options.shard_count,
+        max_inflight=options.max_inflight,
+        concurrency=options.concurrency,
+    )
+
+
+def _pace(stage: Stage) -> Pace:
+    options = stage.options
+    return Pace(
+        sweep_s=options.sweep_s,
+        scrub_s=10.0,
+        schedule_s=10.0,
+        notify_s=10.0,
+        export_s=10.0,
+        receive_max=options.receive_max,
+    )
+
+
+def _told(errors: BaseExceptionGroup[Exception]) -> str:
+    """The innermost errors of a group, in short."""
+    leaves: list[str] = []
+    for error in errors.exceptions:
+        nested = isinstance(error, BaseExceptionGroup)
+        leaves.append(_told(error) if nested else repr(error))  # type: ignore[arg-type]
+    return "; ".join(leaves)

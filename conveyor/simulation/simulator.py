@@ -1,0 +1,289 @@
+"""Simulator: one seed from its beginning to its verdict (SPEC 6.14).
+
+First everything happens at once, and what must always hold is checked; then the faults end, and
+what was promised must come about within a bounded time.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import trio
+
+from conveyor.domain.changes import ScrubKey
+from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE
+from conveyor.domain.model import NoticeStatus, Run
+from conveyor.ports.errors import Unavailable
+from conveyor.simulation import kernel
+from conveyor.simulation.backends import Backend, EmbeddedBackend, MemoryBackend
+from conveyor.simulation.chaos import Chaos
+from conveyor.simulation.checkers import ALL
+from conveyor.simulation.clients.actions import act_forever
+from conveyor.simulation.clients.client import Client
+from conveyor.simulation.clients.closing import let_everything_end, page_through_everything
+from conveyor.simulation.clocks import WallClock
+from conveyor.simulation.faults import Fault, Faults
+from conveyor.simulation.history import History
+from conveyor.simulation.life import Killed, Sabotage
+from conveyor.simulation.options import Options
+from conveyor.simulation.process import Process
+from conveyor.simulation.stage import Stage
+from conveyor.simulation.trace import Line, Trace
+from conveyor.simulation.watcher import Violation, Watcher
+
+LOOK_S = 5.0
+LONG_REST_S = 4 * 3600.0
+REST_WITHIN_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What came of one seed."""
+
+    options: Options
+    hash: str
+    violations: list[Violation] = field(default_factory=list)
+    liveness_failures: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=dict)
+    kills: int = 0
+    virtual_s: float = 0.0
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def is_well(self) -> bool:
+        return not (self.violations or self.liveness_failures or self.crashes)
+
+
+def simulate(options: Options) -> Report:
+    """Runs one seed, here and now."""
+    with _scratch(options) as data_dir, _quiet() as complaints:
+        return kernel.run(options.seed, _Simulation(options, data_dir, complaints).run)
+
+
+class _Simulation:
+    def __init__(self, options: Options, data_dir: Path, complaints: _Complaints) -> None:
+        self._options = options
+        self._data_dir = data_dir
+        self._complaints = complaints
+        self._failures: list[str] = []
+        self._over = trio.CancelScope()
+
+    async def run(self) -> Report:
+        stage = self._stage()
+        self._complaints.stage = stage
+        clients = [Client(f"tenant{n}", stage) for n in range(self._options.clients_count)]
+        chaos = Chaos(stage)
+        with self._over:
+            async with trio.open_nursery() as nursery:
+                for process in stage.processes:
+                    nursery.start_soon(process.run)
+                await self._safety(stage, clients, chaos)
+                await self._liveness(stage, clients)
+                nursery.cancel_scope.cancel()
+        if isinstance(stage.backend, EmbeddedBackend):
+            stage.backend.close()
+        return self._report(stage)
+
+    def _stage(self) -> Stage:
+        options, trace, history = self._options, Trace(), History()
+        faults = Faults(options.rate_of, _random_of(options, "faults"))
+        backend, clock = self._backend(faults)
+        watcher = Watcher(
+            peek=backend.peek,
+            body=backend.body,
+            bodies=backend.bodies,
+            checkers=ALL,
+            history=history,
+            trace=trace,
+            check_every=options.check_every,
+            on_violation=lambda: self._over.cancel(reason="an invariant is broken"),
+        )
+        stage = Stage(
+            options=options,
+            trace=trace,
+            faults=faults,
+            history=history,
+            watcher=watcher,
+            backend=backend,
+        )
+        stage.processes = _processes(stage, clock)
+        _count_odds(options, faults)
+        return stage
+
+    def _backend(self, faults: Faults) -> tuple[Backend, WallClock | None]:
+        random = _random_of(self._options, "engine")
+        if self._options.engine == "embedded":
+            clock = WallClock()
+            return EmbeddedBackend(self._data_dir / "data", faults, clock, random), clock
+        return MemoryBackend(random), None
+
+    async def _safety(self, stage: Stage, clients: list[Client], chaos: Chaos) -> None:
+        with trio.move_on_after(self._options.safety_s):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(chaos.run)
+                for client in clients:
+                    nursery.start_soon(act_forever, client)
+        chaos.end()
+
+    async def _liveness(self, stage: Stage, clients: list[Client]) -> None:
+        for client in clients:
+            await let_everything_end(client)
+        if not await self._all_ended(stage):
+            return
+        for client in clients:
+            await page_through_everything(client)
+        # Hours in which nobody is there: what was put off is due when they come back.
+        for process in stage.processes:
+            process.held = trio.Event()
+            process.terminate()
+        await trio.sleep(LONG_REST_S)
+        for process in stage.processes:
+            held, process.held = process.held, None
+            assert held is not None
+            held.set()
+        with trio.move_on_after(REST_WITHIN_S):
+            while not _is_at_rest(stage):
+                await trio.sleep(LOOK_S)
+        stage.watcher.end()
+
+    async def _all_ended(self, stage: Stage) -> bool:
+        with trio.move_on_after(self._options.liveness_s):
+            while _live_runs(stage):
+                await trio.sleep(LOOK_S)
+            return True
+        self._failures += [
+            f"run {run.run_id} of job {run.job_id} never ended" for run in _live_runs(stage)
+        ]
+        return False
+
+    def _report(self, stage: Stage) -> Report:
+        return Report(
+            options=self._options,
+            hash=stage.trace.hash,
+            violations=stage.watcher.violations,
+            liveness_failures=self._failures,
+            crashes=stage.crashes,
+            faults={fault.value: stage.faults.counts[fault] for fault in Fault},
+            kills=stage.history.kills_count,
+            virtual_s=trio.current_time(),
+            lines=stage.trace.lines,
+        )
+
+
+def _live_runs(stage: Stage) -> list[Run]:
+    return [run for run in stage.backend.peek().runs.values() if run.status in RUN_LIVE]
+
+
+def _is_at_rest(stage: Stage) -> bool:
+    """Nothing is left that somebody would do within the hour."""
+    now = stage.backend.peek()
+    return not (
+        any(notice.status is NoticeStatus.DUE for notice in now.notices.values())
+        or any(export.status in EXPORT_UNDONE for export in now.exports.values())
+        or any(scrub.due_at < now.now + 3600.0 for scrub in now.rows[ScrubKey].values())
+        or now.leases
+    )
+
+
+def _processes(stage: Stage, shared_clock: WallClock | None) -> list[Process]:
+    options = stage.options
+    if shared_clock is not None:
+        names = ["dev"] + [f"helper{n}" for n in range(1, options.workers_count)]
+        return [
+            Process(name=name, role=name.rstrip("0123456789"), stage=stage, clock=shared_clock)
+            for name in names
+        ]
+    random = stage.random("clocks")
+    names = [f"api{n}" for n in range(options.apis_count)]
+    names += [f"worker{n}" for n in range(options.workers_count)]
+    return [
+        Process(
+            name=name,
+            role=name.rstrip("0123456789"),
+            stage=stage,
+            clock=WallClock(
+                random.uniform(-options.offset_s, options.offset_s),
+                random.uniform(-options.drift, options.drift),
+            ),
+        )
+        for name in names
+    ]
+
+
+def _count_odds(options: Options, faults: Faults) -> None:
+    """What the options make odd is a fault too, which strikes once."""
+    odds = {
+        Fault.CLOCK_OFFSET: options.offset_s > 0,
+        Fault.CLOCK_DRIFT: options.drift > 0,
+        Fault.SMALL_CHUNKS: options.chunk_tasks == 1,
+        Fault.SMALL_PAGES: options.page_rows <= 3,
+        Fault.FEW_SHARDS: options.shard_count < 3,
+        Fault.MANY_SHARDS: options.shard_count > 8,
+        Fault.ONE_IN_FLIGHT: options.max_inflight == 1,
+        Fault.HASTY_SWEEPER: options.sweep_s <= 1.0,
+        Fault.ONE_MESSAGE_POLLS: options.receive_max == 1,
+        Fault.NEVER_AT_ONCE: options.at_once_max == 0,
+    }
+    for fault, holds in odds.items():
+        if holds:
+            faults.count(fault)
+
+
+class _Complaints(logging.Handler):
+    """What the program says about its own errors: a crash of ours, unless the world meant it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.stage: Stage | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if self.stage is not None and not _is_meant(error, getattr(record, "child", "")):
+            self.stage.crashed("log", f"{record.getMessage()} {error!r}")
+
+
+def _is_meant(error: BaseException | None, child: str) -> bool:
+    """What we did ourselves; and a shard writer crashes when the store stays away."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_meant(each, child) for each in error.exceptions)
+    if isinstance(error, Unavailable):
+        return child.startswith("shard_writer")
+    return isinstance(error, Killed | Sabotage | trio.Cancelled)
+
+
+@contextmanager
+def _quiet() -> Iterator[_Complaints]:
+    """The logs of the program are ours: errors are looked at, the rest is not written."""
+    root, complaints = logging.getLogger(), _Complaints()
+    before, level = root.handlers[:], root.level
+    root.handlers = [complaints]
+    root.setLevel(logging.ERROR)
+    try:
+        yield complaints
+    finally:
+        root.handlers = before
+        root.setLevel(level)
+
+
+@contextmanager
+def _scratch(options: Options) -> Iterator[Path]:
+    """In memory where there is such a place: nothing here has to survive a power cut."""
+    shared = Path("/dev/shm")
+    where = shared if shared.is_dir() else None
+    path = Path(tempfile.mkdtemp(prefix=f"conveyor-{options.seed}-", dir=where))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _random_of(options: Options, whose: str) -> Random:
+    return Random(f"{whose} {options.seed}")

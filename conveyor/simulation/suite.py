@@ -1,0 +1,85 @@
+"""Suite: many seeds, on all cores, with their reports in the order of the seeds (SPEC 6.14)."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from conveyor.simulation.faults import ONLY_ON, Fault
+from conveyor.simulation.options import draw
+from conveyor.simulation.simulator import Report, simulate
+
+JUDGED_FROM = 200
+"""How many seeds it takes until a fault that never struck is a failure of the suite."""
+
+SHOWN_LINES = 400
+
+_SEEDS_A_PROCESS = 20
+
+
+@dataclass(slots=True)
+class Summary:
+    """What came of all seeds so far."""
+
+    seeds: int = 0
+    violations: int = 0
+    liveness_failures: int = 0
+    crashes: int = 0
+    kills: int = 0
+    virtual_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    engines: set[str] = field(default_factory=set)
+    _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+
+    def add(self, report: Report) -> None:
+        self.seeds += 1
+        self.violations += len(report.violations)
+        self.liveness_failures += len(report.liveness_failures)
+        self.crashes += len(report.crashes)
+        self.kills += report.kills
+        self.virtual_s += report.virtual_s
+        self.faults.update(report.faults)
+        self.engines.add(report.options.engine)
+        self._hash.update(report.hash.encode())
+
+    @property
+    def hash(self) -> str:
+        return self._hash.hexdigest()
+
+    def never_struck(self) -> list[Fault]:
+        """The faults that these engines can have, and did not; none while seeds are few."""
+        if self.seeds < JUDGED_FROM:
+            return []
+        return [
+            fault
+            for fault in Fault
+            if not self.faults[fault.value] and ONLY_ON.get(fault, self.engines) & self.engines
+        ]
+
+
+def run_seeds(
+    seeds: Sequence[int], *, engine: str | None = None, hours: float | None = None
+) -> Iterator[Report]:
+    """A report a seed, in order; reports of good seeds come without their lines."""
+    one = partial(run_seed, engine=engine, hours=hours)
+    if len(seeds) == 1:
+        yield one(seeds[0])
+        return
+    context = multiprocessing.get_context("spawn")
+    count = min(len(seeds), len(os.sched_getaffinity(0)))
+    with context.Pool(count, maxtasksperchild=_SEEDS_A_PROCESS) as pool:
+        yield from pool.imap(partial(_in_short, one), seeds)
+
+
+def run_seed(seed: int, *, engine: str | None = None, hours: float | None = None) -> Report:
+    return simulate(draw(seed, engine=engine, hours=hours))
+
+
+def _in_short(one: partial[Report], seed: int) -> Report:
+    report = one(seed)
+    return replace(report, lines=[] if report.is_well else report.lines)

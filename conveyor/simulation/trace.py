@@ -1,0 +1,48 @@
+"""Trace: who did what, when, in virtual time; and one hash over all of it (SPEC 6.14)."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import trio
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that happened. `is_minor` where a reader can do without it."""
+
+    at: float
+    who: str
+    what: str
+    detail: str
+    is_minor: bool
+
+    def __str__(self) -> str:
+        return f"{self.at:12.4f}  {self.who:<12} {self.what:<22} {self.detail}"
+
+
+class Trace:
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def note(self, who: str, what: str, detail: str = "", *, is_minor: bool = False) -> None:
+        at = trio.current_time()
+        self._hash.update(f"{at:.6f} {who} {what} {detail}\n".encode())
+        self.lines.append(Line(at, who, what, detail, is_minor))
+
+    @property
+    def hash(self) -> str:
+        return self._hash.hexdigest()
+
+    def about(self, *words: str, last: int = 200) -> list[Line]:
+        """The last lines that a reader wants, of those that name any of the words, if any is
+        given."""
+        wanted = [
+            line
+            for line in self.lines
+            if not line.is_minor
+            and (not words or any(word in line.detail or word in line.what for word in words))
+        ]
+        return wanted[-last:]

@@ -1,0 +1,139 @@
+"""Watcher: looks at the engine after its writes and asks the checkers (SPEC 6.14).
+
+A look reads the engine directly, between two steps of the program: it takes no time, draws no
+random number and is seen by nobody, so that a history does not depend on being watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from conveyor.simulation.history import Call, Delivery, Fetch, History
+from conveyor.simulation.snapshot import Changed, Snapshot, compare
+from conveyor.simulation.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a checker is shown: the engine before and now, and the history so far.
+
+    `body` reads a body as it is stored, None where there is none; `bodies` are the names of all.
+    `rows_come_first` where a step of an ingest writes its rows before it counts them.
+    """
+
+    before: Snapshot
+    after: Snapshot
+    changes: Sequence[Changed]
+    history: History
+    body: Callable[[str], bytes | None]
+    bodies: Callable[[], Sequence[str]]
+    rows_come_first: bool = False
+
+    def changed(self, kind: type) -> list[Changed]:
+        return [change for change in self.changes if change.kind is kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """Messages that a process is about to ack, as (run, task)."""
+
+    process: str
+    refs: Sequence[tuple[str, str]]
+
+
+OnWrite = Callable[[Moment], Iterable[str]]
+OnEvent = Callable[[Moment, Any], Iterable[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkers:
+    """Who is asked when. Each answers what is wrong, in sentences; nothing if all is well."""
+
+    on_write: Sequence[OnWrite] = ()
+    on_ack: Sequence[OnEvent] = ()
+    on_answer: Sequence[OnEvent] = ()
+    on_fetch: Sequence[OnEvent] = ()
+    on_delivery: Sequence[OnEvent] = ()
+    at_the_end: Sequence[OnWrite] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    checker: str
+    what: str
+    at: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Watcher:
+    """`peek` reads the engine as it is committed now."""
+
+    peek: Callable[[], Snapshot]
+    body: Callable[[str], bytes | None]
+    bodies: Callable[[], Sequence[str]]
+    checkers: Checkers
+    history: History
+    trace: Trace
+    check_every: int
+    on_violation: Callable[[], None]
+    rows_come_first: bool = False
+    violations: list[Violation] = field(default_factory=list)
+    writes_count: int = 0
+    last: Snapshot = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last = self.peek()
+
+    def wrote(self) -> None:
+        """Something may have been written."""
+        self.writes_count += 1
+        if self.writes_count % self.check_every == 0:
+            self.look()
+
+    def look(self) -> Moment:
+        before, after = self.last, self.peek()
+        self.last = after
+        moment = self._moment(before, after, compare(before, after))
+        if moment.changes:
+            self._ask(self.checkers.on_write, moment)
+        return moment
+
+    def acks(self, acked: Acked) -> None:
+        self._tell(self.checkers.on_ack, acked)
+
+    def answered(self, call: Call) -> None:
+        self._tell(self.checkers.on_answer, call)
+
+    def fetches(self, fetch: Fetch) -> None:
+        self._tell(self.checkers.on_fetch, fetch)
+
+    def delivered(self, delivery: Delivery) -> None:
+        self._tell(self.checkers.on_delivery, delivery)
+
+    def end(self) -> None:
+        self._ask(self.checkers.at_the_end, self.look())
+
+    def _tell(self, checkers: Sequence[OnEvent], event: Any) -> None:
+        if checkers:
+            moment = self.look()
+            for checker in checkers:
+                self._report(checker.__name__, checker(moment, event))
+
+    def _ask(self, checkers: Sequence[OnWrite], moment: Moment) -> None:
+        for checker in checkers:
+            self._report(checker.__name__, checker(moment))
+
+    def _moment(self, before: Snapshot, after: Snapshot, changes: Sequence[Changed]) -> Moment:
+        return Moment(
+            before, after, changes, self.history, self.body, self.bodies, self.rows_come_first
+        )
+
+    def _report(self, checker: str, wrongs: Iterable[str]) -> None:
+        for what in wrongs:
+            self.violations.append(Violation(checker, what, trio.current_time()))
+            self.trace.note("checker", checker, what)
+            self.on_violation()

@@ -1,0 +1,170 @@
+"""The web: sites, the gateway and the receivers of webhooks, in place of a pool of connections.
+
+The real gateways and the real notifier run on top of `Web`: what they are told is what a pool
+would tell them, and takes as long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import NoReturn
+
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.urls import Target
+from conveyor.net.errors import (
+    BodyTooLarge,
+    ConnectFailed,
+    ConnectionLost,
+    FetchFailed,
+    TimedOut,
+    TlsFailed,
+)
+from conveyor.net.message import Request, Response
+from conveyor.simulation.faults import Fault, Faults
+from conveyor.simulation.history import Delivery, History
+from conveyor.simulation.life import Life
+from conveyor.simulation.watcher import Watcher
+
+GATEWAY_HOST = "gateway.example"
+RECEIVER_DOMAIN = ".hooks.example"
+
+_ERRORS: dict[Fault, Callable[[], FetchFailed]] = {
+    Fault.SITE_RESET: lambda: ConnectionLost("the peer went away"),
+    Fault.SITE_WRONG_LENGTH: lambda: ConnectionLost("the body ended early"),
+    Fault.SITE_TOO_LARGE: lambda: BodyTooLarge("the body is too large"),
+    Fault.SITE_TLS_FAILED: lambda: TlsFailed("the handshake failed", is_untrusted=True),
+    Fault.RECEIVER_RESET: lambda: ConnectFailed("no address took the connection"),
+}
+_STATUSES: dict[Fault, int] = {
+    Fault.SITE_NOT_FOUND: 404,
+    Fault.SITE_BLOCKED: 403,
+    Fault.SITE_FAILED: 503,
+    Fault.SITE_RATE_LIMITED: 429,
+    Fault.SITE_REDIRECTED: 302,
+    Fault.ACCOUNT_SPENT: 402,
+    Fault.RECEIVER_FAILED: 500,
+    Fault.RECEIVER_RATE_LIMITED: 429,
+    Fault.RECEIVER_REDIRECTED: 302,
+    Fault.RECEIVER_GONE: 410,
+}
+_SITE_FAULTS = (
+    Fault.SITE_NOT_FOUND,
+    Fault.SITE_BLOCKED,
+    Fault.SITE_FAILED,
+    Fault.SITE_RATE_LIMITED,
+    Fault.SITE_HUNG,
+    Fault.SITE_DRIPPED,
+    Fault.SITE_RESET,
+    Fault.SITE_WRONG_LENGTH,
+    Fault.SITE_EMPTY,
+    Fault.SITE_TOO_LARGE,
+    Fault.SITE_REDIRECTED,
+    Fault.SITE_TLS_FAILED,
+)
+_RECEIVER_FAULTS = (
+    Fault.RECEIVER_FAILED,
+    Fault.RECEIVER_HUNG,
+    Fault.RECEIVER_RESET,
+    Fault.RECEIVER_REDIRECTED,
+    Fault.RECEIVER_RATE_LIMITED,
+    Fault.RECEIVER_GONE,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Web:
+    """What one process sees of the web; a dead process sees nothing."""
+
+    life: Life
+    faults: Faults
+    random: Random
+    think_s: float
+    history: History
+    watcher: Watcher
+    policy: TargetPolicy
+
+    async def resolve(self, target: Target) -> tuple[str, ...]:
+        await self._after(0.01)
+        return ("192.0.2.1",)
+
+    async def fetch(self, request: Request) -> Response:
+        """What HttpPool.fetch would answer or raise."""
+        with trio.move_on_after(request.deadline_s):
+            if request.target.host.endswith(RECEIVER_DOMAIN):
+                return await self._receive(request)
+            return await self._visit(request)
+        self.life.check()
+        raise TimedOut("no complete answer before the deadline")
+
+    async def _visit(self, request: Request) -> Response:
+        fault = self._strike(_SITE_FAULTS)
+        if request.target.host == GATEWAY_HOST and self.faults.strikes(Fault.ACCOUNT_SPENT):
+            fault = Fault.ACCOUNT_SPENT
+        await self._after(self.random.uniform(0.0, 2.0 * self.think_s))
+        if fault is None or fault in {Fault.SITE_EMPTY, Fault.SITE_DRIPPED}:
+            if fault is Fault.SITE_DRIPPED:
+                await self._after(self.random.uniform(10.0, 2.0 * limits.SCRAPE_DEADLINE_S))
+            return _page(request, is_empty=fault is Fault.SITE_EMPTY)
+        return await self._fail(fault)
+
+    async def _receive(self, request: Request) -> Response:
+        fault = self._strike(_RECEIVER_FAULTS)
+        await self._after(self.random.uniform(0.0, 0.5))
+        self._note_delivery(request, 204 if fault is None else _STATUSES.get(fault))
+        if fault is None:
+            return Response(204, (), b"")
+        return await self._fail(fault)
+
+    def _note_delivery(self, request: Request, status: int | None) -> None:
+        headers = {name.lower(): value for name, value in request.headers}
+        delivery = Delivery(
+            event_id=headers["webhook-id"],
+            url=f"https://{request.target.host}{request.target.path_and_query}",
+            body=request.body or b"",
+            headers=headers,
+            at=trio.current_time(),
+            status=status,
+        )
+        self.history.deliveries.append(delivery)
+        self.life.trace.note(self.life.name, "delivered", f"{delivery.event_id} -> {status}")
+        self.watcher.delivered(delivery)
+
+    async def _fail(self, fault: Fault) -> Response:
+        if fault in _ERRORS:
+            raise _ERRORS[fault]()
+        if fault in {Fault.SITE_HUNG, Fault.RECEIVER_HUNG}:
+            await self._hang()
+        status = _STATUSES[fault]
+        headers: list[tuple[bytes, bytes]] = []
+        if status == 429:
+            headers.append((b"retry-after", b"%d" % self.random.choice((1, 30, 120))))
+        if status == 302:
+            headers.append((b"location", b"https://elsewhere.example/again"))
+        return Response(status, tuple(headers), b"")
+
+    async def _hang(self) -> NoReturn:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def _after(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self.life.check()
+
+    def _strike(self, faults: tuple[Fault, ...]) -> Fault | None:
+        for fault in faults:
+            if self.faults.strikes(fault):
+                return fault
+        return None
+
+
+def _page(request: Request, *, is_empty: bool) -> Response:
+    """The same page for the same address, of some length or other."""
+    digest = hashlib.sha256(request.target.path_and_query.encode()).digest()
+    body = b"" if is_empty else digest * (1 + digest[0] % 64)
+    return Response(200, ((b"content-type", b"text/html"),), body)

@@ -1,0 +1,1 @@
+"""The simulator: it repeats itself, its faults strike, and the program survives it."""
