@@ -28,6 +28,7 @@ from conveyor.simulation.checkers import ALL
 from conveyor.simulation.clients.actions import act_forever
 from conveyor.simulation.clients.client import Client
 from conveyor.simulation.clients.closing import let_everything_end, page_through_everything
+from conveyor.simulation.clients.insisting import ask_again
 from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Fault, Faults
 from conveyor.simulation.history import History
@@ -138,6 +139,11 @@ class _Simulation:
             await let_everything_end(client)
         if not await self._all_ended(stage):
             return
+        if any([await ask_again(client) for client in clients]):
+            for client in clients:
+                await let_everything_end(client)
+            if not await self._all_ended(stage):
+                return
         for client in clients:
             await page_through_everything(client)
         # Hours in which nobody is there: what was put off is due when they come back.

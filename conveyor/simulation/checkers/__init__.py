@@ -13,12 +13,20 @@ from __future__ import annotations
 from conveyor.simulation.checkers import (
     acceptance,
     accounting,
+    bodies,
+    claims,
+    cursors,
     deletes,
     execution,
+    exports,
     ingest,
+    keys,
     leases,
     notices,
+    outbox,
     reads,
+    shown,
+    tenancy,
 )
 from conveyor.simulation.watcher import Checkers
 
@@ -31,6 +39,8 @@ ALL = Checkers(
         execution.tasks_change_as_they_may,
         execution.claims_only_grow,
         execution.attempts_are_bounded,
+        claims.a_live_claim_is_left_alone,
+        claims.an_end_is_that_of_its_claim,
         execution.a_success_has_its_body,
         accounting.counters_equal_rows,
         accounting.counters_never_fall,
@@ -40,6 +50,8 @@ ALL = Checkers(
         accounting.jobs_only_go_forward,
         leases.leases_stay_within_the_cap,
         deletes.no_row_rises_from_the_dead,
+        exports.an_export_shows_all_that_ended,
+        outbox.an_end_is_told_with_the_flip,
     ),
     on_ack=(execution.only_what_is_over_is_acked,),
     on_answer=(
@@ -47,9 +59,17 @@ ALL = Checkers(
         acceptance.one_key_makes_one_thing,
         acceptance.a_used_key_takes_no_other_request,
         deletes.a_deleted_job_is_not_found,
+        tenancy.nobody_sees_what_is_anothers,
+        tenancy.a_key_is_its_callers_own,
+        cursors.a_cursor_fits_its_own_list,
+        shown.a_run_at_work_is_not_idle,
     ),
     on_fetch=(deletes.a_stopped_run_is_left_alone,),
-    on_delivery=(notices.one_event_is_one_message, notices.no_event_before_its_end),
+    on_delivery=(
+        notices.one_event_is_one_message,
+        notices.no_event_before_its_end,
+        outbox.a_message_has_the_name_of_its_event,
+    ),
     at_the_end=(
         acceptance.no_task_is_lost,
         acceptance.a_promise_is_kept_or_withdrawn,
@@ -57,5 +77,10 @@ ALL = Checkers(
         deletes.nothing_is_left_of_a_deleted_job,
         reads.pages_show_each_task_once,
         notices.every_event_is_told_or_given_up,
+        outbox.nothing_is_given_up_early,
+        bodies.every_success_keeps_its_body,
+        exports.exports_are_there_while_they_live,
+        keys.every_key_gets_its_answer,
+        keys.what_was_made_belongs_to_its_key,
     ),
 )
