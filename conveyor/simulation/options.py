@@ -11,7 +11,9 @@ from random import Random
 
 import msgspec
 
+from conveyor.domain import limits
 from conveyor.simulation.faults import Fault
+from conveyor.simulation.moods import with_mood
 
 ENGINES = ("memory", "embedded")
 
@@ -92,6 +94,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     check_every: int
     rates: dict[str, float]
+    key_claim_s: float = limits.IDEMPOTENCY_CLAIM_S
+    is_spared: bool = False
 
     @property
     def rate_of(self) -> dict[Fault, float]:
@@ -107,7 +111,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
     def buggified(usual: float, *odd: float) -> float:
         return random.choice(odd) if random.random() < 0.25 else usual
 
-    return Options(
+    options = Options(
         seed=seed,
         engine=engine or drawn_engine,
         has_gateway=random.random() < 0.3,
@@ -134,3 +138,4 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         check_every=random.choice((1, 3)),
         rates={fault.value: random.choice(rates) for fault, rates in _CHOICES.items()},
     )
+    return with_mood(options)

@@ -17,6 +17,7 @@ from random import Random
 
 import trio
 
+from conveyor.domain import limits
 from conveyor.domain.changes import ScrubKey
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE
 from conveyor.domain.model import NoticeStatus, Run
@@ -33,6 +34,7 @@ from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Fault, Faults
 from conveyor.simulation.history import History
 from conveyor.simulation.life import Killed, Sabotage
+from conveyor.simulation.mutants.mutant import setting
 from conveyor.simulation.options import Options
 from conveyor.simulation.process import Process
 from conveyor.simulation.stage import Stage
@@ -65,7 +67,8 @@ class Report:
 
 def simulate(options: Options) -> Report:
     """Runs one seed, here and now."""
-    with _scratch(options) as data_dir, _quiet() as complaints:
+    hasty = setting("conveyor.domain.limits:IDEMPOTENCY_CLAIM_S", options.key_claim_s)
+    with _scratch(options) as data_dir, _quiet() as complaints, hasty():
         return kernel.run(options.seed, _Simulation(options, data_dir, complaints).run)
 
 
@@ -94,7 +97,8 @@ class _Simulation:
         return self._report(stage)
 
     def _stage(self) -> Stage:
-        options, trace, history = self._options, Trace(), History()
+        options, trace = self._options, Trace()
+        history = History(is_spared=options.is_spared)
         faults = Faults(options.rate_of, _random_of(options, "faults"))
         backend, clock = self._backend(faults)
         watcher = Watcher(
@@ -237,6 +241,7 @@ def _count_odds(options: Options, faults: Faults) -> None:
         Fault.HASTY_SWEEPER: options.sweep_s <= 1.0,
         Fault.ONE_MESSAGE_POLLS: options.receive_max == 1,
         Fault.NEVER_AT_ONCE: options.at_once_max == 0,
+        Fault.HASTY_KEYS: options.key_claim_s < limits.IDEMPOTENCY_CLAIM_S,
     }
     for fault, holds in odds.items():
         if holds:

@@ -27,7 +27,7 @@ from conveyor.domain.idempotency import Request
 from conveyor.domain.ids import FIRST_BATCH, BatchId, CallerId
 from conveyor.domain.model import StagedList, TaskSpec, TaskStatus
 from conveyor.domain.problems import make_problem
-from conveyor.domain.settlement import Spent
+from conveyor.domain.settlement import Settled, Spent
 from conveyor.domain.totals import Totals
 from conveyor.engines.aws.dynamo import chunks
 from conveyor.simulation.mutants.mutant import part
@@ -126,6 +126,7 @@ DECISIONS: dict[str, Callable[[], object]] = {
     "pending_while_ingesting": lambda: part("conveyor.wire.views:seen_status")(
         a_run(open_batches=1), Totals()
     ),
+    "last_settle_does_not_look": lambda: settlement.is_worth_a_look(Settled(None)),
     "settle_under_any_claim": _settled,
     "settle_in_any_state": _settled,
     "settle_through_shut_gates": _settled,

@@ -26,6 +26,7 @@ from conveyor.simulation.checkers import (
     outbox,
     reads,
     shown,
+    spared,
     tenancy,
 )
 from conveyor.simulation.watcher import Checkers
@@ -52,6 +53,7 @@ ALL = Checkers(
         deletes.no_row_rises_from_the_dead,
         exports.an_export_shows_all_that_ended,
         outbox.an_end_is_told_with_the_flip,
+        spared.an_end_is_noticed_at_once,
     ),
     on_ack=(execution.only_what_is_over_is_acked,),
     on_answer=(
@@ -64,7 +66,7 @@ ALL = Checkers(
         cursors.a_cursor_fits_its_own_list,
         shown.a_run_at_work_is_not_idle,
     ),
-    on_fetch=(deletes.a_stopped_run_is_left_alone,),
+    on_fetch=(deletes.a_stopped_run_is_left_alone, spared.no_page_is_fetched_twice_at_once),
     on_delivery=(
         notices.one_event_is_one_message,
         notices.no_event_before_its_end,

@@ -12,6 +12,7 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Batch, Job, Run, Task
 from conveyor.domain.queries import RunsIn
+from conveyor.domain.settlement import Settled
 from conveyor.domain.totals import Totals
 from conveyor.simulation.mutants.mutant import Mutant, part, swapping
 from conveyor.usecases.env import Env
@@ -85,6 +86,13 @@ def _first_page_only(_: Any) -> Any:
     return mutated
 
 
+def _not_worth_a_look(_: Any) -> Any:
+    def mutated(settled: Settled) -> bool:
+        return False
+
+    return mutated
+
+
 MUTANTS = (
     Mutant(
         name="add_after_close",
@@ -120,6 +128,13 @@ MUTANTS = (
         invariants=(28,),
         what="A run shows itself idle while a list is being ingested.",
         apply=swapping("conveyor.wire.views:seen_status", _idle_though_ingesting),
+    ),
+    Mutant(
+        name="last_settle_does_not_look",
+        window=67,
+        invariants=(27,),
+        what="Whoever settles the last task leaves the completion to the sweeper.",
+        apply=swapping("conveyor.domain.settlement:is_worth_a_look", _not_worth_a_look),
     ),
     Mutant(
         name="sweeper_does_not_look",
