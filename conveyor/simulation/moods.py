@@ -1,7 +1,7 @@
 """Moods: what some worlds are like as a whole, whatever faults they have (SPEC 6.14).
 
 One in eight is spared: nothing happens there to engines, processes or clocks. What is done twice or
-late in such a world has no excuse.
+late in such a world has no excuse. In every other one clients hardly pause.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _OUTSIDE = ("site_", "receiver_", "client_", "list_", "account_")
 def with_mood(options: Options) -> Options:
     """Drawn by itself, so that it moves nothing else that a seed stands for."""
     random = Random(f"mood {options.seed}")
+    options = msgspec.structs.replace(options, haste=random.choice((1.0, 10.0)))
     if random.random() < 0.125:
         return _spared(options)
     if random.random() < 0.25:

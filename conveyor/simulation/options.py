@@ -96,6 +96,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rates: dict[str, float]
     key_claim_s: float = limits.IDEMPOTENCY_CLAIM_S
     is_spared: bool = False
+    haste: float = 1.0
 
     @property
     def rate_of(self) -> dict[Fault, float]:

@@ -17,6 +17,7 @@ from conveyor.simulation.clients.mischief import (
     do_two_things_at_once,
     look_at_anothers_job,
     misuse_a_cursor,
+    stop_a_list_under_way,
     submit_a_line_that_kills,
 )
 from conveyor.simulation.faults import Fault
@@ -33,7 +34,7 @@ async def act_forever(client: Client) -> None:
     while True:
         (action,) = client.random.choices(actions, weights)
         await action(client)
-        await trio.sleep(client.random.uniform(*PAUSE_S))
+        await trio.sleep(client.random.uniform(*PAUSE_S) / client.stage.options.haste)
 
 
 async def submit_a_short_list(client: Client) -> None:
@@ -268,6 +269,7 @@ ACTIONS: Mapping[Action, int] = {
     misuse_a_cursor: 1,
     do_two_things_at_once: 4,
     add_to_a_list_under_way: 2,
+    stop_a_list_under_way: 2,
     submit_a_line_that_kills: 1,
 }
 

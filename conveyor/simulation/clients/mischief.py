@@ -67,6 +67,15 @@ async def add_to_a_list_under_way(client: Client) -> None:
         await _add(client, job)
 
 
+async def stop_a_list_under_way(client: Client) -> None:
+    """And start over: what was not ingested must come all the same."""
+    call = await client.post("/v1/jobs", {"tasks": _lines(client, client.random.randint(20, 60))})
+    if call is not None and call.is_accepted:
+        job = client.promised(call, is_open=False)
+        await _post("stop", client, job)
+        await _post("rerun", client, job)
+
+
 async def submit_a_line_that_kills(client: Client) -> None:
     """Whoever fetches it is gone. Once in a world: it keeps workers busy for long."""
     if not any(POISON in call.body for call in client.stage.history.calls):
