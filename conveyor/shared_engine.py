@@ -17,7 +17,8 @@ from conveyor.domain.randomness import Random
 from conveyor.engines.aws.engine import AwsEngine, Names, open_aws, set_up
 from conveyor.engines.aws.porter import answer_forever
 from conveyor.engines.aws.seam import CrashPoint
-from conveyor.engines.redis import open_redis
+from conveyor.engines.redis import running_on
+from conveyor.engines.redis.link import Link, open_link
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
@@ -50,26 +51,49 @@ async def open_shared(
 ) -> AsyncGenerator[Shared, None]:
     """`local` are the signals of this process's worker, to which `listeners` pass on."""
     names = names_of(settings)
-    async with open_aws(names, clock=clock, random=random, crash=crash) as engine:
-        porter = Child("porter", run=partial(answer_forever, engine.bell, local.batch_opened))
-        make = partial(_shared, settings, engine, local)
-        if settings.redis_url is None:
-            yield make(engine.coordinator, tell_nobody, [porter], lambda: 0.0)
-            return
-        async with open_redis(
-            settings.redis_url,
-            random=random,
-            space=settings.table,
-            owner=owner,
-            workers_on=outlook.WORKERS,
-        ) as redis:
-            listen = partial(redis.channel.listen_forever, local.run_changed)
-            yield make(
-                redis.coordinator,
-                redis.channel.tell,
-                [porter, Child("signal_listener", run=listen)],
-                lambda: float(redis.coordinator.is_away),
-            )
+    async with (
+        open_aws(names, clock=clock, random=random, crash=crash) as engine,
+        _linked(settings.redis_url) as link,
+        share(settings, engine, link, random=random, owner=owner, local=local) as shared,
+    ):
+        yield shared
+
+
+@asynccontextmanager
+async def _linked(url: str | None) -> AsyncGenerator[Link | None, None]:
+    if url is None:
+        yield None
+        return
+    async with open_link(url) as link:
+        yield link
+
+
+@asynccontextmanager
+async def share(
+    settings: Settings,
+    engine: AwsEngine,
+    link: Link | None,
+    *,
+    random: Random,
+    owner: str,
+    local: Signals,
+) -> AsyncGenerator[Shared, None]:
+    """What a process shares with others, over any plane and any link."""
+    porter = Child("porter", run=partial(answer_forever, engine.bell, local.batch_opened))
+    make = partial(_shared, settings, engine, local)
+    if link is None:
+        yield make(engine.coordinator, tell_nobody, [porter], lambda: 0.0)
+        return
+    async with running_on(
+        link, random=random, space=settings.table, owner=owner, workers_on=outlook.WORKERS
+    ) as redis:
+        listen = partial(redis.channel.listen_forever, local.run_changed)
+        yield make(
+            redis.coordinator,
+            redis.channel.tell,
+            [porter, Child("signal_listener", run=listen)],
+            lambda: float(redis.coordinator.is_away),
+        )
 
 
 def _shared(

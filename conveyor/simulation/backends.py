@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from actors.tree import Mailboxes
 from conveyor.engines.embedded import join_engine, open_engine
 from conveyor.engines.embedded.blobs import place_in
 from conveyor.engines.embedded.rows import TABLES, Table
@@ -32,24 +33,35 @@ from conveyor.simulation.hands import VirtualHands
 from conveyor.simulation.life import Life
 from conveyor.simulation.snapshot import Address, Lease, Snapshot
 
+if TYPE_CHECKING:
+    from conveyor.shared_engine import Shared
+
 _BODY_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
+    """What a process has of its engine; `shared` where it tells others by way of the engine."""
+
     store: Store
     queue: Queue
     blobs: Blobs
     coordinator: Coordinator
+    shared: Shared | None = None
 
 
 class Backend(Protocol):
-    """`is_one_machine` where one process owns the data, and all share one clock."""
+    """`is_one_machine` where one process owns the data, and all share one clock; `rows_come_first`
+    where a step of an ingest writes its rows before it counts them."""
 
     is_one_machine: bool
+    rows_come_first: bool
+
+    async def prepare(self) -> None:
+        """Before anybody opens it."""
 
     def open(
-        self, life: Life, clock: Clock, random: Random, *, role: str
+        self, life: Life, clock: Clock, random: Random, *, role: str, mail: Mailboxes
     ) -> AbstractAsyncContextManager[Ports]: ...
 
     def peek(self) -> Snapshot: ...
@@ -61,6 +73,17 @@ class Backend(Protocol):
     def lose_leases(self) -> None:
         """What a failover of the coordinator does, where it can have one."""
 
+    def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        """What the storage answers to a caller whom we sent there."""
+
+    def calm_down(self) -> None:
+        """From now on the services are at their best."""
+
+    def fired(self) -> Mapping[str, int]:
+        """How often each fault of its own has struck."""
+
+    def close(self) -> None: ...
+
 
 def guarded(engine: Any, life: Life) -> Ports:
     return Ports(
@@ -71,10 +94,30 @@ def guarded(engine: Any, life: Life) -> Ports:
     )
 
 
-class MemoryBackend:
+class Plain:
+    """What a backend without services has to say about them."""
+
+    async def prepare(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        raise AssertionError("nobody is sent to a storage that nobody can reach")
+
+    def calm_down(self) -> None:
+        """It has no faults of its own."""
+
+    def fired(self) -> Mapping[str, int]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class MemoryBackend(Plain):
     """One memory engine, which keeps its own time, for any number of processes."""
 
     is_one_machine = False
+    rows_come_first = False
 
     def __init__(self, random: Random) -> None:
         self._clock = WallClock()
@@ -82,7 +125,7 @@ class MemoryBackend:
 
     @asynccontextmanager
     async def open(
-        self, life: Life, clock: Clock, random: Random, *, role: str
+        self, life: Life, clock: Clock, random: Random, *, role: str, mail: Mailboxes
     ) -> AsyncGenerator[Ports, None]:
         await trio.lowlevel.checkpoint()
         yield guarded(self._engine, life)
@@ -110,7 +153,7 @@ def _no_rows() -> dict[type, dict[Address, Any]]:
 
 
 @dataclass(slots=True)
-class EmbeddedBackend:
+class EmbeddedBackend(Plain):
     """One data directory. The first process owns it, others join."""
 
     data_dir: Path
@@ -118,13 +161,14 @@ class EmbeddedBackend:
     clock: WallClock
     random: Random
     is_one_machine: bool = True
+    rows_come_first: bool = False
     _reader: sqlite3.Connection | None = None
     _tables: dict[type, dict[Address, Any]] = field(default_factory=_no_rows)
     _seen: int = 0
 
     @asynccontextmanager
     async def open(
-        self, life: Life, clock: Clock, random: Random, *, role: str
+        self, life: Life, clock: Clock, random: Random, *, role: str, mail: Mailboxes
     ) -> AsyncGenerator[Ports, None]:
         hands = VirtualHands(self.faults, random)
         if role == "helper":

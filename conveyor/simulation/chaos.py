@@ -44,6 +44,7 @@ class Chaos:
     def end(self) -> None:
         """Everything is put right; what was down comes up by itself."""
         self.stage.faults.calm_down()
+        self.stage.backend.calm_down()
         for process in self.stage.processes:
             if process.life is not None:
                 process.life.resume()

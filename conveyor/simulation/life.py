@@ -41,7 +41,8 @@ class Sabotage(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Life:
-    """`scope` holds all that the process does."""
+    """`scope` holds all that the process does. `refusal` is what an engine that is away raises.
+    Where the engine has faults of its own, the life is not harsh as well: it is only short."""
 
     name: str
     trace: Trace
@@ -52,6 +53,8 @@ class Life:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     is_dead: bool = False
     resumed: trio.Event | None = None
+    refusal: Callable[[str], Exception] = Unavailable
+    is_harsh: bool = True
     calls_count: int = 0
 
     def kill(self, how: Fault) -> None:
@@ -73,9 +76,15 @@ class Life:
 
     def through(self, port: P, name: str) -> P:
         """The port as this process sees it."""
-        return cast("P", _Guarded(port, name, self))
+        return cast("P", _Guarded(port, name, self, _through))
 
-    async def call(self, name: str, method: str, act: Callable[[], Awaitable[T]]) -> T:
+    def noting(self, port: P, name: str) -> P:
+        """The port, each call of which is noted; what is beneath it passes through us."""
+        return cast("P", _Guarded(port, name, self, _beside))
+
+    async def call(
+        self, name: str, method: str, act: Callable[[], Awaitable[T]], *, is_write: bool
+    ) -> T:
         """One call: an effect, with whatever this world does before and after it."""
         await self._wait()
         self.calls_count += 1
@@ -85,18 +94,18 @@ class Life:
         if before_s:
             await trio.sleep(before_s)
             self.check()
-        if self.faults.is_outage or self.faults.strikes(Fault.CALL_REFUSED):
+        if self.faults.is_outage or self._strikes(Fault.CALL_REFUSED):
             self.trace.note(self.name, f"{name}.{method}", "refused by the world")
-            raise Unavailable(f"{name}.{method}: the engine did not answer")
+            raise self.refusal(f"{name}.{method}: the engine did not answer")
         if self.faults.strikes(Fault.ACTOR_CRASHED):
             self.trace.note(self.name, f"{name}.{method}", "sabotaged")
             raise Sabotage(f"{name}.{method}")
         answer = await act()
-        if method not in _HARMLESS:
+        if is_write:
             self.watcher.wrote()
             if self.faults.strikes(Fault.KILLED_AFTER):
                 self._die(Fault.KILLED_AFTER)
-        if self.faults.strikes(Fault.ANSWER_LOST):
+        if self._strikes(Fault.ANSWER_LOST):
             self.trace.note(self.name, f"{name}.{method}", "done, and the answer lost")
             raise Unavailable(f"{name}.{method}: the answer was lost")
         if after_s:
@@ -116,6 +125,8 @@ class Life:
 
     def _latencies(self) -> tuple[float, float]:
         """How long it takes until the effect, and from there to the answer."""
+        if not self.is_harsh:
+            return 0.0, 0.0
         if self.faults.strikes(Fault.CALL_SLOW):
             long_s, share = self.random.uniform(*SLOW_S), self.random.random()
             return long_s * share, long_s * (1.0 - share)
@@ -123,52 +134,66 @@ class Life:
             return 0.0, 0.0
         return self.random.uniform(0.0, self.latency_s), 0.0
 
+    def _strikes(self, fault: Fault) -> bool:
+        return self.is_harsh and self.faults.strikes(fault)
+
     def _die(self, how: Fault) -> None:
         self.kill(how)
         raise Killed
 
 
+Enter = Callable[[Life, str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""How a call of a port gets to the engine."""
+
+
 class _Guarded:
-    def __init__(self, port: object, name: str, life: Life) -> None:
+    def __init__(self, port: object, name: str, life: Life, enter: Enter) -> None:
         self._port = port
         self._name = name
         self._life = life
+        self._enter = enter
 
     def __getattr__(self, method: str) -> Any:
         target = getattr(self._port, method)
         if inspect.isasyncgenfunction(target):
-            guarded = _guarded_stream(target, self._name, method, self._life)
+            guarded = _guarded_stream(target, f"{self._name}.{method}", self._life, self._enter)
         elif inspect.iscoroutinefunction(target):
-            guarded = _guarded_call(target, self._name, method, self._life)
+            guarded = _guarded_call(target, f"{self._name}.{method}", self._life, self._enter)
         else:
             guarded = target
         self.__dict__[method] = guarded
         return guarded
 
 
-def _guarded_call(target: Callable[..., Any], name: str, method: str, life: Life) -> Any:
-    async def call(*args: Any, **kwargs: Any) -> Any:
+async def _through(life: Life, call: str, act: Callable[[], Awaitable[T]]) -> T:
+    name, _, method = call.partition(".")
+    return await life.call(name, method, act, is_write=method not in _HARMLESS)
+
+
+async def _beside(life: Life, call: str, act: Callable[[], Awaitable[T]]) -> T:
+    life.check()
+    return await act()
+
+
+def _guarded_call(target: Callable[..., Any], call: str, life: Life, enter: Enter) -> Any:
+    method = call.partition(".")[2]
+
+    async def guarded(*args: Any, **kwargs: Any) -> Any:
         async def act() -> Any:
             if method == "ack":
                 refs = [(each.ref.run_id, each.ref.task_id) for each in args[0]]
                 life.watcher.acks(Acked(life.name, refs))
-            if method == "receive":
-                return await _receive(life, target, args, kwargs)
-            return await target(*args, **kwargs)
-
-        async def noted() -> Any:
-            answer = await act()
-            life.trace.note(
-                life.name,
-                f"{name}.{method}",
-                describe(method, args, answer),
-                is_minor=method in _MINOR,
-            )
+            if method == "receive" and life.is_harsh:
+                answer = await _receive(life, target, args, kwargs)
+            else:
+                answer = await target(*args, **kwargs)
+            told = describe(method, args, answer)
+            life.trace.note(life.name, call, told, is_minor=method in _MINOR)
             return answer
 
-        return await life.call(name, method, noted)
+        return await enter(life, call, act)
 
-    return call
+    return guarded
 
 
 async def _receive(
@@ -184,15 +209,15 @@ async def _receive(
     return await target(*args, **kwargs)
 
 
-def _guarded_stream(target: Callable[..., Any], name: str, method: str, life: Life) -> Any:
-    async def stream(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+def _guarded_stream(target: Callable[..., Any], call: str, life: Life, enter: Enter) -> Any:
+    async def guarded(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         async with aclosing(target(*args, **kwargs)) as pieces:
             while True:
                 try:
-                    piece = await life.call(name, method, lambda: anext(pieces))
+                    piece = await enter(life, call, lambda: anext(pieces))
                 except StopAsyncIteration:
                     return
-                life.trace.note(life.name, f"{name}.{method}", f"{len(piece)} bytes", is_minor=True)
+                life.trace.note(life.name, call, f"{len(piece)} bytes", is_minor=True)
                 yield piece
 
-    return stream
+    return guarded

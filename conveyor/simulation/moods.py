@@ -42,5 +42,6 @@ def _spared(options: Options) -> Options:
         offset_s=0.0,
         drift=0.0,
         step_s=0.0,
+        pessimism=type(options.pessimism)(),
         rates=rates,
     )

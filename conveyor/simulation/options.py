@@ -13,9 +13,18 @@ import msgspec
 
 from conveyor.domain import limits
 from conveyor.simulation.faults import Fault
+from conveyor.simulation.models.pessimism import (
+    CallFaults,
+    CapacityLimits,
+    DynamoFaults,
+    Pessimism,
+    RedisFaults,
+    S3Faults,
+    SqsFaults,
+)
 from conveyor.simulation.moods import with_mood
 
-ENGINES = ("memory", "embedded")
+ENGINES = ("memory", "embedded", "aws")
 
 _SITE = (
     Fault.SITE_NOT_FOUND,
@@ -93,6 +102,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     drift: float
     step_s: float
     check_every: int
+    has_redis: bool
+    pessimism: Pessimism
     rates: dict[str, float]
     key_claim_s: float = limits.IDEMPOTENCY_CLAIM_S
     is_spared: bool = False
@@ -137,6 +148,72 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         drift=random.choice((0.0, 0.0, 200e-6)),
         step_s=random.choice((0.0, 0.0, 60.0)),
         check_every=random.choice((1, 3)),
+        has_redis=random.random() < 0.6,
+        pessimism=_draw_pessimism(Random(f"pessimism {seed}")),
         rates={fault.value: random.choice(rates) for fault, rates in _CHOICES.items()},
     )
     return with_mood(options)
+
+
+def _draw_pessimism(random: Random) -> Pessimism:
+    """How the services of the AWS engine behave; half of their faults are off."""
+
+    def rate(most: float) -> float:
+        return random.choice((0.0, 0.0, most / 4, most))
+
+    tight = CapacityLimits(partition_writes=20.0, partition_reads=100.0)
+    return Pessimism(
+        calls=CallFaults(
+            latency_s=(0.0, random.choice((0.001, 0.01, 0.1))),
+            refused_rate=rate(0.1),
+            lost_rate=rate(0.04),
+            slow_rate=rate(0.01),
+            stalled_rate=rate(0.002),
+            late_rate=rate(0.005),
+        ),
+        dynamodb=DynamoFaults(
+            capacity=random.choice((None, CapacityLimits(), tight)),
+            throttled_shard_rate=rate(0.002),
+            unprocessed_rate=rate(0.1),
+            conflict_rate=rate(0.1),
+            conflict_s=random.choice((0.0, 0.02)),
+            in_progress_rate=rate(0.02),
+            stale_read_rate=rate(0.3),
+            late_index_rate=rate(0.2),
+            late_expiry_rate=rate(0.5),
+            never_expires_rate=rate(0.2),
+            short_page_rate=rate(0.2),
+        ),
+        sqs=SqsFaults(
+            duplicate_rate=rate(0.05),
+            undead_rate=rate(0.05),
+            reordered_rate=rate(0.5),
+            false_empty_rate=rate(0.2),
+            lost_receive_rate=rate(0.05),
+            stale_receipt_rate=rate(0.1),
+            visibility_drift=rate(0.1),
+            unseen_rate=rate(0.3),
+            ghost_rate=rate(0.3),
+            in_flight_max=random.choice((20, 200, 120_000)),
+            retention_s_max=random.choice((300.0, 14 * 86400.0)),
+            partial_batch_rate=rate(0.05),
+        ),
+        s3=S3Faults(
+            slow_down_rate=rate(0.05),
+            slow_rate=rate(0.02),
+            lost_put_rate=rate(0.05),
+            truncated_list_rate=rate(0.3),
+            undeleted_rate=rate(0.1),
+            left_open_rate=rate(0.3),
+            broken_read_rate=rate(0.05),
+        ),
+        redis=RedisFaults(
+            down_rate=rate(0.0005),
+            failover_rate=rate(0.001),
+            split_rate=rate(0.0005),
+            evicted_rate=rate(0.001),
+            killed_rate=rate(0.01),
+            slow_rate=rate(0.01),
+            deaf_rate=rate(0.02),
+        ),
+    )

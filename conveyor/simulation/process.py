@@ -24,6 +24,7 @@ from conveyor.domain.ids import JobId, RunId
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway
+from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.signals import Signals
 from conveyor.simulation.backends import Ports
@@ -32,6 +33,7 @@ from conveyor.simulation.exchange import Exchange
 from conveyor.simulation.faults import Fault
 from conveyor.simulation.fetching import WatchedGateway
 from conveyor.simulation.life import Killed, Life
+from conveyor.simulation.options import Options
 from conveyor.simulation.stage import Stage
 from conveyor.simulation.web import GATEWAY_HOST, Web
 from conveyor.telemetry import make_metrics
@@ -39,6 +41,8 @@ from conveyor.usecases.env import Env, Here
 
 if TYPE_CHECKING:
     from quart_trio import QuartTrio
+
+    from conveyor.shared_engine import Shared
 
 STOP_S = 110.0
 REQUESTS_GRACE_S = 10.0
@@ -130,14 +134,17 @@ class Process:
         stage.trace.note(self.name, "started", self.role)
         try:
             with life.scope:
+                mail = self.mail = Mailboxes()
                 async with stage.backend.open(
-                    life, self.clock, self.random, role=self.role
+                    life, self.clock, self.random, role=self.role, mail=mail
                 ) as ports:
-                    await self._work(self._world(life, ports))
+                    await self._work(self._world(life, ports, mail))
         except* Killed:
             pass
         except* Exception as errors:  # noqa: BLE001 (it ends a process, not the world)
-            if not life.is_dead:
+            if self._app is None and _is_outage(errors):
+                stage.trace.note(self.name, "could not start", _told(errors))
+            elif not life.is_dead:
                 stage.crashed(self.name, _told(errors))
         finally:
             self.life = self._app = self._nursery = self.mail = None
@@ -202,15 +209,14 @@ class Process:
             if exchange in self._exchanges:
                 self._exchanges.remove(exchange)
 
-    def _world(self, life: Life, ports: Ports) -> World:
+    def _world(self, life: Life, ports: Ports, mail: Mailboxes) -> World:
         stage, options = self.stage, self.stage.options
-        settings = _settings(options.has_gateway, stage)
-        mail = self.mail = Mailboxes()
+        settings = settings_of(options)
         env = make_env(settings, ports, self.clock, self.random, mail, Here())
         policy = replace(
             env.policy, at_once_max=options.at_once_max, chunk_tasks=options.chunk_tasks
         )
-        env = replace(env, policy=policy, signals=self._signals(env, mail))
+        env = replace(env, policy=policy, signals=self._signals(env, mail, ports.shared))
         web = Web(
             life=life,
             faults=stage.faults,
@@ -228,6 +234,7 @@ class Process:
             notifier=WebhookNotifier(cast("Any", web), now=env.now),
             gate=FairGate(capacity=options.concurrency),
             metrics=make_metrics(CollectorRegistry()),
+            listeners=() if ports.shared is None else ports.shared.listeners,
             pace=_pace(stage),
             helper_pace=replace(_pace(stage), discover_s=2.0),
         )
@@ -238,7 +245,9 @@ class Process:
             return ZenrowsGateway(pool, f"https://{GATEWAY_HOST}/v1/", now=env.now)
         return DirectGateway(pool, now=env.now)
 
-    def _signals(self, env: Env, mail: Mailboxes) -> Signals:
+    def _signals(self, env: Env, mail: Mailboxes, shared: Shared | None) -> Signals:
+        if shared is not None:
+            return shared.signals if self.works else replace(shared.signals, local=None)
         local = LocalSignals(mail.discovery.address, mail.streamer.address)
         if self.stage.backend.is_one_machine:
             return local
@@ -277,11 +286,12 @@ class Process:
             )
 
 
-def _settings(has_gateway: bool, stage: Stage) -> Settings:
-    options = stage.options
+def settings_of(options: Options) -> Settings:
     return Settings(
         data_dir=Path("simulated"),
-        gateway_url=f"https://{GATEWAY_HOST}/v1/" if has_gateway else "direct",
+        gateway_url=f"https://{GATEWAY_HOST}/v1/" if options.has_gateway else "direct",
+        table="simulated",
+        bucket="simulated",
         secret_key="a secret that a simulation may know",
         sync_tasks_max=options.sync_tasks_max,
         task_shard_count=options.shard_count,
@@ -300,6 +310,10 @@ def _pace(stage: Stage) -> Pace:
         export_s=10.0,
         receive_max=options.receive_max,
     )
+
+
+def _is_outage(errors: BaseExceptionGroup[Exception]) -> bool:
+    return errors.split(Unavailable)[1] is None
 
 
 def _told(errors: BaseExceptionGroup[Exception]) -> str:

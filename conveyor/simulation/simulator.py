@@ -83,6 +83,7 @@ class _Simulation:
     async def run(self) -> Report:
         stage = self._stage()
         self._complaints.stage = stage
+        await stage.backend.prepare()
         clients = [Client(f"tenant{n}", stage) for n in range(self._options.clients_count)]
         chaos = Chaos(stage)
         with self._over:
@@ -92,8 +93,7 @@ class _Simulation:
                 await self._safety(stage, clients, chaos)
                 await self._liveness(stage, clients)
                 nursery.cancel_scope.cancel()
-        if isinstance(stage.backend, EmbeddedBackend):
-            stage.backend.close()
+        stage.backend.close()
         return self._report(stage)
 
     def _stage(self) -> Stage:
@@ -109,6 +109,7 @@ class _Simulation:
             history=history,
             trace=trace,
             check_every=options.check_every,
+            rows_come_first=backend.rows_come_first,
             on_violation=lambda: self._over.cancel(reason="an invariant is broken"),
         )
         stage = Stage(
@@ -128,6 +129,10 @@ class _Simulation:
         if self._options.engine == "embedded":
             clock = WallClock()
             return EmbeddedBackend(self._data_dir / "data", faults, clock, random), clock
+        if self._options.engine == "aws":
+            from conveyor.simulation.aws_backend import AwsBackend
+
+            return AwsBackend(self._options, faults, random), None
         return MemoryBackend(random), None
 
     async def _safety(self, stage: Stage, clients: list[Client], chaos: Chaos) -> None:
@@ -181,7 +186,10 @@ class _Simulation:
             violations=stage.watcher.violations,
             liveness_failures=self._failures,
             crashes=stage.crashes,
-            faults={fault.value: stage.faults.counts[fault] for fault in Fault},
+            faults={
+                **{fault.value: stage.faults.counts[fault] for fault in Fault},
+                **stage.backend.fired(),
+            },
             kills=stage.history.kills_count,
             virtual_s=trio.current_time(),
             lines=stage.trace.lines,

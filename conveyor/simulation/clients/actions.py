@@ -20,6 +20,7 @@ from conveyor.simulation.clients.mischief import (
     stop_a_list_under_way,
     submit_a_line_that_kills,
 )
+from conveyor.simulation.exchange import HOST
 from conveyor.simulation.faults import Fault
 from conveyor.simulation.web import RECEIVER_DOMAIN
 
@@ -78,21 +79,20 @@ async def upload_a_list(client: Client) -> None:
     if made is None or not made.is_accepted:
         return
     target = made.json["upload"]["url"]
-    path = target.partition("api.example")[2] or target
-    client.inputs.append((made.json["file_input_id"], path))
-    await _upload(client, path)
+    client.inputs.append((made.json["file_input_id"], target))
+    await _upload(client, target)
     await submit_an_uploaded_list(client)
 
 
 async def submit_an_uploaded_list(client: Client) -> None:
     if not client.inputs:
         return
-    input_id, path = client.random.choice(client.inputs)
+    input_id, target = client.random.choice(client.inputs)
     body = _job(client, None)
     body["file_input_id"] = input_id
     await _submit(client, body)
     if client.stage.faults.strikes(Fault.LIST_OVERWRITTEN):
-        await _upload(client, path)
+        await _upload(client, target)
 
 
 async def add_a_list(client: Client) -> None:
@@ -315,7 +315,11 @@ async def _submit(client: Client, body: dict[str, Any]) -> None:
         known.has_webhook = "webhook" in body
 
 
-async def _upload(client: Client, path: str) -> None:
+async def _upload(client: Client, target: str) -> None:
     lines = _lines(client, client.random.randint(1, 40))
     text = "\n".join(line["url"] for line in lines)
-    await client.reliably("PUT", path, raw=text.encode())
+    _, is_ours, path = target.partition(f"//{HOST}")
+    if is_ours:
+        await client.reliably("PUT", path, raw=text.encode())
+    else:
+        await client.put_into_storage(target, text.encode())

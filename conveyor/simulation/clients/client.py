@@ -94,6 +94,12 @@ class Client:
             await trio.sleep(self.random.uniform(0.5, AGAIN_S))
         return None
 
+    async def put_into_storage(self, url: str, body: bytes) -> None:
+        """An upload to an address of the storage's own."""
+        await trio.sleep(self.random.uniform(0.0, 2.0))
+        status = self.stage.backend.serve("PUT", url, {"content-type": "text/plain"}, body)
+        self.stage.trace.note(self.name, "uploaded", f"{len(body)} bytes -> {status}")
+
     async def once(self, method: str, path: str, body: Any = None) -> Call:
         """One try, whatever comes of it."""
         return await self._send(

@@ -40,3 +40,18 @@ async def test_who_is_ahead_of_time_takes_no_lease_that_its_holder_believes_in(s
         each.advance(30)
     assert len(await other.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30)) == 1
     assert await holder.renew([held], ttl_s=30) == frozenset({held})
+
+
+async def test_a_mark_that_was_taken_back_is_gone_for_who_is_behind_the_time(seam: Seam) -> None:
+    table = a_space()
+    await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
+    clock, slow = ManualClock(), ManualClock()
+    clock.advance(SKEW_S)
+    owner = DynamoCoordinator(seam, table, clock=clock, random=Random(1))
+    reader = DynamoCoordinator(seam, table, clock=slow, random=Random(2))
+    await owner.leave_marks("owner", {"workers": "here"}, ttl_s=30)
+    assert await reader.marks_on("workers") == ["here"]
+
+    await owner.leave_marks("owner", {"workers": ""}, ttl_s=0)
+
+    assert await reader.marks_on("workers") == []

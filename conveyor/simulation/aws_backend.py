@@ -1,0 +1,238 @@
+"""The AWS engine over models of its services: each call of a service passes a process's life.
+
+Faults of calls are the models' own, and strike beneath the engine's retries; a life adds only its
+end, its pauses and outages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any
+
+import trio
+
+from actors.tree import LocalSignals, Mailboxes
+from conveyor.domain import ids
+from conveyor.engines.aws.dynamo.items import codec_of
+from conveyor.engines.aws.dynamo.layout import OF, ROW_TYPES
+from conveyor.engines.aws.engine import Names, engine_on, make_ready
+from conveyor.engines.aws.errors import NoAnswer
+from conveyor.engines.aws.metering import Meter
+from conveyor.engines.aws.seam import Answer, LayeredSeam, Params
+from conveyor.engines.embedded.rows import TABLES
+from conveyor.engines.redis.link import Link, Script
+from conveyor.ports.clock import Clock
+from conveyor.shared_engine import share
+from conveyor.simulation.backends import Ports
+from conveyor.simulation.clocks import WallClock
+from conveyor.simulation.faults import Faults
+from conveyor.simulation.life import Life
+from conveyor.simulation.models.aws import AwsModel
+from conveyor.simulation.models.fate import Fate
+from conveyor.simulation.models.pessimism import CALM
+from conveyor.simulation.models.redis.model import RedisModel
+from conveyor.simulation.options import Options
+from conveyor.simulation.process import settings_of
+from conveyor.simulation.snapshot import Address, Lease, Snapshot
+
+NAMES = Names(table="simulated", bucket="simulated", queue_prefix="simulated-")
+REGION = "eu-west-1"
+
+_WRITES = frozenset({"PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems", "BatchWriteItem"})
+_KINDS = {kind.__name__.removesuffix("Key"): kind for kind in ROW_TYPES} | {
+    "Key": next(kind for kind in ROW_TYPES if kind.__name__ == "RecordKey")
+}
+
+
+@dataclass(slots=True)
+class AwsBackend:
+    """One account's worth of services, with Redis or without, as the seed has it."""
+
+    options: Options
+    faults: Faults
+    random: Random
+    is_one_machine: bool = False
+    rows_come_first: bool = True
+    clock: WallClock = field(default_factory=WallClock)
+    model: AwsModel = field(init=False)
+    redis: RedisModel | None = None
+    _known: dict[tuple[str, str], tuple[object, type, Address, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fate = Fate(random=self.random)
+        self.model = AwsModel(clock=self.clock, fate=fate)
+        if self.options.has_redis:
+            self.redis = RedisModel(clock=self.clock, fate=fate)
+
+    async def prepare(self) -> None:
+        seam = LayeredSeam(plane=self.model, random=self.random)
+        await make_ready(seam, NAMES, region=REGION)
+        self.model.fate.pessimism = self.options.pessimism
+
+    @asynccontextmanager
+    async def open(
+        self, life: Life, clock: Clock, random: Random, *, role: str, mail: Mailboxes
+    ) -> AsyncGenerator[Ports, None]:
+        life.is_harsh = False
+        life.refusal = partial(NoAnswer, was_sent=False)
+        plane = _LivingPlane(self.model, life)
+        seam = LayeredSeam(plane=plane, random=random, meter=Meter())
+        engine = await engine_on(seam, self.model, NAMES, clock=clock, random=random)
+        link = None if self.redis is None else _LivingLink(self.redis.link(), life)
+        async with share(
+            settings_of(self.options),
+            engine,
+            link,
+            random=random,
+            owner=ids.mint_ulid(clock.now(), random),
+            local=LocalSignals(mail.discovery.address, mail.streamer.address),
+        ) as shared:
+            yield Ports(
+                store=life.noting(shared.store, "store"),
+                queue=life.noting(shared.queue, "queue"),
+                blobs=life.noting(shared.blobs, "blobs"),
+                coordinator=life.noting(shared.coordinator, "coordinator"),
+                shared=shared,
+            )
+
+    def peek(self) -> Snapshot:
+        rows: dict[type, dict[Address, Any]] = {kind: {} for kind in ROW_TYPES}
+        leases: list[Lease] = []
+        now = self.clock.now()
+        table = self.model.dynamodb.tables.get(NAMES.table)
+        for pk, partition in table.partitions.items() if table is not None else ():
+            for (sk, *_), row in partition.rows.items():
+                if pk.startswith("Sem#"):
+                    leases += _leases_in(pk, row.item, now)
+                elif OF not in row.item:
+                    self._decode(rows, (pk, sk), row)
+        return Snapshot(at=trio.current_time(), now=now, rows=rows, leases=leases)
+
+    def _decode(
+        self, rows: dict[type, dict[Address, Any]], place: tuple[str, str], row: Any
+    ) -> None:
+        """An item that stands as it stood is the same object, and so is its row."""
+        known = self._known.get(place)
+        if known is None or known[0] is not row:
+            kind = _KINDS.get(place[1].partition("#")[0])
+            if kind is None:
+                return
+            value = codec_of(ROW_TYPES[kind]).from_item(row.item)
+            address = tuple(getattr(value, name) for name in TABLES[kind].key_columns)
+            known = self._known[place] = (row, kind, address, value)
+        _, kind, address, value = known
+        rows[kind][address] = value
+
+    def body(self, key: str) -> bytes | None:
+        stored = self.model.s3.buckets[NAMES.bucket].objects.get(key)
+        return None if stored is None else stored.body
+
+    def bodies(self) -> Sequence[str]:
+        return sorted(self.model.s3.buckets[NAMES.bucket].objects)
+
+    def lose_leases(self) -> None:
+        if self.redis is not None:
+            self.redis.primary.take_back(10.0)
+
+    def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        return self.model.s3.handle(method, url, headers, body)[0]
+
+    def calm_down(self) -> None:
+        self.model.fate.pessimism = CALM
+        if self.redis is not None:
+            self.redis.down_until = 0.0
+
+    def fired(self) -> Mapping[str, int]:
+        return dict(self.model.fate.fired)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _leases_in(pk: str, item: Mapping[str, Mapping[str, Any]], now: float) -> list[Lease]:
+    if "token" not in item or float(item["expires_at"]["N"]) <= now:
+        return []
+    run_id = item.get("run_id", {"S": ""})["S"]
+    return [Lease(pk.removeprefix("Sem#"), run_id, float(item["expires_at"]["N"]))]
+
+
+@dataclass(frozen=True, slots=True)
+class _LivingPlane:
+    """See Plane."""
+
+    model: AwsModel
+    life: Life
+
+    async def call(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> Answer:
+        async def act() -> Answer:
+            self.life.trace.note(
+                self.life.name, f"{service}.{operation}", _told(params), is_minor=True
+            )
+            return await self.model.call(service, operation, params, deadline_s=deadline_s)
+
+        return await self.life.call(service, operation, act, is_write=operation in _WRITES)
+
+    @asynccontextmanager
+    async def open(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> AsyncGenerator[Answer, None]:
+        self.life.check()
+        async with self.model.open(service, operation, params, deadline_s=deadline_s) as answer:
+            self.life.check()
+            yield answer
+
+
+@dataclass(frozen=True, slots=True)
+class _LivingLink:
+    """See Link."""
+
+    link: Link
+    life: Life
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        return await self._pass("run", lambda: self.link.run(script, keys, args))
+
+    async def get(self, key: str) -> str | None:
+        found: str | None = await self._pass("get", lambda: self.link.get(key))
+        return found
+
+    async def put(self, key: str, text: str, *, ttl_s: float) -> None:
+        await self._pass("put", lambda: self.link.put(key, text, ttl_s=ttl_s))
+
+    async def drop(self, key: str, members: Sequence[str]) -> None:
+        await self._pass("drop", lambda: self.link.drop(key, members))
+
+    async def publish(self, channel: str, text: str) -> None:
+        await self._pass("publish", lambda: self.link.publish(channel, text))
+
+    def hearing(
+        self, channel: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
+        return self.link.hearing(channel)
+
+    async def _pass(self, command: str, act: Callable[[], Any]) -> Any:
+        async def noted() -> Any:
+            self.life.trace.note(self.life.name, f"redis.{command}", is_minor=True)
+            return await act()
+
+        try:
+            return await self.life.call("redis", command, noted, is_write=False)
+        except NoAnswer as error:
+            raise ConnectionRefusedError(str(error)) from None
+
+
+def _told(params: Params) -> str:
+    """Which row, or which thing, a call is about."""
+    key = params.get("Key") or params.get("Item")
+    if isinstance(key, Mapping):
+        return f"{key.get('pk', {}).get('S')} {key.get('sk', {}).get('S')}"
+    if isinstance(key, str):
+        return key
+    steps = params.get("TransactItems")
+    return f"{len(steps)} steps" if steps else str(params.get("QueueUrl", ""))
