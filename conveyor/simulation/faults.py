@@ -70,6 +70,7 @@ class Fault(StrEnum):
     ONE_MESSAGE_POLLS = "one_message_polls"
     NEVER_AT_ONCE = "never_at_once"
     HASTY_KEYS = "hasty_keys"
+    SHORT_LIVES = "short_lives"
 
 
 ONLY_ON: Mapping[Fault, frozenset[str]] = {

@@ -1,7 +1,8 @@
 """Moods: what some worlds are like as a whole, whatever faults they have (SPEC 6.14).
 
 One in eight is spared: nothing happens there to engines, processes or clocks. What is done twice or
-late in such a world has no excuse. In every other one clients hardly pause.
+late in such a world has no excuse. In others keys lapse while their first call is at work, or one
+missed beat is enough to lose a claim. In every other world clients hardly pause.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from conveyor.simulation.options import Options
 
 NEVER_S = 1e9
-HASTY_S = (1.0, 5.0)
+HASTY_KEYS = {"IDEMPOTENCY_CLAIM_S": 1.0}
+SHORT_LIVES = {"LEASE_TTL_S": 21.0, "VISIBILITY_S": 22.0, "CLAIM_TTL_S": 23.0}
 
 _OUTSIDE = ("site_", "receiver_", "client_", "list_", "account_")
 
@@ -27,7 +29,9 @@ def with_mood(options: Options) -> Options:
     if random.random() < 0.125:
         return _spared(options)
     if random.random() < 0.25:
-        return msgspec.structs.replace(options, key_claim_s=random.choice(HASTY_S))
+        return msgspec.structs.replace(options, limits=HASTY_KEYS)
+    if random.random() < 0.3:
+        return msgspec.structs.replace(options, limits=SHORT_LIVES)
     return options
 
 

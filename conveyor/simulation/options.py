@@ -11,7 +11,6 @@ from random import Random
 
 import msgspec
 
-from conveyor.domain import limits
 from conveyor.simulation.faults import Fault
 from conveyor.simulation.models.pessimism import (
     CallFaults,
@@ -75,7 +74,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a world that its seed decides before it begins.
 
     `disturb_s` is how often, on average, something happens to a process (pause, terminate, storm)
-    or to an engine (outage). `check_every` is how many writes pass between two looks.
+    or to an engine (outage). `check_every` is how many writes pass between two looks. `limits` are
+    those of the program that are others here.
     """
 
     seed: int
@@ -105,7 +105,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     has_redis: bool
     pessimism: Pessimism
     rates: dict[str, float]
-    key_claim_s: float = limits.IDEMPOTENCY_CLAIM_S
+    limits: dict[str, float] = {}
     is_spared: bool = False
     haste: float = 1.0
 

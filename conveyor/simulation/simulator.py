@@ -17,7 +17,6 @@ from random import Random
 
 import trio
 
-from conveyor.domain import limits
 from conveyor.domain.changes import ScrubKey
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE
 from conveyor.domain.model import NoticeStatus, Run
@@ -34,7 +33,8 @@ from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Fault, Faults
 from conveyor.simulation.history import History
 from conveyor.simulation.life import Killed, Sabotage
-from conveyor.simulation.mutants.mutant import setting
+from conveyor.simulation.moods import HASTY_KEYS, SHORT_LIVES
+from conveyor.simulation.mutants.mutant import setting, together
 from conveyor.simulation.options import Options
 from conveyor.simulation.process import Process
 from conveyor.simulation.stage import Stage
@@ -67,8 +67,8 @@ class Report:
 
 def simulate(options: Options) -> Report:
     """Runs one seed, here and now."""
-    hasty = setting("conveyor.domain.limits:IDEMPOTENCY_CLAIM_S", options.key_claim_s)
-    with _scratch(options) as data_dir, _quiet() as complaints, hasty():
+    odd = [setting(f"conveyor.domain.limits:{name}", s) for name, s in options.limits.items()]
+    with _scratch(options) as data_dir, _quiet() as complaints, together(*odd)():
         return kernel.run(options.seed, _Simulation(options, data_dir, complaints).run)
 
 
@@ -249,7 +249,8 @@ def _count_odds(options: Options, faults: Faults) -> None:
         Fault.HASTY_SWEEPER: options.sweep_s <= 1.0,
         Fault.ONE_MESSAGE_POLLS: options.receive_max == 1,
         Fault.NEVER_AT_ONCE: options.at_once_max == 0,
-        Fault.HASTY_KEYS: options.key_claim_s < limits.IDEMPOTENCY_CLAIM_S,
+        Fault.HASTY_KEYS: options.limits == HASTY_KEYS,
+        Fault.SHORT_LIVES: options.limits == SHORT_LIVES,
     }
     for fault, holds in odds.items():
         if holds:
