@@ -11,6 +11,8 @@ from conveyor.simulation.clients.client import Client, KnownJob
 from conveyor.simulation.history import Promise
 from conveyor.simulation.web import POISON
 
+_HEAD_STARTS_S = (0.0, 0.0, 0.05)
+
 FILTERS = ("all", "successful", "failed", "processing")
 
 
@@ -86,12 +88,12 @@ async def submit_a_line_that_kills(client: Client) -> None:
 
 
 async def _post(what: str, client: Client, job: KnownJob) -> None:
-    await trio.sleep(client.random.uniform(0.0, 0.1))
+    await trio.sleep(client.random.choice(_HEAD_STARTS_S))
     await client.post(f"/v1/jobs/{job.job_id}/{what}")
 
 
 async def _add(client: Client, job: KnownJob) -> None:
-    await trio.sleep(client.random.uniform(0.0, 0.1))
+    await trio.sleep(client.random.choice(_HEAD_STARTS_S))
     body = {"tasks": _lines(client, 1)}
     call = await client.post(f"/v1/jobs/{job.job_id}/tasks", body)
     if call is not None and call.is_accepted:
