@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format mutants clean
 
 demo: .venv/.installed
 	$(BIN)/conveyor demo
@@ -23,6 +23,10 @@ check: .venv/.installed-test
 format: .venv/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# When the simulator or the program has changed, other seeds kill the mutants.
+mutants: .venv/.installed-test
+	$(BIN)/conveyor simulate --hunt --record tests/mutants/kills.json
 
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/pip
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .

@@ -13,6 +13,9 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
+from conveyor.cli.hunt import hunt, run_until_killed
+from conveyor.simulation.mutants import MUTANTS
+from conveyor.simulation.mutants.hunting import HOURS
 from conveyor.simulation.options import ENGINES, Options, draw
 from conveyor.simulation.simulator import Report
 from conveyor.simulation.suite import Summary, run_seeds
@@ -20,6 +23,7 @@ from conveyor.simulation.trace import Line
 
 CRASHED, NEVER_ENDED, VIOLATED, NEVER_STRUCK = 127, 128, 129, 126
 SHOWN_LINES = 150
+HUNTED_SEEDS = 500
 
 _ID = re.compile(r"\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{32})\b")
 
@@ -32,7 +36,10 @@ _ID = re.compile(r"\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{32})\b")
 @click.option("--engine", type=click.Choice(ENGINES), help="Instead of the one that is drawn.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write the whole trace of a seed.")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
-def simulate(
+@click.option("--mutant", "mutants", multiple=True, type=click.Choice([*MUTANTS]), metavar="NAME")
+@click.option("--hunt", "is_hunt", is_flag=True, help="Find a seed that kills each mutant.")
+@click.option("--record", type=click.Path(path_type=Path), help="Where seeds that kill are kept.")
+def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     seed: int | None,
     seeds: int | None,
     first: int,
@@ -40,15 +47,28 @@ def simulate(
     engine: str | None,
     trace: Path | None,
     as_json: bool,
+    mutants: tuple[str, ...],
+    is_hunt: bool,
+    record: Path | None,
 ) -> None:
     """Run the real program from a seed, in virtual time, with faults; check all that must hold.
 
     Ends with 127 if the program crashed, 128 if something never ended, 129 if an invariant was
     broken, and 126 if in many seeds some fault never struck.
+
+    A mutant is a defect that is switched on: with --mutant, its seeds end at the first that fails.
+    With --hunt, a seed must be found that kills each (or each that is named): ends with 1 if not.
     """
     if seed is not None and seeds is not None:
         raise click.UsageError("Give --seed or --seeds.")
     wanted = [seed if seed is not None else first] if seeds is None else range(first, first + seeds)
+    if is_hunt:
+        sys.exit(0 if hunt(mutants, range(first, first + (seeds or HUNTED_SEEDS)), record) else 1)
+    if mutants:
+        report = run_until_killed(mutants[0], wanted)
+        if not report.is_well:
+            _tell(report, HOURS)
+        sys.exit(_exit_code_of(report))
     if len(wanted) == 1:
         _introduce(draw(wanted[0], engine=engine, hours=until_hours), until_hours)
     summary = Summary()
@@ -125,6 +145,12 @@ def _in_json(summary: Summary) -> str:
             "kills": summary.kills,
         }
     )
+
+
+def _exit_code_of(report: Report) -> int:
+    summary = Summary()
+    summary.add(report)
+    return _exit_code(summary)
 
 
 def _exit_code(summary: Summary) -> int:

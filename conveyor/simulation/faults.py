@@ -69,6 +69,8 @@ class Fault(StrEnum):
     HASTY_SWEEPER = "hasty_sweeper"
     ONE_MESSAGE_POLLS = "one_message_polls"
     NEVER_AT_ONCE = "never_at_once"
+    HASTY_KEYS = "hasty_keys"
+    SHORT_LIVES = "short_lives"
 
 
 ONLY_ON: Mapping[Fault, frozenset[str]] = {

@@ -37,8 +37,10 @@ class WatchedGateway:
         self.history.fetches.append(fetch)
         self.life.trace.note(self.life.name, "fetches", request.identity)
         self.watcher.fetches(fetch)
-        outcome = await self.inner.scrape(request)
-        fetch.ended_at = trio.current_time()
+        try:
+            outcome = await self.inner.scrape(request)
+        finally:
+            fetch.ended_at = trio.current_time()
         self.life.trace.note(
             self.life.name, "fetched", f"{request.identity}: {type(outcome).__name__}"
         )

@@ -84,6 +84,7 @@ class History:
     signing_secrets: dict[str, list[bytes]] = field(default_factory=dict)
     paged_runs: list[tuple[str, list[str]]] = field(default_factory=list)
     kills_count: int = 0
+    is_spared: bool = False
 
     def answered(self) -> Iterator[Call]:
         return (call for call in self.calls if call.status is not None)

@@ -21,6 +21,7 @@ from conveyor.simulation.models.pessimism import (
     S3Faults,
     SqsFaults,
 )
+from conveyor.simulation.moods import with_mood
 
 ENGINES = ("memory", "embedded", "aws")
 
@@ -73,7 +74,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a world that its seed decides before it begins.
 
     `disturb_s` is how often, on average, something happens to a process (pause, terminate, storm)
-    or to an engine (outage). `check_every` is how many writes pass between two looks.
+    or to an engine (outage). `check_every` is how many writes pass between two looks. `limits` are
+    those of the program that are others here.
     """
 
     seed: int
@@ -103,6 +105,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     has_redis: bool
     pessimism: Pessimism
     rates: dict[str, float]
+    limits: dict[str, float] = {}
+    is_spared: bool = False
+    haste: float = 1.0
 
     @property
     def rate_of(self) -> dict[Fault, float]:
@@ -118,7 +123,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
     def buggified(usual: float, *odd: float) -> float:
         return random.choice(odd) if random.random() < 0.25 else usual
 
-    return Options(
+    options = Options(
         seed=seed,
         engine=engine or drawn_engine,
         has_gateway=random.random() < 0.3,
@@ -147,6 +152,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         pessimism=_draw_pessimism(Random(f"pessimism {seed}")),
         rates={fault.value: random.choice(rates) for fault, rates in _CHOICES.items()},
     )
+    return with_mood(options)
 
 
 def _draw_pessimism(random: Random) -> Pessimism:

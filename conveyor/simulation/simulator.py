@@ -28,10 +28,13 @@ from conveyor.simulation.checkers import ALL
 from conveyor.simulation.clients.actions import act_forever
 from conveyor.simulation.clients.client import Client
 from conveyor.simulation.clients.closing import let_everything_end, page_through_everything
+from conveyor.simulation.clients.insisting import ask_again
 from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Fault, Faults
 from conveyor.simulation.history import History
 from conveyor.simulation.life import Killed, Sabotage
+from conveyor.simulation.moods import HASTY_KEYS, SHORT_LIVES
+from conveyor.simulation.mutants.mutant import setting, together
 from conveyor.simulation.options import Options
 from conveyor.simulation.process import Process
 from conveyor.simulation.stage import Stage
@@ -64,7 +67,8 @@ class Report:
 
 def simulate(options: Options) -> Report:
     """Runs one seed, here and now."""
-    with _scratch(options) as data_dir, _quiet() as complaints:
+    odd = [setting(f"conveyor.domain.limits:{name}", s) for name, s in options.limits.items()]
+    with _scratch(options) as data_dir, _quiet() as complaints, together(*odd)():
         return kernel.run(options.seed, _Simulation(options, data_dir, complaints).run)
 
 
@@ -93,7 +97,8 @@ class _Simulation:
         return self._report(stage)
 
     def _stage(self) -> Stage:
-        options, trace, history = self._options, Trace(), History()
+        options, trace = self._options, Trace()
+        history = History(is_spared=options.is_spared)
         faults = Faults(options.rate_of, _random_of(options, "faults"))
         backend, clock = self._backend(faults)
         watcher = Watcher(
@@ -143,6 +148,11 @@ class _Simulation:
             await let_everything_end(client)
         if not await self._all_ended(stage):
             return
+        if any([await ask_again(client) for client in clients]):
+            for client in clients:
+                await let_everything_end(client)
+            if not await self._all_ended(stage):
+                return
         for client in clients:
             await page_through_everything(client)
         # Hours in which nobody is there: what was put off is due when they come back.
@@ -239,6 +249,8 @@ def _count_odds(options: Options, faults: Faults) -> None:
         Fault.HASTY_SWEEPER: options.sweep_s <= 1.0,
         Fault.ONE_MESSAGE_POLLS: options.receive_max == 1,
         Fault.NEVER_AT_ONCE: options.at_once_max == 0,
+        Fault.HASTY_KEYS: options.limits == HASTY_KEYS,
+        Fault.SHORT_LIVES: options.limits == SHORT_LIVES,
     }
     for fault, holds in odds.items():
         if holds:

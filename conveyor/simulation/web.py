@@ -33,6 +33,8 @@ from conveyor.simulation.watcher import Watcher
 
 GATEWAY_HOST = "gateway.example"
 RECEIVER_DOMAIN = ".hooks.example"
+POISON = b"poison"
+"""What the addresses of pages have in them that kill whoever fetches them."""
 
 _ERRORS: dict[Fault, Callable[[], FetchFailed]] = {
     Fault.SITE_RESET: lambda: ConnectionLost("the peer went away"),
@@ -103,6 +105,9 @@ class Web:
         raise TimedOut("no complete answer before the deadline")
 
     async def _visit(self, request: Request) -> Response:
+        if POISON.decode() in request.target.path_and_query:
+            self.life.kill(Fault.KILLED_BEFORE)
+            self.life.check()
         fault = self._strike(_SITE_FAULTS)
         if request.target.host == GATEWAY_HOST and self.faults.strikes(Fault.ACCOUNT_SPENT):
             fault = Fault.ACCOUNT_SPENT
@@ -110,7 +115,8 @@ class Web:
         if fault is None or fault in {Fault.SITE_EMPTY, Fault.SITE_DRIPPED}:
             if fault is Fault.SITE_DRIPPED:
                 await self._after(self.random.uniform(10.0, 2.0 * limits.SCRAPE_DEADLINE_S))
-            return _page(request, is_empty=fault is Fault.SITE_EMPTY)
+            visit = 0 if fault is Fault.SITE_EMPTY else len(self.history.fetches)
+            return _page(request, visit)
         return await self._fail(fault)
 
     async def _receive(self, request: Request) -> Response:
@@ -163,8 +169,8 @@ class Web:
         return None
 
 
-def _page(request: Request, *, is_empty: bool) -> Response:
-    """The same page for the same address, of some length or other."""
-    digest = hashlib.sha256(request.target.path_and_query.encode()).digest()
-    body = b"" if is_empty else digest * (1 + digest[0] % 64)
+def _page(request: Request, visit: int) -> Response:
+    """Another page on every visit, of some length or other; none at all on the 0th."""
+    digest = hashlib.sha256(f"{request.target.path_and_query} {visit}".encode()).digest()
+    body = digest * (1 + digest[0] % 64) if visit else b""
     return Response(200, ((b"content-type", b"text/html"),), body)

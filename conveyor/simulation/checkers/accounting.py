@@ -127,8 +127,17 @@ def _changed_after_the_end(
     before = moment.before.run_by_id.get(row.run_id)
     if before is None or before.status in RUN_LIVE or new is None:
         return
+    if isinstance(old, Task) and isinstance(new, Task) and _is_claim(old, new):
+        return  # Somebody who has not heard of the end yet; nothing comes of it.
     if before.status is not RunStatus.DELETED or old is None:
         yield f"run {row.run_id} is {before.status}, and {type(row).__name__} changed"
+
+
+def _is_claim(old: Task, new: Task) -> bool:
+    """All that a claim, or a beat under one, changes of a task."""
+    kept = ("attempts", "handed_back", "history", "result", "problem", "reason")
+    unfinished = {old.status, new.status}.isdisjoint(TASK_TERMINAL)
+    return unfinished and all(getattr(old, name) == getattr(new, name) for name in kept)
 
 
 def at_most_one_live_run(moment: Moment) -> Iterator[str]:

@@ -11,6 +11,15 @@ from typing import Any
 import trio
 
 from conveyor.simulation.clients.client import Client, KnownJob
+from conveyor.simulation.clients.mischief import (
+    add_to_a_list_under_way,
+    borrow_a_key,
+    do_two_things_at_once,
+    look_at_anothers_job,
+    misuse_a_cursor,
+    stop_a_list_under_way,
+    submit_a_line_that_kills,
+)
 from conveyor.simulation.exchange import HOST
 from conveyor.simulation.faults import Fault
 from conveyor.simulation.web import RECEIVER_DOMAIN
@@ -26,7 +35,7 @@ async def act_forever(client: Client) -> None:
     while True:
         (action,) = client.random.choices(actions, weights)
         await action(client)
-        await trio.sleep(client.random.uniform(*PAUSE_S))
+        await trio.sleep(client.random.uniform(*PAUSE_S) / client.stage.options.haste)
 
 
 async def submit_a_short_list(client: Client) -> None:
@@ -255,6 +264,13 @@ ACTIONS: Mapping[Action, int] = {
     sign_webhooks: 1,
     redeliver_an_event: 1,
     look_at_bodies: 1,
+    look_at_anothers_job: 1,
+    borrow_a_key: 1,
+    misuse_a_cursor: 1,
+    do_two_things_at_once: 4,
+    add_to_a_list_under_way: 2,
+    stop_a_list_under_way: 2,
+    submit_a_line_that_kills: 1,
 }
 
 

@@ -106,6 +106,10 @@ class Client:
             method, path, b"" if body is None else json.dumps(body).encode(), None, is_raw=False
         )
 
+    async def send_again(self, call: Call) -> Call:
+        """One more try of a request, be it our own or somebody else's."""
+        return await self._send(call.method, call.path, call.body, call.key, is_raw=False)
+
     async def _reuse_a_key(self, body: Any) -> None:
         """What a careless client does: another request under a key that was used."""
         key, path = self.random.choice(self.keys)

@@ -1,0 +1,32 @@
+"""Tenancy: nobody is shown, or kept from anything by, what another tenant has (I44)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conveyor.simulation.history import Call
+from conveyor.simulation.watcher import Moment
+
+
+def nobody_sees_what_is_anothers(moment: Moment, call: Call) -> Iterator[str]:
+    """I44: a good answer neither comes from, nor names, a job of somebody else."""
+    if not call.is_accepted:
+        return
+    for promise in moment.history.promises.values():
+        if promise.tenant == call.tenant:
+            continue
+        if promise.job_id in call.path or promise.job_id.encode() in call.answer:
+            yield f"call {call.number} of {call.tenant} was shown a job of {promise.tenant}"
+
+
+def a_key_is_its_callers_own(moment: Moment, call: Call) -> Iterator[str]:
+    """I44: a key conflicts with what its caller did with it, never with what others did."""
+    if call.status != 409 or b"idempotency_key_conflict" not in call.answer:
+        return
+    own = (
+        other
+        for other in moment.history.calls
+        if (other.tenant, other.key, other.path) == (call.tenant, call.key, call.path)
+    )
+    if all(other.body == call.body for other in own):
+        yield f"call {call.number} of {call.tenant} was refused for somebody else's request"

@@ -1,0 +1,26 @@
+"""The mutants, by name: the defects that the simulator must find."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from conveyor.simulation.mutants import (
+    acceptance,
+    completion,
+    dispatch,
+    ending,
+    ingest,
+    reading,
+    settling,
+    shared,
+)
+from conveyor.simulation.mutants.mutant import Mutant, PlaceGone
+
+__all__ = ["MUTANTS", "Mutant", "PlaceGone"]
+
+_FAMILIES = (acceptance, ingest, completion, dispatch, settling, ending, reading, shared)
+
+MUTANTS: Mapping[str, Mutant] = {
+    mutant.name: mutant for family in _FAMILIES for mutant in family.MUTANTS
+}
+"""In the order of a job's life."""

@@ -1,0 +1,152 @@
+"""Mutants of acceptance: lists that are not there, keys that mean the wrong thing (SPEC 7)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.domain import limits
+from conveyor.domain.changes import Change, Guard, RecordKey, Update
+from conveyor.domain.errors import Refused
+from conveyor.domain.idempotency import InProgress, KeyVerdict, Request
+from conveyor.domain.ids import BatchId, JobId, RunId
+from conveyor.domain.model import KeyRecord, StagedList, TaskSpec
+from conveyor.ports.errors import Unavailable
+from conveyor.simulation.mutants.mutant import Mutant, swapping
+from conveyor.usecases.env import Env
+from conveyor.usecases.idempotency import Answer, ToAnswer, Work
+from conveyor.usecases.staging import source_key
+
+
+def _hoping_it_is_stored(stage: Any) -> Any:
+    async def mutated(
+        env: Env, job_id: JobId, run_id: RunId, batch_id: BatchId, specs: Sequence[TaskSpec]
+    ) -> StagedList:
+        try:
+            staged: StagedList = await stage(env, job_id, run_id, batch_id, specs)
+        except Unavailable:
+            key = source_key(job_id, run_id, batch_id)
+            return StagedList(key=key, origin_run_id=run_id, origin_batch_id=batch_id)
+        return staged
+
+    return mutated
+
+
+def _another_subject(claim_key: Any) -> Any:
+    def mutated(
+        request: Request, record: KeyRecord | None, *, subject: str, owner: str, now: float
+    ) -> Change:
+        change: Change = claim_key(request, record, subject=subject, owner=owner, now=now)
+        (write,) = change.writes
+        if not isinstance(write, Update):
+            return change
+        values = {**write.values, "subject": subject}
+        return Change((msgspec.structs.replace(write, values=values),))
+
+    return mutated
+
+
+def _for_ever_in_progress(judge: Any) -> Any:
+    def mutated(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdict:
+        if record is not None and 0 < record.claimed_until < now:
+            record = msgspec.structs.replace(record, claimed_until=math.inf)
+        verdict: KeyVerdict = judge(record, request, now=now)
+        return (
+            InProgress(limits.IDEMPOTENCY_RETRY_S) if verdict == InProgress(math.inf) else verdict
+        )
+
+    return mutated
+
+
+def _whatever_its_bytes(judge: Any) -> Any:
+    def mutated(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdict:
+        if record is not None:
+            record = msgspec.structs.replace(record, fingerprint=request.fingerprint)
+        verdict: KeyVerdict = judge(record, request, now=now)
+        return verdict
+
+    return mutated
+
+
+def _every_refusal_is_final(_: Any) -> Any:
+    async def mutated(work: Work, subject: str, to_answer: ToAnswer) -> Answer:
+        try:
+            return await work(subject)
+        except Refused as refusal:
+            return to_answer(refusal)
+
+    return mutated
+
+
+def _one_scope_for_all_callers(_: Any) -> Any:
+    def key_id(self: Request) -> str:
+        scope = "\n".join((self.method, self.path, self.key))
+        return hashlib.sha256(scope.encode()).hexdigest()
+
+    return property(key_id)
+
+
+def _over_any_answer(_: Any) -> Any:
+    def mutated(request: Request, status: int, body: str) -> Change:
+        guard = Guard(equals=(("fingerprint", request.fingerprint),))
+        values = {"response_status": status, "response_body": body, "claimed_until": 0.0}
+        return Change((Update(RecordKey(request.key_id), guard, values),))
+
+    return mutated
+
+
+MUTANTS = (
+    Mutant(
+        name="lost_list_taken_for_stored",
+        window=1,
+        invariants=(1, 2, 13),
+        what="A list whose storing was not answered counts as stored.",
+        apply=swapping("conveyor.usecases.staging:stage", _hoping_it_is_stored),
+    ),
+    Mutant(
+        name="takeover_makes_another",
+        window=88,
+        invariants=(3,),
+        what="Whoever takes a key over from a lost owner makes a job of its own.",
+        apply=swapping("conveyor.domain.idempotency:claim_key", _another_subject),
+    ),
+    Mutant(
+        name="key_claim_never_lapses",
+        window=82,
+        invariants=(5,),
+        what="The claim on a key outlives its owner.",
+        apply=swapping("conveyor.domain.idempotency:judge", _for_ever_in_progress),
+    ),
+    Mutant(
+        name="refusal_for_now_is_kept",
+        window=85,
+        invariants=(5,),
+        what="A refusal that says when to come back is stored and replayed.",
+        apply=swapping("conveyor.usecases.idempotency:_worked", _every_refusal_is_final),
+    ),
+    Mutant(
+        name="key_of_all_callers",
+        window=84,
+        invariants=(44,),
+        what="A key is scoped by method and path, not by its caller.",
+        apply=swapping("conveyor.domain.idempotency:Request.key_id", _one_scope_for_all_callers),
+    ),
+    Mutant(
+        name="key_without_fingerprint",
+        window=86,
+        invariants=(6,),
+        what="A key that comes with other bytes gets the answer to the first ones.",
+        apply=swapping("conveyor.domain.idempotency:judge", _whatever_its_bytes),
+    ),
+    Mutant(
+        name="last_answer_stands",
+        window=88,
+        invariants=(4,),
+        what="A slow first request replaces the answer that its successor has given.",
+        apply=swapping("conveyor.domain.idempotency:answer", _over_any_answer),
+    ),
+)

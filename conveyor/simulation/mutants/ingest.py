@@ -1,0 +1,252 @@
+"""Mutants of ingest: rows overwritten, lost, renumbered, counted twice or not at all (SPEC 6.5)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from conveyor.domain import ingestion
+from conveyor.domain.changes import Change, Chunk, Guard, JobKey, Update
+from conveyor.domain.ids import FIRST_BATCH, BatchId, InputId, RunId, TaskId
+from conveyor.domain.inputs import UploadedList, slot_key
+from conveyor.domain.model import Batch, GateStatus, Job, Run, Task, TaskSpec
+from conveyor.simulation.mutants.mutant import Mutant, part, swapping, together
+from conveyor.usecases import lists, staging
+from conveyor.usecases.env import Env
+
+
+def _overwriting_in_memory(put_chunk: Any) -> Any:
+    async def mutated(self: Any, chunk: Chunk) -> Any:
+        self._tasks.update({(task.run_id, task.task_id): task for task in chunk.tasks})
+        return await put_chunk(self, chunk)
+
+    return mutated
+
+
+def _overwriting_rows(put_chunk: Any) -> Any:
+    def mutated(connection: Any, chunk: Chunk, now: float) -> Any:
+        table = part("conveyor.engines.embedded.store:TASKS")
+        insert: str = part("conveyor.engines.embedded.statements:insert_sql")(table)
+        replace = insert.replace("INSERT", "INSERT OR REPLACE").partition(" ON CONFLICT")[0]
+        connection.executemany(replace, map(table.to_row, chunk.tasks))
+        return put_chunk(connection, chunk, now)
+
+    return mutated
+
+
+def _overwriting_items(_: Any) -> Any:
+    async def mutated(table: Any, chunk: Chunk, task: Task) -> None:
+        insert = part("conveyor.engines.aws.dynamo.chunks:Insert")
+        key = part("conveyor.engines.aws.dynamo.chunks:TaskKey")
+        at = key(chunk.key.job_id, task.run_id, task.task_id, task.shard)
+        params = part("conveyor.engines.aws.dynamo.expressions:put")(table.name, insert(at, task))
+        params = {name: params[name] for name in ("TableName", "Item")}
+        await table.write("PutItem", params)
+
+    return mutated
+
+
+def _unfenced_in_memory(put_chunk: Any) -> Any:
+    async def mutated(self: Any, chunk: Chunk) -> Any:
+        return await put_chunk(self, _as_the_batch_stands(chunk, self._row(chunk.key)))
+
+    return mutated
+
+
+def _unfenced_rows(put_chunk: Any) -> Any:
+    def mutated(connection: Any, chunk: Chunk, now: float) -> Any:
+        batch = part("conveyor.engines.embedded.statements:select")(connection, chunk.key)
+        return put_chunk(connection, _as_the_batch_stands(chunk, batch), now)
+
+    return mutated
+
+
+def _as_the_batch_stands(chunk: Chunk, batch: Batch | None) -> Chunk:
+    if batch is None:
+        return chunk
+    return msgspec.structs.replace(chunk, epoch=batch.epoch, done_before=batch.done)
+
+
+def _no_fence(_: Any) -> Any:
+    def mutated(chunk: Chunk) -> Guard:
+        return Guard()
+
+    return mutated
+
+
+def _total_of_this_list(seal: Any) -> Any:
+    def mutated(batch: Batch, run: Run, *, now: float) -> Change:
+        sealed, counted, *told = seal(batch, run, now=now).writes
+        assert isinstance(counted, Update)
+        deltas = dict(counted.deltas)
+        values = {**counted.values, "total": deltas.pop("total")}
+        counted = msgspec.structs.replace(counted, values=values, deltas=deltas)
+        return Change((sealed, counted, *told))
+
+    return mutated
+
+
+def _from_the_slot(take: Any) -> Any:
+    async def mutated(env: Env, job: Job, run_id: RunId, input_id: str) -> tuple[UploadedList, int]:
+        source, total = await take(env, job, run_id, input_id)
+        return msgspec.structs.replace(source, key=slot_key(InputId(input_id))), total
+
+    return mutated
+
+
+def _without_bad_lines(chunk_of_specs: Any) -> Any:
+    def mutated(
+        batch: Batch, run: Run, specs: Sequence[TaskSpec], *, cursor: str, now: float
+    ) -> Chunk:
+        good = [spec for spec in specs if spec.problem is None]
+        chunk: Chunk = chunk_of_specs(batch, run, good, cursor=cursor, now=now)
+        return chunk
+
+    return mutated
+
+
+def _through_any_gate(chunk: Any) -> Any:
+    def mutated(
+        batch: Batch,
+        run: Run,
+        tasks: Sequence[Task],
+        *,
+        cursor: str,
+        sources: frozenset[RunId],
+        now: float,
+    ) -> Chunk:
+        made: Chunk = chunk(batch, run, tasks, cursor=cursor, sources=sources, now=now)
+        return msgspec.structs.replace(made, gate_in=frozenset(GateStatus))
+
+    return mutated
+
+
+def _by_index_alone(task_id: Any) -> Any:
+    def mutated(run_id: RunId, batch_id: BatchId, index: int) -> TaskId:
+        return TaskId(task_id(run_id, FIRST_BATCH, index))
+
+    return mutated
+
+
+def _numbered_from_here(_: Any) -> Any:
+    async def mutated(
+        env: Env, batch: Batch, run: Run, source: UploadedList
+    ) -> AsyncGenerator[Chunk, None]:
+        job = await env.store.read(JobKey(batch.job_id))
+        assert job is not None
+        skipped, behind = batch.done, 0
+        async with aclosing(lists.groups(env, source)) as groups:
+            async for lines in groups:
+                start, behind = behind, behind + len(lines)
+                specs = [
+                    staging.judge(env, job, index - skipped, line.draft)
+                    for index, line in enumerate(lines, start)
+                    if index >= skipped
+                ]
+                if specs:
+                    chunk = ingestion.chunk_of_specs(
+                        batch, run, specs, cursor=str(behind), now=env.now()
+                    )
+                    yield chunk
+                    batch = msgspec.structs.replace(batch, **chunk.values)
+
+    return mutated
+
+
+def _nothing_stalls(_: Any) -> Any:
+    async def mutated(env: Env, *, idle_s: float) -> list[Batch]:
+        return []
+
+    return mutated
+
+
+def _list_alone_is_given_up(_: Any) -> Any:
+    async def mutated(env: Env, batch: Batch, detail: str) -> None:
+        await env.commit(ingestion.abandon(batch, now=env.now()))
+
+    return mutated
+
+
+MUTANTS = (
+    Mutant(
+        name="ingest_overwrites",
+        window=14,
+        invariants=(9, 14, 21),
+        what="A chunk that is put again replaces the rows that are there.",
+        apply=together(
+            swapping("conveyor.engines.memory.store:MemoryStore.put_chunk", _overwriting_in_memory),
+            swapping("conveyor.engines.embedded.store:_put_chunk", _overwriting_rows),
+            swapping("conveyor.engines.aws.dynamo.chunks:_put_task", _overwriting_items),
+        ),
+    ),
+    Mutant(
+        name="ingest_unfenced",
+        window=15,
+        invariants=(11, 21, 22),
+        what="A step of an ingester passes whoever has the batch and wherever it stands.",
+        apply=together(
+            swapping("conveyor.engines.memory.store:MemoryStore.put_chunk", _unfenced_in_memory),
+            swapping("conveyor.engines.embedded.store:_put_chunk", _unfenced_rows),
+            swapping("conveyor.engines.aws.dynamo.chunks:_fence", _no_fence),
+        ),
+    ),
+    Mutant(
+        name="total_set_not_added",
+        window=17,
+        invariants=(11, 22, 23),
+        what="Sealing a list sets the run's total to its own, whatever others have added.",
+        apply=swapping("conveyor.domain.ingestion:seal", _total_of_this_list),
+    ),
+    Mutant(
+        name="upload_not_pinned",
+        window=10,
+        invariants=(10,),
+        what="A job reads the uploaded list where its caller may still replace it.",
+        apply=swapping("conveyor.usecases.inputs:take", _from_the_slot),
+    ),
+    Mutant(
+        name="bad_lines_vanish",
+        window=13,
+        invariants=(2, 12),
+        what="A line that is no valid task is left out.",
+        apply=swapping("conveyor.domain.ingestion:chunk_of_specs", _without_bad_lines),
+    ),
+    Mutant(
+        name="ingest_through_shut_gates",
+        window=24,
+        invariants=(24,),
+        what="Chunks go on into a run that has been stopped.",
+        apply=swapping("conveyor.domain.ingestion:_chunk", _through_any_gate),
+    ),
+    Mutant(
+        name="ids_without_batch",
+        window=26,
+        invariants=(2, 8),
+        what="Lines of two lists at the same index have the same id.",
+        apply=swapping("conveyor.domain.admission:task_id", _by_index_alone),
+    ),
+    Mutant(
+        name="resumed_list_renumbered",
+        window=19,
+        invariants=(2, 8),
+        what="Whoever goes on with a list numbers its lines from where they began.",
+        apply=swapping("conveyor.usecases.ingest:_chunks_of_upload", _numbered_from_here),
+    ),
+    Mutant(
+        name="stalled_lists_stay",
+        window=8,
+        invariants=(13,),
+        what="Nobody takes up a list whose ingester was lost.",
+        apply=swapping("conveyor.usecases.reconcile:stalled_batches", _nothing_stalls),
+    ),
+    Mutant(
+        name="failed_ingest_leaves_run",
+        window=21,
+        invariants=(13, 27),
+        what="A list that cannot be taken is given up, and its run waits for it.",
+        apply=swapping("conveyor.usecases.ingest:give_up", _list_alone_is_given_up),
+    ),
+)

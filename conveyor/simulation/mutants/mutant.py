@@ -1,0 +1,107 @@
+"""Mutant: one defect of the product that can be switched on for a while.
+
+A mutant takes away what closes a window and puts a plausible mistake in its place. The product has
+no switches for that: a function, a method or a constant is swapped while the mutant is applied. If
+it is no longer where the mutant looks for it, or takes other arguments, that is an error and not a
+mutant that does nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+Apply = Callable[[], AbstractContextManager[None]]
+Make = Callable[[Any], Any]
+
+
+class PlaceGone(LookupError):
+    """The product has changed under a mutant, which has to follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """`window` is the number of the way to fail that it opens, `invariants` are those that break.
+    `engines` have the defect; any, if none is named."""
+
+    name: str
+    window: int
+    invariants: tuple[int, ...]
+    what: str
+    apply: Apply
+    engines: tuple[str, ...] = ()
+
+
+def swapping(place: str, make: Make) -> Apply:
+    """Swaps what stands at `package.module:name` or `package.module:Class.name` for what `make`
+    makes of it."""
+
+    @contextmanager
+    def applied() -> Iterator[None]:
+        owner, name = _find(place)
+        original = vars(owner)[name]
+        swapped = make(original)
+        _refuse_unlike(place, original, swapped)
+        setattr(owner, name, swapped)
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)
+
+    return applied
+
+
+def setting(place: str, value: object) -> Apply:
+    """Swaps a constant."""
+    return swapping(place, lambda _: value)
+
+
+def together(*swaps: Apply) -> Apply:
+    """One defect that takes more than one swap."""
+
+    @contextmanager
+    def applied() -> Iterator[None]:
+        with ExitStack() as stack:
+            for swap in swaps:
+                stack.enter_context(swap())
+            yield
+
+    return applied
+
+
+def part(place: str) -> Any:
+    """What the product has there, for mutants that put its parts together in another way."""
+    owner, name = _find(place)
+    return vars(owner)[name]
+
+
+def _find(place: str) -> tuple[Any, str]:
+    module, _, path = place.partition(":")
+    *above, name = path.split(".")
+    try:
+        owner: Any = import_module(module)
+        for each in above:
+            owner = vars(owner)[each]
+        vars(owner)[name]
+    except (ImportError, KeyError) as error:
+        raise PlaceGone(f"there is no {place} any more") from error
+    return owner, name
+
+
+def _refuse_unlike(place: str, original: object, swapped: object) -> None:
+    if type(original) is not type(swapped):
+        raise PlaceGone(f"{place} is a {type(original).__name__} now")
+    if inspect.isfunction(original) and inspect.isfunction(swapped):
+        kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if any(is_kind(original) is not is_kind(swapped) for is_kind in kinds):
+            raise PlaceGone(f"{place} is called in another way now")
+        if _parameters(original) != _parameters(swapped):
+            raise PlaceGone(f"{place} takes {', '.join(_parameters(original))} now")
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    return [name.lstrip("_") for name in inspect.signature(function).parameters]

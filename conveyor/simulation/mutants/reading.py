@@ -1,0 +1,131 @@
+"""Mutants of reads: pages, cursors, exports, and whose they are (SPEC 4.5, 5.7)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from conveyor.domain import paging
+from conveyor.domain.changes import Change, Guard, JobKey, Update
+from conveyor.domain.errors import NotFound
+from conveyor.domain.export import Export
+from conveyor.domain.ids import CallerId, JobId
+from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
+from conveyor.domain.model import Job, Run, RunStatus
+from conveyor.domain.paging import Sign
+from conveyor.simulation.mutants.mutant import Mutant, setting, swapping, together
+from conveyor.usecases.env import Env
+from conveyor.usecases.results import ResultPage
+
+
+def _cursor_for_anything(make_cursor: Any) -> Any:
+    def mutated(position: str, *, scope: str, sign: Sign) -> str:
+        return str(make_cursor(position, scope="", sign=sign))
+
+    return mutated
+
+
+def _cursor_of_anything(read_cursor: Any) -> Any:
+    def mutated(cursor: str, *, scope: str, sign: Sign) -> str:
+        return str(read_cursor(cursor, scope="", sign=sign))
+
+    return mutated
+
+
+def _one_too_far(page: Any) -> Any:
+    async def mutated(
+        env: Env, job: Job, run: Run, *, status: str, cursor: str | None, limit: int
+    ) -> ResultPage:
+        shown: ResultPage = await page(env, job, run, status=status, cursor=cursor, limit=limit)
+        if shown.next_cursor is None:
+            return shown
+        longer = await page(env, job, run, status=status, cursor=cursor, limit=limit + 1)
+        scope = f"{job.caller}|{run.job_id}|{run.run_id}|{status}"
+        sign = partial(env.vault.sign, purpose="cursor")
+        further = paging.make_cursor(longer.tasks[-1].task_id, scope=scope, sign=sign)
+        return msgspec.structs.replace(shown, next_cursor=further)
+
+    return mutated
+
+
+def _whose_ever(_: Any) -> Any:
+    async def mutated(env: Env, caller: CallerId, job_id: str) -> Job:
+        job = await env.store.read(JobKey(JobId(job_id)))
+        if job is None or job.status not in JOB_VISIBLE:
+            raise NotFound("There is no such job.")
+        return job
+
+    return mutated
+
+
+def _one_place_for_all(_: Any) -> Any:
+    def mutated(export: Export) -> str:
+        return f"jobs/{export.job_id}/exports/{export.run_id}/{export.export_id}"
+
+    return mutated
+
+
+def _by_anybody(step: Any) -> Any:
+    def mutated(
+        export: Export, event: str, values: dict[str, Any], deltas: dict[str, int] | None = None
+    ) -> Change:
+        (write,) = step(export, event, values, deltas).writes
+        assert isinstance(write, Update)
+        guard = Guard(status_in=write.guard.status_in)
+        return Change((msgspec.structs.replace(write, guard=guard),))
+
+    return mutated
+
+
+MUTANTS = (
+    Mutant(
+        name="cursor_for_anything",
+        window=90,
+        invariants=(38,),
+        what="A cursor is good for any list.",
+        apply=together(
+            swapping("conveyor.domain.paging:make_cursor", _cursor_for_anything),
+            swapping("conveyor.domain.paging:read_cursor", _cursor_of_anything),
+        ),
+    ),
+    Mutant(
+        name="page_ends_one_too_far",
+        window=89,
+        invariants=(37,),
+        what="The cursor of a page points behind the first row that it did not show.",
+        apply=swapping("conveyor.usecases.results:page", _one_too_far),
+    ),
+    Mutant(
+        name="foreign_jobs_shown",
+        window=84,
+        invariants=(44,),
+        what="Who knows the id of a job can read its results.",
+        apply=swapping("conveyor.api.results:own_job", _whose_ever),
+    ),
+    Mutant(
+        name="live_run_exported",
+        window=95,
+        invariants=(40,),
+        what="A run can be exported while its tasks are under way.",
+        apply=together(
+            setting("conveyor.usecases.exports:RUN_LIVE", frozenset[RunStatus]()),
+            setting("conveyor.domain.exporting:RUN_ENDED", RUN_VISIBLE),
+        ),
+    ),
+    Mutant(
+        name="exports_share_a_place",
+        window=94,
+        invariants=(40,),
+        what="Who is too late with an export removes the file of who was first.",
+        apply=swapping("conveyor.usecases.exports:_own_prefix", _one_place_for_all),
+    ),
+    Mutant(
+        name="export_unfenced",
+        window=94,
+        invariants=(40,),
+        what="Who has lost an export to another goes on with it.",
+        apply=swapping("conveyor.domain.exporting:_step", _by_anybody),
+    ),
+)

@@ -1,0 +1,175 @@
+"""Mutants of the engine on AWS: partial answers, old reads, steps that are not one (SPEC 5.10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from conveyor.domain.changes import Change, Chunk
+from conveyor.domain.ids import JobId
+from conveyor.domain.model import Run
+from conveyor.domain.queries import TasksOf
+from conveyor.simulation.mutants.mutant import Mutant, part, swapping, together
+from conveyor.usecases.env import Env
+
+_DYNAMO = "conveyor.engines.aws.dynamo"
+
+
+def _never_counted(look: Any) -> Any:
+    async def mutated(table: Any, chunk: Chunk) -> Any:
+        refusal, _ = await look(table, chunk)
+        return refusal, False
+
+    return mutated
+
+
+def _noting_anyway(noting: Any) -> Any:
+    def mutated(table: str, chunk: Chunk) -> Any:
+        params = noting(table, chunk)
+        condition = params["ConditionExpression"].rpartition(" AND (")[0]
+        return {**params, "ConditionExpression": condition}
+
+    return mutated
+
+
+def _flips_then_counts(_: Any) -> Any:
+    async def mutated(table: Any, group: list[tuple[int, Change]]) -> Any:
+        changes = [change for _, change in group]
+        *flips, count = part(f"{_DYNAMO}.tallies:_steps")(table.name, changes)
+        judge = part(f"{_DYNAMO}.tallies:judge")
+        failed = await table.write_together(flips)
+        if failed is None:
+            await table.write("UpdateItem", count["Update"])
+            return {}
+        rows = await table.get_all([write.key for change in changes for write in change.writes])
+        refusals = {number: judge(change.writes, rows) for number, change in group}
+        refused = {number: verdict for number, verdict in refusals.items() if verdict is not None}
+        left = [each for each in group if each[0] not in refused]
+        return refused | (await mutated(table, left) if left else {})
+
+    return mutated
+
+
+def _without_leftovers(_: Any) -> Any:
+    async def mutated(self: Any, places: Any) -> Any:
+        keys = [part(f"{_DYNAMO}.table:key_item")(place) for place in places]
+        asked = {self.name: {"Keys": keys, "ConsistentRead": True}}
+        answer = await self.call("BatchGetItem", {"RequestItems": asked})
+        return answer.get("Responses", {}).get(self.name, [])
+
+    return mutated
+
+
+def _as_it_comes(call: Any) -> Any:
+    async def mutated(self: Any, operation: str, params: Any) -> Any:
+        if operation == "GetItem":
+            params = {**params, "ConsistentRead": False}
+        return await call(self, operation, params)
+
+    return mutated
+
+
+def _shards_but_one(tasks_of: Any) -> Any:
+    async def mutated(table: Any, query: TasksOf) -> Any:
+        if query.after is not None and query.shard_count > 1:
+            query = msgspec.structs.replace(query, shard_count=query.shard_count - 1)
+        return await tasks_of(table, query)
+
+    return mutated
+
+
+def _one_shard(_: Any) -> Any:
+    async def mutated(table: Any, job_id: JobId) -> int:
+        return 1
+
+    return mutated
+
+
+def _sent_once(_: Any) -> Any:
+    async def mutated(env: Env, run: Run) -> int:
+        return 0
+
+    return mutated
+
+
+def _dropped_by_anybody(_: Any) -> Any:
+    async def mutated(self: Any, slot: Any) -> bool:
+        return bool(await self._write("DeleteItem", Key=slot.key))
+
+    return mutated
+
+
+_AWS = ("aws",)
+
+MUTANTS = (
+    Mutant(
+        name="chunk_counted_again",
+        window=16,
+        invariants=(21, 22),
+        what="A chunk that is put again is counted again.",
+        apply=together(
+            swapping(f"{_DYNAMO}.chunks:_look", _never_counted),
+            swapping(f"{_DYNAMO}.chunks:_noting", _noting_anyway),
+        ),
+        engines=_AWS,
+    ),
+    Mutant(
+        name="count_apart_from_flip",
+        window=55,
+        invariants=(21,),
+        what="Tasks flip in one transaction, and are counted in the next.",
+        apply=swapping(f"{_DYNAMO}.tallies:_apply_group", _flips_then_counts),
+        engines=_AWS,
+    ),
+    Mutant(
+        name="leftovers_of_a_read_dropped",
+        window=5,
+        invariants=(2, 39),
+        what="Of a batch of keys those count as absent that the table put off.",
+        apply=swapping(f"{_DYNAMO}.table:Table._get_slice", _without_leftovers),
+        engines=_AWS,
+    ),
+    Mutant(
+        name="rows_read_as_they_come",
+        window=7,
+        invariants=(39,),
+        what="Rows are read from whichever copy answers, however old it is.",
+        apply=swapping(f"{_DYNAMO}.table:Table.call", _as_it_comes),
+        engines=_AWS,
+    ),
+    Mutant(
+        name="page_drops_a_shard",
+        window=89,
+        invariants=(37,),
+        what="Behind a cursor, a page is made of all shards but one.",
+        apply=swapping(f"{_DYNAMO}.finds:_tasks_of", _shards_but_one),
+        engines=_AWS,
+    ),
+    Mutant(
+        name="scrub_of_one_shard",
+        window=78,
+        invariants=(33,),
+        what="A scrub takes a job for one that has a single shard.",
+        apply=swapping(f"{_DYNAMO}.scrubs:_shard_count", _one_shard),
+        engines=_AWS,
+    ),
+    Mutant(
+        name="lost_refs_stay_lost",
+        window=42,
+        invariants=(2, 20),
+        what="Refs that a crash kept from being sent are never sent again.",
+        apply=swapping("conveyor.usecases.reconcile:_resend", _sent_once),
+        engines=_AWS,
+    ),
+    Mutant(
+        name="lease_released_by_anybody",
+        window=45,
+        invariants=(29, 30),
+        what="Whose lease has lapsed gives back that of who came next.",
+        apply=swapping(
+            "conveyor.engines.aws.coordinator:DynamoCoordinator._drop", _dropped_by_anybody
+        ),
+        engines=_AWS,
+    ),
+)

@@ -1,0 +1,94 @@
+"""Probes of calls: what the engine on AWS asks of its services, before a seam that takes notes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import trio
+
+from conveyor.domain import settlement
+from conveyor.domain.changes import JobKey
+from conveyor.domain.ids import LeaseId, TaskId
+from conveyor.domain.model import Result
+from conveyor.domain.queries import TasksOf
+from conveyor.domain.settlement import Spent
+from conveyor.engines.aws.coordinator import DynamoCoordinator
+from conveyor.engines.aws.dynamo import finds, scrubs, tallies
+from conveyor.engines.aws.dynamo.expressions import to_item
+from conveyor.engines.aws.dynamo.table import Table
+from tests.builders import JOB, RUN, T0, ManualClock, a_job, a_ref, a_task, key_of
+
+
+@dataclass
+class NotedSeam:
+    """Every row is a job of four shards; of a batch of reads all but the first are put off."""
+
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+
+    async def call(self, service: str, operation: str, params: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        self.asked.append((operation, params))
+        job = a_job(shard_count=4)
+        item = to_item(key_of(job), job)
+        if operation == "BatchGetItem":
+            first, *later = params["RequestItems"]["table"]["Keys"]
+            answer: dict[str, Any] = {"Responses": {"table": [item | first]}}
+            return answer | {"UnprocessedKeys": {"table": {"Keys": later}} if later else {}}
+        return {"Item": item} if operation == "GetItem" else {}
+
+    def open(
+        self, service: str, operation: str, params: Any
+    ) -> AbstractAsyncContextManager[dict[str, Any]]:
+        raise NotImplementedError
+
+
+def _table(seam: NotedSeam) -> Table:
+    return Table(name="table", seam=seam, random=Random(1))
+
+
+async def a_read(seam: NotedSeam) -> object:
+    await _table(seam).get(JobKey(JOB))
+    return seam.asked
+
+
+async def a_read_of_many(seam: NotedSeam) -> object:
+    places = [("a", "1"), ("a", "2"), ("a", "3")]
+    return list(await _table(seam).get_items(places))
+
+
+async def a_page_behind_a_cursor(seam: NotedSeam) -> object:
+    query = TasksOf(job_id=JOB, run_id=RUN, shard_count=3, after=TaskId("x"), limit=10)
+    await finds.find(_table(seam), query)
+    return len(seam.asked)
+
+
+async def shards_to_scrub(seam: NotedSeam) -> object:
+    return await scrubs._shard_count(_table(seam), JOB)
+
+
+async def a_release(seam: NotedSeam) -> object:
+    coordinator = DynamoCoordinator(seam, "table", clock=ManualClock(), random=Random(1))
+    await coordinator.release([LeaseId("pool#3#token")])
+    return seam.asked
+
+
+async def a_settle(seam: NotedSeam) -> object:
+    result = Result("key", 1, "sha", "text/html", 200)
+    change = settlement.succeed(a_ref(), a_task(claim=1), result, spent=Spent(), now=T0)
+    await tallies._apply_group(_table(seam), [(0, change)])
+    return [operation for operation, _ in seam.asked]
+
+
+CALLS: dict[str, Callable[[NotedSeam], Awaitable[object]]] = {
+    "rows_read_as_they_come": a_read,
+    "leftovers_of_a_read_dropped": a_read_of_many,
+    "page_drops_a_shard": a_page_behind_a_cursor,
+    "scrub_of_one_shard": shards_to_scrub,
+    "lease_released_by_anybody": a_release,
+    "count_apart_from_flip": a_settle,
+}
+"""By the name of the mutant."""

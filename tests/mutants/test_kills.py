@@ -1,0 +1,52 @@
+"""The simulator finds every mutant: on the seed that is on record, and on demand anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from conveyor.simulation.mutants import MUTANTS
+from conveyor.simulation.mutants.hunting import (
+    cause_of,
+    hunt,
+    huntable,
+    is_well_without,
+    read_kills,
+    run_mutant,
+)
+
+KILLS = read_kills(Path(__file__).with_name("kills.json"))
+SEEDS = int(os.environ.get("MUTANT_SEEDS", "0"))
+HUNTED = huntable()
+
+slow = pytest.mark.slow
+
+
+def test_a_seed_is_on_record_for_every_mutant_that_can_be_hunted() -> None:
+    assert set(KILLS) == set(HUNTED), "make mutants records them anew"
+    assert len(HUNTED) >= 30
+
+
+def test_who_is_on_record_noticed_within_five_hundred_seeds() -> None:
+    assert max(kill.tried for kill in KILLS.values()) <= 500
+    assert {kill.window for kill in KILLS.values()} <= {each.window for each in MUTANTS.values()}
+
+
+@slow
+@pytest.mark.parametrize("name", HUNTED)
+def test_a_mutant_dies_on_its_seed_and_the_program_lives(name: str) -> None:
+    seed = KILLS[name].seed
+
+    report = run_mutant(name, seed)
+
+    assert cause_of(report) is not None, "the seeds have moved: make mutants records them anew"
+    assert is_well_without(name, seed)
+
+
+@slow
+@pytest.mark.skipif(not SEEDS, reason="MUTANT_SEEDS says how many seeds each may take")
+@pytest.mark.parametrize("name", HUNTED)
+def test_a_mutant_is_found_by_hunting(name: str) -> None:
+    assert hunt(name, range(SEEDS)) is not None
