@@ -29,7 +29,9 @@ class NotedSeam:
 
     asked: list[tuple[str, Any]] = field(default_factory=list)
 
-    async def call(self, service: str, operation: str, params: Any) -> Any:
+    async def call(
+        self, service: str, operation: str, params: Any, *, attempts_max: int = 1
+    ) -> Any:
         await trio.lowlevel.checkpoint()
         self.asked.append((operation, params))
         job = a_job(shard_count=4)

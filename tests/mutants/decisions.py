@@ -109,9 +109,9 @@ DECISIONS: dict[str, Callable[[], object]] = {
     "bad_lines_vanish": lambda: len(a_chunk().tasks),
     "ingest_through_shut_gates": lambda: a_chunk().gate_in,
     "ids_without_batch": lambda: (
-        admission.make_task(
-            TaskSpec(index=0, url="https://a.example/"), (RUN, BatchId("b")), a_run(), T0
-        ).task_id
+        admission.make_tasks(
+            [TaskSpec(index=0, url="https://a.example/")], (RUN, BatchId("b")), a_run(), T0
+        )[0].task_id
     ),
     "add_after_close": lambda: admission.add_batch(
         a_job(), a_run(), OPEN_LIST, [], is_last=False, now=T0

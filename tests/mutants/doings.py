@@ -5,6 +5,7 @@ Each answers something to compare; an error that it ends with is an answer too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.lease_heartbeater import LeaseHeartbeater
+from actors.lease_heartbeater import LeaseHeartbeater, _Held
 from actors.messages import Hold, Settle
 from actors.queue_discovery import QueueDiscovery
 from actors.runtime import Reply
@@ -49,7 +50,6 @@ from conveyor.usecases import (
 from conveyor.usecases.env import Env
 from conveyor.usecases.idempotency import Answer
 from conveyor.usecases.jobs import Accepted, Submission
-from conveyor.usecases.notices import Ready
 from tests.builders import (
     CALLER,
     a_batch,
@@ -244,7 +244,7 @@ async def a_beat_without_a_claim(env: Env) -> object:
     )
     assert settle.message is not None
     hold = Hold(LeaseId(lease_id), settle.message, 99, trio.CancelScope())
-    return len(await LeaseHeartbeater(env=env)._beat([hold]))
+    return len(await LeaseHeartbeater(env=env)._beat([_Held(hold, -math.inf)]))
 
 
 async def a_rerun_of_a_list_not_in(env: Env) -> object:
@@ -291,7 +291,7 @@ async def what_a_receiver_hears(env: Env) -> object:
             return Delivered(204)
 
     await keep(env.store, a_notice())
-    await notices._post(env, Receiver(), Ready(a_notice(), HOOK, CALLER))
+    await notices._post(env, Receiver(), a_notice(), HOOK, CALLER)
     return heard
 
 
