@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import trio
@@ -11,10 +10,15 @@ import trio
 from actors.doorkeeper import Doorkeeper, Visit
 from actors.gate import FairGate
 from actors.purse import Purse, Toll
+from conveyor.domain import limits
 from conveyor.domain.ids import CallerId, LeaseId
 from conveyor.domain.model import Run
 from conveyor.domain.settlement import Claim
 from conveyor.domain.waiting import WaitReason
+from conveyor.ports.coordinator import Coordinator
+
+# A lease that is passed on has one beat to spare: it lives through two from its last start.
+REUSE_S_MAX = limits.LEASE_TTL_S - 2 * limits.BEAT_S - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +59,19 @@ class Desk:
         taken, self.spare = self.spare[:count], self.spare[count:]
         return taken
 
-    def old_leases(self, before: float) -> list[LeaseId]:
-        """All leases that may not be passed on as they are, when there is a spare one among them:
-        the beat keeps only those in use alive."""
-        old = [lease_id for lease_id, at in self.fresh_at.items() if at < before]
-        return [] if set(old).isdisjoint(self.spare) else old
-
-    def forget_spare(self, lost: Collection[LeaseId]) -> None:
-        """Leases that are gone; what still works under one hears of it from the beat."""
-        for lease_id in lost:
-            if lease_id in self.spare:
-                self.spare.remove(lease_id)
-                del self.fresh_at[lease_id]
+    async def freshen(self, coordinator: Coordinator) -> None:
+        """Once a spare lease is too old to be passed on, it gets a new life, with all that are as
+        old, in one call: the beat keeps only those in use alive."""
+        now = trio.current_time()
+        old = [lease_id for lease_id, at in self.fresh_at.items() if at < now - REUSE_S_MAX]
+        if set(old).isdisjoint(self.spare):
+            return
+        lost = await coordinator.renew(old, ttl_s=limits.LEASE_TTL_S)
+        self.fresh_at.update({lease_id: now for lease_id in old if lease_id not in lost})
+        # What still works under a lost one hears of it from the beat.
+        for lease_id in lost.intersection(self.spare):
+            self.spare.remove(lease_id)
+            del self.fresh_at[lease_id]
 
     def take_refusal(self) -> bool:
         """Whether messages went back for want of leases, since this was last asked."""

@@ -48,8 +48,6 @@ LINGER_S = 0.003
 LINGER_S_MIN, LINGER_S_MAX = 0.1, 1.0
 CLEANUP_S = 3.0
 OUTAGE_S = 1.0
-# A lease that is passed on has one beat to spare: it lives through two from its last start.
-REUSE_S_MAX = limits.LEASE_TTL_S - 2 * limits.BEAT_S - 1.0
 
 RunTask = Callable[[Work], Awaitable[float | None]]
 
@@ -238,20 +236,11 @@ class RunPoller:
 
     async def _leases(self, desk: Desk, count: int) -> list[LeaseId]:
         """Leases for `count` tasks: those that finished tasks left behind, then new ones."""
-        await self._freshen(desk)
+        await desk.freshen(self.env.coordinator)
         leases = desk.take_spare(count)
         if len(leases) < count:
             leases += await self._acquire(desk, count - len(leases))
         return leases
-
-    async def _freshen(self, desk: Desk) -> None:
-        """Gives leases that are too old to be passed on a new life, all of them in one call."""
-        now = trio.current_time()
-        old = desk.old_leases(now - REUSE_S_MAX)
-        if old:
-            lost = await self.env.coordinator.renew(old, ttl_s=limits.LEASE_TTL_S)
-            desk.fresh_at.update({lease_id: now for lease_id in old if lease_id not in lost})
-            desk.forget_spare(lost)
 
     async def _acquire(self, desk: Desk, count: int) -> list[LeaseId]:
         """Shielded: leases that nobody heard of would keep their places until they age out."""

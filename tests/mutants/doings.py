@@ -5,7 +5,6 @@ Each answers something to compare; an error that it ends with is an answer too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.lease_heartbeater import LeaseHeartbeater, _Held
+from actors.lease_heartbeater import DUE_S, LeaseHeartbeater, _Held
 from actors.messages import Hold, Settle
 from actors.queue_discovery import QueueDiscovery
 from actors.runtime import Reply
@@ -244,7 +243,8 @@ async def a_beat_without_a_claim(env: Env) -> object:
     )
     assert settle.message is not None
     hold = Hold(LeaseId(lease_id), settle.message, 99, trio.CancelScope())
-    return len(await LeaseHeartbeater(env=env)._beat([_Held(hold, -math.inf)]))
+    due = _Held(hold, trio.current_time() - DUE_S)
+    return len(await LeaseHeartbeater(env=env)._beat([due]))
 
 
 async def a_rerun_of_a_list_not_in(env: Env) -> object:
