@@ -10,14 +10,13 @@ import msgspec
 from conveyor.domain import deliveries
 from conveyor.domain.changes import Change, Guard, Insert, NoticeKey, Update, Verdict
 from conveyor.domain.hooks import Try
-from conveyor.domain.ids import NoticeId, RunId
-from conveyor.domain.model import Batch, Job, JobStatus, Notice, Run, Scrub, Task
+from conveyor.domain.ids import CallerId, NoticeId, RunId
+from conveyor.domain.model import Batch, Job, JobStatus, Notice, Run, Scrub, Task, Webhook
 from conveyor.domain.randomness import Random
 from conveyor.ports.notifier import Notifier
 from conveyor.simulation.mutants.mutant import Mutant, part, setting, swapping, together
 from conveyor.usecases.choosing import Choice
 from conveyor.usecases.env import Env
-from conveyor.usecases.notices import Ready
 from conveyor.usecases.reconcile import Repairs
 from conveyor.usecases.reruns import Rerun
 
@@ -109,21 +108,24 @@ def _no_second_try(_: Any) -> Any:
 
 
 def _another_id(post: Any) -> Any:
-    async def mutated(env: Env, notifier: Notifier, ready: Ready) -> Any:
-        notice = ready.notice
+    async def mutated(
+        env: Env, notifier: Notifier, notice: Notice, webhook: Webhook, caller: CallerId
+    ) -> Any:
         renamed = NoticeId(f"{notice.notice_id}{notice.claim}")
         notice = msgspec.structs.replace(notice, notice_id=renamed)
-        return await post(env, notifier, msgspec.structs.replace(ready, notice=notice))
+        return await post(env, notifier, notice, webhook, caller)
 
     return mutated
 
 
 def _recorded_first(post: Any) -> Any:
-    async def mutated(env: Env, notifier: Notifier, ready: Ready) -> Any:
-        notice = await env.store.read(NoticeKey(ready.notice.notice_id))
-        if notice is not None:
-            await env.commit(deliveries.delivered(notice, Try(env.now(), 0.0, 204)))
-        return await post(env, notifier, ready)
+    async def mutated(
+        env: Env, notifier: Notifier, notice: Notice, webhook: Webhook, caller: CallerId
+    ) -> Any:
+        current = await env.store.read(NoticeKey(notice.notice_id))
+        if current is not None:
+            await env.commit(deliveries.delivered(current, Try(env.now(), 0.0, 204)))
+        return await post(env, notifier, notice, webhook, caller)
 
     return mutated
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -124,9 +124,10 @@ def _through_any_gate(chunk: Any) -> Any:
     return mutated
 
 
-def _by_index_alone(task_id: Any) -> Any:
-    def mutated(run_id: RunId, batch_id: BatchId, index: int) -> TaskId:
-        return TaskId(task_id(run_id, FIRST_BATCH, index))
+def _by_index_alone(task_ids: Any) -> Any:
+    def mutated(run_id: RunId, batch_id: BatchId, indexes: Iterable[int]) -> list[TaskId]:
+        ids: list[TaskId] = task_ids(run_id, FIRST_BATCH, indexes)
+        return ids
 
     return mutated
 
@@ -226,7 +227,7 @@ MUTANTS = (
         window=26,
         invariants=(2, 8),
         what="Lines of two lists at the same index have the same id.",
-        apply=swapping("conveyor.domain.admission:task_id", _by_index_alone),
+        apply=swapping("conveyor.domain.admission:task_ids", _by_index_alone),
     ),
     Mutant(
         name="resumed_list_renumbered",

@@ -10,6 +10,7 @@ from conveyor.domain.changes import Change, Chunk
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Run
 from conveyor.domain.queries import TasksOf
+from conveyor.engines.aws.retrying import ATTEMPTS_MAX
 from conveyor.simulation.mutants.mutant import Mutant, part, swapping, together
 from conveyor.usecases.env import Env
 
@@ -62,10 +63,12 @@ def _without_leftovers(_: Any) -> Any:
 
 
 def _as_it_comes(call: Any) -> Any:
-    async def mutated(self: Any, operation: str, params: Any) -> Any:
+    async def mutated(
+        self: Any, operation: str, params: Any, *, attempts_max: int = ATTEMPTS_MAX
+    ) -> Any:
         if operation == "GetItem":
             params = {**params, "ConsistentRead": False}
-        return await call(self, operation, params)
+        return await call(self, operation, params, attempts_max=attempts_max)
 
     return mutated
 
