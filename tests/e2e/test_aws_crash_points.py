@@ -157,8 +157,8 @@ def test_a_crash_at_any_call_loses_nothing_and_does_nothing_twice(scene: Scene) 
     assert [complaint for complaint in complaints if complaint] == []
     assert violations(scene.cloud) == []
     assert _doubled(scene) == []
-    # Workers share their work: some calls are made by a neighbour that has not crashed yet.
-    assert IS_ALL or len(missed) <= len(of_worker) // 5
+    # Workers share their work: which of them makes a call, and how soon, is not ours to say.
+    assert [point for point in missed if point.step and not IS_ALL] == []
 
 
 def _waves(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
