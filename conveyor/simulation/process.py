@@ -304,10 +304,10 @@ def _pace(stage: Stage) -> Pace:
     options = stage.options
     return Pace(
         sweep_s=options.sweep_s,
-        scrub_s=10.0,
-        schedule_s=10.0,
-        notify_s=10.0,
-        export_s=10.0,
+        scrub_s=options.look_s,
+        schedule_s=options.look_s,
+        notify_s=options.look_s,
+        export_s=options.look_s,
         receive_max=options.receive_max,
     )
 

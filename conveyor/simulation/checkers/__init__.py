@@ -57,5 +57,6 @@ ALL = Checkers(
         deletes.nothing_is_left_of_a_deleted_job,
         reads.pages_show_each_task_once,
         notices.every_event_is_told_or_given_up,
+        notices.every_signature_verifies,
     ),
 )

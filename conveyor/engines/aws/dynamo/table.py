@@ -65,7 +65,9 @@ class Table:
         }
 
     async def get_items(self, places: Sequence[Place]) -> dict[Place, Item]:
-        pages = await together(self._get_slice, slices(places, READ_MAX)) if places else []
+        # An index may show one item twice, and nobody may be asked for it twice.
+        wanted = list(dict.fromkeys(places))
+        pages = await together(self._get_slice, slices(wanted, READ_MAX)) if wanted else []
         return {place_in(item): item for page in pages for item in page}
 
     async def _get_slice(self, places: Sequence[Place]) -> list[Item]:
@@ -84,8 +86,8 @@ class Table:
 
     async def remove(self, places: Sequence[Place]) -> None:
         """Removes items, whatever they hold."""
-        if places:
-            await together(self._remove_slice, slices(places, WRITTEN_MAX))
+        if wanted := list(dict.fromkeys(places)):
+            await together(self._remove_slice, slices(wanted, WRITTEN_MAX))
 
     async def _remove_slice(self, places: Sequence[Place]) -> None:
         requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
