@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterable, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import trio
 from quart import g, request
@@ -77,7 +77,7 @@ def make_app(
         metrics=metrics,
         is_ready=ready,
         inspect=inspect,
-        document=make_document(ROUTES),
+        document=_document(),
     )
     app = QuartTrio("conveyor", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = limits.REQUEST_BYTES_MAX
@@ -97,6 +97,11 @@ def make_app(
     app.register_error_handler(Exception, _on_error)
     app.asgi_app = guarded(app.asgi_app, env)  # type: ignore[method-assign, assignment, arg-type]
     return app
+
+
+@cache
+def _document() -> bytes:
+    return make_document(ROUTES)
 
 
 async def _begin(env: Env) -> None:

@@ -27,6 +27,8 @@ from conveyor.domain.model import (
 from conveyor.domain.urls import host_of
 
 ATTEMPTS_WITHOUT_PROGRESS_MAX = 5
+STALLED_S = 25.0
+"""A list that has not moved for so long is in nobody's hands, or in none that get anywhere."""
 
 
 def batch_key(batch: Batch) -> BatchKey:
@@ -34,10 +36,21 @@ def batch_key(batch: Batch) -> BatchKey:
 
 
 def take_over(batch: Batch, *, now: float) -> Change:
-    """Makes the batch ours: whoever held it before is fenced off by the new epoch."""
+    """Makes the batch ours: whoever held it before is fenced off by the new epoch.
+
+    One that moved a moment ago was in somebody's hands: to take it from them, as a client that
+    asks again does, says nothing about the list.
+    """
     guard = Guard(status_in=lifecycle.sources(BATCH, "sealed"), equals=(("epoch", batch.epoch),))
-    update = Update(batch_key(batch), guard, {"updated_at": now}, {"epoch": 1, "failures": 1})
+    failures = {"failures": 1} if now - batch.updated_at >= STALLED_S else {}
+    update = Update(batch_key(batch), guard, {"updated_at": now}, {"epoch": 1, **failures})
     return Change((update,))
+
+
+def forgive(batch: Batch) -> Change:
+    """The world was away while we had the batch, which is no fault of the list's."""
+    guard = Guard(equals=(("epoch", batch.epoch),), at_least=("failures", 1))
+    return Change((Update(batch_key(batch), guard, {}, {"failures": -1}),))
 
 
 def chunk_of_specs(

@@ -20,6 +20,7 @@ import trio
 from actors.tree import Mailboxes
 from conveyor.engines.embedded import join_engine, open_engine
 from conveyor.engines.embedded.blobs import place_in
+from conveyor.engines.embedded.errors import is_busy
 from conveyor.engines.embedded.rows import TABLES, Table
 from conveyor.engines.memory import memory_engine
 from conveyor.ports.blobs import Blobs
@@ -215,13 +216,14 @@ class EmbeddedBackend(Plain):
     def _connect(self) -> sqlite3.Connection | None:
         path = self.data_dir / "conveyor.db"
         if self._reader is None and path.exists():
-            connection = sqlite3.connect(path, isolation_level=None)
-            if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+            connection = sqlite3.connect(path, isolation_level=None, timeout=0)
+            if not _log_changes(connection):
                 connection.close()
                 return None
-            _log_changes(connection)
             connection.execute("PRAGMA query_only = ON")
             self._reader = connection
+            for kind, table in TABLES.items():
+                self._tables[kind] = _all_rows(connection, table)
         return self._reader
 
     def _catch_up(self, connection: sqlite3.Connection) -> None:
@@ -245,9 +247,9 @@ class EmbeddedBackend(Plain):
         return [Lease(*row) for row in connection.execute(sql, (self.clock.now(),))]
 
 
-def _log_changes(connection: sqlite3.Connection) -> None:
-    """Has the database tell which rows changed: reading all of them after each write is slow."""
-    connection.execute("PRAGMA busy_timeout = 0")
+def _log_changes(connection: sqlite3.Connection) -> bool:
+    """Has the database tell which rows changed: reading all of them after each write is slow. False
+    while somebody is making the tables, or writing."""
     script = ["CREATE TABLE IF NOT EXISTS watched (number INTEGER PRIMARY KEY, kind, address)"]
     for table in TABLES.values():
         for event, row in (("INSERT", "NEW"), ("UPDATE", "NEW"), ("DELETE", "OLD")):
@@ -257,8 +259,22 @@ def _log_changes(connection: sqlite3.Connection) -> None:
                 f"ON {table.name} BEGIN INSERT INTO watched (kind, address) "
                 f"VALUES ('{table.name}', json_array({key})); END"
             )
-    for statement in script:
-        connection.execute(statement)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in script:
+            connection.execute(statement)
+        connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        if is_busy(error) or "no such table" in str(error):
+            return False
+        raise
+    return True
+
+
+def _all_rows(connection: sqlite3.Connection, table: Table) -> dict[Address, Any]:
+    columns = ", ".join(f'"{name}"' for name in table.columns)
+    rows = map(table.from_row, connection.execute(f"SELECT {columns} FROM {table.name}"))
+    return {table.key_values(row): row for row in rows}
 
 
 def _refresh(

@@ -81,7 +81,7 @@ class History:
     promises: dict[str, Promise] = field(default_factory=dict)
     deleted_jobs: dict[str, float] = field(default_factory=dict)
     stopped_runs: dict[str, float] = field(default_factory=dict)
-    signing_secrets: dict[str, list[bytes]] = field(default_factory=dict)
+    signing_secrets: dict[str, list[bytes | None]] = field(default_factory=dict)
     paged_runs: list[tuple[str, list[str]]] = field(default_factory=list)
     kills_count: int = 0
     is_spared: bool = False

@@ -55,7 +55,6 @@ class Life:
     resumed: trio.Event | None = None
     refusal: Callable[[str], Exception] = Unavailable
     is_harsh: bool = True
-    calls_count: int = 0
 
     def kill(self, how: Fault) -> None:
         if not self.is_dead:
@@ -87,7 +86,7 @@ class Life:
     ) -> T:
         """One call: an effect, with whatever this world does before and after it."""
         await self._wait()
-        self.calls_count += 1
+        self.watcher.called()
         if self.faults.strikes(Fault.KILLED_BEFORE):
             self._die(Fault.KILLED_BEFORE)
         before_s, after_s = self._latencies()

@@ -98,6 +98,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_inflight: int
     receive_max: int
     sweep_s: float
+    look_s: float
     offset_s: float
     drift: float
     step_s: float
@@ -118,7 +119,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
     """The options of a seed. `engine` and `hours` say what the caller wants instead."""
     random = Random(f"options {seed}")
     drawn_engine = random.choice(ENGINES)
-    drawn_s = random.choice((300.0, 600.0, 900.0))
+    drawn_s = random.choice((150.0, 300.0, 600.0))
 
     def buggified(usual: float, *odd: float) -> float:
         return random.choice(odd) if random.random() < 0.25 else usual
@@ -144,6 +145,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         max_inflight=int(buggified(10, 1)),
         receive_max=int(buggified(20, 1)),
         sweep_s=buggified(15.0, 1.0),
+        look_s=random.choice((5.0, 10.0, 20.0)),
         offset_s=random.choice((0.0, 0.0, 5.0)),
         drift=random.choice((0.0, 0.0, 200e-6)),
         step_s=random.choice((0.0, 0.0, 60.0)),

@@ -306,10 +306,10 @@ def _cadence(options: Options) -> Cadence:
     return Cadence(
         helper_discover_s=2.0,
         sweeps_s=options.sweep_s,
-        scrubs_s=10.0,
-        schedules_s=10.0,
-        notices_s=10.0,
-        exports_s=10.0,
+        scrubs_s=options.look_s,
+        schedules_s=options.look_s,
+        notices_s=options.look_s,
+        exports_s=options.look_s,
     )
 
 

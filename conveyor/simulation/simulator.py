@@ -39,7 +39,7 @@ from conveyor.simulation.options import Options
 from conveyor.simulation.process import Process
 from conveyor.simulation.stage import Stage
 from conveyor.simulation.trace import Line, Trace
-from conveyor.simulation.watcher import Violation, Watcher
+from conveyor.simulation.watcher import CALLS_MAX, Violation, Watcher
 
 LOOK_S = 5.0
 LONG_REST_S = 4 * 3600.0
@@ -111,6 +111,7 @@ class _Simulation:
             check_every=options.check_every,
             rows_come_first=backend.rows_come_first,
             on_violation=lambda: self._over.cancel(reason="an invariant is broken"),
+            on_flood=self._flooded,
         )
         stage = Stage(
             options=options,
@@ -123,6 +124,10 @@ class _Simulation:
         stage.processes = _processes(stage, clock)
         _count_odds(options, faults)
         return stage
+
+    def _flooded(self) -> None:
+        self._failures.append(f"{CALLS_MAX} calls of engines, and no end in sight")
+        self._over.cancel(reason="too many calls")
 
     def _backend(self, faults: Faults) -> tuple[Backend, WallClock | None]:
         random = _random_of(self._options, "engine")

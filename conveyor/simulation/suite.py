@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -81,5 +82,10 @@ def run_seed(seed: int, *, engine: str | None = None, hours: float | None = None
 
 
 def _in_short(one: partial[Report], seed: int) -> Report:
-    report = one(seed)
+    try:
+        report = one(seed)
+    except Exception as error:  # noqa: BLE001 (the other seeds go on)
+        told = "".join(traceback.format_exception(error))
+        options = draw(seed, **one.keywords)
+        return Report(options=options, hash="", crashes=[f"the simulator itself failed: {told}"])
     return replace(report, lines=[] if report.is_well else report.lines)

@@ -16,6 +16,8 @@ from conveyor.simulation.history import Call, Delivery, Fetch, History
 from conveyor.simulation.snapshot import Changed, Snapshot, compare
 from conveyor.simulation.trace import Trace
 
+CALLS_MAX = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -80,13 +82,22 @@ class Watcher:
     trace: Trace
     check_every: int
     on_violation: Callable[[], None]
+    on_flood: Callable[[], None]
     rows_come_first: bool = False
     violations: list[Violation] = field(default_factory=list)
     writes_count: int = 0
+    calls_count: int = 0
     last: Snapshot = field(init=False)
 
     def __post_init__(self) -> None:
         self.last = self.peek()
+
+    def called(self) -> None:
+        """An engine was asked for something. There is an end to it: whoever asks without end makes
+        no headway."""
+        self.calls_count += 1
+        if self.calls_count == CALLS_MAX:
+            self.on_flood()
 
     def wrote(self) -> None:
         """Something may have been written."""

@@ -9,12 +9,13 @@ from contextlib import aclosing
 
 import msgspec
 
-from conveyor.domain import lifecycle, limits
+from conveyor.domain import ingestion, lifecycle, limits
 from conveyor.domain.changes import Change, Delete, Guard, JobKey, ScrubKey, Update
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, RUN_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Batch, Run, RunStatus, Scrub, TaskRef
 from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, RunsOf
+from conveyor.ports.errors import Unavailable
 from conveyor.usecases import feeds, ingest, inputs, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.ingest import Ingested
@@ -45,7 +46,13 @@ async def stalled_batches(env: Env, *, idle_s: float) -> list[Batch]:
 async def finish_batch(env: Env, batch: Batch) -> Ingested:
     """Takes a batch up where it stands; ends the intent if its run is over."""
     taken = await ingest.take_over(env, batch)
-    return Ingested.FENCED if taken is None else await ingest.walk(env, taken)
+    if taken is None:
+        return Ingested.FENCED
+    try:
+        return await ingest.walk(env, taken)
+    except Unavailable:
+        await env.commit(ingestion.forgive(taken))
+        raise
 
 
 async def sweep_runs(env: Env) -> Repairs:

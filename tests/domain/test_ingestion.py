@@ -45,12 +45,21 @@ def a_finished(index: int, status: TaskStatus, **fields: Any) -> Task:
 
 
 def test_taking_over_fences_off_whoever_came_before() -> None:
-    (update,) = ingestion.take_over(a_batch(epoch=3), now=T0).writes
+    stalled_at = T0 + ingestion.STALLED_S
+    (update,) = ingestion.take_over(a_batch(epoch=3), now=stalled_at).writes
 
     assert isinstance(update, Update)
     assert update.guard.equals == (("epoch", 3),)
     assert update.guard.status_in == frozenset({BatchStatus.OPEN})
     assert update.deltas == {"epoch": 1, "failures": 1}
+
+
+def test_taking_over_a_list_that_moves_does_not_count_against_it() -> None:
+    soon = T0 + ingestion.STALLED_S - 1
+    (update,) = ingestion.take_over(a_batch(epoch=3), now=soon).writes
+
+    assert isinstance(update, Update)
+    assert update.deltas == {"epoch": 1}
 
 
 def test_a_chunk_is_fenced_by_epoch_position_and_gate() -> None:

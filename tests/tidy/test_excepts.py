@@ -9,12 +9,13 @@ import pytest
 from tests.tidy.sources import CODE, modules
 
 BROAD = frozenset({"Exception", "BaseException"})
-# The supervisor, where crashes end, the API's last handler, and a process that is simulated.
+# The supervisor, where crashes end, the API's last handler, and what is simulated.
 PLACES = (
     "actors/runtime/",
     "conveyor/api/app.py",
     "conveyor/api/server.py",
     "conveyor/simulation/process.py",
+    "conveyor/simulation/suite.py",
 )
 
 

@@ -12,11 +12,11 @@ from conveyor.domain.changes import Applied, BatchKey
 from conveyor.domain.ids import FIRST_BATCH, JobId
 from conveyor.domain.model import Batch, BatchStatus, IngestStatus, RunStatus
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import ingest, runs
+from conveyor.usecases import ingest, reconcile, runs
 from conveyor.usecases.env import Env
 from conveyor.usecases.ingest import Ingested
 from conveyor.usecases.jobs import Accepted
-from tests.builders import CALLER, a_ulid
+from tests.builders import CALLER, ManualClock, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import LATER_FROM, check_counters, rows_of, run_of, submit, work
 
@@ -191,11 +191,14 @@ async def test_no_step_gets_through_a_gate_that_drains(env: Env) -> None:
     await check_counters(env, run)
 
 
-async def test_a_list_that_cannot_be_read_stops_its_run_and_says_so(env: Env) -> None:
+async def test_a_list_that_cannot_be_read_stops_its_run_and_says_so(
+    env: Env, clock: ManualClock
+) -> None:
     accepted = await submit(env, COUNT)
     await env.blobs.delete_prefix(f"jobs/{accepted.job.job_id}/sources")
 
     for _ in range(ingestion.ATTEMPTS_WITHOUT_PROGRESS_MAX):
+        clock.advance(ingestion.STALLED_S)
         with pytest.raises(Exception, match="sources"):
             await ingest.walk(env, await take(env, accepted))
     given_up = await ingest.take_over(env, await batch_of(env, accepted))
@@ -205,3 +208,27 @@ async def test_a_list_that_cannot_be_read_stops_its_run_and_says_so(env: Env) ->
     assert run is not None
     assert (run.status, run.stop_reason) == (RunStatus.STOPPED, "ingest_failed")
     assert (await batch_of(env, accepted)).status is BatchStatus.ABANDONED
+
+
+async def test_a_list_that_several_take_from_each_other_is_not_given_up(env: Env) -> None:
+    """A client that asks again and a worker that starts may fence each other off for a while."""
+    accepted = await submit(env, COUNT)
+
+    for _ in range(2 * ingestion.ATTEMPTS_WITHOUT_PROGRESS_MAX):
+        await take(env, accepted)
+    walked = await ingest.walk(env, await take(env, accepted))
+
+    assert walked is Ingested.SEALED
+
+
+async def test_an_outage_is_no_fault_of_the_list(env: Env, clock: ManualClock) -> None:
+    accepted = await submit(env, COUNT)
+
+    for _ in range(2 * ingestion.ATTEMPTS_WITHOUT_PROGRESS_MAX):
+        clock.advance(ingestion.STALLED_S)
+        away = with_fault(env, Fault(1, When.BEFORE, only="open"))
+        with pytest.raises(Unavailable):
+            await reconcile.finish_batch(away, await batch_of(env, accepted))
+    walked = await reconcile.finish_batch(env, await batch_of(env, accepted))
+
+    assert walked is Ingested.SEALED

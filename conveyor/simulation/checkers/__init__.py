@@ -86,5 +86,6 @@ ALL = Checkers(
         exports.exports_are_there_while_they_live,
         keys.every_key_gets_its_answer,
         keys.what_was_made_belongs_to_its_key,
+        notices.every_signature_verifies,
     ),
 )

@@ -105,7 +105,7 @@ def a_completed_run_is_complete(moment: Moment) -> Iterator[str]:
 
 
 def an_ended_run_never_changes(moment: Moment) -> Iterator[str]:
-    """I24: terminal states are absorbing, and nothing of an ended run changes."""
+    """I24: terminal states are absorbing; no outcome, counter or total of an ended run changes."""
     for change in moment.changed(RunKey):
         old, new = change.old, change.new
         if old is None or old.status in RUN_LIVE or new is None:
@@ -116,28 +116,28 @@ def an_ended_run_never_changes(moment: Moment) -> Iterator[str]:
             yield f"run {old.run_id} ended, and its total changed from {old.total} to {new.total}"
     for kind in (TaskKey, StatsKey):
         for change in moment.changed(kind):
-            yield from _changed_after_the_end(moment, change.old, change.new)
+            if change.new is not None and not _is_left(change.old, change.new):
+                yield from _changed_after_the_end(moment, change.old, change.new)
+
+
+def _is_left(old: Task | Stats | None, new: Task | Stats) -> bool:
+    """A task that the end left unfinished: a claim that was on its way may still touch it."""
+    return (
+        isinstance(old, Task)
+        and isinstance(new, Task)
+        and new.status not in TASK_TERMINAL
+        and new.attempts == old.attempts
+    )
 
 
 def _changed_after_the_end(
-    moment: Moment, old: Task | Stats | None, new: Task | Stats | None
+    moment: Moment, old: Task | Stats | None, row: Task | Stats
 ) -> Iterator[str]:
-    row = new or old
-    assert row is not None
     before = moment.before.run_by_id.get(row.run_id)
-    if before is None or before.status in RUN_LIVE or new is None:
+    if before is None or before.status in RUN_LIVE:
         return
-    if isinstance(old, Task) and isinstance(new, Task) and _is_claim(old, new):
-        return  # Somebody who has not heard of the end yet; nothing comes of it.
     if before.status is not RunStatus.DELETED or old is None:
         yield f"run {row.run_id} is {before.status}, and {type(row).__name__} changed"
-
-
-def _is_claim(old: Task, new: Task) -> bool:
-    """All that a claim, or a beat under one, changes of a task."""
-    kept = ("attempts", "handed_back", "history", "result", "problem", "reason")
-    unfinished = {old.status, new.status}.isdisjoint(TASK_TERMINAL)
-    return unfinished and all(getattr(old, name) == getattr(new, name) for name in kept)
 
 
 def at_most_one_live_run(moment: Moment) -> Iterator[str]:

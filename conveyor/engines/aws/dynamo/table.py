@@ -91,8 +91,8 @@ class Table:
 
     async def remove(self, places: Sequence[Place]) -> None:
         """Removes items, whatever they hold."""
-        if places:
-            await together(self._remove_slice, slices(places, WRITTEN_MAX))
+        if wanted := list(dict.fromkeys(places)):
+            await together(self._remove_slice, slices(wanted, WRITTEN_MAX))
 
     async def _remove_slice(self, places: Sequence[Place]) -> None:
         requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]

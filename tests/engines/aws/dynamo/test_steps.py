@@ -12,13 +12,14 @@ import msgspec
 import pytest
 
 from conveyor.domain import settlement
-from conveyor.domain.changes import Applied, BatchKey, Chunk, Stale
+from conveyor.domain.changes import Applied, BatchKey, Chunk, JobKey, Stale
 from conveyor.domain.ids import FIRST_BATCH
 from conveyor.domain.model import Result, Task
 from conveyor.domain.queries import StatsOf, TasksOf
 from conveyor.domain.settlement import Claimed, Settled, Spent
 from conveyor.domain.sharding import shard_of
 from conveyor.engines.aws.dynamo import DynamoStore, create_table
+from conveyor.engines.aws.dynamo.layout import place_of
 from conveyor.engines.aws.dynamo.table import Table
 from conveyor.engines.aws.seam import Answer, Params, Seam
 from conveyor.engines.memory import MemoryQueue
@@ -180,3 +181,15 @@ async def test_the_table_is_made_once(table: Table) -> None:
     await create_table(table.seam, table.name)
 
     assert await store.read(key_of(a_job())) == a_job()
+
+
+async def test_a_row_that_is_asked_for_twice_is_answered_once(table: Table) -> None:
+    place = place_of(JobKey(JOB))
+    store = DynamoStore(table, MemoryQueue(ManualClock(), Random(1)))
+    await keep(store, a_job())
+
+    found = await table.get_items([place, place])
+    await table.remove([place, place])
+
+    assert list(found) == [place]
+    assert await table.get_items([place]) == {}
