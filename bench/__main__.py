@@ -16,6 +16,7 @@ QUESTIONS = {
     "export": "How long does an export take, and how much memory, beside a bare zipfile?",
     "httpclient": "What does one request cost our pool, aiohttp and httpx?",
     "cost": "What do a million tasks cost on AWS, beside the seeds' design?",
+    "scale": "Where is the next limit of a fleet on AWS, and what lifts it?",
     "awsclient": "What does one call to AWS cost our lean client, and aioboto3?",
 }
 

@@ -5,6 +5,7 @@ It stands for itself: with no other fault on, it is what a load of writes runs a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
@@ -41,8 +42,11 @@ class _Level:
 
 @dataclass(slots=True)
 class Capacity:
+    """`written` adds up the units of each partition: where the load lies."""
+
     fate: Fate
     now: Callable[[], float]
+    written: Counter[Place] = field(default_factory=Counter)
     _writes: dict[Place, _Level] = field(default_factory=dict)
     _reads: dict[Place, _Level] = field(default_factory=dict)
     _shut_until: dict[Place, float] = field(default_factory=dict)
@@ -53,7 +57,10 @@ class Capacity:
         refusal = self._shut(units)
         if refusal is not None or limits is None:
             return refusal
-        return self._take(self._writes, units, limits.partition_writes, limits.table_writes)
+        refusal = self._take(self._writes, units, limits.partition_writes, limits.table_writes)
+        if refusal is None:
+            self.written.update(units)
+        return refusal
 
     def take_reads(self, units: Units) -> str | None:
         limits = self.fate.pessimism.dynamodb.capacity

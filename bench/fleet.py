@@ -1,0 +1,174 @@
+"""A fleet in virtual time: real workers on modelled AWS and Redis, and pages that take their time.
+
+Every worker is put together as `conveyor worker` is; only the services, the gateway and the clock
+are not real.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import trio
+from prometheus_client import CollectorRegistry
+
+from actors.gate import FairGate
+from actors.tree import LocalSignals, one_writer
+from conveyor.bootstrap import AWS, World, make_env
+from conveyor.config import Settings
+from conveyor.domain import ids
+from conveyor.domain.budget import Price
+from conveyor.domain.ids import CallerId, JobId
+from conveyor.domain.model import Webhook
+from conveyor.domain.submission import TaskDraft
+from conveyor.engines.aws.engine import engine_on, make_ready
+from conveyor.engines.aws.metering import Meter
+from conveyor.engines.aws.seam import LayeredSeam
+from conveyor.engines.system import VirtualClock
+from conveyor.ports.gateway import Outcome, Scraped, ScrapeRequest
+from conveyor.ports.notifier import Delivered, Message, NotDelivered, Unresolved
+from conveyor.shared_engine import names_of, share
+from conveyor.simulation.models import AwsModel, Fate, Pessimism, RedisModel
+from conveyor.simulation.models.dynamodb.capacity import Place
+from conveyor.simulation.models.pessimism import CallFaults, CapacityLimits, DynamoFaults
+from conveyor.telemetry import make_metrics
+from conveyor.usecases.env import Env, Here
+from conveyor.usecases.jobs import Accepted, Submission, submit
+
+EPOCH_S = 1_800_000_000.0
+LATENCY_S = (0.002, 0.012)
+BODY = b"<p>a page</p>" * 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a fleet consists of, and what it stands on."""
+
+    workers: int
+    slots: int
+    shards: int
+    table_writes: float
+    think_s: float
+
+    @property
+    def pessimism(self) -> Pessimism:
+        """No faults: what a service can take in a second, and how long it takes to answer."""
+        limits = CapacityLimits(table_writes=self.table_writes, table_reads=3 * self.table_writes)
+        return Pessimism(
+            calls=CallFaults(latency_s=LATENCY_S), dynamodb=DynamoFaults(capacity=limits)
+        )
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            data_dir=Path("nowhere"),
+            engine=AWS,
+            table="conveyor",
+            bucket="conveyor",
+            secret_key="known to all",
+            gateway_url="https://gateway.example/",
+            task_shard_count=self.shards,
+            concurrency=self.slots,
+        )
+
+
+@dataclass(slots=True)
+class SlowGateway:
+    """Pages take as long as pages do: `think_s` on average, a few of them far longer."""
+
+    think_s: float
+    draw: random.Random
+    inflight: int = 0
+
+    def price(self, params: Mapping[str, str]) -> Price:
+        return Price()
+
+    async def scrape(self, request: ScrapeRequest) -> Outcome:
+        self.inflight += 1
+        try:
+            await trio.sleep(self.draw.expovariate(1 / self.think_s))
+        finally:
+            self.inflight -= 1
+        return Scraped(status=200, content_type="text/html", body=BODY)
+
+
+class NobodyToTell:
+    async def deliver(self, message: Message) -> Delivered | NotDelivered:
+        raise AssertionError("no job here has a webhook")
+
+    async def resolve(self, webhook: Webhook) -> Unresolved | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    plan: Plan
+    model: AwsModel
+    meter: Meter
+    gateway: SlowGateway
+    env: Env
+
+    async def submit(self, caller: str, count: int, *, max_inflight: int) -> Accepted:
+        drafts = [TaskDraft(url=f"https://{caller}.example/{n}") for n in range(count)]
+        submission = Submission(drafts=drafts, max_inflight=max_inflight)
+        job_id = JobId(self.env.mint())
+        return await submit(self.env, CallerId(caller), submission, job_id=job_id)
+
+    def written(self) -> Mapping[Place, float]:
+        """Write units by partition, so far."""
+        return Counter(self.model.dynamodb.capacity(self.plan.settings.table).written)
+
+
+@asynccontextmanager
+async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
+    """Everybody at work; callers go through the process of the first worker."""
+    draw, clock = random.Random(seed), VirtualClock(EPOCH_S)
+    fate = Fate(random=draw, pessimism=plan.pessimism)
+    model, redis = AwsModel(clock=clock, fate=fate), RedisModel(clock=clock, fate=fate)
+    meter = Meter()
+    seam = LayeredSeam(plane=model, random=draw, meter=meter)
+    await make_ready(seam, names_of(plan.settings), region="us-east-1")
+    gateway = SlowGateway(plan.think_s, draw)
+    async with AsyncExitStack() as stack:
+        worlds = [
+            await stack.enter_async_context(_a_worker(plan, seam, model, redis, gateway, draw))
+            for _ in range(plan.workers)
+        ]
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        for world in worlds:
+            await nursery.start(world.worker().run)
+        yield Fleet(plan=plan, model=model, meter=meter, gateway=gateway, env=worlds[0].env)
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _a_worker(
+    plan: Plan,
+    seam: LayeredSeam,
+    model: AwsModel,
+    redis: RedisModel,
+    gateway: SlowGateway,
+    draw: random.Random,
+) -> AsyncGenerator[World, None]:
+    settings, clock, mail = plan.settings, VirtualClock(EPOCH_S), one_writer()
+    engine = await engine_on(seam, model, names_of(settings), clock=clock, random=draw)
+    owner = ids.mint_ulid(clock.now(), draw)
+    local = LocalSignals(mail.discovery.address, mail.streamer.address)
+    async with share(
+        settings, engine, redis.link(), random=draw, owner=owner, local=local
+    ) as shared:
+        env = make_env(settings, shared, clock, draw, mail, Here())
+        yield World(
+            settings=settings,
+            env=replace(env, owner=owner, signals=shared.signals),
+            mail=mail,
+            gateway=gateway,
+            notifier=NobodyToTell(),
+            gate=FairGate(capacity=plan.slots),
+            metrics=make_metrics(CollectorRegistry()),
+            listeners=shared.listeners,
+        )
