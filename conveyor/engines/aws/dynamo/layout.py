@@ -144,7 +144,7 @@ def bucket_of(name: str) -> int:
 
 def buckets(kind: str, *labels: str) -> list[str]:
     """The partitions of an index in which rows of a kind with these labels lie."""
-    return [f"{kind}#{label}#{number}" for label in labels for number in range(BUCKETS)]
+    return [f"{kind}#{label}#{number}" for label in sorted(labels) for number in range(BUCKETS)]
 
 
 class Derived(NamedTuple):
