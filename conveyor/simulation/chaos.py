@@ -89,6 +89,7 @@ class Chaos:
 
     async def _outage(self) -> None:
         self.stage.trace.note("chaos", "outage")
+        self.stage.faults.count(Fault.OUTAGE)
         self.stage.faults.begin_outage()
         await trio.sleep(self.random.uniform(*OUTAGE_S))
         self.stage.faults.end_outage()

@@ -119,7 +119,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
     """The options of a seed. `engine` and `hours` say what the caller wants instead."""
     random = Random(f"options {seed}")
     drawn_engine = random.choice(ENGINES)
-    drawn_s = random.choice((150.0, 300.0, 600.0))
+    drawn_s = random.choice((100.0, 200.0, 400.0))
 
     def buggified(usual: float, *odd: float) -> float:
         return random.choice(odd) if random.random() < 0.25 else usual
@@ -134,7 +134,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         safety_s=drawn_s if hours is None else hours * 3600.0,
         liveness_s=2 * 3600.0,
         disturb_s=random.choice((30.0, 60.0, 120.0, 1e9)),
-        think_s=random.choice((0.1, 2.0, 20.0)),
+        think_s=random.choice((0.1, 1.0, 5.0)),
         latency_s=random.choice((0.0005, 0.005, 0.05)),
         concurrency=random.choice((2, 5, 50)),
         shard_count=int(buggified(4, 1, 2, 16)),

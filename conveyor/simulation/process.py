@@ -32,7 +32,7 @@ from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.exchange import Exchange
 from conveyor.simulation.faults import Fault
 from conveyor.simulation.fetching import WatchedGateway
-from conveyor.simulation.life import Killed, Life
+from conveyor.simulation.life import Killed, Life, Sabotage
 from conveyor.simulation.options import Options
 from conveyor.simulation.stage import Stage
 from conveyor.simulation.web import GATEWAY_HOST, Web
@@ -142,7 +142,7 @@ class Process:
         except* Killed:
             pass
         except* Exception as errors:  # noqa: BLE001 (it ends a process, not the world)
-            if self._app is None and _is_outage(errors):
+            if self._app is None and errors.split((Unavailable, Sabotage))[1] is None:
                 stage.trace.note(self.name, "could not start", _told(errors))
             elif not life.is_dead:
                 stage.crashed(self.name, _told(errors))
@@ -311,10 +311,6 @@ def _cadence(options: Options) -> Cadence:
         notices_s=options.look_s,
         exports_s=options.look_s,
     )
-
-
-def _is_outage(errors: BaseExceptionGroup[Exception]) -> bool:
-    return errors.split(Unavailable)[1] is None
 
 
 def _told(errors: BaseExceptionGroup[Exception]) -> str:

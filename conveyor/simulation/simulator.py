@@ -42,6 +42,7 @@ from conveyor.simulation.trace import Line, Trace
 from conveyor.simulation.watcher import CALLS_MAX, Violation, Watcher
 
 LOOK_S = 5.0
+AGAIN_S = 120.0
 LONG_REST_S = 4 * 3600.0
 REST_WITHIN_S = 1800.0
 
@@ -149,9 +150,7 @@ class _Simulation:
         chaos.end()
 
     async def _liveness(self, stage: Stage, clients: list[Client]) -> None:
-        for client in clients:
-            await let_everything_end(client)
-        if not await self._all_ended(stage):
+        if not await self._all_ended(stage, clients):
             return
         if any([await ask_again(client) for client in clients]):
             for client in clients:
@@ -174,11 +173,16 @@ class _Simulation:
                 await trio.sleep(LOOK_S)
         stage.watcher.end()
 
-    async def _all_ended(self, stage: Stage) -> bool:
+    async def _all_ended(self, stage: Stage, clients: list[Client]) -> bool:
+        """Clients close what they see; a list of jobs may be behind, so they look again."""
         with trio.move_on_after(self._options.liveness_s):
-            while _live_runs(stage):
-                await trio.sleep(LOOK_S)
-            return True
+            while True:
+                for client in clients:
+                    await let_everything_end(client)
+                with trio.move_on_after(AGAIN_S):
+                    while _live_runs(stage):
+                        await trio.sleep(LOOK_S)
+                    return True
         self._failures += [
             f"run {run.run_id} of job {run.job_id} never ended" for run in _live_runs(stage)
         ]

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from conveyor.simulation.faults import ONLY_ON, Fault
+from conveyor.simulation.models.pessimism import FAULTS as MODEL_FAULTS
 from conveyor.simulation.options import draw
 from conveyor.simulation.simulator import Report, simulate
 
 JUDGED_FROM = 200
 """How many seeds it takes until a fault that never struck is a failure of the suite."""
-
-SHOWN_LINES = 400
 
 _SEEDS_A_PROCESS = 20
 
@@ -52,15 +51,13 @@ class Summary:
     def hash(self) -> str:
         return self._hash.hexdigest()
 
-    def never_struck(self) -> list[Fault]:
+    def never_struck(self) -> list[str]:
         """The faults that these engines can have, and did not; none while seeds are few."""
         if self.seeds < JUDGED_FROM:
             return []
-        return [
-            fault
-            for fault in Fault
-            if not self.faults[fault.value] and ONLY_ON.get(fault, self.engines) & self.engines
-        ]
+        known = [fault.value for fault in Fault if ONLY_ON.get(fault, self.engines) & self.engines]
+        known += MODEL_FAULTS if "aws" in self.engines else ()
+        return [name for name in known if not self.faults[name]]
 
 
 def run_seeds(

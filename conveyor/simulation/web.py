@@ -35,6 +35,7 @@ GATEWAY_HOST = "gateway.example"
 RECEIVER_DOMAIN = ".hooks.example"
 POISON = b"poison"
 """What the addresses of pages have in them that kill whoever fetches them."""
+CALM_THINK_S = 0.1
 
 _ERRORS: dict[Fault, Callable[[], FetchFailed]] = {
     Fault.SITE_RESET: lambda: ConnectionLost("the peer went away"),
@@ -111,7 +112,8 @@ class Web:
         fault = self._strike(_SITE_FAULTS)
         if request.target.host == GATEWAY_HOST and self.faults.strikes(Fault.ACCOUNT_SPENT):
             fault = Fault.ACCOUNT_SPENT
-        await self._after(self.random.uniform(0.0, 2.0 * self.think_s))
+        think_s = CALM_THINK_S if self.faults.is_calm else self.think_s
+        await self._after(self.random.uniform(0.0, 2.0 * think_s))
         if fault is None or fault in {Fault.SITE_EMPTY, Fault.SITE_DRIPPED}:
             if fault is Fault.SITE_DRIPPED:
                 await self._after(self.random.uniform(10.0, 2.0 * limits.SCRAPE_DEADLINE_S))

@@ -200,7 +200,7 @@ class FileBlobs:
         going = [put for put in batch if put.task is not None]
         for step in (self._write, _sync, self._land_put):
             going = [put for put in going if _succeeds(step, put)]
-        for directory in {put.directory for put in going}:
+        for directory in dict.fromkeys(put.directory for put in going):
             synced = outcome.capture(sync_directory, directory)
             if isinstance(synced, outcome.Error):
                 for put in going:

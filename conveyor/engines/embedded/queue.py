@@ -136,7 +136,9 @@ class SqliteQueue:
 
 def enqueue(connection: sqlite3.Connection, refs: Sequence[TaskRef], now: float) -> None:
     """Puts refs on their queues, making a queue that is not there: an effect must not fail."""
-    numbers = {run_id: _open(connection, run_id) for run_id in {ref.run_id for ref in refs}}
+    numbers = {
+        run_id: _open(connection, run_id) for run_id in dict.fromkeys(ref.run_id for ref in refs)
+    }
     rows = [(numbers[ref.run_id], ref.job_id, ref.task_id, ref.shard, now) for ref in refs]
     connection.executemany(_PUT, rows)
 

@@ -27,7 +27,7 @@ from conveyor.simulation.web import RECEIVER_DOMAIN
 
 Action = Callable[[Client], Awaitable[None]]
 
-PAUSE_S = (0.0, 40.0)
+PAUSE_S = (0.0, 15.0)
 
 
 async def act_forever(client: Client) -> None:

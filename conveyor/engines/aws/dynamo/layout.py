@@ -150,7 +150,8 @@ def bucket_of(kind: str, name: str) -> int:
 
 def buckets(kind: str, *labels: str) -> list[str]:
     """The partitions of an index in which rows of a kind with these labels lie."""
-    return [f"{kind}#{label}#{number}" for label in labels for number in range(_bucket_count(kind))]
+    numbers = range(_bucket_count(kind))
+    return [f"{kind}#{label}#{number}" for label in sorted(labels) for number in numbers]
 
 
 class Derived(NamedTuple):

@@ -1,0 +1,92 @@
+"""`conveyor simulate`: what it prints, and how its exit codes tell failures apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conveyor.cli.simulate import simulate
+from conveyor.simulation import suite
+from conveyor.simulation.options import Options
+from conveyor.simulation.simulator import Report
+from conveyor.simulation.trace import Line
+from conveyor.simulation.watcher import Violation
+
+RUN = "01HF7YAT002XS0WYH6KZCNQBY8"
+
+
+@pytest.fixture
+def came_of_it(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the next simulation comes to."""
+    outcome: dict[str, Any] = {}
+
+    def pretend(options: Options) -> Report:
+        return Report(options=options, hash="abc", **outcome)
+
+    monkeypatch.setattr(suite, "simulate", pretend)
+    return outcome
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(simulate, arguments)
+
+
+def test_seed_options_and_replay_command_come_first(came_of_it: dict[str, Any]) -> None:
+    result = run("--seed", "7")
+
+    first, second = result.output.splitlines()[:2]
+    assert first.startswith('seed 7: {"seed":7,')
+    assert second.startswith("replay: conveyor simulate --seed 7 --engine ")
+    assert result.exit_code == 0
+
+
+def test_the_last_line_is_json_on_demand(came_of_it: dict[str, Any]) -> None:
+    came_of_it.update(kills=3, faults={"paused": 2})
+
+    told = json.loads(run("--seed", "7", "--json").output.splitlines()[-1])
+
+    assert set(told) == {
+        "seeds",
+        "hash",
+        "violations",
+        "liveness_failures",
+        "faults",
+        "kills",
+    }
+    assert (told["seeds"], told["kills"], told["faults"]) == (1, 3, {"paused": 2})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "exit_code"),
+    [
+        ({}, 0),
+        ({"crashes": ["dev: it broke"]}, 127),
+        ({"liveness_failures": [f"run {RUN} never ended"]}, 128),
+        ({"violations": [Violation("a_law", f"run {RUN} broke it", 1.0)]}, 129),
+    ],
+)
+def test_exit_codes_tell_a_crash_a_standstill_and_a_violation_apart(
+    came_of_it: dict[str, Any], outcome: dict[str, Any], exit_code: int
+) -> None:
+    came_of_it.update(outcome)
+
+    assert run("--seed", "7").exit_code == exit_code
+
+
+def test_a_failure_is_told_with_what_happened_to_whom_it_names(came_of_it: dict[str, Any]) -> None:
+    came_of_it["violations"] = [Violation("a_law", f"run {RUN} broke it", 12.5)]
+    came_of_it["lines"] = [
+        Line(11.0, "worker0", "store.commit", f"update Run({RUN})", is_minor=False),
+        Line(11.5, "worker0", "store.commit", "update Run(another)", is_minor=False),
+        Line(12.0, "worker1", "store.read", RUN, is_minor=True),
+    ]
+
+    told = run("--seed", "7").output
+
+    assert "11.0000  worker0" in told
+    assert "another" not in told
+    assert "worker1" not in told
+    assert f"a_law: run {RUN} broke it" in told

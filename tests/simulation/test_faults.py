@@ -1,0 +1,61 @@
+"""Faults strike as often as they are told to, and a suite knows which never did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import conveyor.simulation
+from conveyor.simulation.faults import Fault, Faults
+from conveyor.simulation.options import draw
+from conveyor.simulation.simulator import Report
+from conveyor.simulation.suite import JUDGED_FROM, Summary
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_every_fault_that_has_a_name_has_a_place_where_it_strikes(fault: Fault) -> None:
+    package = Path(conveyor.simulation.__file__).parent
+    elsewhere = [path for path in package.rglob("*.py") if path.name != "faults.py"]
+
+    assert any(f"Fault.{fault.name}" in path.read_text() for path in elsewhere)
+
+
+def test_every_rate_is_above_nothing_in_some_seed() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(100):
+        seen.update(name for name, rate in draw(seed).rates.items() if rate)
+
+    assert set(draw(0).rates) == set(seen)
+
+
+def test_a_fault_strikes_at_its_rate_until_the_world_calms_down() -> None:
+    faults = Faults({Fault.CALL_SLOW: 0.5}, Random(1))
+    struck = sum(faults.strikes(Fault.CALL_SLOW) for _ in range(1000))
+    faults.calm_down()
+
+    assert 400 < struck < 600
+    assert faults.counts[Fault.CALL_SLOW] == struck
+    assert not any(faults.strikes(Fault.CALL_SLOW) for _ in range(100))
+    assert not faults.strikes(Fault.PAUSED)
+
+
+def test_a_suite_of_enough_seeds_names_the_faults_that_never_struck() -> None:
+    summary = Summary()
+    all_but_one = {fault.value: 1 for fault in Fault if fault is not Fault.PAUSED}
+    for seed in range(JUDGED_FROM):
+        assert summary.never_struck() == []
+        summary.add(Report(options=draw(seed, engine="memory"), hash="", faults=all_but_one))
+
+    assert summary.never_struck() == [Fault.PAUSED.value]
+
+
+def test_no_engine_is_blamed_for_the_faults_of_another() -> None:
+    summary = Summary()
+    for seed in range(JUDGED_FROM):
+        summary.add(Report(options=draw(seed, engine="memory"), hash=""))
+
+    assert Fault.LEASES_LOST.value in summary.never_struck()
+    assert Fault.COMMIT_FAILED.value not in summary.never_struck()
