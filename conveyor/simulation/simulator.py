@@ -155,7 +155,7 @@ class _Simulation:
         if any([await ask_again(client) for client in clients]):
             for client in clients:
                 await let_everything_end(client)
-            if not await self._all_ended(stage):
+            if not await self._all_ended(stage, clients):
                 return
         for client in clients:
             await page_through_everything(client)
