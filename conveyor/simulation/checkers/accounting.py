@@ -9,6 +9,7 @@ from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
 from conveyor.domain.model import (
     BatchStatus,
     JobStatus,
+    RowsOf,
     Run,
     RunStatus,
     Stats,
@@ -48,11 +49,12 @@ def counters_equal_rows(moment: Moment) -> Iterator[str]:
 
 def _under_way(moment: Moment, run: Run) -> dict[str, int]:
     """How far each list is that is being ingested, where its rows are written before they count:
-    those behind that may count already, or not yet."""
+    those behind that may count already, or not yet. A rerun's rows come from all lists."""
     batches = moment.after.batches_by_run.get(run.run_id, []) if moment.rows_come_first else []
-    return {
-        batch.batch_id: batch.done for batch in batches if batch.status is not BatchStatus.SEALED
-    }
+    live = [batch for batch in batches if batch.status is not BatchStatus.SEALED]
+    if any(isinstance(batch.source, RowsOf) for batch in live):
+        return {task.batch_id: 0 for task in moment.after.tasks_by_run.get(run.run_id, [])}
+    return {batch.batch_id: batch.done for batch in live}
 
 
 def _compare(stats: Stats, tasks: list[Task], under_way: dict[str, int]) -> Iterator[str]:
