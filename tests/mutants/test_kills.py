@@ -19,14 +19,15 @@ from conveyor.simulation.mutants.hunting import (
 
 KILLS = read_kills(Path(__file__).with_name("kills.json"))
 SEEDS = int(os.environ.get("MUTANT_SEEDS", "0"))
-HUNTED = huntable()
+AT_LARGE = frozenset[str]()
+"""Not hunted long enough yet. `make mutants` finds them, and then they do not belong here."""
 
 slow = pytest.mark.slow
 
 
 def test_a_seed_is_on_record_for_every_mutant_that_can_be_hunted() -> None:
-    assert set(KILLS) == set(HUNTED), "make mutants records them anew"
-    assert len(HUNTED) >= 30
+    assert set(KILLS) == set(huntable()) - AT_LARGE, "make mutants records them anew"
+    assert len(KILLS) >= 30
 
 
 def test_who_is_on_record_noticed_within_five_hundred_seeds() -> None:
@@ -35,7 +36,7 @@ def test_who_is_on_record_noticed_within_five_hundred_seeds() -> None:
 
 
 @slow
-@pytest.mark.parametrize("name", HUNTED)
+@pytest.mark.parametrize("name", KILLS)
 def test_a_mutant_dies_on_its_seed_and_the_program_lives(name: str) -> None:
     seed = KILLS[name].seed
 
@@ -47,6 +48,6 @@ def test_a_mutant_dies_on_its_seed_and_the_program_lives(name: str) -> None:
 
 @slow
 @pytest.mark.skipif(not SEEDS, reason="MUTANT_SEEDS says how many seeds each may take")
-@pytest.mark.parametrize("name", HUNTED)
+@pytest.mark.parametrize("name", huntable())
 def test_a_mutant_is_found_by_hunting(name: str) -> None:
     assert hunt(name, range(SEEDS)) is not None
