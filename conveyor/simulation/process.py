@@ -168,15 +168,21 @@ class Process:
             nursery.start_soon(self._end_on_signal, work, nursery)
             if self.role in _SERVES:
                 self._app = world.app(ready=lambda: True)
-            with work:
-                if self.role in _WORKS:
-                    await world.worker().run()
-                elif self.role == "helper":
-                    await world.helper().run()
-                else:
-                    await trio.sleep_forever()
-            await self._finish_requests()
+            try:
+                with work:
+                    await self._do_its_part(world)
+                await self._finish_requests()
+            finally:
+                self._nursery = None  # Nobody may knock while it closes.
             nursery.cancel_scope.cancel()
+
+    async def _do_its_part(self, world: World) -> None:
+        if self.role in _WORKS:
+            await world.worker().run()
+        elif self.role == "helper":
+            await world.helper().run()
+        else:
+            await trio.sleep_forever()
 
     async def _end_on_signal(self, work: trio.CancelScope, nursery: trio.Nursery) -> None:
         await self._stop.wait()

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -95,17 +94,20 @@ def hunt(name: str, seeds: Iterable[int]) -> Kill | None:
 def hunt_all(
     names: Sequence[str], seeds: Sequence[int], known: Mapping[str, Kill]
 ) -> Iterator[tuple[str, Kill | None]]:
-    """Hunts these mutants on all cores, in whatever order they end; what killed one before is
-    tried first."""
-    first = {name: [kill.seed] for name, kill in known.items()}
-    hunts = [(name, tuple(chain(first.get(name, ()), seeds))) for name in names]
+    """Hunts these mutants on all cores, in whatever order they end. A seed that is known is tried
+    first, and if it still kills, so many seeds are still what it took to find it."""
+    hunts = [(name, known.get(name), seeds) for name in names]
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(len(hunts), len(os.sched_getaffinity(0)))) as pool:
-        yield from pool.imap_unordered(_named, hunts)
+        yield from pool.imap_unordered(_hunt_again, hunts)
 
 
-def _named(each: tuple[str, Sequence[int]]) -> tuple[str, Kill | None]:
-    name, seeds = each
+def _hunt_again(hunted: tuple[str, Kill | None, Sequence[int]]) -> tuple[str, Kill | None]:
+    name, known, seeds = hunted
+    if known is not None:
+        kill = hunt(name, [known.seed])
+        if kill is not None:
+            return name, msgspec.structs.replace(kill, tried=known.tried)
     return name, hunt(name, seeds)
 
 
