@@ -23,15 +23,21 @@ _GROWING = ("admitted", "done", "successful", "failed", "credits", "cost_micros"
 
 
 def touched_runs(moment: Moment) -> list[Run]:
-    """The runs whose rows changed and still stand, but for those that were deleted: their rows go
-    one by one."""
+    """The runs whose rows changed and still stand, but for those that were deleted, or whose job
+    was: their rows go one by one."""
     run_ids = {
         (change.new or change.old).run_id
         for kind in (RunKey, StatsKey, TaskKey, BatchKey)
         for change in moment.changed(kind)
     }
     found = [moment.after.run_by_id.get(run_id) for run_id in sorted(run_ids)]
-    return [run for run in found if run is not None and run.status is not RunStatus.DELETED]
+    return [run for run in found if run is not None and not _is_deleted(moment, run)]
+
+
+def _is_deleted(moment: Moment, run: Run) -> bool:
+    job = moment.after.jobs.get((run.job_id,))
+    is_gone = job is None or job.status is JobStatus.DELETED
+    return is_gone or run.status is RunStatus.DELETED
 
 
 def counters_equal_rows(moment: Moment) -> Iterator[str]:
