@@ -35,6 +35,7 @@ def an_end_is_noticed_at_once(moment: Moment) -> Iterator[str]:
         was_all_in = old.last_batch_received and not old.open_batches
         if old.status is new.status or not was_all_in or not tasks or new.ended_at is None:
             continue
-        since_s = new.ended_at - max(task.updated_at for task in tasks)
+        # The run itself changed when its last list was in, or when it was closed.
+        since_s = new.ended_at - max(old.updated_at, *(task.updated_at for task in tasks))
         if since_s > SOON_S:
             yield f"run {new.run_id} was complete for {since_s:.1f} s until it said so"
