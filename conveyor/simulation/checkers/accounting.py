@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from conveyor.domain.changes import BatchKey, JobKey, RunKey, StatsKey, TaskKey
 from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
 from conveyor.domain.model import (
+    Batch,
     BatchStatus,
     JobStatus,
     RowsOf,
@@ -53,18 +54,23 @@ def counters_equal_rows(moment: Moment) -> Iterator[str]:
             yield f"run {run.run_id} has {len(tasks)} tasks in shard {shard} without counters"
 
 
-def _under_way(moment: Moment, run: Run) -> dict[str, int]:
-    """How far each list is that is being ingested, where its rows are written before they count:
-    those behind that may count already, or not yet. A rerun's rows come from all lists."""
+def _under_way(moment: Moment, run: Run) -> list[Batch]:
+    """The lists that are being ingested, where rows are written before they count: those behind
+    the checkpoint may count already, or not yet."""
     batches = moment.after.batches_by_run.get(run.run_id, []) if moment.rows_come_first else []
-    live = [batch for batch in batches if batch.status is not BatchStatus.SEALED]
-    if any(isinstance(batch.source, RowsOf) for batch in live):
-        return {task.batch_id: 0 for task in moment.after.tasks_by_run.get(run.run_id, [])}
-    return {batch.batch_id: batch.done for batch in live}
+    return [batch for batch in batches if batch.status is not BatchStatus.SEALED]
 
 
-def _compare(stats: Stats, tasks: list[Task], under_way: dict[str, int]) -> Iterator[str]:
-    sure = [task for task in tasks if task.index < under_way.get(task.batch_id, task.index + 1)]
+def _is_behind(batch: Batch, task: Task) -> bool:
+    """A replay goes by ids, and its tasks name the list that they first came with."""
+    if isinstance(batch.source, RowsOf):
+        is_its = batch.source.batch_id in {None, task.batch_id}
+        return is_its and task.task_id > (batch.cursor or "")
+    return task.batch_id == batch.batch_id and task.index >= batch.done
+
+
+def _compare(stats: Stats, tasks: list[Task], under_way: list[Batch]) -> Iterator[str]:
+    sure = [task for task in tasks if not any(_is_behind(batch, task) for batch in under_way)]
     for name, counts in _COUNTED.items():
         told = getattr(stats, name)
         least, most = sum(map(counts, sure)), sum(map(counts, tasks))

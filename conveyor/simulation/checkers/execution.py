@@ -49,6 +49,14 @@ def claims_only_grow(moment: Moment) -> Iterator[str]:
         ended = new.status in TASK_TERMINAL and old.status not in TASK_TERMINAL
         if ended and new.attempts == old.attempts:
             yield f"task {_name(new)} ended without an attempt"
+        if ended and new.result is not None and not _is_of_claim(new.result.key, new.claim):
+            yield f"task {_name(new)}: claim {new.claim} ended it with {new.result.key}"
+
+
+def _is_of_claim(key: str, claim: int) -> bool:
+    """Where a body has a key of its own, the claim is part of it."""
+    name = key.rpartition("/")[2]
+    return name.startswith("pack.") or name.rpartition(".")[2] == str(claim)
 
 
 def attempts_are_bounded(moment: Moment) -> Iterator[str]:
