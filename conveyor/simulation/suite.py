@@ -20,6 +20,8 @@ JUDGED_FROM = 200
 """How many seeds it takes until a fault that never struck is a failure of the suite."""
 
 _SEEDS_A_PROCESS = 20
+# The engine reads its table consistently, and what is stored here is too short for several parts.
+_UNASKED = frozenset({"dynamodb.stale_read", "s3.left_open"})
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class Summary:
         if self.seeds < JUDGED_FROM:
             return []
         known = [fault.value for fault in Fault if ONLY_ON.get(fault, self.engines) & self.engines]
-        known += MODEL_FAULTS if "aws" in self.engines else ()
+        known += [name for name in MODEL_FAULTS if "aws" in self.engines and name not in _UNASKED]
         return [name for name in known if not self.faults[name]]
 
 

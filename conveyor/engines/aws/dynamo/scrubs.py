@@ -73,19 +73,29 @@ async def _doomed(
 
     ranges = [of(shard, kind) for kind in _IN_SHARDS for shard in shards]
     ranges += [of(job, kind) for kind in _IN_JOB]
-    ranges += [of(job, "Event", BY_OWNER), of(job, "Run")]
     for each in ranges:
         async with aclosing(merged(table, [each], limit=_PAGE)) as items:
             async for item in items:
-                at = place_in(item)
-                also = dict.fromkeys([target_of(item), *_pointers(item)])
-                yield [*(place for place in also if place != at), at]
+                yield list(dict.fromkeys([target_of(item), place_in(item)]))
+    async with aclosing(_shown(table, of(job, "Event", BY_OWNER))) as places:
+        async for place in places:
+            yield [place]
+    async with aclosing(merged(table, [of(job, "Run")], limit=_PAGE)) as items:
+        async for item in items:
+            yield [*_pointers(item), place_in(item)]
+
+
+async def _shown(table: Table, asked: Range) -> AsyncGenerator[Place, None]:
+    """What an index shows and the table has: one that is behind shows for a minute what is gone,
+    and who scrubs until nothing is left would not rest."""
+    async with aclosing(merged(table, [asked], limit=_PAGE)) as items:
+        while named := await take(_PURGED_AT_ONCE, items):
+            for place in await table.get_items([place_in(item) for item in named]):
+                yield place
 
 
 def _pointers(item: Item) -> list[Place]:
     """A run's; others are come by through their pointers, or swept by who finds them dangling."""
-    if not place_in(item)[1].startswith("Run#"):
-        return []
     run = codec_of(Run).from_item(item)
     pointer = pointer_item(RunKey(run.job_id, run.run_id), {"sequence": run.sequence})
     assert pointer is not None
