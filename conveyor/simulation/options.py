@@ -118,7 +118,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def draw(seed: int, *, engine: str | None = None, hours: float | None = None) -> Options:
     """The options of a seed. `engine` and `hours` say what the caller wants instead."""
     random = Random(f"options {seed}")
-    drawn_engine = random.choice(ENGINES)
+    drawn = random.choice(ENGINES)
+    chosen = engine or drawn
     drawn_s = random.choice((100.0, 200.0, 400.0))
 
     def buggified(usual: float, *odd: float) -> float:
@@ -126,7 +127,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
 
     options = Options(
         seed=seed,
-        engine=engine or drawn_engine,
+        engine=chosen,
         has_gateway=random.random() < 0.3,
         workers_count=random.choice((1, 1, 2, 3)),
         apis_count=random.choice((1, 2)),
@@ -144,7 +145,8 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         page_rows=int(buggified(50, 1, 3)),
         max_inflight=int(buggified(10, 1)),
         receive_max=int(buggified(20, 1)),
-        sweep_s=buggified(15.0, 1.0),
+        # On AWS a sweep is a hundred calls.
+        sweep_s=buggified(15.0, 5.0 if chosen == "aws" else 1.0),
         look_s=random.choice((5.0, 10.0, 20.0)),
         offset_s=random.choice((0.0, 0.0, 5.0)),
         drift=random.choice((0.0, 0.0, 200e-6)),

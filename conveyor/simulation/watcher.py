@@ -16,7 +16,7 @@ from conveyor.simulation.history import Call, Delivery, Fetch, History
 from conveyor.simulation.snapshot import Changed, Snapshot, compare
 from conveyor.simulation.trace import Trace
 
-CALLS_MAX = 100_000
+CALLS_MAX = 150_000
 
 
 @dataclass(frozen=True, slots=True)

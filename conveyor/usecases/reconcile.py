@@ -97,7 +97,8 @@ async def _resend(env: Env, run: Run) -> int:
     """Sends refs again when a run has unfinished tasks but not one message.
 
     Only then: a queue that is merely slow must not be flooded. A task that somebody has in hand
-    has a message, so the queue of a run at work is never empty.
+    has a message, so the queue of a run at work is never empty. And not while a list is on its way
+    in: its rows may be there before they count, and nothing may end that was not admitted.
     """
     depth = await env.queue.depth(run.run_id)
     if depth.visible or depth.hidden:
@@ -106,6 +107,8 @@ async def _resend(env: Env, run: Run) -> int:
     sent = 0
     async with aclosing(pages_of(env, run, statuses=TASK_UNFINISHED)) as pages:
         async for page in pages:
+            if await ingest.open_batches_of(env, run.job_id, run.run_id):
+                break
             refs = [TaskRef(run.job_id, run.run_id, row.task_id, row.shard) for row in page]
             await env.queue.send(refs)
             sent += len(refs)

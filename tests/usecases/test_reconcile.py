@@ -58,6 +58,23 @@ async def test_lost_messages_are_sent_again(env: Env) -> None:
     await check_counters(env, accepted.run)
 
 
+async def test_nothing_is_sent_again_while_a_list_is_on_its_way_in(env: Env) -> None:
+    """Where rows are written before they count, they would be settled before they are admitted."""
+    accepted = await submit(env, LATER_FROM)
+    batch = (await ingest.open_batches_of(env, accepted.job.job_id, accepted.run.run_id))[0]
+    cut = with_fault(env, Fault(2, When.BEFORE, only="commit"))
+    with pytest.raises(Unavailable):
+        await reconcile.finish_batch(cut, batch)
+    await env.queue.close_run(accepted.run.run_id)
+
+    during = await reconcile.sweep_runs(env)
+    for left in await reconcile.stalled_batches(env, idle_s=0):
+        await reconcile.finish_batch(env, left)
+    after = await reconcile.sweep_runs(env)
+
+    assert (during.resent, after.resent) == (0, LATER_FROM)
+
+
 async def test_a_queue_that_is_merely_slow_is_left_alone(env: Env) -> None:
     accepted = await submit(env, 5)
     await env.queue.receive(accepted.run.run_id, count_max=5, visibility_s=60)
