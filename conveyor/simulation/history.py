@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +83,3 @@ class History:
     signing_secrets: dict[str, list[bytes | None]] = field(default_factory=dict)
     paged_runs: list[tuple[str, list[str]]] = field(default_factory=list)
     kills_count: int = 0
-
-    def answered(self) -> Iterator[Call]:
-        return (call for call in self.calls if call.status is not None)

@@ -138,12 +138,16 @@ class Process:
                 async with stage.backend.open(
                     life, self.clock, self.random, role=self.role, mail=mail
                 ) as ports:
-                    await self._work(self._world(life, ports, mail))
+                    try:
+                        await self._work(self._world(life, ports, mail))
+                    finally:
+                        self._nursery = None
         except* Killed:
             pass
         except* Exception as errors:  # noqa: BLE001 (it ends a process, not the world)
-            if self._app is None and errors.split((Unavailable, Sabotage))[1] is None:
-                stage.trace.note(self.name, "could not start", _told(errors))
+            meant = Sabotage if self._app is not None else (Sabotage, Unavailable)
+            if errors.split(meant)[1] is None:
+                stage.trace.note(self.name, "gave up", _told(errors))
             elif not life.is_dead:
                 stage.crashed(self.name, _told(errors))
         finally:
