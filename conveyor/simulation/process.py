@@ -74,7 +74,12 @@ class Process:
 
     @property
     def is_serving(self) -> bool:
-        return self._app is not None and not self._stop.is_set()
+        """Whether it takes connections; who is ending, in order or not, takes none."""
+        nursery = self._nursery
+        if self._app is None or nursery is None or self.life is None:
+            return False
+        is_ending = self.life.is_dead or nursery.cancel_scope.cancel_called
+        return not (is_ending or self._stop.is_set())
 
     @property
     def works(self) -> bool:
@@ -138,10 +143,7 @@ class Process:
                 async with stage.backend.open(
                     life, self.clock, self.random, role=self.role, mail=mail
                 ) as ports:
-                    try:
-                        await self._work(self._world(life, ports, mail))
-                    finally:
-                        self._nursery = None
+                    await self._work(self._world(life, ports, mail))
         except* Killed:
             pass
         except* Exception as errors:  # noqa: BLE001 (it ends a process, not the world)
