@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,7 +76,3 @@ def _sqlite_error(text: str, code: int) -> sqlite3.OperationalError:
     error = sqlite3.OperationalError(text)
     error.sqlite_errorcode = code
     return error
-
-
-def no_room() -> OSError:
-    return OSError(errno.ENOSPC, "No space left on device")

@@ -74,7 +74,12 @@ class Process:
 
     @property
     def is_serving(self) -> bool:
-        return self._app is not None and not self._stop.is_set()
+        """Whether it takes connections; who is ending, in order or not, takes none."""
+        nursery = self._nursery
+        if self._app is None or nursery is None or self.life is None:
+            return False
+        is_ending = self.life.is_dead or nursery.cancel_scope.cancel_called
+        return not (is_ending or self._stop.is_set())
 
     @property
     def works(self) -> bool:
@@ -142,8 +147,9 @@ class Process:
         except* Killed:
             pass
         except* Exception as errors:  # noqa: BLE001 (it ends a process, not the world)
-            if self._app is None and errors.split((Unavailable, Sabotage))[1] is None:
-                stage.trace.note(self.name, "could not start", _told(errors))
+            meant = Sabotage if self._app is not None else (Sabotage, Unavailable)
+            if errors.split(meant)[1] is None:
+                stage.trace.note(self.name, "gave up", _told(errors))
             elif not life.is_dead:
                 stage.crashed(self.name, _told(errors))
         finally:

@@ -35,14 +35,3 @@ class Trace:
     @property
     def hash(self) -> str:
         return self._hash.hexdigest()
-
-    def about(self, *words: str, last: int = 200) -> list[Line]:
-        """The last lines that a reader wants, of those that name any of the words, if any is
-        given."""
-        wanted = [
-            line
-            for line in self.lines
-            if not line.is_minor
-            and (not words or any(word in line.detail or word in line.what for word in words))
-        ]
-        return wanted[-last:]
