@@ -26,7 +26,6 @@ from conveyor.usecases.env import Env
 log = logging.getLogger(__name__)
 
 # Messages and claims outlive most fetches; only what has used up half of its time is renewed.
-DUE_S = limits.VISIBILITY_S / 2
 _MAIL_MAX = 1_000
 
 
@@ -68,8 +67,12 @@ class LeaseHeartbeater:
     def __post_init__(self) -> None:
         # One beat may be missed: the next still lands before anything ages out.
         assert self.interval_s * 2 < limits.LEASE_TTL_S
-        assert DUE_S + self.interval_s * 2 < limits.VISIBILITY_S
         assert limits.LEASE_TTL_S < limits.VISIBILITY_S < limits.CLAIM_TTL_S
+
+    @property
+    def due_s(self) -> float:
+        """How old a message and a claim grow: as old as leaves room for a beat that is missed."""
+        return min(limits.VISIBILITY_S / 2, limits.VISIBILITY_S - 2 * self.interval_s - 1.0)
 
     async def run(self, inbox: Inbox[HeartbeaterMessage]) -> None:
         desk = _Desk()
@@ -111,7 +114,7 @@ class LeaseHeartbeater:
         any of the three."""
         lost = await self._renew_leases(held)
         now = trio.current_time()
-        due = [each for each in held if now - each.renewed_at >= DUE_S]
+        due = [each for each in held if now - each.renewed_at >= self.due_s]
         if due:
             lost += await self._renew_rest(due)
             for each in due:

@@ -14,7 +14,7 @@ import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.lease_heartbeater import DUE_S, LeaseHeartbeater, _Held
+from actors.lease_heartbeater import LeaseHeartbeater, _Held
 from actors.messages import Hold, Settle
 from actors.queue_discovery import QueueDiscovery
 from actors.runtime import Reply
@@ -243,8 +243,9 @@ async def a_beat_without_a_claim(env: Env) -> object:
     )
     assert settle.message is not None
     hold = Hold(LeaseId(lease_id), settle.message, 99, trio.CancelScope())
-    due = _Held(hold, trio.current_time() - DUE_S)
-    return len(await LeaseHeartbeater(env=env)._beat([due]))
+    heartbeater = LeaseHeartbeater(env=env)
+    due = _Held(hold, trio.current_time() - heartbeater.due_s)
+    return len(await heartbeater._beat([due]))
 
 
 async def a_rerun_of_a_list_not_in(env: Env) -> object:
