@@ -51,8 +51,8 @@ async def test_a_cooldown_after_a_refusal_saves_receives_where_permits_come_late
 ) -> None:
     lines = Lines(permits=Permits.AFTER_RECEIVE, bounces_longer=False)
 
-    cooled = await model(Arm(name="cooldown", lines=lines, tasks=200, dispatchers=10))
-    hasty = await model(Arm(name="off", lines=OFF, tasks=200, dispatchers=10))
+    cooled = await model(Arm(name="cooldown", lines=lines, tasks=200, dispatchers=40))
+    hasty = await model(Arm(name="off", lines=OFF, tasks=200, dispatchers=40))
 
     assert cooled.messages < hasty.messages
 
