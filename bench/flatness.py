@@ -7,6 +7,7 @@ every page, closing. The sizes take turns and medians count, as a shared machine
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench flatness", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--concurrency", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
     measured: dict[int, list[Measured]] = {size: [] for size in options.sizes}
@@ -34,6 +35,7 @@ def main(arguments: list[str]) -> None:
         for _ in range(options.rounds):
             for size in options.sizes:
                 for _ in range(max(1, PAGES_A_ROUND // size)):
+                    os.sync()  # What the run before has left to write is not this one's cost.
                     measured[size].append(run_arm("conveyor", url, size, options.concurrency))
     costs = {size: median(each.cpu_ms_per_page for each in runs) for size, runs in measured.items()}
     show(measured, costs)

@@ -93,20 +93,20 @@ class Slot:
 
     @property
     def is_stopping(self) -> bool:
-        return self.state in {State.STOPPING, State.OVERDUE}
+        return self.state in (State.STOPPING, State.OVERDUE)
 
     @property
     def is_startable(self) -> bool:
-        return self.state in {State.WAITING, State.BACKING_OFF}
+        return self.state in (State.WAITING, State.BACKING_OFF)
 
     @property
     def is_over(self) -> bool:
         """Down, and never to be started again by this supervisor."""
-        return self.state in {State.FINISHED, State.STOPPED, State.FAILED}
+        return self.state in (State.FINISHED, State.STOPPED, State.FAILED)
 
     @property
     def has_ended_by_itself(self) -> bool:
-        return not self.is_alive and self.state in {State.STARTING, State.RUNNING}
+        return not self.is_alive and self.state in (State.STARTING, State.RUNNING)
 
     def begin(self, now: float) -> None:
         """Open the books of a new incarnation, which the caller is about to run."""

@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, assert_never
 
 import trio
@@ -123,22 +123,25 @@ class Supervisor:
 
     def _start_due(self, nursery: trio.Nursery) -> None:
         now = trio.current_time()
-        for index, slot in enumerate(self._slots):
-            if self._may_start(index) and slot.start_at <= now:
+        for slot in self._next_to_start():
+            if slot.start_at <= now:
                 slot.begin(now)
                 nursery.start_soon(_live, slot, name=f"{self.name}/{slot.child.name}")
 
-    def _may_start(self, index: int) -> bool:
-        slot = self._slots[index]
-        if slot.state is State.BACKING_OFF and self.strategy is Strategy.ONE_FOR_ONE:
-            return True
-        return slot.is_startable and all(map(_is_up, self._slots[:index]))
-
     async def _wait_change(self) -> None:
-        due = (slot.start_at for i, slot in enumerate(self._slots) if self._may_start(i))
+        due = (slot.start_at for slot in self._next_to_start())
         with trio.move_on_at(min(due, default=math.inf)):
             await self._changed.wait()
         self._changed = trio.Event()
+
+    def _next_to_start(self) -> Iterator[Slot]:
+        """In order, each once those before it are up; one that crashed alone waits for nobody."""
+        are_up = True
+        for slot in self._slots:
+            is_alone = slot.state is State.BACKING_OFF and self.strategy is Strategy.ONE_FOR_ONE
+            if is_alone or (are_up and slot.is_startable):
+                yield slot
+            are_up = are_up and _is_up(slot)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -13,7 +13,7 @@ from tests.chaos.stories import STORIES
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("number", "story"), enumerate(STORIES))
+@pytest.mark.parametrize(("number", "story"), list(enumerate(STORIES)))
 def test_a_story_ends_well_though_its_server_dies(tmp_path: Path, number: int, story: str) -> None:
     sites = record(story, tmp_path / "alive")
     writes = [site for site in sites if not site.startswith(("store.find", "store.read"))]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from importlib.resources import files
+from pathlib import Path
 
 from conveyor.engines.embedded.errors import WrongSchema
+
+_SCHEMA = Path(__file__).with_name("schema")
 
 
 def migrate(connection: sqlite3.Connection) -> None:
@@ -18,11 +20,11 @@ def migrate(connection: sqlite3.Connection) -> None:
             f"the database has schema version {version}, but this Conveyor knows only up to "
             f"{newest}: it was written by a newer release, use that one"
         )
-    for number, script in scripts.items():
-        if number <= version:
-            continue
+    due = [script for number, script in scripts.items() if number > version]
+    if due:
+        changes = "\n".join(due)
         connection.executescript(
-            f"BEGIN IMMEDIATE;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;"
+            f"BEGIN IMMEDIATE;\n{changes}\nPRAGMA user_version = {newest};\nCOMMIT;"
         )
 
 
@@ -43,11 +45,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 def load_scripts() -> dict[int, str]:
     """The scripts by number, in order."""
-    schema = files("conveyor.engines.embedded") / "schema"
-    scripts = sorted(
-        (entry for entry in schema.iterdir() if entry.name.endswith(".sql")),
-        key=lambda entry: entry.name,
-    )
+    scripts = sorted(_SCHEMA.glob("*.sql"))
     numbers = [int(script.name.split("_")[0]) for script in scripts]
     assert numbers == list(range(1, len(scripts) + 1)), numbers
     return {
