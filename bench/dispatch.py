@@ -8,6 +8,7 @@ a process and the rest of the world is a link, which can take time, and be cut a
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
     """What an arm came to. `messages` is what the queue handed out, over all receives; `dead` are
-    tasks that ended otherwise than with a page."""
+    tasks that ended otherwise than with a page. `lease_calls` asked for leases, where counted."""
 
     tasks: int
     done: int
@@ -72,6 +73,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     empty_calls: int
     seconds: float
+    lease_calls: int = 0
 
     @property
     def amplification(self) -> float:
@@ -124,6 +126,7 @@ class Link:
     sqs_s: float = 0.0
     coordinator_s: float = 0.0
     is_cut: bool = False
+    asked: Counter[str] = field(default_factory=Counter)
 
     async def cross(self, seconds: float) -> None:
         """Half of a round trip."""
@@ -153,6 +156,7 @@ class _Distant:
         target: Callable[..., Awaitable[Any]] = getattr(self._port, method)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
+            self._link.asked[method] += 1
             await self._link.cross(self._seconds)
             answer = await target(*args, **kwargs)
             await self._link.cross(self._seconds)
@@ -274,7 +278,9 @@ async def drain(
         run = await _ended(outside, arm, accepted, processes, watch)
         seconds = trio.current_time() - started_at
         nursery.cancel_scope.cancel()
-    return drained(arm, await totals_of(outside, run), shared.tally, seconds)
+    ended = drained(arm, await totals_of(outside, run), shared.tally, seconds)
+    lease_calls = sum(each.link.asked["acquire"] for each in processes)
+    return msgspec.structs.replace(ended, lease_calls=lease_calls)
 
 
 def drained(arm: Arm, totals: Totals, tally: Tally, seconds: float) -> Drained:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import click
@@ -25,6 +26,8 @@ _COMMANDS = {
     ),
     "ps": ("conveyor.cli.ps", "Show what the process on this data directory is doing."),
 }
+_EXTRAS = {"simulate": "simulate"}
+"""Commands that come with packages of their own, and the extra that brings them."""
 
 
 class _Commands(click.Group):
@@ -37,7 +40,15 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module_name, _ = _COMMANDS[cmd_name]
-        module = __import__(module_name, fromlist=[cmd_name])
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if cmd_name not in _EXTRAS:
+                raise
+            raise click.ClickException(
+                f"`conveyor {cmd_name}` needs {error.name}: "
+                f"pip install 'conveyor[{_EXTRAS[cmd_name]}]'"
+            ) from None
         command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command

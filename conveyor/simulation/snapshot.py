@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import is_
 from typing import Any, TypeVar
 
 from conveyor.domain.changes import (
@@ -23,6 +24,7 @@ from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Stats, Tas
 Address = tuple[Any, ...]
 Rows = Mapping[type, Mapping[Address, Any]]
 V = TypeVar("V")
+Groups = Mapping[str, Sequence[V]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +89,63 @@ class Snapshot:
         return {run.run_id: run for run in self.runs.values()}
 
     @cached_property
-    def tasks_by_run(self) -> dict[str, list[Task]]:
-        return _grouped((task.run_id, task) for task in self.tasks.values())
+    def tasks_by_run(self) -> Groups[Task]:
+        return _grouped(self.tasks.values(), _run_of)
 
     @cached_property
-    def stats_by_run(self) -> dict[str, list[Stats]]:
-        return _grouped((row.run_id, row) for row in self.stats.values())
+    def stats_by_run(self) -> Groups[Stats]:
+        return _grouped(self.stats.values(), _run_of)
 
     @cached_property
-    def batches_by_run(self) -> dict[str, list[Batch]]:
-        return _grouped((row.run_id, row) for row in self.batches.values())
+    def batches_by_run(self) -> Groups[Batch]:
+        return _grouped(self.batches.values(), _run_of)
 
     @cached_property
-    def runs_by_job(self) -> dict[str, list[Run]]:
-        return _grouped((run.job_id, run) for run in self.runs.values())
+    def runs_by_job(self) -> Groups[Run]:
+        return _grouped(self.runs.values(), _job_of)
+
+    def follow(self, before: Snapshot, written: Sequence[Changed]) -> None:
+        """Takes over what was grouped before: between two snapshots little changes."""
+        for name, (kind, group_of) in _GROUPINGS.items():
+            if (groups := before.__dict__.get(name)) is not None:
+                own = [change for change in written if change.kind is kind]
+                self.__dict__[name] = _regrouped(groups, own, group_of) if own else groups
 
 
-def _grouped(pairs: Iterator[tuple[str, V]]) -> dict[str, list[V]]:
+def _run_of(row: Task | Stats | Batch) -> str:
+    return row.run_id
+
+
+def _job_of(run: Run) -> str:
+    return run.job_id
+
+
+_GROUPINGS: Mapping[str, tuple[type, Callable[[Any], str]]] = {
+    "tasks_by_run": (TaskKey, _run_of),
+    "stats_by_run": (StatsKey, _run_of),
+    "batches_by_run": (BatchKey, _run_of),
+    "runs_by_job": (RunKey, _job_of),
+}
+
+
+def _grouped(rows: Iterable[V], group_of: Callable[[V], str]) -> Groups[V]:
     groups: dict[str, list[V]] = {}
-    for name, value in pairs:
-        groups.setdefault(name, []).append(value)
+    for row in rows:
+        groups.setdefault(group_of(row), []).append(row)
     return groups
+
+
+def _regrouped(
+    groups: Groups[V], changes: Sequence[Changed], group_of: Callable[[V], str]
+) -> Groups[V]:
+    added = _grouped((each.new for each in changes if each.new is not None), group_of)
+    gone = _grouped((each.old for each in changes if each.old is not None), group_of)
+    changed = dict(groups)
+    for name in {**gone, **added}:
+        old = {id(row) for row in gone.get(name, ())}
+        kept = [row for row in groups.get(name, ()) if id(row) not in old]
+        changed[name] = [*kept, *added.get(name, ())]
+    return changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +159,28 @@ class Changed:
 
 
 def compare(before: Snapshot, after: Snapshot) -> list[Changed]:
-    """What differs, in the order of the later one. Rows that are the same object are equal."""
+    """What was written in between, in the order of the later one, be it what had been there."""
     found: list[Changed] = []
     for kind, table in after.rows.items():
         earlier = before.rows[kind]
-        if earlier is table:
+        if earlier is table or _is_same(earlier, table):
             continue
-        for address, row in table.items():
-            old = earlier.get(address)
-            if old is not row and old != row:
-                found.append(Changed(kind, address, old, row))
-        found += [
-            Changed(kind, address, row, None)
-            for address, row in earlier.items()
-            if address not in table
+        written = [
+            Changed(kind, address, earlier.get(address), row)
+            for address, row in table.items()
+            if earlier.get(address) is not row
         ]
+        found += written
+        added_count = sum(change.old is None for change in written)
+        if len(earlier) + added_count > len(table):
+            found += [
+                Changed(kind, address, row, None)
+                for address, row in earlier.items()
+                if address not in table
+            ]
     return found
+
+
+def _is_same(earlier: Mapping[Address, Any], table: Mapping[Address, Any]) -> bool:
+    """Whether nobody wrote: most tables rest while one is written, and this is asked a lot."""
+    return len(earlier) == len(table) and all(map(is_, earlier.values(), table.values()))

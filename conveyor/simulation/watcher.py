@@ -108,8 +108,11 @@ class Watcher:
     def look(self) -> Moment:
         before, after = self.last, self.peek()
         self.last = after
-        moment = self._moment(before, after, compare(before, after))
-        if moment.changes:
+        written = compare(before, after)
+        after.follow(before, written)
+        changes = [each for each in written if each.old != each.new]
+        moment = self._moment(before, after, changes)
+        if changes:
             self._ask(self.checkers.on_write, moment)
         return moment
 

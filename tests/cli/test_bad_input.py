@@ -157,3 +157,11 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_any_work(program: Pr
 
     assert_refused(ended, "Cannot write to /proc/pages")
     assert not (program.folder / ".conveyor").exists()
+
+
+def test_a_command_names_the_package_that_it_lacks(program: Program) -> None:
+    program.write("lupa.py", "raise ModuleNotFoundError('not there', name='lupa')")
+
+    ended = program.run("simulate", "--seed", "1", PYTHONPATH=str(program.folder))
+
+    assert_refused(ended, "needs lupa", "pip install 'conveyor[simulate]'")

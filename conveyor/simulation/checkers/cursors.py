@@ -18,7 +18,7 @@ def a_cursor_fits_its_own_list(moment: Moment, call: Call) -> Iterator[str]:
     cursor = asked.pop("cursor", None)
     if cursor is None or not call.is_accepted:
         return
-    for other in moment.history.calls:
+    for other in reversed(moment.history.calls):
         if other.method != "GET" or f'"{cursor}"'.encode() not in other.answer:
             continue
         shown = _query(other)
