@@ -235,7 +235,10 @@ class RunPoller:
             await desk.purse.settle()
 
     async def _leases(self, desk: Desk, count: int) -> list[LeaseId]:
-        """Leases for `count` tasks: those that finished tasks left behind, then new ones."""
+        """Leases for `count` tasks: those that finished tasks left behind, then new ones. Apart
+        from others all are new: who passed them on would keep more than its share."""
+        if self.env.is_apart():
+            await self._release(desk, desk.take_spare(len(desk.spare)))
         await desk.freshen(self.env.coordinator)
         leases = desk.take_spare(count)
         if len(leases) < count:

@@ -181,7 +181,13 @@ async def _open_shared_world(
         with _around(settings, shared, clock, randomness, mail) as world:
             world.metrics.coordinator_away.set_function(shared.is_away)
             world.metrics.registry.register(EngineUsage(shared.meter))
-            env = replace(world.env, owner=owner, signals=signals, workflows=shared.workflows)
+            env = replace(
+                world.env,
+                owner=owner,
+                signals=signals,
+                workflows=shared.workflows,
+                is_apart=shared.is_away,
+            )
             yield replace(world, env=env, listeners=shared.listeners, meter=shared.meter)
 
 

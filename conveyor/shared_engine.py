@@ -38,7 +38,7 @@ class Shared:
     coordinator: Coordinator
     signals: SharedSignals
     listeners: Sequence[Child]
-    is_away: Callable[[], float]
+    is_away: Callable[[], bool]
     meter: Meter
     workflows: Workflows
 
@@ -86,7 +86,7 @@ async def share(
     porter = Child("porter", run=partial(answer_forever, engine.bell, local.batch_opened))
     make = partial(_shared, settings, engine, local)
     if link is None:
-        yield make(engine.coordinator, tell_nobody, [porter], lambda: 0.0)
+        yield make(engine.coordinator, tell_nobody, [porter], lambda: False)
         return
     async with running_on(
         link, random=random, space=settings.table, owner=owner, workers_on=outlook.WORKERS
@@ -96,7 +96,7 @@ async def share(
             redis.coordinator,
             redis.channel.tell,
             [porter, Child("signal_listener", run=listen)],
-            lambda: float(redis.coordinator.is_away),
+            lambda: redis.coordinator.is_away,
         )
 
 
@@ -107,7 +107,7 @@ def _shared(
     coordinator: Coordinator,
     tell: Tell,
     listeners: Sequence[Child],
-    is_away: Callable[[], float],
+    is_away: Callable[[], bool],
 ) -> Shared:
     return Shared(
         store=engine.store,

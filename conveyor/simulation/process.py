@@ -232,7 +232,12 @@ class Process:
             cadence=_cadence(options),
             pace=replace(env.policy.pace, receive_max=options.receive_max),
         )
-        env = replace(env, policy=policy, signals=self._signals(env, mail, ports.shared))
+        env = replace(
+            env,
+            policy=policy,
+            signals=self._signals(env, mail, ports.shared),
+            is_apart=env.is_apart if ports.shared is None else ports.shared.is_away,
+        )
         web = Web(
             life=life,
             faults=stage.faults,

@@ -96,7 +96,7 @@ class Here:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Env:
     """The ports, the randomness (secrets are drawn from it too) and the name of this process
-    start."""
+    start. `is_apart` while leases are not agreed upon with others, as nobody can be asked."""
 
     store: Store
     queue: Queue
@@ -111,6 +111,7 @@ class Env:
     news: News = field(default_factory=News)
     aside: Aside = field(default_factory=Here)
     workflows: Workflows | None = None
+    is_apart: Callable[[], bool] = lambda: False
 
     def now(self) -> float:
         return self.clock.now()

@@ -75,4 +75,4 @@ async def test_a_killed_process_costs_no_more_receives_than_it_had_in_flight(
 
     # Each may come back once while its claim is still held, and once more.
     assert (drained.done, drained.dead) == (300, 0)
-    assert 300 < drained.messages <= 300 + 2 * 5
+    assert 300 <= drained.messages <= 300 + 2 * 5

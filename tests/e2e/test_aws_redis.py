@@ -15,7 +15,7 @@ from tests.servers import a_redis, free_port
 
 pytestmark = pytest.mark.slow
 
-CAP, PAGES = 12, 900
+CAP, PAGES = 12, 1_800
 AWAY, BACK = "the coordinator is away", "the coordinator is back"
 
 
@@ -29,8 +29,8 @@ def test_a_run_goes_on_without_redis_and_when_it_is_back(
             workers = cloud.workers(2)
             body = {"tasks": pages.tasks(PAGES), "max_inflight": CAP}
             job_id = client.post("/v1/jobs", json=body).json()["job_id"]
-            # By then the workers know of each other: each has looked again since the job came.
-            until("work with Redis", lambda: pages.asked.total() >= 300 or None)
+            # At 60 a second. By then the workers know of each other: they look every 10 s.
+            until("work with Redis", lambda: pages.asked.total() >= 800 or None)
             redis.close()
             until("it to be missed", lambda: _all_say(cloud, workers, AWAY))
             pages.inflight_max, begun = 0, pages.asked.total()

@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.errors import AwsError, NoAnswer
 from conveyor.engines.aws.seam import Plane
 from conveyor.simulation.models import AwsModel, Fate
 from tests.aws import a_lean_plane, an_access
@@ -124,4 +124,7 @@ some_calls = st.lists(calls(), min_size=CALL_COUNT, max_size=CALL_COUNT)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(asked=some_calls)
 async def test_the_model_answers_as_a_server_does(ministack: str, asked: list[Call]) -> None:
-    await _both(ministack, asked)
+    try:
+        await _both(ministack, asked)
+    except NoAnswer:  # Whether the server did it is anybody's guess.
+        reject()
