@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import trio
 
@@ -32,6 +32,7 @@ from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Faults
 from conveyor.simulation.life import Life
 from conveyor.simulation.models.aws import AwsModel
+from conveyor.simulation.models.dynamodb.values import Item
 from conveyor.simulation.models.fate import Fate
 from conveyor.simulation.models.pessimism import CALM
 from conveyor.simulation.models.redis.model import RedisModel
@@ -48,6 +49,10 @@ _KINDS = {kind.__name__.removesuffix("Key"): kind for kind in ROW_TYPES} | {
 }
 
 
+def _no_rows() -> dict[type, dict[Address, Any]]:
+    return {kind: {} for kind in ROW_TYPES}
+
+
 @dataclass(slots=True)
 class AwsBackend:
     """One account's worth of services, with Redis or without, as the seed has it."""
@@ -60,7 +65,9 @@ class AwsBackend:
     clock: WallClock = field(default_factory=WallClock)
     model: AwsModel = field(init=False)
     redis: RedisModel | None = None
-    _known: dict[tuple[str, str], tuple[object, type, Address, Any]] = field(default_factory=dict)
+    _tables: dict[type, dict[Address, Any]] = field(default_factory=_no_rows)
+    _places: dict[tuple[str, str], Address] = field(default_factory=dict)
+    _leases: dict[tuple[str, str], Lease] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         fate = Fate(random=self.random)
@@ -100,32 +107,57 @@ class AwsBackend:
             )
 
     def peek(self) -> Snapshot:
-        rows: dict[type, dict[Address, Any]] = {kind: {} for kind in ROW_TYPES}
-        leases: list[Lease] = []
-        now = self.clock.now()
-        table = self.model.dynamodb.tables.get(NAMES.table)
-        for pk, partition in table.partitions.items() if table is not None else ():
-            for (sk, *_), row in partition.rows.items():
-                if pk.startswith("Sem#"):
-                    leases += _leases_in(pk, row.item, now)
-                elif OF not in row.item:
-                    self._decode(rows, (pk, sk), row)
-        return Snapshot(at=trio.current_time(), now=now, rows=rows, leases=leases)
+        now, written = self.clock.now(), self._catch_up()
+        leases = [lease for lease in self._leases.values() if lease.expires_at > now]
+        return Snapshot(
+            at=trio.current_time(),
+            now=now,
+            rows=dict(self._tables),
+            leases=leases,
+            written=written,
+        )
 
-    def _decode(
-        self, rows: dict[type, dict[Address, Any]], place: tuple[str, str], row: Any
-    ) -> None:
-        """An item that stands as it stood is the same object, and so is its row."""
-        known = self._known.get(place)
-        if known is None or known[0] is not row:
-            kind = _KINDS.get(place[1].partition("#")[0])
-            if kind is None:
-                return
-            value = codec_of(ROW_TYPES[kind]).from_item(row.item)
-            address = tuple(getattr(value, name) for name in TABLES[kind].key_columns)
-            known = self._known[place] = (row, kind, address, value)
-        _, kind, address, value = known
-        rows[kind][address] = value
+    def _catch_up(self) -> dict[type, list[Address]]:
+        """Decodes the items that were written since; a table that was not is the same object."""
+        written: dict[type, list[Address]] = {}
+        table = self.model.dynamodb.tables.get(NAMES.table)
+        if table is None:
+            return written
+        for place in table.written:
+            row = table.get(place)
+            item = None if row is None else row.item
+            if place[0].startswith("Sem#"):
+                self._note_lease(place, item)
+            elif (kind := _KINDS.get(place[1].partition("#")[0])) is not None:
+                if kind not in written:
+                    self._tables[kind] = dict(self._tables[kind])
+                if (address := self._decode(kind, place, item)) is not None:
+                    written.setdefault(kind, []).append(address)
+        table.written.clear()
+        return written
+
+    def _note_lease(self, place: tuple[str, str], item: Item | None) -> None:
+        if item is None or "token" not in item:
+            self._leases.pop(place, None)
+        else:
+            run_id = item.get("run_id", {"S": ""})["S"]
+            expires_at = float(item["expires_at"]["N"])
+            self._leases[place] = Lease(place[0].removeprefix("Sem#"), run_id, expires_at)
+
+    def _decode(self, kind: type, place: tuple[str, str], item: Item | None) -> Address | None:
+        """Where the row stands that was written, or removed; None if it is none of ours."""
+        if item is None:
+            address = self._places.pop(place, None)
+            if address is not None:
+                del self._tables[kind][address]
+            return address
+        if OF in item:
+            return None
+        row = codec_of(ROW_TYPES[kind]).from_item(cast("Any", item))
+        address = tuple(getattr(row, name) for name in TABLES[kind].key_columns)
+        self._places[place] = address
+        self._tables[kind][address] = row
+        return address
 
     def body(self, key: str) -> bytes | None:
         stored = self.model.s3.buckets[NAMES.bucket].objects.get(key)
@@ -151,13 +183,6 @@ class AwsBackend:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _leases_in(pk: str, item: Mapping[str, Mapping[str, Any]], now: float) -> list[Lease]:
-    if "token" not in item or float(item["expires_at"]["N"]) <= now:
-        return []
-    run_id = item.get("run_id", {"S": ""})["S"]
-    return [Lease(pk.removeprefix("Sem#"), run_id, float(item["expires_at"]["N"]))]
 
 
 @dataclass(frozen=True, slots=True)

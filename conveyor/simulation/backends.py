@@ -182,14 +182,15 @@ class EmbeddedBackend(Plain):
             yield guarded(engine, life)
 
     def peek(self) -> Snapshot:
+        is_new = self._reader is None
         connection = self._connect()
-        if connection is not None:
-            self._catch_up(connection)
+        written = {} if connection is None else self._catch_up(connection)
         return Snapshot(
             at=trio.current_time(),
             now=self.clock.now(),
             rows=dict(self._tables),
             leases=self._leases(connection),
+            written=None if is_new else written,
         )
 
     def body(self, key: str) -> bytes | None:
@@ -226,8 +227,9 @@ class EmbeddedBackend(Plain):
                 self._tables[kind] = _all_rows(connection, table)
         return self._reader
 
-    def _catch_up(self, connection: sqlite3.Connection) -> None:
+    def _catch_up(self, connection: sqlite3.Connection) -> dict[type, list[Address]]:
         """Reads the rows that changed since; a table that did not is the same object as before."""
+        written = {}
         sql = "SELECT number, kind, address FROM watched WHERE number > ?"
         changed: dict[str, dict[str, None]] = {}
         for number, kind, address in connection.execute(sql, (self._seen,)):
@@ -236,9 +238,11 @@ class EmbeddedBackend(Plain):
         for kind, table in TABLES.items():
             if table.name in changed:
                 rows = dict(self._tables[kind])
-                for text in changed[table.name]:
-                    _refresh(connection, table, rows, tuple(json.loads(text)))
+                written[kind] = [tuple(json.loads(text)) for text in changed[table.name]]
+                for address in written[kind]:
+                    _refresh(connection, table, rows, address)
                 self._tables[kind] = rows
+        return written
 
     def _leases(self, connection: sqlite3.Connection | None) -> list[Lease]:
         sql = "SELECT job_id, run_id, expires_at FROM leases WHERE expires_at > ?"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 NEVER_S = 1e9
 HASTY_KEYS = {"IDEMPOTENCY_CLAIM_S": 1.0}
+IDLE_S_MAX = 10.0
+"""Between two looks into an empty queue: else these are most of what happens."""
 SHORT_LIVES = {"LEASE_TTL_S": 21.0, "VISIBILITY_S": 22.0, "CLAIM_TTL_S": 23.0}
 
 _OUTSIDE = ("site_", "receiver_", "client_", "list_", "account_")

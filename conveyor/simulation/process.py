@@ -143,6 +143,7 @@ class Process:
                 async with stage.backend.open(
                     life, self.clock, self.random, role=self.role, mail=mail
                 ) as ports:
+                    stage.watcher.look()  # Who opens an engine may free what the dead have held.
                     await self._work(self._world(life, ports, mail))
         except* Killed:
             pass

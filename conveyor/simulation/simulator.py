@@ -33,7 +33,7 @@ from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Fault, Faults
 from conveyor.simulation.history import History
 from conveyor.simulation.life import Killed, Sabotage
-from conveyor.simulation.moods import HASTY_KEYS, SHORT_LIVES
+from conveyor.simulation.moods import HASTY_KEYS, IDLE_S_MAX, SHORT_LIVES
 from conveyor.simulation.mutants.mutant import setting, together
 from conveyor.simulation.options import Options
 from conveyor.simulation.process import Process
@@ -69,6 +69,7 @@ class Report:
 def simulate(options: Options) -> Report:
     """Runs one seed, here and now."""
     odd = [setting(f"conveyor.domain.limits:{name}", s) for name, s in options.limits.items()]
+    odd.append(setting("conveyor.domain.backpressure:IDLE_S_MAX", IDLE_S_MAX))
     with _scratch(options) as data_dir, _quiet() as complaints, together(*odd)():
         return kernel.run(options.seed, _Simulation(options, data_dir, complaints).run)
 
@@ -206,12 +207,12 @@ class _Simulation:
 
 
 def _live_runs(stage: Stage) -> list[Run]:
-    return [run for run in stage.backend.peek().runs.values() if run.status in RUN_LIVE]
+    return [run for run in stage.watcher.look().after.runs.values() if run.status in RUN_LIVE]
 
 
 def _is_at_rest(stage: Stage) -> bool:
     """Nothing is left that somebody would do within the hour."""
-    now = stage.backend.peek()
+    now = stage.watcher.look().after
     return not (
         any(notice.status is NoticeStatus.DUE for notice in now.notices.values())
         or any(export.status in EXPORT_UNDONE for export in now.exports.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import is_
@@ -40,13 +40,15 @@ class Lease:
 class Snapshot:
     """All rows by the kind of their key; `now` is the engine's wall time, `at` virtual time.
 
-    A task's address is (run, task), as it is in every engine.
+    A task's address is (run, task), as it is in every engine. `written` are the addresses of what
+    may differ from the snapshot before, where the engine can tell.
     """
 
     at: float
     now: float
     rows: Rows
     leases: Sequence[Lease] = ()
+    written: Mapping[type, Collection[Address]] | None = None
 
     @property
     def jobs(self) -> Mapping[Address, Job]:
@@ -160,6 +162,13 @@ class Changed:
 
 def compare(before: Snapshot, after: Snapshot) -> list[Changed]:
     """What was written in between, in the order of the later one, be it what had been there."""
+    if after.written is not None:
+        return [
+            Changed(kind, address, old, new)
+            for kind, addresses in after.written.items()
+            for address in addresses
+            if (old := before.rows[kind].get(address)) is not (new := after.rows[kind].get(address))
+        ]
     found: list[Changed] = []
     for kind, table in after.rows.items():
         earlier = before.rows[kind]

@@ -12,6 +12,7 @@ from typing import Any
 
 import trio
 
+from conveyor.domain.model import JobStatus, Run, RunStatus
 from conveyor.simulation.history import Call, Delivery, Fetch, History
 from conveyor.simulation.snapshot import Changed, Snapshot, compare
 from conveyor.simulation.trace import Trace
@@ -37,6 +38,12 @@ class Moment:
 
     def changed(self, kind: type) -> list[Changed]:
         return [change for change in self.changes if change.kind is kind]
+
+    def is_deleted(self, run: Run) -> bool:
+        """Whether it was, or its job: then its rows go one by one."""
+        job = self.after.jobs.get((run.job_id,))
+        is_gone = job is None or job.status is JobStatus.DELETED
+        return is_gone or run.status is RunStatus.DELETED
 
 
 @dataclass(frozen=True, slots=True)

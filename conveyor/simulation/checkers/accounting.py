@@ -32,13 +32,7 @@ def touched_runs(moment: Moment) -> list[Run]:
         for change in moment.changed(kind)
     }
     found = [moment.after.run_by_id.get(run_id) for run_id in sorted(run_ids)]
-    return [run for run in found if run is not None and not _is_deleted(moment, run)]
-
-
-def _is_deleted(moment: Moment, run: Run) -> bool:
-    job = moment.after.jobs.get((run.job_id,))
-    is_gone = job is None or job.status is JobStatus.DELETED
-    return is_gone or run.status is RunStatus.DELETED
+    return [run for run in found if run is not None and not moment.is_deleted(run)]
 
 
 def counters_equal_rows(moment: Moment) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from conveyor.domain.model import JobStatus, RunStatus, TaskStatus
+from conveyor.domain.model import TaskStatus
 from conveyor.simulation.watcher import Moment
 
 
@@ -13,9 +13,7 @@ def every_success_keeps_its_body(moment: Moment) -> Iterator[str]:
     """I18: whatever came after a success, its body is there as it was, also where a later run has
     inherited it."""
     for run in moment.after.runs.values():
-        job = moment.after.jobs.get((run.job_id,))
-        is_gone = job is None or job.status is JobStatus.DELETED
-        if is_gone or run.status is RunStatus.DELETED:
+        if moment.is_deleted(run):
             continue
         for task in moment.after.tasks_by_run.get(run.run_id, []):
             if task.status is not TaskStatus.SUCCESSFUL or task.result is None:

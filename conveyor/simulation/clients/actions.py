@@ -216,11 +216,13 @@ async def change_a_schedule(client: Client) -> None:
 
 
 async def sign_webhooks(client: Client) -> None:
-    call = await client.post("/v1/hmac/keys/rotate")
     secrets = client.stage.history.signing_secrets.setdefault(client.name, [])
+    secrets.append(None)  # There may be a key that the client never sees.
+    call = await client.post("/v1/hmac/keys/rotate")
     if call is None or call.status is None:
-        secrets.append(None)  # There may be a key that the client never saw.
-    elif call.is_accepted:
+        return
+    secrets.pop()
+    if call.is_accepted:
         client.has_signing_key = True
         secrets.append(b64decode(call.json["secret"]))
         await client.post("/v1/hmac/keys/rotate/finalize")

@@ -65,7 +65,8 @@ class Index:
 
 @dataclass(slots=True)
 class Table:
-    """Indexes are brought up to date by `settle`: a write only says when that is due."""
+    """Indexes are brought up to date by `settle`: a write only says when that is due. `written`
+    collects the keys of rows that were, for those who look again and again, and clear it."""
 
     definition: Mapping[str, Any]
     fate: Fate
@@ -79,6 +80,7 @@ class Table:
     _expiring: list[tuple[float, int, Key]] = field(default_factory=list)
     _expires_at: dict[Key, float] = field(default_factory=dict)
     _number: int = 0
+    written: dict[Key, None] = field(default_factory=dict)
 
     def key_of(self, item: Mapping[str, Any]) -> Key:
         try:
@@ -117,6 +119,7 @@ class Table:
         if faults.stale_read_rate:
             partition.remember(sort, self.now(), faults.stale_read_s)
         partition.put(sort, row)
+        self.written[key] = None
         for index in self.indexes.values():
             self._tell(index, key, old, row)
         if self.expiry is not None and row is not None and self.expiry in row.item:
