@@ -144,6 +144,8 @@ def _changed_after_the_end(
     before = moment.before.run_by_id.get(row.run_id)
     if before is None or before.status in RUN_LIVE:
         return
+    if old is None and isinstance(row, Task) and moment.rows_come_first:
+        return  # The step that it belongs to finds the gate shut, and never counts it.
     if before.status is not RunStatus.DELETED or old is None:
         yield f"run {row.run_id} is {before.status}, and {type(row).__name__} changed"
 

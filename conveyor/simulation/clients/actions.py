@@ -28,6 +28,7 @@ from conveyor.simulation.web import RECEIVER_DOMAIN
 Action = Callable[[Client], Awaitable[None]]
 
 PAUSE_S = (0.0, 15.0)
+_PAGE_ROWS_MAX = 50
 
 
 async def act_forever(client: Client) -> None:
@@ -170,11 +171,10 @@ async def look_around(client: Client) -> None:
 
 
 async def page_through(client: Client, path: str) -> list[Mapping[str, Any]] | None:
-    """Every page of a list; None when one was never answered."""
+    """Every page of a list, each longer than the one before; None when one was never answered."""
     results: list[Mapping[str, Any]] = []
-    cursor = ""
+    cursor, rows = "", client.stage.options.page_rows
     while True:
-        rows = client.stage.options.page_rows
         call = await client.get(f"{path}?limit={rows}{cursor}")
         if call is None or not call.is_accepted:
             return None
@@ -182,7 +182,7 @@ async def page_through(client: Client, path: str) -> list[Mapping[str, Any]] | N
         after = call.json.get("next_cursor")
         if not after:
             return results
-        cursor = f"&cursor={after}"
+        cursor, rows = f"&cursor={after}", min(2 * rows, _PAGE_ROWS_MAX)
 
 
 async def export_a_run(client: Client) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import trio
 
 from conveyor.simulation.clients.client import Client, KnownJob
 from conveyor.simulation.history import Promise
-from conveyor.simulation.web import POISON
+from conveyor.simulation.web import POISON, RECEIVER_DOMAIN
 
 _HEAD_STARTS_S = (0.0, 0.0, 0.05)
 
@@ -26,14 +27,17 @@ async def look_at_anothers_job(client: Client) -> None:
 
 
 async def borrow_a_key(client: Client) -> None:
-    """The same request under the same key, from somebody else."""
+    """The same request under the same key, from somebody else, who has receivers of its own."""
     calls = [
         call
         for call in client.stage.history.calls
         if call.tenant != client.name and call.key is not None and call.path == "/v1/jobs"
     ]
     if calls:
-        await client.send_again(client.random.choice(calls[-20:]))
+        call = client.random.choice(calls[-20:])
+        theirs, ours = (f"//{name}{RECEIVER_DOMAIN}" for name in (call.tenant, client.name))
+        body = call.body.replace(theirs.encode(), ours.encode())
+        await client.send_again(replace(call, body=body))
 
 
 async def misuse_a_cursor(client: Client) -> None:
