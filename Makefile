@@ -12,6 +12,7 @@ test: check .venv-servers/.installed .venv-localstack/.installed
 		|| { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends redis-server; } \
 		|| echo "redis-server cannot be installed here: its tests are skipped"
 	$(BIN)/pytest -n auto --dist loadscope
+	$(BIN)/conveyor simulate --seeds 200
 
 check: .venv/.installed-test
 	$(BIN)/ruff format --check .

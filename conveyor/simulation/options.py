@@ -120,7 +120,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
     random = Random(f"options {seed}")
     drawn = random.choice(ENGINES)
     chosen = engine or drawn
-    drawn_s = random.choice((100.0, 200.0, 400.0))
+    drawn_s = random.choice((50.0, 100.0, 200.0))
 
     def buggified(usual: float, *odd: float) -> float:
         return random.choice(odd) if random.random() < 0.25 else usual
