@@ -156,8 +156,9 @@ class AwsBackend:
 def _leases_in(pk: str, item: Mapping[str, Mapping[str, Any]], now: float) -> list[Lease]:
     if "token" not in item or float(item["expires_at"]["N"]) <= now:
         return []
-    run_id = item.get("run_id", {"S": ""})["S"]
-    return [Lease(pk.removeprefix("Sem#"), run_id, float(item["expires_at"]["N"]))]
+    pool, run_id = pk.removeprefix("Sem#"), item.get("run_id", {"S": ""})["S"]
+    name = f"{pool}#{int(item['sk']['S'])}#{item['token']['S']}"
+    return [Lease(pool, run_id, float(item["expires_at"]["N"]), name)]
 
 
 @dataclass(frozen=True, slots=True)

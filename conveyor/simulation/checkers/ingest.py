@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conveyor.domain.changes import BatchKey, RunKey, TaskKey
-from conveyor.domain.model import BatchStatus, RunStatus, Task
+from conveyor.domain.model import BatchStatus, Task
+from conveyor.simulation.checkers.accounting import is_deleted
 from conveyor.simulation.watcher import Moment
 
 _PINNED = ("url", "index", "batch_id", "shard", "method", "external_id", "params", "created_at")
@@ -44,7 +45,7 @@ def totals_are_sums_of_sealed_lists(moment: Moment) -> Iterator[str]:
     run_ids = {(c.new or c.old).run_id for k in (RunKey, BatchKey) for c in moment.changed(k)}
     for run_id in sorted(run_ids):
         run = moment.after.run_by_id.get(run_id)
-        if run is None or run.status is RunStatus.DELETED:
+        if run is None or is_deleted(moment, run):
             continue
         batches = moment.after.batches_by_run.get(run_id, [])
         sealed = sum(batch.total for batch in batches if batch.status is BatchStatus.SEALED)
@@ -62,7 +63,7 @@ def a_sealed_list_is_all_there(moment: Moment) -> Iterator[str]:
         if batch is None or batch.status is not BatchStatus.SEALED:
             continue
         run = moment.after.run_by_id.get(batch.run_id)
-        if run is None or run.status is RunStatus.DELETED:
+        if run is None or is_deleted(moment, run):
             continue
         tasks = moment.after.tasks_by_run.get(batch.run_id, [])
         count = sum(task.batch_id == batch.batch_id for task in tasks)

@@ -70,17 +70,50 @@ async def add_to_a_list_under_way(client: Client) -> None:
 
 
 async def stop_a_list_under_way(client: Client) -> None:
-    """And start over: what was not ingested must come all the same."""
+    """And start over, twice at once: one does, and what was not ingested comes all the same."""
     call = await client.post("/v1/jobs", {"tasks": _lines(client, client.random.randint(20, 60))})
     if call is not None and call.is_accepted:
         job = client.promised(call, is_open=False)
         await _post("stop", client, job)
-        await _post("rerun", client, job)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_post, "rerun", client, job)
+            nursery.start_soon(_post, "rerun", client, job)
+
+
+async def delete_a_list_under_way(client: Client) -> None:
+    """While workers have its pages in hand, which must not stay."""
+    call = await client.post("/v1/jobs", {"tasks": _lines(client, client.random.randint(5, 30))})
+    if call is not None and call.is_accepted:
+        job = client.promised(call, is_open=False)
+        await trio.sleep(client.random.uniform(0.0, 5.0))
+        await delete(client, job)
+
+
+async def delete_what_another_run_shows(client: Client) -> None:
+    """A run whose good results the next one inherits."""
+    jobs = [job for job in client.jobs if not job.is_deleted]
+    if not jobs:
+        return
+    path = f"/v1/jobs/{client.random.choice(jobs[-6:]).job_id}"
+    shown = await client.get(path)
+    latest = shown.json.get("latest_run") if shown is not None and shown.is_accepted else None
+    if latest is not None and latest["terminal"]:
+        await client.post(f"{path}/rerun?status=failed")
+        await client.reliably("DELETE", f"{path}/runs/{latest['run_id']}")
+
+
+async def delete(client: Client, job: KnownJob) -> None:
+    job.is_deleted = True
+    call = await client.reliably("DELETE", f"/v1/jobs/{job.job_id}")
+    if call is not None and call.is_accepted and call.answered_at is not None:
+        client.stage.history.deleted_jobs.setdefault(job.job_id, call.answered_at)
+        await client.get(f"/v1/jobs/{job.job_id}")
 
 
 async def submit_a_line_that_kills(client: Client) -> None:
-    """Whoever fetches it is gone. Once in a world: it keeps workers busy for long."""
-    if not any(POISON in call.body for call in client.stage.history.calls):
+    """Whoever fetches it is gone. Once in a world, if it is not spared: it keeps workers busy."""
+    is_spared = client.stage.options.is_spared
+    if not is_spared and not any(POISON in call.body for call in client.stage.history.calls):
         url = f"https://site1.example/{client.name}/{POISON.decode()}"
         call = await client.post("/v1/jobs", {"tasks": [{"url": url}]})
         if call is not None and call.is_accepted:

@@ -16,6 +16,7 @@ from conveyor.domain.idempotency import InProgress, KeyVerdict, Request
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.model import KeyRecord, StagedList, TaskSpec
 from conveyor.ports.errors import Unavailable
+from conveyor.simulation.moods import HASTY_KEYS
 from conveyor.simulation.mutants.mutant import Mutant, swapping
 from conveyor.usecases.env import Env
 from conveyor.usecases.idempotency import Answer, ToAnswer, Work
@@ -148,5 +149,10 @@ MUTANTS = (
         invariants=(4,),
         what="A slow first request replaces the answer that its successor has given.",
         apply=swapping("conveyor.domain.idempotency:answer", _over_any_answer),
+        world={
+            "limits": HASTY_KEYS,
+            "haste": 10.0,
+            "rates": {"call_slow": 0.05, "client_repeated_at_once": 0.5, "client_repeated": 0.5},
+        },
     ),
 )

@@ -100,6 +100,13 @@ MUTANTS = (
         invariants=(23, 26),
         what="Tasks are added to a job that was closed a moment ago.",
         apply=swapping("conveyor.domain.admission:add_batch", _whether_open_or_not),
+        world={
+            "temper": "adding",
+            "haste": 10.0,
+            "latency_s": 0.05,
+            "safety_s": 60.0,
+            "is_spared": True,
+        },
     ),
     Mutant(
         name="completed_with_lists_open",
@@ -142,6 +149,7 @@ MUTANTS = (
         invariants=(27,),
         what="A completion that a crash has cut off is not made up for.",
         apply=swapping("conveyor.usecases.reconcile:_repair", _stops_and_refs_only),
+        world={"temper": "adding", "haste": 10.0, "rates": {"answer_lost": 0.2}},
     ),
     Mutant(
         name="sweeper_sees_its_first_page",
@@ -149,5 +157,6 @@ MUTANTS = (
         invariants=(20, 27),
         what="The sweeper looks at the first few runs and never at the others.",
         apply=swapping("conveyor.usecases.reconcile:sweep_runs", _first_page_only),
+        world={"temper": "adding", "haste": 10.0, "rates": {"answer_lost": 0.2}},
     ),
 )
