@@ -107,6 +107,7 @@ MUTANTS = (
         invariants=(1, 2, 13),
         what="A list whose storing was not answered counts as stored.",
         apply=swapping("conveyor.usecases.staging:stage", _hoping_it_is_stored),
+        world={"at_once_max": 1, "rates": {"call_refused": 0.05}},
     ),
     Mutant(
         name="takeover_makes_another",

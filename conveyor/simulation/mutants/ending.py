@@ -147,6 +147,7 @@ MUTANTS = (
             swapping("conveyor.usecases.reconcile:_repair", _half_stops_stay),
             swapping("actors.queue_discovery:QueueDiscovery._consider", _let_go_only),
         ),
+        world={"temper": "restless", "rates": {"answer_lost": 0.05}},
     ),
     Mutant(
         name="two_live_runs",
@@ -204,6 +205,7 @@ MUTANTS = (
         invariants=(32,),
         what="A deleted job can be read until its row is gone.",
         apply=setting("conveyor.usecases.lookups:JOB_VISIBLE", frozenset(JobStatus)),
+        world={"temper": "tidy"},
     ),
     Mutant(
         name="notice_after_flip",

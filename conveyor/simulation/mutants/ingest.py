@@ -216,6 +216,7 @@ MUTANTS = (
         invariants=(2, 12),
         what="A line that is no valid task is left out.",
         apply=swapping("conveyor.domain.ingestion:chunk_of_specs", _without_bad_lines),
+        world={"at_once_max": 0, "haste": 10.0},
     ),
     Mutant(
         name="ingest_through_shut_gates",

@@ -173,6 +173,7 @@ MUTANTS = (
         invariants=(16,),
         what="A task that kills its workers is tried for ever.",
         apply=swapping("conveyor.domain.settlement:exhausted", _never_exhausted),
+        world={"haste": 10.0},
     ),
     Mutant(
         name="ack_before_settle",
