@@ -104,7 +104,8 @@ class Doorkeeper:
         if task is None or task.status in TASK_TERMINAL:
             return None
         host = hosts.host_of(task.url)
-        return host if self._limits.limit_for(host) != HostLimit() else None
+        is_limited = host is not None and self._limits.limit_for(host) != HostLimit()
+        return host if is_limited else None
 
     def _is_open(self, host: str | None) -> bool:
         return host is not None and self._full_until.get(host, 0.0) <= trio.current_time()

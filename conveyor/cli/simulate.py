@@ -15,7 +15,6 @@ from rich.progress import track
 
 from conveyor.cli.hunt import hunt, run_until_killed
 from conveyor.simulation.mutants import MUTANTS
-from conveyor.simulation.mutants.hunting import HOURS
 from conveyor.simulation.options import ENGINES, Options, draw
 from conveyor.simulation.simulator import Report
 from conveyor.simulation.suite import Summary, run_seeds
@@ -67,7 +66,7 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     if mutants:
         report = run_until_killed(mutants[0], wanted)
         if not report.is_well:
-            _tell(report, HOURS)
+            _tell(report, f"conveyor simulate --seed {report.options.seed} --mutant {mutants[0]}")
         sys.exit(_exit_code_of(report))
     if len(wanted) == 1:
         _introduce(draw(wanted[0], engine=engine, hours=until_hours), until_hours)
@@ -76,7 +75,7 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     for report in _watched(reports, len(wanted)):
         summary.add(report)
         if not report.is_well:
-            _tell(report, until_hours)
+            _tell(report, _replay(report.options, until_hours))
         if trace is not None and len(wanted) == 1:
             trace.write_text("".join(f"{line}\n" for line in report.lines), encoding="utf-8")
     _conclude(summary)
@@ -102,14 +101,14 @@ def _replay(options: Options, hours: float | None) -> str:
     return f"conveyor simulate --seed {options.seed} --engine {options.engine}{more}"
 
 
-def _tell(report: Report, hours: float | None) -> None:
+def _tell(report: Report, replay: str) -> None:
     """What is wrong, and who did what to those that it names."""
     wrongs = [f"{each.checker}: {each.what}" for each in report.violations]
     wrongs += report.liveness_failures + report.crashes
     ids = {found for wrong in wrongs for found in _ID.findall(wrong)}
     for line in _relevant(report.lines, ids):
         click.echo(str(line), err=True)
-    click.echo(f"seed {report.options.seed} failed: {_replay(report.options, hours)}", err=True)
+    click.echo(f"seed {report.options.seed} failed: {replay}", err=True)
     for wrong in wrongs:
         click.echo(f"  {wrong}", err=True)
 

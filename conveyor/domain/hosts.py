@@ -25,11 +25,10 @@ class HostLimits(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.hosts.get(host, self.every)
 
 
-def host_of(url: str) -> str:
-    """The host of a URL that was checked when it was admitted."""
+def host_of(url: str) -> str | None:
+    """None for a line that was bad when it was admitted: a rerun tries it again, to fail again."""
     target = parse_url(url)
-    assert isinstance(target, Target)
-    return target.host
+    return target.host if isinstance(target, Target) else None
 
 
 def turn_s(limit: HostLimit, *, fetch_s: float) -> float:

@@ -140,9 +140,9 @@ class AwsBackend:
         if item is None or "token" not in item:
             self._leases.pop(place, None)
         else:
-            run_id = item.get("run_id", {"S": ""})["S"]
-            expires_at = float(item["expires_at"]["N"])
-            self._leases[place] = Lease(place[0].removeprefix("Sem#"), run_id, expires_at)
+            pool, run_id = place[0].removeprefix("Sem#"), item.get("run_id", {"S": ""})["S"]
+            name = f"{pool}#{int(place[1])}#{item['token']['S']}"
+            self._leases[place] = Lease(pool, run_id, float(item["expires_at"]["N"]), name)
 
     def _decode(self, kind: type, place: tuple[str, str], item: Item | None) -> Address | None:
         """Where the row stands that was written, or removed; None if it is none of ours."""

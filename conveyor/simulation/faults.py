@@ -71,6 +71,7 @@ class Fault(StrEnum):
     NEVER_AT_ONCE = "never_at_once"
     HASTY_KEYS = "hasty_keys"
     SHORT_LIVES = "short_lives"
+    SHORT_LISTS = "short_lists"
 
 
 ONLY_ON: Mapping[Fault, frozenset[str]] = {

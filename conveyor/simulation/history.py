@@ -83,8 +83,10 @@ class History:
     stopped_runs: dict[str, float] = field(default_factory=dict)
     signing_secrets: dict[str, list[bytes | None]] = field(default_factory=dict)
     paged_runs: list[tuple[str, list[str]]] = field(default_factory=list)
+    released: set[str] = field(default_factory=set)
     kills_count: int = 0
     is_spared: bool = False
+    misses_writes: bool = False
 
     def answered(self) -> Iterator[Call]:
         return (call for call in self.calls if call.status is not None)

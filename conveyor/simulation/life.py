@@ -182,6 +182,8 @@ def _guarded_call(target: Callable[..., Any], call: str, life: Life, enter: Ente
             if method == "ack":
                 refs = [(each.ref.run_id, each.ref.task_id) for each in args[0]]
                 life.watcher.acks(Acked(life.name, refs))
+            if method == "release":
+                life.watcher.history.released.update(args[0])
             if method == "receive" and life.is_harsh:
                 answer = await _receive(life, target, args, kwargs)
             else:

@@ -21,7 +21,7 @@ from conveyor.simulation.models.pessimism import (
     S3Faults,
     SqsFaults,
 )
-from conveyor.simulation.moods import with_mood
+from conveyor.simulation.moods import EVEN, with_mood
 
 ENGINES = ("memory", "embedded", "aws")
 
@@ -75,7 +75,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     `disturb_s` is how often, on average, something happens to a process (pause, terminate, storm)
     or to an engine (outage). `check_every` is how many writes pass between two looks. `limits` are
-    those of the program that are others here.
+    those of the program that are others here. `temper` is what clients are given to.
     """
 
     seed: int
@@ -106,9 +106,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     has_redis: bool
     pessimism: Pessimism
     rates: dict[str, float]
-    limits: dict[str, float] = {}
+    limits: dict[str, int | float] = {}
     is_spared: bool = False
     haste: float = 1.0
+    temper: str = EVEN
 
     @property
     def rate_of(self) -> dict[Fault, float]:

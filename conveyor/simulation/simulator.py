@@ -19,7 +19,7 @@ import trio
 
 from conveyor.domain.changes import ScrubKey
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE
-from conveyor.domain.model import NoticeStatus, Run
+from conveyor.domain.model import NoticeStatus, PauseState, Run
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation import kernel
 from conveyor.simulation.backends import Backend, EmbeddedBackend, MemoryBackend
@@ -33,7 +33,7 @@ from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Fault, Faults
 from conveyor.simulation.history import History
 from conveyor.simulation.life import Killed, Sabotage
-from conveyor.simulation.moods import HASTY_KEYS, IDLE_S_MAX, SHORT_LIVES
+from conveyor.simulation.moods import HASTY_KEYS, IDLE_S_MAX, SHORT_LISTS, SHORT_LIVES
 from conveyor.simulation.mutants.mutant import setting, together
 from conveyor.simulation.options import Options
 from conveyor.simulation.process import Process
@@ -100,7 +100,7 @@ class _Simulation:
 
     def _stage(self) -> Stage:
         options, trace = self._options, Trace()
-        history = History(is_spared=options.is_spared)
+        history = History(is_spared=options.is_spared, misses_writes=options.check_every > 1)
         faults = Faults(options.rate_of, _random_of(options, "faults"))
         backend, clock = self._backend(faults)
         watcher = Watcher(
@@ -151,8 +151,9 @@ class _Simulation:
         chaos.end()
 
     async def _liveness(self, stage: Stage, clients: list[Client]) -> None:
-        if not await self._all_ended(stage, clients):
-            return
+        for resumes in (False, True):  # Whoever is paused keeps nobody else waiting.
+            if not await self._all_ended(stage, clients, resumes=resumes):
+                return
         if any([await ask_again(client) for client in clients]):
             for client in clients:
                 await let_everything_end(client)
@@ -174,18 +175,21 @@ class _Simulation:
                 await trio.sleep(LOOK_S)
         stage.watcher.end()
 
-    async def _all_ended(self, stage: Stage, clients: list[Client]) -> bool:
+    async def _all_ended(
+        self, stage: Stage, clients: list[Client], *, resumes: bool = True
+    ) -> bool:
         """Clients close what they see; a list of jobs may be behind, so they look again."""
         with trio.move_on_after(self._options.liveness_s):
             while True:
                 for client in clients:
-                    await let_everything_end(client)
+                    await let_everything_end(client, resumes=resumes)
                 with trio.move_on_after(AGAIN_S):
-                    while _live_runs(stage):
+                    while _live_runs(stage, paused=resumes):
                         await trio.sleep(LOOK_S)
                     return True
         self._failures += [
-            f"run {run.run_id} of job {run.job_id} never ended" for run in _live_runs(stage)
+            f"run {run.run_id} of job {run.job_id} never ended"
+            for run in _live_runs(stage, paused=resumes)
         ]
         return False
 
@@ -206,8 +210,16 @@ class _Simulation:
         )
 
 
-def _live_runs(stage: Stage) -> list[Run]:
-    return [run for run in stage.watcher.look().after.runs.values() if run.status in RUN_LIVE]
+def _live_runs(stage: Stage, *, paused: bool) -> list[Run]:
+    """Those that are paused count if they are to go on, or to stop."""
+    live = [run for run in stage.watcher.look().after.runs.values() if run.status in RUN_LIVE]
+    if paused:
+        return live
+    return [
+        run
+        for run in live
+        if run.pause_state is not PauseState.PAUSED or run.stop_requested_at is not None
+    ]
 
 
 def _is_at_rest(stage: Stage) -> bool:
@@ -261,6 +273,7 @@ def _count_odds(options: Options, faults: Faults) -> None:
         Fault.NEVER_AT_ONCE: options.at_once_max == 0,
         Fault.HASTY_KEYS: options.limits == HASTY_KEYS,
         Fault.SHORT_LIVES: options.limits == SHORT_LIVES,
+        Fault.SHORT_LISTS: options.limits == SHORT_LISTS,
     }
     for fault, holds in odds.items():
         if holds:

@@ -29,11 +29,13 @@ Groups = Mapping[str, Sequence[V]]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A live lease; `job_id` is the pool that it was taken from."""
+    """A live lease; `job_id` is the pool that it was taken from, `name` what its holder calls it,
+    where that can be seen."""
 
     job_id: str
     run_id: str
     expires_at: float
+    name: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from conveyor.simulation.history import Call, Delivery, Fetch, History
 from conveyor.simulation.snapshot import Changed, Snapshot, compare
 from conveyor.simulation.trace import Trace
 
-CALLS_MAX = 150_000
+CALLS_MAX = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Watcher:
         after.follow(before, written)
         changes = [each for each in written if each.old != each.new]
         moment = self._moment(before, after, changes)
-        if changes:
+        if changes or before.leases != after.leases:
             self._ask(self.checkers.on_write, moment)
         return moment
 

@@ -32,7 +32,7 @@ class Starts:
         return Price()
 
     async def scrape(self, request: ScrapeRequest) -> Outcome:
-        self.begun.append((trio.current_time(), host_of(request.url)))
+        self.begun.append((trio.current_time(), host_of(request.url) or ""))
         await trio.sleep(self.think_s)
         return a_page()
 

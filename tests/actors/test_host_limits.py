@@ -42,6 +42,7 @@ class Hosts:
 
     async def scrape(self, request: ScrapeRequest) -> Outcome:
         host = host_of(request.url)
+        assert host is not None
         self.busy[host] += 1
         self.busy_max[host] = max(self.busy_max[host], self.busy[host])
         self.begun.setdefault(host, []).append(trio.current_time())

@@ -8,52 +8,17 @@ from pathlib import Path
 import pytest
 
 from conveyor.simulation.mutants import MUTANTS
-from conveyor.simulation.mutants.hunting import (
-    cause_of,
-    hunt,
-    huntable,
-    is_well_without,
-    read_kills,
-    run_mutant,
-)
+from conveyor.simulation.mutants.hunting import hunt, huntable, read_kills
 
 KILLS = read_kills(Path(__file__).with_name("kills.json"))
 SEEDS = int(os.environ.get("MUTANT_SEEDS", "0"))
-TURN = int(os.environ.get("MUTANT_TURN", "0"))
-"""One in so many has its turn: with 1 all of them have, without it none."""
-AT_LARGE = frozenset(
-    {
-        "last_answer_stands",
-        "upload_not_pinned",
-        "resumed_list_renumbered",
-        "failed_ingest_leaves_run",
-        "add_after_close",
-        "sweeper_does_not_look",
-        "sweeper_sees_its_first_page",
-        "discovery_looks_back_never",
-        "settle_under_any_claim",
-        "settle_through_shut_gates",
-        "lost_workers_not_counted",
-        "body_named_by_task",
-        "beat_renews_lease_only",
-        "gates_left_open",
-        "two_live_runs",
-        "rerun_of_what_was_ingested",
-        "ancestors_deleted",
-        "one_scrub_only",
-        "exports_share_a_place",
-        "export_unfenced",
-        "chunk_counted_again",
-        "count_apart_from_flip",
-        "leftovers_of_a_read_dropped",
-        "rows_read_as_they_come",
-        "page_drops_a_shard",
-        "scrub_of_one_shard",
-        "lost_refs_stay_lost",
-        "lease_released_by_anybody",
-    }
-)
-"""Not hunted long enough yet. `make mutants` finds them, and then they do not belong here."""
+TURN = int(os.environ.get("MUTANT_TURN", "6"))
+"""One in so many has its turn: with 1 all of them have."""
+AT_LARGE = frozenset({"sweeper_sees_its_first_page"})
+"""Whose turn comes when the runs before it have ended is late, not lost: it takes a run that needs
+the sweeper behind another that stays paused. No seed is on record for that."""
+AGAIN = 24
+"""Seeds move with every change of the program: so many more are tried before that is a failure."""
 
 slow = pytest.mark.slow
 
@@ -69,14 +34,11 @@ def test_who_is_on_record_noticed_within_five_hundred_seeds() -> None:
 
 
 @slow
-@pytest.mark.parametrize("name", list(KILLS)[::TURN] if TURN else [])
-def test_a_mutant_dies_on_its_seed_and_the_program_lives(name: str) -> None:
-    seed = KILLS[name].seed
+@pytest.mark.parametrize("name", list(KILLS)[::TURN])
+def test_a_mutant_dies_on_its_seed_or_soon_and_the_program_lives(name: str) -> None:
+    seeds = [KILLS[name].seed, *range(AGAIN)]
 
-    report = run_mutant(name, seed)
-
-    assert cause_of(report) is not None, "the seeds have moved: make mutants records them anew"
-    assert is_well_without(name, seed)
+    assert hunt(name, seeds) is not None, "the seeds have moved: make mutants records them anew"
 
 
 @slow

@@ -124,7 +124,9 @@ def an_ended_run_never_changes(moment: Moment) -> Iterator[str]:
             yield f"run {old.run_id} ended, and its total changed from {old.total} to {new.total}"
     for kind in (TaskKey, StatsKey):
         for change in moment.changed(kind):
-            if change.new is not None and not _is_left(change.old, change.new):
+            # A step that the end has overtaken may leave rows behind, which count nowhere.
+            is_late = change.old is None and moment.rows_come_first
+            if change.new is not None and not is_late and not _is_left(change.old, change.new):
                 yield from _changed_after_the_end(moment, change.old, change.new)
 
 
@@ -144,10 +146,20 @@ def _changed_after_the_end(
     before = moment.before.run_by_id.get(row.run_id)
     if before is None or before.status in RUN_LIVE:
         return
-    if old is None and isinstance(row, Task) and moment.rows_come_first:
-        return  # The step that it belongs to finds the gate shut, and never counts it.
     if before.status is not RunStatus.DELETED or old is None:
         yield f"run {row.run_id} is {before.status}, and {type(row).__name__} changed"
+
+
+def nothing_settles_after_a_stop(moment: Moment) -> Iterator[str]:
+    """I24: from the moment that a stop or a delete is on record, no task of the run ends."""
+    for change in moment.changed(TaskKey):
+        old, new = change.old, change.new
+        if old is None or new is None or new.status not in TASK_TERMINAL:
+            continue
+        run = moment.before.run_by_id.get(new.run_id)
+        is_over = run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None
+        if is_over and old.status not in TASK_TERMINAL:
+            yield f"task {new.run_id}/{new.task_id} ended after its run was stopped"
 
 
 def at_most_one_live_run(moment: Moment) -> Iterator[str]:

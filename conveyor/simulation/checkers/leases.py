@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from conveyor.domain.model import JobStatus
+from conveyor.simulation.snapshot import Lease
 from conveyor.simulation.watcher import Moment
 
 
@@ -14,6 +16,25 @@ def leases_stay_within_the_cap(moment: Moment) -> Iterator[str]:
         job = moment.after.jobs.get((job_id,))
         if job is not None and count > job.max_inflight:
             yield f"job {job_id} has {count} leases of {job.max_inflight}"
+
+
+def a_lease_is_given_back_by_its_holder(moment: Moment) -> Iterator[str]:
+    """I30: a lease that lives is gone only if its holder let go of it. Whose clock is ahead may
+    take its place, and leave it before a look that comes late."""
+    if moment.history.misses_writes:
+        return
+    places = {_place(lease) for lease in moment.after.leases}
+    for lease in moment.before.leases:
+        job = moment.after.jobs.get((lease.job_id,))
+        is_gone = bool(lease.name) and _place(lease) not in places
+        if not is_gone or job is None or job.status is JobStatus.DELETED:
+            continue
+        if lease.expires_at > moment.after.now and lease.name not in moment.history.released:
+            yield f"somebody gave back a lease of run {lease.run_id} that was not theirs"
+
+
+def _place(lease: Lease) -> str:
+    return lease.name.rpartition("#")[0]
 
 
 def dead_processes_hold_nothing(moment: Moment) -> Iterator[str]:

@@ -8,6 +8,7 @@ import json
 from base64 import b64encode
 from collections.abc import Iterator
 
+from conveyor.domain.ids import NoticeId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import NoticeStatus
 from conveyor.simulation.history import Delivery
@@ -33,12 +34,17 @@ def one_event_is_one_message(moment: Moment, delivery: Delivery) -> Iterator[str
 
 
 def every_signature_verifies(moment: Moment) -> Iterator[str]:
-    """I42: what is signed is signed with a key of its caller, over the bytes that came."""
+    """I42: what is signed is signed with a key of its caller, over the bytes that came. Who borrows
+    a request has webhooks at the address of another."""
+    job_ids = {notice.notice_id: notice.job_id for notice in moment.after.notices.values()}
     for delivery in moment.history.deliveries:
         signature = delivery.headers.get("webhook-signature")
-        tenant = delivery.url.partition("//")[2].partition(".")[0]
+        promise = moment.history.promises.get(job_ids.get(NoticeId(delivery.event_id), ""))
+        if signature is None or promise is None:
+            continue
+        tenant = promise.tenant
         secrets = moment.history.signing_secrets.get(tenant, [])
-        if signature is None or None in secrets:
+        if None in secrets:
             continue
         if not _verifies(delivery, signature, [each for each in secrets if each is not None]):
             yield f"event {delivery.event_id} has a signature that no key of {tenant} made"

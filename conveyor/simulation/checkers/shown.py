@@ -1,4 +1,4 @@
-"""What is shown of a run agrees with itself (I28)."""
+"""What is shown of a job and its runs is there, and agrees with itself (I28, I39)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from conveyor.simulation.history import Call
 from conveyor.simulation.watcher import Moment
+
+NOT_FOUND = 404
 
 
 def a_run_at_work_is_not_idle(moment: Moment, call: Call) -> Iterator[str]:
@@ -17,6 +19,18 @@ def a_run_at_work_is_not_idle(moment: Moment, call: Call) -> Iterator[str]:
     for run in _runs_in(call.json):
         if run["status"] == "pending" and run.get("ingest_status") == "pending":
             yield f"call {call.number} was shown run {run['run_id']} idle, with a list to come"
+
+
+def what_was_accepted_is_found(moment: Moment, call: Call) -> Iterator[str]:
+    """I39: from the answer on, whoever has a job finds it, until somebody asks for its end."""
+    if call.method != "GET" or call.status != NOT_FOUND:
+        return
+    for promise in moment.history.promises.values():
+        own = f"/v1/jobs/{promise.job_id}"
+        if promise.tenant != call.tenant or call.route not in {own, f"{own}/runs"}:
+            continue
+        if not any(each.method == "DELETE" and each.path == own for each in moment.history.calls):
+            yield f"call {call.number} did not find job {promise.job_id}"
 
 
 def _runs_in(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conveyor.domain.changes import RunKey
+from conveyor.domain.changes import ExportKey, RunKey
 from conveyor.domain.model import RunStatus
 from conveyor.simulation.history import Fetch
 from conveyor.simulation.watcher import Moment
@@ -22,6 +22,13 @@ def no_page_is_fetched_twice_at_once(moment: Moment, fetch: Fetch) -> Iterator[s
         is_same = (other.run_id, other.task_id) == (fetch.run_id, fetch.task_id)
         if is_same and other is not fetch and other.ended_at is None:
             yield f"task {fetch.run_id}/{fetch.task_id} is fetched by claim {other.claim} as well"
+
+
+def no_export_is_made_twice(moment: Moment) -> Iterator[str]:
+    """I40: of those who come to make an export, one does."""
+    for change in moment.changed(ExportKey) if moment.history.is_spared else ():
+        if change.new is not None and change.new.epoch > 1:
+            yield f"export {change.new.export_id} is made for the {change.new.epoch}. time"
 
 
 def an_end_is_noticed_at_once(moment: Moment) -> Iterator[str]:

@@ -15,6 +15,9 @@ from conveyor.simulation.clients.client import Client, KnownJob
 from conveyor.simulation.clients.mischief import (
     add_to_a_list_under_way,
     borrow_a_key,
+    delete,
+    delete_a_list_under_way,
+    delete_what_another_run_shows,
     do_two_things_at_once,
     look_at_anothers_job,
     misuse_a_cursor,
@@ -23,21 +26,27 @@ from conveyor.simulation.clients.mischief import (
 )
 from conveyor.simulation.exchange import HOST
 from conveyor.simulation.faults import Fault
+from conveyor.simulation.moods import TEMPERS
 from conveyor.simulation.web import RECEIVER_DOMAIN
 
 Action = Callable[[Client], Awaitable[None]]
 
 PAUSE_S = (0.0, 15.0)
 _PAGE_ROWS_MAX = 50
+LEFT_PAUSED = 0.3
+LOOKS_AT_ONCE = 0.3
 
 
 async def act_forever(client: Client) -> None:
     """One action after the other, until it is cancelled."""
-    actions, weights = list(ACTIONS), list(ACTIONS.values())
+    options = client.stage.options
+    often = TEMPERS[options.temper]
+    actions = list(ACTIONS)
+    weights = [weight * often.get(each.__name__, 1) for each, weight in ACTIONS.items()]
     while True:
         (action,) = client.random.choices(actions, weights)
         await action(client)
-        await trio.sleep(client.random.uniform(*PAUSE_S) / client.stage.options.haste)
+        await trio.sleep(client.random.uniform(*PAUSE_S) / options.haste)
 
 
 async def submit_a_short_list(client: Client) -> None:
@@ -131,7 +140,8 @@ async def pause_a_job(client: Client) -> None:
     if job is not None:
         await client.post(f"/v1/jobs/{job.job_id}/pause")
         await trio.sleep(client.random.uniform(0.0, 20.0))
-        await client.post(f"/v1/jobs/{job.job_id}/resume")
+        if client.random.random() > LEFT_PAUSED:
+            await client.post(f"/v1/jobs/{job.job_id}/resume")
 
 
 async def rerun_a_job(client: Client) -> None:
@@ -144,11 +154,7 @@ async def rerun_a_job(client: Client) -> None:
 async def delete_a_job(client: Client) -> None:
     job = _pick(client)
     if job is not None:
-        job.is_deleted = True
-        call = await client.reliably("DELETE", f"/v1/jobs/{job.job_id}")
-        if call is not None and call.is_accepted and call.answered_at is not None:
-            client.stage.history.deleted_jobs.setdefault(job.job_id, call.answered_at)
-            await client.get(f"/v1/jobs/{job.job_id}")
+        await delete(client, job)
 
 
 async def delete_a_run(client: Client) -> None:
@@ -277,6 +283,8 @@ ACTIONS: Mapping[Action, int] = {
     do_two_things_at_once: 4,
     add_to_a_list_under_way: 2,
     stop_a_list_under_way: 2,
+    delete_a_list_under_way: 1,
+    delete_what_another_run_shows: 1,
     submit_a_line_that_kills: 1,
 }
 
@@ -320,6 +328,8 @@ async def _submit(client: Client, body: dict[str, Any]) -> None:
             is_scheduled=body.get("type") == "scheduled",
         )
         known.has_webhook = "webhook" in body
+        if client.random.random() < LOOKS_AT_ONCE:
+            await client.get(f"/v1/jobs/{known.job_id}")
 
 
 async def _upload(client: Client, target: str) -> None:

@@ -9,8 +9,9 @@ from conveyor.simulation.clients.actions import page_through
 from conveyor.simulation.clients.client import Client
 
 
-async def let_everything_end(client: Client) -> None:
-    """Closes open jobs, resumes paused runs and silences schedules: what is left must end."""
+async def let_everything_end(client: Client, *, resumes: bool = True) -> None:
+    """Closes open jobs and silences schedules, and resumes paused runs or leaves them: all others
+    must end."""
     for job in await _all_jobs(client):
         path = f"/v1/jobs/{job['job_id']}"
         if job["type"] == "scheduled":
@@ -18,7 +19,8 @@ async def let_everything_end(client: Client) -> None:
         if job["status"] == "open":
             await client.post(f"{path}/close")
         latest = job.get("latest_run")
-        if latest is not None and latest.get("pause_state") == "paused":
+        is_paused = latest is not None and latest.get("pause_state") == "paused"
+        if resumes and is_paused:
             await client.post(f"{path}/resume")
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 
 import trio
 
 from conveyor.simulation.clients.client import Client, KnownJob
 from conveyor.simulation.history import Promise
-from conveyor.simulation.web import POISON, RECEIVER_DOMAIN
+from conveyor.simulation.web import POISON
 
 _HEAD_STARTS_S = (0.0, 0.0, 0.05)
 
@@ -27,17 +26,14 @@ async def look_at_anothers_job(client: Client) -> None:
 
 
 async def borrow_a_key(client: Client) -> None:
-    """The same request under the same key, from somebody else, who has receivers of its own."""
+    """The same request under the same key, from somebody else."""
     calls = [
         call
         for call in client.stage.history.calls
         if call.tenant != client.name and call.key is not None and call.path == "/v1/jobs"
     ]
     if calls:
-        call = client.random.choice(calls[-20:])
-        theirs, ours = (f"//{name}{RECEIVER_DOMAIN}" for name in (call.tenant, client.name))
-        body = call.body.replace(theirs.encode(), ours.encode())
-        await client.send_again(replace(call, body=body))
+        await client.send_again(client.random.choice(calls[-20:]))
 
 
 async def misuse_a_cursor(client: Client) -> None:
@@ -74,17 +70,50 @@ async def add_to_a_list_under_way(client: Client) -> None:
 
 
 async def stop_a_list_under_way(client: Client) -> None:
-    """And start over: what was not ingested must come all the same."""
+    """And start over, twice at once: one does, and what was not ingested comes all the same."""
     call = await client.post("/v1/jobs", {"tasks": _lines(client, client.random.randint(20, 60))})
     if call is not None and call.is_accepted:
         job = client.promised(call, is_open=False)
         await _post("stop", client, job)
-        await _post("rerun", client, job)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_post, "rerun", client, job)
+            nursery.start_soon(_post, "rerun", client, job)
+
+
+async def delete_a_list_under_way(client: Client) -> None:
+    """While workers have its pages in hand, which must not stay."""
+    call = await client.post("/v1/jobs", {"tasks": _lines(client, client.random.randint(5, 30))})
+    if call is not None and call.is_accepted:
+        job = client.promised(call, is_open=False)
+        await trio.sleep(client.random.uniform(0.0, 5.0))
+        await delete(client, job)
+
+
+async def delete_what_another_run_shows(client: Client) -> None:
+    """A run whose good results the next one inherits."""
+    jobs = [job for job in client.jobs if not job.is_deleted]
+    if not jobs:
+        return
+    path = f"/v1/jobs/{client.random.choice(jobs[-6:]).job_id}"
+    shown = await client.get(path)
+    latest = shown.json.get("latest_run") if shown is not None and shown.is_accepted else None
+    if latest is not None and latest["terminal"]:
+        await client.post(f"{path}/rerun?status=failed")
+        await client.reliably("DELETE", f"{path}/runs/{latest['run_id']}")
+
+
+async def delete(client: Client, job: KnownJob) -> None:
+    job.is_deleted = True
+    call = await client.reliably("DELETE", f"/v1/jobs/{job.job_id}")
+    if call is not None and call.is_accepted and call.answered_at is not None:
+        client.stage.history.deleted_jobs.setdefault(job.job_id, call.answered_at)
+        await client.get(f"/v1/jobs/{job.job_id}")
 
 
 async def submit_a_line_that_kills(client: Client) -> None:
-    """Whoever fetches it is gone. Once in a world: it keeps workers busy for long."""
-    if not any(POISON in call.body for call in client.stage.history.calls):
+    """Whoever fetches it is gone. Once in a world, if it is not spared: it keeps workers busy."""
+    is_spared = client.stage.options.is_spared
+    if not is_spared and not any(POISON in call.body for call in client.stage.history.calls):
         url = f"https://site1.example/{client.name}/{POISON.decode()}"
         call = await client.post("/v1/jobs", {"tasks": [{"url": url}]})
         if call is not None and call.is_accepted:

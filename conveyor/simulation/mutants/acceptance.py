@@ -16,6 +16,7 @@ from conveyor.domain.idempotency import InProgress, KeyVerdict, Request
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.model import KeyRecord, StagedList, TaskSpec
 from conveyor.ports.errors import Unavailable
+from conveyor.simulation.moods import HASTY_KEYS
 from conveyor.simulation.mutants.mutant import Mutant, swapping
 from conveyor.usecases.env import Env
 from conveyor.usecases.idempotency import Answer, ToAnswer, Work
@@ -106,6 +107,7 @@ MUTANTS = (
         invariants=(1, 2, 13),
         what="A list whose storing was not answered counts as stored.",
         apply=swapping("conveyor.usecases.staging:stage", _hoping_it_is_stored),
+        world={"at_once_max": 1, "rates": {"call_refused": 0.05}},
     ),
     Mutant(
         name="takeover_makes_another",
@@ -148,5 +150,10 @@ MUTANTS = (
         invariants=(4,),
         what="A slow first request replaces the answer that its successor has given.",
         apply=swapping("conveyor.domain.idempotency:answer", _over_any_answer),
+        world={
+            "limits": HASTY_KEYS,
+            "haste": 10.0,
+            "rates": {"call_slow": 0.05, "client_repeated_at_once": 0.5, "client_repeated": 0.5},
+        },
     ),
 )

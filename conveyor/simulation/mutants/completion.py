@@ -14,11 +14,13 @@ from conveyor.domain.model import Batch, Job, Run, Task
 from conveyor.domain.queries import RunsIn
 from conveyor.domain.settlement import Settled
 from conveyor.domain.totals import Totals
+from conveyor.simulation.faults import Fault
+from conveyor.simulation.moods import NEVER_S
 from conveyor.simulation.mutants.mutant import Mutant, part, swapping
 from conveyor.usecases.env import Env
 from conveyor.usecases.reconcile import Repairs
 
-_FEW = 2
+_FEW = 1
 
 
 def _whether_open_or_not(add_batch: Any) -> Any:
@@ -93,6 +95,17 @@ def _not_worth_a_look(_: Any) -> Any:
     return mutated
 
 
+_QUIET = ("site_", "call_", "killed_")
+_LOST_ANSWERS = {
+    "temper": "adding",
+    "haste": 10.0,
+    "think_s": 0.1,
+    "disturb_s": NEVER_S,
+    "rates": {each.value: 0.0 for each in Fault if each.value.startswith(_QUIET)}
+    | {"answer_lost": 0.02},
+}
+"""Who closes a job that has nothing to do, and does not hear of it, leaves its end to others."""
+
 MUTANTS = (
     Mutant(
         name="add_after_close",
@@ -100,6 +113,13 @@ MUTANTS = (
         invariants=(23, 26),
         what="Tasks are added to a job that was closed a moment ago.",
         apply=swapping("conveyor.domain.admission:add_batch", _whether_open_or_not),
+        world={
+            "temper": "adding",
+            "haste": 10.0,
+            "latency_s": 0.05,
+            "safety_s": 60.0,
+            "is_spared": True,
+        },
     ),
     Mutant(
         name="completed_with_lists_open",
@@ -142,6 +162,7 @@ MUTANTS = (
         invariants=(27,),
         what="A completion that a crash has cut off is not made up for.",
         apply=swapping("conveyor.usecases.reconcile:_repair", _stops_and_refs_only),
+        world=_LOST_ANSWERS,
     ),
     Mutant(
         name="sweeper_sees_its_first_page",
@@ -149,5 +170,6 @@ MUTANTS = (
         invariants=(20, 27),
         what="The sweeper looks at the first few runs and never at the others.",
         apply=swapping("conveyor.usecases.reconcile:sweep_runs", _first_page_only),
+        world={**_LOST_ANSWERS, "think_s": 1.0, "max_inflight": 1, "safety_s": 300.0},
     ),
 )

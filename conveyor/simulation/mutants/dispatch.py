@@ -9,6 +9,7 @@ import trio
 
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.ports.errors import Unavailable
+from conveyor.simulation.moods import NEVER_S
 from conveyor.simulation.mutants.mutant import Mutant, swapping, together
 
 
@@ -59,6 +60,12 @@ MUTANTS = (
         invariants=(27,),
         what="A run that the index shows late, or whose writer's clock is slow, is not found.",
         apply=swapping("actors.queue_discovery:QueueDiscovery._scan_forever", _what_is_new_alone),
+        world={
+            "workers_count": 1,
+            "offset_s": 30.0,
+            "disturb_s": NEVER_S,
+            "rates": {"killed_before": 0.0, "killed_after": 0.0, "actor_crashed": 0.0},
+        },
     ),
     Mutant(
         name="leases_beyond_the_cap",

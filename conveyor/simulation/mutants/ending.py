@@ -147,6 +147,7 @@ MUTANTS = (
             swapping("conveyor.usecases.reconcile:_repair", _half_stops_stay),
             swapping("actors.queue_discovery:QueueDiscovery._consider", _let_go_only),
         ),
+        world={"temper": "restless", "rates": {"answer_lost": 0.05}},
     ),
     Mutant(
         name="two_live_runs",
@@ -154,6 +155,13 @@ MUTANTS = (
         invariants=(25,),
         what="A rerun starts beside another that was started a moment ago.",
         apply=swapping("conveyor.domain.admission:new_run", _whatever_runs),
+        world={
+            "temper": "restless",
+            "haste": 10.0,
+            "latency_s": 0.05,
+            "safety_s": 60.0,
+            "is_spared": True,
+        },
     ),
     Mutant(
         name="rerun_of_what_was_ingested",
@@ -161,6 +169,13 @@ MUTANTS = (
         invariants=(35,),
         what="A rerun of a run whose list was not all in replays the rows that are there.",
         apply=swapping("conveyor.usecases.reruns:_from_sources", _rows_that_are_there),
+        world={
+            "temper": "restless",
+            "sync_tasks_max": 5,
+            "chunk_tasks": 1,
+            "latency_s": 0.05,
+            "is_spared": True,
+        },
     ),
     Mutant(
         name="ancestors_deleted",
@@ -168,6 +183,13 @@ MUTANTS = (
         invariants=(18,),
         what="A run is deleted though another shows results of it.",
         apply=swapping("conveyor.usecases.runs:_refuse_if_needed", _needed_or_not),
+        world={
+            "temper": "tidy",
+            "haste": 10.0,
+            "think_s": 0.1,
+            "safety_s": 60.0,
+            "is_spared": True,
+        },
     ),
     Mutant(
         name="one_scrub_only",
@@ -175,6 +197,7 @@ MUTANTS = (
         invariants=(33,),
         what="What a worker stores after the scrub of a deleted job stays.",
         apply=swapping("conveyor.domain.endings:_scrub", _one_pass),
+        world={"temper": "tidy", "haste": 10.0, "workers_count": 2, "think_s": 5.0, "look_s": 5.0},
     ),
     Mutant(
         name="deleted_jobs_shown",
@@ -182,6 +205,7 @@ MUTANTS = (
         invariants=(32,),
         what="A deleted job can be read until its row is gone.",
         apply=setting("conveyor.usecases.lookups:JOB_VISIBLE", frozenset(JobStatus)),
+        world={"temper": "tidy"},
     ),
     Mutant(
         name="notice_after_flip",

@@ -11,9 +11,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from conveyor.simulation.moods import spared
 from conveyor.simulation.mutants import MUTANTS
 from conveyor.simulation.options import ENGINES, Options, draw
 from conveyor.simulation.simulator import Report, simulate
@@ -21,7 +23,7 @@ from conveyor.simulation.simulator import Report, simulate
 HUNTED_ON = "memory"
 """The quickest world, for defects that every engine has."""
 
-HOURS = 300 / 3600
+HOURS = 120 / 3600
 """Two short worlds show more than a long one."""
 
 ENDED_S = 2400.0
@@ -48,13 +50,20 @@ def _engine_for(name: str) -> str:
 
 
 def world_of(name: str, seed: int) -> Options:
-    """The world in which a mutant meets a seed."""
-    return _world(_engine_for(name), seed)
+    """The world in which a mutant meets a seed: that of the seed, made to fit."""
+    options = draw(seed, engine=_engine_for(name), hours=HOURS)
+    options = msgspec.structs.replace(options, liveness_s=ENDED_S)
+    return fitted(options, MUTANTS[name].world)
 
 
-def _world(engine: str, seed: int) -> Options:
-    options = draw(seed, engine=engine, hours=HOURS)
-    return msgspec.structs.replace(options, liveness_s=ENDED_S)
+def fitted(options: Options, world: Mapping[str, Any]) -> Options:
+    """These options instead; rates of faults that are not named stay as they are. It is spared the
+    faults of ours only if it says so, since it may name some."""
+    if not world:
+        return options
+    options = spared(options) if world.get("is_spared") else options
+    changed = {"is_spared": False, **world, "rates": options.rates | world.get("rates", {})}
+    return msgspec.structs.replace(options, **changed)
 
 
 def run_mutant(name: str, seed: int) -> Report:
@@ -64,12 +73,12 @@ def run_mutant(name: str, seed: int) -> Report:
 
 def is_well_without(name: str, seed: int) -> bool:
     """Whether the program as it is survives the world in which the mutant meets the seed."""
-    return _is_well(_engine_for(name), seed)
+    return _is_well(msgspec.json.encode(world_of(name, seed)))
 
 
 @cache
-def _is_well(engine: str, seed: int) -> bool:
-    return simulate(_world(engine, seed)).is_well
+def _is_well(world: bytes) -> bool:
+    return simulate(msgspec.json.decode(world, type=Options)).is_well
 
 
 def cause_of(report: Report) -> str | None:

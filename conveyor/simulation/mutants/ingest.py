@@ -13,6 +13,7 @@ from conveyor.domain.changes import Change, Chunk, Guard, JobKey, Update
 from conveyor.domain.ids import FIRST_BATCH, BatchId, InputId, RunId, TaskId
 from conveyor.domain.inputs import UploadedList, slot_key
 from conveyor.domain.model import Batch, GateStatus, Job, Run, Task, TaskSpec
+from conveyor.simulation.moods import SHORT_LISTS
 from conveyor.simulation.mutants.mutant import Mutant, part, swapping, together
 from conveyor.usecases import lists, staging
 from conveyor.usecases.env import Env
@@ -207,6 +208,7 @@ MUTANTS = (
         invariants=(10,),
         what="A job reads the uploaded list where its caller may still replace it.",
         apply=swapping("conveyor.usecases.inputs:take", _from_the_slot),
+        world={"temper": "uploading", "sync_tasks_max": 5, "rates": {"list_overwritten": 1.0}},
     ),
     Mutant(
         name="bad_lines_vanish",
@@ -214,6 +216,7 @@ MUTANTS = (
         invariants=(2, 12),
         what="A line that is no valid task is left out.",
         apply=swapping("conveyor.domain.ingestion:chunk_of_specs", _without_bad_lines),
+        world={"at_once_max": 0, "haste": 10.0},
     ),
     Mutant(
         name="ingest_through_shut_gates",
@@ -235,6 +238,12 @@ MUTANTS = (
         invariants=(2, 8),
         what="Whoever goes on with a list numbers its lines from where they began.",
         apply=swapping("conveyor.usecases.ingest:_chunks_of_upload", _numbered_from_here),
+        world={
+            "temper": "uploading",
+            "sync_tasks_max": 5,
+            "chunk_tasks": 1,
+            "rates": {"killed_after": 0.005},
+        },
     ),
     Mutant(
         name="stalled_lists_stay",
@@ -249,5 +258,6 @@ MUTANTS = (
         invariants=(13, 27),
         what="A list that cannot be taken is given up, and its run waits for it.",
         apply=swapping("conveyor.usecases.ingest:give_up", _list_alone_is_given_up),
+        world={"temper": "uploading", "sync_tasks_max": 5, "limits": SHORT_LISTS},
     ),
 )

@@ -9,9 +9,9 @@ mutant that does nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -26,7 +26,8 @@ class PlaceGone(LookupError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
     """`window` is the number of the way to fail that it opens, `invariants` are those that break.
-    `engines` have the defect; any, if none is named."""
+    `engines` have the defect; any, if none is named. `world` are options in which it soon matters:
+    what a seed draws otherwise may leave out for long what it takes."""
 
     name: str
     window: int
@@ -34,6 +35,7 @@ class Mutant:
     what: str
     apply: Apply
     engines: tuple[str, ...] = ()
+    world: Mapping[str, Any] = field(default_factory=dict)
 
 
 def swapping(place: str, make: Make) -> Apply:

@@ -15,6 +15,7 @@ from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
 from conveyor.domain.model import Job, Run, RunStatus
 from conveyor.domain.paging import Sign
+from conveyor.simulation.moods import HASTY_KEYS
 from conveyor.simulation.mutants.mutant import Mutant, setting, swapping, together
 from conveyor.usecases.env import Env
 from conveyor.usecases.results import ResultPage
@@ -120,6 +121,13 @@ MUTANTS = (
         invariants=(40,),
         what="Who is too late with an export removes the file of who was first.",
         apply=swapping("conveyor.usecases.exports:_own_prefix", _one_place_for_all),
+        world={
+            "temper": "collecting",
+            "haste": 10.0,
+            "workers_count": 3,
+            "limits": HASTY_KEYS,
+            "rates": {"call_slow": 0.1},
+        },
     ),
     Mutant(
         name="export_unfenced",
@@ -127,5 +135,6 @@ MUTANTS = (
         invariants=(40,),
         what="Who has lost an export to another goes on with it.",
         apply=swapping("conveyor.domain.exporting:_step", _by_anybody),
+        world={"temper": "collecting", "haste": 10.0, "workers_count": 3, "is_spared": True},
     ),
 )

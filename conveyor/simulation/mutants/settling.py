@@ -14,6 +14,7 @@ from conveyor.domain.model import GateStatus, Problem, Result, Task, TaskRef, Ta
 from conveyor.domain.settlement import Settled
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Scraped
+from conveyor.simulation.moods import SHORT_LIVES
 from conveyor.simulation.mutants.mutant import Mutant, setting, swapping
 from conveyor.usecases.env import Env
 
@@ -136,6 +137,7 @@ MUTANTS = (
         invariants=(15, 16),
         what="A worker that has lost its claim settles the task of whoever has it now.",
         apply=swapping("conveyor.domain.settlement:_mine", _anybodys),
+        world={"workers_count": 2, "limits": SHORT_LIVES, "rates": {"call_slow": 0.1}},
     ),
     Mutant(
         name="settle_in_any_state",
@@ -171,6 +173,7 @@ MUTANTS = (
         invariants=(16,),
         what="A task that kills its workers is tried for ever.",
         apply=swapping("conveyor.domain.settlement:exhausted", _never_exhausted),
+        world={"haste": 10.0},
     ),
     Mutant(
         name="ack_before_settle",
@@ -213,5 +216,6 @@ MUTANTS = (
         invariants=(17,),
         what="Work that takes long loses its message and its claim, and goes on.",
         apply=swapping("actors.lease_heartbeater:LeaseHeartbeater._renew_rest", _nothing_else),
+        world={"is_spared": True, "limits": SHORT_LIVES, "rates": {"site_dripped": 0.2}},
     ),
 )

@@ -11,6 +11,8 @@ from conveyor.domain.ids import JobId
 from conveyor.domain.model import Run
 from conveyor.domain.queries import TasksOf
 from conveyor.engines.aws.retrying import ATTEMPTS_MAX
+from conveyor.simulation.models.pessimism import CALM, DynamoFaults, Pessimism, SqsFaults
+from conveyor.simulation.moods import NEVER_S
 from conveyor.simulation.mutants.mutant import Mutant, part, swapping, together
 from conveyor.usecases.env import Env
 
@@ -132,6 +134,7 @@ MUTANTS = (
         what="Of a batch of keys those count as absent that the table put off.",
         apply=swapping(f"{_DYNAMO}.table:Table._get_slice", _without_leftovers),
         engines=_AWS,
+        world={"pessimism": Pessimism(dynamodb=DynamoFaults(unprocessed_rate=0.2))},
     ),
     Mutant(
         name="rows_read_as_they_come",
@@ -140,6 +143,7 @@ MUTANTS = (
         what="Rows are read from whichever copy answers, however old it is.",
         apply=swapping(f"{_DYNAMO}.table:Table.call", _as_it_comes),
         engines=_AWS,
+        world={"pessimism": Pessimism(dynamodb=DynamoFaults(stale_read_rate=0.3))},
     ),
     Mutant(
         name="page_drops_a_shard",
@@ -148,6 +152,7 @@ MUTANTS = (
         what="Behind a cursor, a page is made of all shards but one.",
         apply=swapping(f"{_DYNAMO}.finds:_tasks_of", _shards_but_one),
         engines=_AWS,
+        world={"sync_tasks_max": 5, "shard_count": 4, "page_rows": 3},
     ),
     Mutant(
         name="scrub_of_one_shard",
@@ -156,6 +161,7 @@ MUTANTS = (
         what="A scrub takes a job for one that has a single shard.",
         apply=swapping(f"{_DYNAMO}.scrubs:_shard_count", _one_shard),
         engines=_AWS,
+        world={"temper": "tidy", "sync_tasks_max": 5, "shard_count": 4},
     ),
     Mutant(
         name="lost_refs_stay_lost",
@@ -164,6 +170,7 @@ MUTANTS = (
         what="Refs that a crash kept from being sent are never sent again.",
         apply=swapping("conveyor.usecases.reconcile:_resend", _sent_once),
         engines=_AWS,
+        world={"pessimism": Pessimism(sqs=SqsFaults(retention_s_max=20.0))},
     ),
     Mutant(
         name="lease_released_by_anybody",
@@ -174,5 +181,14 @@ MUTANTS = (
             "conveyor.engines.aws.coordinator:DynamoCoordinator._drop", _dropped_by_anybody
         ),
         engines=_AWS,
+        world={
+            "has_redis": False,
+            "max_inflight": 1,
+            "workers_count": 3,
+            "offset_s": 60.0,
+            "disturb_s": NEVER_S,
+            "check_every": 1,
+            "pessimism": CALM,
+        },
     ),
 )

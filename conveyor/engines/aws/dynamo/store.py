@@ -80,12 +80,16 @@ class DynamoStore:
         return await scrubs.purge(self._table, now)
 
     async def _send(self, refs: Sequence[TaskRef]) -> None:
-        """Sends refs; makes their queues where there are none."""
+        """Sends refs; makes their queues where there are none. Whoever ends a run meanwhile removes
+        its queue again: Unavailable."""
         try:
             await self._queue.send(refs)
         except QueueGone:
             await together(self._queue.open_run, sorted({ref.run_id for ref in refs}))
-            await self._queue.send(refs)
+            try:
+                await self._queue.send(refs)
+            except QueueGone as error:
+                raise Unavailable("the queue of a run was removed meanwhile") from error
 
 
 def _waves(changes: Sequence[Change]) -> list[list[int]]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
-from conveyor.domain.changes import ANY, Applied, Change, Guard, Stale, TaskKey, Update
+from conveyor.domain.changes import ANY, Applied, Change, Enqueue, Guard, Stale, TaskKey, Update
+from conveyor.domain.ids import RunId
 from conveyor.domain.model import RunStatus, Stats, Task
 from conveyor.domain.queries import DueExports, RunsIn, RunsOf, TasksOf
 from conveyor.engines.aws.dynamo import DynamoStore
@@ -17,6 +18,7 @@ from conveyor.engines.aws.dynamo.expressions import pointer_item, to_item
 from conveyor.engines.aws.dynamo.table import Table
 from conveyor.engines.aws.errors import AwsError, NoAnswer
 from conveyor.engines.memory import memory_engine
+from conveyor.engines.memory.queue import MemoryQueue
 from conveyor.ports.errors import PartlyUnavailable, Unavailable
 from tests.aws import a_seam
 from tests.builders import (
@@ -32,6 +34,7 @@ from tests.builders import (
     an_export,
     insert,
     key_of,
+    ref_to,
     update,
 )
 from tests.engines.aws.scripted import LOST, THROTTLED, Said, ScriptedPlane
@@ -133,6 +136,23 @@ async def test_a_lost_answer_leaves_the_verdicts_of_the_others_known() -> None:
     known = [verdict for verdict in caught.value.verdicts if verdict is not None]
     assert len(caught.value.verdicts) == 3
     assert known == [Applied((task,))] * 2
+
+
+class RemovedAtOnce(MemoryQueue):
+    """Its runs are over: whoever makes a queue for one has it removed behind their back."""
+
+    async def open_run(self, run_id: RunId) -> None:
+        await super().open_run(run_id)
+        await self.close_run(run_id)
+
+
+async def test_refs_of_a_run_whose_queue_is_removed_meanwhile_are_simply_not_sent() -> None:
+    _, _, table = a_store({}, {"Attributes": {}})
+    store = DynamoStore(table, RemovedAtOnce(ManualClock(), Random(1)))
+    change = Change((insert(a_task()),), (Enqueue((ref_to(a_task()),)),))
+
+    with pytest.raises(Unavailable):
+        await store.commit([change])
 
 
 async def test_a_change_alone_whose_answer_is_lost_is_simply_unknown() -> None:
