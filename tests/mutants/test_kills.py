@@ -12,7 +12,7 @@ from conveyor.simulation.mutants.hunting import hunt, huntable, read_kills
 
 KILLS = read_kills(Path(__file__).with_name("kills.json"))
 SEEDS = int(os.environ.get("MUTANT_SEEDS", "0"))
-TURN = int(os.environ.get("MUTANT_TURN", "6"))
+TURN = int(os.environ.get("MUTANT_TURN", "4"))
 """One in so many has its turn: with 1 all of them have."""
 AT_LARGE = frozenset({"sweeper_sees_its_first_page"})
 """Whose turn comes when the runs before it have ended is late, not lost: it takes a run that needs
