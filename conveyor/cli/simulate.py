@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from conveyor.cli.hunt import hunt, run_until_killed
+from conveyor.cli.sim_report import EVERY, write_report
 from conveyor.simulation.mutants import MUTANTS
 from conveyor.simulation.options import ENGINES, Options, draw
 from conveyor.simulation.simulator import Report
@@ -34,6 +35,7 @@ _ID = re.compile(r"\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{32})\b")
 @click.option("--until-hours", type=float, help="How long faults last, in virtual hours.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Instead of the one that is drawn.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write the whole trace of a seed.")
+@click.option("--report", "kept", type=click.Path(path_type=Path), help="Keep what all came to.")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
 @click.option("--mutant", "mutants", multiple=True, type=click.Choice([*MUTANTS]), metavar="NAME")
 @click.option("--hunt", "is_hunt", is_flag=True, help="Find a seed that kills each mutant.")
@@ -45,6 +47,7 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     until_hours: float | None,
     engine: str | None,
     trace: Path | None,
+    kept: Path | None,
     as_json: bool,
     mutants: tuple[str, ...],
     is_hunt: bool,
@@ -60,7 +63,8 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     """
     if seed is not None and seeds is not None:
         raise click.UsageError("Give --seed or --seeds.")
-    wanted = [seed if seed is not None else first] if seeds is None else range(first, first + seeds)
+    start = first if seed is None else seed
+    wanted = range(start, start + (seeds or 1))
     if is_hunt:
         sys.exit(0 if hunt(mutants, range(first, first + (seeds or HUNTED_SEEDS)), record) else 1)
     if mutants:
@@ -78,6 +82,8 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
             _tell(report, _replay(report.options, until_hours))
         if trace is not None and len(wanted) == 1:
             trace.write_text("".join(f"{line}\n" for line in report.lines), encoding="utf-8")
+        if kept is not None and (summary.seeds % EVERY == 0 or summary.seeds == len(wanted)):
+            write_report(kept, summary, wanted)
     _conclude(summary)
     if as_json:
         click.echo(_in_json(summary))

@@ -35,7 +35,8 @@ class Summary:
     kills: int = 0
     virtual_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
-    engines: set[str] = field(default_factory=set)
+    engines: Counter[str] = field(default_factory=Counter)
+    failed: list[int] = field(default_factory=list)
     _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
     def add(self, report: Report) -> None:
@@ -46,7 +47,9 @@ class Summary:
         self.kills += report.kills
         self.virtual_s += report.virtual_s
         self.faults.update(report.faults)
-        self.engines.add(report.options.engine)
+        self.engines[report.options.engine] += 1
+        if not report.is_well:
+            self.failed.append(report.options.seed)
         self._hash.update(report.hash.encode())
 
     @property
@@ -57,8 +60,9 @@ class Summary:
         """The faults that these engines can have, and did not; none while seeds are few."""
         if self.seeds < JUDGED_FROM:
             return []
-        known = [fault.value for fault in Fault if ONLY_ON.get(fault, self.engines) & self.engines]
-        known += [name for name in MODEL_FAULTS if "aws" in self.engines and name not in _UNASKED]
+        engines = set(self.engines)
+        known = [fault.value for fault in Fault if ONLY_ON.get(fault, engines) & engines]
+        known += [name for name in MODEL_FAULTS if "aws" in engines and name not in _UNASKED]
         return [name for name in known if not self.faults[name]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,16 @@ def test_seed_options_and_replay_command_come_first(came_of_it: dict[str, Any]) 
     assert first.startswith('seed 7: {"seed":7,')
     assert second.startswith("replay: conveyor simulate --seed 7 --engine ")
     assert result.exit_code == 0
+
+
+def test_what_all_came_to_is_kept_on_demand(came_of_it: dict[str, Any], tmp_path: Path) -> None:
+    came_of_it.update(faults={"paused": 2}, crashes=["an actor crashed"])
+
+    run("--seed", "7", "--report", str(tmp_path / "report.md"))
+
+    told = (tmp_path / "report.md").read_text()
+    assert "| paused | 2 |" in told
+    assert "| seeds that failed | 7 |" in told
 
 
 def test_the_last_line_is_json_on_demand(came_of_it: dict[str, Any]) -> None:

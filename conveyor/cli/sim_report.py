@@ -1,0 +1,49 @@
+"""What many seeds came to, as a page to keep: `conveyor simulate --report FILE` (SPEC 6.14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from conveyor.simulation.suite import Summary
+
+EVERY = 50
+"""It is written anew after so many seeds: a long run that is cut off has told what it saw."""
+
+
+def write_report(path: Path, summary: Summary, seeds: range) -> None:
+    path.write_text("".join(f"{line}\n" for line in _lines(summary, seeds)), encoding="utf-8")
+
+
+def _lines(summary: Summary, seeds: range) -> Iterator[str]:
+    done = seeds[: summary.seeds]
+    yield "# The program in simulated worlds"
+    yield ""
+    yield f"`conveyor simulate --from {seeds.start} --seeds {len(done)}`"
+    yield ""
+    engines = ", ".join(f"{count:,} {name}" for name, count in sorted(summary.engines.items()))
+    yield from _table(
+        ("", ""),
+        {
+            "seeds": f"{summary.seeds:,} ({engines})",
+            "virtual hours": f"{summary.virtual_s / 3600:,.0f}",
+            "processes killed": f"{summary.kills:,}",
+            "faults": f"{sum(summary.faults.values()):,}",
+            "invariants broken": f"{summary.violations:,}",
+            "runs that never ended": f"{summary.liveness_failures:,}",
+            "crashes": f"{summary.crashes:,}",
+            "seeds that failed": ", ".join(map(str, summary.failed)) or "none",
+            "hash": f"`{summary.hash}`",
+        },
+    )
+    yield ""
+    yield from _table(
+        ("fault", "struck"), {name: f"{count:,}" for name, count in sorted(summary.faults.items())}
+    )
+
+
+def _table(heads: tuple[str, str], rows: dict[str, str]) -> Iterator[str]:
+    yield f"| {heads[0]} | {heads[1]} |"
+    yield "|---|---|"
+    for name, text in rows.items():
+        yield f"| {name} | {text} |"
