@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -28,6 +29,7 @@ from actors.runtime import (
     receive_batch,
 )
 from conveyor.domain.changes import JobKey, RunKey
+from conveyor.domain.errors import Conflict
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, Run
@@ -120,7 +122,8 @@ class QueueDiscovery:
             await self._retire(known, run.run_id)
             # Whoever still works on it elsewhere will come by here too, and be the last.
             if not await self.env.coordinator.count(run.run_id):
-                await runs.finish_stop(self.env, run.job_id, run.run_id)
+                with suppress(Conflict):  # Whoever keeps changing it is done when we come again.
+                    await runs.finish_stop(self.env, run.job_id, run.run_id)
             return
         address = known.get(run.run_id)
         if address is not None and run.run_id in self.pollers.names():

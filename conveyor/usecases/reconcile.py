@@ -5,12 +5,13 @@ Everything here is small, paginated, conditional on what it read, and safe to re
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import msgspec
 
 from conveyor.domain import ingestion, lifecycle, limits
 from conveyor.domain.changes import Change, Delete, Guard, JobKey, ScrubKey, Update
+from conveyor.domain.errors import Conflict
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, RUN_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Batch, Run, RunStatus, Scrub, TaskRef
@@ -85,8 +86,9 @@ async def close_ended_queues(env: Env) -> None:
 async def _repair(env: Env, run: Run, repairs: Repairs) -> None:
     if run.stop_requested_at is not None:
         await env.signals.teardown(run.job_id, run.run_id, deadline_s=env.policy.teardown_s)
-        await runs.finish_stop(env, run.job_id, run.run_id)
-        repairs.stopped += 1
+        with suppress(Conflict):  # Whoever keeps changing it is done when we come again.
+            await runs.finish_stop(env, run.job_id, run.run_id)
+            repairs.stopped += 1
     elif await runs.look(env, run.job_id, run.run_id):
         repairs.completed += 1
     else:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.domain.model import RunStatus
+from conveyor.domain.errors import Conflict
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import Run, RunStatus
+from conveyor.usecases import runs
+from conveyor.usecases.env import Env
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import World, make_world, urls
 
@@ -59,6 +64,30 @@ async def test_a_poller_whose_queue_is_gone_asks_again_when_it_cannot_learn_why(
 
     assert faults.fired["read"] == 3
     assert run.status is RunStatus.COMPLETED
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_stop_that_cannot_be_finished_for_all_the_changes_is_finished_later(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, finish = count(1), runs.finish_stop
+
+    async def contended(env: Env, job_id: JobId, run_id: RunId) -> Run | None:
+        if next(tries) <= 4:
+            raise Conflict("The run is changing too fast; try again.", retry_after_s=1)
+        return await finish(env, job_id, run_id)
+
+    monkeypatch.setattr(runs, "finish_stop", contended)
+    world = make_world(think_s=5.0)
+
+    async with world.working():
+        accepted = await world.submit(urls(4))
+        with pytest.raises(Conflict):
+            await runs.stop(world.env, accepted.job.caller, accepted.job.job_id)
+        run, _ = await world.ended(accepted)
+
+    assert run.status is RunStatus.STOPPED
+    assert next(tries) > 5
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
