@@ -72,6 +72,7 @@ class Fault(StrEnum):
     HASTY_KEYS = "hasty_keys"
     SHORT_LIVES = "short_lives"
     SHORT_LISTS = "short_lists"
+    RELEASES_MIXED = "releases_mixed"
 
 
 ONLY_ON: Mapping[Fault, frozenset[str]] = {

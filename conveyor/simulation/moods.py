@@ -79,6 +79,7 @@ def spared(options: Options) -> Options:
     return msgspec.structs.replace(
         options,
         is_spared=True,
+        next_release={},
         disturb_s=NEVER_S,
         offset_s=0.0,
         drift=0.0,

@@ -76,6 +76,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `disturb_s` is how often, on average, something happens to a process (pause, terminate, storm)
     or to an engine (outage). `check_every` is how many writes pass between two looks. `limits` are
     those of the program that are others here. `temper` is what clients are given to.
+    `next_release` is what another release does otherwise: each life of a process is of one of both.
     """
 
     seed: int
@@ -107,6 +108,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     pessimism: Pessimism
     rates: dict[str, float]
     limits: dict[str, int | float] = {}
+    next_release: dict[str, int] = {}
     is_spared: bool = False
     haste: float = 1.0
     temper: str = EVEN
@@ -156,8 +158,23 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         has_redis=random.random() < 0.6,
         pessimism=_draw_pessimism(Random(f"pessimism {seed}")),
         rates={fault.value: random.choice(rates) for fault, rates in _CHOICES.items()},
+        next_release=_draw_release(Random(f"release {seed}")),
     )
     return with_mood(options)
+
+
+def _draw_release(random: Random) -> dict[str, int]:
+    """In one world of four; what it decides otherwise must not matter to what was begun before."""
+    if random.random() >= 0.25:
+        return {}
+    return {
+        "shard_count": random.choice((1, 2, 4, 16)),
+        "at_once_max": random.choice((0, 1, 20)),
+        "sync_tasks_max": random.choice((5, 30, 1000)),
+        "chunk_tasks": random.choice((1, 10)),
+        "receive_max": random.choice((1, 20)),
+        "concurrency": random.choice((2, 5, 50)),
+    }
 
 
 def _draw_pessimism(random: Random) -> Pessimism:

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 
@@ -223,7 +224,7 @@ class Process:
                 self._exchanges.remove(exchange)
 
     def _world(self, life: Life, ports: Ports, mail: Mailboxes) -> World:
-        stage, options = self.stage, self.stage.options
+        stage, options = self.stage, self._release()
         settings = settings_of(options)
         env = make_env(settings, ports, self.clock, self.random, mail, Here())
         policy = replace(
@@ -258,6 +259,15 @@ class Process:
             metrics=make_metrics(CollectorRegistry()),
             listeners=() if ports.shared is None else ports.shared.listeners,
         )
+
+    def _release(self) -> Options:
+        """What this life is of, while another release is being deployed."""
+        options = self.stage.options
+        if not options.next_release or self.random.random() < 0.5:
+            return options
+        self.stage.faults.count(Fault.RELEASES_MIXED)
+        self.stage.trace.note(self.name, "is of another release")
+        return msgspec.structs.replace(options, **options.next_release)
 
     def _gateway(self, web: Web, env: Env) -> Gateway:
         pool = cast("Any", web)
