@@ -22,15 +22,15 @@ _DYNAMO = "conveyor.engines.aws.dynamo"
 def _never_counted(look: Any) -> Any:
     async def mutated(table: Any, chunk: Chunk) -> Any:
         refusal, _ = await look(table, chunk)
-        return refusal, False
+        return refusal, None
 
     return mutated
 
 
 def _noting_anyway(noting: Any) -> Any:
-    def mutated(table: str, chunk: Chunk) -> Any:
-        params = noting(table, chunk)
-        condition = params["ConditionExpression"].rpartition(" AND (")[0]
+    def mutated(table: str, chunk: Chunk, counted: int | None) -> Any:
+        params = noting(table, chunk, counted)
+        condition = params["ConditionExpression"].rpartition(" AND ")[0]
         return {**params, "ConditionExpression": condition}
 
     return mutated

@@ -1,8 +1,9 @@
 """Chunks: one ingest step, safe to be cut off anywhere and to be done by two at once (SPEC 5.10).
 
 Rows, then counts, then refs, then the checkpoint. The counts move in a transaction that also notes
-on the batch, in `counted`, how far they go: a step that is done again finds its counts made. They
-come before the refs, so that nothing can be settled that was not admitted.
+on the batch, in `counted`, how far they go: a step that is done again, be it by one that takes
+longer or shorter steps, finds what is counted. They come before the refs, so that nothing can be
+settled that was not admitted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import trio
 
+from conveyor.domain.admission import counts_of
 from conveyor.domain.changes import (
     Change,
     Chunk,
@@ -42,12 +44,12 @@ Send = Callable[[tuple[TaskRef, ...]], Awaitable[None]]
 
 async def put_chunk(table: Table, chunk: Chunk, send: Send) -> Verdict:
     # Nobody who is fenced out already writes a row.
-    refusal, is_counted = await _look(table, chunk)
+    refusal, counted = await _look(table, chunk)
     if refusal is not None:
         return refusal
     await fill_shards(table.lanes, chunk.tasks, partial(_put_task, table, chunk), table.random)
-    if not is_counted:
-        refusal = await _count(table, chunk)
+    if not _is_counted(chunk, counted):
+        refusal = await _count(table, chunk, counted)
         if refusal is not None:
             return refusal
     if chunk.refs:
@@ -62,20 +64,21 @@ async def _put_task(table: Table, chunk: Chunk, task: Task) -> None:
     await table.write("PutItem", expressions.put(table.name, Insert(key, task)), attempts_max=1)
 
 
-async def _count(table: Table, chunk: Chunk) -> Stale | Missing | None:
+async def _count(table: Table, chunk: Chunk, counted: int | None) -> Stale | Missing | None:
     for number in range(ROUNDS_MAX):
-        if await table.write_together(_counting(table.name, chunk)) is None:
+        if await table.write_together(_counting(table.name, chunk, counted)) is None:
             return None
-        refusal, is_counted = await _look(table, chunk)
-        if refusal is not None or is_counted:
+        refusal, counted = await _look(table, chunk)
+        if refusal is not None or _is_counted(chunk, counted):
             return refusal
         await trio.sleep(backoff_s(number, table.random))
     raise Unavailable("the counters of a step do not stand still")
 
 
-async def _look(table: Table, chunk: Chunk) -> tuple[Stale | Missing | None, bool]:
-    """What is wrong with the step, and whether its counts are made."""
-    writes = [Update(chunk.key, _fence(chunk)), *_counts(chunk)]
+async def _look(table: Table, chunk: Chunk) -> tuple[Stale | Missing | None, int | None]:
+    """What is wrong with the step, and how far the counts of its list go, if any were made."""
+    counts = [Update(_stats_key(chunk, shard), _gate(chunk)) for shard in chunk.stats]
+    writes = [Update(chunk.key, _fence(chunk)), *counts]
     places = {write.key: place_of(write.key) for write in writes}
     items = await table.get_items(list(places.values()))
     rows: dict[Any, Any] = {
@@ -83,33 +86,52 @@ async def _look(table: Table, chunk: Chunk) -> tuple[Stale | Missing | None, boo
         for key, place in places.items()
         if place in items
     }
-    batch = items.get(places[chunk.key], {})
-    is_counted = batch.get(COUNTED) == to_attribute(_reached(chunk))
-    return commits.judge(writes[:1] if is_counted else writes, rows), is_counted
+    note = items.get(places[chunk.key], {}).get(COUNTED)
+    counted = None if note is None else int(note["N"])
+    return commits.judge(writes[:1] if _is_counted(chunk, counted) else writes, rows), counted
 
 
-def _counting(table: str, chunk: Chunk) -> list[dict[str, Params]]:
-    steps = [step for count in _counts(chunk) for step in commits.steps_of(table, count)]
-    return [{"Update": _noting(table, chunk)}, *steps]
+def _is_counted(chunk: Chunk, counted: int | None) -> bool:
+    """A step without tasks has nothing to count, but notes where it is."""
+    return counted is not None and counted >= _reached(chunk)
 
 
-def _noting(table: str, chunk: Chunk) -> Params:
+def _counting(table: str, chunk: Chunk, counted: int | None) -> list[dict[str, Params]]:
+    stats = _left_to_count(chunk, counted)
+    counts = [
+        Update(_stats_key(chunk, shard), _gate(chunk), deltas=deltas)
+        for shard, deltas in sorted(stats.items())
+    ]
+    steps = [step for count in counts for step in commits.steps_of(table, count)]
+    return [{"Update": _noting(table, chunk, counted)}, *steps]
+
+
+def _left_to_count(chunk: Chunk, counted: int | None) -> dict[int, dict[str, int]]:
+    """A step of another length may have begun where this one does, and have been cut off after its
+    counts: its lines are the first of these."""
+    ahead = 0 if counted is None else counted - chunk.done_before
+    return chunk.stats if ahead <= 0 else counts_of(chunk.tasks[ahead:])
+
+
+def _noting(table: str, chunk: Chunk, counted: int | None) -> Params:
     expression = Expression(chunk.key)
     there = expression.value(to_attribute(_reached(chunk)))
-    elsewhere = f"(attribute_not_exists({COUNTED}) OR {COUNTED} <> {there})"
+    unmoved = f"attribute_not_exists({COUNTED})"
+    if counted is not None:
+        unmoved = f"{COUNTED} = {expression.value(to_attribute(counted))}"
     return expression.params(
         table,
         UpdateExpression=f"SET {COUNTED} = {there}",
-        ConditionExpression=f"{expression.present(_fence(chunk))} AND {elsewhere}",
+        ConditionExpression=f"{expression.present(_fence(chunk))} AND {unmoved}",
     )
 
 
-def _counts(chunk: Chunk) -> list[Update]:
-    gate = Guard(status_in=chunk.gate_in)
-    return [
-        Update(StatsKey(chunk.key.job_id, chunk.key.run_id, shard), gate, deltas=deltas)
-        for shard, deltas in sorted(chunk.stats.items())
-    ]
+def _stats_key(chunk: Chunk, shard: int) -> StatsKey:
+    return StatsKey(chunk.key.job_id, chunk.key.run_id, shard)
+
+
+def _gate(chunk: Chunk) -> Guard:
+    return Guard(status_in=chunk.gate_in)
 
 
 def _fence(chunk: Chunk) -> Guard:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from conveyor.domain import settlement
 from conveyor.domain.changes import Applied, BatchKey, Chunk, JobKey, Stale
 from conveyor.domain.ids import FIRST_BATCH
-from conveyor.domain.model import Result, Task
+from conveyor.domain.model import Batch, Result, Task
 from conveyor.domain.queries import StatsOf, TasksOf
 from conveyor.domain.settlement import Claimed, Settled, Spent
 from conveyor.domain.sharding import shard_of
@@ -72,18 +72,24 @@ def tasks_in_shards(count: int) -> list[Task]:
     return [msgspec.structs.replace(t, shard=shard_of(t.task_id, SHARDS)) for t in tasks]
 
 
-def a_chunk(tasks: list[Task]) -> Chunk:
+def a_chunk(tasks: list[Task], *, done_before: int = 0) -> Chunk:
     shards = sorted({task.shard for task in tasks})
     return Chunk(
         key=BatchKey(JOB, RUN, FIRST_BATCH),
         epoch=1,
-        done_before=0,
+        done_before=done_before,
         tasks=tuple(tasks),
         refs=tuple(ref_to(task) for task in tasks),
         stats={shard: {"admitted": sum(t.shard == shard for t in tasks)} for shard in shards},
-        values={"done": len(tasks), "updated_at": T0 + 1},
+        values={"done": done_before + len(tasks), "updated_at": T0 + 1},
         gate_in=frozenset({a_stats().status.value}),
     )
+
+
+async def read_batch(store: DynamoStore) -> Batch:
+    batch = await store.read(BatchKey(JOB, RUN, FIRST_BATCH))
+    assert batch is not None
+    return batch
 
 
 def a_queue() -> MemoryQueue:
@@ -122,6 +128,28 @@ async def test_a_step_cut_off_anywhere_is_finished_by_doing_it_again(
     assert batch is not None
     assert batch.done == 3
     assert (await queue.depth(RUN)).visible in {3, 6}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("at", range(1, 9))
+@pytest.mark.parametrize(("first", "second"), [(3, 1), (1, 3), (2, 3)])
+async def test_a_step_cut_off_anywhere_is_finished_by_steps_of_another_length(
+    table: Table, first: int, second: int, at: int, side: str
+) -> None:
+    queue = a_queue()
+    store = await a_run_in(table, queue)
+    tasks = tasks_in_shards(3)
+    cut_off = replace(table, seam=CutOff(table.seam, at=at, side=side))
+
+    with suppress(Unavailable):
+        await DynamoStore(cut_off, queue).put_chunk(a_chunk(tasks[:first]))
+    while (done := (await read_batch(store)).done) < len(tasks):
+        await store.put_chunk(a_chunk(tasks[done : done + second], done_before=done))
+
+    stats = await store.find(StatsOf(job_id=JOB, run_id=RUN, shard_count=SHARDS))
+    assert [await store.read(key_of(task)) for task in tasks] == tasks
+    assert sum(row.admitted for row in stats) == len(tasks)
 
 
 @pytest.mark.slow
