@@ -18,7 +18,7 @@ def an_export_shows_all_that_ended(moment: Moment) -> Iterator[str]:
         if export is None or export.status is not ExportStatus.COMPLETED or was_done:
             continue
         run = moment.after.run_by_id.get(export.run_id)
-        if run is None:
+        if run is None or moment.is_deleted(run):
             continue
         if run.status in RUN_LIVE:
             yield f"export {export.export_id} shows run {run.run_id}, which is {run.status}"
@@ -33,7 +33,8 @@ def exports_are_there_while_they_live(moment: Moment) -> Iterator[str]:
     """I40: what was published stays until it expires."""
     for export in moment.after.exports.values():
         is_due = export.status is ExportStatus.COMPLETED and export.expires_at > moment.after.now
-        if is_due and export.run_id in moment.after.run_by_id:
+        run = moment.after.run_by_id.get(export.run_id)
+        if is_due and run is not None and not moment.is_deleted(run):
             yield from _missing(moment, export)
 
 
