@@ -216,7 +216,9 @@ class Process:
         try:
             await app(cast("Any", exchange.scope), cast("Any", exchange.receive), cast("Any", send))
         except Exception as error:  # noqa: BLE001 (a server survives a request)
-            if not life.is_dead:
+            # Once an answer has begun, all that is left is to break it off.
+            is_cut_off = exchange.status is not None and _is_all(error, Unavailable)
+            if not life.is_dead and not is_cut_off:
                 self.stage.crashed(self.name, f"{exchange.method} {exchange.path}: {error!r}")
         finally:
             exchange.is_over.set()
@@ -339,6 +341,12 @@ def _cadence(options: Options) -> Cadence:
         notices_s=options.look_s,
         exports_s=options.look_s,
     )
+
+
+def _is_all(error: Exception, kind: type[Exception]) -> bool:
+    if isinstance(error, ExceptionGroup):
+        return error.split(kind)[1] is None
+    return isinstance(error, kind)
 
 
 def _told(errors: BaseExceptionGroup[Exception]) -> str:

@@ -140,6 +140,6 @@ DECISIONS: dict[str, Callable[[], object]] = {
     "cursor_for_anything": read_with_another_scope,
     "export_unfenced": lambda: exporting.beat(an_export(), done=1, now=T0),
     "ingest_unfenced": lambda: chunks._fence(a_chunk()),
-    "chunk_counted_again": lambda: chunks._noting("table", a_chunk()),
+    "chunk_counted_again": lambda: chunks._noting("table", a_chunk(), None),
 }
 """By the name of the mutant; what is compared is the answer."""
