@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
 
 
 async def _both(url: str, asked: list[Call]) -> None:
-    name = f"rows-{next(_names)}"
+    name = f"agreed-{next(_names)}"  # Others have rows on this server too.
     model = AwsModel(clock=ManualClock(), fate=Fate(random=Random(1)))
     async with a_lean_plane(an_access(dynamodb=url)) as server:
         for plane in (model, server):
