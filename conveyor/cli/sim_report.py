@@ -34,7 +34,8 @@ def _lines(summary: Summary, seeds: range) -> Iterator[str]:
             "crashes": f"{summary.crashes:,}",
             "seeds that failed": ", ".join(map(str, summary.failed)) or "none",
             "hash": f"`{summary.hash}`",
-        },
+        }
+        | {f"hash of the first {count:,}": f"`{mark}`" for count, mark in summary.marks.items()},
     )
     yield ""
     yield from _table(

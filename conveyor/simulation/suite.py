@@ -19,6 +19,9 @@ from conveyor.simulation.simulator import Report, simulate
 JUDGED_FROM = 200
 """How many seeds it takes until a fault that never struck is a failure of the suite."""
 
+MARKED_EVERY = 1_000
+"""After so many seeds the hash is kept: a shorter run can be compared with a long one."""
+
 _SEEDS_A_PROCESS = 20
 # The engine reads its table consistently, and what is stored here is too short for several parts.
 _UNASKED = frozenset({"dynamodb.stale_read", "s3.left_open"})
@@ -37,6 +40,7 @@ class Summary:
     faults: Counter[str] = field(default_factory=Counter)
     engines: Counter[str] = field(default_factory=Counter)
     failed: list[int] = field(default_factory=list)
+    marks: dict[int, str] = field(default_factory=dict)
     _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
     def add(self, report: Report) -> None:
@@ -51,6 +55,8 @@ class Summary:
         if not report.is_well:
             self.failed.append(report.options.seed)
         self._hash.update(report.hash.encode())
+        if self.seeds % MARKED_EVERY == 0:
+            self.marks[self.seeds] = self.hash
 
     @property
     def hash(self) -> str:

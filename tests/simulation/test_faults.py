@@ -12,7 +12,7 @@ import conveyor.simulation
 from conveyor.simulation.faults import Fault, Faults
 from conveyor.simulation.options import draw
 from conveyor.simulation.simulator import Report
-from conveyor.simulation.suite import JUDGED_FROM, Summary
+from conveyor.simulation.suite import JUDGED_FROM, MARKED_EVERY, Summary
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -59,3 +59,15 @@ def test_no_engine_is_blamed_for_the_faults_of_another() -> None:
 
     assert Fault.LEASES_LOST.value in summary.never_struck()
     assert Fault.COMMIT_FAILED.value not in summary.never_struck()
+
+
+def test_a_long_run_tells_what_a_shorter_one_would_have_hashed_to() -> None:
+    longer, shorter = Summary(), Summary()
+    for number in range(MARKED_EVERY + 5):
+        report = Report(options=draw(0, engine="memory"), hash=str(number))
+        longer.add(report)
+        if number < MARKED_EVERY:
+            shorter.add(report)
+
+    assert longer.marks == {MARKED_EVERY: shorter.hash}
+    assert longer.hash != shorter.hash
