@@ -32,7 +32,7 @@ from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, PauseState, Run
-from conveyor.domain.settlement import Claim, Claimed
+from conveyor.domain.settlement import Claim, Claimed, NotTaken
 from conveyor.domain.waiting import WaitReason
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Message
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 RECEIVE_ENOUGH = 10
 TAKE_S = 10.0
-LINGER_S = 0.003
+LINGER_S, BREATH_S = 0.003, 0.5
 LINGER_S_MIN, LINGER_S_MAX = 0.1, 1.0
 CLEANUP_S = 3.0
 OUTAGE_S = 1.0
@@ -179,7 +179,7 @@ class RunPoller:
         if in_hand:
             if all(taken.is_paid for taken in in_hand):
                 self._note_wait(desk, None)
-            await self._linger(desk)
+            await self._linger(desk, in_hand)
             return 0.0
         await self._let_go(desk)
         # Behind messages of full hosts there may be others: these are looked through quickly.
@@ -188,9 +188,10 @@ class RunPoller:
         self._note_wait(desk, self._why_idle(desk))
         return min(idle_s(desk.misses), self._until_back(desk))
 
-    async def _linger(self, desk: Desk) -> None:
+    async def _linger(self, desk: Desk, in_hand: Sequence[Taken]) -> None:
         """Tasks end one by one; a short wait makes one receive of several."""
-        await trio.sleep(LINGER_S)
+        is_breathless = any(isinstance(taken.claim, NotTaken) for taken in in_hand)
+        await trio.sleep(BREATH_S if is_breathless else LINGER_S)
         share = self.env.policy.pace.receive_share
         if share:
             enough = min(RECEIVE_ENOUGH, -(-self.job.max_inflight // 4))
@@ -379,10 +380,8 @@ class RunPoller:
         now = trio.current_time()
         if desk.back_at <= now:
             desk.back_at = math.inf
-        due_s = desk.back_at - now
-        if desk.doors is not None:
-            due_s = min(due_s, desk.doors.until_due())
-        return max(due_s, 0.01)
+        parked_s = math.inf if desk.doors is None else desk.doors.until_due()
+        return max(min(desk.back_at - now, parked_s), 0.01)
 
     async def _is_over(self) -> bool:
         """A queue that is gone proves nothing: the run's row does."""

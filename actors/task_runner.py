@@ -34,6 +34,7 @@ from conveyor.domain.settlement import (
     Claimed,
     HeldByOther,
     NoSuchTask,
+    NotTaken,
     NoVerdict,
     Settled,
     SettleVerdict,
@@ -84,8 +85,8 @@ class TaskRunner:
             case HeldByOther(until):
                 self.metrics.messages_bounced.inc()
                 return await self._bounce(work, max(until - self.env.now(), 0.0) + 1.0)
-            case NoSuchTask():
-                # Deleted, or not visible yet: the run's own end removes the message.
+            case NoSuchTask() | NotTaken():
+                # Deleted, not visible yet, or not now: the run's own end removes the message.
                 self.metrics.messages_bounced.inc()
                 return await self._bounce(work, bounce_delay_s(work.message.receives))
             case _:

@@ -130,12 +130,13 @@ async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
     fate = Fate(random=draw, pessimism=plan.pessimism)
     model, redis = AwsModel(clock=clock, fate=fate), RedisModel(clock=clock, fate=fate)
     meter = Meter()
-    seam = LayeredSeam(plane=model, random=draw, meter=meter)
-    await make_ready(seam, names_of(plan.settings), region="us-east-1")
+    await make_ready(_a_seam(model, draw, meter), names_of(plan.settings), region="us-east-1")
     gateway = SlowGateway(plan.think_s, draw)
     async with AsyncExitStack() as stack:
         worlds = [
-            await stack.enter_async_context(_a_worker(plan, seam, model, redis, gateway, draw))
+            await stack.enter_async_context(
+                _a_worker(plan, _a_seam(model, draw, meter), model, redis, gateway, draw)
+            )
             for _ in range(plan.workers)
         ]
         nursery = await stack.enter_async_context(trio.open_nursery())
@@ -143,6 +144,11 @@ async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
             await nursery.start(world.worker().run)
         yield Fleet(plan=plan, model=model, meter=meter, gateway=gateway, env=worlds[0].env)
         nursery.cancel_scope.cancel()
+
+
+def _a_seam(model: AwsModel, draw: random.Random, meter: Meter) -> LayeredSeam:
+    """Every process has a retry budget of its own; what all of them pay is one bill."""
+    return LayeredSeam(plane=model, random=draw, meter=meter)
 
 
 @asynccontextmanager

@@ -58,7 +58,11 @@ class NoSuchTask(msgspec.Struct, frozen=True):
     """There is no row: deleted, or not visible yet; or its run has ended."""
 
 
-Claim = Claimed | AlreadyDone | HeldByOther | NoSuchTask
+class NotTaken(msgspec.Struct, frozen=True):
+    """The store had no room for the claim just now, and wrote nothing."""
+
+
+Claim = Claimed | AlreadyDone | HeldByOther | NoSuchTask | NotTaken
 
 
 class Settled(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from conveyor.domain.changes import Verdict
 from conveyor.domain.errors import ConveyorError
@@ -13,11 +13,18 @@ class Unavailable(ConveyorError):
 
 
 class PartlyUnavailable(Unavailable):
-    """The outcome of some changes of a commit is unknown; `verdicts` has None in their places."""
+    """Some changes of a commit have no verdict, and None in their places. Of those in `turned_away`
+    it is certain that nothing was written; the outcome of the others is unknown."""
 
-    def __init__(self, cause: str, verdicts: Sequence[Verdict | None]) -> None:
+    def __init__(
+        self,
+        cause: str,
+        verdicts: Sequence[Verdict | None],
+        turned_away: Collection[int] = frozenset(),
+    ) -> None:
         super().__init__(cause)
         self.verdicts = verdicts
+        self.turned_away = turned_away
 
 
 class QueueGone(ConveyorError):

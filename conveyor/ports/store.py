@@ -24,7 +24,7 @@ class Store(Protocol):
     - The effects of an applied change happen; those of a refused one do not.
     - Refs that a change or a chunk sends make their run's queue where there is none.
     - Any method may raise Unavailable; the outcome of a write is then unknown. A commit may raise
-      PartlyUnavailable, with the verdicts that are known.
+      PartlyUnavailable, with the verdicts that are known, and those changes that wrote nothing.
     """
 
     async def read(self, key: Key[R]) -> R | None:

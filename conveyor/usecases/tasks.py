@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from conveyor.domain import limits, settlement
 from conveyor.domain.changes import Change, Verdict
 from conveyor.domain.model import Job, Problem, Result, Task, TaskRef
-from conveyor.domain.settlement import Claim, Spent
+from conveyor.domain.settlement import Claim, NotTaken, Spent
 from conveyor.ports.errors import PartlyUnavailable, Unavailable
 from conveyor.ports.gateway import NotScraped, Scraped, ScrapeRequest
 from conveyor.usecases import staging
@@ -32,9 +32,10 @@ class Finish(msgspec.Struct, frozen=True):
 
 async def claim(env: Env, refs: Sequence[TaskRef]) -> list[Claim]:
     """Takes tasks. After an unknown outcome our own claim is indistinguishable from another's,
-    so it is left to lapse: that costs time, never the task, nor those claimed beside it."""
+    so it is left to lapse: that costs time, never the task, nor those claimed beside it. Where it
+    is certain that nothing was written, there is nothing to wait for."""
     now = env.now()
-    verdicts = await _verdicts(env, [settlement.claim(ref, now=now) for ref in refs])
+    verdicts, turned_away = await _verdicts(env, [settlement.claim(ref, now=now) for ref in refs])
     again = {
         number: change
         for number, (ref, verdict) in enumerate(zip(refs, verdicts, strict=True))
@@ -43,18 +44,24 @@ async def claim(env: Env, refs: Sequence[TaskRef]) -> list[Claim]:
     if again:
         # Those that were taken stay taken, even if this is not answered.
         with suppress(Unavailable):
-            second = await _verdicts(env, list(again.values()))
+            second, _ = await _verdicts(env, list(again.values()))
             for number, verdict in zip(again, second, strict=True):
                 verdicts[number] = verdict
-    return [settlement.read_claim(verdict, now=now) for verdict in verdicts]
+    return [
+        NotTaken() if number in turned_away else settlement.read_claim(verdict, now=now)
+        for number, verdict in enumerate(verdicts)
+    ]
 
 
-async def _verdicts(env: Env, changes: Sequence[Change]) -> list[Verdict | None]:
-    """None where nobody knows; Unavailable when nothing at all is known."""
+async def _verdicts(
+    env: Env, changes: Sequence[Change]
+) -> tuple[list[Verdict | None], Collection[int]]:
+    """None where nobody knows, and the numbers of those of which nothing was written; Unavailable
+    when nothing at all is known."""
     try:
-        return [*await env.store.commit(changes)]
+        return [*await env.store.commit(changes)], ()
     except PartlyUnavailable as partly:
-        return [*partly.verdicts]
+        return [*partly.verdicts], partly.turned_away
 
 
 def request_for(env: Env, job: Job, task: Task) -> ScrapeRequest:

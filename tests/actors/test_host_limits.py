@@ -181,7 +181,8 @@ async def test_parked_messages_are_there_for_others_when_the_run_is_paused(
         paused = await world.env.queue.depth(accepted.run.run_id)
 
     assert parked.visible == 0
-    assert (paused.visible, paused.hidden) == (parked.hidden - 1, 0)
+    assert paused.hidden == 0
+    assert paused.visible in {parked.hidden, parked.hidden - 1}  # One may have been under way.
 
 
 async def test_parked_messages_are_there_for_others_when_the_worker_ends(

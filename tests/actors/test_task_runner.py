@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,10 +12,13 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain import limits
+from conveyor.domain.changes import Change, TaskKey, Verdict
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.model import FailureReason, RunStatus
 from conveyor.ports.coordinator import Coordinator, Door
+from conveyor.ports.errors import PartlyUnavailable
 from conveyor.ports.gateway import Outcome, ScrapeRequest
+from conveyor.ports.store import Store
 from conveyor.usecases import tasks
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import a_miss, a_page, make_world, urls
@@ -73,6 +77,38 @@ async def test_a_task_that_somebody_else_holds_is_left_to_them(autojump_clock: M
         _, totals = await world.ended(accepted)
 
     assert totals.successful == 1
+
+
+@dataclass(slots=True)
+class OutOfBreath:
+    """A store with no room for claims until then; it says so, and writes nothing."""
+
+    inner: Store
+    until: float
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        is_claim = any(isinstance(write.key, TaskKey) for each in changes for write in each.writes)
+        if is_claim and trio.current_time() < self.until:
+            raise PartlyUnavailable("throttled", [None] * len(changes), range(len(changes)))
+        return await self.inner.commit(changes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_tasks_that_the_store_had_no_room_for_are_back_long_before_a_claim_lapses(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    accepted = await world.submit(urls(30))
+    breathless = OutOfBreath(world.env.store, until=trio.current_time() + 3)
+    world = replace(world, env=replace(world.env, store=breathless))
+
+    async with world.working():
+        _, totals = await world.ended(accepted)
+
+    assert totals.successful == 30
+    assert trio.current_time() < limits.CLAIM_TTL_S / 2
 
 
 async def test_what_a_site_asks_for_in_retry_after_is_honoured(autojump_clock: MockClock) -> None:

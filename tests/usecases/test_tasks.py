@@ -18,6 +18,7 @@ from conveyor.domain.settlement import (
     HeldByOther,
     LostClaim,
     NoSuchTask,
+    NotTaken,
     Settled,
 )
 from conveyor.ports.errors import PartlyUnavailable
@@ -39,6 +40,20 @@ class OneAnswerLost:
     async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
         first, _, *others = await self.inner.commit(changes)
         raise PartlyUnavailable("an answer was lost", [first, None, *others])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoomForOne:
+    """A store that had no room for the first change, and did the others."""
+
+    inner: Store
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        others = await self.inner.commit(changes[1:])
+        raise PartlyUnavailable("throttled", [None, *others], turned_away={0})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -82,6 +97,17 @@ async def test_a_claim_whose_answer_is_lost_costs_those_beside_it_nothing(env: E
     until = env.now() + limits.CLAIM_TTL_S
     assert [type(each) for each in claims] == [Claimed, HeldByOther, Claimed]
     assert claims[1] == HeldByOther(until=until)
+
+
+async def test_a_claim_that_the_store_had_no_room_for_is_nobodys(env: Env) -> None:
+    rows = await rows_of(env, (accepted := await submit(env, 2)).run)
+    refs = [ref_to(row, accepted.job.job_id) for row in rows]
+
+    claims = await tasks.claim(replace(env, store=NoRoomForOne(env.store)), refs)
+
+    assert claims[0] == NotTaken()
+    assert isinstance(claims[1], Claimed)
+    assert isinstance((await tasks.claim(env, refs[:1]))[0], Claimed)
 
 
 async def test_a_lapsed_claim_is_taken_over_under_the_next_number(

@@ -25,6 +25,10 @@ class AwsError(ConveyorError):
         self.reasons = tuple(reasons)
 
 
+class TurnedAway(Unavailable):
+    """Refused for now or not even heard, every time that it was asked: this call did nothing."""
+
+
 class NoAnswer(ConveyorError):
     """No answer arrived. With `was_sent` the service may have done it all the same."""
 
@@ -86,10 +90,17 @@ def is_billed(error: AwsError | NoAnswer) -> bool:
     return not is_refused_for_now(error)
 
 
-def raise_translated(error: AwsError | NoAnswer, call: str) -> NoReturn:
-    """Raises what the ports promise. A refusal that only the caller can judge stays an AwsError."""
+def is_lost(error: AwsError | NoAnswer) -> bool:
+    """What was asked may be done or not."""
+    return error.was_sent if isinstance(error, NoAnswer) else is_unknown(error)
+
+
+def raise_translated(error: AwsError | NoAnswer, call: str, *, was_lost: bool = True) -> NoReturn:
+    """Raises what the ports promise. A refusal that only the caller can judge stays an AwsError.
+    `was_lost` says whether any try of the call may have been done."""
+    unanswered = Unavailable if was_lost else TurnedAway
     if isinstance(error, NoAnswer):
-        raise Unavailable(f"{call}: {error}") from error
+        raise unanswered(f"{call}: {error}") from error
     if error.code in _QUEUE_GONE:
         raise QueueGone(call) from error
     if error.code in _BLOB_MISSING:
@@ -97,5 +108,5 @@ def raise_translated(error: AwsError | NoAnswer, call: str) -> NoReturn:
     if error.status == 507:
         raise StorageFull(f"{call}: {error.code}") from error
     if is_refused_for_now(error) or is_unknown(error):
-        raise Unavailable(f"{call}: {error.code}") from error
+        raise unanswered(f"{call}: {error.code}") from error
     raise error

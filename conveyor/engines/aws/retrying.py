@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conveyor.domain.randomness import Random
-from conveyor.engines.aws.errors import AwsError, NoAnswer, is_refused_for_now, is_unknown
+from conveyor.engines.aws.errors import AwsError, NoAnswer, is_lost, is_refused_for_now
 
 ATTEMPTS_MAX = 5
 BACKOFF_S = 0.05
@@ -88,8 +88,7 @@ def retry_cost(
     error: AwsError | NoAnswer, operation: str, params: Mapping[str, Any]
 ) -> float | None:
     """What trying again takes from the budget; None when it must not, or would not help."""
-    is_lost = error.was_sent if isinstance(error, NoAnswer) else is_unknown(error)
-    if is_lost:
+    if is_lost(error):
         body = params.get("Body", b"")
         can = is_repeatable(operation, params) and isinstance(body, bytes)
         return LOST_COST if can else None

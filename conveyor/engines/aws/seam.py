@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from conveyor.domain.randomness import Random
-from conveyor.engines.aws.errors import AwsError, NoAnswer, is_billed, raise_translated
+from conveyor.engines.aws.errors import AwsError, NoAnswer, is_billed, is_lost, raise_translated
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.retrying import ATTEMPTS_MAX, RetryBudget, backoff_s, retry_cost
 
@@ -33,7 +33,8 @@ class Seam(Protocol):
     `ContentLength`, which is sent once only; whoever made the iterator closes it.
 
     Laws:
-    - An answer means applied; AwsError means refused, nothing done; Unavailable means unknown.
+    - An answer means applied; AwsError means refused, nothing done; so does TurnedAway, which is
+      refused for now; any other Unavailable means unknown.
     - A call ends within its deadline, all its attempts included.
     - QueueGone, BlobMissing and StorageFull are raised for what they say.
     """
@@ -120,17 +121,17 @@ class LayeredSeam:
         params: Params,
         attempts_max: int = ATTEMPTS_MAX,
     ) -> T:
-        number = 0
+        number, was_lost = 0, False
         while True:
             try:
                 answer = await attempt(ends_at, service, operation, params)
             except (AwsError, NoAnswer) as error:
-                number += 1
+                number, was_lost = number + 1, was_lost or is_lost(error)
                 wait_s = backoff_s(number, self.random)
                 cost = retry_cost(error, operation, params)
                 is_late = trio.current_time() + wait_s >= ends_at
                 if cost is None or is_late or number >= attempts_max or not self.budget.take(cost):
-                    raise_translated(error, f"{service}.{operation}")
+                    raise_translated(error, f"{service}.{operation}", was_lost=was_lost)
             else:
                 self.budget.refund()
                 return answer

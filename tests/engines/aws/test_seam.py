@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.engines.aws.errors import AwsError, NoAnswer
+from conveyor.engines.aws.errors import AwsError, NoAnswer, TurnedAway
 from conveyor.engines.aws.retrying import ATTEMPTS_MAX, BACKOFF_S_MAX, RetryBudget
 from conveyor.engines.aws.seam import DEADLINE_S, LayeredSeam
 from conveyor.engines.system.crash import CrashSwitch
@@ -59,6 +59,19 @@ async def test_a_lost_answer_is_asked_for_again_only_if_twice_is_once(
         await a_seam(plane).call("any", operation, params)
 
     assert len(plane.asked) == attempts
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_certain"),
+    [([THROTTLED], True), ([UNSENT], True), ([THROTTLED, LOST, THROTTLED], False), ([LOST], False)],
+)
+async def test_a_call_that_was_turned_away_each_time_has_certainly_done_nothing(
+    lines: list[Said], is_certain: bool, autojump_clock: MockClock
+) -> None:
+    with pytest.raises(Unavailable) as caught:
+        await a_seam(ScriptedPlane(*lines)).call("dynamodb", "PutItem", PUT)
+
+    assert isinstance(caught.value, TurnedAway) == is_certain
 
 
 async def test_a_storm_of_failures_uses_up_the_budget_and_then_nobody_tries_again(

@@ -30,10 +30,15 @@ from conveyor.engines.aws.dynamo import expressions
 from conveyor.engines.aws.dynamo.expressions import Params, codec_for, pointer_item
 from conveyor.engines.aws.dynamo.items import Item
 from conveyor.engines.aws.dynamo.table import ROUNDS_MAX, Table
+from conveyor.engines.aws.errors import TurnedAway
 from conveyor.engines.aws.retrying import backoff_s
 from conveyor.ports.errors import Unavailable
 
 Rows = dict[AnyKey, Any]
+
+
+class NotWritten(Unavailable):
+    """A change of one write had no room just now: nothing of it happened."""
 
 
 async def apply(table: Table, change: Change) -> Verdict:
@@ -41,7 +46,10 @@ async def apply(table: Table, change: Change) -> Verdict:
     steps = [step for write in change.writes for step in steps_of(table.name, write)]
     for number in range(ROUNDS_MAX):
         if len(steps) == 1:
-            rows = await _write_one(table, change.writes[0])
+            try:
+                rows = await _write_one(table, change.writes[0])
+            except TurnedAway as error:
+                raise NotWritten(str(error)) from error
         else:
             rows = await _write_all(table, change.writes, steps)
         if rows is not None:

@@ -24,6 +24,7 @@ from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import TaskRef
 from conveyor.domain.queries import AnyQuery, Q, Query
 from conveyor.engines.aws.dynamo import chunks, commits, finds, scrubs
+from conveyor.engines.aws.dynamo.commits import NotWritten
 from conveyor.engines.aws.dynamo.table import Table
 from conveyor.engines.aws.dynamo.tallies import apply_tallies
 from conveyor.engines.aws.dynamo.together import together
@@ -45,20 +46,29 @@ class DynamoStore:
         if all(map(is_tally, changes)):
             return await apply_tallies(self._table, changes)
         verdicts: dict[int, Verdict] = {}
+        turned_away: set[int] = set()
         for wave in _waves(changes):
             try:
-                await together(partial(self._judge, changes, verdicts), wave)
+                await together(partial(self._judge, changes, verdicts, turned_away), wave)
             except Unavailable as error:
-                if verdicts:
+                if verdicts or turned_away:
                     known = [verdicts.get(number) for number in range(len(changes))]
-                    raise PartlyUnavailable(str(error), known) from error
+                    raise PartlyUnavailable(str(error), known, turned_away) from error
                 raise
         return [verdicts[number] for number in range(len(changes))]
 
     async def _judge(
-        self, changes: Sequence[Change], verdicts: dict[int, Verdict], number: int
+        self,
+        changes: Sequence[Change],
+        verdicts: dict[int, Verdict],
+        turned_away: set[int],
+        number: int,
     ) -> None:
-        verdicts[number] = await self._apply(changes[number])
+        try:
+            verdicts[number] = await self._apply(changes[number])
+        except NotWritten:
+            turned_away.add(number)
+            raise
 
     async def _apply(self, change: Change) -> Verdict:
         verdict = await commits.apply(self._table, change)

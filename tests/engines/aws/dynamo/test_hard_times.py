@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -11,12 +11,12 @@ from trio.testing import MockClock
 
 from conveyor.domain.changes import ANY, Applied, Change, Enqueue, Guard, Stale, TaskKey, Update
 from conveyor.domain.ids import RunId
-from conveyor.domain.model import RunStatus, Stats, Task
+from conveyor.domain.model import RunStatus, Stats, Task, TaskRef
 from conveyor.domain.queries import DueExports, RunsIn, RunsOf, TasksOf
 from conveyor.engines.aws.dynamo import DynamoStore
 from conveyor.engines.aws.dynamo.expressions import pointer_item, to_item
 from conveyor.engines.aws.dynamo.table import Table
-from conveyor.engines.aws.errors import AwsError, NoAnswer
+from conveyor.engines.aws.errors import AwsError, NoAnswer, TurnedAway
 from conveyor.engines.memory import memory_engine
 from conveyor.engines.memory.queue import MemoryQueue
 from conveyor.ports.errors import PartlyUnavailable, Unavailable
@@ -136,6 +136,39 @@ async def test_a_lost_answer_leaves_the_verdicts_of_the_others_known() -> None:
     known = [verdict for verdict in caught.value.verdicts if verdict is not None]
     assert len(caught.value.verdicts) == 3
     assert known == [Applied((task,))] * 2
+
+
+async def test_a_write_that_the_table_had_no_room_for_is_known_not_to_have_happened(
+    autojump_clock: MockClock,
+) -> None:
+    store, _, _ = a_store(THROTTLED)
+
+    with pytest.raises(PartlyUnavailable) as caught:
+        await store.commit([a_change(update(a_task(n), attempts=1)) for n in range(2)])
+
+    assert caught.value.verdicts == [None, None]
+    assert caught.value.turned_away == {0, 1}
+
+
+async def test_a_write_is_not_denied_because_what_comes_after_it_had_no_room(
+    autojump_clock: MockClock,
+) -> None:
+    written_not_read, written_not_sent = a_store({}, THROTTLED)[0], a_store({})[2]
+    several = a_change(update(a_task(), attempts=1), add(a_stats(), done=1))
+    sent = Change((insert(a_task()),), (Enqueue((ref_to(a_task()),)),))
+
+    with pytest.raises(Unavailable) as unread:
+        await written_not_read.commit([several])
+    with pytest.raises(Unavailable) as unsent:
+        await DynamoStore(written_not_sent, NoRoom(ManualClock(), Random(1))).commit([sent])
+
+    assert not isinstance(unread.value, PartlyUnavailable)
+    assert not isinstance(unsent.value, PartlyUnavailable)
+
+
+class NoRoom(MemoryQueue):
+    async def send(self, refs: Sequence[TaskRef]) -> None:
+        raise TurnedAway("sqs.SendMessageBatch: RequestThrottled")
 
 
 class RemovedAtOnce(MemoryQueue):
