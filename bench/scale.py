@@ -31,11 +31,11 @@ RESULTS = Path(__file__).parent / "results"
 MILLION = 1_000_000
 COLD, WARM = 4_000.0, 40_000.0
 PARTITION_WRITES = 1_000.0
-ROUNDS = 3  # As many pages in the long list as make so many for each slot.
+ROUNDS = 6  # As many pages in the long list as make so many for each slot.
 SMALL = 10
 CALLERS = 200
 LOOK_S = 1.0
-STEADY = (0.25, 0.85)  # Filling up and running dry tell nothing about a million.
+STEADY = (0.2, 0.8)  # Filling up and running dry, a sixth each, tell nothing about a million.
 
 
 class Arm(msgspec.Struct, frozen=True):

@@ -6,7 +6,8 @@ end, its pauses and outages.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,7 @@ NAMES = Names(table="simulated", bucket="simulated", queue_prefix="simulated-")
 REGION = "eu-west-1"
 
 _WRITES = frozenset({"PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems", "BatchWriteItem"})
+_POOL = re.compile(r"\{(.+)\}/(.*):leases$")
 _KINDS = {kind.__name__.removesuffix("Key"): kind for kind in ROW_TYPES} | {
     "Key": next(kind for kind in ROW_TYPES if kind.__name__ == "RecordKey")
 }
@@ -68,6 +70,7 @@ class AwsBackend:
     _tables: dict[type, dict[Address, Any]] = field(default_factory=_no_rows)
     _places: dict[tuple[str, str], Address] = field(default_factory=dict)
     _leases: dict[tuple[str, str], Lease] = field(default_factory=dict)
+    _restored: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         fate = Fate(random=self.random)
@@ -89,7 +92,7 @@ class AwsBackend:
         plane = _LivingPlane(self.model, life)
         seam = LayeredSeam(plane=plane, random=random, meter=Meter())
         engine = await engine_on(seam, self.model, NAMES, clock=clock, random=random)
-        link = None if self.redis is None else _LivingLink(self.redis.link(), life)
+        link = None if self.redis is None else _LivingLink(self.redis.link(), life, self._restored)
         async with share(
             settings_of(self.options),
             engine,
@@ -113,9 +116,20 @@ class AwsBackend:
             at=trio.current_time(),
             now=now,
             rows=dict(self._tables),
-            leases=leases,
+            leases=[*leases, *self._leases_in_redis(now)],
             written=written,
         )
+
+    def _leases_in_redis(self, now: float) -> Iterator[Lease]:
+        values = {} if self.redis is None else self.redis.primary.values
+        for key, scores in values.items():
+            if (named := _POOL.search(key)) is None or isinstance(scores, str):
+                continue
+            pool = "/".join(filter(None, named.groups()))
+            for member, until_us in scores.items():
+                if (until := until_us / 1e6) > now:
+                    run_id = member.partition("/")[0]
+                    yield Lease(pool, run_id, until, is_capped=key not in self._restored)
 
     def _catch_up(self) -> dict[type, list[Address]]:
         """Decodes the items that were written since; a table that was not is the same object."""
@@ -215,12 +229,15 @@ class _LivingPlane:
 
 @dataclass(frozen=True, slots=True)
 class _LivingLink:
-    """See Link."""
+    """See Link. `restored` are the pools to which leases were put back, whatever their cap."""
 
     link: Link
     life: Life
+    restored: set[str]
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        if script.name == "restore":
+            self.restored.update(keys)
         return await self._pass("run", lambda: self.link.run(script, keys, args))
 
     async def get(self, key: str) -> str | None:

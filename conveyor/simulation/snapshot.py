@@ -30,12 +30,13 @@ Groups = Mapping[str, Sequence[V]]
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A live lease; `job_id` is the pool that it was taken from, `name` what its holder calls it,
-    where that can be seen."""
+    where that can be seen. To a pool without a cap leases were put back after an outage."""
 
     job_id: str
     run_id: str
     expires_at: float
     name: str = ""
+    is_capped: bool = True
 
 
 @dataclass(frozen=True)

@@ -143,11 +143,13 @@ def test_a_crash_at_any_call_loses_nothing_and_does_nothing_twice(scene: Scene) 
     of_worker = worker_points(scene, asked)
 
     missed = [point for wave in _waves(of_api) for point in _crash_apis(scene, wave, asked)]
+    # Before there are workers: a stop that comes after the last task stops nothing.
+    complaints = [each.send_until_answered(scene.desk.client) for each in asked]
     for wave in _waves(of_worker):
         asked += scene.feed()
         missed += _crash_workers(scene, wave)
     scene.cloud.workers(2)
-    complaints = [each.send_until_answered(scene.desk.client) for each in asked]
+    complaints += [each.send_until_answered(scene.desk.client) for each in asked]
     # A list over which five workers in a row were lost is given up, and the run says so (SPEC 6.5).
     _wait_until_done(scene, asked, excuse="ingest_failed")
     until("all to be told", lambda: not _untold(scene) or None, deadline_s=120, every_s=2)

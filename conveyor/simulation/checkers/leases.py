@@ -12,7 +12,8 @@ from conveyor.simulation.watcher import Moment
 
 def leases_stay_within_the_cap(moment: Moment) -> Iterator[str]:
     """I29: a job never has more live leases than its `max_inflight`."""
-    for job_id, count in sorted(Counter(lease.job_id for lease in moment.after.leases).items()):
+    capped = [lease.job_id for lease in moment.after.leases if lease.is_capped]
+    for job_id, count in sorted(Counter(capped).items()):
         job = moment.after.jobs.get((job_id,))
         if job is not None and count > job.max_inflight:
             yield f"job {job_id} has {count} leases of {job.max_inflight}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
 
 from conveyor.domain.changes import Change, Chunk
-from conveyor.domain.ids import JobId
+from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run
 from conveyor.domain.queries import TasksOf
 from conveyor.engines.aws.retrying import ATTEMPTS_MAX
@@ -105,6 +106,18 @@ def _dropped_by_anybody(_: Any) -> Any:
     return mutated
 
 
+def _counted_first(real: Any) -> Any:
+    async def mutated(
+        self: Any, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
+    ) -> Any:
+        room = min(count_max, cap - await self.count(run_id))
+        if room <= 0:
+            return []
+        return await real(self, job_id, run_id, count_max=room, cap=sys.maxsize, ttl_s=ttl_s)
+
+    return mutated
+
+
 _AWS = ("aws",)
 
 MUTANTS = (
@@ -186,6 +199,24 @@ MUTANTS = (
             "max_inflight": 1,
             "workers_count": 3,
             "offset_s": 60.0,
+            "disturb_s": NEVER_S,
+            "check_every": 1,
+            "pessimism": CALM,
+        },
+    ),
+    Mutant(
+        name="redis_counted_before_it_is_asked",
+        window=43,
+        invariants=(29,),
+        what="Leases in Redis are counted, and then taken.",
+        apply=swapping(
+            "conveyor.engines.redis.coordinator:RedisCoordinator.acquire", _counted_first
+        ),
+        engines=_AWS,
+        world={
+            "has_redis": True,
+            "max_inflight": 1,
+            "workers_count": 3,
             "disturb_s": NEVER_S,
             "check_every": 1,
             "pessimism": CALM,
