@@ -73,6 +73,7 @@ class Plan:
             gateway_url="https://gateway.example/",
             task_shard_count=self.shards,
             concurrency=self.slots,
+            sync_tasks_max=100,  # A part of a long list is treated as one: staged, and in shards.
         )
 
 

@@ -20,6 +20,8 @@ from conveyor.engines.aws.coordinator import DynamoCoordinator
 from conveyor.engines.aws.dynamo import finds, scrubs, tallies
 from conveyor.engines.aws.dynamo.expressions import to_item
 from conveyor.engines.aws.dynamo.table import Table
+from conveyor.engines.redis.coordinator import RedisCoordinator
+from conveyor.simulation.models import Fate, RedisModel
 from tests.builders import JOB, RUN, T0, ManualClock, a_job, a_ref, a_task, key_of
 
 
@@ -85,12 +87,27 @@ async def a_settle(seam: NotedSeam) -> object:
     return [operation for operation, _ in seam.asked]
 
 
+async def two_at_once_for_one_lease(_: NotedSeam) -> object:
+    model = RedisModel(clock=ManualClock(), fate=Fate(random=Random(1)))
+    taken: list[LeaseId] = []
+
+    async def take(number: int) -> None:
+        coordinator = RedisCoordinator(model.link(), Random(number), space="probe")
+        taken.extend(await coordinator.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(2):
+            nursery.start_soon(take, number)
+    return len(taken)
+
+
 CALLS: dict[str, Callable[[NotedSeam], Awaitable[object]]] = {
     "rows_read_as_they_come": a_read,
     "leftovers_of_a_read_dropped": a_read_of_many,
     "page_drops_a_shard": a_page_behind_a_cursor,
     "scrub_of_one_shard": shards_to_scrub,
     "lease_released_by_anybody": a_release,
+    "redis_counted_before_it_is_asked": two_at_once_for_one_lease,
     "count_apart_from_flip": a_settle,
 }
 """By the name of the mutant."""
