@@ -16,7 +16,7 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, RUN_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Batch, Run, RunStatus, Scrub, TaskRef
 from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, RunsOf
-from conveyor.ports.errors import Unavailable
+from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.usecases import feeds, ingest, inputs, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.ingest import Ingested
@@ -100,7 +100,8 @@ async def _resend(env: Env, run: Run) -> int:
 
     Only then: a queue that is merely slow must not be flooded. A task that somebody has in hand
     has a message, so the queue of a run at work is never empty. And not while a list is on its way
-    in: its rows may be there before they count, and nothing may end that was not admitted.
+    in: its rows may be there before they count, and nothing may end that was not admitted. Whoever
+    ends the run meanwhile removes its queue: then there is nobody left to send to.
     """
     depth = await env.queue.depth(run.run_id)
     if depth.visible or depth.hidden:
@@ -112,7 +113,10 @@ async def _resend(env: Env, run: Run) -> int:
             if await ingest.open_batches_of(env, run.job_id, run.run_id):
                 break
             refs = [TaskRef(run.job_id, run.run_id, row.task_id, row.shard) for row in page]
-            await env.queue.send(refs)
+            try:
+                await env.queue.send(refs)
+            except QueueGone:
+                break
             sent += len(refs)
     return sent
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from conveyor.domain import endings, settlement
+from conveyor.domain.ids import RunId
 from conveyor.domain.model import RunStatus
 from conveyor.domain.settlement import Claimed
 from conveyor.ports.errors import QueueGone, Unavailable
+from conveyor.ports.queue import Queue
 from conveyor.usecases import ingest, reconcile, runs, tasks
 from conveyor.usecases.env import Env
 from tests.builders import CALLER, ManualClock
@@ -56,6 +60,31 @@ async def test_lost_messages_are_sent_again(env: Env) -> None:
     assert await work(env, accepted.run) == 100
     assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
     await check_counters(env, accepted.run)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedAtOnce:
+    """Somebody ends the run whose queue is being filled again."""
+
+    inner: Queue
+
+    async def open_run(self, run_id: RunId) -> None:
+        await self.inner.open_run(run_id)
+        await self.inner.close_run(run_id)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_a_run_that_ends_while_its_messages_are_sent_again_is_no_trouble(env: Env) -> None:
+    """Found by the simulator (seed 986): the sweeper crashed, and others had to wait."""
+    first, second = await submit(env, 2), await submit(env, 2)
+    for accepted in (first, second):
+        await env.queue.close_run(accepted.run.run_id)
+
+    repairs = await reconcile.sweep_runs(replace(env, queue=RemovedAtOnce(env.queue)))
+
+    assert repairs.resent == 0
 
 
 async def test_nothing_is_sent_again_while_a_list_is_on_its_way_in(env: Env) -> None:
