@@ -72,7 +72,11 @@ ALL = Checkers(
         shown.what_was_accepted_is_found,
         reruns.what_was_accepted_can_be_run_again,
     ),
-    on_fetch=(deletes.a_stopped_run_is_left_alone, spared.no_page_is_fetched_twice_at_once),
+    on_fetch=(
+        execution.who_loses_its_workers_is_given_up,
+        deletes.a_stopped_run_is_left_alone,
+        spared.no_page_is_fetched_twice_at_once,
+    ),
     on_delivery=(
         notices.one_event_is_one_message,
         notices.no_event_before_its_end,

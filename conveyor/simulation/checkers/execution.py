@@ -9,6 +9,7 @@ from conveyor.domain import limits
 from conveyor.domain.changes import TaskKey
 from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
 from conveyor.domain.model import Task, TaskStatus
+from conveyor.simulation.history import Fetch
 from conveyor.simulation.snapshot import Changed
 from conveyor.simulation.watcher import Acked, Moment
 
@@ -60,7 +61,7 @@ def _is_of_claim(key: str, claim: int) -> bool:
 
 
 def attempts_are_bounded(moment: Moment) -> Iterator[str]:
-    """I16: no task is tried more often than its job allows, nor claimed without end."""
+    """I16: no task is tried more often than its job allows."""
     for change in _updates(moment):
         task: Task = change.new
         run = moment.after.run_by_id.get(task.run_id)
@@ -68,9 +69,17 @@ def attempts_are_bounded(moment: Moment) -> Iterator[str]:
         # The end that a task is given for losing its workers counts as an attempt too.
         if job is not None and task.attempts > job.max_attempts + 1:
             yield f"task {_name(task)} was tried {task.attempts} times of {job.max_attempts}"
-        lost = task.claim - task.attempts - task.handed_back
-        if lost > limits.LOST_WORKERS_MAX + 2:
-            yield f"task {_name(task)} lost {lost} workers and goes on"
+
+
+def who_loses_its_workers_is_given_up(moment: Moment, fetch: Fetch) -> Iterator[str]:
+    """I16: a task that lost so many workers is not fetched again, only given its end; which takes
+    as many claims as it takes, as whoever gives it may be lost too."""
+    task: Task | None = moment.after.rows[TaskKey].get((fetch.run_id, fetch.task_id))
+    if task is None:
+        return
+    lost = fetch.claim - 1 - task.attempts - task.handed_back
+    if lost > limits.LOST_WORKERS_MAX:
+        yield f"task {_name(task)} lost {lost} workers and goes on"
 
 
 def a_success_has_its_body(moment: Moment) -> Iterator[str]:
