@@ -217,7 +217,7 @@ def _has_crashed(cloud: Cloud, pid: int) -> bool:
 
 
 def _wait_until_done(scene: Scene, asked: Sequence[Asked], excuses: Sequence[str] = ()) -> None:
-    waiting = {number: "" for number in range(len(asked))}
+    waiting = dict.fromkeys(range(len(asked)), "")
 
     def is_done() -> bool | None:
         for number in list(waiting):
