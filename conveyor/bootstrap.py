@@ -196,7 +196,7 @@ async def make_ready(settings: Settings) -> Sequence[str]:
     with _its_packages():
         from conveyor.shared_engine import make_shared
 
-    return await make_shared(settings, random=random.SystemRandom())
+    return await make_shared(settings, clock=SystemClock(), random=random.SystemRandom())
 
 
 @contextmanager

@@ -48,6 +48,7 @@ class Settings:
     bucket: str = ""
     queue_prefix: str = "conveyor-"
     redis_url: str | None = field(default=None, repr=False)
+    aws_plane: str = "lean"
 
 
 def load_settings() -> Settings:
@@ -96,6 +97,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         bucket=read("CONVEYOR_BUCKET", "", needed),
         queue_prefix=read("CONVEYOR_QUEUE_PREFIX", "conveyor-", _queue_prefix),
         redis_url=read("CONVEYOR_REDIS_URL", "", _redis_url) or None,
+        aws_plane=read("CONVEYOR_AWS_PLANE", "lean", _one_of("lean", "boto")),
     )
 
 

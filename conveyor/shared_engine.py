@@ -56,7 +56,9 @@ async def open_shared(
     """`local` are the signals of this process's worker, to which `listeners` pass on."""
     names = names_of(settings)
     async with (
-        open_aws(names, clock=clock, random=random, crash=crash) as engine,
+        open_aws(
+            names, clock=clock, random=random, crash=crash, with_sdk=settings.aws_plane == "boto"
+        ) as engine,
         _linked(settings.redis_url, engine.meter) as link,
         share(settings, engine, link, random=random, owner=owner, local=local) as shared,
     ):
@@ -128,9 +130,9 @@ def _shared(
     )
 
 
-async def make_shared(settings: Settings, *, random: Random) -> Sequence[str]:
+async def make_shared(settings: Settings, *, clock: Clock, random: Random) -> Sequence[str]:
     """Makes what the engine needs, where it is not there; answers what there is."""
-    return await set_up(names_of(settings), random=random)
+    return await set_up(names_of(settings), clock=clock, random=random)
 
 
 def names_of(settings: Settings) -> Names:

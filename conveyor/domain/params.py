@@ -83,6 +83,7 @@ def check_params(given: ParamInput) -> Params:
         else:
             values[key] = _canonical(key, value)
     _check_combination(values)
+    _check_size(values)
     return Params(values, headers)
 
 
@@ -127,6 +128,14 @@ def _check_combination(values: Mapping[str, str]) -> None:
         raise _bad_value("mode", 'must be "auto"')
     if (chosen := values.get("response_type")) is not None and chosen not in RESPONSE_TYPES:
         raise _bad_value("response_type", f"must be one of {', '.join(sorted(RESPONSE_TYPES))}")
+
+
+def _check_size(values: Mapping[str, str]) -> None:
+    sizes = {key: len(value.encode()) for key, value in values.items()}
+    if sum(sizes.values()) > limits.PARAMS_BYTES_MAX:
+        largest = max(sizes, key=sizes.__getitem__)
+        rule = f"is too long: all parameters may take {limits.PARAMS_BYTES_MAX} bytes together"
+        raise _bad_value(largest, rule)
 
 
 def _check_headers(value: object) -> dict[str, str]:

@@ -74,9 +74,22 @@ def check_task(
         metadata=check_metadata(draft.metadata),
         params=params,
     )
-    if headers is None and body is None:
-        return spec, None
-    return spec, Secrets(headers=headers, body=body, content_type=content_type)
+    secrets = None
+    if headers is not None or body is not None:
+        secrets = Secrets(headers=headers, body=body, content_type=content_type)
+    _check_size(spec, headers, body)
+    return spec, secrets
+
+
+def _check_size(spec: TaskSpec, headers: dict[str, str] | None, body: bytes | None) -> None:
+    """Engines write many tasks in one transaction, and a transaction has its limits."""
+    brought = sum(_bytes_of(each) for each in (spec.metadata, spec.params, headers) if each)
+    if brought + len(body or b"") + len(spec.url.encode()) > limits.TASK_BYTES_MAX:
+        raise Refusal("task_too_large")
+
+
+def _bytes_of(given: Mapping[str, str]) -> int:
+    return sum(len(key.encode()) + len(value.encode()) for key, value in given.items())
 
 
 def invalid_task(index: int, refusal: Refusal) -> InvalidTask:
@@ -191,6 +204,8 @@ def check_metadata(given: object) -> dict[str, str] | None:
             raise Refusal("metadata_too_large", key[:64])
         if not _is_storable(value) or not _is_storable(key):
             raise Refusal("metadata_key_invalid", key[:64].encode(errors="replace").decode())
+    if _bytes_of(given) > limits.METADATA_BYTES_MAX:
+        raise Refusal("metadata_too_large")
     return given or None
 
 

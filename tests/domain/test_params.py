@@ -36,6 +36,13 @@ def test_the_parameters_are_those_of_the_contract_and_extract() -> None:
     assert set(contract.split()) | {"extract"} == PARAMS
 
 
+def test_all_parameters_have_a_size_together() -> None:
+    given: dict[str, object] = {"css_extractor": "x" * 14_000, "js_instructions": "y" * 15_000}
+
+    with pytest.raises(InvalidParam, match=r"js_instructions is too long: all parameters may take"):
+        check_params(given)
+
+
 @pytest.mark.parametrize("key", sorted(PLAIN))
 @pytest.mark.parametrize(
     ("value", "canonical"), [("text", "text"), (True, "true"), (False, "false"), (1500, "1500")]

@@ -150,6 +150,19 @@ def test_a_body_that_cannot_be_sent_is_refused(method: str, body: bytes, reason:
     assert refusal_of(method=method, body=body).reason == reason
 
 
+def test_metadata_has_a_size_in_bytes_too() -> None:
+    given = {f"key{n}": "\N{SNOWMAN}" * limits.METADATA_VALUE_CHARS_MAX for n in range(20)}
+
+    assert refusal_of(metadata=given).reason == "metadata_too_large"
+
+
+def test_a_task_that_is_too_large_as_a_whole_is_refused() -> None:
+    metadata = {f"key{n}": "x" * 1000 for n in range(11)}
+    body = b'"' + b"x" * (limits.TASK_BODY_BYTES_MAX - 2) + b'"'
+
+    assert refusal_of(method="POST", body=body, metadata=metadata).reason == "task_too_large"
+
+
 @pytest.mark.parametrize("given", ["", "a b", "x" * 129, "ä", "a/b", "a#b", "a\n", 5, ["a"]])
 def test_an_external_id_has_a_narrow_alphabet(given: object) -> None:
     assert refusal_of(external_id=given).reason == "invalid_external_id"

@@ -20,6 +20,8 @@ from conveyor.ports.errors import QueueGone, Unavailable
 
 ENTRIES_MAX = 10
 LANES_MAX = 8
+ROUNDS_S_MAX = 20.0
+"""After so long no other round begins: messages come back after 60 s."""
 
 _DEAD_RECEIPTS = frozenset(
     {"InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid"}
@@ -49,6 +51,7 @@ async def _one_batch(
 ) -> dict[int, str]:
     waiting = dict(enumerate(entries, start))
     refused: dict[int, str] = {}
+    ends_at = trio.current_time() + ROUNDS_S_MAX
     for attempt in range(1, ATTEMPTS_MAX + 1):
         batch = [{"Id": str(at), **entry} for at, entry in waiting.items()]
         answer = await ask(operation, {"Entries": batch})
@@ -60,6 +63,8 @@ async def _one_batch(
                 waiting.pop(int(failed["Id"]), None)
         if not waiting:
             return refused
+        if trio.current_time() >= ends_at:
+            break
         await trio.sleep(backoff_s(attempt, random))
     raise Unavailable(f"sqs.{operation}: {len(waiting)} entries of a batch were not taken")
 

@@ -1,8 +1,9 @@
 """The bucket, made so that making it again is fine (SPEC 5.5).
 
-Its lifecycle is the backstop behind what we remove ourselves: uploads that broke off, and lists in
-slots that the sweeper has missed. Bodies have no such rule. They lie beside lists that stay as long
-as their job, a rule can only tell them apart by a prefix, and results may be kept for a year.
+Its lifecycle is the backstop behind what we remove ourselves: uploads that broke off, lists in
+slots that the sweeper has missed, and what a bucket with versions keeps of the removed. Bodies have
+no such rule. They lie beside lists that stay as long as their job, a rule can only tell them apart
+by a prefix, and results may be kept for a year.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from conveyor.engines.aws.seam import Seam
 
 ABANDONED_DAYS = 1
 INPUT_DAYS = 30
+OLD_VERSION_DAYS = 1
 
 _OURS = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 _NOT_OFFERED = frozenset({"NotImplemented", "MethodNotAllowed", "NotSupported"})
+_NONE_YET = "NoSuchLifecycleConfiguration"
 _HOME = "us-east-1"
 
 LIFECYCLE: dict[str, Any] = {
@@ -33,6 +36,12 @@ LIFECYCLE: dict[str, Any] = {
             "Filter": {"Prefix": "inputs/"},
             "Expiration": {"Days": INPUT_DAYS},
         },
+        {
+            "ID": "old-versions",
+            "Status": "Enabled",
+            "Filter": {"Prefix": ""},
+            "NoncurrentVersionExpiration": {"NoncurrentDays": OLD_VERSION_DAYS},
+        },
     ]
 }
 PRIVATE = {
@@ -46,8 +55,8 @@ PRIVATE = {
 async def make_bucket(seam: Seam, bucket: str, *, region: str) -> list[str]:
     """The bucket, closed to the public, with its lifecycle. `seam` has the control plane behind it.
 
-    Answers the rules that this service does not offer. A bucket of that name which is somebody
-    else's is refused with AwsError.
+    Answers the rules that this service does not offer. NotAllowed when a bucket of that name is
+    somebody else's.
     """
     params: dict[str, Any] = {"Bucket": bucket}
     if region != _HOME:
@@ -60,7 +69,9 @@ async def make_bucket(seam: Seam, bucket: str, *, region: str) -> list[str]:
         await seam.call("s3", "HeadBucket", {"Bucket": bucket})
     rules: dict[str, dict[str, Any]] = {
         "PutPublicAccessBlock": {"PublicAccessBlockConfiguration": PRIVATE},
-        "PutBucketLifecycleConfiguration": {"LifecycleConfiguration": LIFECYCLE},
+        "PutBucketLifecycleConfiguration": {
+            "LifecycleConfiguration": {"Rules": await _rules_beside_ours(seam, bucket)}
+        },
     }
     return [
         operation
@@ -69,11 +80,28 @@ async def make_bucket(seam: Seam, bucket: str, *, region: str) -> list[str]:
     ]
 
 
+async def _rules_beside_ours(seam: Seam, bucket: str) -> list[dict[str, Any]]:
+    """Ours, after those that somebody else has given the bucket."""
+    ours = {rule["ID"] for rule in LIFECYCLE["Rules"]}
+    try:
+        there = await seam.call("s3", "GetBucketLifecycleConfiguration", {"Bucket": bucket})
+    except AwsError as error:
+        if error.code != _NONE_YET and not _is_not_offered(error):
+            raise
+        there = {}
+    others = [rule for rule in there.get("Rules", ()) if rule.get("ID") not in ours]
+    return [*others, *LIFECYCLE["Rules"]]
+
+
+def _is_not_offered(error: AwsError) -> bool:
+    return error.code in _NOT_OFFERED or error.status == 501
+
+
 async def _is_offered(seam: Seam, operation: str, params: dict[str, Any]) -> bool:
     try:
         await seam.call("s3", operation, params)
     except AwsError as error:
-        if error.code not in _NOT_OFFERED and error.status != 501:
+        if not _is_not_offered(error):
             raise
         return False
     return True

@@ -1,12 +1,14 @@
 """Whose keys sign, and where each service listens: botocore finds out, in a thread.
 
 Its chain knows the environment, profiles, ECS and EC2 roles, and `AWS_ENDPOINT_URL` with its
-per-service forms. Keys that expire are fetched anew some minutes before they do.
+per-service forms. Keys that expire are fetched anew some minutes before they do; while one call
+sees to that, the others go on with the keys there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,8 +20,20 @@ from conveyor.domain.urls import BadUrl, Target, parse_url
 from conveyor.engines.aws.errors import NoAnswer
 from conveyor.engines.aws.signing import Credentials
 
+log = logging.getLogger(__name__)
+
 # How old may the answer to "are these keys still good?" be; botocore renews 15 minutes ahead.
 CHECK_EVERY_S = 10.0
+FOUND_WITHIN_S = 5.0
+GOOD_FOR_S = 60.0
+
+# A role's keys come from a service, which may refuse; keys that stay expired are a RuntimeError.
+_TROUBLE = (
+    botocore.exceptions.BotoCoreError,
+    botocore.exceptions.ClientError,
+    RuntimeError,
+    trio.TooSlowError,
+)
 
 
 class Access(Protocol):
@@ -56,14 +70,20 @@ class FoundAccess:
     region: str
     _source: Any
     _keys: Credentials
+    _now: Callable[[], float]
     _lock: trio.Lock = field(default_factory=trio.Lock)
     _endpoints: dict[str, Target] = field(default_factory=dict)
     _check_at: float = 0.0
 
     async def credentials(self) -> Credentials:
-        if trio.current_time() >= self._check_at:
+        is_due = trio.current_time() >= self._check_at
+        if is_due and not (self._lock.locked() and self._are_good()):
             await self._renew()
         return self._keys
+
+    def _are_good(self) -> bool:
+        until = self._keys.expires_at
+        return until is None or until > self._now() + GOOD_FOR_S
 
     async def endpoint(self, service: str) -> Target:
         known = self._endpoints.get(service)
@@ -74,28 +94,35 @@ class FoundAccess:
         return known
 
     async def _renew(self) -> None:
-        """One task asks, and whoever comes meanwhile waits for the same answer."""
+        """One task asks. Whoever comes meanwhile waits for it only without good keys."""
         async with self._lock:
             if trio.current_time() < self._check_at:
                 return
-            self._keys = await _in_thread(_frozen, self._source)
+            try:
+                self._keys = await _in_thread(_frozen, self._source)
+            except NoAnswer as error:
+                if not self._are_good():
+                    raise
+                log.warning("keys not renewed yet", extra={"cause": str(error)})
             self._check_at = trio.current_time() + CHECK_EVERY_S
 
 
-async def find_access(region: str | None = None) -> FoundAccess:
-    """Raises NoAnswer when there are no keys, or no region is set anywhere."""
+async def find_access(now: Callable[[], float], region: str | None = None) -> FoundAccess:
+    """`now` is the machine's wall clock. NoAnswer when there are no keys, or no region is set."""
     session, source = await _in_thread(_resolve, region)
     region = session.get_config_variable("region")
     if source is None or region is None:
         raise NoAnswer("no AWS credentials or region could be found", was_sent=False)
     keys = await _in_thread(_frozen, source)
-    return FoundAccess(session, region, source, keys, _check_at=trio.current_time())
+    return FoundAccess(session, region, source, keys, now, _check_at=trio.current_time())
 
 
 async def _in_thread(function: Any, *args: Any) -> Any:
+    """What botocore asks may be slow to answer; whatever it raises is no answer."""
     try:
-        return await trio.to_thread.run_sync(function, *args)
-    except botocore.exceptions.BotoCoreError as error:
+        with trio.fail_after(FOUND_WITHIN_S):
+            return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
+    except _TROUBLE as error:
         raise NoAnswer(f"AWS configuration: {type(error).__name__}", was_sent=False) from error
 
 

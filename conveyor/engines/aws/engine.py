@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 
 from conveyor.domain.addresses import TargetPolicy
@@ -23,7 +23,7 @@ from conveyor.engines.aws.errors import NoAnswer
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.plane import LeanPlane
 from conveyor.engines.aws.queue import SqsQueue
-from conveyor.engines.aws.seam import CrashPoint, LayeredSeam, Seam
+from conveyor.engines.aws.seam import CrashPoint, LayeredSeam, Plane, Seam
 from conveyor.engines.aws.workflows import StepFunctions
 from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
@@ -62,19 +62,29 @@ class AwsEngine:
 
 @asynccontextmanager
 async def open_aws(
-    names: Names, *, clock: Clock, random: Random, crash: CrashPoint | None = None
+    names: Names,
+    *,
+    clock: Clock,
+    random: Random,
+    crash: CrashPoint | None = None,
+    with_sdk: bool = False,
 ) -> AsyncGenerator[AwsEngine, None]:
-    """NotSetUp when there are no keys, or `conveyor init` was never run."""
-    access = await _found_access()
+    """NotSetUp when there are no keys, or `conveyor init` was never run. `with_sdk` has aioboto3
+    make the calls, at ten times and more of the lean plane's cost."""
+    access = await _found_access(clock)
     meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
     # Endpoints are the operator's word: they may well be internal.
     limits = PoolLimits(
         connections_max=2 * CONNECTIONS_MAX, connections_per_origin_max=CONNECTIONS_MAX
     )
-    with closing(HttpPool(TargetPolicy(allow_private=True), limits)) as pool:
-        plane = LeanPlane(access=access, pool=pool, now=clock.now, traffic=meter.traffic)
+    async with AsyncExitStack() as stack:
+        pool = stack.enter_context(closing(HttpPool(TargetPolicy(allow_private=True), limits)))
+        lean = LeanPlane(access=access, pool=pool, now=clock.now, traffic=meter.traffic)
+        plane: Plane = lean
+        if with_sdk:
+            plane = await stack.enter_async_context(open_boto_plane(access))
         seam = LayeredSeam(plane=plane, random=random, meter=meter, crash=crash)
-        yield await engine_on(seam, plane, names, clock=clock, random=random)
+        yield await engine_on(seam, lean, names, clock=clock, random=random)
 
 
 async def engine_on(
@@ -97,9 +107,9 @@ async def engine_on(
     )
 
 
-async def set_up(names: Names, *, random: Random) -> Sequence[str]:
+async def set_up(names: Names, *, clock: Clock, random: Random) -> Sequence[str]:
     """Makes what is not there yet, and answers what there is; to do it again is fine."""
-    access = await _found_access()
+    access = await _found_access(clock)
     async with open_boto_plane(access) as plane:
         return await make_ready(
             LayeredSeam(plane=plane, random=random), names, region=access.region
@@ -118,9 +128,9 @@ async def make_ready(seam: Seam, names: Names, *, region: str) -> Sequence[str]:
     ]
 
 
-async def _found_access() -> Access:
+async def _found_access(clock: Clock) -> Access:
     try:
-        return await find_access()
+        return await find_access(clock.now)
     except NoAnswer as error:
         raise NotSetUp(f"{error}: set AWS_REGION and the usual AWS credentials") from None
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import msgspec
 
 from conveyor.domain.model import TaskRef
 
 VERSION = 1
+
+
+class Unread(Enum):
+    """Why there is no ref in a message."""
+
+    OTHER_RELEASE = "others may understand it"
+    GARBAGE = "nobody will ever understand it"
 
 
 class _Envelope(msgspec.Struct):
@@ -23,10 +32,9 @@ def sealed(ref: TaskRef) -> str:
     return _encode({"v": VERSION, "ref": ref}).decode()
 
 
-def opened(body: str) -> TaskRef | None:
-    """The ref; None for a message of a release that we are not, which others may understand."""
+def opened(body: str) -> TaskRef | Unread:
     try:
         envelope = _decode(body)
-        return _decode_ref(envelope.ref) if envelope.v == VERSION else None
+        return _decode_ref(envelope.ref) if envelope.v == VERSION else Unread.OTHER_RELEASE
     except msgspec.DecodeError:
-        return None
+        return Unread.GARBAGE

@@ -29,6 +29,15 @@ class TurnedAway(Unavailable):
     """Refused for now or not even heard, every time that it was asked: this call did nothing."""
 
 
+class NotAllowed(TurnedAway):
+    """Refused until an operator mends keys, rights or the bucket. The call did nothing."""
+
+    def __init__(self, detail: str, *, code: str, status: int) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.status = status
+
+
 class NoAnswer(ConveyorError):
     """No answer arrived. With `was_sent` the service may have done it all the same."""
 
@@ -61,6 +70,32 @@ _TRANSIENT = frozenset(
         "ServiceUnavailable",
         "TransactionConflictException",
         "TransactionInProgressException",
+    }
+)
+# Not done either, until an operator mends it: keys, rights, or something that `init` makes.
+_FOR_OPERATORS = frozenset(
+    {
+        "AccessDenied",
+        "AccessDeniedException",
+        "AllAccessDisabled",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "Forbidden",
+        "IncompleteSignature",
+        "IncompleteSignatureException",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "InvalidSignatureException",
+        "KMSAccessDeniedException",
+        "MissingAuthenticationToken",
+        "MissingAuthenticationTokenException",
+        "NoSuchBucket",
+        "NotAuthorized",
+        "OptInRequired",
+        "RequestExpired",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+        "UnrecognizedClientException",
     }
 )
 _TRANSIENT_REASONS = frozenset(
@@ -109,4 +144,8 @@ def raise_translated(error: AwsError | NoAnswer, call: str, *, was_lost: bool = 
         raise StorageFull(f"{call}: {error.code}") from error
     if is_refused_for_now(error) or is_unknown(error):
         raise unanswered(f"{call}: {error.code}") from error
+    if error.code in _FOR_OPERATORS:
+        if was_lost:
+            raise Unavailable(f"{call}: {error}") from error
+        raise NotAllowed(f"{call}: {error}", code=error.code, status=error.status) from error
     raise error

@@ -16,6 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
+import trio
 
 from conveyor.domain.urls import Target
 from conveyor.engines.aws import s3
@@ -141,6 +142,7 @@ class LeanPlane:
     async def _call_json(
         self, service: str, operation: str, params: Mapping[str, Any], deadline_s: float
     ) -> dict[str, Any]:
+        started_at = trio.current_time()
         target = await self.access.endpoint(service)
         body = _encode(params)
         headers = [
@@ -154,7 +156,7 @@ class LeanPlane:
             target=target,
             headers=headers,
             body=body,
-            deadline_s=deadline_s,
+            deadline_s=deadline_s - (trio.current_time() - started_at),
             body_bytes_max=WHOLE_BODY_BYTES_MAX,
         )
         status, answer_headers, received = await self._fetch(request)
@@ -174,7 +176,9 @@ class LeanPlane:
     ) -> Request:
         """The request of an operation; no body means that it follows, unsigned."""
         operation = s3.OPERATIONS[name]
+        started_at = trio.current_time()
         target, scope = await self._s3_target(params)
+        deadline_s -= trio.current_time() - started_at
         query = canonical_query(s3.query_of(operation, params))
         payload = UNSIGNED if body is None else payload_hash(body)
         headers = [("x-amz-content-sha256", payload), *s3.headers_of(operation, params)]

@@ -24,11 +24,11 @@ from conveyor.domain.model import TaskRef
 from conveyor.domain.randomness import Random
 from conveyor.engines.aws import queues
 from conveyor.engines.aws.batches import ENTRIES_MAX, all_entries, at_once, raised
-from conveyor.engines.aws.envelopes import opened, sealed
+from conveyor.engines.aws.envelopes import Unread, opened, sealed
 from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.seam import Answer, Params, Seam
 from conveyor.ports.clock import Clock
-from conveyor.ports.errors import QueueGone
+from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth, Message
 
 log = logging.getLogger(__name__)
@@ -135,16 +135,31 @@ class SqsQueue:
             "MessageSystemAttributeNames": [_RECEIVES],
         }
         answer = await self._ask(run_id, "ReceiveMessage", params)
-        messages = []
+        messages: list[Message] = []
         for each in answer.get("Messages", ()):
-            ref = opened(each["Body"])
-            if ref is None:
-                log.warning("left a message of another release alone", extra={"run": run_id})
-                continue
-            receives = int(each["Attributes"][_RECEIVES])
-            messages.append(Message(each["ReceiptHandle"], ref, receives))
+            match opened(each["Body"]):
+                case Unread.OTHER_RELEASE:
+                    log.warning("left a message of another release alone", extra={"run": run_id})
+                case Unread.GARBAGE:
+                    await self._bury(run_id, each)
+                case ref:
+                    receives = int(each["Attributes"][_RECEIVES])
+                    messages.append(Message(each["ReceiptHandle"], ref, receives))
         self._hold(messages, until)
         return messages
+
+    async def _bury(self, run_id: RunId, message: Mapping[str, Any]) -> None:
+        """To the dead queue, for people, and then away: left here, it would keep the sweeper from
+        seeing that the queue is empty. What fails now is done when it is received again."""
+        try:
+            dead_url = await queues.url_of(self.seam, self.prefix + queues.DEAD)
+            copy = {"QueueUrl": dead_url, "MessageBody": message["Body"]}
+            await self.seam.call("sqs", "SendMessage", copy)
+            here = {"ReceiptHandle": message["ReceiptHandle"]}
+            await self._batch(run_id, "DeleteMessageBatch", [here])
+            log.warning("put a message that is no ref on the dead queue", extra={"run": run_id})
+        except (AwsError, QueueGone, Unavailable) as error:
+            log.warning("a message is no ref", extra={"run": run_id, "cause": str(error)})
 
     async def _show_after(self, messages: Sequence[Message], delay_s: float) -> set[str]:
         """Sets when messages are visible; answers the receipts that SQS would not hear of."""

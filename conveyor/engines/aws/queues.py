@@ -8,17 +8,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
+import trio
 
 from conveyor.engines.aws.errors import AwsError
-from conveyor.engines.aws.seam import Seam
+from conveyor.engines.aws.seam import Answer, Params, Seam
 from conveyor.ports.errors import QueueGone, Unavailable
 
 # A run's id has 26 characters, a name at most 80.
 PREFIX = re.compile(r"[A-Za-z0-9_-]{1,50}\Z")
 CONTROL, DEAD = "control", "control-dead"
 RECEIVES_MAX = 5
+NEW_LOOKS_MAX = 10
+NEW_LOOK_S = 1.0
 
 _RETENTION_S = 14 * 24 * 3600
 _VISIBILITY_S = 60
@@ -62,10 +66,23 @@ async def url_of(seam: Seam, name: str) -> str:
 async def make_control_queues(seam: Seam, prefix: str) -> ControlQueues:
     dead_url = await make(seam, prefix + DEAD, RUN_ATTRIBUTES)
     params = {"QueueUrl": dead_url, "AttributeNames": ["QueueArn"]}
-    arn = (await seam.call("sqs", "GetQueueAttributes", params))["Attributes"]["QueueArn"]
+    arn = (await _patiently(seam, "GetQueueAttributes", params))["Attributes"]["QueueArn"]
     redrive = {"deadLetterTargetArn": arn, "maxReceiveCount": RECEIVES_MAX}
     attributes = {**RUN_ATTRIBUTES, "RedrivePolicy": json.dumps(redrive)}
-    return ControlQueues(await make(seam, prefix + CONTROL, attributes), dead_url)
+    control_url = await make(seam, prefix + CONTROL, attributes)
+    # One that was there may have been made by another release, or by hand.
+    wanted = {"QueueUrl": control_url, "Attributes": attributes}
+    await _patiently(seam, "SetQueueAttributes", wanted)
+    return ControlQueues(control_url, dead_url)
+
+
+async def _patiently(seam: Seam, operation: str, params: Params) -> Answer:
+    """A queue that was made a moment ago may seem to be missing."""
+    for _ in range(NEW_LOOKS_MAX):
+        with suppress(QueueGone):
+            return await seam.call("sqs", operation, params)
+        await trio.sleep(NEW_LOOK_S)
+    return await seam.call("sqs", operation, params)
 
 
 async def find_control_queues(seam: Seam, prefix: str) -> ControlQueues:

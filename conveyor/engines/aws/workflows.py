@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.errors import AwsError, NotAllowed
 from conveyor.engines.aws.seam import Seam
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.notifier import Callback, Delivered, NotDelivered
@@ -33,6 +33,8 @@ class StepFunctions:
         except AwsError as error:
             why = f"step_functions:{error.code}"
             return NotDelivered(why, error.status, gone=error.code in _FINAL)
+        except NotAllowed as error:
+            return NotDelivered(f"step_functions:{error.code}", error.status)
         except Unavailable:
             return NotDelivered("transport_error:step functions")
         return Delivered(200)

@@ -95,6 +95,7 @@ class S3Model:
             "CreateBucket": self._create,
             "HeadBucket": self._head_bucket,
             "PutPublicAccessBlock": self._head_bucket,
+            "GetBucketLifecycleConfiguration": self._head_bucket,
             "PutBucketLifecycleConfiguration": self._head_bucket,
             "PutObject": self._put,
             "GetObject": self._get,

@@ -45,7 +45,7 @@ class Queue:
     """`_ready` orders messages by when they are visible; entries of other turns are void."""
 
     number: int
-    attributes: Mapping[str, str]
+    attributes: dict[str, str]
     seen_at: float
     messages: dict[int, Message] = field(default_factory=dict)
     changed: trio.Event = field(default_factory=trio.Event)
@@ -95,6 +95,7 @@ class SqsModel:
             "GetQueueUrl": self._url,
             "DeleteQueue": self._remove,
             "GetQueueAttributes": self._attributes,
+            "SetQueueAttributes": self._set_attributes,
             "SendMessage": self._send_one,
             "SendMessageBatch": self._send,
             "ReceiveMessage": self._receive,
@@ -145,6 +146,10 @@ class SqsModel:
         url = URL + params["QueueName"]
         self._queue({"QueueUrl": url})
         return {"QueueUrl": url}
+
+    def _set_attributes(self, params: Params) -> Answer:
+        self._queue(params).attributes.update(params["Attributes"])
+        return {}
 
     def _remove(self, params: Params) -> Answer:
         self._queue(params)

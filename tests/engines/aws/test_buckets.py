@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.engines.aws.boto import open_boto_plane
 from conveyor.engines.aws.buckets import LIFECYCLE, PRIVATE, make_bucket
-from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.errors import AwsError, NotAllowed
 from conveyor.engines.aws.seam import Seam
 from tests.aws import REGION, a_seam, an_access
 from tests.engines.aws.scripted import ScriptedPlane
@@ -50,13 +50,32 @@ async def test_no_rule_removes_bodies_or_the_lists_of_jobs(seam: Seam, bucket: s
     assert expiring == ["inputs/"]
 
 
+@pytest.mark.slow
+async def test_rules_that_somebody_else_gave_the_bucket_are_kept(seam: Seam, bucket: str) -> None:
+    logs = {
+        "ID": "their-logs",
+        "Status": "Enabled",
+        "Filter": {"Prefix": "logs/"},
+        "Expiration": {"Days": 7},
+    }
+    await seam.call("s3", "CreateBucket", {"Bucket": bucket})
+    theirs = {"Bucket": bucket, "LifecycleConfiguration": {"Rules": [logs]}}
+    await seam.call("s3", "PutBucketLifecycleConfiguration", theirs)
+
+    for _ in range(2):
+        await make_bucket(seam, bucket, region=REGION)
+
+    rules = await seam.call("s3", "GetBucketLifecycleConfiguration", {"Bucket": bucket})
+    assert rules["Rules"] == [logs, *LIFECYCLE["Rules"]]
+
+
 async def test_a_bucket_of_somebody_else_is_refused(bucket: str) -> None:
     plane = ScriptedPlane(
         AwsError("BucketAlreadyExists", "taken", status=409),
         AwsError("Forbidden", "not yours", status=403),
     )
 
-    with pytest.raises(AwsError, match="Forbidden"):
+    with pytest.raises(NotAllowed, match="Forbidden"):
         await make_bucket(a_seam(plane), bucket, region=REGION)
 
 

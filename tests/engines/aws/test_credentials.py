@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import ClientError, CredentialRetrievalError
 from trio.testing import MockClock
 
 from conveyor.engines.aws.credentials import CHECK_EVERY_S, FoundAccess, find_access
@@ -37,7 +41,7 @@ async def test_keys_region_and_endpoints_come_from_the_environment(
     environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1000")
     environment.setenv("AWS_ENDPOINT_URL_SQS", "http://127.0.0.1:2000")
 
-    access = await find_access()
+    access = await find_access(time.time)
 
     assert access.region == "eu-west-1"
     assert await access.credentials() == Credentials("AKIA", "secret", "token")
@@ -49,7 +53,7 @@ async def test_keys_region_and_endpoints_come_from_the_environment(
 async def test_without_a_setting_the_endpoint_is_the_regions_own(
     environment: pytest.MonkeyPatch,
 ) -> None:
-    access = await find_access("us-west-2")
+    access = await find_access(time.time, "us-west-2")
 
     assert (await access.endpoint("s3")).url == "https://s3.us-west-2.amazonaws.com/"
     assert access.region == "us-west-2"
@@ -60,7 +64,7 @@ async def test_without_any_keys_nothing_can_be_signed(environment: pytest.Monkey
     environment.delenv("AWS_ACCESS_KEY_ID")
 
     with pytest.raises(NoAnswer):
-        await find_access()
+        await find_access(time.time)
 
 
 class Rotating:
@@ -79,9 +83,32 @@ class Frozen:
         self.access_key, self.secret_key, self.token = f"key-{number}", "secret", None
 
 
-async def test_whoever_asks_at_once_shares_one_renewal() -> None:
+class Slow:
+    """A source that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.may_answer = threading.Event()
+
+    def get_frozen_credentials(self) -> Frozen:
+        self.may_answer.wait(10)
+        return Frozen(1)
+
+
+class Failing:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def get_frozen_credentials(self) -> Frozen:
+        raise self.error
+
+
+OLD = Credentials("old", "old")
+EXPIRED = Credentials("old", "old", expires_at=1.0)
+
+
+async def test_whoever_asks_at_once_without_good_keys_shares_one_renewal() -> None:
     source = Rotating()
-    access = FoundAccess(None, "us-east-1", source, Credentials("old", "old"))
+    access = FoundAccess(None, "us-east-1", source, EXPIRED, time.time)
     seen: list[str] = []
 
     async def ask() -> None:
@@ -95,8 +122,41 @@ async def test_whoever_asks_at_once_shares_one_renewal() -> None:
     assert source.asked == 1
 
 
+async def test_nobody_waits_for_a_renewal_while_the_keys_are_good() -> None:
+    source = Slow()
+    access = FoundAccess(None, "us-east-1", source, OLD, time.time)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(access.credentials)
+        await trio.testing.wait_all_tasks_blocked()
+        meanwhile = await access.credentials()
+        source.may_answer.set()
+
+    assert meanwhile == OLD
+    assert (await access.credentials()).access_key == "key-1"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ClientError({"Error": {"Code": "ExpiredToken"}}, "AssumeRole"),
+        CredentialRetrievalError(provider="ecs", error_msg="no"),
+        RuntimeError(
+            "Credentials were refreshed, but the refreshed credentials are still expired."
+        ),
+    ],
+)
+async def test_keys_that_cannot_be_renewed_are_used_while_they_are_good(error: Exception) -> None:
+    good = FoundAccess(None, "us-east-1", Failing(error), OLD, time.time)
+    expired = FoundAccess(None, "us-east-1", Failing(error), EXPIRED, time.time)
+
+    assert await good.credentials() == OLD
+    with pytest.raises(NoAnswer):
+        await expired.credentials()
+
+
 async def test_renewed_keys_are_seen_after_a_moment(mock_clock: MockClock) -> None:
-    access = FoundAccess(None, "us-east-1", Rotating(), Credentials("old", "old"))
+    access = FoundAccess(None, "us-east-1", Rotating(), OLD, time.time)
 
     first = await access.credentials()
     again = await access.credentials()
@@ -109,7 +169,7 @@ async def test_renewed_keys_are_seen_after_a_moment(mock_clock: MockClock) -> No
 async def test_keys_that_are_renewed_say_when_they_end() -> None:
     ends = datetime.now(UTC) + timedelta(hours=2)
     source = RefreshableCredentials("key", "secret", "token", ends, dict, "test")
-    access = FoundAccess(None, "us-east-1", source, Credentials("old", "old"))
+    access = FoundAccess(None, "us-east-1", source, OLD, time.time)
 
     keys = await access.credentials()
 

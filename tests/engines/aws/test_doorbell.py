@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
+from trio.testing import MockClock
 
 from conveyor.engines.aws.doorbell import Doorbell, Ring
+from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.queues import (
     RECEIVES_MAX,
     ControlQueues,
@@ -20,6 +22,7 @@ from conveyor.engines.aws.seam import Seam
 from conveyor.ports.errors import QueueGone
 from tests.aws import a_lean_plane, a_seam, an_access
 from tests.builders import JOB, OTHER_RUN, RUN
+from tests.engines.aws.scripted import ScriptedPlane
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +66,7 @@ async def test_control_queues_that_were_never_made_are_missing(seam: Seam, prefi
         await find_control_queues(seam, prefix)
 
 
-async def test_control_queues_that_another_release_made_are_used_as_they_are(
+async def test_control_queues_that_another_release_made_are_set_right(
     seam: Seam, prefix: str
 ) -> None:
     params = {"QueueName": f"{prefix}control", "Attributes": {"MessageRetentionPeriod": "60"}}
@@ -72,6 +75,20 @@ async def test_control_queues_that_another_release_made_are_used_as_they_are(
     urls = await make_control_queues(seam, prefix)
 
     assert urls.control_url == older["QueueUrl"]
+    params = {"QueueUrl": urls.control_url, "AttributeNames": ["RedrivePolicy"]}
+    said = await seam.call("sqs", "GetQueueAttributes", params)
+    assert "control-dead" in said["Attributes"]["RedrivePolicy"]
+
+
+async def test_control_queues_that_seem_to_be_missing_when_new_are_waited_for(
+    autojump_clock: MockClock,
+) -> None:
+    url, gone = {"QueueUrl": "http://queue"}, AwsError("QueueDoesNotExist", "")
+    plane = ScriptedPlane(url, gone, gone, {"Attributes": {"QueueArn": "arn"}}, url, gone, {})
+
+    urls = await make_control_queues(a_seam(plane), "new-")
+
+    assert urls == ControlQueues("http://queue", "http://queue")
 
 
 async def test_a_ring_is_heard_until_it_is_answered(bell: Doorbell) -> None:

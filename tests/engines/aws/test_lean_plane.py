@@ -9,7 +9,7 @@ from email.utils import formatdate
 
 import pytest
 
-from conveyor.engines.aws.errors import AwsError, NoAnswer
+from conveyor.engines.aws.errors import NoAnswer, NotAllowed
 from conveyor.ports.errors import Unavailable
 from tests.aws import a_lean_plane, a_seam, an_access
 from tests.net.server import Handler, Peer, answering, raw_server, reply
@@ -43,7 +43,7 @@ async def test_a_signature_that_is_wrong_at_the_right_time_is_not_tried_again() 
         raw_server(answering(reply(body, status="400 Bad Request"))) as server,
         a_lean_plane(an_access(dynamodb=server.url())) as plane,
     ):
-        with pytest.raises(AwsError, match="InvalidSignatureException"):
+        with pytest.raises(NotAllowed, match="InvalidSignatureException"):
             await a_seam(plane).call("dynamodb", "ListTables", {})
 
     assert len(server.requests) == 1

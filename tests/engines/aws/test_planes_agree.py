@@ -12,7 +12,7 @@ import pytest
 
 from conveyor.engines.aws.boto import open_boto_plane
 from conveyor.engines.aws.credentials import GivenAccess
-from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.errors import AwsError, NotAllowed
 from conveyor.engines.aws.seam import LayeredSeam, Seam
 from conveyor.engines.aws.signing import Credentials
 from conveyor.ports.errors import BlobMissing, QueueGone, Unavailable
@@ -293,7 +293,7 @@ async def test_a_wrong_key_is_refused_where_signatures_are_checked(
     stranger = GivenAccess(access.region, Credentials(ACCESS_KEY, "wrong"), access.endpoints)
 
     async with a_lean_plane(stranger) as plane:
-        with pytest.raises(AwsError, match="SignatureDoesNotMatch"):
+        with pytest.raises(NotAllowed, match="SignatureDoesNotMatch"):
             await a_seam(plane).call("s3", "GetObject", at)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from conveyor.engines.aws.errors import AwsError, NoAnswer
 from conveyor.engines.aws.queue import SqsQueue
+from conveyor.engines.aws.queues import make_control_queues
 from conveyor.engines.aws.seam import Faults, LayeredSeam, Params
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth
@@ -305,17 +306,45 @@ async def test_a_lapsed_receipt_hides_no_message_that_somebody_else_has(
     assert new.receives == 2
 
 
-@pytest.mark.parametrize(
-    "body", ['{"v":2,"ref":{"task":"x"}}', '{"v":1,"ref":[1]}', '{"ref":[]}', "not JSON", ""]
-)
-async def test_a_message_of_another_release_is_left_for_others(
-    sqs: SpoiltSqs, clock: ManualClock, body: str
-) -> None:
-    queue = a_queue(sqs)
+async def put_in(sqs: SpoiltSqs, queue: SqsQueue, body: str) -> None:
     await queue.open_run(RUN)
     await queue.send([a_ref()])
     foreign = {"QueueUrl": f"{URL}conveyor-{RUN}", "MessageBody": body}
     await sqs.call("sqs", "SendMessage", foreign, deadline_s=1.0)
+
+
+async def test_a_message_of_another_release_is_left_for_others(
+    sqs: SpoiltSqs, clock: ManualClock
+) -> None:
+    queue = a_queue(sqs)
+    await put_in(sqs, queue, '{"v":2,"ref":{"task":"x"}}')
+
+    received = await queue.receive(RUN, count_max=10, visibility_s=60)
+
+    assert [message.ref for message in received] == [a_ref()]
+    assert await queue.depth(RUN) == Depth(visible=0, hidden=2)
+
+
+@pytest.mark.parametrize("body", ['{"v":1,"ref":[1]}', '{"ref":[]}', "not JSON"])
+async def test_a_message_that_nobody_can_read_goes_to_the_dead_queue(
+    sqs: SpoiltSqs, body: str
+) -> None:
+    queue = a_queue(sqs)
+    dead_url = (await make_control_queues(queue.seam, "conveyor-")).dead_url
+    await put_in(sqs, queue, body)
+
+    received = await queue.receive(RUN, count_max=10, visibility_s=60)
+
+    assert [message.ref for message in received] == [a_ref()]
+    assert await queue.depth(RUN) == Depth(visible=0, hidden=1)
+    assert sqs.bodies[dead_url] == [body]
+
+
+async def test_a_message_that_cannot_be_put_away_now_costs_its_neighbours_nothing(
+    sqs: SpoiltSqs,
+) -> None:
+    queue = a_queue(sqs)
+    await put_in(sqs, queue, "not JSON")
 
     received = await queue.receive(RUN, count_max=10, visibility_s=60)
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.engines.aws.errors import AwsError, NoAnswer, TurnedAway
+from conveyor.engines.aws.errors import AwsError, NoAnswer, NotAllowed, TurnedAway
 from conveyor.engines.aws.retrying import ATTEMPTS_MAX, BACKOFF_S_MAX, RetryBudget
 from conveyor.engines.aws.seam import DEADLINE_S, LayeredSeam
 from conveyor.engines.system.crash import CrashSwitch
@@ -121,7 +121,8 @@ async def test_a_call_ends_within_its_deadline_however_often_it_is_tried(
         (AwsError("InsufficientStorage", "", status=507), StorageFull),
         (AwsError("InternalServerError", "", status=500), Unavailable),
         (AwsError("ConditionalCheckFailedException", ""), AwsError),
-        (AwsError("AccessDeniedException", ""), AwsError),
+        (AwsError("AccessDeniedException", ""), NotAllowed),
+        (AwsError("ValidationException", ""), AwsError),
     ],
 )
 async def test_a_refusal_is_raised_as_what_the_ports_promise(

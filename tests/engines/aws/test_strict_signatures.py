@@ -6,7 +6,7 @@ import pytest
 
 from conveyor.engines.aws.boto import open_boto_plane
 from conveyor.engines.aws.credentials import GivenAccess
-from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.errors import NotAllowed
 from conveyor.engines.aws.signing import Credentials
 from tests.aws import REGION, a_lean_plane, a_seam, an_access
 
@@ -42,7 +42,7 @@ async def test_a_wrong_secret_is_refused_by_dynamodb(strict_ministack: str) -> N
     access = GivenAccess(REGION, wrong, {"dynamodb": strict_ministack})
 
     async with a_lean_plane(access) as plane:
-        with pytest.raises(AwsError) as caught:
+        with pytest.raises(NotAllowed) as caught:
             await a_seam(plane).call("dynamodb", "ListTables", {})
 
     assert caught.value.code == "InvalidSignatureException"

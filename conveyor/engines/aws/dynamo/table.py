@@ -25,6 +25,7 @@ READ_MAX = 100
 WRITTEN_MAX = 25
 ATOMIC_MAX = 100
 ROUNDS_MAX = 8
+ROUNDS_S_MAX = 20.0
 
 REFUSED = "ConditionalCheckFailedException"
 CANCELLED = "TransactionCanceledException"
@@ -141,9 +142,12 @@ class Table:
         return None
 
     async def _until_done(self, ask: Callable[[], Any]) -> None:
+        ends_at = trio.current_time() + ROUNDS_S_MAX
         for number in range(ROUNDS_MAX):
             if await ask():
                 return
+            if trio.current_time() >= ends_at:
+                break
             await trio.sleep(backoff_s(number, self.random))
         raise Unavailable("the table keeps leaving something undone")
 

@@ -18,10 +18,13 @@ from conveyor.engines.aws.dynamo.commits import judge, steps_of
 from conveyor.engines.aws.dynamo.expressions import Params
 from conveyor.engines.aws.dynamo.table import ROUNDS_MAX, Table
 from conveyor.engines.aws.dynamo.together import together
+from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.retrying import backoff_s
 from conveyor.ports.errors import Unavailable
 
 GROUP_MAX = 90
+
+_TOO_LARGE = "ValidationException"
 
 _Gate = tuple[AnyKey, Guard]
 _Numbered = list[tuple[int, Change]]
@@ -46,8 +49,21 @@ async def _apply_shard(table: Table, tallies: _Numbered) -> dict[int, Verdict]:
     """One group after the other: at once they would only cancel each other."""
     refused: dict[int, Verdict] = {}
     for group in _grouped(tallies):
-        refused |= await _apply_group(table, group)
+        refused |= await _apply_fitting(table, group)
     return refused
+
+
+async def _apply_fitting(table: Table, group: _Numbered) -> dict[int, Verdict]:
+    """Rows count towards 4 MB with all that they hold, which nobody knows before: a group that is
+    refused as a whole is tried in halves."""
+    try:
+        return await _apply_group(table, group)
+    except AwsError as error:
+        if error.code != _TOO_LARGE or len(group) == 1:
+            raise
+    half = len(group) // 2
+    refused = await _apply_fitting(table, group[:half])
+    return refused | await _apply_fitting(table, group[half:])
 
 
 def _shown_keys(changes: Iterable[Change]) -> list[AnyKey]:

@@ -73,6 +73,17 @@ def a_settle(task: Task, stats: Stats) -> Change:
     return a_change(Update(key_of(task), guard, {"attempts": 1}, is_quiet=True), add(stats, done=1))
 
 
+async def test_settles_that_are_too_large_together_are_tried_in_halves() -> None:
+    stats, tasks = a_stats(), [a_task(0), a_task(1)]
+    too_large = AwsError("ValidationException", "Transaction request cannot exceed 4 MB")
+    store, plane, _ = a_store(too_large, {}, {}, {"Item": item_of(stats)})
+
+    verdicts = await store.commit([a_settle(task, stats) for task in tasks])
+
+    assert all(isinstance(verdict, Applied) for verdict in verdicts)
+    assert operations(plane) == ["TransactWriteItems"] * 3 + ["GetItem"]
+
+
 async def test_keys_that_a_read_left_out_are_read_again(autojump_clock: MockClock) -> None:
     tasks = [a_task(0), a_task(1)]
     left = {NAME: {"Keys": [{name: item_of(tasks[1])[name] for name in ("pk", "sk")}]}}
