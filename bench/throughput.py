@@ -64,12 +64,11 @@ def main(arguments: list[str]) -> None:
     show(summaries)
     draw_all(summaries, options.n)
     if options.json:
-        ours, two = summaries["conveyor"], summaries["conveyor-2"]
+        ours = summaries["conveyor"]
         line = {
             "n": options.n,
             "cpu_ratio": round(ours.cpu_ratio, 3),
             "rate_ratio": round(ours.rate_ratio, 3),
-            "rate_ratio_2": round(two.rate_ratio, 3),
             "rss_mb": round(ours.rss_mb, 1),
         }
         print(msgspec.json.encode(line).decode())
