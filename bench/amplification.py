@@ -15,21 +15,19 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import msgspec
 import trio
 from trio.testing import MockClock
 
 from bench.dispatch import Arm, Drained, Link, Shared, drain
-from bench.figure import Panel, draw
+from bench.figure import Panel, draw, is_whole, place_of
 from conveyor.domain.backpressure import Lines, Permits
 from conveyor.engines.memory import memory_engine
 from conveyor.engines.system import VirtualClock
 from conveyor.simulation.models.aws import AwsModel
 from conveyor.simulation.models.fate import Fate
 
-RESULTS = Path(__file__).parent / "results"
 SQS_S, LEASES_S = 0.02, 0.01
 DEFINITIONS = """\
 receives  messages that the queue handed out, for each task
@@ -68,12 +66,15 @@ def main(arguments: list[str]) -> None:
     print(DEFINITIONS)
     print(f"A model of SQS ({SQS_S * 1e3:.0f} ms a call, leases {LEASES_S * 1e3:.0f} ms):")
     modelled = run_all({**ONE_PROCESS, **PROCESSES, **KILLED}, in_model)
-    panels = panels_of("modelled SQS", modelled)
+    wired: Results = {}
     if not options.model_only:
         from bench.wire import run_wire
 
-        panels += panels_of("SQS over the wire", run_wire())
-    draw(RESULTS / "amplification.svg", "Receives per delivered message", panels)
+        wired = run_wire()
+    panels = panels_of("modelled SQS", modelled) + panels_of("SQS over the wire", wired)
+    whole = bool(wired) and is_whole(parser, options)
+    figure = place_of("amplification", is_whole=whole)
+    draw(figure, "Receives per delivered message", panels)
     if options.json:
         names = ("off", "local_gate", "permits", "permits_processes")
         line = {name: round(modelled[name][1].amplification, 3) for name in names}

@@ -9,17 +9,15 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from bench.arms import Measured
-from bench.figure import Panel, draw
+from bench.figure import Panel, draw, is_whole, place_of
 from bench.origin import an_origin
 from bench.throughput import run_arm
 
-RESULTS = Path(__file__).parent / "results"
 PAGES_A_ROUND = 10_000  # A small size is run as often as it takes to make this many.
 
 
@@ -39,6 +37,9 @@ def main(arguments: list[str]) -> None:
                     measured[size].append(run_arm("conveyor", url, size, options.concurrency))
     costs = {size: median(each.cpu_ms_per_page for each in runs) for size, runs in measured.items()}
     show(measured, costs)
+    bars = [(f"{size:,} pages", cost) for size, cost in costs.items()]
+    figure = place_of("flatness", is_whole=is_whole(parser, options))
+    draw(figure, "One process, 20 KB pages", [Panel("CPU per page", bars, "ms")])
     if options.json:
         print(msgspec.json.encode(line_of(measured, costs)).decode())
 
@@ -74,5 +75,3 @@ def show(measured: Mapping[int, Sequence[Measured]], costs: Mapping[int, float])
             f"{max(run.rss_mb for run in runs):>8.0f}{len(runs):>6}"
         )
     print(f"the dearest size takes {spread(costs):.3f}x what the cheapest does")
-    bars = [(f"{size:,} pages", cost) for size, cost in costs.items()]
-    draw(RESULTS / "flatness.svg", "One process, 20 KB pages", [Panel("CPU per page", bars, "ms")])
