@@ -9,7 +9,7 @@ the deadline.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -68,8 +68,9 @@ class PoolTransport(httpx.AsyncBaseTransport):
             read_timeout_s=timeouts.get("read"),
         )
         opened = AsyncExitStack()
-        with _translating(request):
-            incoming = await opened.enter_async_context(self._pool.open(asked, upload))
+        async with _letting_go(upload):
+            with _translating(request):
+                incoming = await opened.enter_async_context(self._pool.open(asked, upload))
         kept = [pair for pair in incoming.headers if pair[0] not in _OF_THE_WIRE]
         stream = _Body(request, opened, incoming, self._body_bytes_max)
         return httpx.Response(incoming.status, headers=kept, stream=stream)
@@ -105,6 +106,16 @@ class _Body(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._opened.aclose()
+
+
+@asynccontextmanager
+async def _letting_go(upload: Upload | None) -> AsyncGenerator[None, None]:
+    """Closes what made the pieces: a peer may have taken some of them only."""
+    try:
+        yield
+    finally:
+        if upload is not None and isinstance(upload.pieces, AsyncGenerator):
+            await upload.pieces.aclose()
 
 
 async def _content_of(request: httpx.Request) -> tuple[bytes | None, Upload | None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 import httpx
 import pytest
@@ -148,3 +149,40 @@ async def test_an_answer_to_head_with_an_unknown_encoding_is_an_answer(pool: Htt
         httpx.AsyncClient(transport=PoolTransport(pool)) as client,
     ):
         assert (await client.head(server.url())).content == b""
+
+
+async def test_an_answer_that_comes_before_the_whole_body_was_sent_is_heard(pool: HttpPool) -> None:
+    async def refusing(peer: Peer) -> None:
+        await peer.stream.receive_some(1000)
+        await peer.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+        peer.abort()
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for _ in range(1000):
+            yield bytes(65536)
+
+    length = {"Content-Length": str(65536 * 1000)}
+    async with (
+        raw_server(refusing) as server,
+        httpx.AsyncClient(transport=PoolTransport(pool)) as client,
+        aclosing(pieces()) as content,
+    ):
+        response = await client.put(server.url(), content=content, headers=length)
+
+    assert (response.status_code, response.content) == (413, b"no")
+
+
+async def test_a_get_over_a_kept_connection_that_dies_is_sent_again(pool: HttpPool) -> None:
+    async def once(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(reply(b"one"))
+        await peer.request()
+
+    async with (
+        raw_server(once) as server,
+        httpx.AsyncClient(transport=PoolTransport(pool)) as client,
+    ):
+        bodies = [(await client.get(server.url())).content for _ in range(2)]
+
+    assert bodies == [b"one"] * 2
+    assert (server.connections, len(server.requests)) == (2, 3)
