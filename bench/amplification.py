@@ -60,6 +60,9 @@ Watch = Callable[[int], None]
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench amplification", description=__doc__)
     parser.add_argument("--model-only", action="store_true", help="no server over the wire")
+    parser.add_argument(
+        "--short", action="store_true", help="worker processes over the wire get a tenth of it"
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # A killed process complains at length.
@@ -70,7 +73,7 @@ def main(arguments: list[str]) -> None:
     if not options.model_only:
         from bench.wire import run_wire
 
-        wired = run_wire()
+        wired = run_wire(short=options.short)
     panels = panels_of("modelled SQS", modelled) + panels_of("SQS over the wire", wired)
     whole = bool(wired) and is_whole(parser, options)
     figure = place_of("amplification", is_whole=whole)
@@ -88,7 +91,19 @@ def run_all(arms: Mapping[str, Arm], run: Callable[[Arm, Watch], Drained]) -> Re
     for key, arm in arms.items():
         results[key] = (arm, run(arm, watching(arm)))
         show(*results[key])
+    print(verdict_on(results))
     return results
+
+
+def verdict_on(results: Results) -> str:
+    """Whether every arm came to its end, and what was given up on the way."""
+    undone = [arm.name for arm, drained in results.values() if drained.done < drained.tasks]
+    if undone:
+        return f"  NOT complete: {', '.join(undone)}"
+    sizes = dict.fromkeys(f"{each.done:,}/{each.tasks:,}" for _, each in results.values())
+    return (
+        f"  every arm complete ({', '.join(sizes)}), 0 given up, 0 in the DLQ: run queues have none"
+    )
 
 
 def in_model(arm: Arm, watch: Watch) -> Drained:
