@@ -15,21 +15,19 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import msgspec
 import trio
 from trio.testing import MockClock
 
 from bench.dispatch import Arm, Drained, Link, Shared, drain
-from bench.figure import Panel, draw
+from bench.figure import Panel, draw, is_whole, place_of
 from conveyor.domain.backpressure import Lines, Permits
 from conveyor.engines.memory import memory_engine
 from conveyor.engines.system import VirtualClock
 from conveyor.simulation.models.aws import AwsModel
 from conveyor.simulation.models.fate import Fate
 
-RESULTS = Path(__file__).parent / "results"
 SQS_S, LEASES_S = 0.02, 0.01
 DEFINITIONS = """\
 receives  messages that the queue handed out, for each task
@@ -62,18 +60,24 @@ Watch = Callable[[int], None]
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench amplification", description=__doc__)
     parser.add_argument("--model-only", action="store_true", help="no server over the wire")
+    parser.add_argument(
+        "--short", action="store_true", help="worker processes over the wire get a tenth of it"
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # A killed process complains at length.
     print(DEFINITIONS)
     print(f"A model of SQS ({SQS_S * 1e3:.0f} ms a call, leases {LEASES_S * 1e3:.0f} ms):")
     modelled = run_all({**ONE_PROCESS, **PROCESSES, **KILLED}, in_model)
-    panels = panels_of("modelled SQS", modelled)
+    wired: Results = {}
     if not options.model_only:
         from bench.wire import run_wire
 
-        panels += panels_of("SQS over the wire", run_wire())
-    draw(RESULTS / "amplification.svg", "Receives per delivered message", panels)
+        wired = run_wire(short=options.short)
+    panels = panels_of("modelled SQS", modelled) + panels_of("SQS over the wire", wired)
+    whole = bool(wired) and is_whole(parser, options)
+    figure = place_of("amplification", is_whole=whole)
+    draw(figure, "Receives per delivered message", panels)
     if options.json:
         names = ("off", "local_gate", "permits", "permits_processes")
         line = {name: round(modelled[name][1].amplification, 3) for name in names}
@@ -87,7 +91,19 @@ def run_all(arms: Mapping[str, Arm], run: Callable[[Arm, Watch], Drained]) -> Re
     for key, arm in arms.items():
         results[key] = (arm, run(arm, watching(arm)))
         show(*results[key])
+    print(verdict_on(results))
     return results
+
+
+def verdict_on(results: Results) -> str:
+    """Whether every arm came to its end, and what was given up on the way."""
+    undone = [arm.name for arm, drained in results.values() if drained.done < drained.tasks]
+    if undone:
+        return f"  NOT complete: {', '.join(undone)}"
+    sizes = dict.fromkeys(f"{each.done:,}/{each.tasks:,}" for _, each in results.values())
+    return (
+        f"  every arm complete ({', '.join(sizes)}), 0 given up, 0 in the DLQ: run queues have none"
+    )
 
 
 def in_model(arm: Arm, watch: Watch) -> Drained:

@@ -11,16 +11,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from bench.awsarms import CALLS
 from bench.awsstub import a_stub
-from bench.figure import Panel, draw
+from bench.figure import Panel, draw, is_whole, place_of
 
-RESULTS = Path(__file__).parent / "results"
 ARMS = ("lean", "seam", "metered", "aioboto3")
 INFLIGHT = 16
 # An arm of some milliseconds a call needs fewer of them.
@@ -46,7 +44,8 @@ def main(arguments: list[str]) -> None:
         Panel(operation, [(arm, median(taken)) for arm, taken in rounds.items()], "us")
         for operation, rounds in points.items()
     ]
-    draw(RESULTS / "awsclient.svg", "CPU per call to AWS", panels)
+    figure = place_of("awsclient", is_whole=is_whole(parser, options))
+    draw(figure, "CPU per call to AWS", panels)
     if options.json:
         print(msgspec.json.encode(_summary(points)).decode())
 

@@ -22,7 +22,7 @@ import msgspec
 import trio
 
 from bench.coststeps import BENCH, STANDING, STEPS, STORE_BODY, for_step, stepped
-from bench.figure import Panel, draw
+from bench.figure import Panel, draw, is_whole, place_of
 from bench.seeds import RECEIVES, Step, seeds_path
 from conveyor.bootstrap import World, make_ready, open_world
 from conveyor.cli.local import start_job
@@ -38,7 +38,6 @@ from conveyor.engines.aws.metering import Meter, Usage, item_bytes
 from conveyor.ports.gateway import Outcome, Scraped, ScrapeRequest
 from tests.servers import ACCESS_KEY, SECRET_KEY, a_ministack, a_redis
 
-RESULTS = Path(__file__).parent / "results"
 LOOK_S = 0.5
 BODY = b"<html>" + b"x" * 2_000
 
@@ -184,7 +183,7 @@ def main(arguments: list[str]) -> None:
     show_seeds(seeds, load)
     show(measured)
     compare(measured.sums(), load)
-    draw_all(measured, seeds)
+    draw_all(place_of("cost", is_whole=is_whole(parser, options)), measured, seeds)
     if options.json:
         print(msgspec.json.encode(_line(measured.sums(), sums_of(seeds))).decode())
 
@@ -267,7 +266,7 @@ def compare(ours: Sums, load: Load) -> None:
         )
 
 
-def draw_all(measured: Measured, seeds: Sequence[Step]) -> None:
+def draw_all(figure: Path, measured: Measured, seeds: Sequence[Step]) -> None:
     ours, theirs, load = measured.sums(), sums_of(seeds), measured.load
     totals = [
         Panel("calls a task", [("the seeds", theirs.calls), ("Conveyor", ours.calls)]),
@@ -291,4 +290,4 @@ def draw_all(measured: Measured, seeds: Sequence[Step]) -> None:
         "USD",
     )
     title = f"Cost on AWS without bodies: {load.inflight} in flight, pages of {load.page_s:g} s"
-    draw(RESULTS / "cost.svg", title, [*totals, by_step])
+    draw(figure, title, [*totals, by_step])

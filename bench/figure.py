@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 import msgspec
 
+RESULTS = Path(__file__).parent / "results"
 WIDTH, BAR, GAP, LEFT, TOP = 720, 22, 8, 190, 34
 COLOURS = ("#8a94a6", "#2f6f8f", "#3f9f6f", "#c9803f", "#b0524f", "#7a5fa0")
 
@@ -18,6 +20,17 @@ class Panel(msgspec.Struct, frozen=True):
     title: str
     bars: Sequence[tuple[str, float]]
     unit: str = ""
+
+
+def place_of(name: str, *, is_whole: bool) -> Path:
+    """Where a figure goes: that of a part does not take the place of the whole, which is kept."""
+    return RESULTS / (f"{name}.svg" if is_whole else f"{name}-part.svg")
+
+
+def is_whole(parser: argparse.ArgumentParser, options: argparse.Namespace) -> bool:
+    """Whether a bench runs as it comes: any option but `--json` makes it another experiment."""
+    asked = {name: value for name, value in vars(options).items() if name != "json"}
+    return all(parser.get_default(name) == value for name, value in asked.items())
 
 
 def draw(path: Path, title: str, panels: Sequence[Panel]) -> None:

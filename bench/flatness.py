@@ -9,17 +9,15 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from bench.arms import Measured
-from bench.figure import Panel, draw
+from bench.figure import Panel, draw, is_whole, place_of
 from bench.origin import an_origin
 from bench.throughput import run_arm
 
-RESULTS = Path(__file__).parent / "results"
 PAGES_A_ROUND = 10_000  # A small size is run as often as it takes to make this many.
 
 
@@ -39,11 +37,28 @@ def main(arguments: list[str]) -> None:
                     measured[size].append(run_arm("conveyor", url, size, options.concurrency))
     costs = {size: median(each.cpu_ms_per_page for each in runs) for size, runs in measured.items()}
     show(measured, costs)
+    bars = [(f"{size:,} pages", cost) for size, cost in costs.items()]
+    figure = place_of("flatness", is_whole=is_whole(parser, options))
+    draw(figure, "One process, 20 KB pages", [Panel("CPU per page", bars, "ms")])
     if options.json:
-        ratio = costs[max(costs)] / costs[min(costs)]
-        rss_mb = max(each.rss_mb for runs in measured.values() for each in runs)
-        line = {"sizes": options.sizes, "cost_ratio": round(ratio, 3), "rss_mb": round(rss_mb, 1)}
-        print(msgspec.json.encode(line).decode())
+        print(msgspec.json.encode(line_of(measured, costs)).decode())
+
+
+def line_of(
+    measured: Mapping[int, Sequence[Measured]], costs: Mapping[int, float]
+) -> dict[str, object]:
+    """The largest size beside the smallest, and the dearest beside the cheapest: a hump shows."""
+    return {
+        "sizes": list(costs),
+        "cost_ms": [round(cost, 4) for cost in costs.values()],
+        "cost_ratio": round(costs[max(costs)] / costs[min(costs)], 3),
+        "cost_spread": round(spread(costs), 3),
+        "rss_mb": round(max(each.rss_mb for runs in measured.values() for each in runs), 1),
+    }
+
+
+def spread(costs: Mapping[int, float]) -> float:
+    return max(costs.values()) / min(costs.values())
 
 
 def show(measured: Mapping[int, Sequence[Measured]], costs: Mapping[int, float]) -> None:
@@ -59,5 +74,4 @@ def show(measured: Mapping[int, Sequence[Measured]], costs: Mapping[int, float])
             f"{median(run.pages_per_s for run in runs):>9,.0f}"
             f"{max(run.rss_mb for run in runs):>8.0f}{len(runs):>6}"
         )
-    bars = [(f"{size:,} pages", cost) for size, cost in costs.items()]
-    draw(RESULTS / "flatness.svg", "One process, 20 KB pages", [Panel("CPU per page", bars, "ms")])
+    print(f"the dearest size takes {spread(costs):.3f}x what the cheapest does")

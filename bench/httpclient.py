@@ -20,11 +20,10 @@ from statistics import median
 import msgspec
 
 from bench import certificate
-from bench.figure import Panel, draw
+from bench.figure import Panel, draw, is_whole, place_of
 from bench.httparms import BODY_BYTES
 from bench.origin import an_origin
 
-RESULTS = Path(__file__).parent / "results"
 FLIGHTS = (1, 16, 64, 200, 1_000)
 TLS_FLIGHTS = (16, 200, 1_000)
 HTTPX_FLIGHTS_MAX = 200
@@ -65,7 +64,8 @@ def main(arguments: list[str]) -> None:
         )
         for point in points
     ]
-    draw(RESULTS / "httpclient.svg", "CPU per request (20 KB)", panels)
+    figure = place_of("httpclient", is_whole=is_whole(parser, options))
+    draw(figure, "CPU per request (20 KB)", panels)
     if options.json:
         print(msgspec.json.encode(_summary(points)).decode())
 

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from bench.figure import Panel, draw
+from bench.figure import Panel, draw, is_whole, place_of
 from bench.ingestarms import Ingested, run_arm
 from bench.ingestmodel import SHARD_COUNTS, Modelled, ingest_modelled
 
-RESULTS = Path(__file__).parent / "results"
 SIZES = (10_000, 100_000, 1_000_000)
 MODELLED = 12_000  # Enough to see the pace at which it goes on.
 WALL_S = 60.0
@@ -37,7 +36,8 @@ def main(arguments: list[str]) -> None:
     show(measured)
     modelled = [ingest_modelled(shards, MODELLED) for shards in SHARD_COUNTS]
     show_modelled(modelled, max(sizes))
-    draw_all(measured, modelled, max(sizes))
+    figure = place_of("ingest", is_whole=is_whole(parser, options))
+    draw_all(figure, measured, modelled, max(sizes))
     if options.json:
         print(msgspec.json.encode(line_of(measured[max(sizes)])).decode())
 
@@ -86,7 +86,10 @@ def show_modelled(modelled: Sequence[Modelled], count: int) -> None:
 
 
 def draw_all(
-    measured: Mapping[int, Mapping[str, Ingested]], modelled: Sequence[Modelled], count: int
+    figure: Path,
+    measured: Mapping[int, Mapping[str, Ingested]],
+    modelled: Sequence[Modelled],
+    count: int,
 ) -> None:
     every = [
         (f"{size:,} {arm}", each) for size, pair in measured.items() for arm, each in pair.items()
@@ -105,4 +108,4 @@ def draw_all(
             "s",
         ),
     ]
-    draw(RESULTS / "ingest.svg", "A list of so many lines, accepted and ingested", panels)
+    draw(figure, "A list of so many lines, accepted and ingested", panels)

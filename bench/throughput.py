@@ -20,10 +20,9 @@ from statistics import median
 import msgspec
 
 from bench.arms import Measured
-from bench.figure import Panel, draw
+from bench.figure import Panel, draw, is_whole, place_of
 from bench.origin import an_origin
 
-RESULTS = Path(__file__).parent / "results"
 HTTPX_SHARE = 20  # httpx is so much slower that a part of the list tells as much.
 NAMES = {
     "bare": "aiohttp + uvloop, nothing kept",
@@ -62,14 +61,14 @@ def main(arguments: list[str]) -> None:
         rounds[-1]["httpx"] = run_arm("httpx", url, some, options.concurrency)
     summaries = {arm: summarised(arm, rounds) for arm in NAMES}
     show(summaries)
-    draw_all(summaries, options.n)
+    figure = place_of("throughput", is_whole=is_whole(parser, options))
+    draw_all(figure, summaries, options.n)
     if options.json:
-        ours, two = summaries["conveyor"], summaries["conveyor-2"]
+        ours = summaries["conveyor"]
         line = {
             "n": options.n,
             "cpu_ratio": round(ours.cpu_ratio, 3),
             "rate_ratio": round(ours.rate_ratio, 3),
-            "rate_ratio_2": round(two.rate_ratio, 3),
             "rss_mb": round(ours.rss_mb, 1),
         }
         print(msgspec.json.encode(line).decode())
@@ -109,7 +108,7 @@ def show(summaries: Mapping[str, Summary]) -> None:
         )
 
 
-def draw_all(summaries: Mapping[str, Summary], count: int) -> None:
+def draw_all(figure: Path, summaries: Mapping[str, Summary], count: int) -> None:
     panels = [
         Panel(
             "CPU per page, as a multiple of the bare loop",
@@ -119,4 +118,4 @@ def draw_all(summaries: Mapping[str, Summary], count: int) -> None:
         Panel("pages per second", [(arm, each.pages_per_s) for arm, each in summaries.items()]),
         Panel("peak memory", [(arm, each.rss_mb) for arm, each in summaries.items()], "MB"),
     ]
-    draw(RESULTS / "throughput.svg", f"{count:,} pages of 20 KB, 50 ms think time", panels)
+    draw(figure, f"{count:,} pages of 20 KB, 50 ms think time", panels)

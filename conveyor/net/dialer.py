@@ -43,12 +43,13 @@ class Dialer:
         self._timeout_s = connect_timeout_s
         self._sessions: dict[tuple[str, str, int], ssl.SSLSession] = {}
 
-    async def dial(self, target: Target) -> Wire | TlsWire:
+    async def dial(self, target: Target, timeout_s: float | None = None) -> Wire | TlsWire:
         addresses = await self._resolver.resolve(target)
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         failure: ConnectFailed | TimedOut | None = None
         for address in addresses[:ATTEMPTS_MAX]:
             try:
-                with trio.fail_after(self._timeout_s):
+                with trio.fail_after(timeout_s):
                     return await self._open(target, address)
             except trio.TooSlowError:
                 failure = TimedOut("the connection took too long")

@@ -26,7 +26,8 @@ def wants_every_body(_status: int) -> bool:
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request. A body is returned whole when `wants_body(status)`, and is then capped at
-    `body_bytes_max`, decoded; of any other answer only the first 64 KiB are read.
+    `body_bytes_max`, decoded; of any other answer only the first 64 KiB are read. Timeouts that
+    are None are the pool's.
     """
 
     method: str
@@ -36,6 +37,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = limits.SCRAPE_DEADLINE_S
     body_bytes_max: int = limits.BODY_BYTES_MAX
     wants_body: Callable[[int], bool] = wants_every_body
+    connect_timeout_s: float | None = None
+    read_timeout_s: float | None = None
 
     @property
     def is_idempotent(self) -> bool:

@@ -88,9 +88,7 @@ class HttpPool:
                     # The server hung up between two requests, as it may.
                     if reading.reply.has_started or not request.is_idempotent:
                         raise
-            with _until(deadline):
-                self._slots.make_room()
-                wire = await self._dialer.dial(request.target)
+            wire = await self._dialed(request, deadline)
             reading = self._reading(wire, request, deadline)
             response = await self._exchange(lane, reading, request, head)
             self._dialer.remember(request.target, wire)
@@ -104,36 +102,51 @@ class HttpPool:
     ) -> AsyncGenerator[Incoming, None]:
         """The response as it arrives; whoever leaves before its end closes the connection.
 
-        Nothing is sent twice. Raises the family of FetchFailed.
+        A body that comes in pieces is not sent twice. Raises the family of FetchFailed.
         """
         head = encode_request(request, upload.size_bytes if upload else None)
         deadline = trio.current_time() + request.deadline_s
         with _until(deadline):
             lane = await self._slots.acquire(request.target.origin)
         try:
-            wire = self._slots.take_idle(lane, trio.current_time())
-            if wire is None:
-                with _until(deadline):
-                    self._slots.make_room()
-                    wire = await self._dialer.dial(request.target)
-            reading = self._reading(wire, request, deadline)
+            reading = await self._asked(lane, request, head, deadline, upload)
             try:
-                await reading.ask(head, upload)
-                reading.relax()
                 yield Incoming(reading)
             finally:
                 reading.relax()
                 reading.reply.close()
                 if reading.reply.is_reusable:
-                    self._slots.keep(lane, wire)
+                    self._slots.keep(lane, reading.wire)
                 else:
-                    wire.close()
+                    reading.wire.close()
         finally:
             self._slots.release(lane)
 
+    async def _asked(
+        self, lane: Lane, request: Request, head: bytes, deadline: float, upload: Upload | None
+    ) -> Reading:
+        """An answer whose head is there, over a kept connection or over a new one."""
+        kept = self._slots.take_idle(lane, trio.current_time())
+        if kept is not None:
+            reading = self._reading(kept, request, deadline)
+            try:
+                return await _answered(reading, head, upload)
+            except ConnectionLost:
+                if reading.reply.has_started or upload is not None or not request.is_idempotent:
+                    raise
+        wire = await self._dialed(request, deadline)
+        return await _answered(self._reading(wire, request, deadline), head, upload)
+
+    async def _dialed(self, request: Request, deadline: float) -> Wire | TlsWire:
+        with _until(deadline):
+            self._slots.make_room()
+            return await self._dialer.dial(request.target, request.connect_timeout_s)
+
     def _reading(self, wire: Wire | TlsWire, request: Request, deadline: float) -> Reading:
         reply = Reply(has_body=request.method != "HEAD")
-        patience_s = self._limits.read_timeout_s
+        patience_s = request.read_timeout_s
+        if patience_s is None:
+            patience_s = self._limits.read_timeout_s
         return Reading(wire, reply, self._watch, deadline=deadline, patience_s=patience_s)
 
     async def _exchange(
@@ -194,6 +207,18 @@ def _until(deadline: float) -> Iterator[None]:
         yield
     if scope.cancelled_caught:
         raise TimedOut(TOO_LATE)
+
+
+async def _answered(reading: Reading, head: bytes, upload: Upload | None) -> Reading:
+    try:
+        await reading.ask(head, upload)
+    except BaseException:
+        reading.relax()
+        reading.reply.close()
+        reading.wire.close()
+        raise
+    reading.relax()
+    return reading
 
 
 async def _shortened(reading: Reading) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from conveyor.net.errors import TOO_LATE, BadRequest, TimedOut
+from conveyor.net.errors import TOO_LATE, BadRequest, ConnectionLost, TimedOut
 from conveyor.net.message import Upload
 from conveyor.net.reply import Reply
 from conveyor.net.tls import TlsWire
@@ -37,7 +37,10 @@ class Reading:
         self._press()
         await self.wire.send(data)
         if upload is not None:
-            await self._send_all(upload)
+            try:
+                await self._send_all(upload)
+            except ConnectionLost:
+                self._press()  # It may have answered before it hung up on what it did not want.
         await self._receive()
         while not self.reply.is_head_done:
             await self.more()

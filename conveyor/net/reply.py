@@ -15,6 +15,7 @@ HEADERS_MAX = 256
 OVERHEAD_BYTES_MAX = 128 * 1024
 # The least economic honest framing is a chunk of one byte: six bytes on the wire.
 _WIRE_PER_BODY_BYTE = 6
+_BODYLESS = frozenset({204, 304})
 
 
 class Reply:
@@ -113,6 +114,10 @@ class Reply:
             return
         self.headers = headers
         self._frame()
+        if not self._has_body or self.status in _BODYLESS:
+            # What the headers say is of the body that another request would have got.
+            self.content_length = None
+            self.encodings.clear()
         # After the message llhttp has forgotten, and every connection would be thrown away.
         self._is_keep_alive = self._parser.should_keep_alive()
         self.is_head_done = True
@@ -151,7 +156,7 @@ class Reply:
                 raise BadResponse("the Content-Length leaves the length in doubt")
             self.content_length = int(lengths[0])
         else:
-            self._is_until_close = self.status not in {204, 304}
+            self._is_until_close = self.status not in _BODYLESS
 
     def _judge(self, error: httptools.HttpParserError) -> None:
         if self.is_done:

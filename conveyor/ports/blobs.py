@@ -37,9 +37,9 @@ class Blobs(Protocol):
         Whatever the iterator raises comes through, and then nothing was stored.
         """
 
-    async def copy(self, key: str, to: str) -> Stored:
+    async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
         """Stores the body that was put at `key` under `to` as well, as it is now; BlobMissing
-        when there is none."""
+        when there is none. One of more than `bytes_max` is not copied, nor read: BlobTooLarge."""
 
     async def upload_url(self, key: str, *, content_type: str, expires_at: float) -> str | None:
         """Where a caller may put the body at `key` without us; None when that is not offered, and

@@ -35,5 +35,9 @@ class BlobMissing(ConveyorError):
     """No body lies under this key."""
 
 
+class BlobTooLarge(ConveyorError):
+    """The body under this key is larger than it may be."""
+
+
 class StorageFull(Unavailable):
     """The disk is full. Nothing was written."""

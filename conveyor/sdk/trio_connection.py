@@ -5,8 +5,11 @@ The server must be reachable directly: no proxy of the environment is used.
 
 from __future__ import annotations
 
+import math
 import secrets
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import urlencode
@@ -16,6 +19,7 @@ import trio
 
 from conveyor.domain.urls import BadUrl, parse_url
 from conveyor.net.errors import FetchFailed
+from conveyor.net.httpx_transport import PoolTransport
 from conveyor.net.message import Request, Response
 from conveyor.sdk.calls import Call
 from conveyor.sdk.connection import PIECE_BYTES, checked_key, checked_url
@@ -53,6 +57,9 @@ class TrioConnection:
         self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
         self._pool = make_pool(timeout_s)
+        # For files of any size: each wait has its timeout, but all of them together have none.
+        transport = PoolTransport(self._pool, deadline_s=math.inf, body_bytes_max=sys.maxsize)
+        self._http = httpx.AsyncClient(transport=transport, timeout=timeout_s, trust_env=False)
         self._bodies = Bodies(self._pool, self.base_url, self._api_key, self._retry)
 
     async def __aenter__(self) -> Self:
@@ -81,11 +88,11 @@ class TrioConnection:
     async def _put_once(self, target: UploadTarget, path: Path) -> None:
         length = {"Content-Length": str((await trio.Path(path).stat()).st_size)}
         try:
-            async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as http:
-                response = await http.request(
+            async with aclosing(_pieces_of(path)) as pieces:
+                response = await self._http.request(
                     target.method,
                     target.url,
-                    content=_pieces_of(path),
+                    content=pieces,
                     headers={**(target.headers or {}), **length},
                 )
         except httpx.TransportError as error:
@@ -97,16 +104,14 @@ class TrioConnection:
         return await self._trying(lambda: self._bodies.load(call))
 
     async def _stream(self, call: Call[None], path: Path) -> Downloaded:
-        """A file of any size, by httpx: the pool holds bodies whole, and so caps them."""
+        """A file of any size, piece by piece."""
         return await self._trying(lambda: self._streamed(call, path))
 
     async def _streamed(self, call: Call[None], path: Path) -> Downloaded:
         headers = {"X-API-Key": self._api_key, "Accept-Encoding": "identity"}
         try:
-            async with (
-                httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as http,
-                http.stream("GET", self.base_url + call.path, headers=headers) as response,
-            ):
+            url = self.base_url + call.path
+            async with self._http.stream("GET", url, headers=headers) as response:
                 if not response.is_success:
                     raise error_from(response.status_code, response.headers, await response.aread())
                 with replacing(path) as file:

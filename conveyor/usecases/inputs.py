@@ -18,7 +18,7 @@ from conveyor.domain.lists import ListBroken
 from conveyor.domain.model import Job
 from conveyor.domain.queries import ExpiredInputs
 from conveyor.ports.blobs import Stored
-from conveyor.ports.errors import BlobMissing
+from conveyor.ports.errors import BlobMissing, BlobTooLarge
 from conveyor.usecases import lists, staging
 from conveyor.usecases.env import Env
 
@@ -78,10 +78,16 @@ async def take(env: Env, job: Job, run_id: RunId, input_id: str) -> tuple[Upload
     slot = await own_input(env, job.caller, input_id)
     key = staging.source_key(job.job_id, run_id, FIRST_BATCH)
     try:
-        stored = await env.blobs.copy(slot_key(slot.input_id), key)
+        stored = await env.blobs.copy(
+            slot_key(slot.input_id), key, bytes_max=limits.UPLOAD_BYTES_MAX
+        )
     except BlobMissing:
         raise Conflict(
             "Nothing was uploaded to this file input yet.", code="file_input_not_uploaded"
+        ) from None
+    except BlobTooLarge:  # Where it went past us, nobody has looked.
+        raise InvalidArgument(
+            f"The uploaded list has more than {limits.UPLOAD_BYTES_MAX} bytes.", pointer=POINTER
         ) from None
     source = UploadedList(
         key=key,
@@ -92,10 +98,6 @@ async def take(env: Env, job: Job, run_id: RunId, input_id: str) -> tuple[Upload
         origin_batch_id=FIRST_BATCH,
     )
     try:
-        if stored.size_bytes > limits.UPLOAD_BYTES_MAX:  # Where it went past us, nobody has looked.
-            raise InvalidArgument(
-                f"The uploaded list has more than {limits.UPLOAD_BYTES_MAX} bytes.", pointer=POINTER
-            )
         return source, await _count(env, source)
     except InvalidArgument:
         await env.blobs.delete_prefix(staging.sources_prefix(job.job_id, run_id))

@@ -11,7 +11,7 @@ import trio
 
 from conveyor.domain.queries import ExpiredInputs
 from conveyor.ports.blobs import Blobs, Stored
-from conveyor.ports.errors import BlobMissing
+from conveyor.ports.errors import BlobMissing, BlobTooLarge
 from conveyor.ports.store import Store
 from tests.builders import T0, an_input, keep
 
@@ -108,9 +108,22 @@ async def test_copying_again_replaces_the_copy(blobs: Blobs) -> None:
     assert await _read(blobs, COPY) == b"second"
 
 
+async def test_what_is_larger_than_allowed_is_not_copied(blobs: Blobs) -> None:
+    await blobs.put_stream(KEY, _stream(BIG))
+
+    with pytest.raises(BlobTooLarge):
+        await blobs.copy(KEY, COPY, bytes_max=len(BIG) - 1)
+    with pytest.raises(BlobMissing):
+        await _read(blobs, COPY)
+
+    assert (await blobs.copy(KEY, COPY, bytes_max=len(BIG))).size_bytes == len(BIG)
+
+
 async def test_what_is_not_there_cannot_be_copied(blobs: Blobs) -> None:
     with pytest.raises(BlobMissing):
         await blobs.copy(KEY, COPY)
+    with pytest.raises(BlobMissing):
+        await blobs.copy(KEY, COPY, bytes_max=1)
     with pytest.raises(BlobMissing):
         await _read(blobs, COPY)
 

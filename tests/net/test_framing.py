@@ -54,6 +54,22 @@ async def test_the_answer_to_head_has_no_body_whatever_its_length_says(pool: Htt
 
 
 @pytest.mark.parametrize(
+    ("method", "status"),
+    [("HEAD", "200 OK"), ("GET", "304 Not Modified"), ("GET", "204 No Content")],
+)
+@pytest.mark.parametrize("encoding", ["gzip", "unheard-of"])
+async def test_an_answer_without_a_body_is_not_judged_by_what_it_says_of_one(
+    pool: HttpPool, method: str, status: str, encoding: str
+) -> None:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: 100000000\r\nContent-Encoding: {encoding}\r\n\r\n"
+
+    response = await fetch_raw(pool, head.encode(), method)
+
+    assert (response.body, response.is_whole) == (b"", True)
+    assert response.header(b"content-encoding") == encoding
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         OK + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import secrets
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conveyor.cli.demo_site import Site
+from conveyor.domain import limits
 from conveyor.sdk import (
     ApiError,
     Client,
@@ -18,7 +20,7 @@ from conveyor.sdk import (
     Unreachable,
 )
 from conveyor.sdk.retrying import RetryPolicy
-from tests.sdk.scripted import Scripted, problem
+from tests.sdk.scripted import Answer, Scripted, problem
 
 MISSING = 7
 
@@ -102,3 +104,21 @@ async def test_an_outage_is_named_and_tried_again(script: Scripted) -> None:
     async with TrioClient("http://127.0.0.1:9", "k", retry=quick) as client:
         with pytest.raises(Unreachable):
             await client.get("01ARZ3NDEKTSV4RRFFQ69G5FAV")
+
+
+async def test_an_export_larger_than_a_body_may_be_is_a_file_and_proves_itself(
+    script: Scripted, tmp_path: Path
+) -> None:
+    body = bytes(limits.BODY_BYTES_MAX + 1)
+    tag = f'"{hashlib.sha256(body).hexdigest()}"'
+    script.will(Answer(200, body, {"ETag": tag}), Answer(200, b"other", {"ETag": tag}))
+    once = RetryPolicy(attempts_max=1)
+    names = ("01ARZ3NDEKTSV4RRFFQ69G5FAV",) * 3
+
+    async with TrioClient(script.url, "k", retry=once) as client:
+        saved = await client.download_export(*names, tmp_path / "all.zip")
+        with pytest.raises(Unreachable, match="damaged"):
+            await client.download_export(*names, tmp_path / "other.zip")
+
+    assert saved.size_bytes == len(body) == (tmp_path / "all.zip").stat().st_size
+    assert [path.name for path in tmp_path.iterdir()] == ["all.zip"]

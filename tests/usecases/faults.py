@@ -149,8 +149,10 @@ class FaultyBlobs:
     async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
         return await self.fault.through("put_stream", lambda: self.inner.put_stream(key, pieces))
 
-    async def copy(self, key: str, to: str) -> Stored:
-        return await self.fault.through("copy", lambda: self.inner.copy(key, to))
+    async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
+        return await self.fault.through(
+            "copy", lambda: self.inner.copy(key, to, bytes_max=bytes_max)
+        )
 
     async def upload_url(self, key: str, *, content_type: str, expires_at: float) -> str | None:
         return await self.inner.upload_url(key, content_type=content_type, expires_at=expires_at)

@@ -22,7 +22,7 @@ from conveyor.engines.aws.seam import Answer, Params, Seam
 from conveyor.engines.aws.signing import PRESIGN_S_MAX
 from conveyor.ports.blobs import Stored
 from conveyor.ports.clock import Clock
-from conveyor.ports.errors import BlobMissing, Unavailable
+from conveyor.ports.errors import BlobMissing, BlobTooLarge, Unavailable
 
 # Ten thousand parts are the most; growing ones make that 430 GiB, with 80 MiB in memory at the end.
 PART_BYTES = 8 * 1024 * 1024
@@ -77,14 +77,23 @@ class S3Blobs:
                 await self._put_parts(at, first, parts)
         return digest.stored_as(key)
 
-    async def copy(self, key: str, to: str) -> Stored:
+    async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
         """The copy is read once, to know it: what a caller uploaded has no digest that we trust."""
         source, at = self._at(key), self._at(to)
+        if bytes_max is not None:
+            head = await self._call("HeadObject", source)
+            if head["ContentLength"] > bytes_max:
+                raise BlobTooLarge(key)
         for _ in range(COPIES_MAX):
             answer = await self._call("CopyObject", {**at, "CopySource": source})
             digest = _Digest()
             try:
-                await self._read({**at, "IfMatch": answer["CopyObjectResult"]["ETag"]}, digest)
+                await self._read(
+                    {**at, "IfMatch": answer["CopyObjectResult"]["ETag"]}, digest, bytes_max
+                )
+            except BlobTooLarge:
+                await self._call("DeleteObject", at)  # It was replaced after we had looked.
+                raise
             except (BlobMissing, AwsError) as error:
                 if isinstance(error, AwsError) and error.code != "PreconditionFailed":
                     raise
@@ -160,10 +169,15 @@ class S3Blobs:
         with trio.move_on_after(ABORT_S, shield=True), suppress(AwsError, Unavailable):
             await self._call("AbortMultipartUpload", upload)
 
-    async def _read(self, params: Params, digest: _Digest) -> None:
-        async with self.seam.open("s3", "GetObject", params) as answer:
-            async for piece in answer["Body"]:
+    async def _read(self, params: Params, digest: _Digest, bytes_max: int | None) -> None:
+        async with (
+            self.seam.open("s3", "GetObject", params) as answer,
+            aclosing(answer["Body"]) as body,
+        ):
+            async for piece in body:
                 digest.take(piece)
+                if bytes_max is not None and digest.size_bytes > bytes_max:
+                    raise BlobTooLarge(params["Key"])
 
     async def _delete(self, keys: Sequence[str]) -> None:
         """A request that succeeds names the keys it could not delete, and no others."""

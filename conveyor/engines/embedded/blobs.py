@@ -33,7 +33,7 @@ from conveyor.engines.embedded.hands import Hands
 from conveyor.engines.embedded.packs import MARK, Packs, Place, packed_place, sync_directory
 from conveyor.engines.embedded.streams import Scratch, aside, digest_file, fill
 from conveyor.ports.blobs import Stored
-from conveyor.ports.errors import BlobMissing, Unavailable
+from conveyor.ports.errors import BlobMissing, BlobTooLarge, Unavailable
 
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,253}"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*\Z")
@@ -109,11 +109,11 @@ class FileBlobs:
             scratch.discard()
         return Stored(key, scratch.size_bytes, scratch.sha256)
 
-    async def copy(self, key: str, to: str) -> Stored:
+    async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
         _refuse_packed(to)
         _, path = self._place(key)
         try:
-            size_bytes, sha256 = await self._hands.do(self._copy, path, *self._place(to))
+            size_bytes, sha256 = await self._hands.do(self._copy, path, *self._place(to), bytes_max)
         except FileNotFoundError as error:
             raise BlobMissing(key) from error
         except OSError as error:
@@ -236,11 +236,13 @@ class FileBlobs:
                 return
         raise FileNotFoundError(path)
 
-    def _copy(self, path: str, directory: str, to: str) -> tuple[int, str]:
+    def _copy(self, path: str, directory: str, to: str, bytes_max: int | None) -> tuple[int, str]:
         """By way of a temporary name, since a link cannot replace a file as a rename can."""
         temp = self._temp_name()
         os.link(path, temp)
         try:
+            if bytes_max is not None and os.stat(temp).st_size > bytes_max:
+                raise BlobTooLarge(to)
             digest = digest_file(temp)
             self._land(temp, directory, to)
             sync_directory(directory)

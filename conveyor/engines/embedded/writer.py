@@ -37,7 +37,9 @@ from conveyor.ports.errors import Unavailable
 T = TypeVar("T")
 Op = Callable[[sqlite3.Connection], T]
 
-_GROUP_OPS_MAX = 256  # Keeps a group below about 10 ms of the Trio thread.
+# Keeps a group below about 10 ms of the Trio thread. A step of an ingest, 1,000 rows, takes as much
+# by itself (measured: 9 to 12 ms).
+_GROUP_OPS_MAX = 256
 _COMPANY_S = 0.008
 
 _UNKNOWN = outcome.Error(Unavailable("not written"))

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 import trio
 
 from conveyor.ports.blobs import Stored
-from conveyor.ports.errors import BlobMissing
+from conveyor.ports.errors import BlobMissing, BlobTooLarge
 
 PART_BYTES = 64 * 1024
 
@@ -37,11 +37,13 @@ class MemoryBlobs:
         _check(key)
         return await self.put(key, [piece async for piece in pieces])
 
-    async def copy(self, key: str, to: str) -> Stored:
+    async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
         _check(key)
         await trio.lowlevel.checkpoint()
         if key not in self._bodies:
             raise BlobMissing(key)
+        if bytes_max is not None and len(self._bodies[key]) > bytes_max:
+            raise BlobTooLarge(key)
         return await self.put(to, [self._bodies[key]])
 
     async def upload_url(self, key: str, *, content_type: str, expires_at: float) -> str | None:

@@ -22,7 +22,7 @@ from conveyor.engines.aws.seam import LayeredSeam
 from conveyor.engines.aws.signing import Credentials
 from conveyor.engines.system import SystemClock
 from conveyor.ports.blobs import Stored
-from conveyor.ports.errors import Unavailable
+from conveyor.ports.errors import BlobTooLarge, Unavailable
 from tests.aws import REGION, a_lean_plane, a_seam
 from tests.builders import ManualClock
 from tests.conformance.bodies import BUCKET, s3_blobs
@@ -271,6 +271,33 @@ async def test_a_copy_that_somebody_replaces_before_it_is_read_is_made_again() -
     assert stored == Stored("jobs/1/list", 4, hashlib.sha256(b"list").hexdigest())
     assert [name for _, name, _ in plane.asked] == ["CopyObject", "GetObject"] * 2
     assert plane.asked[-1][2]["IfMatch"] == '"1"'
+
+
+async def test_a_body_that_is_too_large_is_neither_copied_nor_read() -> None:
+    blobs, plane = scripted({"ContentLength": 5})
+
+    with pytest.raises(BlobTooLarge):
+        await blobs.copy(KEY, "jobs/1/list", bytes_max=4)
+
+    assert [name for _, name, _ in plane.asked] == ["HeadObject"]
+
+
+async def test_a_body_that_grows_before_it_is_copied_is_not_read_to_its_end() -> None:
+    read = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            read.append(4)
+            yield b"list"
+
+    copied = {"CopyObjectResult": {"ETag": '"1"'}}
+    blobs, plane = scripted({"ContentLength": 4}, copied, {"Body": endless()}, {})
+
+    with pytest.raises(BlobTooLarge):
+        await blobs.copy(KEY, "jobs/1/list", bytes_max=9)
+
+    assert sum(read) == 12
+    assert [name for _, name, _ in plane.asked][-1] == "DeleteObject"
 
 
 @pytest.mark.parametrize(("keys_live_s", "expected"), [(None, 900), (3600, 900), (300, 300)])
