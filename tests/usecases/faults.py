@@ -176,5 +176,7 @@ class FaultyBlobs:
                     return
                 yield piece
 
-    async def delete_prefix(self, prefix: str) -> int:
-        return await self.fault.through("delete_prefix", lambda: self.inner.delete_prefix(prefix))
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
+        return await self.fault.through(
+            "delete_prefix", lambda: self.inner.delete_prefix(prefix, limit=limit)
+        )
