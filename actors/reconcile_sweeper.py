@@ -37,6 +37,7 @@ class ReconcileSweeper:
     async def run(self) -> None:
         idle_s = self.batch_idle_at_start_s
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._place_forever)
             nursery.start_soon(self._scrub_forever)
             while True:
                 await self._attempt("batches", partial(self._resume_batches, idle_s))
@@ -46,18 +47,23 @@ class ReconcileSweeper:
                 idle_s = self.batch_idle_s
                 await trio.sleep(self.period_s)
 
-    async def _scrub_forever(self) -> None:
+    async def _place_forever(self) -> None:
         while True:
             await self._attempt("events", partial(reconcile.place_events, self.env))
-            await self._attempt("scrubs", partial(reconcile.scrub_due, self.env))
             await trio.sleep(self.scrub_period_s)
 
-    async def _attempt(self, what: str, sweep: Callable[[], Awaitable[object]]) -> None:
+    async def _scrub_forever(self) -> None:
+        while True:
+            is_left = await self._attempt("scrubs", partial(reconcile.scrub_due, self.env))
+            await trio.sleep(0 if is_left else self.scrub_period_s)
+
+    async def _attempt(self, what: str, sweep: Callable[[], Awaitable[object]]) -> object:
         """One outage, or one run that changes too fast, must not keep the rest waiting."""
         try:
-            await sweep()
+            return await sweep()
         except (Unavailable, Refused) as error:
             log.warning("sweep put off", extra={"sweep": what, "cause": str(error)})
+            return None
 
     async def _resume_batches(self, idle_s: float) -> None:
         for batch in await reconcile.stalled_batches(self.env, idle_s=idle_s):

@@ -50,6 +50,19 @@ class TasksOf(Query[Task], frozen=True, kw_only=True):
         return self.statuses == frozenset({TaskStatus.FAILED})
 
 
+class TaskPage(msgspec.Struct, frozen=True):
+    """Tasks in id order, and behind which id to go on; None when nothing is left."""
+
+    tasks: list[Task]
+    until: TaskId | None
+
+
+def page_of(tasks: list[Task], query: TasksOf) -> TaskPage:
+    """The page of whoever looked until there was enough, or nothing left."""
+    is_full = len(tasks) == query.limit
+    return TaskPage(tasks, tasks[-1].task_id if is_full else None)
+
+
 class StatsOf(Query[Stats], frozen=True, kw_only=True):
     """All stats rows of a run, by shard."""
 

@@ -61,5 +61,8 @@ class Blobs(Protocol):
     def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         """Streams the body from byte `start`; BlobMissing when there is none."""
 
-    async def delete_prefix(self, prefix: str) -> int:
-        """Removes all bodies whose key starts with `prefix/`; answers 0 if there were none."""
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
+        """Removes all bodies whose key starts with `prefix/`; answers 0 if there were none.
+
+        With a `limit` it stops when about so many are gone, or more.
+        """

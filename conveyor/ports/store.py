@@ -7,7 +7,7 @@ from typing import Protocol
 
 from conveyor.domain.changes import Change, Chunk, Key, R, Verdict
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.queries import Q, Query
+from conveyor.domain.queries import Q, Query, TaskPage, TasksOf
 
 
 class Store(Protocol):
@@ -46,6 +46,14 @@ class Store(Protocol):
 
     async def find(self, query: Query[Q]) -> list[Q]:
         """The rows that the query asks for, in its order, at most `limit` of them."""
+
+    async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
+        """A page of tasks for about `read_max` rows read, however rare what is asked for may be.
+
+        - It may be short, or empty, and still say behind which id to go on.
+        - Who goes on there until nothing is left sees each task once.
+        - Every page gets further than the one before.
+        """
 
     async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         """Removes up to `limit` rows of a deleted run, or of a whole job (all but its own row).

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from conveyor.domain.changes import Applied, Change, Chunk, Insert, Update, Verdict, Write
+from conveyor.domain.queries import TaskPage
 
 _PLAIN = (str, int, float, bool, type(None))
 _SHOWN_CHARS = 40
@@ -62,6 +63,10 @@ def _find(args: Sequence[Any], rows: Sequence[Any]) -> str:
     return f"{type(args[0]).__name__} -> {len(rows)} rows"
 
 
+def _page_tasks(args: Sequence[Any], page: TaskPage) -> str:
+    return f"{type(args[0]).__name__} -> {len(page.tasks)} rows until {page.until}"
+
+
 def _read(args: Sequence[Any], row: Any) -> str:
     return f"{_fields(args[0])} -> {getattr(row, 'status', type(row).__name__)}"
 
@@ -82,6 +87,7 @@ _TELLERS: dict[str, Callable[[Sequence[Any], Any], str]] = {
     "commit": _commit,
     "put_chunk": _put_chunk,
     "find": _find,
+    "page_tasks": _page_tasks,
     "read": _read,
     "ack": _messages,
     "bounce": _messages,

@@ -27,7 +27,9 @@ T = TypeVar("T")
 SLOW_S = (1.0, 30.0)
 AT_ONCE = 0.7
 
-_MINOR = frozenset({"read", "find", "receive", "count", "marks_on", "depth", "leave_marks", "open"})
+_MINOR = frozenset(
+    {"read", "find", "page_tasks", "receive", "count", "marks_on", "depth", "leave_marks", "open"}
+)
 _HARMLESS = _MINOR | {"upload_url", "download_url"}
 
 

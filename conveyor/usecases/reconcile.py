@@ -5,12 +5,13 @@ Everything here is small, paginated, conditional on what it read, and safe to re
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 import msgspec
 
 from conveyor.domain import ingestion, lifecycle, limits
-from conveyor.domain.changes import Change, Delete, Guard, JobKey, ScrubKey, Update
+from conveyor.domain.changes import Applied, Change, Delete, Guard, JobKey, ScrubKey, Update
 from conveyor.domain.errors import Conflict
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, RUN_TERMINAL, TASK_UNFINISHED
@@ -23,7 +24,8 @@ from conveyor.usecases.ingest import Ingested
 from conveyor.usecases.walking import pages_of
 
 _PAGE = 200
-_SCRUB_ROWS = 2_000
+_SCRUB_ROWS, _SCRUB_BODIES = 2_000, 1_000
+_TURN_S = 10.0
 _ENDED_LOOKBACK_S = 3600.0
 _UNPLACED_S = 2.0
 
@@ -126,31 +128,77 @@ async def place_events(env: Env) -> int:
     return await feeds.place_left(env.store, env.news, before=env.now() - _UNPLACED_S)
 
 
-async def scrub_due(env: Env) -> int:
-    """Removes what is left of deleted jobs and runs; each is done twice, some time apart."""
-    done = 0
+async def scrub_due(env: Env) -> bool:
+    """Removes what is left of deleted jobs and runs; each is done twice, some time apart.
+
+    Nobody waits for a large one: it has its turn, and then the others. Answers whether one was left
+    unfinished that way.
+    """
+    is_left = False
     for scrub in await env.store.find(DueScrubs(due_by=env.now(), limit=_PAGE)):
-        await _scrub(env, scrub)
-        done += 1
+        is_left |= not await _scrub(env, scrub)
     await inputs.remove_expired(env)
     await env.store.purge(env.now())
-    return done
+    return is_left
 
 
-async def _scrub(env: Env, scrub: Scrub) -> None:
-    prefix = f"jobs/{scrub.job_id}"
+async def _scrub(env: Env, scrub: Scrub) -> bool:
+    """Whether that was all, or somebody else is at it."""
+    until = env.now() + _TURN_S
+    taken = await _claim(env, scrub, limits.SCRUB_CLAIM_S)
+    if taken is None:
+        return True
     if scrub.run_id is None:
         await _close_queues(env, scrub)
     else:
-        prefix = f"{prefix}/runs/{scrub.run_id}"
         await env.queue.close_run(scrub.run_id)
-        await env.blobs.delete_prefix(f"jobs/{scrub.job_id}/sources/{scrub.run_id}")
-        await env.blobs.delete_prefix(f"jobs/{scrub.job_id}/exports/{scrub.run_id}")
-        await env.blobs.delete_prefix(staging.sources_prefix(scrub.job_id, scrub.run_id))
-    await env.blobs.delete_prefix(prefix)
+    async with aclosing(_bites(env, scrub)) as bites:
+        async for _ in bites:
+            is_turn_over = env.now() >= until
+            taken = await _claim(env, taken, 0.0 if is_turn_over else limits.SCRUB_CLAIM_S)
+            if taken is None or is_turn_over:
+                return taken is None
+    await env.commit(_scrubbed(env, taken))
+    return True
+
+
+async def _claim(env: Env, scrub: Scrub, claim_s: float) -> Scrub | None:
+    """It is due again when the claim lapses, so who is lost over it costs only time. None if
+    somebody else was faster: everybody finds it when it is due."""
+    change = Change(
+        (Update(ScrubKey(scrub.scrub_id), _as(scrub), {"due_at": env.now() + claim_s}),)
+    )
+    verdict = await env.commit(change)
+    if not isinstance(verdict, Applied):
+        return None
+    (row,) = verdict.rows
+    assert isinstance(row, Scrub)
+    return row
+
+
+def _as(scrub: Scrub) -> Guard:
+    return Guard(equals=(("passes_left", scrub.passes_left), ("due_at", scrub.due_at)))
+
+
+async def _bites(env: Env, scrub: Scrub) -> AsyncGenerator[None, None]:
+    """Bodies, then rows, some at a time."""
+    for prefix in _prefixes(scrub):
+        while await env.blobs.delete_prefix(prefix, limit=_SCRUB_BODIES):
+            yield
     while await env.store.scrub(scrub.job_id, scrub.run_id, limit=_SCRUB_ROWS):
-        pass
-    await env.commit(_scrubbed(env, scrub))
+        yield
+
+
+def _prefixes(scrub: Scrub) -> list[str]:
+    job = f"jobs/{scrub.job_id}"
+    if scrub.run_id is None:
+        return [job]
+    return [
+        f"{job}/sources/{scrub.run_id}",
+        f"{job}/exports/{scrub.run_id}",
+        staging.sources_prefix(scrub.job_id, scrub.run_id),
+        f"{job}/runs/{scrub.run_id}",
+    ]
 
 
 async def _close_queues(env: Env, scrub: Scrub) -> None:
@@ -169,8 +217,7 @@ async def _close_queues(env: Env, scrub: Scrub) -> None:
 
 
 def _scrubbed(env: Env, scrub: Scrub) -> Change:
-    key = ScrubKey(scrub.scrub_id)
-    seen = Guard(equals=(("passes_left", scrub.passes_left),))
+    key, seen = ScrubKey(scrub.scrub_id), _as(scrub)
     if scrub.passes_left > 1:
         values = {"due_at": env.now() + limits.SECOND_SCRUB_S}
         return Change((Update(key, seen, values, {"passes_left": -1}),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
+from conveyor.domain import limits
 from conveyor.domain.ids import TaskId
 from conveyor.domain.model import Run, Task, TaskStatus
 from conveyor.domain.queries import TasksOf
@@ -29,9 +30,9 @@ async def pages_of(
             after=after,
             limit=limit,
         )
-        page = await env.store.find(query)
-        if page:
-            yield page
-        if len(page) < limit:
+        page = await env.store.page_tasks(query, read_max=limits.ROWS_READ_MAX)
+        if page.tasks:
+            yield page.tasks
+        if page.until is None:
             return
-        after = page[-1].task_id
+        after = page.until

@@ -184,6 +184,19 @@ async def test_deleting_a_prefix_removes_every_body_under_it_and_nothing_beside_
     assert [key for key in beside if await _exists(blobs, key)] == beside
 
 
+async def test_deleting_a_prefix_goes_on_in_bites_until_nothing_is_left(blobs: Blobs) -> None:
+    keys = [f"jobs/1/runs/{number}/a" for number in range(5)]
+    for key in keys:
+        await blobs.put(key, [b"body"])
+
+    counts = []
+    while count := await blobs.delete_prefix("jobs/1", limit=2):
+        counts.append(count)
+
+    assert sum(counts) == len(keys)
+    assert [key for key in keys if await _exists(blobs, key)] == []
+
+
 async def test_deleting_a_prefix_leaves_a_body_of_that_very_name(blobs: Blobs) -> None:
     await blobs.put("jobs/1", [b"body"])
 

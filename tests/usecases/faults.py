@@ -17,7 +17,7 @@ from typing import TypeVar
 from conveyor.domain.changes import Change, Chunk, Key, R, Verdict
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import TaskRef
-from conveyor.domain.queries import Q, Query
+from conveyor.domain.queries import Q, Query, TaskPage, TasksOf
 from conveyor.ports.blobs import Blobs, Stored
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.queue import Depth, Message, Queue
@@ -90,6 +90,11 @@ class FaultyStore:
 
     async def find(self, query: Query[Q]) -> list[Q]:
         return await self.fault.through("find", lambda: self.inner.find(query))
+
+    async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
+        return await self.fault.through(
+            "page_tasks", lambda: self.inner.page_tasks(query, read_max=read_max)
+        )
 
     async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         return await self.fault.through(
@@ -173,5 +178,7 @@ class FaultyBlobs:
                     return
                 yield piece
 
-    async def delete_prefix(self, prefix: str) -> int:
-        return await self.fault.through("delete_prefix", lambda: self.inner.delete_prefix(prefix))
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
+        return await self.fault.through(
+            "delete_prefix", lambda: self.inner.delete_prefix(prefix, limit=limit)
+        )

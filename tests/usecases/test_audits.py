@@ -8,7 +8,7 @@ import pytest
 
 from conveyor.domain import limits
 from conveyor.domain.model import Run
-from conveyor.domain.queries import Q, Query, TasksOf
+from conveyor.domain.queries import TaskPage, TasksOf
 from conveyor.usecases import audits
 from conveyor.usecases.env import Env
 from tests.usecases.faults import Fault, FaultyStore, When
@@ -22,11 +22,10 @@ class BusyStore(FaultyStore):
     env: Env
     run: Run
 
-    async def find(self, query: Query[Q]) -> list[Q]:
-        found = await self.inner.find(query)
-        if isinstance(query, TasksOf):
-            await work(self.env, self.run, count=7)
-        return found
+    async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
+        page = await self.inner.page_tasks(query, read_max=read_max)
+        await work(self.env, self.run, count=7)
+        return page
 
 
 async def test_a_run_that_goes_on_meanwhile_still_passes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -19,7 +20,7 @@ from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Accepted
 from conveyor.usecases.lookups import own_job, own_run
 from tests.builders import CALLER, ManualClock, a_ulid
-from tests.usecases.faults import Fault, When, with_fault
+from tests.usecases.faults import Fault, FaultyStore, When, with_fault
 from tests.usecases.world import (
     OTHER_CALLER,
     PAGE,
@@ -186,6 +187,7 @@ async def test_a_deletion_cut_off_at_any_call_still_leaves_nothing(when: When) -
             await reconcile.scrub_due(faulty)
         with suppress(NotFound):
             await jobs.delete(env, CALLER, accepted.job.job_id)
+        clock.advance(limits.SCRUB_CLAIM_S + 1)  # Of who was cut off.
         await reconcile.scrub_due(env)
         clock.advance(limits.SECOND_SCRUB_S + 1)
         await reconcile.scrub_due(env)
@@ -194,6 +196,62 @@ async def test_a_deletion_cut_off_at_any_call_still_leaves_nothing(when: When) -
         assert not any(rest.values()), (at, rest)
         goes_on = fault.was_reached
     assert at > 2
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStore(FaultyStore):
+    """Every bite takes a while, in which somebody else comes by."""
+
+    env: Env
+    clock: ManualClock
+    takes_s: float
+    bites: list[int] = field(default_factory=list)
+
+    async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+        self.clock.advance(self.takes_s)
+        if self.takes_s < limits.SCRUB_CLAIM_S:
+            await reconcile.scrub_due(self.env)
+        gone = await self.inner.scrub(job_id, run_id, limit=limit)
+        self.bites.append(gone)
+        return gone
+
+
+def a_slow_store(world: World, *, takes_s: float) -> SlowStore:
+    never = Fault(at=10**9, when=When.BEFORE)
+    return SlowStore(world.env.store, never, world.env, world.clock, takes_s)
+
+
+async def test_what_one_scrubs_the_others_leave_alone(
+    world: World, env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "_SCRUB_ROWS", 50)
+    accepted = await a_busy_job(env)
+    await jobs.delete(env, CALLER, accepted.job.job_id)
+    slow = a_slow_store(world, takes_s=1.0)
+
+    is_left = await reconcile.scrub_due(replace(env, store=slow))
+
+    rest = await leftovers(world, accepted)
+    assert not any(rest.values()), rest
+    assert sum(slow.bites) >= 120
+    assert not is_left
+
+
+async def test_a_large_scrub_has_its_turn_and_goes_on_in_the_next(
+    world: World, env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "_SCRUB_ROWS", 50)
+    accepted = await a_busy_job(env)
+    await jobs.delete(env, CALLER, accepted.job.job_id)
+    slow = a_slow_store(world, takes_s=limits.SCRUB_CLAIM_S + 1)
+
+    turns = 1
+    while await reconcile.scrub_due(replace(env, store=slow)):
+        turns += 1
+
+    rest = await leftovers(world, accepted)
+    assert not any(rest.values()), rest
+    assert turns == len([gone for gone in slow.bites if gone]) + 1 > 2
 
 
 async def test_deleting_a_run_removes_that_run_only(

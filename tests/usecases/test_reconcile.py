@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.domain import endings, settlement
+from conveyor.domain import endings, limits, settlement
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import RunStatus
 from conveyor.domain.settlement import Claimed
@@ -60,6 +60,21 @@ async def test_lost_messages_are_sent_again(env: Env) -> None:
     assert await work(env, accepted.run) == 100
     assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
     await check_counters(env, accepted.run)
+
+
+async def test_lost_messages_are_sent_again_where_few_are_left_among_many(
+    env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ROWS_READ_MAX", 7)
+    accepted = await submit(env, 120)
+    await work(env, accepted.run, count=117)
+    await env.queue.close_run(accepted.run.run_id)
+
+    repairs = await reconcile.sweep_runs(env)
+
+    assert repairs.resent == 3
+    assert await work(env, accepted.run) == 3
+    assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
 
 
 @dataclass(frozen=True, slots=True)

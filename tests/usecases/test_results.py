@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument, NotFound, TaskNotReady
-from conveyor.domain.queries import Query, TasksOf
+from conveyor.domain.model import TaskStatus
+from conveyor.domain.queries import TaskPage, TasksOf
 from conveyor.usecases import results
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Accepted
@@ -61,19 +60,35 @@ async def test_where_the_counters_know_of_none_no_task_is_looked_at(
 ) -> None:
     accepted = await submit(world.env, 5)
     await work(world.env, accepted.run, count=worked)
-    find = world.engine.store.find
+    page_tasks = world.engine.store.page_tasks
     asked: list[object] = []
 
-    async def find_and_tell(query: Query[Any]) -> list[Any]:
-        asked.append(type(query))
-        return await find(query)
+    async def page_and_tell(query: TasksOf, *, read_max: int) -> TaskPage:
+        asked.append(query)
+        return await page_tasks(query, read_max=read_max)
 
-    monkeypatch.setattr(world.engine.store, "find", find_and_tell)
+    monkeypatch.setattr(world.engine.store, "page_tasks", page_and_tell)
 
     found = await pages(world.env, accepted, status=status, limit=2)
 
     assert found == [[]]
-    assert TasksOf not in asked
+    assert asked == []
+
+
+@pytest.mark.parametrize("limit", [1, 3, 40])
+async def test_what_is_rare_is_found_by_its_cursors_over_pages_that_hold_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(limits, "ROWS_READ_MAX", 5)
+    accepted = await submit(world.env, 40)
+    await work(world.env, accepted.run, missing([3, 4, 31]))
+
+    found = await pages(world.env, accepted, status="failed", limit=limit)
+
+    rows = await rows_of(world.env, accepted.run)
+    failed = sorted(row.task_id for row in rows if row.status is TaskStatus.FAILED)
+    assert [task for page in found for task in page] == failed
+    assert [] in found
 
 
 async def test_a_filter_that_does_not_exist_is_refused(env: Env) -> None:

@@ -135,7 +135,7 @@ class S3Blobs:
             if error.code != "InvalidRange":  # It has no byte there, or none at all.
                 raise
 
-    async def delete_prefix(self, prefix: str) -> int:
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
         _check(prefix)
         params = {"Bucket": self.bucket, "Prefix": f"{prefix}/"}
         gone = 0
@@ -145,7 +145,7 @@ class S3Blobs:
             if keys:
                 await self._delete(keys)
                 gone += len(keys)
-            if not page["IsTruncated"]:
+            if not page["IsTruncated"] or (limit is not None and gone >= limit):
                 return gone
             params["ContinuationToken"] = page["NextContinuationToken"]
 

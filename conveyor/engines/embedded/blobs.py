@@ -161,12 +161,14 @@ class FileBlobs:
         finally:
             file.close()
 
-    async def delete_prefix(self, prefix: str) -> int:
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
         _check(prefix)
         gone = 0
         try:
             while removed := await self._hands.do(self._delete_some, prefix):
                 gone += removed
+                if limit is not None and gone >= limit:
+                    break
         except OSError as error:
             raise_translated_os(error)
         return gone

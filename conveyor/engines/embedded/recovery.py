@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 
+from conveyor.domain import limits
 from conveyor.engines.embedded.queue import sweep
 
 # In hand and still hidden. One whose time is past has come back by itself, and so will its claim.
@@ -36,12 +37,17 @@ UPDATE key_records SET claimed_until = 0 WHERE response_status IS NULL AND claim
 _LAPSE_EXPORTS = """
 UPDATE exports SET due_at = :now WHERE due_at > :now AND due_at < expires_at
 """
+# Taken by one who is gone, or due before long anyway.
+_LAPSE_SCRUBS = """
+UPDATE scrubs SET due_at = :now WHERE due_at > :now AND due_at <= :now + :claim_s
+"""
 
 
 def recover(connection: sqlite3.Connection, now: float) -> None:
     connection.execute("BEGIN IMMEDIATE")
     for sql in (_LAPSE_CLAIMS, _SHOW_MESSAGES, _LAPSE_EXPORTS):
         connection.execute(sql, {"now": now})
+    connection.execute(_LAPSE_SCRUBS, {"now": now, "claim_s": limits.SCRUB_CLAIM_S})
     connection.execute(_LAPSE_KEYS)
     connection.execute("DELETE FROM leases")
     connection.execute("DELETE FROM marks")

@@ -33,7 +33,7 @@ from conveyor.domain.changes import (
     is_tally,
 )
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.queries import AnyQuery, Q, Query
+from conveyor.domain.queries import AnyQuery, Q, Query, TaskPage, TasksOf, page_of
 from conveyor.engines.embedded import statements
 from conveyor.engines.embedded.database import Database
 from conveyor.engines.embedded.finds import find
@@ -104,6 +104,10 @@ class SqliteStore:
             lambda connection: find(connection, cast("AnyQuery", query))
         )
         return cast("list[Q]", rows)
+
+    async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
+        """Rows are read in a thread, and fast: it looks on until it has what was asked for."""
+        return page_of(await self.find(query), query)
 
     async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         gone = 0

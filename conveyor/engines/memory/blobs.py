@@ -72,13 +72,13 @@ class MemoryBlobs:
             yield body[offset : offset + PART_BYTES]
             await trio.lowlevel.checkpoint()
 
-    async def delete_prefix(self, prefix: str) -> int:
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
         _check(prefix)
         await trio.lowlevel.checkpoint()
         doomed = [key for key in self._bodies if key.startswith(f"{prefix}/")]
-        for key in doomed:
+        for key in doomed[:limit]:
             del self._bodies[key]
-        return len(doomed)
+        return len(doomed[:limit])
 
 
 def _check(key: str) -> None:

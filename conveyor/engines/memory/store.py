@@ -36,6 +36,9 @@ from conveyor.domain.queries import (
     AnyQuery,
     Q,
     Query,
+    TaskPage,
+    TasksOf,
+    page_of,
 )
 from conveyor.engines.memory.finds import Address, Table, Tables
 from conveyor.engines.memory.queue import MemoryQueue
@@ -80,6 +83,16 @@ class MemoryStore(Tables):
     async def find(self, query: Query[Q]) -> list[Q]:
         await trio.lowlevel.checkpoint()
         return cast("list[Q]", self.find_rows(cast("AnyQuery", query)))
+
+    async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
+        """It could look at everything; but who pages must be ready for less."""
+        await trio.lowlevel.checkpoint()
+        read = self._tasks_of(msgspec.structs.replace(query, statuses=None, limit=read_max))
+        found = [row for row in read if query.statuses is None or row.status in query.statuses]
+        page = page_of(found[: query.limit], query)
+        if page.until is None and len(read) == read_max:
+            return TaskPage(page.tasks, read[-1].task_id)
+        return page
 
     async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         await trio.lowlevel.checkpoint()

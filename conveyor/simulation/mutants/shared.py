@@ -76,11 +76,11 @@ def _as_it_comes(call: Any) -> Any:
     return mutated
 
 
-def _shards_but_one(tasks_of: Any) -> Any:
-    async def mutated(table: Any, query: TasksOf) -> Any:
+def _shards_but_one(ranges_of: Any) -> Any:
+    def mutated(query: TasksOf) -> Any:
         if query.after is not None and query.shard_count > 1:
             query = msgspec.structs.replace(query, shard_count=query.shard_count - 1)
-        return await tasks_of(table, query)
+        return ranges_of(query)
 
     return mutated
 
@@ -163,7 +163,7 @@ MUTANTS = (
         window=89,
         invariants=(37,),
         what="Behind a cursor, a page is made of all shards but one.",
-        apply=swapping(f"{_DYNAMO}.finds:_tasks_of", _shards_but_one),
+        apply=swapping(f"{_DYNAMO}.finds:_ranges_of", _shards_but_one),
         engines=_AWS,
         world={"sync_tasks_max": 5, "shard_count": 4, "page_rows": 3},
     ),

@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from conveyor.domain.queries import DueExports
+from conveyor.domain import limits
+from conveyor.domain.queries import DueExports, DueScrubs
 from conveyor.engines.embedded import EmbeddedEngine, open_engine, recovery
 from conveyor.engines.embedded.migrations import migrate
 from conveyor.ports.errors import QueueGone
@@ -24,6 +25,7 @@ from tests.builders import (
     ManualClock,
     a_record,
     a_ref,
+    a_scrub,
     a_task,
     an_export,
     keep,
@@ -169,6 +171,20 @@ async def test_exports_in_the_making_are_due_at_once_and_those_that_are_over_are
             due = await survivor.store.find(DueExports(due_by=clock.now(), limit=10))
 
     assert [export.export_id for export in due] == [in_hand.export_id]
+
+
+async def test_scrubs_in_hand_are_due_at_once_and_those_for_later_are_not(
+    data_dir: Path, clock: ManualClock
+) -> None:
+    in_hand = a_scrub(1, due_at=T0 + limits.SCRUB_CLAIM_S)
+    second = a_scrub(2, due_at=T0 + limits.SECOND_SCRUB_S)
+    async with _opened(data_dir, clock) as engine:
+        await keep(engine.store, in_hand, second)
+
+        async with _after_a_crash(data_dir, clock) as survivor:
+            due = await survivor.store.find(DueScrubs(due_by=clock.now(), limit=10))
+
+    assert [scrub.scrub_id for scrub in due] == [in_hand.scrub_id]
 
 
 @pytest.mark.parametrize("sql", [recovery._LAPSE_CLAIMS, recovery._SHOW_MESSAGES])

@@ -17,7 +17,7 @@ import msgspec
 from conveyor.domain.changes import RunKey
 from conveyor.domain.events import Event
 from conveyor.domain.export import Export
-from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.ids import JobId, RunId, TaskId
 from conveyor.domain.inputs import JobInput
 from conveyor.domain.model import Batch, Job, Notice, Run, Scrub, Stats, Task
 from conveyor.domain.queries import (
@@ -36,14 +36,16 @@ from conveyor.domain.queries import (
     RunsIn,
     RunsOf,
     StatsOf,
+    TaskPage,
     TasksOf,
     UnplacedEvents,
+    page_of,
 )
 from conveyor.domain.schedules import Schedule
 from conveyor.engines.aws.dynamo import layout
 from conveyor.engines.aws.dynamo.items import Item, codec_of
 from conveyor.engines.aws.dynamo.layout import BY_OWNER, BY_TIME, OF, Index, Place, stamp
-from conveyor.engines.aws.dynamo.pages import LAST, Range, merged, starting_with
+from conveyor.engines.aws.dynamo.pages import LAST, Range, Reach, merged, starting_with
 from conveyor.engines.aws.dynamo.table import Table, place_in
 from conveyor.engines.aws.dynamo.together import slices
 
@@ -129,20 +131,40 @@ def _is_due(query: DueSchedules, row: Schedule) -> bool:
 
 
 async def _tasks_of(table: Table, query: TasksOf) -> list[Task]:
-    prefix = f"Task#{query.run_id}#"
+    async with aclosing(merged(table, _ranges_of(query), limit=query.limit)) as items:
+        return [codec_of(Task).from_item(item) for item in await take(query.limit, items)]
+
+
+async def page_tasks(table: Table, query: TasksOf, *, read_max: int) -> TaskPage:
+    """What is rare is not looked for to the end: the page says how far it went."""
+    reach = Reach(read_max)
+    async with aclosing(merged(table, _ranges_of(query), limit=query.limit, reach=reach)) as items:
+        tasks = [codec_of(Task).from_item(item) for item in await take(query.limit, items)]
+    table.meter.rows_returned += len(tasks)
+    page = page_of(tasks, query)
+    if page.until is None and reach.until is not None:
+        return TaskPage(tasks, TaskId(reach.until.removeprefix(_tasks_prefix(query))))
+    return page
+
+
+def _tasks_prefix(query: TasksOf) -> str:
+    return f"Task#{query.run_id}#"
+
+
+def _ranges_of(query: TasksOf) -> list[Range]:
+    """Of each shard what lies behind `after`: that one itself would be read in vain."""
+    prefix = _tasks_prefix(query)
+    first = prefix if query.after is None else f"{prefix}{query.after}{_FIRST}"
     statuses = None if query.statuses is None else frozenset(map(str, query.statuses))
-    ranges = [
+    return [
         Range(
             partition=layout.shard(query.job_id, number),
-            first=f"{prefix}{query.after or ''}",
+            first=first,
             last=f"{prefix}{LAST}",
-            but=f"{prefix}{query.after}",
             statuses=statuses,
         )
         for number in range(query.shard_count)
     ]
-    async with aclosing(merged(table, ranges, limit=query.limit)) as items:
-        return [codec_of(Task).from_item(item) for item in await take(query.limit, items)]
 
 
 async def _stats_of(table: Table, query: StatsOf) -> list[Stats]:

@@ -1,4 +1,4 @@
-"""Lanes: how many rows are on their way into a shard at once, as many as it takes (SPEC 5.10).
+"""Lanes: how many writes are on their way to a shard at once, as many as it takes (SPEC 5.10).
 
 A partition takes so many writes a second, and nobody tells beforehand how many that are just now.
 So each shard has a lane of its own width: one more after every wave that went well, half as many
@@ -8,12 +8,12 @@ after one that was throttled. What was refused goes again; no other shard waits 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import trio
 
-from conveyor.domain.ids import RunId
 from conveyor.domain.model import Task
 from conveyor.domain.randomness import Random
 from conveyor.engines.aws.errors import AwsError, is_refused_for_now
@@ -24,8 +24,9 @@ WIDTH, WIDTH_MAX = 4, 32
 _REMEMBERED_MAX = 1024
 _THROTTLED_MAX, _LOST_MAX = 10, 3
 
-Shard = tuple[RunId, int]
-Put = Callable[[Task], Awaitable[None]]
+Shard = Hashable
+W = TypeVar("W")
+Write = Callable[[W], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -50,16 +51,24 @@ class Lanes:
             self._widths.popitem(last=False)
 
 
-async def fill_shards(lanes: Lanes, tasks: Sequence[Task], put: Put, random: Random) -> None:
+async def fill_shards(
+    lanes: Lanes, tasks: Sequence[Task], put: Write[Task], random: Random
+) -> None:
     """Puts every row, each shard at its own pace. `put` must be safe to repeat."""
     by_shard: dict[Shard, deque[Task]] = {}
     for task in tasks:
         by_shard.setdefault((task.run_id, task.shard), deque()).append(task)
+    await write_shards(lanes, by_shard, put, random)
+
+
+async def write_shards(
+    lanes: Lanes, by_shard: Mapping[Shard, deque[W]], write: Write[W], random: Random
+) -> None:
     failures: list[AwsError | Unavailable] = []
 
-    async def fill(shard: Shard, rows: deque[Task]) -> None:
+    async def fill(shard: Shard, rows: deque[W]) -> None:
         try:
-            await _fill(lanes, shard, rows, put, random)
+            await _fill(lanes, shard, rows, write, random)
         except (AwsError, Unavailable) as error:
             failures.append(error)
 
@@ -70,12 +79,14 @@ async def fill_shards(lanes: Lanes, tasks: Sequence[Task], put: Put, random: Ran
         raise failures[0]
 
 
-async def _fill(lanes: Lanes, shard: Shard, rows: deque[Task], put: Put, random: Random) -> None:
+async def _fill(
+    lanes: Lanes, shard: Shard, rows: deque[W], write: Write[W], random: Random
+) -> None:
     throttled = lost = 0  # Waves in a row of which nothing came through.
     while rows:
         wave = [rows.popleft() for _ in range(min(lanes.width_of(shard), len(rows)))]
-        failed = await _wave(wave, put)
-        rows.extendleft(task for task, _ in reversed(failed))
+        failed = await _wave(wave, write)
+        rows.extendleft(row for row, _ in reversed(failed))
         if not failed:
             lanes.widen(shard)
         if len(failed) < len(wave):
@@ -91,22 +102,22 @@ async def _fill(lanes: Lanes, shard: Shard, rows: deque[Task], put: Put, random:
             await trio.sleep(backoff_s(1 + throttled, random))
 
 
-async def _wave(wave: Sequence[Task], put: Put) -> list[tuple[Task, Unavailable]]:
+async def _wave(wave: Sequence[W], write: Write[W]) -> list[tuple[W, Unavailable]]:
     """What did not come through, and why."""
-    failed: list[tuple[Task, Unavailable]] = []
+    failed: list[tuple[W, Unavailable]] = []
     refused: list[AwsError] = []
 
-    async def do(task: Task) -> None:
+    async def do(row: W) -> None:
         try:
-            await put(task)
+            await write(row)
         except Unavailable as error:
-            failed.append((task, error))
+            failed.append((row, error))
         except AwsError as error:
             refused.append(error)
 
     async with trio.open_nursery() as nursery:
-        for task in wave:
-            nursery.start_soon(do, task)
+        for row in wave:
+            nursery.start_soon(do, row)
     if refused:
         raise refused[0]
     return failed

@@ -2,7 +2,7 @@
 
 A page of a sharded run takes about `limit / shards` rows from each shard, and goes on only where
 it runs dry: it reads little more than it returns. Every stream follows its pages to the end, also
-over empty ones.
+over empty ones, unless its reader may go so far only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from conveyor.engines.aws.dynamo.expressions import Params
@@ -55,25 +56,31 @@ class Stream:
     ready: deque[Item] = field(default_factory=deque)
     is_over: bool = False
     _start: Any = None
-    _wanted: int = 0
 
     def __post_init__(self) -> None:
         asked = self.range
         self.is_over = asked.first > asked.last or asked.statuses == frozenset()
 
-    async def fill(self, count: int) -> None:
-        """Reads on until there is something, or nothing is left."""
-        self._wanted = max(1, count)
-        while not self.ready and not self.is_over:
-            params = self._params() | {"Limit": min(self._wanted, READ_AT_ONCE_MAX)}
-            answer = await self.table.call("Query", params)
-            items = answer.get("Items", ())
-            self.ready.extend(each for each in items if self._sort_key(each) != self.range.but)
-            self.table.meter.rows_read += answer.get("ScannedCount", len(items))
-            self._start = answer.get("LastEvaluatedKey")
-            self.is_over = not self._start
-            # What is sought is rare: look at more at once.
-            self._wanted *= 2
+    @property
+    def is_dry(self) -> bool:
+        return not self.ready and not self.is_over
+
+    @property
+    def reached(self) -> str | None:
+        """The sort key up to which it was read, what did not pass included."""
+        return None if self._start is None else str(self._start[self.range.index.sk]["S"])
+
+    async def read(self, count: int) -> int:
+        """Reads on, once; answers how many rows were looked at for it."""
+        params = self._params() | {"Limit": min(max(1, count), READ_AT_ONCE_MAX)}
+        answer = await self.table.call("Query", params)
+        items = answer.get("Items", ())
+        self.ready.extend(each for each in items if self._sort_key(each) != self.range.but)
+        looked_at = int(answer.get("ScannedCount", len(items)))
+        self.table.meter.rows_read += looked_at
+        self._start = answer.get("LastEvaluatedKey")
+        self.is_over = not self._start
+        return looked_at
 
     def head(self) -> str:
         return self._sort_key(self.ready[0])
@@ -108,21 +115,49 @@ class Stream:
         return params
 
 
+@dataclass(slots=True)
+class Reach:
+    """How many rows may still be read. Where they do not suffice, `until` is how far they went."""
+
+    rows_left: int
+    until: str | None = None
+
+
 async def merged(
-    table: Table, ranges: Sequence[Range], *, limit: int
+    table: Table, ranges: Sequence[Range], *, limit: int, reach: Reach | None = None
 ) -> AsyncGenerator[Item, None]:
-    """The items of all ranges in the order of their sort keys; `limit` is how many are expected."""
+    """The items of all ranges in the order of their sort keys; `limit` is how many are expected.
+
+    With a `reach` it ends where nobody knows without reading more what comes next. Only ascending
+    ranges have one.
+    """
     streams = [Stream(table, each) for each in ranges]
     choose = max if any(each.is_descending for each in ranges) else min
     given = 0
     while True:
         left = limit - given % limit
         share = left if len(streams) == 1 else max(1, int(_CAUTION * left / len(streams)))
-        dry = [stream for stream in streams if not stream.ready and not stream.is_over]
-        if dry:
-            await together(lambda stream: stream.fill(share), dry)  # noqa: B023 (awaited here)
+        await _fill([stream for stream in streams if stream.is_dry], share, reach)
         full = [stream for stream in streams if stream.ready]
+        known = [stream.reached for stream in streams if stream.is_dry and stream.reached]
+        if reach is not None and known:
+            reach.until = min(known)
+            full = [stream for stream in full if stream.head() <= reach.until]
         if not full:
             return
         yield choose(full, key=Stream.head).ready.popleft()
         given += 1
+
+
+async def _fill(dry: Sequence[Stream], count: int, reach: Reach | None) -> None:
+    """Reads on until none is dry, or no more may be read; each gets somewhere at least."""
+    while dry:
+        if reach is not None:
+            if reach.rows_left < len(dry) and all(stream.reached for stream in dry):
+                return
+            count = min(count, max(1, reach.rows_left // len(dry)))
+        looked_at = await together(partial(Stream.read, count=count), dry)
+        if reach is not None:
+            reach.rows_left -= sum(looked_at)
+        dry = [stream for stream in dry if stream.is_dry]
+        count *= 2  # What is sought is rare: look at more at once.

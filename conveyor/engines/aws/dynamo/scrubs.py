@@ -39,16 +39,29 @@ _IN_JOB = ("Batch", "Notice", "Export", "Budget", "Share")
 async def scrub(table: Table, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
     """Pointers go with their rows and are not counted."""
     shard_count = await _shard_count(table, job_id)
+    shards = [layout.shard(job_id, number) for number in range(shard_count)]
+    gone = 0
+    for kind in _IN_SHARDS:
+        ranges = [starting_with(shard, f"{kind}#{run_id or ''}") for shard in shards]
+        gone += await _scrub_shards(table, ranges, limit - gone)
     doomed: list[list[Place]] = []
-    async with aclosing(_doomed(table, job_id, run_id, shard_count)) as rows:
-        async for places in rows:
+    async with aclosing(_doomed(table, job_id, run_id)) as rows:
+        while gone + len(doomed) < limit and (places := await anext(rows, None)) is not None:
             doomed.append(places)
-            if len(doomed) == limit:
-                break
     # What the others are found by goes last, or who is cut off leaves something for good.
     await table.remove([place for places in doomed for place in places[:-1]])
     await table.remove([places[-1] for places in doomed])
-    return len(doomed)
+    return gone + len(doomed)
+
+
+async def _scrub_shards(table: Table, ranges: list[Range], limit: int) -> int:
+    """As many rows of one shard as of the other, so that all are at work."""
+    if limit <= 0:
+        return 0
+    async with aclosing(merged(table, ranges, limit=limit)) as items:
+        places = [place_in(item) for item in await take(limit, items)]
+    await table.remove_from_shards(places)
+    return len(places)
 
 
 async def _shard_count(table: Table, job_id: JobId) -> int:
@@ -62,25 +75,22 @@ async def _shard_count(table: Table, job_id: JobId) -> int:
 
 
 async def _doomed(
-    table: Table, job_id: JobId, run_id: RunId | None, shard_count: int
+    table: Table, job_id: JobId, run_id: RunId | None
 ) -> AsyncGenerator[list[Place], None]:
     """The items of one row after the other: it, what points at it, and last where it was found."""
-    shards = [layout.shard(job_id, number) for number in range(shard_count)]
     job = layout.job(job_id)
 
-    def of(partition: str, kind: str, index: Index = BASE) -> Range:
-        return starting_with(partition, f"{kind}#{run_id or ''}", index)
+    def of(kind: str, index: Index = BASE) -> Range:
+        return starting_with(job, f"{kind}#{run_id or ''}", index)
 
-    ranges = [of(shard, kind) for kind in _IN_SHARDS for shard in shards]
-    ranges += [of(job, kind) for kind in _IN_JOB]
-    for each in ranges:
-        async with aclosing(merged(table, [each], limit=_PAGE)) as items:
+    for kind in _IN_JOB:
+        async with aclosing(merged(table, [of(kind)], limit=_PAGE)) as items:
             async for item in items:
                 yield list(dict.fromkeys([target_of(item), place_in(item)]))
-    async with aclosing(_shown(table, of(job, "Event", BY_OWNER))) as places:
+    async with aclosing(_shown(table, of("Event", BY_OWNER))) as places:
         async for place in places:
             yield [place]
-    async with aclosing(merged(table, [of(job, "Run")], limit=_PAGE)) as items:
+    async with aclosing(merged(table, [of("Run")], limit=_PAGE)) as items:
         async for item in items:
             yield [*_pointers(item), place_in(item)]
 

@@ -22,7 +22,7 @@ from conveyor.domain.changes import (
 )
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import TaskRef
-from conveyor.domain.queries import AnyQuery, Q, Query
+from conveyor.domain.queries import AnyQuery, Q, Query, TaskPage, TasksOf
 from conveyor.engines.aws.dynamo import chunks, commits, finds, scrubs
 from conveyor.engines.aws.dynamo.commits import NotWritten
 from conveyor.engines.aws.dynamo.table import Table
@@ -82,6 +82,9 @@ class DynamoStore:
 
     async def find(self, query: Query[Q]) -> list[Q]:
         return cast("list[Q]", await finds.find(self._table, cast("AnyQuery", query)))
+
+    async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
+        return await finds.page_tasks(self._table, query, read_max=read_max)
 
     async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         return await scrubs.scrub(self._table, job_id, run_id, limit=limit)

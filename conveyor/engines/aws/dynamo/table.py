@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from conveyor.domain.changes import AnyKey
 from conveyor.domain.randomness import Random
 from conveyor.engines.aws.dynamo.expressions import Params, codec_for, key_item
 from conveyor.engines.aws.dynamo.items import Item
-from conveyor.engines.aws.dynamo.lanes import Lanes
+from conveyor.engines.aws.dynamo.lanes import Lanes, Shard, write_shards
 from conveyor.engines.aws.dynamo.layout import PK, SK, Place, place_of
 from conveyor.engines.aws.dynamo.together import slices, together
 from conveyor.engines.aws.errors import AwsError
@@ -28,6 +29,7 @@ ROUNDS_MAX = 8
 ROUNDS_S_MAX = 20.0
 
 REFUSED = "ConditionalCheckFailedException"
+THROTTLED = "ProvisionedThroughputExceededException"
 CANCELLED = "TransactionCanceledException"
 
 
@@ -105,6 +107,27 @@ class Table:
             return not requests
 
         await self._until_done(ask)
+
+    async def remove_from_shards(self, places: Sequence[Place]) -> None:
+        """Removes items of many partitions, each at the pace that it takes."""
+        by_shard: dict[str, list[Place]] = {}
+        for place in dict.fromkeys(places):
+            by_shard.setdefault(place[0], []).append(place)
+        work: dict[Shard, deque[list[Place]]] = {
+            ("remove", shard): deque(map(list, slices(its, WRITTEN_MAX)))
+            for shard, its in by_shard.items()
+        }
+        await write_shards(self.lanes, work, self._remove_once, self.random)
+
+    async def _remove_once(self, places: list[Place]) -> None:
+        """What the table left undone is what is left of `places`."""
+        requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
+        asked = {"RequestItems": {self.name: requests}}
+        answer = await self.call("BatchWriteItem", asked, attempts_max=1)
+        undone = answer.get("UnprocessedItems", {}).get(self.name, ())
+        if undone:
+            places[:] = [place_in(each["DeleteRequest"]["Key"]) for each in undone]
+            raise Unavailable("some were left undone") from AwsError(THROTTLED, "left undone")
 
     async def write(
         self, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
