@@ -33,7 +33,8 @@ from conveyor.usecases.jobs import Accepted
 from conveyor.usecases.lookups import totals_of
 
 WARM = 40_000.0
-PART_MIN = 3_000
+PART_MIN = 6_000
+ROUNDS_MIN = 3
 LOOK_S = 0.5
 STEADY = (0.25, 0.75)  # Filling up and running dry tell nothing about a long list.
 FRESH_MAX = 100_000  # Nearly all that lives here lives long: looking for the dead costs a fifth.
@@ -79,6 +80,7 @@ def main(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
     logging.disable(logging.WARNING)  # A throttle is no news here: they are counted.
     gc.set_threshold(FRESH_MAX, 20, 100)
+    assert options.rounds == 0 or options.rounds >= ROUNDS_MIN, "no part of it would be steady"
     load = Load(options.tasks, options.rounds, options.callers)
     measured = []
     for arm in ARMS if options.arm is None else [ARMS[number - 1] for number in options.arm]:
@@ -107,7 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arm", type=int, action="append", help=f"only this one ({numbered})")
     parser.add_argument("--tasks", type=int, default=1_000_000, help="pages in the long list")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="run so many pages for each slot; 0 runs them all"
+        "--rounds",
+        type=int,
+        default=ROUNDS_MIN,
+        help="run so many pages for each slot; 0 runs them all",
     )
     parser.add_argument("--callers", type=int, default=200, help="those with a short list")
     parser.add_argument("--slots", type=int, default=40, help="pages that a worker has in flight")
@@ -140,7 +145,7 @@ async def measure(plan: Plan, load: Load, seed: int, tell: Tell) -> Measured:
         async with trio.open_nursery() as nursery:
             gap_s = count * plan.think_s / slots / load.callers
             nursery.start_soon(_arrive, fleet, load.callers, gap_s, small)
-            marks = await _drain(fleet, long, count, tell)
+            marks = await _drain(fleet, long, count, slots, tell)
         tasks = count + SMALL * len(small)
         first, last = marks[0], marks[-1]
         seconds = last.at - first.at
@@ -191,15 +196,16 @@ def _by_service(calls: Counter[str], tasks: int) -> dict[str, float]:
     return {name: count / tasks for name, count in sorted(by_service.items())}
 
 
-async def _drain(fleet: Fleet, job: Accepted, count: int, tell: Tell) -> list[Mark]:
-    """Waits for the end of it, and answers what was seen in its steady part."""
+async def _drain(fleet: Fleet, job: Accepted, count: int, slots: int, tell: Tell) -> list[Mark]:
+    """Waits for the end of it, and answers what was seen in its steady part: while there was
+    something left for every slot."""
     marks: list[Mark] = []
-    done = 0
+    done, steady_max = 0, min(STEADY[1] * count, count - slots)
     while done < count:
         await trio.sleep(LOOK_S)
         done = await _insist(lambda: _done(fleet, job))
         tell(done, count)
-        if done >= STEADY[0] * count and (len(marks) < 2 or done <= STEADY[1] * count):
+        if done >= STEADY[0] * count and (len(marks) < 2 or done <= steady_max):
             gateway, written = fleet.gateway, Counter(fleet.written())
             marks.append(Mark(trio.current_time(), gateway.served, gateway.inflight, written))
     return marks

@@ -121,7 +121,7 @@ def _page(measured: Sequence[Measured]) -> str:
         "`max_inflight` of 100 that would be the first limit. The gateway takes all that it gets.",
         "",
         "Where `run` says less than the whole list, only that part was run: hours and prices are",
-        "extrapolated from it. Rates and loads are those of its middle half, of all lists",
+        "extrapolated from it. Rates and loads are those of its middle, of all lists",
         "together; filling the slots and the last pages are not in them. Calls, units and prices",
         "are those of all tasks. Redis is paid by the hour, and workers and pages are not in the",
         "price.",
