@@ -13,6 +13,7 @@ RESULTS = Path(__file__).parent / "results"
 COLD = 4_000.0
 PARTITION_WRITES = 1_000.0
 SMALL = 10
+SLOTS = ("slots", "more workers")
 
 
 class Arm(msgspec.Struct, frozen=True):
@@ -62,18 +63,30 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return self.small_worst_s / self.solo_s
 
     @property
+    def shared(self) -> tuple[float, str, str]:
+        """Of what all workers share, that which is nearest to its end: how near, what it is, and
+        what lifts it."""
+        return max(
+            (self.partition_load, "a partition", "more shards"),
+            (self.table_load, "the table", "warm throughput"),
+        )
+
+    @property
     def limit(self) -> tuple[str, str]:
         """What is nearest to its end, and what lifts it."""
-        loads = {
-            ("slots", "more workers"): self.slots_busy,
-            (f"a partition ({self.hottest})", "more shards"): self.partition_load,
-            ("the table", "warm throughput"): self.table_load,
-        }
-        return max(loads, key=lambda name: loads[name])
+        load, what, lift = self.shared
+        return (what, lift) if load > self.slots_busy else SLOTS
+
+    @property
+    def next_limit(self) -> str:
+        """What more workers come to, and how many would: loads grow as workers do."""
+        load, what, lift = self.shared
+        workers = int(self.label.split()[0])
+        return f"{what}, at about {workers / load:.0f} workers: {lift}"
 
     def line(self) -> dict[str, object]:
         what, lift = self.limit
-        derived = {"drain_h": self.drain_h, "unfairness": self.unfairness}
+        derived = {"drain_h": self.drain_h, "unfairness": self.unfairness, "next": self.next_limit}
         return {**msgspec.structs.asdict(self), **derived, "limit": what, "lift": lift}
 
 
@@ -124,7 +137,9 @@ def _page(measured: Sequence[Measured]) -> str:
         "extrapolated from it. Rates and loads are those of its middle, of all lists",
         "together; filling the slots and the last pages are not in them. Calls, units and prices",
         "are those of all tasks. Redis is paid by the hour, and workers and pages are not in the",
-        "price.",
+        "price. Every worker looks into every list, and short ones have a job to make for few",
+        "pages: compare calls, units and prices only between fleets with as many callers.",
+        "`where workers alone lead` takes it that loads grow as workers do.",
         "",
         "| | " + " | ".join(each.label for each in measured) + " |",
         "|---|" + "---:|" * len(measured),
@@ -146,6 +161,7 @@ ROWS: Sequence[tuple[str, Tell]] = (
     ("hours for the whole list", lambda each: f"{each.drain_h:.2f}"),
     ("**the limit here**", lambda each: each.limit[0]),
     ("**what lifts it**", lambda each: each.limit[1]),
+    ("where workers alone lead", lambda each: each.next_limit),
     ("slots in use", lambda each: f"{each.slots_busy:.0%}"),
     ("the table, of what it takes", lambda each: f"{each.table_load:.0%}"),
     ("hottest partition, of 1,000 WCU/s", lambda each: f"{each.partition_load:.0%}"),
@@ -171,13 +187,13 @@ def _draw(measured: Sequence[Measured]) -> None:
         Panel(
             "Tasks a second, and what stops it there",
             [(each.label, each.tasks_per_s) for each in measured],
-            notes=[f"limit: {each.limit[0]}" for each in measured],
+            notes=[f"limit: {each.limit[0]}, lifted by {each.limit[1]}" for each in measured],
         ),
         Panel(
-            f"Hours for {one.tasks:,} tasks",
+            f"Hours for {one.tasks:,} tasks, and what more workers alone would come to",
             [(each.label, each.drain_h) for each in measured],
             "h",
-            notes=[f"lifted by: {each.limit[1]}" for each in measured],
+            notes=[f"next: {each.next_limit}" for each in measured],
         ),
         Panel(
             "Slots in use (here and in the next two, full width is all there is)",
@@ -202,6 +218,14 @@ def _draw(measured: Sequence[Measured]) -> None:
             [(each.label, each.unfairness) for each in measured],
             "x",
         ),
-        Panel("List price of a million", [(e.label, e.usd_per_million) for e in measured], "USD"),
+        Panel(
+            "List price of a million",
+            [(each.label, each.usd_per_million) for each in measured],
+            "USD",
+            notes=[f"beside {each.callers - 1:,} short lists" for each in measured],
+        ),
     ]
-    draw(RESULTS / "scale.svg", "Growing fleets: one long list, and many short ones", panels)
+    title = (
+        f"Growing fleets, extrapolated from {min(each.part for each in measured):,} tasks or more"
+    )
+    draw(RESULTS / "scale.svg", title, panels)
