@@ -10,16 +10,20 @@ from xml.sax.saxutils import escape
 import msgspec
 
 RESULTS = Path(__file__).parent / "results"
-WIDTH, BAR, GAP, LEFT, TOP = 720, 22, 8, 190, 34
+WIDTH, BAR, GAP, LEFT, TOP = 760, 22, 8, 210, 34
+PLAIN, NOTED = 120, 430  # What is left for the text behind the longest bar.
 COLOURS = ("#8a94a6", "#2f6f8f", "#3f9f6f", "#c9803f", "#b0524f", "#7a5fa0")
 
 
 class Panel(msgspec.Struct, frozen=True):
-    """One chart: a bar for each label, and what its numbers are."""
+    """One chart: a bar for each label, and what its numbers are. `notes` are said behind the bars;
+    `most` is the number whose bar would be of full width, if not the highest one."""
 
     title: str
     bars: Sequence[tuple[str, float]]
     unit: str = ""
+    notes: Sequence[str] = ()
+    most: float | None = None
 
 
 def place_of(name: str, *, is_whole: bool) -> Path:
@@ -40,9 +44,11 @@ def draw(path: Path, title: str, panels: Sequence[Panel]) -> None:
     for panel in panels:
         parts.append(f'<text x="12" y="{y + 16}" font-weight="bold">{escape(panel.title)}</text>')
         y += 26
-        most = max((value for _, value in panel.bars), default=1.0) or 1.0
+        most = panel.most or max((value for _, value in panel.bars), default=1.0) or 1.0
         for number, (label, value) in enumerate(panel.bars):
-            parts += _bar(y, label, value / most, f"{_number(value)} {panel.unit}", number)
+            note = f" · {panel.notes[number]}" if panel.notes else ""
+            text = f"{_number(value)} {panel.unit}".rstrip() + note
+            parts += _bar(y, label, value / most, text, number, NOTED if panel.notes else PLAIN)
             y += BAR + GAP
         y += 12
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,8 +64,8 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _bar(y: int, label: str, share: float, text: str, number: int) -> list[str]:
-    width = max(2, round(share * (WIDTH - LEFT - 120)))
+def _bar(y: int, label: str, share: float, text: str, number: int, right: int) -> list[str]:
+    width = max(2, round(share * (WIDTH - LEFT - right)))
     middle = y + BAR - 6
     colour = COLOURS[number % len(COLOURS)]
     size = f'width="{width}" height="{BAR}"'

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 from prometheus_client import CollectorRegistry
@@ -25,6 +26,7 @@ from conveyor.domain.budget import Price
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Webhook
 from conveyor.domain.submission import TaskDraft
+from conveyor.engines.aws.dynamo.layout import INDEXES
 from conveyor.engines.aws.engine import engine_on, make_ready
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.seam import LayeredSeam
@@ -35,6 +37,8 @@ from conveyor.shared_engine import names_of, share
 from conveyor.simulation.models import AwsModel, Fate, Pessimism, RedisModel
 from conveyor.simulation.models.dynamodb.capacity import Place
 from conveyor.simulation.models.pessimism import CallFaults, CapacityLimits, DynamoFaults
+from conveyor.simulation.models.redis.keyspace import Keyspace
+from conveyor.simulation.models.redis.model import ModelledLink
 from conveyor.telemetry import make_metrics
 from conveyor.usecases.env import Env, Here
 from conveyor.usecases.jobs import Accepted, Submission, submit
@@ -42,6 +46,10 @@ from conveyor.usecases.jobs import Accepted, Submission, submit
 EPOCH_S = 1_800_000_000.0
 LATENCY_S = (0.002, 0.012)
 BODY = b"<p>a page</p>" * 40
+T = TypeVar("T")
+
+LONG = "long"
+LONG_HOST = f"https://{LONG}.example/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,22 +87,37 @@ class Plan:
 
 @dataclass(slots=True)
 class SlowGateway:
-    """Pages take as long as pages do: `think_s` on average, a few of them far longer."""
+    """Pages of the long list take as long as pages do: `think_s` on average, a few of them far
+    longer. Those of short lists take just as long: whatever is more, they have waited."""
 
     think_s: float
     draw: random.Random
     inflight: int = 0
+    served: int = 0
 
     def price(self, params: Mapping[str, str]) -> Price:
         return Price()
 
     async def scrape(self, request: ScrapeRequest) -> Outcome:
         self.inflight += 1
+        is_long = request.url.startswith(LONG_HOST)
         try:
-            await trio.sleep(self.draw.expovariate(1 / self.think_s))
+            await trio.sleep(self.draw.expovariate(1 / self.think_s) if is_long else self.think_s)
         finally:
             self.inflight -= 1
+        self.served += 1
         return Scraped(status=200, content_type="text/html", body=BODY)
+
+
+@dataclass(slots=True, kw_only=True)
+class MeteredRedis(RedisModel):
+    """Counts what is asked of it, as the link to a real one does."""
+
+    meter: Meter = field(default_factory=Meter)
+
+    async def ask(self, link: ModelledLink, do: Callable[[Keyspace], T]) -> T:
+        self.meter.count_redis("ask")
+        return await RedisModel.ask(self, link, do)
 
 
 class NobodyToTell:
@@ -107,11 +130,15 @@ class NobodyToTell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
+    """`meter` counts what workers and submits ask for; `watch` is how callers see what became of
+    it, and is not on the bill."""
+
     plan: Plan
     model: AwsModel
     meter: Meter
     gateway: SlowGateway
     env: Env
+    watch: Env
 
     async def submit(self, caller: str, count: int, *, max_inflight: int) -> Accepted:
         drafts = [TaskDraft(url=f"https://{caller}.example/{n}") for n in range(count)]
@@ -129,9 +156,12 @@ async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
     """Everybody at work; callers go through the process of the first worker."""
     draw, clock = random.Random(seed), VirtualClock(EPOCH_S)
     fate = Fate(random=draw, pessimism=plan.pessimism)
-    model, redis = AwsModel(clock=clock, fate=fate), RedisModel(clock=clock, fate=fate)
-    meter = Meter()
-    await make_ready(_a_seam(model, draw, meter), names_of(plan.settings), region="us-east-1")
+    model, redis = AwsModel(clock=clock, fate=fate), MeteredRedis(clock=clock, fate=fate)
+    meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
+    redis.meter = meter
+    names = names_of(plan.settings)
+    await make_ready(_a_seam(model, draw, meter), names, region="us-east-1")
+    watch = await engine_on(_a_seam(model, draw, Meter()), model, names, clock=clock, random=draw)
     gateway = SlowGateway(plan.think_s, draw)
     async with AsyncExitStack() as stack:
         worlds = [
@@ -143,7 +173,14 @@ async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
         nursery = await stack.enter_async_context(trio.open_nursery())
         for world in worlds:
             await nursery.start(world.worker().run)
-        yield Fleet(plan=plan, model=model, meter=meter, gateway=gateway, env=worlds[0].env)
+        yield Fleet(
+            plan=plan,
+            model=model,
+            meter=meter,
+            gateway=gateway,
+            env=worlds[0].env,
+            watch=replace(worlds[0].env, store=watch.store),
+        )
         nursery.cancel_scope.cancel()
 
 
@@ -157,7 +194,7 @@ async def _a_worker(
     plan: Plan,
     seam: LayeredSeam,
     model: AwsModel,
-    redis: RedisModel,
+    redis: MeteredRedis,
     gateway: SlowGateway,
     draw: random.Random,
 ) -> AsyncGenerator[World, None]:

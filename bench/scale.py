@@ -2,127 +2,128 @@
 
 The real workers run in virtual time on modelled AWS, which takes no more than AWS says it does: a
 thousand write units a second and partition, four thousand on a cold table. One caller has a long
-list, many others a short one each. A part of the long list tells how fast a million would go.
+list, hundreds of others a short one each. A part of the long list tells how fast all of it would
+go; `--rounds 0` runs all of it. Fleets are kept in `scale.json` as they are measured, and the
+table and the figure show all that are kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from statistics import median
+from typing import TypeVar
 
 import msgspec
 import trio
 from trio.testing import MockClock
 
-from bench.figure import Panel, draw
-from bench.fleet import Fleet, Plan, a_fleet
+from bench.fleet import LONG, Fleet, Plan, a_fleet
+from bench.scaletable import COLD, PARTITION_WRITES, SMALL, Arm, Measured, keep, show, write_all
 from conveyor.domain.changes import RunKey
 from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.ports.errors import Unavailable
 from conveyor.simulation.models.dynamodb.capacity import Place
 from conveyor.usecases.jobs import Accepted
 from conveyor.usecases.lookups import totals_of
 
-RESULTS = Path(__file__).parent / "results"
-MILLION = 1_000_000
-COLD, WARM = 4_000.0, 40_000.0
-PARTITION_WRITES = 1_000.0
-ROUNDS = 6  # As many pages in the long list as make so many for each slot.
-SMALL = 10
-CALLERS = 200
-LOOK_S = 1.0
-STEADY = (0.2, 0.8)  # Filling up and running dry, a sixth each, tell nothing about a million.
-
-
-class Arm(msgspec.Struct, frozen=True):
-    """A fleet to try: its plan, and what is different about it."""
-
-    workers: int
-    shards: int
-    table_writes: float
-
-    @property
-    def label(self) -> str:
-        heat = "cold" if self.table_writes == COLD else "warm"
-        return f"{self.workers} workers, {self.shards} shards, {heat}"
-
+WARM = 40_000.0
+PART_MIN = 6_000
+ROUNDS_MIN = 3
+LOOK_S = 0.5
+STEADY = (0.25, 0.75)  # Filling up and running dry tell nothing about a long list.
+FRESH_MAX = 100_000  # Nearly all that lives here lives long: the dead are looked for less often.
 
 ARMS = (
     Arm(10, 8, COLD),
-    Arm(30, 8, COLD),
+    Arm(25, 8, COLD),
+    Arm(50, 8, COLD),
+    Arm(50, 8, WARM),
     Arm(100, 8, COLD),
     Arm(100, 8, WARM),
     Arm(100, 32, WARM),
 )
 
+T = TypeVar("T")
+Tell = Callable[[int, int], None]
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    label: str
-    tasks_per_s: float
-    slots_busy: float
-    partition_load: float
-    table_load: float
-    throttled_per_task: float
-    calls_per_task: float
-    write_units_per_task: float
-    usd_per_million: float
-    small_s: float
-    small_worst_s: float
-    solo_s: float
-    cpu_s: float
 
-    @property
-    def million_h(self) -> float:
-        return MILLION / self.tasks_per_s / 3600
+class Load(msgspec.Struct, frozen=True):
+    """What callers bring: a long list of which a part is run, and short ones."""
 
-    def line(self) -> dict[str, object]:
-        return {**msgspec.structs.asdict(self), "limit": self.limit}
+    tasks: int
+    rounds: int
+    callers: int
 
-    @property
-    def limit(self) -> str:
-        """What is nearest to its end, and what lifts it."""
-        loads = {
-            "workers: add some": self.slots_busy,
-            "a partition: more shards": self.partition_load,
-            "the cold table: warm it": self.table_load,
-        }
-        return max(loads, key=lambda name: loads[name])
+    def part(self, plan: Plan) -> int:
+        """As many pages as make `rounds` for each slot."""
+        if not self.rounds:
+            return self.tasks
+        return min(self.tasks, max(PART_MIN, self.rounds * plan.workers * plan.slots))
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """What had happened by an instant."""
+
+    at: float
+    served: int
+    inflight: int
+    written: Counter[Place]
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench scale", description=__doc__)
-    parser.add_argument("--slots", type=int, default=100, help="pages that a worker has in flight")
-    parser.add_argument("--think", type=float, default=5.0, help="seconds that a page takes")
-    parser.add_argument(
-        "--arms", type=int, default=len(ARMS), help="only so many, small ones first"
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     logging.disable(logging.WARNING)  # A throttle is no news here: they are counted.
+    gc.set_threshold(FRESH_MAX, 20, 100)
+    assert options.rounds == 0 or options.rounds >= ROUNDS_MIN, "no part of it would be steady"
+    load = Load(options.tasks, options.rounds, options.callers)
     measured = []
-    for arm in ARMS[: options.arms]:
+    for arm in ARMS if options.arm is None else [ARMS[number - 1] for number in options.arm]:
         plan = Plan(
-            workers=arm.workers,
+            workers=options.workers or arm.workers,
             slots=options.slots,
             shards=arm.shards,
             table_writes=arm.table_writes,
             think_s=options.think,
         )
-        tell = teller(arm.label)
         clock = MockClock(autojump_threshold=0)
-        measured.append(trio.run(measure, arm.label, plan, options.seed, tell, clock=clock))
+        tell = teller(arm.label)
+        measured.append(trio.run(measure, plan, load, options.seed, tell, clock=clock))
+        if not options.workers:
+            keep(measured[-1])
     show(measured)
-    draw_all(measured)
+    if not options.workers:
+        write_all([arm.label for arm in ARMS])
     if options.json:
         print(msgspec.json.encode([each.line() for each in measured]).decode())
 
 
-def teller(label: str) -> Callable[[int, int], None]:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench scale", description=__doc__)
+    numbered = ", ".join(f"{number}: {arm.label}" for number, arm in enumerate(ARMS, 1))
+    parser.add_argument("--arm", type=int, action="append", help=f"only this one ({numbered})")
+    parser.add_argument("--tasks", type=int, default=1_000_000, help="pages in the long list")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=ROUNDS_MIN,
+        help="run so many pages for each slot; 0 runs them all",
+    )
+    parser.add_argument("--callers", type=int, default=200, help="those with a short list")
+    parser.add_argument("--slots", type=int, default=40, help="pages that a worker has in flight")
+    parser.add_argument("--think", type=float, default=2.0, help="seconds that a page takes")
+    parser.add_argument("--workers", type=int, help="another number, for a try: nothing is kept")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    return parser
+
+
+def teller(label: str) -> Tell:
     def tell(done: int, total: int) -> None:
         if sys.stderr.isatty():
             print(f"\r{label}: {done:,} of {total:,}", end="", file=sys.stderr, flush=True)
@@ -130,29 +131,43 @@ def teller(label: str) -> Callable[[int, int], None]:
     return tell
 
 
-async def measure(label: str, plan: Plan, seed: int, tell: Callable[[int, int], None]) -> Measured:
-    count = ROUNDS * plan.workers * plan.slots
+async def measure(plan: Plan, load: Load, seed: int, tell: Tell) -> Measured:
+    count = load.part(plan)
     began = time.process_time()
     async with a_fleet(plan, seed) as fleet:
         solo_s = await _time(fleet, "alone")
-        meter = fleet.meter
-        calls, units, usd = meter.calls.total(), meter.write_units, meter.price_millionths
-        long = await fleet.submit("long", count, max_inflight=plan.workers * plan.slots)
+        meter, fired = fleet.meter, fleet.model.fate.fired
+        calls, units, usd = Counter(meter.calls), meter.write_units, meter.price_millionths
+        served, throttled = fleet.gateway.served, fired["dynamodb.throttled"]
+        slots = plan.workers * plan.slots
+        long = await _insist(lambda: fleet.submit(LONG, count, max_inflight=slots))
         small: list[float] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_arrive, fleet, small)
-            rate, busy, hottest, table = await _drain(fleet, long, count, tell)
+            gap_s = count * plan.think_s / slots / load.callers
+            nursery.start_soon(_arrive, fleet, load.callers, gap_s, small)
+            marks = await _drain(fleet, long, count, slots, tell)
         tasks = count + SMALL * len(small)
+        first, last = marks[0], marks[-1]
+        seconds = last.at - first.at
+        grown = last.written - first.written
+        (hottest, hottest_units), *_ = grown.most_common(1)
         return Measured(
-            label=label,
-            tasks_per_s=rate,
-            slots_busy=busy / (plan.workers * plan.slots),
-            partition_load=hottest / PARTITION_WRITES,
-            table_load=table / plan.table_writes,
-            throttled_per_task=fleet.model.fate.fired["dynamodb.throttled"] / tasks,
-            calls_per_task=(meter.calls.total() - calls) / tasks,
+            label=Arm(plan.workers, plan.shards, plan.table_writes).label,
+            tasks=load.tasks,
+            part=count,
+            callers=load.callers + 1,
+            slots=plan.slots,
+            think_s=plan.think_s,
+            tasks_per_s=(last.served - first.served) / seconds,
+            slots_busy=median(mark.inflight for mark in marks) / slots,
+            partition_load=hottest_units / seconds / PARTITION_WRITES,
+            hottest=_kind(hottest),
+            table_load=_most_of_a_table(grown) / seconds / plan.table_writes,
+            throttled_per_task=(fired["dynamodb.throttled"] - throttled) / tasks,
+            calls_per_task=_by_service(Counter(meter.calls) - calls, tasks),
             write_units_per_task=(meter.write_units - units) / tasks,
             usd_per_million=(meter.price_millionths - usd) / tasks,
+            fetched_twice=fleet.gateway.served - served - tasks,
             small_s=median(small),
             small_worst_s=max(small),
             solo_s=solo_s,
@@ -160,42 +175,48 @@ async def measure(label: str, plan: Plan, seed: int, tell: Callable[[int, int], 
         )
 
 
-async def _drain(
-    fleet: Fleet, job: Accepted, count: int, tell: Callable[[int, int], None]
-) -> tuple[float, float, float, float]:
-    """Tasks a second in the steady part of it, slots in use, and units a second: of the hottest
-    partition, and of all of them."""
-    marks: list[tuple[float, int, float, Mapping[Place, float]]] = []
-    busy: list[int] = []
-    done = 0
+def _kind(place: Place) -> str:
+    """A partition by what it holds: an index by its name, a shard as such."""
+    index, partition = place
+    return index or partition.split("#")[0] + ("#shard" if partition.count("#") > 1 else "")
+
+
+def _most_of_a_table(written: Counter[Place]) -> float:
+    """Units of the table or of the index that took most: each has an end of its own."""
+    whole: Counter[str] = Counter()
+    for (name, _), units in written.items():
+        whole[name] += units
+    return max(whole.values())
+
+
+def _by_service(calls: Counter[str], tasks: int) -> dict[str, float]:
+    by_service: Counter[str] = Counter()
+    for name, count in calls.items():
+        by_service[name.split(".")[0]] += count
+    return {name: count / tasks for name, count in sorted(by_service.items())}
+
+
+async def _drain(fleet: Fleet, job: Accepted, count: int, slots: int, tell: Tell) -> list[Mark]:
+    """Waits for the end of it, and answers what was seen in its steady part: while there was
+    something left for every slot."""
+    marks: list[Mark] = []
+    done, steady_max = 0, min(STEADY[1] * count, count - slots)
     while done < count:
         await trio.sleep(LOOK_S)
-        done = await _done(fleet, job)
+        done = await _insist(lambda: _done(fleet, job))
         tell(done, count)
-        if STEADY[0] * count <= done <= STEADY[1] * count:
-            written = fleet.written()
-            marks.append((trio.current_time(), done, sum(written.values()), written))
-            busy.append(fleet.gateway.inflight)
-    (began, done_before, units_before, before), (ended, done_after, units_after, after) = (
-        marks[0],
-        marks[-1],
-    )
-    seconds = ended - began
-    hottest = max(after[name] - before.get(name, 0.0) for name in after)
-    return (
-        (done_after - done_before) / seconds,
-        median(busy),
-        hottest / seconds,
-        (units_after - units_before) / seconds,
-    )
+        if done >= STEADY[0] * count and (len(marks) < 2 or done <= steady_max):
+            gateway, written = fleet.gateway, Counter(fleet.written())
+            marks.append(Mark(trio.current_time(), gateway.served, gateway.inflight, written))
+    return marks
 
 
-async def _arrive(fleet: Fleet, small: list[float]) -> None:
+async def _arrive(fleet: Fleet, callers: int, gap_s: float, small: list[float]) -> None:
     """Other callers, one after the other, each with a short list."""
     async with trio.open_nursery() as nursery:
-        for number in range(CALLERS):
+        for number in range(callers):
             nursery.start_soon(_note, fleet, f"caller-{number}", small)
-            await trio.sleep(fleet.plan.think_s / 20)
+            await trio.sleep(gap_s)
 
 
 async def _note(fleet: Fleet, caller: str, small: list[float]) -> None:
@@ -205,47 +226,27 @@ async def _note(fleet: Fleet, caller: str, small: list[float]) -> None:
 async def _time(fleet: Fleet, caller: str) -> float:
     """How long a short list takes, as its caller sees it."""
     began = trio.current_time()
-    job = await fleet.submit(caller, SMALL, max_inflight=SMALL)
-    while await _is_live(fleet, job):
-        await trio.sleep(LOOK_S / 4)
+    job = await _insist(lambda: fleet.submit(caller, SMALL, max_inflight=SMALL))
+    while await _insist(lambda: _is_live(fleet, job)):
+        await trio.sleep(LOOK_S)
     return trio.current_time() - began
 
 
+async def _insist(ask: Callable[[], Awaitable[T]]) -> T:
+    """As clients do: who is told that the table is too busy asks again."""
+    while True:
+        try:
+            return await ask()
+        except Unavailable:
+            await trio.sleep(LOOK_S)
+
+
 async def _is_live(fleet: Fleet, job: Accepted) -> bool:
-    run = await fleet.env.store.read(RunKey(job.job.job_id, job.run.run_id))
+    run = await fleet.watch.store.read(RunKey(job.job.job_id, job.run.run_id))
     return run is not None and run.status in RUN_LIVE
 
 
 async def _done(fleet: Fleet, job: Accepted) -> int:
-    run = await fleet.env.store.read(RunKey(job.job.job_id, job.run.run_id))
+    run = await fleet.watch.store.read(RunKey(job.job.job_id, job.run.run_id))
     assert run is not None
-    return (await totals_of(fleet.env, run)).done
-
-
-def show(measured: Sequence[Measured]) -> None:
-    print(
-        f"{'':30}{'tasks/s':>8}{'1M in h':>8}{'slots':>7}{'part.':>7}{'table':>7}{'thrtl':>7}"
-        f"{'calls':>7}{'units':>7}{'USD/M':>7}{'small':>7}{'solo':>6}  next limit"
-    )
-    for each in measured:
-        print(
-            f"{each.label:30}{each.tasks_per_s:>8,.0f}{each.million_h:>8.2f}"
-            f"{each.slots_busy:>7.0%}{each.partition_load:>7.0%}{each.table_load:>7.0%}"
-            f"{each.throttled_per_task:>7.2f}{each.calls_per_task:>7.2f}"
-            f"{each.write_units_per_task:>7.2f}{each.usd_per_million:>7.2f}"
-            f"{each.small_s:>6.1f}s{each.solo_s:>5.1f}s  {each.limit}"
-        )
-
-
-def draw_all(measured: Sequence[Measured]) -> None:
-    panels = [
-        Panel("tasks a second", [(each.label, each.tasks_per_s) for each in measured]),
-        Panel("a million in", [(each.label, each.million_h) for each in measured], "h"),
-        Panel(
-            "the hottest partition, of what it can take",
-            [(each.label, 100 * each.partition_load) for each in measured],
-            "%",
-        ),
-        Panel("list price of a million", [(e.label, e.usd_per_million) for e in measured], "USD"),
-    ]
-    draw(RESULTS / "scale.svg", "Fleets on modelled AWS, one long list and 200 short ones", panels)
+    return (await totals_of(fleet.watch, run)).done

@@ -1,0 +1,231 @@
+"""What `python -m bench scale` shows: a table of fleets, and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.figure import Panel, draw
+
+RESULTS = Path(__file__).parent / "results"
+COLD = 4_000.0
+PARTITION_WRITES = 1_000.0
+SMALL = 10
+SLOTS = ("slots", "more workers")
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """A fleet to try, and what it stands on."""
+
+    workers: int
+    shards: int
+    table_writes: float
+
+    @property
+    def label(self) -> str:
+        heat = "cold" if self.table_writes == COLD else "warm"
+        return f"{self.workers} workers, {self.shards} shards, {heat}"
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """`tasks` is the length of the long list, `part` how much of it was run."""
+
+    label: str
+    tasks: int
+    part: int
+    callers: int
+    slots: int
+    think_s: float
+    tasks_per_s: float
+    slots_busy: float
+    partition_load: float
+    hottest: str
+    table_load: float
+    throttled_per_task: float
+    calls_per_task: dict[str, float]
+    write_units_per_task: float
+    usd_per_million: float
+    fetched_twice: int
+    small_s: float
+    small_worst_s: float
+    solo_s: float
+    cpu_s: float
+
+    @property
+    def drain_h(self) -> float:
+        return self.tasks / self.tasks_per_s / 3600
+
+    @property
+    def unfairness(self) -> float:
+        """The worst short list, in times of what it takes on an idle fleet."""
+        return self.small_worst_s / self.solo_s
+
+    @property
+    def shared(self) -> tuple[float, str, str]:
+        """Of what all workers share, that which is nearest to its end: how near, what it is, and
+        what lifts it."""
+        return max(
+            (self.partition_load, "a partition", "more shards"),
+            (self.table_load, "the table", "warm throughput"),
+        )
+
+    @property
+    def limit(self) -> tuple[str, str]:
+        """What is nearest to its end, and what lifts it."""
+        load, what, lift = self.shared
+        return (what, lift) if load > self.slots_busy else SLOTS
+
+    @property
+    def next_limit(self) -> str:
+        """What more workers come to, and how many would: loads grow as workers do."""
+        load, what, lift = self.shared
+        workers = int(self.label.split()[0])
+        return f"{what}, at about {workers / load:.0f} workers: {lift}"
+
+    def line(self) -> dict[str, object]:
+        what, lift = self.limit
+        derived = {"drain_h": self.drain_h, "unfairness": self.unfairness, "next": self.next_limit}
+        return {**msgspec.structs.asdict(self), **derived, "limit": what, "lift": lift}
+
+
+Tell = Callable[[Measured], str]
+
+
+def keep(measured: Measured) -> None:
+    kept = {each.label: each for each in all_kept()}
+    kept[measured.label] = measured
+    lines = [msgspec.json.encode(each).decode() for _, each in sorted(kept.items())]
+    (RESULTS / "scale.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def all_kept() -> list[Measured]:
+    path = RESULTS / "scale.json"
+    return msgspec.json.decode(path.read_bytes(), type=list[Measured]) if path.exists() else []
+
+
+def show(measured: Sequence[Measured]) -> None:
+    for each in measured:
+        print(f"\n{each.label}")
+        for name, tell in ROWS:
+            print(f"  {name:44}{tell(each)}")
+
+
+def write_all(labels: Sequence[str]) -> None:
+    """The table and the figure of all fleets that are kept, in the order of `labels`."""
+    kept = {each.label: each for each in all_kept()}
+    measured = [kept[label] for label in labels if label in kept]
+    (RESULTS / "scale.md").write_text(_page(measured))
+    _draw(measured)
+
+
+def _page(measured: Sequence[Measured]) -> str:
+    one = measured[0]
+    lines = [
+        "# Fleets on modelled AWS: where the next limit is, and what lifts it",
+        "",
+        "Written by `python -m bench scale`. The real workers run in virtual time on models of",
+        "DynamoDB, SQS, S3 and Redis that take no more than AWS says it does: 1,000 write units a",
+        "second and partition; on a table that is new (cold) 4,000, on one with warm throughput",
+        f"40,000. A worker has {one.slots} pages in flight, and a page takes {one.think_s:g} s.",
+        f"One caller has a list of {one.tasks:,} pages, many others {SMALL} pages each.",
+        "The long list may have as many pages in flight as the fleet has slots: with the default",
+        "`max_inflight` of 100 that would be the first limit. The gateway takes all that it gets.",
+        "",
+        "Where `run` says less than the whole list, only that part was run: hours and prices are",
+        "extrapolated from it. Rates and loads are those of its middle, of all lists",
+        "together; filling the slots and the last pages are not in them. Calls, units and prices",
+        "are those of all tasks. Redis is paid by the hour, and workers and pages are not in the",
+        "price. Every worker looks into every list, and short ones have a job to make for few",
+        "pages: compare calls, units and prices only between fleets with as many callers.",
+        "`where workers alone lead` takes it that loads grow as workers do.",
+        "",
+        "| | " + " | ".join(each.label for each in measured) + " |",
+        "|---|" + "---:|" * len(measured),
+    ]
+    for name, tell in ROWS:
+        lines.append(f"| {name} | " + " | ".join(tell(each) for each in measured) + " |")
+    lines += ["", "![The same as a figure](scale.svg)", ""]
+    return "\n".join(lines)
+
+
+def _calls(service: str) -> Tell:
+    return lambda each: f"{each.calls_per_task.get(service, 0.0):.2f}"
+
+
+ROWS: Sequence[tuple[str, Tell]] = (
+    ("run", lambda each: f"{each.part:,} of {each.tasks:,}"),
+    ("callers with a short list", lambda each: f"{each.callers - 1:,}"),
+    ("tasks a second", lambda each: f"{each.tasks_per_s:,.0f}"),
+    ("hours for the whole list", lambda each: f"{each.drain_h:.2f}"),
+    ("**the limit here**", lambda each: each.limit[0]),
+    ("**what lifts it**", lambda each: each.limit[1]),
+    ("where workers alone lead", lambda each: each.next_limit),
+    ("slots in use", lambda each: f"{each.slots_busy:.0%}"),
+    ("the table, of what it takes", lambda each: f"{each.table_load:.0%}"),
+    ("hottest partition, of 1,000 WCU/s", lambda each: f"{each.partition_load:.0%}"),
+    ("throttled writes per task", lambda each: f"{each.throttled_per_task:.2f}"),
+    ("short list alone, s", lambda each: f"{each.solo_s:.1f}"),
+    ("short list beside the long one, median, s", lambda each: f"{each.small_s:.1f}"),
+    ("short list beside the long one, worst, s", lambda each: f"{each.small_worst_s:.1f}"),
+    ("worst against alone", lambda each: f"{each.unfairness:.1f}x"),
+    ("calls per task: DynamoDB", _calls("dynamodb")),
+    ("calls per task: SQS", _calls("sqs")),
+    ("calls per task: S3", _calls("s3")),
+    ("calls per task: Redis", _calls("redis")),
+    ("write units per task", lambda each: f"{each.write_units_per_task:.2f}"),
+    ("list price of a million, USD", lambda each: f"{each.usd_per_million:.2f}"),
+    ("pages fetched twice", lambda each: f"{each.fetched_twice:,}"),
+    ("CPU of the simulation, s", lambda each: f"{each.cpu_s:.0f}"),
+)
+
+
+def _draw(measured: Sequence[Measured]) -> None:
+    one = measured[0]
+    panels = [
+        Panel(
+            "Tasks a second, and what stops it there",
+            [(each.label, each.tasks_per_s) for each in measured],
+            notes=[f"limit: {each.limit[0]}, lifted by {each.limit[1]}" for each in measured],
+        ),
+        Panel(
+            f"Hours for {one.tasks:,} tasks, and what more workers alone would come to",
+            [(each.label, each.drain_h) for each in measured],
+            "h",
+            notes=[f"next: {each.next_limit}" for each in measured],
+        ),
+        Panel(
+            "Slots in use (here and in the next two, full width is all there is)",
+            [(each.label, 100 * each.slots_busy) for each in measured],
+            "%",
+            most=100,
+        ),
+        Panel(
+            "The table, of the writes it takes (cold 4,000 units a second, warm 40,000)",
+            [(e.label, 100 * e.table_load) for e in measured],
+            "%",
+            most=100,
+        ),
+        Panel(
+            "The hottest partition, of its 1,000 write units a second",
+            [(e.label, 100 * e.partition_load) for e in measured],
+            "%",
+            most=100,
+        ),
+        Panel(
+            "Fairness: the worst short list, in times of what it takes on an idle fleet",
+            [(each.label, each.unfairness) for each in measured],
+            "x",
+        ),
+        Panel(
+            "List price of a million",
+            [(each.label, each.usd_per_million) for each in measured],
+            "USD",
+            notes=[f"beside {each.callers - 1:,} short lists" for each in measured],
+        ),
+    ]
+    title = (
+        f"Growing fleets, extrapolated from {min(each.part for each in measured):,} tasks or more"
+    )
+    draw(RESULTS / "scale.svg", title, panels)

@@ -1,0 +1,44 @@
+"""Fleets as a plan: what `python -m bench scale` says of a small one."""
+
+from __future__ import annotations
+
+import pytest
+from trio.testing import MockClock
+
+from bench.fleet import Plan
+from bench.scale import Load, measure
+from bench.scaletable import COLD, Measured
+
+pytestmark = pytest.mark.slow
+
+
+async def a_small_fleet(tasks: int, *, table_writes: float = COLD) -> Measured:
+    plan = Plan(workers=2, slots=10, shards=8, table_writes=table_writes, think_s=1.0)
+    load = Load(tasks=tasks, rounds=0, callers=4)
+    return await measure(plan, load, 1, lambda done, total: None)
+
+
+async def test_a_fleet_far_from_every_other_limit_is_held_up_by_its_slots(
+    autojump_clock: MockClock,
+) -> None:
+    measured = await a_small_fleet(200)
+
+    assert measured.limit == ("slots", "more workers")
+    assert measured.slots_busy > 0.8
+
+
+async def test_a_fleet_on_a_table_that_takes_too_little_is_held_up_by_the_table(
+    autojump_clock: MockClock,
+) -> None:
+    measured = await a_small_fleet(200, table_writes=50.0)
+
+    assert measured.limit == ("the table", "warm throughput")
+    assert measured.throttled_per_task > 0
+
+
+async def test_a_fleet_without_faults_fetches_every_page_once(autojump_clock: MockClock) -> None:
+    measured = await a_small_fleet(100)
+
+    assert measured.fetched_twice == 0
+    assert measured.part == measured.tasks == 100
+    assert {*measured.calls_per_task} == {"dynamodb", "redis", "s3", "sqs"}
