@@ -82,9 +82,16 @@ class Life:
         return cast("P", _Guarded(port, name, self, _beside))
 
     async def call(
-        self, name: str, method: str, act: Callable[[], Awaitable[T]], *, is_write: bool
+        self,
+        name: str,
+        method: str,
+        act: Callable[[], Awaitable[T]],
+        *,
+        is_write: bool,
+        has_effect: bool = False,
     ) -> T:
-        """One call: an effect, with whatever this world does before and after it."""
+        """One call: an effect, with whatever this world does before and after it. A write is an
+        effect upon rows, after which somebody looks at them."""
         await self._wait()
         self.watcher.called()
         if self.faults.strikes(Fault.KILLED_BEFORE):
@@ -102,8 +109,8 @@ class Life:
         answer = await act()
         if is_write:
             self.watcher.wrote()
-            if self.faults.strikes(Fault.KILLED_AFTER):
-                self._die(Fault.KILLED_AFTER)
+        if (is_write or has_effect) and self.faults.strikes(Fault.KILLED_AFTER):
+            self._die(Fault.KILLED_AFTER)
         if self._strikes(Fault.ANSWER_LOST):
             self.trace.note(self.name, f"{name}.{method}", "done, and the answer lost")
             raise Unavailable(f"{name}.{method}: the answer was lost")

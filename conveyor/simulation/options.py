@@ -24,6 +24,9 @@ from conveyor.simulation.models.pessimism import (
 from conveyor.simulation.moods import EVEN, with_mood
 
 ENGINES = ("memory", "embedded", "aws")
+SWEEP_S = 15.0
+RETENTION_S = 40.0
+"""Short enough for messages to be gone before faults end."""
 
 _SITE = (
     Fault.SITE_NOT_FOUND,
@@ -149,7 +152,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         max_inflight=int(buggified(10, 1)),
         receive_max=int(buggified(20, 1)),
         # On AWS a sweep is a hundred calls.
-        sweep_s=buggified(15.0, 5.0 if chosen == "aws" else 1.0),
+        sweep_s=buggified(SWEEP_S, 5.0 if chosen == "aws" else 1.0),
         look_s=random.choice((5.0, 10.0, 20.0)),
         offset_s=random.choice((0.0, 0.0, 5.0)),
         drift=random.choice((0.0, 0.0, 200e-6)),
@@ -199,7 +202,7 @@ def _draw_pessimism(random: Random) -> Pessimism:
             unprocessed_rate=rate(0.1),
             conflict_rate=rate(0.1),
             conflict_s=random.choice((0.0, 0.02)),
-            in_progress_rate=rate(0.02),
+            in_progress_rate=rate(0.8),
             stale_read_rate=rate(0.3),
             late_index_rate=rate(0.2),
             late_expiry_rate=rate(0.5),
@@ -217,7 +220,7 @@ def _draw_pessimism(random: Random) -> Pessimism:
             unseen_rate=rate(0.3),
             ghost_rate=rate(0.3),
             in_flight_max=random.choice((20, 200, 120_000)),
-            retention_s_max=random.choice((300.0, 14 * 86400.0)),
+            retention_s_max=random.choice((RETENTION_S, 14 * 86400.0)),
             partial_batch_rate=rate(0.05),
         ),
         s3=S3Faults(
