@@ -28,6 +28,7 @@ SLOW_S = (1.0, 30.0)
 AT_ONCE = 0.7
 
 _MINOR = frozenset({"read", "find", "receive", "count", "marks_on", "depth", "leave_marks", "open"})
+_BEATS = frozenset({"renew", "extend"})
 _HARMLESS = _MINOR | {"upload_url", "download_url"}
 
 
@@ -199,6 +200,9 @@ def _guarded_call(target: Callable[..., Any], call: str, life: Life, enter: Ente
             life.trace.note(life.name, call, told, is_minor=method in _MINOR)
             return answer
 
+        if method in _BEATS and life.faults.strikes(Fault.BEAT_SKIPPED):
+            life.trace.note(life.name, call, "skipped")
+            raise Unavailable(f"{call}: skipped")
         return await enter(life, call, act)
 
     return guarded

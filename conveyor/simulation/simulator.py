@@ -260,9 +260,10 @@ def _processes(stage: Stage, shared_clock: WallClock | None) -> list[Process]:
 
 def _count_odds(options: Options, faults: Faults) -> None:
     """What the options make odd is a fault too, which strikes once."""
+    is_apart = options.engine != "embedded"  # There all share one clock.
     odds = {
-        Fault.CLOCK_OFFSET: options.offset_s > 0,
-        Fault.CLOCK_DRIFT: options.drift > 0,
+        Fault.CLOCK_OFFSET: options.offset_s > 0 and is_apart,
+        Fault.CLOCK_DRIFT: options.drift > 0 and is_apart,
         Fault.SMALL_CHUNKS: options.chunk_tasks == 1,
         Fault.SMALL_PAGES: options.page_rows <= 3,
         Fault.FEW_SHARDS: options.shard_count < 3,
@@ -271,6 +272,7 @@ def _count_odds(options: Options, faults: Faults) -> None:
         Fault.HASTY_SWEEPER: options.sweep_s < SWEEP_S,
         Fault.ONE_MESSAGE_POLLS: options.receive_max == 1,
         Fault.NEVER_AT_ONCE: options.at_once_max == 0,
+        Fault.ONE_SETTLE_A_COMMIT: options.settle_max == 1,
         Fault.HASTY_KEYS: options.limits == HASTY_KEYS,
         Fault.SHORT_LIVES: options.limits == SHORT_LIVES,
         Fault.SHORT_LISTS: options.limits == SHORT_LISTS,

@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
-from random import Random
-
 import pytest
 import trio
 from trio.testing import MockClock
 
 from conveyor.engines.aws.errors import NoAnswer
-from conveyor.simulation.faults import Fault, Faults
-from conveyor.simulation.history import History
-from conveyor.simulation.life import Killed, Life
+from conveyor.simulation.faults import Fault
+from conveyor.simulation.life import Killed
 from conveyor.simulation.living import LivingLink, LivingPlane
 from conveyor.simulation.models.sqs import URL
-from conveyor.simulation.snapshot import Snapshot
-from conveyor.simulation.trace import Trace
-from conveyor.simulation.watcher import Checkers, Watcher
+from tests.simulation.lives import life_with
 from tests.simulation.models.worlds import BUCKET, TABLE, World, item
 
 AT = {"Bucket": BUCKET, "Key": "k"}
-
-
-def nothing() -> Snapshot:
-    return Snapshot(at=0.0, now=0.0, rows={}, leases=[])
-
-
-async def life_with(*faults: Fault) -> Life:
-    history, trace = History(), Trace()
-    watcher = Watcher(
-        peek=nothing,
-        body=lambda _: None,
-        bodies=list,
-        checkers=Checkers(),
-        history=history,
-        trace=trace,
-        check_every=1,
-        on_violation=lambda: None,
-        on_flood=lambda: None,
-    )
-    return Life(
-        name="worker",
-        trace=trace,
-        faults=Faults(dict.fromkeys(faults, 1.0), Random(1)),
-        random=Random(1),
-        latency_s=0.0,
-        watcher=watcher,
-        refusal=partial(NoAnswer, was_sent=False),
-        is_harsh=False,
-    )
 
 
 @pytest.fixture
@@ -73,7 +38,7 @@ async def world() -> World:
 async def test_a_process_may_die_after_whatever_it_did(
     world: World, service: str, operation: str, params: dict[str, object]
 ) -> None:
-    life = await life_with(Fault.KILLED_AFTER)
+    life = life_with(Fault.KILLED_AFTER)
 
     with pytest.raises(Killed):
         await LivingPlane(world.aws, life).call(service, operation, params, deadline_s=10.0)
@@ -82,7 +47,7 @@ async def test_a_process_may_die_after_whatever_it_did(
 
 
 async def test_what_a_process_did_before_it_died_is_done(world: World) -> None:
-    plane = LivingPlane(world.aws, await life_with(Fault.KILLED_AFTER))
+    plane = LivingPlane(world.aws, life_with(Fault.KILLED_AFTER))
     with pytest.raises(Killed):
         await plane.call(
             "sqs", "SendMessage", {"QueueUrl": f"{URL}q", "MessageBody": "b"}, deadline_s=10.0
@@ -94,7 +59,7 @@ async def test_what_a_process_did_before_it_died_is_done(world: World) -> None:
 async def test_a_process_may_die_after_what_it_told_redis_and_not_after_it_asked(
     world: World,
 ) -> None:
-    life = await life_with(Fault.KILLED_AFTER)
+    life = life_with(Fault.KILLED_AFTER)
     link = LivingLink(world.redis.link(), life, set())
 
     assert await link.get("k") is None
@@ -105,7 +70,7 @@ async def test_a_process_may_die_after_what_it_told_redis_and_not_after_it_asked
 
 
 async def test_no_body_is_opened_while_the_services_are_away(world: World) -> None:
-    life = await life_with()
+    life = life_with()
     life.faults.begin_outage()
 
     with pytest.raises(NoAnswer):
@@ -114,7 +79,7 @@ async def test_no_body_is_opened_while_the_services_are_away(world: World) -> No
 
 
 async def test_a_body_breaks_off_when_the_services_go_away(world: World) -> None:
-    life = await life_with()
+    life = life_with()
 
     async with LivingPlane(world.aws, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
         life.faults.begin_outage()
@@ -123,7 +88,7 @@ async def test_a_body_breaks_off_when_the_services_go_away(world: World) -> None
 
 
 async def test_the_dead_read_no_further(world: World) -> None:
-    life = await life_with()
+    life = life_with()
 
     async with LivingPlane(world.aws, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
         life.kill(Fault.KILLED_BEFORE)
@@ -134,7 +99,7 @@ async def test_the_dead_read_no_further(world: World) -> None:
 async def test_who_is_paused_reads_on_when_it_goes_on(
     world: World, autojump_clock: MockClock
 ) -> None:
-    life = await life_with()
+    life = life_with()
     read: list[float] = []
 
     async def read_it() -> None:
