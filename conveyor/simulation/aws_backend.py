@@ -7,8 +7,8 @@ end, its pauses and outages.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -23,15 +23,15 @@ from conveyor.engines.aws.dynamo.layout import OF, ROW_TYPES
 from conveyor.engines.aws.engine import Names, engine_on, make_ready
 from conveyor.engines.aws.errors import NoAnswer
 from conveyor.engines.aws.metering import Meter
-from conveyor.engines.aws.seam import Answer, LayeredSeam, Params
+from conveyor.engines.aws.seam import LayeredSeam
 from conveyor.engines.embedded.rows import TABLES
-from conveyor.engines.redis.link import Link, Script
 from conveyor.ports.clock import Clock
 from conveyor.shared_engine import share
 from conveyor.simulation.backends import Ports
 from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Faults
 from conveyor.simulation.life import Life
+from conveyor.simulation.living import LivingLink, LivingPlane
 from conveyor.simulation.models.aws import AwsModel
 from conveyor.simulation.models.dynamodb.values import Item
 from conveyor.simulation.models.fate import Fate
@@ -44,7 +44,6 @@ from conveyor.simulation.snapshot import Address, Lease, Snapshot
 NAMES = Names(table="simulated", bucket="simulated", queue_prefix="simulated-")
 REGION = "eu-west-1"
 
-_WRITES = frozenset({"PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems", "BatchWriteItem"})
 _POOL = re.compile(r"\{(.+)\}/(.*):leases$")
 _KINDS = {kind.__name__.removesuffix("Key"): kind for kind in ROW_TYPES} | {
     "Key": next(kind for kind in ROW_TYPES if kind.__name__ == "RecordKey")
@@ -89,10 +88,10 @@ class AwsBackend:
     ) -> AsyncGenerator[Ports, None]:
         life.is_harsh = False
         life.refusal = partial(NoAnswer, was_sent=False)
-        plane = _LivingPlane(self.model, life)
+        plane = LivingPlane(self.model, life)
         seam = LayeredSeam(plane=plane, random=random, meter=Meter())
         engine = await engine_on(seam, self.model, NAMES, clock=clock, random=random)
-        link = None if self.redis is None else _LivingLink(self.redis.link(), life, self._restored)
+        link = None if self.redis is None else LivingLink(self.redis.link(), life, self._restored)
         async with share(
             settings_of(self.options),
             engine,
@@ -180,9 +179,11 @@ class AwsBackend:
     def bodies(self) -> Sequence[str]:
         return sorted(self.model.s3.buckets[NAMES.bucket].objects)
 
-    def lose_leases(self) -> None:
-        if self.redis is not None:
-            self.redis.primary.take_back(10.0)
+    def lose_leases(self) -> bool:
+        if self.redis is None:
+            return False
+        self.redis.primary.take_back(10.0)
+        return True
 
     def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
         return self.model.s3.handle(method, url, headers, body)[0]
@@ -197,84 +198,3 @@ class AwsBackend:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-@dataclass(frozen=True, slots=True)
-class _LivingPlane:
-    """See Plane."""
-
-    model: AwsModel
-    life: Life
-
-    async def call(
-        self, service: str, operation: str, params: Params, *, deadline_s: float
-    ) -> Answer:
-        async def act() -> Answer:
-            self.life.trace.note(
-                self.life.name, f"{service}.{operation}", _told(params), is_minor=True
-            )
-            return await self.model.call(service, operation, params, deadline_s=deadline_s)
-
-        return await self.life.call(service, operation, act, is_write=operation in _WRITES)
-
-    @asynccontextmanager
-    async def open(
-        self, service: str, operation: str, params: Params, *, deadline_s: float
-    ) -> AsyncGenerator[Answer, None]:
-        self.life.check()
-        async with self.model.open(service, operation, params, deadline_s=deadline_s) as answer:
-            self.life.check()
-            yield answer
-
-
-@dataclass(frozen=True, slots=True)
-class _LivingLink:
-    """See Link. `restored` are the pools to which leases were put back, whatever their cap."""
-
-    link: Link
-    life: Life
-    restored: set[str]
-
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
-        if script.name == "restore":
-            self.restored.update(keys)
-        return await self._pass("run", lambda: self.link.run(script, keys, args))
-
-    async def get(self, key: str) -> str | None:
-        found: str | None = await self._pass("get", lambda: self.link.get(key))
-        return found
-
-    async def put(self, key: str, text: str, *, ttl_s: float) -> None:
-        await self._pass("put", lambda: self.link.put(key, text, ttl_s=ttl_s))
-
-    async def drop(self, key: str, members: Sequence[str]) -> None:
-        await self._pass("drop", lambda: self.link.drop(key, members))
-
-    async def publish(self, channel: str, text: str) -> None:
-        await self._pass("publish", lambda: self.link.publish(channel, text))
-
-    def hearing(
-        self, channel: str
-    ) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
-        return self.link.hearing(channel)
-
-    async def _pass(self, command: str, act: Callable[[], Any]) -> Any:
-        async def noted() -> Any:
-            self.life.trace.note(self.life.name, f"redis.{command}", is_minor=True)
-            return await act()
-
-        try:
-            return await self.life.call("redis", command, noted, is_write=False)
-        except NoAnswer as error:
-            raise ConnectionRefusedError(str(error)) from None
-
-
-def _told(params: Params) -> str:
-    """Which row, or which thing, a call is about."""
-    key = params.get("Key") or params.get("Item")
-    if isinstance(key, Mapping):
-        return f"{key.get('pk', {}).get('S')} {key.get('sk', {}).get('S')}"
-    if isinstance(key, str):
-        return key
-    steps = params.get("TransactItems")
-    return f"{len(steps)} steps" if steps else str(params.get("QueueUrl", ""))

@@ -71,8 +71,8 @@ class Backend(Protocol):
 
     def bodies(self) -> Sequence[str]: ...
 
-    def lose_leases(self) -> None:
-        """What a failover of the coordinator does, where it can have one."""
+    def lose_leases(self) -> bool:
+        """What a failover of the coordinator does; False where it can have none."""
 
     def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
         """What the storage answers to a caller whom we sent there."""
@@ -139,8 +139,9 @@ class MemoryBackend(Plain):
             leases=[Lease(*each) for each in self._engine.coordinator.leases()],
         )
 
-    def lose_leases(self) -> None:
+    def lose_leases(self) -> bool:
         self._engine.coordinator.forget()
+        return True
 
     def body(self, key: str) -> bytes | None:
         return self._engine.blobs.bodies().get(key)
@@ -207,8 +208,8 @@ class EmbeddedBackend(Plain):
         root = self.data_dir / "blobs"
         return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
-    def lose_leases(self) -> None:
-        """They lie in the database, which loses nothing."""
+    def lose_leases(self) -> bool:
+        return False  # They lie in the database, which loses nothing.
 
     def close(self) -> None:
         if self._reader is not None:

@@ -105,9 +105,8 @@ class Chaos:
         self.stage.trace.note(process.name, "clock stepped", f"{seconds:.3f}")
 
     async def _lose_leases(self) -> None:
-        if not self.stage.backend.is_one_machine:
+        if self.stage.backend.lose_leases():
             self.stage.faults.count(Fault.LEASES_LOST)
-            self.stage.backend.lose_leases()
             self.stage.trace.note("chaos", "leases lost")
 
     def _some_process(self) -> Process:

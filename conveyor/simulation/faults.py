@@ -35,8 +35,12 @@ class Fault(StrEnum):
     EARLY_RETURN = "early_return"
     DUPLICATE_DELIVERY = "duplicate_delivery"
     LEASES_LOST = "leases_lost"
+    BEAT_SKIPPED = "beat_skipped"
     COMMIT_FAILED = "commit_failed"
     DISK_FULL = "disk_full"
+    READ_FAILED = "read_failed"
+    READ_BUSY = "read_busy"
+    BODY_TORN = "body_torn"
     SITE_NOT_FOUND = "site_not_found"
     SITE_BLOCKED = "site_blocked"
     SITE_FAILED = "site_failed"
@@ -47,6 +51,7 @@ class Fault(StrEnum):
     SITE_WRONG_LENGTH = "site_wrong_length"
     SITE_EMPTY = "site_empty"
     SITE_TOO_LARGE = "site_too_large"
+    SITE_ENDLESS = "site_endless"
     SITE_REDIRECTED = "site_redirected"
     SITE_TLS_FAILED = "site_tls_failed"
     ACCOUNT_SPENT = "account_spent"
@@ -56,6 +61,9 @@ class Fault(StrEnum):
     RECEIVER_REDIRECTED = "receiver_redirected"
     RECEIVER_RATE_LIMITED = "receiver_rate_limited"
     RECEIVER_GONE = "receiver_gone"
+    RECEIVER_TO_METADATA = "receiver_to_metadata"
+    RECEIVER_DRIPPED = "receiver_dripped"
+    RECEIVER_TOO_LARGE = "receiver_too_large"
     CLIENT_REPEATED = "client_repeated"
     CLIENT_REPEATED_AT_ONCE = "client_repeated_at_once"
     CLIENT_HUNG_UP = "client_hung_up"
@@ -69,6 +77,7 @@ class Fault(StrEnum):
     HASTY_SWEEPER = "hasty_sweeper"
     ONE_MESSAGE_POLLS = "one_message_polls"
     NEVER_AT_ONCE = "never_at_once"
+    ONE_SETTLE_A_COMMIT = "one_settle_a_commit"
     HASTY_KEYS = "hasty_keys"
     SHORT_LIVES = "short_lives"
     SHORT_LISTS = "short_lists"
@@ -85,6 +94,9 @@ ONLY_ON: Mapping[Fault, frozenset[str]] = {
     Fault.DUPLICATE_DELIVERY: frozenset({"memory", "embedded"}),
     Fault.COMMIT_FAILED: frozenset({"embedded"}),
     Fault.DISK_FULL: frozenset({"embedded"}),
+    Fault.READ_FAILED: frozenset({"embedded"}),
+    Fault.READ_BUSY: frozenset({"embedded"}),
+    Fault.BODY_TORN: frozenset({"embedded"}),
     Fault.LEASES_LOST: frozenset({"memory", "aws"}),
     Fault.CLOCK_OFFSET: frozenset({"memory", "aws"}),
     Fault.CLOCK_DRIFT: frozenset({"memory", "aws"}),

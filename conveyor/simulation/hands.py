@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import outcome
 import trio
@@ -17,6 +21,7 @@ from conveyor.simulation.faults import Fault, Faults
 T = TypeVar("T")
 
 _TURN_S = 0.001
+_WRITES_BODIES = frozenset({"_write_group", "_store", "write"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,10 @@ class VirtualHands:
         self, work: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
     ) -> T:
         await trio.sleep(self._moment_s())
-        return work(*arguments)
+        if _name_of(work) == "_read":
+            self._fail_to_read()
+        with self._disk(work):
+            return work(*arguments)
 
     def start(self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]) -> None:
         trio.lowlevel.spawn_system_task(self._later, work, then)
@@ -47,7 +55,11 @@ class VirtualHands:
         self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
     ) -> None:
         await trio.sleep(self._moment_s())
-        then(self._failure(work) or outcome.capture(work))
+        result: outcome.Outcome[T] | None = self._failure(work)
+        if result is None:
+            with self._disk(work):
+                result = outcome.capture(work)
+        then(result)
 
     async def _in_turn(
         self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
@@ -60,7 +72,7 @@ class VirtualHands:
 
     def _failure(self, work: Callable[[], Any]) -> outcome.Error | None:
         """Only a commit may fail as a whole: what writes files tells of each by itself."""
-        if getattr(work, "__name__", "") != "_commit":
+        if _name_of(work) != "_commit":
             return None
         if self.faults.strikes(Fault.COMMIT_FAILED):
             return outcome.Error(_sqlite_error("disk I/O error", sqlite3.SQLITE_IOERR))
@@ -68,8 +80,41 @@ class VirtualHands:
             return outcome.Error(_sqlite_error("database or disk is full", sqlite3.SQLITE_FULL))
         return None
 
+    def _fail_to_read(self) -> None:
+        if self.faults.strikes(Fault.READ_FAILED):
+            raise _sqlite_error("disk I/O error", sqlite3.SQLITE_IOERR)
+        if self.faults.strikes(Fault.READ_BUSY):
+            raise _sqlite_error("database is locked", sqlite3.SQLITE_BUSY)
+
+    def _disk(self, work: Callable[..., Any]) -> AbstractContextManager[None]:
+        """What this work finds of the disk: that of bodies may be full, and takes half of one."""
+        if _name_of(work) in _WRITES_BODIES and self.faults.strikes(Fault.BODY_TORN):
+            return _full_disk()
+        return nullcontext()
+
     def _moment_s(self) -> float:
         return self.random.uniform(0.0, 0.01)
+
+
+def _name_of(work: Callable[..., Any]) -> str:
+    return getattr(work.func if isinstance(work, partial) else work, "__name__", "")
+
+
+@contextmanager
+def _full_disk() -> Iterator[None]:
+    """Nothing else runs meanwhile: work is done on the spot."""
+    write, writev = os.write, os.writev
+
+    def torn(descriptor: int, data: bytes) -> NoReturn:
+        write(descriptor, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    system: Any = os
+    system.write, system.writev = torn, lambda at, parts: torn(at, b"".join(parts))
+    try:
+        yield
+    finally:
+        system.write, system.writev = write, writev
 
 
 def _sqlite_error(text: str, code: int) -> sqlite3.OperationalError:

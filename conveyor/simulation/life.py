@@ -30,6 +30,7 @@ AT_ONCE = 0.7
 _MINOR = frozenset(
     {"read", "find", "page_tasks", "receive", "count", "marks_on", "depth", "leave_marks", "open"}
 )
+_BEATS = frozenset({"renew", "extend"})
 _HARMLESS = _MINOR | {"upload_url", "download_url"}
 
 
@@ -84,9 +85,16 @@ class Life:
         return cast("P", _Guarded(port, name, self, _beside))
 
     async def call(
-        self, name: str, method: str, act: Callable[[], Awaitable[T]], *, is_write: bool
+        self,
+        name: str,
+        method: str,
+        act: Callable[[], Awaitable[T]],
+        *,
+        is_write: bool,
+        has_effect: bool = False,
     ) -> T:
-        """One call: an effect, with whatever this world does before and after it."""
+        """One call: an effect, with whatever this world does before and after it. A write is an
+        effect upon rows, after which somebody looks at them."""
         await self._wait()
         self.watcher.called()
         if self.faults.strikes(Fault.KILLED_BEFORE):
@@ -104,8 +112,8 @@ class Life:
         answer = await act()
         if is_write:
             self.watcher.wrote()
-            if self.faults.strikes(Fault.KILLED_AFTER):
-                self._die(Fault.KILLED_AFTER)
+        if (is_write or has_effect) and self.faults.strikes(Fault.KILLED_AFTER):
+            self._die(Fault.KILLED_AFTER)
         if self._strikes(Fault.ANSWER_LOST):
             self.trace.note(self.name, f"{name}.{method}", "done, and the answer lost")
             raise Unavailable(f"{name}.{method}: the answer was lost")
@@ -194,6 +202,9 @@ def _guarded_call(target: Callable[..., Any], call: str, life: Life, enter: Ente
             life.trace.note(life.name, call, told, is_minor=method in _MINOR)
             return answer
 
+        if method in _BEATS and life.faults.strikes(Fault.BEAT_SKIPPED):
+            life.trace.note(life.name, call, "skipped")
+            raise Unavailable(f"{call}: skipped")
         return await enter(life, call, act)
 
     return guarded

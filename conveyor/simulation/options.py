@@ -24,6 +24,9 @@ from conveyor.simulation.models.pessimism import (
 from conveyor.simulation.moods import EVEN, with_mood
 
 ENGINES = ("memory", "embedded", "aws")
+SWEEP_S = 15.0
+RETENTION_S = 20.0
+"""Short enough for messages to be gone before faults end."""
 
 _SITE = (
     Fault.SITE_NOT_FOUND,
@@ -38,6 +41,7 @@ _SITE = (
     Fault.SITE_TOO_LARGE,
     Fault.SITE_REDIRECTED,
     Fault.SITE_TLS_FAILED,
+    Fault.SITE_ENDLESS,
 )
 _RECEIVER = (
     Fault.RECEIVER_FAILED,
@@ -46,6 +50,9 @@ _RECEIVER = (
     Fault.RECEIVER_REDIRECTED,
     Fault.RECEIVER_RATE_LIMITED,
     Fault.RECEIVER_GONE,
+    Fault.RECEIVER_TO_METADATA,
+    Fault.RECEIVER_DRIPPED,
+    Fault.RECEIVER_TOO_LARGE,
 )
 _CHOICES: Mapping[Fault, tuple[float, ...]] = {
     Fault.CALL_REFUSED: (0.0, 0.01, 0.05, 0.2),
@@ -66,7 +73,11 @@ _CHOICES: Mapping[Fault, tuple[float, ...]] = {
     Fault.CLIENT_REUSED_KEY: (0.0, 0.1),
     Fault.LIST_OVERWRITTEN: (0.0, 0.5),
     **dict.fromkeys(_SITE, (0.0, 0.0, 0.05, 0.2)),
-    **dict.fromkeys(_RECEIVER, (0.0, 0.0, 0.2)),
+    **dict.fromkeys(_RECEIVER, (0.0, 0.0, 0.3)),
+    Fault.BEAT_SKIPPED: (0.0, 0.0, 0.5),
+    Fault.READ_FAILED: (0.0, 0.02, 0.1),
+    Fault.READ_BUSY: (0.0, 0.02, 0.1),
+    Fault.BODY_TORN: (0.0, 0.1),
 }
 
 
@@ -75,8 +86,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     `disturb_s` is how often, on average, something happens to a process (pause, terminate, storm)
     or to an engine (outage). `check_every` is how many writes pass between two looks. `limits` are
-    those of the program that are others here. `temper` is what clients are given to.
-    `next_release` is what another release does otherwise: each life of a process is of one of both.
+    those of the program that are others here; without `settle_max` its own holds. `temper` is what
+    clients are given to. `next_release` is what another release does otherwise: each life of a
+    process is of one of both.
     """
 
     seed: int
@@ -109,6 +121,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     rates: dict[str, float]
     limits: dict[str, int | float] = {}
     next_release: dict[str, int] = {}
+    settle_max: int | None = None
     is_spared: bool = False
     haste: float = 1.0
     temper: str = EVEN
@@ -149,7 +162,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         max_inflight=int(buggified(10, 1)),
         receive_max=int(buggified(20, 1)),
         # On AWS a sweep is a hundred calls.
-        sweep_s=buggified(15.0, 5.0 if chosen == "aws" else 1.0),
+        sweep_s=buggified(SWEEP_S, 5.0 if chosen == "aws" else 1.0),
         look_s=random.choice((5.0, 10.0, 20.0)),
         offset_s=random.choice((0.0, 0.0, 5.0)),
         drift=random.choice((0.0, 0.0, 200e-6)),
@@ -159,6 +172,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         pessimism=_draw_pessimism(Random(f"pessimism {seed}")),
         rates={fault.value: random.choice(rates) for fault, rates in _CHOICES.items()},
         next_release=_draw_release(Random(f"release {seed}")),
+        settle_max=Random(f"settles {seed}").choice((None, None, None, 1)),
     )
     return with_mood(options)
 
@@ -199,7 +213,7 @@ def _draw_pessimism(random: Random) -> Pessimism:
             unprocessed_rate=rate(0.1),
             conflict_rate=rate(0.1),
             conflict_s=random.choice((0.0, 0.02)),
-            in_progress_rate=rate(0.02),
+            in_progress_rate=rate(0.8),
             stale_read_rate=rate(0.3),
             late_index_rate=rate(0.2),
             late_expiry_rate=rate(0.5),
@@ -212,30 +226,31 @@ def _draw_pessimism(random: Random) -> Pessimism:
             reordered_rate=rate(0.5),
             false_empty_rate=rate(0.2),
             lost_receive_rate=rate(0.05),
-            stale_receipt_rate=rate(0.1),
+            stale_receipt_rate=rate(0.3),
             visibility_drift=rate(0.1),
             unseen_rate=rate(0.3),
             ghost_rate=rate(0.3),
-            in_flight_max=random.choice((20, 200, 120_000)),
-            retention_s_max=random.choice((300.0, 14 * 86400.0)),
+            in_flight_max=random.choice((10, 200, 120_000)),
+            retention_s_max=random.choice((RETENTION_S, 14 * 86400.0)),
             partial_batch_rate=rate(0.05),
+            garbage_rate=rate(0.05),
         ),
         s3=S3Faults(
             slow_down_rate=rate(0.05),
-            slow_rate=rate(0.02),
+            slow_rate=rate(0.05),
             lost_put_rate=rate(0.05),
             truncated_list_rate=rate(0.3),
-            undeleted_rate=rate(0.1),
+            undeleted_rate=rate(0.4),
             left_open_rate=rate(0.3),
-            broken_read_rate=rate(0.05),
+            broken_read_rate=rate(0.2),
         ),
         redis=RedisFaults(
-            down_rate=rate(0.0005),
-            failover_rate=rate(0.001),
-            split_rate=rate(0.0005),
-            evicted_rate=rate(0.001),
+            down_rate=rate(0.002),
+            failover_rate=rate(0.003),
+            split_rate=rate(0.002),
+            evicted_rate=rate(0.004),
             killed_rate=rate(0.01),
             slow_rate=rate(0.01),
-            deaf_rate=rate(0.02),
+            deaf_rate=rate(0.05),
         ),
     )

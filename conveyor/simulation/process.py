@@ -234,7 +234,11 @@ class Process:
             at_once_max=options.at_once_max,
             chunk_tasks=options.chunk_tasks,
             cadence=_cadence(options),
-            pace=replace(env.policy.pace, receive_max=options.receive_max),
+            pace=replace(
+                env.policy.pace,
+                receive_max=options.receive_max,
+                settle_max=options.settle_max or env.policy.pace.settle_max,
+            ),
         )
         env = replace(
             env,

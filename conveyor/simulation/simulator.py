@@ -35,7 +35,7 @@ from conveyor.simulation.history import History
 from conveyor.simulation.life import Killed, Sabotage
 from conveyor.simulation.moods import HASTY_KEYS, IDLE_S_MAX, SHORT_LISTS, SHORT_LIVES
 from conveyor.simulation.mutants.mutant import setting, together
-from conveyor.simulation.options import Options
+from conveyor.simulation.options import SWEEP_S, Options
 from conveyor.simulation.process import Process
 from conveyor.simulation.stage import Stage
 from conveyor.simulation.trace import Line, Trace
@@ -260,17 +260,19 @@ def _processes(stage: Stage, shared_clock: WallClock | None) -> list[Process]:
 
 def _count_odds(options: Options, faults: Faults) -> None:
     """What the options make odd is a fault too, which strikes once."""
+    is_apart = options.engine != "embedded"  # There all share one clock.
     odds = {
-        Fault.CLOCK_OFFSET: options.offset_s > 0,
-        Fault.CLOCK_DRIFT: options.drift > 0,
+        Fault.CLOCK_OFFSET: options.offset_s > 0 and is_apart,
+        Fault.CLOCK_DRIFT: options.drift > 0 and is_apart,
         Fault.SMALL_CHUNKS: options.chunk_tasks == 1,
         Fault.SMALL_PAGES: options.page_rows <= 3,
         Fault.FEW_SHARDS: options.shard_count < 3,
         Fault.MANY_SHARDS: options.shard_count > 8,
         Fault.ONE_IN_FLIGHT: options.max_inflight == 1,
-        Fault.HASTY_SWEEPER: options.sweep_s <= 1.0,
+        Fault.HASTY_SWEEPER: options.sweep_s < SWEEP_S,
         Fault.ONE_MESSAGE_POLLS: options.receive_max == 1,
         Fault.NEVER_AT_ONCE: options.at_once_max == 0,
+        Fault.ONE_SETTLE_A_COMMIT: options.settle_max == 1,
         Fault.HASTY_KEYS: options.limits == HASTY_KEYS,
         Fault.SHORT_LIVES: options.limits == SHORT_LIVES,
         Fault.SHORT_LISTS: options.limits == SHORT_LISTS,

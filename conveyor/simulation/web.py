@@ -36,11 +36,15 @@ RECEIVER_DOMAIN = ".hooks.example"
 POISON = b"poison"
 """What the addresses of pages have in them that kill whoever fetches them."""
 CALM_THINK_S = 0.1
+METADATA_HOST = "169.254.169.254"
+"""Where clouds keep the secrets of a machine: a receiver may send us there, and nobody goes."""
 
+_TRAP = f"http://{METADATA_HOST}/latest/meta-data/".encode()
 _ERRORS: dict[Fault, Callable[[], FetchFailed]] = {
     Fault.SITE_RESET: lambda: ConnectionLost("the peer went away"),
     Fault.SITE_WRONG_LENGTH: lambda: ConnectionLost("the body ended early"),
     Fault.SITE_TOO_LARGE: lambda: BodyTooLarge("the body is too large"),
+    Fault.SITE_ENDLESS: lambda: BodyTooLarge("the body has no end"),
     Fault.SITE_TLS_FAILED: lambda: TlsFailed("the handshake failed", is_untrusted=True),
     Fault.RECEIVER_RESET: lambda: ConnectFailed("no address took the connection"),
 }
@@ -54,6 +58,8 @@ _STATUSES: dict[Fault, int] = {
     Fault.RECEIVER_FAILED: 500,
     Fault.RECEIVER_RATE_LIMITED: 429,
     Fault.RECEIVER_REDIRECTED: 302,
+    Fault.RECEIVER_TO_METADATA: 302,
+    Fault.RECEIVER_TOO_LARGE: 204,
     Fault.RECEIVER_GONE: 410,
 }
 _SITE_FAULTS = (
@@ -69,6 +75,7 @@ _SITE_FAULTS = (
     Fault.SITE_TOO_LARGE,
     Fault.SITE_REDIRECTED,
     Fault.SITE_TLS_FAILED,
+    Fault.SITE_ENDLESS,
 )
 _RECEIVER_FAULTS = (
     Fault.RECEIVER_FAILED,
@@ -77,6 +84,9 @@ _RECEIVER_FAULTS = (
     Fault.RECEIVER_REDIRECTED,
     Fault.RECEIVER_RATE_LIMITED,
     Fault.RECEIVER_GONE,
+    Fault.RECEIVER_TO_METADATA,
+    Fault.RECEIVER_DRIPPED,
+    Fault.RECEIVER_TOO_LARGE,
 )
 
 
@@ -98,6 +108,7 @@ class Web:
 
     async def fetch(self, request: Request) -> Response:
         """What HttpPool.fetch would answer or raise."""
+        assert request.target.host != METADATA_HOST, "somebody went where a receiver sent it"
         with trio.move_on_after(request.deadline_s):
             if request.target.host.endswith(RECEIVER_DOMAIN):
                 return await self._receive(request)
@@ -119,13 +130,20 @@ class Web:
                 await self._after(self.random.uniform(10.0, 2.0 * limits.SCRAPE_DEADLINE_S))
             visit = 0 if fault is Fault.SITE_EMPTY else len(self.history.fetches)
             return _page(request, visit)
+        if fault is Fault.SITE_ENDLESS:
+            await self._after(self.random.uniform(0.0, 2.0 * limits.SCRAPE_DEADLINE_S))
         return await self._fail(fault)
 
     async def _receive(self, request: Request) -> Response:
         fault = self._strike(_RECEIVER_FAULTS)
         await self._after(self.random.uniform(0.0, 0.5))
         self._note_delivery(request, 204 if fault is None else _STATUSES.get(fault))
-        if fault is None:
+        if fault is Fault.RECEIVER_DRIPPED:
+            await self._after(self.random.uniform(0.0, 2.0 * request.deadline_s))
+            self._note_delivery(request, 204)
+        if fault is Fault.RECEIVER_TOO_LARGE and request.wants_body(204):
+            raise BodyTooLarge("the answer is too large")
+        if fault is None or fault is Fault.RECEIVER_DRIPPED:
             return Response(204, (), b"")
         return await self._fail(fault)
 
@@ -153,7 +171,8 @@ class Web:
         if status == 429:
             headers.append((b"retry-after", b"%d" % self.random.choice((1, 30, 120))))
         if status == 302:
-            headers.append((b"location", b"https://elsewhere.example/again"))
+            is_trap = fault is Fault.RECEIVER_TO_METADATA
+            headers.append((b"location", _TRAP if is_trap else b"https://elsewhere.example/again"))
         return Response(status, tuple(headers), b"")
 
     async def _hang(self) -> NoReturn:

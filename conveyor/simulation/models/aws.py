@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -103,7 +103,7 @@ class AwsModel:
         is_slow = self.fate.strikes("s3.slow", faults.slow_rate)
         return self.fate.seconds(faults.slow_s) if is_slow else 0.0
 
-    async def _pieces(self, body: bytes) -> AsyncIterator[bytes]:
+    async def _pieces(self, body: bytes) -> AsyncGenerator[bytes, None]:
         """The body; now and then the connection breaks somewhere in it."""
         end = len(body) + 1
         if self.fate.strikes("s3.broken_read", self.fate.pessimism.s3.broken_read_rate):

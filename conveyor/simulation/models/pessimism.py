@@ -59,7 +59,8 @@ class DynamoFaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SqsFaults(msgspec.Struct, frozen=True, kw_only=True):
-    """`visibility_drift` is the share by which a message may be back too early or too late."""
+    """`visibility_drift` is the share by which a message may be back too early or too late.
+    Garbage is what somebody else sends to a queue of ours, when we do."""
 
     duplicate_rate: float = 0.0
     undead_rate: float = 0.0
@@ -76,6 +77,7 @@ class SqsFaults(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_max: int = 120_000
     retention_s_max: float = 14 * _DAY_S
     partial_batch_rate: float = 0.0
+    garbage_rate: float = 0.0
 
 
 class S3Faults(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +150,7 @@ FAULTS = (
     "sqs.over_limit",
     "sqs.retention",
     "sqs.partial_batch",
+    "sqs.garbage",
     "s3.slow_down",
     "s3.slow",
     "s3.lost_put",

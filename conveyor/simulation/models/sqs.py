@@ -24,6 +24,16 @@ ENTRIES_MAX = 10
 BATCH_BYTES_MAX = 256 * 1024
 VISIBILITY_S_MAX = 12 * 3600
 NAME_CHARS_MAX = 80
+GARBAGE = (
+    "no JSON",
+    "[]",
+    "x" * 10_000,
+    '{"v": 1}',
+    '{"v": 1, "ref": {"run_id": 7}}',
+    '{"v": 2, "ref": {}}',
+    '{"v": "1", "ref": null}',
+    "\ud7ff\ufffd",
+)
 _SHUFFLED = 20
 
 Params = Mapping[str, Any]
@@ -200,6 +210,8 @@ class SqsModel:
             return  # Accepted, and gone with the queue.
         queue = self._queue({"QueueUrl": url})
         queue.show(Message(self._next(), body, now, now), now)
+        if self.fate.strikes("sqs.garbage", self.fate.pessimism.sqs.garbage_rate):
+            queue.show(Message(self._next(), self.fate.one_of(GARBAGE), now, now), now)
 
     def _receive(self, params: Params) -> Answer:
         queue, now, faults = self._queue(params), self.now(), self.fate.pessimism.sqs

@@ -59,6 +59,7 @@ HARSH = (
         in_flight_max=5,
         retention_s_max=60.0,
         partial_batch_rate=0.2,
+        garbage_rate=0.2,
     ),
     S3Faults(
         slow_down_rate=0.1,

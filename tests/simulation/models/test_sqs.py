@@ -8,10 +8,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from conveyor.domain.ids import TaskId
+from conveyor.domain.model import TaskRef
 from conveyor.engines.aws.errors import AwsError, NoAnswer
 from conveyor.engines.aws.queues import RUN_ATTRIBUTES
+from conveyor.ports.queue import Depth
 from conveyor.simulation.models.pessimism import SqsFaults
 from conveyor.simulation.models.sqs import URL
+from tests.builders import JOB, RUN, a_ulid
 from tests.simulation.models.worlds import World
 
 QUEUE = {"QueueUrl": f"{URL}q"}
@@ -230,3 +234,19 @@ async def test_what_nobody_can_use_ends_up_on_the_dead_queue(
         await trio.sleep(1)
 
     assert bodies((await world.sqs("ReceiveMessage", **dead))["Messages"]) == ["a"]
+
+
+async def test_what_others_send_to_a_queue_of_ours_is_put_away(world: World) -> None:
+    queue = (await world.engine()).queue
+    await queue.open_run(RUN)
+    world.suffers(SqsFaults(garbage_rate=1.0))
+    refs = [TaskRef(JOB, RUN, TaskId(a_ulid(number)), 0) for number in range(20)]
+
+    await queue.send(refs)
+    found = []
+    for _ in range(5):
+        found += await queue.receive(RUN, count_max=10, visibility_s=60)
+
+    assert world.fate.fired["sqs.garbage"] >= 20
+    assert {message.ref for message in found} == set(refs)
+    assert await queue.depth(RUN) == Depth(visible=0, hidden=20)
