@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.matrix import Point, die_at, record, sample
+from tests.chaos.matrix import die_at, record, sample
+from tests.chaos.outcomes import Point
 from tests.chaos.sites import SIDES
 from tests.chaos.stories import STORIES
 
