@@ -71,6 +71,8 @@ def _page_of(outcomes: Outcomes, complaints: Sequence[str]) -> str:
             "Made by `python -m tests.chaos.matrix`: `conveyor dev` ends at a call site (a port's",
             "method and the function that calls it), is started again, the client asks again with",
             "its keys, the story must end as it should, and the auditor finds nothing.",
+            "Each site is died at in the first story that passes it again, not in every story.",
+            "The auditor leaves out what was deleted: it goes piece by piece.",
             "",
             f"- {len(sites)} call sites, before and after: {2 * len(sites)} points.",
             f"- {len(died)} points of {len(dead_sites)} sites were died at.",

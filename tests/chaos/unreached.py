@@ -9,6 +9,7 @@ from __future__ import annotations
 _DAYS = "only hours or days after the run has ended; time is real here"
 _RACE = "only when another process commits in between; `conveyor dev` is alone on its data"
 _OUTAGE = "only when the engine or the storage fails, which a disk does not do on demand"
+_CHARGES = "only with a gateway that charges; the stories' pages cost nothing"
 _AWS = "only on the AWS engine"
 _LOOK = "a command that looks at what lies there; neither an API nor a worker"
 
@@ -41,6 +42,12 @@ UNREACHED: dict[str, str] = {
     "queue.send@usecases.reconcile._resend": "only when messages are lost; here they are rows",
     "queue.bounce@actors.intake.refuse": "only in a measurement, with the gate taken away",
     "queue.bounce@actors.doorkeeper.Doorkeeper._bounce": "only when the parking lot is full",
+    "queue.extend@actors.parking.ParkingLot.keep_forever": "only when a task is parked for long",
+    "blobs.delete_prefix@usecases.long_lists.drop_unless_used": _RACE,
+    "store.commit@usecases.ingest.walk": "only when a list is taken up after its run has ended",
+    "coordinator.count@usecases.budgets.is_spent": _CHARGES,
+    "queue.bounce@actors.run_poller.RunPoller._send_back": _CHARGES,
+    "store.read@usecases.budgets._active": _CHARGES,
     "coordinator.count@actors.shared_signals.SharedSignals.teardown": _AWS,
     "store.find@usecases.overview.live_runs": _LOOK,
 }
