@@ -235,7 +235,7 @@ def _crash_workers(scene: Scene, wave: Sequence[Point]) -> list[Point]:
         until(
             "the workers to crash",
             lambda: all(worker.poll() is not None for worker in workers) or None,
-            deadline_s=30 if DEPTH else 60,
+            deadline_s=20 if IS_ALL else 60,
         )
     return [
         point
