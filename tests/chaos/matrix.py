@@ -1,32 +1,39 @@
-"""The kill matrix: every call site of every story, before and after, with real processes.
+"""The kill matrix: every call site of the ports, before and after, with real processes.
 
-`python -m tests.chaos.matrix` runs all of it and prints a line for each death; with names, only
-those stories.
+`python -m tests.chaos.matrix` runs all of it on the embedded engine, a line for each death, and
+writes MATRIX.md; with names, only those stories. Each site is died at in the first story that
+passes it, and in the next ones while it is not passed again; with `--every-story`, in all of them.
+Outcomes are kept in a file, so that a run goes on where another ended.
+
+It fails over a bad outcome, and over a site or a side of it that no story passes, unless that is
+listed with its reason (`unreached.py`).
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from threading import Lock
 
+from tests.chaos import page
+from tests.chaos.client import Client
+from tests.chaos.outcomes import BAD, DIED, NOT_PASSED, Outcome, Outcomes, Point
 from tests.chaos.sites import SIDES
-from tests.chaos.stories import STORIES, Client, a_program
+from tests.chaos.stories import STORIES, a_program
 from tests.e2e.audit import violations
 from tests.e2e.programs import a_site
 from tests.e2e.receiver import a_receiver
 
+ENGINE = "embedded"
 TRIES = 3  # A site that is passed only now and then is waited for.
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    story: str
-    site: str
-    side: str
 
 
 def record(story: str, folder: Path) -> list[str]:
@@ -35,7 +42,7 @@ def record(story: str, folder: Path) -> list[str]:
     Also shows that the story holds without a death.
     """
     notes = folder / "sites.txt"
-    assert tell(story, folder, f"record:{notes}") == 0
+    assert not tell(story, folder, f"record:{notes}")
     return sorted(set(notes.read_text().split()))
 
 
@@ -47,49 +54,94 @@ def die_at(point: Point, folder: Path) -> bool:
     return False
 
 
-def tell(story: str, folder: Path, crash_at: str) -> int:
-    """How often the server died. Raises AssertionError when the story does not end well."""
+def tell(story: str, folder: Path, crash_at: str) -> bool:
+    """Whether the server died there. Raises AssertionError when the story does not end well."""
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / "data"
-    with (
-        a_site() as site,
-        a_receiver() as receiver,
-        a_program(data, CONVEYOR_CRASH_AT=crash_at) as server,
-    ):
-        client = Client(server, site, receiver)
-        STORIES[story](client)
+    told = STORIES[story]
+    first, *later = (*told.first_deaths, crash_at)
+    with a_site() as site, a_receiver() as receiver, ExitStack() as programs:
+        environ = {name: value.format(port=site.port) for name, value in told.environ.items()}
+        server = programs.enter_context(a_program(data, environ, first))
+        client = Client(server, site, receiver, lives=later)
+        told.tell(client)
         jobs = client.get("/v1/jobs")["jobs"]
-    assert len(jobs) == (story != "deleted")
-    assert violations(data) == []
-    return client.deaths
+    found = violations(data)
+    assert len(jobs) == told.jobs_count, jobs
+    assert found == [], found
+    return client.deaths > len(told.first_deaths)
 
 
 def sample(points: Sequence[str], count: int, seed: str) -> list[str]:
     return sorted(Random(seed).sample(points, min(count, len(points))))
 
 
-def main(arguments: list[str]) -> int:
-    known: set[str] = set()
-    died, missed, bad = 0, 0, 0
-    for story in arguments or STORIES:
-        with tempfile.TemporaryDirectory() as home:
-            sites = [site for site in record(story, Path(home)) if site not in known]
-        known.update(sites)
-        print(f"{story}: {len(sites)} new sites", flush=True)
-        for site in sites:
+@dataclass(slots=True)
+class Matrix:
+    outcomes: Outcomes
+    is_every_story: bool
+    lock: Lock = field(default_factory=Lock)
+
+    def points(self, stories: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
+        """Sites, sides and the stories to die in."""
+        passed = {story: self._sites_of(story) for story in stories}
+        for site in sorted(set().union(*passed.values())):
             for side in SIDES:
-                point = Point(story, site, side)
-                with tempfile.TemporaryDirectory() as home:
-                    try:
-                        reached = die_at(point, Path(home))
-                    except AssertionError as error:
-                        bad += 1
-                        print(f"  BAD   {point}: {error}", flush=True)
-                        continue
-                died, missed = died + reached, missed + (not reached)
-                print(f"  {'died ' if reached else 'alive'} {side:6} {site}", flush=True)
-    print(f"{len(known)} sites, {died} deaths, {missed} not passed again, {bad} bad outcomes")
-    return 1 if bad else 0
+                yield site, side, [story for story in stories if site in passed[story]]
+
+    def _sites_of(self, story: str) -> list[str]:
+        known = self.outcomes.sites_of(story)
+        if not known:
+            known = _recorded(story)
+            self.outcomes.note_sites(story, known)
+        return known
+
+    def run(self, point: tuple[str, str, list[str]]) -> None:
+        site, side, stories = point
+        for story in stories:
+            outcome = self.outcomes.of(Point(story, site, side)) or self._die(story, site, side)
+            if outcome.what != NOT_PASSED and not self.is_every_story:
+                return
+
+    def _die(self, story: str, site: str, side: str) -> Outcome:
+        outcome = _outcome_of(Point(story, site, side))
+        with self.lock:
+            self.outcomes.note(outcome)
+            count = len(self.outcomes)
+        print(f"{count:4} {outcome.what:10} {side:6} {site} ({story}) {outcome.why}", flush=True)
+        return outcome
+
+
+def _recorded(story: str) -> list[str]:
+    with tempfile.TemporaryDirectory() as home:
+        sites = record(story, Path(home))
+    print(f"{story} passes {len(sites)} sites", flush=True)
+    return sites
+
+
+def _outcome_of(point: Point) -> Outcome:
+    with tempfile.TemporaryDirectory() as home:
+        try:
+            return Outcome(ENGINE, point, DIED if die_at(point, Path(home)) else NOT_PASSED)
+        except AssertionError as error:
+            line = traceback.extract_tb(error.__traceback__)[-1]
+            why = f"{line.name}:{line.lineno} {error}".replace("\n", " ")
+            return Outcome(ENGINE, point, BAD, why[:500])
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.matrix")
+    parser.add_argument("stories", nargs="*", default=list(STORIES))
+    parser.add_argument("--every-story", action="store_true")
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--kept", type=Path, default=page.KEPT)
+    options = parser.parse_args(arguments)
+    matrix = Matrix(Outcomes(options.kept), options.every_story)
+    with ThreadPoolExecutor(options.at_once) as threads:
+        list(threads.map(matrix.run, list(matrix.points(options.stories))))
+    complaints = page.write(matrix.outcomes)
+    print(*complaints, sep="\n")
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":

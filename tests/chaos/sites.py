@@ -10,6 +10,7 @@ it is there for the first time.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,9 @@ from conveyor.cli.main import main
 from conveyor.engines.system import crash
 
 SIDES = ("before", "after")
+_NAMELESS = re.compile(r"\.<\w+>")  # A lambda is the function that it stands in.
+# A stream that one function opens and another reads to its end has the site of the first.
+_TAKEN_ON = {"usecases.streams._with_first": "usecases.streams.begun"}
 _BETWEEN = {crash.__name__, "conveyor.usecases.env", __name__, "__main__"}
 
 
@@ -54,7 +58,8 @@ def site_of(call: str) -> str:
     if frame is None:
         return f"{call}@nobody"
     module = frame.f_globals["__name__"].removeprefix("conveyor.")
-    return f"{call}@{module}.{frame.f_code.co_qualname}"
+    name = f"{module}.{_NAMELESS.sub('', frame.f_code.co_qualname)}"
+    return f"{call}@{_TAKEN_ON.get(name, name)}"
 
 
 def parse(text: str) -> Recorder | SiteSwitch:
@@ -62,6 +67,10 @@ def parse(text: str) -> Recorder | SiteSwitch:
     return Recorder(Path(rest)) if first == "record" else SiteSwitch(first, rest)
 
 
-if __name__ == "__main__":
+def run() -> None:
     vars(bootstrap)["_crash_switch"] = parse
     main()
+
+
+if __name__ == "__main__":
+    run()

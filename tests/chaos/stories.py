@@ -1,111 +1,35 @@
 """Stories: what a client does with a server that may die at any moment, told to their end.
 
-The client is the one that we ask customers to be: it retries with the same key until it is
-answered. When the server has died, it is started again, once.
+What is asked for less often is in `side_stories.py`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from conveyor.cli.demo_site import Site
+from tests.chaos import side_stories
+from tests.chaos.client import Client
+from tests.chaos.forks import fork
 from tests.e2e.programs import Server, until
-from tests.e2e.receiver import Receiver
 
-RETRIED = {409, 429, 503}
+GATEWAY = "http://127.0.0.1:{port}/page/1"  # It answers as a gateway that knows one page.
 FLAKY, MISSING, CHUNK = 3, 7, 1_000
 SMALL = (0, 1, 2, FLAKY, MISSING)
 
 
-@dataclass(slots=True)
-class Client:
-    """Asks until it is answered; `deaths` tells how often the server had to be started again."""
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What is told; `first_deaths` are died before the one that is asked for. `environ` may name
+    the `{port}` of the site."""
 
-    server: Server
-    site: Site
-    receiver: Receiver
-    deaths: int = 0
-    _keys: int = 0
-
-    def post(self, path: str, body: object = None, *, expect: int | None = None) -> Any:
-        """The same key for every try. `expect`: another refusal than "not now" is an answer."""
-        self._keys += 1
-        headers = {"Idempotency-Key": f"key-{self._keys}"}
-        return self._answer("POST", path, expect, json=body, headers=headers)
-
-    def get(self, path: str) -> Any:
-        return self._answer("GET", path, None)
-
-    def upload(self, url: str, content: bytes) -> None:
-        path = "/" + url.split("/", 3)[3]
-        self._answer("PUT", path, None, content=content)
-
-    def download(self, url: str) -> bytes:
-        """From wherever the server listens by now."""
-        response = self._persist("GET", "/" + url.split("/", 3)[3])
-        assert response.is_success, response.text
-        return response.content
-
-    def delete(self, path: str) -> None:
-        """A repetition may find that it is gone already."""
-        response = self._persist("DELETE", path)
-        assert response.status_code in {202, 404}, response.text
-
-    def finds_nothing(self, path: str) -> None:
-        assert self._persist("GET", path).status_code == 404
-
-    def submit(self, pages: Iterator[int] | range | tuple[int, ...], **more: Any) -> str:
-        base = f"http://127.0.0.1:{self.site.port}/page"
-        tasks = [{"url": f"{base}/{number}"} for number in pages]
-        return str(self.post("/v1/jobs", {"tasks": tasks, **more})["job_id"])
-
-    def ended(self, job_id: str) -> dict[str, Any]:
-        def run() -> dict[str, Any] | None:
-            run: dict[str, Any] = self.get(f"/v1/jobs/{job_id}")["latest_run"]
-            return run if run["terminal"] else None
-
-        return until(f"the run of {job_id} to end", run, deadline_s=240)
-
-    def completed(self, job_id: str, total: int) -> dict[str, Any]:
-        run = self.ended(job_id)
-        stats = run["stats"]
-        assert run["status"] == "completed", run
-        assert stats["total"] == stats["completed"] == total, run
-        assert stats["successful"] + stats["failed"] == total, run
-        return run
-
-    def _answer(self, method: str, path: str, expect: int | None, **options: Any) -> Any:
-        response = self._persist(method, path, expect, **options)
-        assert response.is_success or response.status_code == expect, response.text
-        return response.json() if response.content else None
-
-    def _persist(
-        self, method: str, path: str, expect: int | None = None, **options: Any
-    ) -> httpx.Response:
-        give_up_at = time.monotonic() + 180
-        while time.monotonic() < give_up_at:
-            if self.server.has_ended():
-                self.deaths += 1
-                self.server.start()
-            try:
-                response = self.server.call(method, path, **options)
-            except httpx.TransportError:
-                time.sleep(0.02)
-                continue
-            if response.status_code not in RETRIED - {expect}:
-                return response
-            time.sleep(0.1)
-        raise AssertionError(f"{method} {path} was not answered")
-
-
-Story = Callable[[Client], None]
+    tell: Callable[[Client], None]
+    jobs_count: int = 1
+    first_deaths: tuple[str, ...] = ()
+    environ: dict[str, str] = field(default_factory=dict)
 
 
 def small(client: Client) -> None:
@@ -217,17 +141,54 @@ def told(client: Client) -> None:
     assert {each.headers["webhook-id"] for each in client.receiver.received} == {event["event_id"]}
 
 
-STORIES: dict[str, Story] = {
-    story.__name__: story
-    for story in (small, long, uploaded, opened, stopped, rerun, exported, deleted, told)
+STORIES = {
+    "small": Story(small),
+    "long": Story(long),
+    "uploaded": Story(uploaded),
+    "opened": Story(opened),
+    "stopped": Story(stopped),
+    "rerun": Story(rerun),
+    "exported": Story(exported),
+    "deleted": Story(deleted, jobs_count=0),
+    "told": Story(told),
+    "scheduled": Story(side_stories.scheduled),
+    "streamed": Story(side_stories.streamed),
+    "hooked": Story(side_stories.hooked),
+    "capped": Story(side_stories.capped, environ={"CONVEYOR_GATEWAY_URL": GATEWAY}),
+    "limited": Story(side_stories.limited),
+    "drained": Story(side_stories.drained),
+    "looked at": Story(side_stories.looked_at),
+    "scrubbed": Story(side_stories.scrubbed, jobs_count=0),
+    "cut short": Story(side_stories.cut_short, jobs_count=0),
+    "slow": Story(side_stories.slow),
+    "resumed": Story(small, first_deaths=("after:store.commit@usecases.jobs._admit",)),
+    "answered": Story(small, first_deaths=("before:store.commit@usecases.idempotency._keep",)),
+    "ingested": Story(
+        long, first_deaths=("after:store.put_chunk@usecases.ingest._put_chunks.put",)
+    ),
+    "acked": Story(
+        small,
+        first_deaths=("before:queue.ack@actors.shard_writer.ShardWriter._look_and_ack",),
+    ),
+    "added": Story(opened, first_deaths=("after:store.commit@usecases.open_jobs._admit",)),
+    "ended": Story(small, first_deaths=("after:store.commit@usecases.runs.look",)),
+    "halted": Story(stopped, first_deaths=("after:store.commit@usecases.runs.stop",)),
+    "rerun again": Story(rerun, first_deaths=("after:store.commit@usecases.reruns._start",)),
+    "walked": Story(exported, first_deaths=("after:blobs.put_stream@usecases.exports._make",)),
+    "retold": Story(told, first_deaths=("before:store.commit@usecases.notices.deliver",)),
+    "removed": Story(
+        side_stories.scrubbed,
+        jobs_count=0,
+        first_deaths=("after:store.commit@usecases.jobs.delete",),
+    ),
 }
 
 
 @contextmanager
-def a_program(data_dir: Path, **environ: str) -> Iterator[Server]:
+def a_program(data_dir: Path, environ: dict[str, str], crash_at: str) -> Iterator[Server]:
     """`conveyor dev` with a crash switch for sites: on its first start only."""
-    server = Server(data_dir, module="tests.chaos.sites")
-    server.start(**environ)
+    server = Server(data_dir, environ, module="tests.chaos.sites", launch=fork)
+    server.start(CONVEYOR_CRASH_AT=crash_at)
     try:
         yield server
     finally:

@@ -9,9 +9,11 @@ import time
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from tests.chaos.tears import WAL, tear_log, tear_packs
 from tests.e2e.audit import violations
 from tests.e2e.programs import Server, a_server, a_site, until
 
@@ -41,6 +43,36 @@ def test_every_image_of_a_working_directory_is_one_to_go_on_from(tmp_path: Path)
             assert run["stats"]["completed"] == run["stats"]["total"] == PAGES
             assert violations(image) == []
             shutil.rmtree(image.parent)
+
+
+def test_a_log_that_is_torn_at_any_byte_is_one_to_go_on_from(tmp_path: Path) -> None:
+    draw = Random(12)
+    (tmp_path / "live").mkdir()
+    data = tmp_path / "live" / "data"
+    with a_site() as site, a_server(data) as server:
+        tasks = [{"url": url} for url in site.urls(PAGES)]
+        body = {"tasks": tasks, "max_inflight": 20}
+        job_id = server.call("POST", "/v1/jobs", json=body).json()["job_id"]
+        keep_bytes, base = (data / WAL).stat().st_size, (data / "conveyor.db").read_bytes()
+        until("half of it", partial(_half, server, job_id))
+        images = [_image(server, tmp_path / f"image-{number}" / "data") for number in range(IMAGES)]
+        server.kill()
+        # Only a log that holds everything since may lose any of it: what was copied out may not.
+        assert (images[-1] / "conveyor.db").read_bytes() == base
+
+        for image in images:
+            at = tear_log(image, draw, keep_bytes=keep_bytes)
+            lost = tear_packs(image, draw)
+            with a_server(image) as heir:
+                run = until("the run to end", partial(heir.ended_run, job_id))
+            assert run["stats"]["completed"] == run["stats"]["total"] == PAGES, (at, lost)
+            assert violations(image) == [], (at, lost)
+            shutil.rmtree(image.parent)
+
+
+def _half(server: Server, job_id: str) -> dict[str, Any] | None:
+    run: dict[str, Any] = server.call("GET", f"/v1/jobs/{job_id}").json()["latest_run"]
+    return run if run["stats"]["completed"] * 2 >= PAGES else None
 
 
 def _image(server: Server, into: Path) -> Path:

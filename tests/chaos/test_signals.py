@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.stories import Client
+from tests.chaos.client import Client
 from tests.e2e.audit import violations
 from tests.e2e.programs import Server, a_server, a_site
 from tests.e2e.receiver import a_receiver

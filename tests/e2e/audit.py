@@ -8,21 +8,30 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
-from conveyor.domain.lifecycle import TASK_TERMINAL
+from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE, TASK_TERMINAL
 from conveyor.domain.model import RunStatus, TaskStatus
 
 
 def violations(data_dir: Path) -> list[str]:
-    """Everything that must never be, found in what a process left behind."""
+    """Everything that must never be, found in what a process left behind.
+
+    What was deleted is left out: it goes piece by piece, and nobody can see it any more.
+    """
     with sqlite3.connect(f"file:{data_dir / 'conveyor.db'}?mode=ro", uri=True) as db:
         db.row_factory = sqlite3.Row
-        runs = db.execute("SELECT * FROM runs").fetchall()
+        jobs = {row["job_id"] for row in db.execute("SELECT * FROM jobs") if _is_there(row)}
+        runs = [run for run in db.execute("SELECT * FROM runs") if run["job_id"] in jobs]
+        runs = [run for run in runs if run["status"] in RUN_VISIBLE]
         found: list[str] = []
         for run in runs:
             found += _of_run(db, run)
             found += _of_bodies(db, run, data_dir)
     db.close()
     return found
+
+
+def _is_there(job: sqlite3.Row) -> bool:
+    return job["status"] in JOB_VISIBLE
 
 
 def _of_run(db: sqlite3.Connection, run: sqlite3.Row) -> list[str]:

@@ -1,0 +1,58 @@
+"""A promise is on disk before it is given: the order of system calls, as the kernel saw it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.programs import Process, Server, a_site, until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed"),
+]
+
+SYNCED = re.compile(r"fdatasync.*= 0|fsync.*= 0")
+
+
+def test_a_job_is_synced_to_disk_before_it_is_promised(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data", launch=_traced)
+    with a_site() as site:
+        server.start()
+        try:
+            body = {"tasks": [{"url": url} for url in site.urls(3)]}
+            assert server.call("POST", "/v1/jobs", json=body).status_code == 201
+            lines = until("the trace", lambda: _promised(tmp_path / "trace"))
+        finally:
+            server.kill()
+
+    asked = max(n for n, line in enumerate(lines) if '"POST /v1/jobs' in line)
+    assert [line for line in lines[asked:-1] if SYNCED.search(line)], lines[asked:]
+
+
+def _traced(module: str, arguments: Sequence[str], environ: dict[str, str], log: Path) -> Process:
+    """The tracer is a grandchild: it ends with the program, and not the other way around."""
+    calls = "trace=fsync,fdatasync,recvfrom,recvmsg,sendto,sendmsg"
+    trace = ["strace", "-D", "-f", "-qq", "-s", "24", "-e", calls, "-o", str(log.parent / "trace")]
+    with log.open("ab") as stderr:
+        return subprocess.Popen(
+            [*trace, sys.executable, "-m", module, *arguments],
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+        )
+
+
+def _promised(trace: Path) -> list[str] | None:
+    """What happened up to the first promise."""
+    lines = trace.read_text(errors="replace").splitlines()
+    for number, line in enumerate(lines):
+        if '"HTTP/1.1 201' in line:
+            return lines[: number + 1]
+    return None
