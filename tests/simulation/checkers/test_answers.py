@@ -8,6 +8,7 @@ from conveyor.domain.model import RunStatus
 from conveyor.simulation.checkers.acceptance import (
     a_used_key_takes_no_other_request,
     an_accepted_job_is_durable,
+    one_key_makes_one_thing,
 )
 from conveyor.simulation.checkers.deletes import a_stopped_run_is_left_alone
 from conveyor.simulation.checkers.reruns import a_rerun_has_every_line
@@ -47,6 +48,15 @@ def test_an_answer_for_which_no_list_is_on_its_way_is_reported() -> None:
 
     assert list(an_accepted_job_is_durable(a_moment(a_job(), lost), a_submit(LINE)))
     assert list(an_accepted_job_is_durable(a_moment(a_job(), coming), a_submit(LINE))) == []
+
+
+def test_two_answers_under_one_key_are_reported() -> None:
+    first, same = a_submit(LINE), a_submit(LINE, number=2)
+    other = a_submit(LINE, number=3, answer={"job_id": "ANOTHER"})
+    moment = a_moment(history=History(calls=[first, same]))
+
+    assert list(one_key_makes_one_thing(moment, same)) == []
+    assert list(one_key_makes_one_thing(moment, other))
 
 
 def test_a_request_that_is_accepted_under_the_key_of_another_is_reported() -> None:
