@@ -88,6 +88,7 @@ class History:
     released: set[str] = field(default_factory=set)
     sabotaged_at: list[float] = field(default_factory=list)
     kills_count: int = 0
+    spent_count: int = 0
     is_spared: bool = False
     misses_writes: bool = False
 

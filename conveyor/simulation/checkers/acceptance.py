@@ -77,6 +77,8 @@ def a_promise_is_kept_or_withdrawn(moment: Moment) -> Iterator[str]:
             continue  # It may have had more lines than a list may have, as is found out later.
         elif run.status is RunStatus.STOPPED and not was_asked_for:
             yield f"run {run.run_id} was stopped by nobody: {run.stop_reason}"
+        elif run.status is RunStatus.FAILED and not moment.history.spent_count:
+            yield f"run {run.run_id} failed, and no account was spent: {run.failure_reason}"
 
 
 def one_key_makes_one_thing(moment: Moment, call: Call) -> Iterator[str]:

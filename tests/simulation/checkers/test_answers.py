@@ -6,6 +6,7 @@ from typing import Any
 
 from conveyor.domain.model import RunStatus
 from conveyor.simulation.checkers.acceptance import (
+    a_promise_is_kept_or_withdrawn,
     a_used_key_takes_no_other_request,
     an_accepted_job_is_durable,
     one_key_makes_one_thing,
@@ -48,6 +49,15 @@ def test_an_answer_for_which_no_list_is_on_its_way_is_reported() -> None:
 
     assert list(an_accepted_job_is_durable(a_moment(a_job(), lost), a_submit(LINE)))
     assert list(an_accepted_job_is_durable(a_moment(a_job(), coming), a_submit(LINE))) == []
+
+
+def test_a_run_that_failed_for_no_reason_is_reported() -> None:
+    rows = (a_job(), a_run(status=RunStatus.FAILED))
+
+    assert list(a_promise_is_kept_or_withdrawn(a_moment(*rows, history=promising())))
+    assert not list(
+        a_promise_is_kept_or_withdrawn(a_moment(*rows, history=promising(spent_count=1)))
+    )
 
 
 def test_two_answers_under_one_key_are_reported() -> None:
