@@ -92,8 +92,10 @@ def replay(row: Task, run: Run, source: RowsOf, now: float) -> Task:
     """A row of an earlier run in a new one: started over, or inherited with its result.
 
     What never finished is started over whatever the filter says: inherited, it would keep the
-    new run from ever ending.
+    new run from ever ending. A bad line is refused again: its row has only what was fit to be kept
+    of it, and must never be fetched.
     """
+    is_refused = row.status is TaskStatus.FAILED and not row.claim
     if row.status in TASK_TERMINAL and not is_asked_for(row, source):
         return msgspec.structs.replace(
             row,
@@ -114,7 +116,9 @@ def replay(row: Task, run: Run, source: RowsOf, now: float) -> Task:
         metadata=row.metadata,
         params=row.params,
         sealed=row.sealed,
-        status=TaskStatus.PENDING,
+        status=TaskStatus.FAILED if is_refused else TaskStatus.PENDING,
+        problem=row.problem if is_refused else None,
+        reason=row.reason if is_refused else None,
         created_at=now,
         updated_at=now,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -21,6 +21,7 @@ class Exchange:
     headers: Mapping[str, str]
     body: bytes = b""
     status: int | None = None
+    media_type: str = ""
     answer: bytearray = field(default_factory=bytearray)
     is_whole: bool = False
     is_over: trio.Event = field(default_factory=trio.Event)
@@ -61,6 +62,12 @@ class Exchange:
         await trio.lowlevel.checkpoint()
         if event["type"] == "http.response.start":
             self.status = event["status"]
+            self.media_type = _media_type(event["headers"])
         elif event["type"] == "http.response.body":
             self.answer += event.get("body", b"")
             self.is_whole = not event.get("more_body", False)
+
+
+def _media_type(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    found = (value.decode() for name, value in headers if name.lower() == b"content-type")
+    return next(found, "").partition(";")[0]

@@ -22,6 +22,7 @@ class Call:
     answered_at: float | None = None
     status: int | None = None
     answer: bytes = b""
+    media_type: str = ""
 
     @property
     def is_accepted(self) -> bool:
@@ -82,11 +83,17 @@ class History:
     deleted_jobs: dict[str, float] = field(default_factory=dict)
     stopped_runs: dict[str, float] = field(default_factory=dict)
     signing_secrets: dict[str, list[bytes | None]] = field(default_factory=dict)
+    uploads: list[tuple[str, bytes]] = field(default_factory=list)
     paged_runs: list[tuple[str, list[str]]] = field(default_factory=list)
     released: set[str] = field(default_factory=set)
+    sabotaged_at: list[float] = field(default_factory=list)
     kills_count: int = 0
+    spent_count: int = 0
     is_spared: bool = False
     misses_writes: bool = False
 
     def answered(self) -> Iterator[Call]:
         return (call for call in self.calls if call.status is not None)
+
+    def in_flight(self) -> Iterator[Fetch]:
+        return (fetch for fetch in self.fetches if fetch.ended_at is None)

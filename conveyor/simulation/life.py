@@ -108,6 +108,7 @@ class Life:
             raise self.refusal(f"{name}.{method}: the engine did not answer")
         if self.faults.strikes(Fault.ACTOR_CRASHED):
             self.trace.note(self.name, f"{name}.{method}", "sabotaged")
+            self.watcher.history.sabotaged_at.append(trio.current_time())
             raise Sabotage(f"{name}.{method}")
         answer = await act()
         if is_write:

@@ -123,6 +123,7 @@ class Web:
         fault = self._strike(_SITE_FAULTS)
         if request.target.host == GATEWAY_HOST and self.faults.strikes(Fault.ACCOUNT_SPENT):
             fault = Fault.ACCOUNT_SPENT
+            self.history.spent_count += 1
         think_s = CALM_THINK_S if self.faults.is_calm else self.think_s
         await self._after(self.random.uniform(0.0, 2.0 * think_s))
         if fault is None or fault in {Fault.SITE_EMPTY, Fault.SITE_DRIPPED}:

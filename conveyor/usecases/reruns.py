@@ -26,7 +26,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.queries import BatchesOf, TasksOf
 from conveyor.domain.totals import Totals
-from conveyor.usecases import ingest
+from conveyor.usecases import ingest, runs
 from conveyor.usecases.choosing import EVERY_STATUS, Choice, count_chosen
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import latest_run, own_job, totals_of
@@ -176,6 +176,10 @@ async def _resume(env: Env, job: Job, run: Run) -> Rerun:
     await env.signals.run_changed(run.job_id, run.run_id)
     current = await env.store.read(RunKey(run.job_id, run.run_id)) or run
     totals = await totals_of(env, current)
+    if current.status in RUN_LIVE and not current.open_batches and totals.done == current.total:
+        # Nothing but bad lines: no settle will ever come by.
+        await runs.look(env, run.job_id, run.run_id)
+        current = await env.store.read(RunKey(run.job_id, run.run_id)) or current
     return Rerun(
         job=job,
         run=current,

@@ -24,6 +24,7 @@ from conveyor.domain.changes import Row
 from conveyor.domain.errors import Refused
 from conveyor.domain.params import PARAMS
 from conveyor.domain.retry import BACKOFF
+from conveyor.simulation.checkers.problems import CODES
 from tests.tidy.sources import CODE, ROOT, modules
 
 SPEC = (ROOT / "SPEC.md").read_text(encoding="utf-8")
@@ -140,6 +141,13 @@ def test_every_problem_code_stands_in_the_table_of_errors() -> None:
         codes |= set(re.findall(r"\bKind\(\s*\d+,\s*\"([a-z_]+)\"", module.text))
     missing = sorted(code for code in codes if f"`{code}`" not in table)
     assert missing == []
+
+
+def test_the_simulator_knows_the_table_of_errors() -> None:
+    rows = re.findall(r"^\| (`.*?`) \| (\d{3}) \|", section("### 4.3 Errors"), re.MULTILINE)
+
+    told = {(code, int(status)) for codes, status in rows for code in re.findall(r"`(.*?)`", codes)}
+    assert told == {(code, status) for status, codes in CODES.items() for code in codes}
 
 
 def _family(kind: type[Refused]) -> set[type[Refused]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from conveyor.domain.errors import InvalidTasks
-from conveyor.domain.ids import BatchId, JobId
+from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.domain.submission import TaskDraft
-from conveyor.usecases import ingest, jobs, open_jobs, reconcile
+from conveyor.usecases import ingest, jobs, open_jobs, reconcile, reruns
 from conveyor.usecases.env import Env
 from conveyor.usecases.ingest import open_batches_of
 from conveyor.usecases.jobs import Accepted, Submission
@@ -89,6 +89,34 @@ async def test_bad_lines_that_are_added_become_failed_tasks_too(env: Env, count:
     assert (added.accepted, totals.admitted, totals.failed) == (count, count, len(BAD))
     assert await work(env, added.run) == count - len(BAD)
     assert (await run_of(env, added.run)).status is RunStatus.COMPLETED
+
+
+@pytest.mark.parametrize("count", COUNTS)
+async def test_a_rerun_refuses_bad_lines_again_and_fetches_none_of_them(
+    env: Env, count: int
+) -> None:
+    first = await submit(env, mixed(count))
+    await ingest_rest(env, first)
+    await work(env, first.run)
+
+    second = await reruns.rerun(env, CALLER, first.job.job_id, run_id=RunId(env.mint()))
+    for batch in await open_batches_of(env, first.job.job_id, second.run.run_id):
+        await reconcile.finish_batch(env, batch)
+
+    assert await work(env, second.run) == count - len(BAD)
+    failed = [row for row in await rows_of(env, second.run) if row.status is TaskStatus.FAILED]
+    assert sorted(row.index for row in failed) == [0, 1, 2, 3]
+    assert all(row.problem is not None and not row.claim for row in failed)
+    await check_counters(env, second.run)
+    assert (await run_of(env, second.run)).status is RunStatus.COMPLETED
+
+
+async def test_a_rerun_of_nothing_but_bad_lines_is_complete_at_once(env: Env) -> None:
+    first = await submit(env, BAD)
+
+    second = await reruns.rerun(env, CALLER, first.job.job_id, run_id=RunId(env.mint()))
+
+    assert (await run_of(env, second.run)).status is RunStatus.COMPLETED
 
 
 async def test_a_job_of_nothing_but_bad_lines_is_complete_at_once(env: Env) -> None:

@@ -18,6 +18,8 @@ def an_accepted_job_is_durable(moment: Moment, call: Call) -> Iterator[str]:
     if not (call.is_accepted and call.method == "POST" and call.route == _SUBMIT):
         return
     answer = call.json
+    if "job_id" not in answer:
+        return  # A dry run makes nothing.
     job = moment.after.jobs.get((answer["job_id"],))
     if job is None:
         yield f"call {call.number} was answered {call.status}, and there is no job"
@@ -75,6 +77,8 @@ def a_promise_is_kept_or_withdrawn(moment: Moment) -> Iterator[str]:
             continue  # It may have had more lines than a list may have, as is found out later.
         elif run.status is RunStatus.STOPPED and not was_asked_for:
             yield f"run {run.run_id} was stopped by nobody: {run.stop_reason}"
+        elif run.status is RunStatus.FAILED and not moment.history.spent_count:
+            yield f"run {run.run_id} failed, and no account was spent: {run.failure_reason}"
 
 
 def one_key_makes_one_thing(moment: Moment, call: Call) -> Iterator[str]:
@@ -90,11 +94,9 @@ def one_key_makes_one_thing(moment: Moment, call: Call) -> Iterator[str]:
             call.path,
             call.key,
         )
-        if same and other.body == call.body:
-            if (other.status, other.answer) != (call.status, call.answer):
-                yield f"calls {other.number} and {call.number} have one key and two answers"
-        elif same:
-            yield f"calls {other.number} and {call.number}: one key, two requests, both accepted"
+        is_repeat = same and other.body == call.body
+        if is_repeat and (other.status, other.answer) != (call.status, call.answer):
+            yield f"calls {other.number} and {call.number} have one key and two answers"
 
 
 def a_used_key_takes_no_other_request(moment: Moment, call: Call) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from conveyor.simulation.history import Call
 from conveyor.simulation.watcher import Moment
 
 NOT_FOUND = 404
+
+_ENDS = frozenset(("completed", "stopped", "failed"))
 
 
 def a_run_at_work_is_not_idle(moment: Moment, call: Call) -> Iterator[str]:
@@ -31,6 +34,37 @@ def what_was_accepted_is_found(moment: Moment, call: Call) -> Iterator[str]:
             continue
         if not any(each.method == "DELETE" and each.path == own for each in moment.history.calls):
             yield f"call {call.number} did not find job {promise.job_id}"
+
+
+def an_end_that_was_shown_stays(moment: Moment) -> Iterator[str]:
+    """I39: who asks after somebody was shown a run's end, or heard of it, is shown the same."""
+    shown = [each for call in moment.history.calls for each in _shown_by(call)]
+    ends: dict[str, tuple[float, str]] = {}
+    for at, run in [*shown, *_heard(moment)]:
+        known = ends.get(run["run_id"])
+        if run["status"] in _ENDS and (known is None or at < known[0]):
+            ends[run["run_id"]] = at, run["status"]
+    for call in moment.history.calls:
+        for _, run in _shown_by(call):
+            at, status = ends.get(run["run_id"], (call.sent_at, ""))
+            if call.sent_at > at and run["status"] != status:
+                told = f"which was {status} at {at:.3f}"
+                yield f"call {call.number} was shown {run['status']} run {run['run_id']}, {told}"
+
+
+def _shown_by(call: Call) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    """The runs as they were read, and when; what a key answers is as old as its first answer."""
+    is_read = call.method == "GET" and call.is_accepted and call.answer.startswith(b"{")
+    if is_read and call.answered_at is not None and not call.route.endswith("/content"):
+        for run in _runs_in(call.json):
+            yield call.answered_at, run
+
+
+def _heard(moment: Moment) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    for delivery in moment.history.deliveries:
+        told = json.loads(delivery.body)
+        status = told["event_type"].removeprefix("run.")
+        yield delivery.at, {"run_id": told["run_id"], "status": status}
 
 
 def _runs_in(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

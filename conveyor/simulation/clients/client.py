@@ -98,6 +98,7 @@ class Client:
         """An upload to an address of the storage's own."""
         await trio.sleep(self.random.uniform(0.0, 2.0))
         status = self.stage.backend.serve("PUT", url, {"content-type": "text/plain"}, body)
+        self.stage.history.uploads.append((url, body))
         self.stage.trace.note(self.name, "uploaded", f"{len(body)} bytes -> {status}")
 
     async def once(self, method: str, path: str, body: Any = None) -> Call:
@@ -133,7 +134,7 @@ class Client:
             await trio.sleep(0.1)
         if exchange.is_whole:
             call.status, call.answer = exchange.status, bytes(exchange.answer)
-            call.answered_at = trio.current_time()
+            call.answered_at, call.media_type = trio.current_time(), exchange.media_type
             self.stage.watcher.answered(call)
         told = "no answer" if call.status is None else f"{call.status} {_short(call.answer)}"
         self.stage.trace.note(self.name, "was answered", f"#{call.number} {told}")

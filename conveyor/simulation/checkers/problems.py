@@ -1,0 +1,109 @@
+"""Problems: what is refused is told in the words of SPEC 4.3, and never for a fault of ours
+(I48)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from conveyor.simulation.history import Call
+from conveyor.simulation.watcher import Moment
+
+MEDIA_TYPE = "application/problem+json"
+
+_FAILED_TASK = 422
+
+CODES: Mapping[int, frozenset[str]] = {
+    400: frozenset(
+        (
+            "invalid_argument",
+            "malformed_json",
+            "invalid_cursor",
+            "invalid_idempotency_key",
+            "metadata_too_large",
+            "metadata_key_invalid",
+            "callback_url_must_be_https",
+            "callback_url_unresolvable",
+            "step_functions_unavailable",
+            "webhook_signing_requires_active_key",
+        )
+    ),
+    401: frozenset(("unauthenticated",)),
+    404: frozenset(("not_found", "file_input_not_found")),
+    405: frozenset(("method_not_allowed",)),
+    408: frozenset(("request_timeout",)),
+    409: frozenset(
+        (
+            "conflict",
+            "idempotency_key_conflict",
+            "idempotency_in_progress",
+            "job_not_open",
+            "last_batch_received",
+            "run_not_stoppable",
+            "run_not_pausable",
+            "no_prior_run",
+            "run_not_terminal",
+            "run_has_no_budget",
+            "budget_already_spent",
+            "run_has_descendants",
+            "no_matching_tasks",
+            "ingest_incomplete",
+            "candidate_pending",
+            "no_candidate",
+            "task_not_ready",
+            "export_not_ready",
+            "file_input_not_uploaded",
+            "file_input_unsupported_for_job_type",
+        )
+    ),
+    410: frozenset(("result_expired",)),
+    411: frozenset(("length_required",)),
+    413: frozenset(("request_too_large",)),
+    415: frozenset(("unsupported_media_type",)),
+    416: frozenset(("range_not_satisfiable",)),
+    500: frozenset(("internal",)),
+    503: frozenset(("unavailable", "not_ready")),
+    507: frozenset(("storage_full",)),
+}
+"""The table of SPEC 4.3."""
+
+
+def every_refusal_is_a_problem(moment: Moment, call: Call) -> Iterator[str]:
+    """I48: every 4xx and 5xx is a problem, with a code that its status has and the type of it."""
+    if call.status is None or call.status < 400:
+        return
+    told = f"call {call.number} was answered {call.status}"
+    if call.media_type != MEDIA_TYPE:
+        yield f"{told} as {call.media_type or 'nothing at all'}"
+        return
+    problem = _parsed(call.answer)
+    if call.status == _FAILED_TASK and call.route.endswith("/content"):
+        return  # The problem is that of the task, whose codes are the gateway's.
+    code = problem.get("code")
+    if problem.get("status") != call.status or code not in CODES.get(call.status, ()):
+        yield f"{told}, which says {problem.get('status')} {code}"
+    if problem.get("type") != f"urn:conveyor:problem:{code}" or not problem.get("title"):
+        yield f"{told} with a problem of type {problem.get('type')}"
+
+
+def no_request_is_our_fault(moment: Moment, call: Call) -> Iterator[str]:
+    """I48: nothing that can be read is answered 500, unless the world sabotaged whoever answers;
+    and nothing 5xx at all where the world is spared."""
+    if call.status is None or call.status < 500 or call.answered_at is None:
+        return
+    history = moment.history
+    if call.status == 500:
+        is_meant = any(call.sent_at <= at <= call.answered_at for at in history.sabotaged_at)
+    else:
+        is_meant = not history.is_spared or history.kills_count > 0
+    if not is_meant:
+        yield f"call {call.number} was answered {call.status}, and nothing had happened"
+
+
+def _parsed(answer: bytes) -> Mapping[str, Any]:
+    try:
+        problem = json.loads(answer)
+    except ValueError:
+        return {}
+    return problem if isinstance(problem, dict) else {}

@@ -1,0 +1,104 @@
+"""The checkers of answers and of what follows from them (I1, I6, I35, I36, I44)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conveyor.domain.model import RunStatus
+from conveyor.simulation.checkers.acceptance import (
+    a_promise_is_kept_or_withdrawn,
+    a_used_key_takes_no_other_request,
+    an_accepted_job_is_durable,
+    one_key_makes_one_thing,
+)
+from conveyor.simulation.checkers.deletes import a_stopped_run_is_left_alone
+from conveyor.simulation.checkers.reruns import a_rerun_has_every_line
+from conveyor.simulation.checkers.tenancy import a_key_is_its_callers_own
+from conveyor.simulation.history import Call, History
+from tests.builders import RUN, a_job, a_run, a_task
+from tests.simulation.checkers.moments import (
+    OTHER_TENANT,
+    a_call,
+    a_fetch,
+    a_moment,
+    a_submit,
+    promising,
+)
+
+LINE = "https://site1.example/a"
+OTHER_LINE = "https://site1.example/b"
+
+
+def a_conflict(**fields: Any) -> Call:
+    said = {"code": "idempotency_key_conflict"}
+    return a_submit(LINE, **{"number": 2, "status": 409, "answer": said, **fields})
+
+
+def test_an_answer_for_which_there_are_no_rows_is_reported() -> None:
+    call = a_submit(LINE)
+
+    assert list(an_accepted_job_is_durable(a_moment(), call))
+    assert list(an_accepted_job_is_durable(a_moment(a_job()), call))
+    assert (
+        list(an_accepted_job_is_durable(a_moment(a_job(), a_run(planned=1, total=1)), call)) == []
+    )
+
+
+def test_an_answer_for_which_no_list_is_on_its_way_is_reported() -> None:
+    lost, coming = (a_run(planned=1, open_batches=count) for count in (0, 1))
+
+    assert list(an_accepted_job_is_durable(a_moment(a_job(), lost), a_submit(LINE)))
+    assert list(an_accepted_job_is_durable(a_moment(a_job(), coming), a_submit(LINE))) == []
+
+
+def test_a_run_that_failed_for_no_reason_is_reported() -> None:
+    rows = (a_job(), a_run(status=RunStatus.FAILED))
+
+    assert list(a_promise_is_kept_or_withdrawn(a_moment(*rows, history=promising())))
+    assert not list(
+        a_promise_is_kept_or_withdrawn(a_moment(*rows, history=promising(spent_count=1)))
+    )
+
+
+def test_two_answers_under_one_key_are_reported() -> None:
+    first, same = a_submit(LINE), a_submit(LINE, number=2)
+    other = a_submit(LINE, number=3, answer={"job_id": "ANOTHER"})
+    moment = a_moment(history=History(calls=[first, same]))
+
+    assert list(one_key_makes_one_thing(moment, same)) == []
+    assert list(one_key_makes_one_thing(moment, other))
+
+
+def test_a_request_that_is_accepted_under_the_key_of_another_is_reported() -> None:
+    first, same, other = a_submit(LINE), a_submit(LINE, number=2), a_submit(OTHER_LINE, number=3)
+    moment = a_moment(history=History(calls=[first, same, other]))
+
+    assert list(a_used_key_takes_no_other_request(moment, same)) == []
+    assert list(a_used_key_takes_no_other_request(moment, other))
+
+
+def test_a_key_that_conflicts_with_what_somebody_else_did_is_reported() -> None:
+    conflict = a_conflict()
+    of_another = [a_submit(OTHER_LINE, tenant=OTHER_TENANT), conflict]
+    of_its_own = [a_submit(OTHER_LINE), conflict]
+
+    assert list(a_key_is_its_callers_own(a_moment(history=History(calls=of_another)), conflict))
+    assert not list(a_key_is_its_callers_own(a_moment(history=History(calls=of_its_own)), conflict))
+
+
+def test_a_fetch_long_after_a_stop_is_reported() -> None:
+    moment = a_moment(history=History(stopped_runs={RUN: 10.0}))
+
+    assert list(a_stopped_run_is_left_alone(moment, a_fetch("task", started_at=1000.0)))
+    assert list(a_stopped_run_is_left_alone(moment, a_fetch("task", started_at=11.0))) == []
+
+
+def test_a_completed_run_with_fewer_tasks_than_promised_is_reported() -> None:
+    rows = (a_job(), a_run(status=RunStatus.COMPLETED), a_task(0))
+
+    assert list(a_rerun_has_every_line(a_moment(*rows, history=promising(2))))
+    assert list(a_rerun_has_every_line(a_moment(*rows, a_task(1), history=promising(2)))) == []
+
+
+def test_a_call_without_a_key_conflicts_with_nobody() -> None:
+    assert list(a_key_is_its_callers_own(a_moment(), a_call())) == []

@@ -1,0 +1,84 @@
+"""The checkers of rows: tasks, counters, deleted jobs, leases (I8 to I34)."""
+
+from __future__ import annotations
+
+from conveyor.domain.ids import TaskId
+from conveyor.domain.model import JobStatus, TaskStatus
+from conveyor.simulation.checkers.accounting import counters_never_fall
+from conveyor.simulation.checkers.deletes import no_row_rises_from_the_dead
+from conveyor.simulation.checkers.execution import attempts_are_bounded, tasks_change_as_they_may
+from conveyor.simulation.checkers.ingest import a_line_is_one_task, ingest_only_inserts
+from conveyor.simulation.checkers.leases import dead_processes_hold_nothing
+from conveyor.simulation.snapshot import Lease
+from tests.builders import JOB, RUN, a_batch, a_job, a_run, a_stats, a_task
+from tests.simulation.checkers.moments import a_moment
+
+TASK = a_task()
+HELD = a_task(status=TaskStatus.PROCESSING, claim=1)
+ENDED = a_task(status=TaskStatus.SUCCESSFUL, claim=1, attempts=1)
+
+
+def test_a_line_that_is_two_tasks_is_reported() -> None:
+    assert list(a_line_is_one_task(a_moment(TASK, a_task(task_id=TaskId("twin")))))
+    assert list(a_line_is_one_task(a_moment(TASK, a_task(1)))) == []
+
+
+def test_a_task_that_is_made_of_something_else_is_reported() -> None:
+    other = a_task(url="https://example.com/other")
+
+    assert list(ingest_only_inserts(a_moment(other, before=[TASK])))
+    assert list(ingest_only_inserts(a_moment(HELD, before=[TASK]))) == []
+
+
+def test_a_task_that_is_ingested_over_a_claim_is_reported() -> None:
+    assert list(ingest_only_inserts(a_moment(TASK, before=[HELD])))
+
+
+def test_a_task_that_ends_unclaimed_or_changes_after_its_end_is_reported() -> None:
+    unclaimed = a_task(status=TaskStatus.SUCCESSFUL)
+    again = a_task(status=TaskStatus.PENDING, claim=1, attempts=1)
+
+    assert list(tasks_change_as_they_may(a_moment(unclaimed, before=[TASK])))
+    assert list(tasks_change_as_they_may(a_moment(again, before=[ENDED])))
+    assert list(tasks_change_as_they_may(a_moment(ENDED, before=[HELD]))) == []
+
+
+def test_a_task_that_is_tried_too_often_is_reported() -> None:
+    rows = (a_job(max_attempts=2), a_run())
+    allowed, beyond = (
+        a_task(status=TaskStatus.PENDING, claim=count, attempts=count) for count in (2, 4)
+    )
+
+    assert list(attempts_are_bounded(a_moment(*rows, allowed, before=[TASK]))) == []
+    assert list(attempts_are_bounded(a_moment(*rows, beyond, before=[TASK])))
+
+
+def test_a_counter_that_falls_or_exceeds_what_was_admitted_is_reported() -> None:
+    one, two = (a_stats(admitted=2, done=done, successful=done) for done in (1, 2))
+
+    assert list(counters_never_fall(a_moment(two, before=[one]))) == []
+    assert list(counters_never_fall(a_moment(one, before=[two])))
+    assert list(counters_never_fall(a_moment(a_stats(admitted=2, done=3), before=[two])))
+
+
+def test_a_row_that_appears_under_a_deleted_job_is_reported() -> None:
+    deleted = (a_job(status=JobStatus.DELETED), a_run())
+    standing = (a_job(), a_run())
+
+    assert list(no_row_rises_from_the_dead(a_moment(*deleted, a_batch(), before=deleted)))
+    assert list(no_row_rises_from_the_dead(a_moment(*deleted, TASK, before=deleted)))
+    assert list(no_row_rises_from_the_dead(a_moment(*standing, a_batch(), before=standing))) == []
+
+
+def test_a_step_that_was_under_way_may_leave_tasks_where_rows_come_first() -> None:
+    rows = (a_job(status=JobStatus.DELETED), a_run())
+    moment = a_moment(*rows, TASK, before=rows, rows_come_first=True)
+
+    assert list(no_row_rises_from_the_dead(moment)) == []
+
+
+def test_a_lease_that_is_left_in_the_end_is_reported() -> None:
+    lease = Lease(JOB, RUN, expires_at=0.0)
+
+    assert list(dead_processes_hold_nothing(a_moment(leases=[lease])))
+    assert list(dead_processes_hold_nothing(a_moment())) == []
