@@ -75,7 +75,7 @@ class Summary:
 def run_seeds(
     seeds: Sequence[int], *, engine: str | None = None, hours: float | None = None
 ) -> Iterator[Report]:
-    """A report a seed, in order; reports of good seeds come without their lines."""
+    """A report a seed, in order; of many, reports of good seeds come without their lines."""
     one = partial(run_seed, engine=engine, hours=hours)
     if len(seeds) == 1:
         yield one(seeds[0])
@@ -87,14 +87,14 @@ def run_seeds(
 
 
 def run_seed(seed: int, *, engine: str | None = None, hours: float | None = None) -> Report:
-    return simulate(draw(seed, engine=engine, hours=hours))
+    options = draw(seed, engine=engine, hours=hours)
+    try:
+        return simulate(options)
+    except Exception as error:  # noqa: BLE001 (the other seeds go on)
+        told = "".join(traceback.format_exception(error))
+        return Report(options=options, hash="", crashes=[f"the simulator itself failed: {told}"])
 
 
 def _in_short(one: partial[Report], seed: int) -> Report:
-    try:
-        report = one(seed)
-    except Exception as error:  # noqa: BLE001 (the other seeds go on)
-        told = "".join(traceback.format_exception(error))
-        options = draw(seed, **one.keywords)
-        return Report(options=options, hash="", crashes=[f"the simulator itself failed: {told}"])
+    report = one(seed)
     return replace(report, lines=[] if report.is_well else report.lines)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from conveyor.cli import simulate as command
 from conveyor.cli.simulate import simulate
 from conveyor.simulation import suite
-from conveyor.simulation.options import Options
+from conveyor.simulation.options import Options, draw
 from conveyor.simulation.simulator import Report
 from conveyor.simulation.trace import Line
 from conveyor.simulation.watcher import Violation
@@ -42,6 +43,42 @@ def test_seed_options_and_replay_command_come_first(came_of_it: dict[str, Any]) 
     assert first.startswith('seed 7: {"seed":7,')
     assert second.startswith("replay: conveyor simulate --seed 7 --engine ")
     assert result.exit_code == 0
+
+
+def test_a_failing_seed_of_many_tells_its_options_and_its_replay_command_before_its_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reports = [
+        Report(options=draw(3), hash="abc"),
+        Report(
+            options=draw(4),
+            hash="abc",
+            crashes=["an actor crashed"],
+            lines=[Line(11.0, "worker0", "crashed", "", is_minor=False)],
+        ),
+    ]
+    monkeypatch.setattr(command, "run_seeds", lambda *_, **__: iter(reports))
+
+    told = run("--from", "3", "--seeds", "2").output.splitlines()
+
+    assert told[0].startswith('seed 4: {"seed":4,')
+    assert told[1].startswith("replay: conveyor simulate --seed 4 --engine ")
+    assert told[2].rstrip().endswith("worker0      crashed")
+
+
+def test_an_error_of_the_simulator_itself_is_told_as_a_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: Options) -> Report:
+        raise KeyError("nobody there")
+
+    monkeypatch.setattr(suite, "simulate", fail)
+
+    result = run("--seed", "7")
+
+    assert result.exit_code == 127
+    assert "the simulator itself failed" in result.output
+    assert "KeyError: 'nobody there'" in result.output
 
 
 def test_what_all_came_to_is_kept_on_demand(came_of_it: dict[str, Any], tmp_path: Path) -> None:
