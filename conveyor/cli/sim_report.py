@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from conveyor.simulation.suite import Summary
+from conveyor.simulation.suite import JUDGED_FROM, UNASKED, Summary
 
 EVERY = 50
 """It is written anew after so many seeds: a long run that is cut off has told what it saw."""
 
 
 def write_report(path: Path, summary: Summary, seeds: range) -> None:
-    path.write_text("".join(f"{line}\n" for line in _lines(summary, seeds)), encoding="utf-8")
+    path.write_text("".join(f"{line}\n" for line in lines_of(summary, seeds)), encoding="utf-8")
 
 
-def _lines(summary: Summary, seeds: range) -> Iterator[str]:
+def lines_of(summary: Summary, seeds: range) -> Iterator[str]:
     done = seeds[: summary.seeds]
     yield "# The program in simulated worlds"
     yield ""
@@ -27,6 +27,9 @@ def _lines(summary: Summary, seeds: range) -> Iterator[str]:
         {
             "seeds": f"{summary.seeds:,} ({engines})",
             "virtual hours": f"{summary.virtual_s / 3600:,.0f}",
+            "seconds a seed": f"{summary.took_s / max(summary.seeds, 1):.1f} (of one core)",
+            "requests of clients": f"{summary.requests:,}",
+            "calls of engines": f"{summary.calls:,}",
             "processes killed": f"{summary.kills:,}",
             "faults": f"{sum(summary.faults.values()):,}",
             "invariants broken": f"{summary.violations:,}",
@@ -38,9 +41,21 @@ def _lines(summary: Summary, seeds: range) -> Iterator[str]:
         | {f"hash of the first {count:,}": f"`{mark}`" for count, mark in summary.marks.items()},
     )
     yield ""
-    yield from _table(
-        ("fault", "struck"), {name: f"{count:,}" for name, count in sorted(summary.faults.items())}
-    )
+    yield _never_struck(summary)
+    yield ""
+    names = sorted({*summary.possible(), *summary.faults})
+    yield from _table(("fault", "struck"), {name: f"{summary.faults[name]:,}" for name in names})
+
+
+def _never_struck(summary: Summary) -> str:
+    """What the suite fails for, and what it lets be."""
+    if summary.seeds < JUDGED_FROM:
+        return (
+            f"Fewer than {JUDGED_FROM} seeds: faults that never struck are not held against them."
+        )
+    missing = ", ".join(summary.never_struck()) or "none"
+    unasked = ", ".join(sorted(UNASKED & {*summary.possible()} - {*+summary.faults})) or "none"
+    return f"Should have struck and never did: {missing}; nothing asks for it: {unasked}."
 
 
 def _table(heads: tuple[str, str], rows: dict[str, str]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +17,11 @@ from conveyor.cli.sim_report import EVERY, write_report
 from conveyor.simulation.mutants import MUTANTS
 from conveyor.simulation.options import ENGINES, Options, draw
 from conveyor.simulation.simulator import Report
+from conveyor.simulation.story import story_of
 from conveyor.simulation.suite import Summary, run_seeds
-from conveyor.simulation.trace import Line
 
 CRASHED, NEVER_ENDED, VIOLATED, NEVER_STRUCK = 127, 128, 129, 126
-SHOWN_LINES = 150
 HUNTED_SEEDS = 500
-
-_ID = re.compile(r"\b(?:[0-9A-HJKMNP-TV-Z]{26}|[0-9a-f]{32})\b")
 
 
 @click.command()
@@ -79,6 +75,8 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     for report in _watched(reports, len(wanted)):
         summary.add(report)
         if not report.is_well:
+            if len(wanted) > 1:
+                _introduce(report.options, until_hours, err=True)
             _tell(report, _replay(report.options, until_hours))
         if trace is not None and len(wanted) == 1:
             trace.write_text("".join(f"{line}\n" for line in report.lines), encoding="utf-8")
@@ -97,9 +95,9 @@ def _watched(reports: Iterator[Report], count: int) -> Iterator[Report]:
     return iter(track(reports, "Seeds", total=count, console=console))
 
 
-def _introduce(options: Options, hours: float | None) -> None:
-    click.echo(f"seed {options.seed}: {msgspec.json.encode(options).decode()}")
-    click.echo(f"replay: {_replay(options, hours)}")
+def _introduce(options: Options, hours: float | None, *, err: bool = False) -> None:
+    click.echo(f"seed {options.seed}: {msgspec.json.encode(options).decode()}", err=err)
+    click.echo(f"replay: {_replay(options, hours)}", err=err)
 
 
 def _replay(options: Options, hours: float | None) -> str:
@@ -108,24 +106,14 @@ def _replay(options: Options, hours: float | None) -> str:
 
 
 def _tell(report: Report, replay: str) -> None:
-    """What is wrong, and who did what to those that it names."""
+    """Who did what to those that are named in what is wrong; and then what that is."""
     wrongs = [f"{each.checker}: {each.what}" for each in report.violations]
     wrongs += report.liveness_failures + report.crashes
-    ids = {found for wrong in wrongs for found in _ID.findall(wrong)}
-    for line in _relevant(report.lines, ids):
+    for line in story_of(report.lines, wrongs):
         click.echo(str(line), err=True)
     click.echo(f"seed {report.options.seed} failed: {replay}", err=True)
     for wrong in wrongs:
         click.echo(f"  {wrong}", err=True)
-
-
-def _relevant(lines: list[Line], ids: set[str]) -> list[Line]:
-    found = [
-        line
-        for line in lines
-        if not line.is_minor and (not ids or any(each in line.detail for each in ids))
-    ]
-    return found[-SHOWN_LINES:]
 
 
 def _conclude(summary: Summary) -> None:

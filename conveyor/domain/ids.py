@@ -46,6 +46,14 @@ def _ulid(at_s: float, rest: int) -> str:
     return "".join(_CROCKFORD[(number >> shift) & 31] for shift in range(125, -1, -5))
 
 
+def minted_at(ulid: str) -> float:
+    """When it was made, to the millisecond."""
+    at_ms = 0
+    for each in ulid[:10]:
+        at_ms = at_ms * 32 + _CROCKFORD.index(each)
+    return at_ms / 1000
+
+
 def is_ulid(text: str) -> bool:
     return _ULID.match(text) is not None
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import trio
 
+from conveyor.engines.aws.errors import AwsError, NoAnswer, is_refused_for_now, is_unknown
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.describe import describe
 from conveyor.simulation.faults import Fault, Faults
@@ -104,24 +105,28 @@ class Life:
             await trio.sleep(before_s)
             self.check()
         if self.faults.is_outage or self._strikes(Fault.CALL_REFUSED):
-            self.trace.note(self.name, f"{name}.{method}", "refused by the world")
+            self.failed(f"{name}.{method}", "refused by the world")
             raise self.refusal(f"{name}.{method}: the engine did not answer")
         if self.faults.strikes(Fault.ACTOR_CRASHED):
-            self.trace.note(self.name, f"{name}.{method}", "sabotaged")
+            self.failed(f"{name}.{method}", "sabotaged")
             self.watcher.history.sabotaged_at.append(trio.current_time())
             raise Sabotage(f"{name}.{method}")
-        answer = await act()
+        answer = await self._done(f"{name}.{method}", act)
         if is_write:
             self.watcher.wrote()
         if (is_write or has_effect) and self.faults.strikes(Fault.KILLED_AFTER):
             self._die(Fault.KILLED_AFTER)
         if self._strikes(Fault.ANSWER_LOST):
-            self.trace.note(self.name, f"{name}.{method}", "done, and the answer lost")
+            self.failed(f"{name}.{method}", "done, and the answer lost")
             raise Unavailable(f"{name}.{method}: the answer was lost")
         if after_s:
             await trio.sleep(after_s)
         self.check()
         return answer
+
+    def failed(self, call: str, how: str) -> None:
+        """The world made a call fail. There are many such: a reader looks at some of them."""
+        self.trace.note(self.name, call, how, is_minor=True, is_fault=True)
 
     def check(self) -> None:
         if self.is_dead:
@@ -132,6 +137,14 @@ class Life:
         while self.resumed is not None:
             await self.resumed.wait()
             self.check()
+
+    async def _done(self, call: str, act: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await act()
+        except Exception as error:
+            if _is_the_worlds(error):
+                self.failed(call, str(error))
+            raise
 
     def _latencies(self) -> tuple[float, float]:
         """How long it takes until the effect, and from there to the answer."""
@@ -150,6 +163,13 @@ class Life:
     def _die(self, how: Fault) -> None:
         self.kill(how)
         raise Killed
+
+
+def _is_the_worlds(error: Exception) -> bool:
+    """Whether a call failed by what an engine does in bad times; else the error is an answer."""
+    if isinstance(error, AwsError):
+        return is_refused_for_now(error) or is_unknown(error)
+    return isinstance(error, NoAnswer | Unavailable | OSError)
 
 
 Enter = Callable[[Life, str, Callable[[], Awaitable[Any]]], Awaitable[Any]]

@@ -49,7 +49,8 @@ REST_WITHIN_S = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What came of one seed."""
+    """What came of one seed. `calls` are those of engines, `requests` those of clients; `took_s`
+    is real, and the one thing here that the seed does not decide."""
 
     options: Options
     hash: str
@@ -58,7 +59,10 @@ class Report:
     crashes: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
     kills: int = 0
+    calls: int = 0
+    requests: int = 0
     virtual_s: float = 0.0
+    took_s: float = 0.0
     lines: list[Line] = field(default_factory=list)
 
     @property
@@ -205,6 +209,8 @@ class _Simulation:
                 **stage.backend.fired(),
             },
             kills=stage.history.kills_count,
+            calls=stage.watcher.calls_count,
+            requests=len(stage.history.calls),
             virtual_s=trio.current_time(),
             lines=stage.trace.lines,
         )

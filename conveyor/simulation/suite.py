@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,8 @@ MARKED_EVERY = 1_000
 
 _SEEDS_A_PROCESS = 20
 # The engine reads its table consistently, and what is stored here is too short for several parts.
-_UNASKED = frozenset({"dynamodb.stale_read", "s3.left_open"})
+UNASKED = frozenset({"dynamodb.stale_read", "s3.left_open"})
+"""Faults that need not strike."""
 
 
 @dataclass(slots=True)
@@ -36,7 +38,10 @@ class Summary:
     liveness_failures: int = 0
     crashes: int = 0
     kills: int = 0
+    calls: int = 0
+    requests: int = 0
     virtual_s: float = 0.0
+    took_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     engines: Counter[str] = field(default_factory=Counter)
     failed: list[int] = field(default_factory=list)
@@ -49,7 +54,10 @@ class Summary:
         self.liveness_failures += len(report.liveness_failures)
         self.crashes += len(report.crashes)
         self.kills += report.kills
+        self.calls += report.calls
+        self.requests += report.requests
         self.virtual_s += report.virtual_s
+        self.took_s += report.took_s
         self.faults.update(report.faults)
         self.engines[report.options.engine] += 1
         if not report.is_well:
@@ -66,16 +74,19 @@ class Summary:
         """The faults that these engines can have, and did not; none while seeds are few."""
         if self.seeds < JUDGED_FROM:
             return []
+        return [name for name in self.possible() if not self.faults[name] and name not in UNASKED]
+
+    def possible(self) -> list[str]:
+        """The faults that these engines can have."""
         engines = set(self.engines)
         known = [fault.value for fault in Fault if ONLY_ON.get(fault, engines) & engines]
-        known += [name for name in MODEL_FAULTS if "aws" in engines and name not in _UNASKED]
-        return [name for name in known if not self.faults[name]]
+        return known + [name for name in MODEL_FAULTS if "aws" in engines]
 
 
 def run_seeds(
     seeds: Sequence[int], *, engine: str | None = None, hours: float | None = None
 ) -> Iterator[Report]:
-    """A report a seed, in order; reports of good seeds come without their lines."""
+    """A report a seed, in order; of many, reports of good seeds come without their lines."""
     one = partial(run_seed, engine=engine, hours=hours)
     if len(seeds) == 1:
         yield one(seeds[0])
@@ -87,14 +98,16 @@ def run_seeds(
 
 
 def run_seed(seed: int, *, engine: str | None = None, hours: float | None = None) -> Report:
-    return simulate(draw(seed, engine=engine, hours=hours))
+    options = draw(seed, engine=engine, hours=hours)
+    began_s = time.process_time()
+    try:
+        report = simulate(options)
+        return replace(report, took_s=time.process_time() - began_s)
+    except Exception as error:  # noqa: BLE001 (the other seeds go on)
+        told = "".join(traceback.format_exception(error))
+        return Report(options=options, hash="", crashes=[f"the simulator itself failed: {told}"])
 
 
 def _in_short(one: partial[Report], seed: int) -> Report:
-    try:
-        report = one(seed)
-    except Exception as error:  # noqa: BLE001 (the other seeds go on)
-        told = "".join(traceback.format_exception(error))
-        options = draw(seed, **one.keywords)
-        return Report(options=options, hash="", crashes=[f"the simulator itself failed: {told}"])
+    report = one(seed)
     return replace(report, lines=[] if report.is_well else report.lines)

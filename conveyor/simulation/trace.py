@@ -10,13 +10,15 @@ import trio
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that happened. `is_minor` where a reader can do without it."""
+    """One thing that happened. `is_minor` where a reader can do without it, `is_fault` where the
+    world made a call fail."""
 
     at: float
     who: str
     what: str
     detail: str
     is_minor: bool
+    is_fault: bool = False
 
     def __str__(self) -> str:
         return f"{self.at:12.4f}  {self.who:<12} {self.what:<22} {self.detail}"
@@ -27,10 +29,18 @@ class Trace:
         self.lines: list[Line] = []
         self._hash = hashlib.blake2b(digest_size=16)
 
-    def note(self, who: str, what: str, detail: str = "", *, is_minor: bool = False) -> None:
+    def note(
+        self,
+        who: str,
+        what: str,
+        detail: str = "",
+        *,
+        is_minor: bool = False,
+        is_fault: bool = False,
+    ) -> None:
         at = trio.current_time()
         self._hash.update(f"{at:.6f} {who} {what} {detail}\n".encode())
-        self.lines.append(Line(at, who, what, detail, is_minor))
+        self.lines.append(Line(at, who, what, detail, is_minor, is_fault))
 
     @property
     def hash(self) -> str:

@@ -10,7 +10,7 @@ import trio
 from conveyor.domain import deliveries, paging
 from conveyor.domain.changes import Applied, Change, Guard, JobKey, NoticeKey, Update
 from conveyor.domain.errors import Conflict, InvalidArgument, NotFound
-from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId
+from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId, minted_at
 from conveyor.domain.lifecycle import JOB_VISIBLE
 from conveyor.domain.model import Notice, NoticeChannel, Webhook
 from conveyor.domain.payloads import try_out_payload
@@ -73,10 +73,11 @@ async def check_for_new_job(
 async def try_out(
     env: Env, notifier: Notifier, caller: CallerId, webhook: Webhook, *, event_id: str
 ) -> Tested:
-    """Sends one event that tells of nothing, signed as real ones are."""
+    """Sends one event that tells of nothing, signed as real ones are. Made again after a crash, it
+    is the same event to the byte."""
     await check(env, notifier, caller, webhook)
     secrets = await hmac_keys.open_secrets(env, caller) if webhook.signature else ()
-    payload = try_out_payload(event_id, env.now())
+    payload = try_out_payload(event_id, minted_at(event_id))
     begun = trio.current_time()
     outcome = await notifier.deliver(
         Message(event_id=event_id, payload=payload, webhook=webhook, secrets=secrets)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from conveyor.domain.changes import RecordKey
-from conveyor.domain.model import NoticeStatus
+from conveyor.domain.ids import CallerId
+from conveyor.domain.model import NoticeStatus, Webhook
 from conveyor.engines.memory.store import MemoryStore
 from conveyor.ports.notifier import Delivered, NotDelivered, Unresolved
-from conveyor.usecases import notices
+from conveyor.usecases import notices, webhooks
 from tests.api.world import BERT, World
 
 HOOK = {"url": "https://hooks.example.com/in", "signature": False}
@@ -226,6 +227,18 @@ async def test_a_trial_is_signed_where_that_is_asked_for(world: World) -> None:
 
     (message,) = world.receiver.heard
     assert [secret.kid for secret in message.secrets] == [made["kid"]]
+
+
+async def test_a_trial_that_has_to_be_made_again_is_the_same_event(world: World) -> None:
+    webhook, event_id = Webhook("https://hooks.example.com/in"), "01HF7YAT002XS0WYH6KZCNQBY8"
+    for _ in range(2):
+        await webhooks.try_out(
+            world.env, world.receiver, CallerId("anna"), webhook, event_id=event_id
+        )
+        world.clock.advance(5.0)
+
+    first, second = world.receiver.heard
+    assert (first.event_id, first.payload) == (second.event_id, second.payload)
 
 
 async def test_the_log_shows_every_try_and_an_event_can_be_told_again(world: World) -> None:

@@ -16,6 +16,11 @@ from tests.builders import OTHER_RUN, RUN, T0
 instants = st.floats(0, 4_000_000_000, allow_nan=False)
 
 
+@given(instants, st.integers())
+def test_a_ulid_tells_when_it_was_minted(at: float, seed: int) -> None:
+    assert ids.minted_at(ids.mint_ulid(at, Random(seed))) == int(at * 1000) / 1000
+
+
 @given(instants, instants, st.integers())
 def test_ulids_sort_by_the_millisecond_they_were_minted_in(
     one: float, other: float, seed: int

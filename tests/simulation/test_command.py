@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from conveyor.cli import simulate as command
+from conveyor.cli.sim_report import lines_of
 from conveyor.cli.simulate import simulate
 from conveyor.simulation import suite
-from conveyor.simulation.options import Options
+from conveyor.simulation.faults import Fault
+from conveyor.simulation.options import Options, draw
 from conveyor.simulation.simulator import Report
+from conveyor.simulation.suite import JUDGED_FROM, Summary
 from conveyor.simulation.trace import Line
 from conveyor.simulation.watcher import Violation
 
@@ -44,14 +48,65 @@ def test_seed_options_and_replay_command_come_first(came_of_it: dict[str, Any]) 
     assert result.exit_code == 0
 
 
+def test_a_failing_seed_of_many_tells_its_options_and_its_replay_command_before_its_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reports = [
+        Report(options=draw(3), hash="abc"),
+        Report(
+            options=draw(4),
+            hash="abc",
+            crashes=["an actor crashed"],
+            lines=[Line(11.0, "worker0", "crashed", "", is_minor=False)],
+        ),
+    ]
+    monkeypatch.setattr(command, "run_seeds", lambda *_, **__: iter(reports))
+
+    told = run("--from", "3", "--seeds", "2").output.splitlines()
+
+    assert told[0].startswith('seed 4: {"seed":4,')
+    assert told[1].startswith("replay: conveyor simulate --seed 4 --engine ")
+    assert told[2].rstrip().endswith("worker0      crashed")
+
+
+def test_an_error_of_the_simulator_itself_is_told_as_a_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: Options) -> Report:
+        raise KeyError("nobody there")
+
+    monkeypatch.setattr(suite, "simulate", fail)
+
+    result = run("--seed", "7")
+
+    assert result.exit_code == 127
+    assert "the simulator itself failed" in result.output
+    assert "KeyError: 'nobody there'" in result.output
+
+
 def test_what_all_came_to_is_kept_on_demand(came_of_it: dict[str, Any], tmp_path: Path) -> None:
-    came_of_it.update(faults={"paused": 2}, crashes=["an actor crashed"])
+    came_of_it.update(faults={"paused": 2}, crashes=["an actor crashed"], calls=4321, requests=65)
 
     run("--seed", "7", "--report", str(tmp_path / "report.md"))
 
     told = (tmp_path / "report.md").read_text()
     assert "| paused | 2 |" in told
+    assert "| outage | 0 |" in told
+    assert "| calls of engines | 4,321 |" in told
+    assert "| requests of clients | 65 |" in told
+    assert "| seconds a seed | " in told
     assert "| seeds that failed | 7 |" in told
+
+
+def test_a_report_of_many_seeds_names_the_faults_that_never_struck() -> None:
+    summary = Summary()
+    all_but_one = {fault.value: 1 for fault in Fault if fault is not Fault.PAUSED}
+    for seed in range(JUDGED_FROM):
+        summary.add(Report(options=draw(seed, engine="memory"), hash="", faults=all_but_one))
+
+    told = [*lines_of(summary, range(JUDGED_FROM))]
+
+    assert "Should have struck and never did: paused; nothing asks for it: none." in told
 
 
 def test_the_last_line_is_json_on_demand(came_of_it: dict[str, Any]) -> None:

@@ -69,6 +69,7 @@ ALL = Checkers(
         acceptance.a_used_key_takes_no_other_request,
         deletes.a_deleted_job_is_not_found,
         tenancy.nobody_sees_what_is_anothers,
+        tenancy.what_is_anothers_is_not_found,
         tenancy.a_key_is_its_callers_own,
         cursors.a_cursor_fits_its_own_list,
         shown.a_run_at_work_is_not_idle,

@@ -15,7 +15,7 @@ _SUBMIT = "/v1/jobs"
 
 def an_accepted_job_is_durable(moment: Moment, call: Call) -> Iterator[str]:
     """I1: when the answer leaves there is a job, a run and a durable list."""
-    if not (call.is_accepted and call.method == "POST" and call.route == _SUBMIT):
+    if not (call.is_accepted and call.method == "POST" and call.path == _SUBMIT):
         return
     answer = call.json
     if "job_id" not in answer:
@@ -67,7 +67,8 @@ def a_promise_is_kept_or_withdrawn(moment: Moment) -> Iterator[str]:
             continue
         run = moment.after.run_by_id.get(promise.run_id)
         was_asked_for = any(
-            promise.job_id in call.path and (call.method == "DELETE" or "stop" in call.path)
+            promise.job_id in call.path
+            and (call.method == "DELETE" or call.route.endswith(("/stop", "/cancel")))
             for call in moment.history.calls
         )
         if run is None:

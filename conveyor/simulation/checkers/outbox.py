@@ -24,6 +24,9 @@ def an_end_is_told_with_the_flip(moment: Moment) -> Iterator[str]:
         job = moment.after.jobs.get((run.job_id,))
         if job is None or job.webhook is None or job.status is JobStatus.DELETED:
             continue
+        before = moment.before.jobs.get((run.job_id,))
+        if before is not None and before.webhook is None:
+            continue  # It was given one since, maybe after the end.
         names = {notice_id(RunId(run.run_id), f"run.{end}") for end in _ENDS}
         if not names & {notice.notice_id for notice in moment.after.notices.values()}:
             yield f"run {run.run_id} is {run.status}, and nobody will be told"

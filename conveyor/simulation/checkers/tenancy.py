@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from conveyor.simulation.history import Call
 from conveyor.simulation.watcher import Moment
 
+_NOT_FOUND_OR_NOT_NOW = frozenset({404, 429, 500, 503})
+
 
 def nobody_sees_what_is_anothers(moment: Moment, call: Call) -> Iterator[str]:
     """I44: a good answer neither comes from, nor names, a job of somebody else."""
@@ -17,6 +19,15 @@ def nobody_sees_what_is_anothers(moment: Moment, call: Call) -> Iterator[str]:
             continue
         if promise.job_id in call.path or promise.job_id.encode() in call.answer:
             yield f"call {call.number} of {call.tenant} was shown a job of {promise.tenant}"
+
+
+def what_is_anothers_is_not_found(moment: Moment, call: Call) -> Iterator[str]:
+    """I44: on every route, an id of somebody else is as good as none."""
+    if call.status is None or call.status in _NOT_FOUND_OR_NOT_NOW:
+        return
+    for promise in moment.history.promises.values():
+        if promise.tenant != call.tenant and promise.job_id in call.path:
+            yield f"call {call.number} of {call.tenant} was answered {call.status}, and not 404"
 
 
 def a_key_is_its_callers_own(moment: Moment, call: Call) -> Iterator[str]:

@@ -11,7 +11,20 @@ from typing import Any
 
 import trio
 
-from conveyor.simulation.clients.client import Client, KnownJob
+from conveyor.simulation.clients.changes import (
+    ask_what_would_happen,
+    audit_a_run,
+    change_a_budget,
+    drop_a_new_key,
+    follow_events,
+    look_at_the_service,
+    remove_a_webhook,
+    replace_a_schedule,
+    set_a_webhook,
+    submit_under_a_budget,
+    try_a_webhook_out,
+)
+from conveyor.simulation.clients.client import Client
 from conveyor.simulation.clients.mischief import (
     add_to_a_list_under_way,
     borrow_a_key,
@@ -19,11 +32,11 @@ from conveyor.simulation.clients.mischief import (
     delete_a_list_under_way,
     delete_what_another_run_shows,
     do_two_things_at_once,
-    look_at_anothers_job,
     misuse_a_cursor,
     stop_a_list_under_way,
     submit_a_line_that_kills,
 )
+from conveyor.simulation.clients.trespass import ask_for_what_is_anothers
 from conveyor.simulation.exchange import HOST
 from conveyor.simulation.faults import Fault
 from conveyor.simulation.moods import TEMPERS
@@ -79,7 +92,7 @@ async def submit_a_scheduled_job(client: Client) -> None:
     body["type"] = "scheduled"
     overlap = client.random.choice(("skip", "queue"))
     body["schedule"] = {
-        "rate": {"every": client.random.randint(1, 4), "unit": "minutes"},
+        "rate": {"every": client.random.randint(1, 4), "unit": "minute"},
         "overlap": overlap,
     }
     await _submit(client, body)
@@ -90,24 +103,27 @@ async def upload_a_list(client: Client) -> None:
     if made is None or not made.is_accepted:
         return
     target = made.json["upload"]["url"]
-    client.inputs.append((made.json["file_input_id"], target))
-    await _upload(client, target)
+    has_bad_lines = client.random.random() < 0.3
+    client.inputs.append((made.json["file_input_id"], target, has_bad_lines))
+    await _upload(client, target, has_bad_lines=has_bad_lines)
     await submit_an_uploaded_list(client)
 
 
 async def submit_an_uploaded_list(client: Client) -> None:
     if not client.inputs:
         return
-    input_id, target = client.random.choice(client.inputs)
+    input_id, target, has_bad_lines = client.random.choice(client.inputs)
     body = _job(client, None)
     body["file_input_id"] = input_id
+    if has_bad_lines:
+        body["on_invalid"] = "skip"
     await _submit(client, body)
     if client.stage.faults.strikes(Fault.LIST_OVERWRITTEN):
-        await _upload(client, target)
+        await _upload(client, target, has_bad_lines=has_bad_lines)
 
 
 async def add_a_list(client: Client) -> None:
-    job = _pick(client, lambda job: job.is_open)
+    job = client.pick(lambda job: job.is_open)
     if job is None:
         return
     is_last = client.random.random() < 0.3
@@ -120,23 +136,24 @@ async def add_a_list(client: Client) -> None:
 
 
 async def close_a_job(client: Client) -> None:
-    job = _pick(client, lambda job: job.is_open)
+    job = client.pick(lambda job: job.is_open)
     if job is not None:
         call = await client.post(f"/v1/jobs/{job.job_id}/close")
         job.is_open = call is None or not call.is_accepted
 
 
 async def stop_a_job(client: Client) -> None:
-    job = _pick(client)
+    job = client.pick()
     if job is not None:
-        call = await client.post(f"/v1/jobs/{job.job_id}/stop")
+        word = client.random.choice(("stop", "cancel"))
+        call = await client.post(f"/v1/jobs/{job.job_id}/{word}")
         if call is not None and call.is_accepted and call.answered_at is not None:
             run_id = call.json["run_id"]
             client.stage.history.stopped_runs.setdefault(run_id, call.answered_at)
 
 
 async def pause_a_job(client: Client) -> None:
-    job = _pick(client)
+    job = client.pick()
     if job is not None:
         await client.post(f"/v1/jobs/{job.job_id}/pause")
         await trio.sleep(client.random.uniform(0.0, 20.0))
@@ -145,20 +162,20 @@ async def pause_a_job(client: Client) -> None:
 
 
 async def rerun_a_job(client: Client) -> None:
-    job = _pick(client)
+    job = client.pick()
     if job is not None:
         query = client.random.choice(("", "?status=failed", "?status=failed,successful"))
         await client.post(f"/v1/jobs/{job.job_id}/rerun{query}")
 
 
 async def delete_a_job(client: Client) -> None:
-    job = _pick(client)
+    job = client.pick()
     if job is not None:
         await delete(client, job)
 
 
 async def delete_a_run(client: Client) -> None:
-    job = _pick(client)
+    job = client.pick()
     if job is not None:
         call = await client.get(f"/v1/jobs/{job.job_id}/runs?limit=100")
         if call is not None and call.is_accepted and call.json["runs"]:
@@ -169,7 +186,7 @@ async def delete_a_run(client: Client) -> None:
 async def look_around(client: Client) -> None:
     await client.get("/v1/jobs?limit=5")
     await client.get("/v1/events")
-    job = _pick(client)
+    job = client.pick()
     if job is not None:
         await client.get(f"/v1/jobs/{job.job_id}")
         await client.get(f"/v1/jobs/{job.job_id}/runs")
@@ -192,7 +209,7 @@ async def page_through(client: Client, path: str) -> list[Mapping[str, Any]] | N
 
 
 async def export_a_run(client: Client) -> None:
-    job = _pick(client)
+    job = client.pick()
     if job is None:
         return
     shown = await client.get(f"/v1/jobs/{job.job_id}")
@@ -215,7 +232,7 @@ async def fetch_an_export(client: Client) -> None:
 
 
 async def change_a_schedule(client: Client) -> None:
-    job = _pick(client, lambda job: job.is_scheduled)
+    job = client.pick(lambda job: job.is_scheduled)
     if job is not None:
         state = client.random.choice(("paused", "active"))
         await client.post(f"/v1/jobs/{job.job_id}/schedule/state", {"schedule_state": state})
@@ -235,7 +252,7 @@ async def sign_webhooks(client: Client) -> None:
 
 
 async def redeliver_an_event(client: Client) -> None:
-    job = _pick(client, lambda job: job.has_webhook)
+    job = client.pick(lambda job: job.has_webhook)
     if job is not None:
         path = f"/v1/jobs/{job.job_id}/webhook/deliveries"
         call = await client.get(path)
@@ -245,7 +262,7 @@ async def redeliver_an_event(client: Client) -> None:
 
 
 async def look_at_bodies(client: Client) -> None:
-    job = _pick(client)
+    job = client.pick()
     if job is None:
         return
     call = await client.get(f"/v1/jobs/{job.job_id}/results?limit=3")
@@ -277,7 +294,18 @@ ACTIONS: Mapping[Action, int] = {
     sign_webhooks: 1,
     redeliver_an_event: 1,
     look_at_bodies: 1,
-    look_at_anothers_job: 1,
+    ask_for_what_is_anothers: 1,
+    replace_a_schedule: 1,
+    submit_under_a_budget: 1,
+    change_a_budget: 1,
+    set_a_webhook: 1,
+    remove_a_webhook: 1,
+    try_a_webhook_out: 1,
+    drop_a_new_key: 1,
+    ask_what_would_happen: 1,
+    audit_a_run: 1,
+    follow_events: 1,
+    look_at_the_service: 1,
     borrow_a_key: 1,
     misuse_a_cursor: 1,
     do_two_things_at_once: 4,
@@ -287,12 +315,6 @@ ACTIONS: Mapping[Action, int] = {
     delete_what_another_run_shows: 1,
     submit_a_line_that_kills: 1,
 }
-
-
-def _pick(client: Client, fits: Callable[[KnownJob], bool] = lambda job: True) -> KnownJob | None:
-    """Some job that the client has not deleted; the newest ones are the busiest."""
-    fitting = [job for job in client.jobs if not job.is_deleted and fits(job)]
-    return client.random.choice(fitting[-6:]) if fitting else None
 
 
 def _lines(client: Client, count: int) -> list[dict[str, Any]]:
@@ -314,6 +336,8 @@ def _job(client: Client, lines: Sequence[Mapping[str, Any]] | None) -> dict[str,
         body["max_attempts"] = random.choice((1, 2, 5))
     if random.random() < 0.2:
         body["priority"] = random.randint(1, 10)
+    if random.random() < 0.1:
+        body["zenrows_params"] = {"custom_headers": {"accept-language": client.name}}
     if random.random() < 0.02:
         body["host_limits"] = {"concurrency": 1}
     return body
@@ -332,9 +356,12 @@ async def _submit(client: Client, body: dict[str, Any]) -> None:
             await client.get(f"/v1/jobs/{known.job_id}")
 
 
-async def _upload(client: Client, target: str) -> None:
+async def _upload(client: Client, target: str, *, has_bad_lines: bool) -> None:
     lines = _lines(client, client.random.randint(1, 40))
-    text = "\n".join(line["url"] for line in lines)
+    urls = [line["url"] for line in lines]
+    if has_bad_lines:
+        urls.insert(client.random.randint(0, len(urls)), "ftp://site.example/")
+    text = "\n".join(urls)
     _, is_ours, path = target.partition(f"//{HOST}")
     if is_ours:
         await client.reliably("PUT", path, raw=text.encode())

@@ -7,7 +7,7 @@ did get an answer to.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -37,6 +37,7 @@ class KnownJob:
     is_scheduled: bool = False
     is_deleted: bool = False
     has_webhook: bool = False
+    has_budget: bool = False
 
 
 @dataclass(slots=True)
@@ -45,10 +46,11 @@ class Client:
     stage: Stage
     random: Random = field(init=False)
     jobs: list[KnownJob] = field(default_factory=list)
-    inputs: list[tuple[str, str]] = field(default_factory=list)
+    inputs: list[tuple[str, str, bool]] = field(default_factory=list)
     exports: list[tuple[str, str, str]] = field(default_factory=list)
     keys: list[tuple[str, str]] = field(default_factory=list)
     has_signing_key: bool = False
+    last_event: str | None = None
     numbers: int = 0
 
     def __post_init__(self) -> None:
@@ -57,6 +59,11 @@ class Client:
     def new_key(self) -> str:
         self.numbers += 1
         return f"{self.name}-{self.numbers}"
+
+    def pick(self, fits: Callable[[KnownJob], bool] = lambda job: True) -> KnownJob | None:
+        """Some job that the client has not deleted; the newest ones are the busiest."""
+        fitting = [job for job in self.jobs if not job.is_deleted and fits(job)]
+        return self.random.choice(fitting[-6:]) if fitting else None
 
     async def post(self, path: str, body: Any = None) -> Call | None:
         """A POST that happens once however often it is sent; None when it was never answered."""

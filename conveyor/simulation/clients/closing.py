@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from conveyor.simulation.clients.actions import page_through
+from conveyor.simulation.clients.changes import AMPLE
 from conveyor.simulation.clients.client import Client
 
 
 async def let_everything_end(client: Client, *, resumes: bool = True) -> None:
-    """Closes open jobs and silences schedules, and resumes paused runs or leaves them: all others
-    must end."""
+    """Closes open jobs, silences schedules and raises budgets, and resumes paused runs or leaves
+    them: all others must end."""
     for job in await _all_jobs(client):
         path = f"/v1/jobs/{job['job_id']}"
         if job["type"] == "scheduled":
             await client.post(f"{path}/schedule/state", {"schedule_state": "paused"})
         if job["status"] == "open":
             await client.post(f"{path}/close")
+        if job.get("budget"):
+            await client.reliably("PUT", f"{path}/budget", AMPLE)
         latest = job.get("latest_run")
         is_paused = latest is not None and latest.get("pause_state") == "paused"
         if resumes and is_paused:

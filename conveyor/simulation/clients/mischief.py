@@ -8,21 +8,11 @@ from functools import partial
 import trio
 
 from conveyor.simulation.clients.client import Client, KnownJob
-from conveyor.simulation.history import Promise
 from conveyor.simulation.web import POISON
 
 _HEAD_STARTS_S = (0.0, 0.0, 0.05)
 
 FILTERS = ("all", "successful", "failed", "processing")
-
-
-async def look_at_anothers_job(client: Client) -> None:
-    """With an id that was never told to it."""
-    others = _others(client)
-    if others:
-        path = f"/v1/jobs/{client.random.choice(others).job_id}"
-        for each in (path, f"{path}/runs", f"{path}/results"):
-            await client.once("GET", each)
 
 
 async def borrow_a_key(client: Client) -> None:
@@ -147,8 +137,3 @@ _DEEDS: tuple[Callable[[Client, KnownJob], Awaitable[None]], ...] = (
     partial(_post, "rerun"),
     partial(_post, "stop"),
 )
-
-
-def _others(client: Client) -> list[Promise]:
-    promises = client.stage.history.promises.values()
-    return [promise for promise in promises if promise.tenant != client.name]

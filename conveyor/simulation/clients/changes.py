@@ -1,0 +1,102 @@
+"""Changes: what clients alter about jobs that are there, and what they only ask about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conveyor.simulation.clients.client import Client
+from conveyor.simulation.web import RECEIVER_DOMAIN
+
+AMPLE = {"credits": 1_000_000}
+"""A budget that no run here uses up."""
+
+
+async def replace_a_schedule(client: Client) -> None:
+    job = client.pick(lambda job: job.is_scheduled)
+    if job is not None:
+        schedule: dict[str, Any] = {"overlap": client.random.choice(("skip", "queue"))}
+        if client.random.random() < 0.5:
+            schedule["rate"] = {"every": client.random.randint(1, 9), "unit": "minute"}
+        else:
+            schedule |= {"cron": "*/2 * * * *", "timezone": "Europe/Berlin"}
+        await client.reliably("PUT", f"/v1/jobs/{job.job_id}/schedule", schedule)
+
+
+async def submit_under_a_budget(client: Client) -> None:
+    """A tight one, at times: the run waits until somebody raises it."""
+    lines = [{"url": f"https://site2.example/{client.new_key()}/{n}"} for n in range(4)]
+    spent = {"credits": client.random.choice((1, 3, 1000))}
+    call = await client.post("/v1/jobs", {"tasks": lines, "budget": spent})
+    if call is not None and call.is_accepted:
+        client.promised(call, is_open=False).has_budget = True
+
+
+async def change_a_budget(client: Client) -> None:
+    job = client.pick(lambda job: job.has_budget)
+    if job is not None:
+        budget = client.random.choice(({"credits": 2}, {"credits": 50}, AMPLE))
+        await client.reliably("PUT", f"/v1/jobs/{job.job_id}/budget", budget)
+
+
+async def set_a_webhook(client: Client) -> None:
+    job = client.pick()
+    if job is not None:
+        webhook = {"url": _receiver(client), "signature": client.has_signing_key}
+        call = await client.reliably("PUT", f"/v1/jobs/{job.job_id}/webhook", webhook)
+        job.has_webhook |= call is not None and call.is_accepted
+        await client.get(f"/v1/jobs/{job.job_id}/webhook")
+
+
+async def remove_a_webhook(client: Client) -> None:
+    job = client.pick(lambda job: job.has_webhook)
+    if job is not None:
+        job.has_webhook = False
+        await client.reliably("DELETE", f"/v1/jobs/{job.job_id}/webhook")
+
+
+async def try_a_webhook_out(client: Client) -> None:
+    webhook = {"url": _receiver(client), "signature": client.has_signing_key}
+    await client.post("/v1/webhook/test", webhook)
+
+
+async def drop_a_new_key(client: Client) -> None:
+    await client.get("/v1/hmac/keys")
+    await client.reliably("DELETE", "/v1/hmac/keys/rotate")
+
+
+async def ask_what_would_happen(client: Client) -> None:
+    """Of which nothing comes."""
+    lines = [{"url": "https://site1.example/"}, {"url": "ftp://site.example/"}]
+    await client.once("POST", "/v1/jobs?dry_run=true", {"tasks": lines})
+    job = client.pick()
+    if job is not None:
+        await client.once("POST", f"/v1/jobs/{job.job_id}/rerun?status=failed&dry_run=true")
+
+
+async def audit_a_run(client: Client) -> None:
+    job = client.pick()
+    if job is None:
+        return
+    shown = await client.get(f"/v1/jobs/{job.job_id}")
+    latest = shown.json.get("latest_run") if shown is not None and shown.is_accepted else None
+    if latest is not None:
+        path = f"/v1/jobs/{job.job_id}/runs/{latest['run_id']}"
+        await client.get(path)
+        await client.get(f"{path}/audit")
+
+
+async def follow_events(client: Client) -> None:
+    """From where it stopped, as a consumer does."""
+    after = f"&after={client.last_event}" if client.last_event else ""
+    call = await client.get(f"/v1/events?limit=5{after}")
+    if call is not None and call.is_accepted:
+        client.last_event = call.json["last_id"]
+
+
+async def look_at_the_service(client: Client) -> None:
+    for path in ("/healthz", "/readyz", "/openapi.json"):
+        await client.once("GET", path)
+
+
+def _receiver(client: Client) -> str:
+    return f"https://{client.name}{RECEIVER_DOMAIN}/{client.random.randint(1, 2)}"

@@ -1,0 +1,77 @@
+"""Clients do everything that the API offers, and are kept from what is another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import conveyor.simulation.clients
+from conveyor.api.route import Access, Route, Writes
+from conveyor.api.routes import ROUTES
+from conveyor.simulation.checkers.tenancy import what_is_anothers_is_not_found
+from conveyor.simulation.clients.actions import ACTIONS
+from conveyor.simulation.clients.trespass import BODIES, FOREIGN_ROUTES
+from conveyor.simulation.history import Call, History, Promise
+from conveyor.simulation.moods import TEMPERS
+from conveyor.simulation.snapshot import Snapshot
+from conveyor.simulation.watcher import Moment
+
+OURS, THEIRS = "01HF7YAT002XS0WYH6KZCNQBY8", "01HF7YAT002XS0WYH6KZCNQBY9"
+
+
+@pytest.mark.parametrize(
+    "route",
+    [each for each in ROUTES if each.access is not Access.PUBLIC],
+    ids=lambda each: each.name,
+)
+def test_no_route_is_left_unmentioned_by_clients(route: Route) -> None:
+    package = Path(conveyor.simulation.clients.__file__).parent
+    told = "".join(path.read_text() for path in package.glob("*.py"))
+
+    assert route.path.rpartition("/")[2] in {"{job_id}", "{run_id}", "{export_id}"} or (
+        route.path.rpartition("/")[2] in told
+    )
+
+
+@pytest.mark.parametrize("route", FOREIGN_ROUTES, ids=lambda each: each.name)
+def test_who_trespasses_sends_a_body_wherever_one_is_asked_for(route: Route) -> None:
+    takes_one = isinstance(route.does, Writes) and route.does.payload is not None
+
+    assert (route.name in BODIES) == takes_one
+
+
+def test_whatever_a_temper_does_more_often_is_an_action() -> None:
+    names = {action.__name__ for action in ACTIONS}
+
+    assert names >= {name for often in TEMPERS.values() for name in often}
+
+
+def ask(job_id: str, status: int | None) -> Iterator[str]:
+    history = History()
+    for tenant, known in (("us", OURS), ("them", THEIRS)):
+        history.promises[known] = Promise(tenant=tenant, job_id=known, run_id=None, lines_count=1)
+    nothing = Snapshot(at=0.0, now=0.0, rows={}, leases=[])
+    call = Call(
+        number=1,
+        tenant="us",
+        method="PUT",
+        path=f"/v1/jobs/{job_id}/budget",
+        key=None,
+        body=b"",
+        sent_at=0.0,
+        status=status,
+    )
+    moment = Moment(nothing, nothing, [], history, lambda _: None, list)
+    return what_is_anothers_is_not_found(moment, call)
+
+
+@pytest.mark.parametrize("status", [200, 204, 400, 409])
+def test_any_answer_about_anothers_job_but_that_there_is_none_is_a_breach(status: int) -> None:
+    assert [*ask(THEIRS, status)] == [f"call 1 of us was answered {status}, and not 404"]
+
+
+@pytest.mark.parametrize(("job_id", "status"), [(THEIRS, 404), (THEIRS, None), (OURS, 200)])
+def test_no_answer_and_what_is_ones_own_are_no_breach(job_id: str, status: int | None) -> None:
+    assert [*ask(job_id, status)] == []
