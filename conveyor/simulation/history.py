@@ -91,6 +91,7 @@ class History:
     spent_count: int = 0
     is_spared: bool = False
     misses_writes: bool = False
+    workers_count: int = 1
 
     def answered(self) -> Iterator[Call]:
         return (call for call in self.calls if call.status is not None)

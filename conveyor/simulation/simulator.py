@@ -104,7 +104,11 @@ class _Simulation:
 
     def _stage(self) -> Stage:
         options, trace = self._options, Trace()
-        history = History(is_spared=options.is_spared, misses_writes=options.check_every > 1)
+        history = History(
+            is_spared=options.is_spared,
+            misses_writes=options.check_every > 1,
+            workers_count=options.workers_count,
+        )
         faults = Faults(options.rate_of, _random_of(options, "faults"))
         backend, clock = self._backend(faults)
         watcher = Watcher(

@@ -206,7 +206,8 @@ class FileBlobs:
             synced = outcome.capture(sync_directory, directory)
             if isinstance(synced, outcome.Error):
                 for put in going:
-                    put.result = synced if put.directory == directory else put.result
+                    if put.directory == directory:
+                        put.result = outcome.Error(synced.error)  # Each is told once.
         return batch
 
     def _write(self, put: _Put) -> None:

@@ -126,7 +126,7 @@ class Packs:
             if isinstance(written, outcome.Error):
                 self._close(prefix)  # Whatever its tail is now, nothing goes behind it.
                 for add in adds:
-                    add.result = written
+                    add.result = outcome.Error(written.error)  # Each is told once.
         return group
 
     def _write(self, prefix: str, adds: Sequence[_Add]) -> None:

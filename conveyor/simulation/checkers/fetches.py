@@ -46,15 +46,18 @@ def every_fetch_is_an_attempt(moment: Moment) -> Iterator[str]:
 
 
 def no_job_is_fetched_beyond_its_cap(moment: Moment, fetch: Fetch) -> Iterator[str]:
-    """I29: no more pages of a job are fetched at once than its `max_inflight`; twice as many
-    where something happened to those who hold leases, or to whoever keeps them."""
+    """I29: no more pages of a job are fetched at once than its `max_inflight`. Where something
+    happened to those who hold leases, or to whoever keeps them, twice as many; where it happens
+    again and again, as many by each worker."""
     run = moment.after.run_by_id.get(fetch.run_id)
     job = moment.after.jobs.get((run.job_id,)) if run is not None else None
     if job is None:
         return
     own = {each.run_id for each in moment.after.runs_by_job[job.job_id]}
     count = sum(each.run_id in own for each in moment.history.in_flight())
-    most = job.max_inflight * (1 if moment.history.is_spared else OVERSHOOT)
+    history = moment.history
+    times = 1 if history.is_spared else max(OVERSHOOT, history.workers_count)
+    most = job.max_inflight * times
     if count > most:
         yield f"{count} pages of job {job.job_id} are fetched at once, of {most}"
 

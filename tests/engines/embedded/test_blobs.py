@@ -59,6 +59,24 @@ async def test_a_put_that_fails_spares_those_beside_it(
     assert len(list((data_dir / "blobs/good/j").iterdir())) == 20
 
 
+async def test_everybody_whose_bodies_go_together_hears_that_there_is_no_place_for_them(
+    engine: EmbeddedEngine, data_dir: Path
+) -> None:
+    (data_dir / "blobs" / "bad").write_bytes(b"in the way")
+    failed: list[int] = []
+
+    async def add(number: int) -> None:
+        with pytest.raises(Unavailable):
+            await engine.blobs.add("bad/j", f"{number}/1", [b"body"])
+        failed.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(add, number)
+
+    assert sorted(failed) == [0, 1, 2, 3, 4]
+
+
 async def test_many_puts_at_once_are_all_stored(engine: EmbeddedEngine, data_dir: Path) -> None:
     async with trio.open_nursery() as nursery:
         for number in range(200):
