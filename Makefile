@@ -8,9 +8,9 @@ demo: .venv/.installed
 	$(BIN)/conveyor demo
 
 test: check .venv-servers/.installed .venv-localstack/.installed
-	@command -v redis-server >/dev/null \
-		|| { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends redis-server; } \
-		|| echo "redis-server cannot be installed here: its tests are skipped"
+	@for program in redis-server strace; do command -v $$program >/dev/null \
+		|| { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends $$program; } \
+		|| echo "$$program cannot be installed here: its tests are skipped"; done
 	$(BIN)/pytest -n auto --dist loadscope
 	$(BIN)/conveyor simulate --seeds 200
 

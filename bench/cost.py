@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import trio
@@ -57,6 +58,14 @@ class Sums(msgspec.Struct, frozen=True):
     write_units: float
     read_units: float
     usd_per_million: float
+
+
+class Arms(NamedTuple):
+    """The seeds as they ran at first, the seeds with their fix (its mean), and us."""
+
+    ungated: Sums
+    gated: Sums
+    ours: Sums
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -179,13 +188,17 @@ def main(arguments: list[str]) -> None:
         a_cloud(Path(folder).resolve()) as settings,
     ):
         measured = trio.run(measure, settings, load)
-    seeds = seeds_path(inflight=load.inflight, page_s=load.page_s, receives=RECEIVES["mean"])
+    seeds, ungated = (
+        seeds_path(inflight=load.inflight, page_s=load.page_s, receives=RECEIVES[name])
+        for name in ("mean", "ungated")
+    )
+    arms = Arms(sums_of(ungated), sums_of(seeds), measured.sums())
     show_seeds(seeds, load)
     show(measured)
     compare(measured.sums(), load)
-    draw_all(place_of("cost", is_whole=is_whole(parser, options)), measured, seeds)
+    draw_all(place_of("cost", is_whole=is_whole(parser, options)), measured, arms)
     if options.json:
-        print(msgspec.json.encode(_line(measured.sums(), sums_of(seeds))).decode())
+        print(msgspec.json.encode(_line(arms)).decode())
 
 
 def sums_of(seeds: Sequence[Step]) -> Sums:
@@ -198,13 +211,15 @@ def sums_of(seeds: Sequence[Step]) -> Sums:
     )
 
 
-def _line(ours: Sums, theirs: Sums) -> dict[str, float]:
+def _line(arms: Arms) -> dict[str, float]:
+    ours = arms.ours
     return {
         "calls_per_task": round(ours.calls, 3),
         "write_units_per_task": round(ours.write_units, 3),
         "usd_per_million": round(ours.usd_per_million, 3),
-        "seeds_usd_per_million": round(theirs.usd_per_million, 3),
-        "ratio": round(theirs.usd_per_million / ours.usd_per_million, 2),
+        "seeds_usd_per_million": round(arms.gated.usd_per_million, 3),
+        "ratio": round(arms.gated.usd_per_million / ours.usd_per_million, 2),
+        "ratio_ungated": round(arms.ungated.usd_per_million / ours.usd_per_million, 2),
     }
 
 
@@ -266,17 +281,18 @@ def compare(ours: Sums, load: Load) -> None:
         )
 
 
-def draw_all(figure: Path, measured: Measured, seeds: Sequence[Step]) -> None:
-    ours, theirs, load = measured.sums(), sums_of(seeds), measured.load
+def draw_all(figure: Path, measured: Measured, arms: Arms) -> None:
+    load = measured.load
+    names = ("the seeds, without a gate", "the seeds, with theirs", "Conveyor")
     totals = [
-        Panel("calls a task", [("the seeds", theirs.calls), ("Conveyor", ours.calls)]),
+        Panel("calls a task", [(name, each.calls) for name, each in zip(names, arms, strict=True)]),
         Panel(
             "write units a task",
-            [("the seeds", theirs.write_units), ("Conveyor", ours.write_units)],
+            [(name, each.write_units) for name, each in zip(names, arms, strict=True)],
         ),
         Panel(
             "list price of a million tasks",
-            [("the seeds", theirs.usd_per_million), ("Conveyor", ours.usd_per_million)],
+            [(name, each.usd_per_million) for name, each in zip(names, arms, strict=True)],
             "USD",
         ),
     ]
