@@ -22,10 +22,7 @@ KEPT = [
     (0, "aws"),  # A mark that was taken back was read by who was behind the time.
     (1001, "aws"),  # A list that two walkers took from each other was given up.
     (1005, "aws"),  # An index showed a row twice.
-    (
-        986,
-        "embedded",
-    ),  # The sweeper crashed on a run that ended while its messages were sent again.
+    (986, "embedded"),  # A run ended while its messages were sent again.
     (37, "embedded"),  # Pages of one row took for ever.
     (84, "aws"),  # A borrowed request named the receiver of another.
     (101, "embedded"),  # What an export holds was looked at as if it were an answer of ours.
@@ -33,6 +30,9 @@ KEPT = [
     (409, "aws"),  # An answer broke off in the middle.
     (474, "embedded"),  # The key of a deleted run answered as before.
     (1014, "embedded"),  # A task was given up by who was killed over it.
+    (10, "embedded"),  # Of those whose bodies the disk did not take, only one was told.
+    (33, "aws"),  # A rerun fetched what was left of a bad line.
+    (750, "aws"),  # A message that nobody came for kept a queue from looking empty.
 ]
 
 

@@ -38,6 +38,8 @@ NEW_PAUSE_S = 0.2
 VISIBILITY_S_MAX = 12 * 3600
 URLS_MAX = 10_000
 HELD_MAX = 10_000
+FOREIGN_RECEIVES_MAX = 20
+"""About 20 minutes: a release that understands a message would have come for it."""
 
 _VISIBLE = "ApproximateNumberOfMessages"
 _HIDDEN = ("ApproximateNumberOfMessagesNotVisible", "ApproximateNumberOfMessagesDelayed")
@@ -137,13 +139,13 @@ class SqsQueue:
         answer = await self._ask(run_id, "ReceiveMessage", params)
         messages: list[Message] = []
         for each in answer.get("Messages", ()):
+            receives = int(each["Attributes"][_RECEIVES])
             match opened(each["Body"]):
-                case Unread.OTHER_RELEASE:
+                case Unread.OTHER_RELEASE if receives < FOREIGN_RECEIVES_MAX:
                     log.warning("left a message of another release alone", extra={"run": run_id})
-                case Unread.GARBAGE:
+                case Unread():
                     await self._bury(run_id, each)
                 case ref:
-                    receives = int(each["Attributes"][_RECEIVES])
                     messages.append(Message(each["ReceiptHandle"], ref, receives))
         self._hold(messages, until)
         return messages

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from conveyor.engines.aws.errors import AwsError, NoAnswer
-from conveyor.engines.aws.queue import SqsQueue
+from conveyor.engines.aws.queue import FOREIGN_RECEIVES_MAX, SqsQueue
 from conveyor.engines.aws.queues import make_control_queues
 from conveyor.engines.aws.seam import Faults, LayeredSeam, Params
 from conveyor.ports.errors import QueueGone, Unavailable
@@ -323,6 +323,22 @@ async def test_a_message_of_another_release_is_left_for_others(
 
     assert [message.ref for message in received] == [a_ref()]
     assert await queue.depth(RUN) == Depth(visible=0, hidden=2)
+
+
+async def test_a_message_that_no_release_comes_for_goes_to_the_dead_queue(
+    sqs: SpoiltSqs, clock: ManualClock
+) -> None:
+    queue, body = a_queue(sqs), '{"v":2,"ref":{"task":"x"}}'
+    dead_url = (await make_control_queues(queue.seam, "conveyor-")).dead_url
+    await put_in(sqs, queue, body)
+
+    for _ in range(FOREIGN_RECEIVES_MAX):
+        assert sqs.bodies[dead_url] == []
+        await queue.receive(RUN, count_max=10, visibility_s=60)
+        clock.advance(61)
+
+    assert sqs.bodies[dead_url] == [body]
+    assert await queue.depth(RUN) == Depth(visible=1, hidden=0)
 
 
 @pytest.mark.parametrize("body", ['{"v":1,"ref":[1]}', '{"ref":[]}', "not JSON"])
