@@ -21,7 +21,7 @@ from conveyor.engines.embedded.writer import Op, T, Writer
 
 _SWITCH_INTERVAL_S = 0.0001
 _READERS_MAX = 4
-WRITER_CACHE_KIB = 65536
+WRITER_CACHE_KIB = 49152
 _READER_CACHE_KIB = 4096
 _SQLITE_MIN = (3, 37, 0)  # STRICT tables.
 _BUSY_MS = 10_000
