@@ -90,7 +90,7 @@ class History:
     kills_count: int = 0
     spent_count: int = 0
     is_spared: bool = False
-    misses_writes: bool = False
+    sees_leases: bool = True
     workers_count: int = 1
 
     def answered(self) -> Iterator[Call]:

@@ -106,7 +106,7 @@ class _Simulation:
         options, trace = self._options, Trace()
         history = History(
             is_spared=options.is_spared,
-            misses_writes=options.check_every > 1,
+            sees_leases=options.check_every == 1 and not options.step_s,
             workers_count=options.workers_count,
         )
         faults = Faults(options.rate_of, _random_of(options, "faults"))

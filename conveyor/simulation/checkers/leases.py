@@ -21,8 +21,9 @@ def leases_stay_within_the_cap(moment: Moment) -> Iterator[str]:
 
 def a_lease_is_given_back_by_its_holder(moment: Moment) -> Iterator[str]:
     """I30: a lease that lives is gone only if its holder let go of it. Whose clock is ahead may
-    take its place, and leave it before a look that comes late."""
-    if moment.history.misses_writes:
+    take its place, and leave it before a look that comes late; and whose clock is put back renews
+    its own to an end that is past."""
+    if not moment.history.sees_leases:
         return
     places = {_place(lease) for lease in moment.after.leases}
     for lease in moment.before.leases:
