@@ -42,7 +42,8 @@ GIVEN_UP = ("ingest_failed", "the export could not be made")
 REFUSED = ("stepfunctions.SendTaskSuccess",)
 # What goes to Redis is not HTTP, and cannot be listened to: these are calls of the port.
 LATE = ("coordinator.renew",)  # By a worker that has lived and held leases for ten seconds.
-REDIS = ("acquire", "enter", "renew", "release", "count", "leave_marks", "marks_on")
+# A worker looks at marks never, and counts leases only of a run that is being stopped.
+REDIS = ("acquire", "enter", "renew", "release", "leave_marks")
 
 
 @dataclass(frozen=True, slots=True)
