@@ -1,14 +1,16 @@
 """Does a page cost the same in a list of a thousand and of a hundred thousand?
 
 Conveyor alone, one process, everything counted: opening the data directory, submitting the list,
-every page, closing. The sizes take turns and medians count, as a shared machine changes its speed.
+every page, closing. What a list of one page takes is the start, whatever comes after it: the cost
+of a page is shown without it, and beside that with it. The sizes take turns and medians count, as a
+shared machine changes its speed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -18,7 +20,8 @@ from bench.figure import Panel, draw, is_whole, place_of
 from bench.origin import an_origin
 from bench.throughput import run_arm
 
-PAGES_A_ROUND = 10_000  # A small size is run as often as it takes to make this many.
+PAGES_A_ROUND = 10_000  # A small size is run as often as it takes to make this many,
+RUNS_A_ROUND = 10  # but not more often than this.
 
 
 def main(arguments: list[str]) -> None:
@@ -28,31 +31,59 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
+    if min(options.sizes) < 2:
+        parser.error("--sizes: a list has at least two pages here, one is the start")
+    starts: list[Measured] = []
     measured: dict[int, list[Measured]] = {size: [] for size in options.sizes}
     with an_origin(size_bytes=20_000, think_s=0.05) as url:
         for _ in range(options.rounds):
+            starts += _runs(url, 1, options.concurrency)
             for size in options.sizes:
-                for _ in range(max(1, PAGES_A_ROUND // size)):
-                    os.sync()  # What the run before has left to write is not this one's cost.
-                    measured[size].append(run_arm("conveyor", url, size, options.concurrency))
-    costs = {size: median(each.cpu_ms_per_page for each in runs) for size, runs in measured.items()}
-    show(measured, costs)
-    bars = [(f"{size:,} pages", cost) for size, cost in costs.items()]
+                measured[size] += _runs(url, size, options.concurrency)
+    flatness = flatness_of(starts, measured)
+    show(flatness, measured)
+    bars = [(f"{size:,} pages", cost) for size, cost in flatness.page_ms.items()]
+    panels = [
+        Panel("CPU per page after the first", bars, "ms"),
+        Panel("CPU of a list of one page", [("start", flatness.start_ms)], "ms"),
+    ]
     figure = place_of("flatness", is_whole=is_whole(parser, options))
-    draw(figure, "One process, 20 KB pages", [Panel("CPU per page", bars, "ms")])
+    draw(figure, "One process, 20 KB pages", panels)
     if options.json:
-        print(msgspec.json.encode(line_of(measured, costs)).decode())
+        print(msgspec.json.encode(line_of(flatness, measured)).decode())
 
 
-def line_of(
-    measured: Mapping[int, Sequence[Measured]], costs: Mapping[int, float]
-) -> dict[str, object]:
+def _runs(url: str, size: int, concurrency: int) -> Iterator[Measured]:
+    for _ in range(min(RUNS_A_ROUND, max(1, PAGES_A_ROUND // size))):
+        os.sync()  # What the run before has left to write is not this one's cost.
+        yield run_arm("conveyor", url, size, concurrency)
+
+
+class Flatness(msgspec.Struct, frozen=True):
+    """By size, what a page takes after the first, and what it takes with the start shared out."""
+
+    start_ms: float
+    page_ms: Mapping[int, float]
+    whole_ms: Mapping[int, float]
+
+
+def flatness_of(starts: Sequence[Measured], measured: Mapping[int, Sequence[Measured]]) -> Flatness:
+    start_ms = median(each.cpu_s for each in starts) * 1000
+    whole = {size: median(each.cpu_ms_per_page for each in runs) for size, runs in measured.items()}
+    pages = {size: (cost * size - start_ms) / (size - 1) for size, cost in whole.items()}
+    return Flatness(start_ms, pages, whole)
+
+
+def line_of(flatness: Flatness, measured: Mapping[int, Sequence[Measured]]) -> Mapping[str, object]:
     """The largest size beside the smallest, and the dearest beside the cheapest: a hump shows."""
+    costs = flatness.page_ms
     return {
         "sizes": list(costs),
+        "start_ms": round(flatness.start_ms, 1),
         "cost_ms": [round(cost, 4) for cost in costs.values()],
         "cost_ratio": round(costs[max(costs)] / costs[min(costs)], 3),
         "cost_spread": round(spread(costs), 3),
+        "spread_with_start": round(spread(flatness.whole_ms), 3),
         "rss_mb": round(max(each.rss_mb for runs in measured.values() for each in runs), 1),
     }
 
@@ -61,17 +92,22 @@ def spread(costs: Mapping[int, float]) -> float:
     return max(costs.values()) / min(costs.values())
 
 
-def show(measured: Mapping[int, Sequence[Measured]], costs: Mapping[int, float]) -> None:
-    first = costs[min(costs)]
+def show(flatness: Flatness, measured: Mapping[int, Sequence[Measured]]) -> None:
+    first = flatness.page_ms[min(measured)]
     print(
-        f"{'pages':>9}{'CPU ms':>9}{'ratio':>8}{'spread':>15}{'pages/s':>9}{'RSS MB':>8}{'runs':>6}"
+        f"{'pages':>9}{'CPU ms':>9}{'ratio':>8}{'with start':>12}{'spread':>15}"
+        f"{'pages/s':>9}{'RSS MB':>8}{'runs':>6}"
     )
     for size, runs in measured.items():
         each = [run.cpu_ms_per_page for run in runs]
         print(
-            f"{size:>9,}{costs[size]:>9.3f}{costs[size] / first:>7.2f}x"
-            f"{f'{min(each):.3f}-{max(each):.3f}':>15}"
+            f"{size:>9,}{flatness.page_ms[size]:>9.3f}{flatness.page_ms[size] / first:>7.2f}x"
+            f"{flatness.whole_ms[size]:>12.3f}{f'{min(each):.3f}-{max(each):.3f}':>15}"
             f"{median(run.pages_per_s for run in runs):>9,.0f}"
             f"{max(run.rss_mb for run in runs):>8.0f}{len(runs):>6}"
         )
-    print(f"the dearest size takes {spread(costs):.3f}x what the cheapest does")
+    print(
+        f"a list of one page takes {flatness.start_ms:.0f} ms; beyond that the dearest size takes "
+        f"{spread(flatness.page_ms):.3f}x what the cheapest does "
+        f"({spread(flatness.whole_ms):.3f}x with it)"
+    )
