@@ -1,4 +1,4 @@
-"""A tap between a process and a server of AWS: passes every byte on, and counts the operations."""
+"""A tap between a process and a server of AWS: passes every byte on, and counts what it hears."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from urllib.parse import urlsplit
 
@@ -19,50 +19,15 @@ _SERVICES = {
 }
 _TARGET = re.compile(rb"x-amz-target: (\w+)\.(\w+)", re.IGNORECASE)
 _S3 = re.compile(rb"(PUT|GET|POST|HEAD|DELETE) /[^/ ]+(\S*) HTTP/1\.1\r\n(.*?)\r\n\r\n", re.DOTALL)
+_AGENT = re.compile(rb"user-agent: (\w+)", re.IGNORECASE)
 _PIECE = 1 << 16
 
-
-@contextmanager
-def tapped(cloud: Cloud) -> Iterator[tuple[dict[str, str], Counter[str]]]:
-    """Settings under which a process of the deployment is listened to, and what it asked for."""
-    heard: Counter[str] = Counter()
-    environ = {}
-    with ExitStack() as taps:
-        for name in ("DYNAMODB", "SQS", "S3", "SFN"):
-            variable = f"AWS_ENDPOINT_URL_{name}"
-            port = urlsplit(cloud.environ[variable]).port
-            assert port is not None
-            environ[variable] = f"http://127.0.0.1:{taps.enter_context(_tap(port, heard))}"
-        yield environ, heard
+Names = Callable[[bytes], list[str]]
 
 
-@contextmanager
-def _tap(to: int, heard: Counter[str]) -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
-        thread = threading.Thread(target=_serve, args=(listening, to, heard))
-        thread.start()
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
-        thread.join()
-
-
-def _serve(listening: socket.socket, to: int, heard: Counter[str]) -> None:
-    passing: list[threading.Thread] = []
-    with suppress(OSError):  # The end of the tap.
-        while True:
-            client, _ = listening.accept()
-            server = socket.create_connection(("127.0.0.1", to))
-            for args in ((client, server, heard), (server, client, Counter[str]())):
-                passing.append(threading.Thread(target=_pass_on, args=args, daemon=True))
-                passing[-1].start()
-
-
-def _pass_on(source: socket.socket, sink: socket.socket, heard: Counter[str]) -> None:
-    with suppress(OSError), source:
-        while piece := source.recv(_PIECE):
-            heard.update(operations_in(piece))
-            sink.sendall(piece)
-        sink.shutdown(socket.SHUT_WR)
+def agents_in(piece: bytes) -> list[str]:
+    """The programs that say so: ours does not."""
+    return [name.decode() for name in _AGENT.findall(piece)]
 
 
 def operations_in(piece: bytes) -> list[str]:
@@ -89,3 +54,57 @@ def _s3_operation(method: bytes, target: bytes, headers: bytes) -> str:
             return "CreateMultipartUpload" if b"uploads" in query else "CompleteMultipartUpload"
         case _:
             return "HeadObject" if method == b"HEAD" else "DeleteObject"
+
+
+@contextmanager
+def tapped(
+    cloud: Cloud, names_in: Names = operations_in
+) -> Iterator[tuple[dict[str, str], Counter[str]]]:
+    """Settings under which a process of the deployment is listened to, and what was heard of it:
+    the operations that it asked for, unless something else is listened for."""
+    heard: Counter[str] = Counter()
+    environ = {}
+    with ExitStack() as taps:
+        for name in ("DYNAMODB", "SQS", "S3", "SFN"):
+            variable = f"AWS_ENDPOINT_URL_{name}"
+            port = urlsplit(cloud.environ[variable]).port
+            assert port is not None
+            environ[variable] = (
+                f"http://127.0.0.1:{taps.enter_context(_tap(port, names_in, heard))}"
+            )
+        yield environ, heard
+
+
+@contextmanager
+def _tap(to: int, names_in: Names, heard: Counter[str]) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+        thread = threading.Thread(target=_serve, args=(listening, to, names_in, heard))
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def _serve(listening: socket.socket, to: int, names_in: Names, heard: Counter[str]) -> None:
+    passing: list[threading.Thread] = []
+    with suppress(OSError):  # The end of the tap.
+        while True:
+            client, _ = listening.accept()
+            server = socket.create_connection(("127.0.0.1", to))
+            for args in ((client, server, names_in, heard), (server, client, _nothing_in, heard)):
+                passing.append(threading.Thread(target=_pass_on, args=args, daemon=True))
+                passing[-1].start()
+
+
+def _nothing_in(answer: bytes) -> list[str]:
+    return []
+
+
+def _pass_on(
+    source: socket.socket, sink: socket.socket, names_in: Names, heard: Counter[str]
+) -> None:
+    with suppress(OSError), source:
+        while piece := source.recv(_PIECE):
+            heard.update(names_in(piece))
+            sink.sendall(piece)
+        sink.shutdown(socket.SHUT_WR)

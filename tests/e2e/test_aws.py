@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.cloud import Cloud, Process, a_client, a_cloud, ended_run, run_of
 from tests.e2e.programs import a_site, until
+from tests.e2e.tap import agents_in, tapped
 from tests.e2e.test_stop import a_silent_site
 
 pytestmark = pytest.mark.slow
@@ -51,6 +52,40 @@ def test_a_job_is_done_by_workers_in_other_processes_and_they_end_when_asked(clo
     assert (run["stats"]["completed"], run["stats"]["total"]) == (120, 120)
     assert codes == [0, 0]
     assert all("conveyor_engine_calls_total{" in each for each in shown)
+
+
+@pytest.mark.parametrize("cloud", ["with Redis"], indirect=True)
+def test_the_sdk_of_aws_can_make_the_calls_instead(cloud: Cloud) -> None:
+    with (
+        a_site() as site,
+        tapped(cloud, agents_in) as (lean, of_the_lean_one),
+        tapped(cloud, agents_in) as (boto, of_the_sdk),
+        a_client(cloud.api(**lean)) as client,
+    ):
+        cloud.workers(1, CONVEYOR_AWS_PLANE="boto", **boto)
+        tasks = [{"url": url} for url in site.urls(20)]
+
+        job_id = client.post("/v1/jobs", json={"tasks": tasks}).json()["job_id"]
+        run = until("the run to end", lambda: ended_run(client, job_id))
+
+    assert (run["stats"]["completed"], run["stats"]["total"]) == (20, 20)
+    assert set(of_the_lean_one) == set()
+    assert set(of_the_sdk) == {"aiobotocore"}
+
+
+@pytest.mark.parametrize("cloud", ["without Redis"], indirect=True)
+def test_an_api_ends_when_asked_and_another_goes_on(cloud: Cloud) -> None:
+    first = cloud.start("api")
+    with a_client(cloud.url_of(first)) as client:
+        tasks = [{"url": "https://example.com/"}]
+        job_id = client.post("/v1/jobs", json={"tasks": tasks}).json()["job_id"]
+        first.send_signal(signal.SIGTERM)
+        code = first.wait(timeout=30)
+    with a_client(cloud.api()) as client:
+        seen = run_of(client, job_id)
+
+    assert code == 0
+    assert seen["stats"]["total"] == 1
 
 
 @pytest.mark.parametrize("cloud", ["with Redis"], indirect=True)
