@@ -192,9 +192,9 @@ async def _bites(env: Env, scrub: Scrub) -> AsyncGenerator[None, None]:
 def _prefixes(scrub: Scrub) -> list[str]:
     job = f"jobs/{scrub.job_id}"
     if scrub.run_id is None:
-        return [job]
+        return [job, f"sources/{scrub.job_id}"]
     return [
-        f"{job}/sources/{scrub.run_id}",
+        f"{job}/sources/{scrub.run_id}",  # Where lists lay in earlier releases.
         f"{job}/exports/{scrub.run_id}",
         staging.sources_prefix(scrub.job_id, scrub.run_id),
         f"{job}/runs/{scrub.run_id}",

@@ -96,8 +96,8 @@ def check(env: Env, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
 
 
 def sources_prefix(job_id: JobId, run_id: RunId) -> str:
-    """Where the lists of a run lie."""
-    return f"jobs/{job_id}/sources/{run_id}"
+    """Where the lists of a run lie: not among bodies, which a bucket may sweep by their age."""
+    return f"sources/{job_id}/{run_id}"
 
 
 def source_key(job_id: JobId, run_id: RunId, batch_id: BatchId) -> str:

@@ -68,7 +68,7 @@ async def test_a_list_that_cannot_be_read_stops_its_run_with_a_reason(
     policy = Policy(sync_tasks_max=100)
     world = replace(world, env=replace(world.env, policy=policy))
     accepted = await world.submit(urls(150))
-    await world.env.blobs.delete_prefix(f"jobs/{accepted.job.job_id}/sources")
+    await world.env.blobs.delete_prefix(f"sources/{accepted.job.job_id}")
 
     async with world.working():
         run, _ = await world.ended(accepted, within_s=600)

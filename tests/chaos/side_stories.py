@@ -117,11 +117,13 @@ def scrubbed(client: Client) -> None:
     client.post(f"/v1/jobs/{job_id}/rerun")
     client.delete(f"/v1/jobs/{job_id}/runs/{run['run_id']}")
     client.delete(f"/v1/jobs/{job_id}")
-    blobs = client.server.data_dir / "blobs" / "jobs" / job_id
+    blobs = client.server.data_dir / "blobs"
+    folders = [blobs / "jobs" / job_id, blobs / "sources" / job_id]
 
     def is_gone() -> bool | None:
         client.finds_nothing(f"/v1/jobs/{job_id}")
-        return not any(path.is_file() for path in blobs.rglob("*")) or None
+        left = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        return not left or None
 
     until("all of it to go", is_gone, deadline_s=120)
 

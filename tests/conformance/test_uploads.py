@@ -15,7 +15,7 @@ from conveyor.ports.errors import BlobMissing, BlobTooLarge
 from conveyor.ports.store import Store
 from tests.builders import T0, an_input, keep
 
-KEY, COPY = "inputs/1/list", "jobs/1/sources/2/0"
+KEY, COPY = "inputs/1/list", "sources/1/2/0"
 BIG = bytes(range(256)) * 4096
 
 
@@ -91,7 +91,7 @@ async def test_removing_a_copy_leaves_the_original(blobs: Blobs) -> None:
     await blobs.put(KEY, [b"body"])
     await blobs.copy(KEY, COPY)
 
-    await blobs.delete_prefix("jobs/1")
+    await blobs.delete_prefix("sources/1")
 
     assert await _read(blobs, KEY) == b"body"
 

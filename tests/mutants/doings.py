@@ -123,7 +123,7 @@ async def an_upload(env: Env) -> tuple[Accepted, Batch]:
 
 async def where_an_upload_is_read(env: Env) -> object:
     _, batch = await an_upload(env)
-    return str(batch.source).partition("jobs/")[1]
+    return str(batch.source).partition("sources/")[1]
 
 
 async def numbers_of_a_resumed_upload(env: Env) -> object:

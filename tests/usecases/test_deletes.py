@@ -5,23 +5,33 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 
 from conveyor.domain import limits
-from conveyor.domain.changes import JobKey
+from conveyor.domain.changes import BatchKey, Change, Guard, JobKey, Update
 from conveyor.domain.errors import NotFound
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.model import GateStatus, JobStatus, NoticeStatus, RunStatus, Webhook
+from conveyor.domain.model import (
+    GateStatus,
+    JobStatus,
+    NoticeStatus,
+    RunStatus,
+    StagedList,
+    Webhook,
+)
 from conveyor.domain.queries import BatchesOf, DueNotices, DueScrubs, RunsOf, StatsOf
 from conveyor.domain.settlement import Claimed
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.usecases import jobs, open_jobs, reconcile, reruns, results, runs, tasks
 from conveyor.usecases.env import Env
+from conveyor.usecases.ingest import Ingested
 from conveyor.usecases.jobs import Accepted
 from conveyor.usecases.lookups import own_job, own_run
 from tests.builders import CALLER, ManualClock, a_ulid
 from tests.usecases.faults import Fault, FaultyStore, When, with_fault
 from tests.usecases.world import (
+    LATER_FROM,
     OTHER_CALLER,
     PAGE,
     World,
@@ -168,6 +178,44 @@ async def test_the_scrubs_leave_nothing_but_a_tombstone_and_then_not_even_that(
     assert await env.store.read(JobKey(accepted.job.job_id)) is None
     assert await env.store.find(DueScrubs(due_by=1e12, limit=10)) == []
     assert await leftovers(world, other) == before
+
+
+@pytest.mark.parametrize("is_job", [True, False])
+async def test_lists_go_wherever_they_lie(world: World, env: Env, *, is_job: bool) -> None:
+    accepted = await submit(env, 120)
+    job_id, run_id = accepted.job.job_id, accepted.run.run_id
+    await work(env, accepted.run)
+    places = [f"sources/{job_id}/{run_id}/0", f"jobs/{job_id}/sources/{run_id}/0"]
+    await env.blobs.copy(*places)
+    beside = [f"sources/{job_id}0/{run_id}/0", f"jobs/{job_id}0/sources/{run_id}/0"]
+    for key in beside:
+        await env.blobs.copy(places[0], key)
+
+    if is_job:
+        await jobs.delete(env, CALLER, job_id)
+    else:
+        await runs.delete_run(env, CALLER, job_id, run_id)
+    await reconcile.scrub_due(env)
+
+    assert [key for key in (*places, *beside) if key in world.engine.blobs._bodies] == beside
+
+
+@pytest.mark.parametrize("key", ["sources/1/1/0", "jobs/1/sources/1/0"])
+async def test_a_list_is_read_where_its_batch_says_that_it_lies(env: Env, key: str) -> None:
+    accepted = await submit(env, LATER_FROM)
+    run = accepted.run
+    (batch,) = await env.store.find(BatchesOf(job_id=run.job_id, run_id=run.run_id))
+    assert isinstance(batch.source, StagedList)
+    await env.blobs.copy(batch.source.key, key)
+    moved = msgspec.structs.replace(batch.source, key=key)
+    at = BatchKey(run.job_id, run.run_id, batch.batch_id)
+    await env.commit(Change((Update(at, Guard(), {"source": moved}),)))
+    await env.blobs.delete_prefix(f"sources/{run.job_id}")
+
+    (stalled,) = await env.store.find(BatchesOf(job_id=run.job_id, run_id=run.run_id))
+    assert await reconcile.finish_batch(env, stalled) is Ingested.SEALED
+
+    assert len(await rows_of(env, run)) == LATER_FROM
 
 
 @pytest.mark.slow

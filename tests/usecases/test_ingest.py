@@ -195,7 +195,7 @@ async def test_a_list_that_cannot_be_read_stops_its_run_and_says_so(
     env: Env, clock: ManualClock
 ) -> None:
     accepted = await submit(env, COUNT)
-    await env.blobs.delete_prefix(f"jobs/{accepted.job.job_id}/sources")
+    await env.blobs.delete_prefix(f"sources/{accepted.job.job_id}")
 
     for _ in range(ingestion.ATTEMPTS_WITHOUT_PROGRESS_MAX):
         clock.advance(ingestion.STALLED_S)

@@ -151,7 +151,7 @@ async def test_deleting_one_of_two_jobs_of_a_list_leaves_the_other_its_copy(env:
     await jobs.delete(env, CALLER, first.job.job_id)
     await reconcile.scrub_due(env)
 
-    assert not await exists(env, f"jobs/{first.job.job_id}/sources/{first.run.run_id}/0")
+    assert not await exists(env, f"sources/{first.job.job_id}/{first.run.run_id}/0")
     assert await walk(env, second) is Ingested.SEALED
     assert len(await rows_of(env, second.run)) == COUNT
 
@@ -250,7 +250,7 @@ async def test_a_list_that_is_too_large_stops_its_run_and_says_why(
 
 async def test_a_copy_that_is_not_what_was_submitted_stops_the_run(env: Env) -> None:
     accepted = await submit(env, await a_slot(env))
-    key = f"jobs/{accepted.job.job_id}/sources/{accepted.run.run_id}/0"
+    key = f"sources/{accepted.job.job_id}/{accepted.run.run_id}/0"
     await env.blobs.put(key, [LIST[:-23]])
 
     assert await walk(env, accepted) is Ingested.GIVEN_UP

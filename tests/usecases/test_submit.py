@@ -238,7 +238,7 @@ async def test_a_staged_list_keeps_secrets_sealed(env: Env) -> None:
 
     accepted = await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=JobId(env.mint()))
 
-    key = f"jobs/{accepted.job.job_id}/sources/{accepted.run.run_id}/{FIRST_BATCH}"
+    key = f"sources/{accepted.job.job_id}/{accepted.run.run_id}/{FIRST_BATCH}"
     text = b"".join([piece async for piece in env.blobs.open(key)])
     assert text.count(b"\n") == 120
     assert b"CANARY" not in text

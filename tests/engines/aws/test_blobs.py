@@ -75,7 +75,7 @@ async def test_a_list_is_uploaded_to_an_address_of_the_storage(
     again = web.put(url, content=b"second", headers=CSV)
 
     assert (first.status_code, again.status_code) == (200, 200)
-    stored = await blobs.copy(KEY, "jobs/1/sources/2/0")
+    stored = await blobs.copy(KEY, "sources/1/2/0")
     assert stored.sha256 == hashlib.sha256(b"second").hexdigest()
 
 
