@@ -277,6 +277,7 @@ def make_env(
             targets=targets if settings.gateway_url == DIRECT else None,
             webhooks=targets,
             knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
+            body_days=settings.body_days,
             pace=_shared_pace(settings) if settings.engine == AWS else Pace(),
             cadence=SELDOM if settings.engine == AWS else Cadence(),
         ),

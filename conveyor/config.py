@@ -41,6 +41,7 @@ class Settings:
     concurrency: int = limits.CONCURRENCY
     metrics_port: int | None = None
     drain_s: int = limits.DRAIN_S
+    body_days: int = limits.BODY_DAYS
     log: str | None = None
     crash_at: str | None = None
     role: str | None = None
@@ -90,6 +91,9 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         ),
         metrics_port=read("CONVEYOR_METRICS_PORT", "", _port_if_given),
         drain_s=read("CONVEYOR_DRAIN_S", str(limits.DRAIN_S), _between(0, limits.DRAIN_S)),
+        body_days=read(
+            "CONVEYOR_BODY_DAYS", str(limits.BODY_DAYS), _between(1, limits.RESULT_TTL_DAYS_MAX)
+        ),
         log=environ.get("CONVEYOR_LOG") or None,
         crash_at=environ.get("CONVEYOR_CRASH_AT") or None,
         role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker")) or None,

@@ -63,7 +63,9 @@ async def get_content(call: Call) -> Reply | Download:
     if export.key is None:
         raise Conflict("The file is not there yet.", code="export_not_ready")
     media_type, name = ENCODERS[export.format].media_type, export_file_name(export)
-    direct = await direct_reply(call, export.key, content_type=media_type, name=name)
+    direct = await direct_reply(
+        call, export.key, content_type=media_type, name=name, until=export.expires_at
+    )
     if direct is not None:
         return direct
     start, end = _part(call.headers.get("range"), export.size_bytes)

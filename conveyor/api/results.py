@@ -42,12 +42,14 @@ async def get_history(call: Call) -> Reply:
 async def get_content(call: Call) -> Reply | Download:
     token = call.parameter("token")
     job, run = await (_run_of(call) if token is None else _run_by_link(call, token))
-    task = await results.ended_task(call.env, run, call.ids["task_id"])
+    task, until = await results.ended_task(call.env, run, call.ids["task_id"])
     if task.result is None:
         return Reply(422, msgspec.json.encode(task.problem), MEDIA_TYPE)
     content_type = content_type_for(job.format, task.result)
     name = f"{task.task_id}.{extension_for(content_type)}"
-    direct = await direct_reply(call, task.result.key, content_type=content_type, name=name)
+    direct = await direct_reply(
+        call, task.result.key, content_type=content_type, name=name, until=until
+    )
     if direct is not None:
         return direct
     pieces = await results.body_of(call.env, task.result)

@@ -12,7 +12,7 @@ from conveyor.domain.lifecycle import RUN_VISIBLE
 from conveyor.domain.model import PauseState, Run
 from conveyor.domain.queries import RunsOf
 from conveyor.domain.totals import Totals
-from conveyor.usecases import outlook, runs
+from conveyor.usecases import expiry, outlook, runs
 from conveyor.usecases.budgets import budget_of
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import own_job, own_run, totals_of
@@ -26,7 +26,8 @@ async def show_run(env: Env, run: Run, totals: Totals | None = None) -> RunRespo
         totals = await totals_of(env, run)
     seen = await outlook.look_at(env, run, totals)
     budget = await budget_of(env, run)
-    return run_view(run, totals, seen.inflight, seen.waiting_on, seen.eta_s, budget)
+    shown = msgspec.structs.replace(run, expires_at=expiry.run_instant(env, run))
+    return run_view(shown, totals, seen.inflight, seen.waiting_on, seen.eta_s, budget)
 
 
 async def list_runs(call: Call) -> Reply:

@@ -16,6 +16,7 @@ from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
 from conveyor.domain.model import Result, Run, Task
 from conveyor.ports.errors import BlobMissing
 from conveyor.usecases.env import Env
+from conveyor.usecases.expiry import expiries_of
 from conveyor.usecases.lookups import totals_of
 from conveyor.usecases.walking import pages_of
 
@@ -37,14 +38,17 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 async def audit(env: Env, run: Run) -> Audit:
     """Reads every row once, a page at a time, and up to `AUDIT_BODIES_MAX` bodies as a whole."""
-    before = await totals_of(env, run)
+    before, expiries = await totals_of(env, run), await expiries_of(env, run)
     counts: Counter[str] = Counter()
     sample: list[Task] = []
+    bodies = 0
     async with aclosing(pages_of(env, run)) as pages:
         async for page in pages:
             for row in page:
                 auditing.count_row(counts, row)
-                _consider(env, sample, row, counts["successful"])
+                if row.result is not None and not expiries.is_over(row):
+                    bodies += 1
+                    _consider(env, sample, row, bodies)
     after = await totals_of(env, run)
     current = await env.store.read(RunKey(run.job_id, run.run_id))
     if current is None or current.status not in RUN_VISIBLE:
@@ -62,8 +66,6 @@ async def audit(env: Env, run: Run) -> Audit:
 
 def _consider(env: Env, sample: list[Task], row: Task, number: int) -> None:
     """A fair sample of the rows that have a body; `number` is how many there were so far."""
-    if row.result is None:
-        return
     if len(sample) < limits.AUDIT_BODIES_MAX:
         sample.append(row)
         return

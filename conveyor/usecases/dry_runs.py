@@ -17,6 +17,7 @@ from conveyor.domain.ids import CallerId, RunId
 from conveyor.domain.pricing import FREE, Price
 from conveyor.domain.queries import BatchesOf
 from conveyor.domain.submission import Refusal
+from conveyor.usecases import expiry
 from conveyor.usecases.choosing import Choice, Chosen, count_row
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission, refuse_empty
@@ -52,6 +53,7 @@ class RerunPreview(msgspec.Struct, frozen=True, kw_only=True):
 async def preview_submit(env: Env, request: Submission) -> SubmitPreview:
     """Judges every line as a submit would."""
     refuse_empty(request)
+    expiry.ttl_days(env, request.result_ttl_days)
     reasons: Counter[str] = Counter()
     shown: list[InvalidTask] = []
     price = FREE

@@ -64,8 +64,9 @@ class Policy:
     `at_once_max` is how many tasks the engine takes in one transaction with their job,
     `chunk_tasks` how many a step of an ingest or a walk takes. `targets` is what our own fetches
     may reach; None when a gateway elsewhere fetches. `webhooks` is what our deliveries may reach.
-    `knows_costs` when the gateway has prices in money. `pace` is what the engine asks for. `lines`
-    are whole but where their worth is measured.
+    `knows_costs` when the gateway has prices in money. No body is shown, nor kept by a bucket, for
+    longer than `body_days`. `pace` is what the engine asks for. `lines` are whole but where their
+    worth is measured.
     """
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
@@ -77,6 +78,7 @@ class Policy:
     webhooks: TargetPolicy = field(default_factory=TargetPolicy)
     teardown_s: float = 5.0
     knows_costs: bool = True
+    body_days: int = limits.BODY_DAYS
     pace: Pace = Pace()
     cadence: Cadence = Cadence()
     lines: Lines = field(default_factory=Lines)

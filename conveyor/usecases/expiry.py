@@ -1,59 +1,97 @@
 """Expiry: results are kept for a while after their run has ended, then their bodies go (SPEC 5.8).
 
-A result expires with the run that made it, also where a rerun has inherited it.
+A result expires with the run that made it, also where a rerun has inherited it; and in any case
+when its body is `body_days` old, for a bucket sweeps bodies by their age, whatever their run does.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from math import inf
 
 import msgspec
 
+from conveyor.domain import limits
 from conveyor.domain.changes import Change, Guard, RunKey, Update
-from conveyor.domain.errors import ResultExpired
+from conveyor.domain.errors import InvalidArgument, ResultExpired
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import Run, Task
 from conveyor.domain.queries import DueExpiries
 from conveyor.usecases.env import Env
 
 _PAGE = 100
+_DAY_S = 86_400.0
 
 
 class Expiries(msgspec.Struct, frozen=True):
-    """When the results that a run shows expire, by the run that made them, as seen `at`."""
+    """When the results that a run shows expire, by the run that made them, as seen `at`; none is
+    older than `body_s`."""
 
     run_id: RunId
     instants: dict[RunId, float]
+    body_s: float
     at: float
 
-    def instant_of(self, task: Task) -> float | None:
-        return self.instants.get(task.source_run_id or self.run_id)
+    def instant_of(self, task: Task) -> float:
+        """When the body of the task is over, if it has one."""
+        with_its_run = self.instants.get(task.source_run_id or self.run_id, inf)
+        return min(with_its_run, _stored_after(task) + self.body_s)
 
     def is_over(self, task: Task) -> bool:
         """Whether the task had a body, and has it no longer."""
-        instant = self.instant_of(task)
-        return task.result is not None and instant is not None and instant <= self.at
+        return task.result is not None and self.instant_of(task) <= self.at
 
 
-async def expiries_of(env: Env, run: Run, *, at: float | None = None) -> Expiries:
+async def expiries_of(env: Env, run: Run) -> Expiries:
     made = [run]
     for source_run_id in run.source_run_ids:
         source = await env.store.read(RunKey(run.job_id, source_run_id))
         if source is not None:
             made.append(source)
     instants = {each.run_id: each.expires_at for each in made if each.expires_at is not None}
-    return Expiries(run.run_id, instants, env.now() if at is None else at)
+    return Expiries(run.run_id, instants, _body_s(env), env.now())
+
+
+def _stored_after(task: Task) -> float:
+    """When the try began that fetched the body: the storage counts from when it got it, and so
+    never removes it sooner. A rerun inherits the history with the result."""
+    return task.history[-1].started_at if task.history else task.created_at
+
+
+def _body_s(env: Env) -> float:
+    return env.policy.body_days * _DAY_S
+
+
+def ttl_days(env: Env, asked: int | None) -> int:
+    """How many days the results of a job are kept; InvalidArgument for more than bodies last."""
+    days_max = env.policy.body_days
+    if asked is None:
+        return min(limits.RESULT_TTL_DAYS, days_max)
+    if asked > days_max:
+        raise InvalidArgument(
+            f"This server keeps bodies for at most {days_max} days: result_ttl_days must be "
+            f"from 1 to {days_max}.",
+            pointer="/result_ttl_days",
+        )
+    return asked
+
+
+def run_instant(env: Env, run: Run) -> float | None:
+    """When the last result that the run itself made expires; None while it is live."""
+    if run.expires_at is None or run.ended_at is None:
+        return run.expires_at
+    return min(run.expires_at, run.ended_at + _body_s(env))
 
 
 def refuse_expired(expiries: Expiries, task: Task) -> None:
-    instant = expiries.instant_of(task)
-    if expiries.is_over(task) and instant is not None:
-        raise ResultExpired(f"The result was kept until {_shown(instant)}.")
+    if expiries.is_over(task):
+        raise ResultExpired(f"The result was kept until {_shown(expiries.instant_of(task))}.")
 
 
 def refuse_expired_run(env: Env, run: Run) -> None:
-    if run.expires_at is not None and run.expires_at <= env.now():
-        raise ResultExpired(f"The results of the run were kept until {_shown(run.expires_at)}.")
+    instant = run_instant(env, run)
+    if instant is not None and instant <= env.now():
+        raise ResultExpired(f"The results of the run were kept until {_shown(instant)}.")
 
 
 async def sweep_expired(env: Env) -> int:

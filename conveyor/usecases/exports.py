@@ -156,7 +156,7 @@ async def _make(env: Env, export: Export) -> Exported:
     run = await env.store.read(RunKey(export.job_id, export.run_id))
     if job is None or run is None:
         return Exported.FENCED
-    walk = Walk(env, export, run, job.format, await expiries_of(env, run, at=export.created_at))
+    walk = Walk(env, export, run, job.format, await expiries_of(env, run))
     async with aclosing(walk.pieces()) as pieces:
         stored = await env.blobs.put_stream(f"{_own_prefix(export)}/file", pieces)
     change = exporting.publish(

@@ -34,7 +34,7 @@ from conveyor.domain.params import Params, derive_format
 from conveyor.domain.sharding import pin_shard_count
 from conveyor.domain.submission import Secrets, TaskDraft
 from conveyor.domain.totals import Totals
-from conveyor.usecases import budgets, ingest, inputs, runs, staging
+from conveyor.usecases import budgets, expiry, ingest, inputs, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.long_lists import LongList
 from conveyor.usecases.lookups import is_tombstone, need_latest_run, own_job, totals_of
@@ -60,7 +60,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     max_inflight: int | None = None
     max_attempts: int | None = None
     priority: int = 1
-    result_ttl_days: int = limits.RESULT_TTL_DAYS
+    result_ttl_days: int | None = None
     budget: BudgetCap | None = None
     host_limits: HostLimits | None = None
     api_key: str | None = None
@@ -201,7 +201,7 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
         max_inflight=request.max_inflight or env.policy.max_inflight,
         max_attempts=request.max_attempts or limits.MAX_ATTEMPTS,
         priority=request.priority,
-        result_ttl_days=request.result_ttl_days,
+        result_ttl_days=expiry.ttl_days(env, request.result_ttl_days),
         runs_count=1,
         latest_run_id=run_id,
         active_run_id=run_id,

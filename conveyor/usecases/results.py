@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from functools import partial
+from math import inf
 
 import msgspec
 
@@ -85,14 +86,16 @@ async def _position(env: Env, run: Run, cursor: str, scope: str) -> TaskId:
         raise
 
 
-async def ended_task(env: Env, run: Run, task_id: str) -> Task:
-    """The task, whose body may be read if it has one; TaskNotReady before it ended."""
+async def ended_task(env: Env, run: Run, task_id: str) -> tuple[Task, float]:
+    """The task, and until when its body may be read if it has one; TaskNotReady before it ended."""
     task = await task_of(env, run, task_id)
     if task.status not in TASK_TERMINAL:
         raise TaskNotReady("The task has not ended yet.")
-    if task.result is not None:
-        refuse_expired(await expiries_of(env, run), task)
-    return task
+    if task.result is None:
+        return task, inf
+    expiries = await expiries_of(env, run)
+    refuse_expired(expiries, task)
+    return task, expiries.instant_of(task)
 
 
 async def body_of(env: Env, result: Result) -> AsyncGenerator[bytes, None]:

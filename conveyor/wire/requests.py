@@ -166,14 +166,20 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         int,
         Meta(ge=1, le=limits.PRIORITY_MAX, description="The job's weight among the caller's jobs."),
     ] = 1
-    result_ttl_days: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=limits.RESULT_TTL_DAYS_MAX,
-            description="How many days results are kept after their run has ended.",
-        ),
-    ] = limits.RESULT_TTL_DAYS
+    result_ttl_days: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=limits.RESULT_TTL_DAYS_MAX,
+                description="How many days results are kept after their run has ended: "
+                f"{limits.RESULT_TTL_DAYS} if it is not said. A server keeps no body for more than "
+                f"so many days ({limits.BODY_DAYS}, if it was not set otherwise) after it was "
+                "fetched, and takes no larger number.",
+            ),
+        ]
+        | None
+    ) = None
     budget: BudgetInput | None = None
     host_limits: HostLimitsInput | None = None
     sfn_task_token: (

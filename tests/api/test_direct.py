@@ -111,3 +111,20 @@ async def test_the_file_of_an_export_is_a_redirect_once_it_is_made(world: World)
     assert early.code == "export_not_ready"
     assert seen.status == 302
     assert said(seen.headers["Location"])["name"].endswith(".csv")
+
+
+async def test_no_address_outlives_what_it_leads_to() -> None:
+    world = make_world(blobs=DirectBlobs(), body_days=1)
+    job = await world.submit(1)
+    [task] = await world.finish(job)
+    run = f"/v1/jobs/{job['job_id']}/runs/{job['latest_run']['run_id']}"
+    world.clock.advance(86_400 - 60)
+    export_id = (await world.post(f"{run}/exports?format=csv")).json["export_id"]
+    for export in await exports.due(world.env, limit=10):
+        await exports.see_to(world.env, export)
+
+    body = await world.get(f"{run}/tasks/{task.task_id}/content?redirect=true")
+    file = await world.get(f"{run}/exports/{export_id}/content?redirect=true")
+
+    ends = [said(seen.headers["Location"])["at"] for seen in (body, file)]
+    assert ends == [str(int(world.clock.now() + 60))] * 2

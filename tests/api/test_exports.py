@@ -11,7 +11,7 @@ import pytest
 
 from conveyor.domain import limits
 from conveyor.usecases import exports
-from tests.api.world import BERT, World
+from tests.api.world import BERT, World, make_world
 
 
 async def an_ended_job(world: World, count: int = 3, **fields: Any) -> tuple[str, str]:
@@ -254,3 +254,17 @@ async def test_results_are_kept_for_a_sane_number_of_days(world: World, days: ob
 
     assert seen.status == 400
     assert seen.json["errors"][0]["pointer"] == "/result_ttl_days"
+
+
+async def test_the_days_that_this_server_keeps_bodies_are_told_to_who_asks_for_more() -> None:
+    world = make_world(body_days=7)
+    body = {"tasks": [{"url": "https://example.com/"}]}
+
+    refused = await world.post("/v1/jobs", {**body, "result_ttl_days": 8})
+    plain = (await world.post("/v1/jobs", body)).json
+    shown = (await world.get(f"/v1/jobs/{plain['job_id']}")).json
+
+    assert (refused.status, refused.code) == (400, "invalid_argument")
+    assert refused.json["errors"][0]["pointer"] == "/result_ttl_days"
+    assert "at most 7 days" in refused.json["detail"]
+    assert shown["result_ttl_days"] == 7

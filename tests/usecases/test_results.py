@@ -136,7 +136,7 @@ async def test_a_body_is_read_once_its_task_has_ended(env: Env) -> None:
     good, bad = sorted(await rows_of(env, accepted.run), key=lambda row: row.index)
 
     body = await body_of(env, accepted.run, good.task_id)
-    failed = await results.ended_task(env, accepted.run, bad.task_id)
+    failed, _ = await results.ended_task(env, accepted.run, bad.task_id)
 
     assert body == b"<html>"
     assert failed.result is None

@@ -122,7 +122,7 @@ async def rows_of(env: Env, run: Run) -> list[Task]:
 
 
 async def body_of(env: Env, run: Run, task_id: str) -> bytes:
-    task = await results.ended_task(env, run, task_id)
+    task, _ = await results.ended_task(env, run, task_id)
     assert task.result is not None
     return b"".join([piece async for piece in await results.body_of(env, task.result)])
 

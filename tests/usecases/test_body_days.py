@@ -1,0 +1,226 @@
+"""No body is shown for longer than the deployment keeps any, whatever its run does meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from conveyor.domain.changes import JobKey
+from conveyor.domain.errors import InvalidArgument, ResultExpired
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import Run, TaskStatus
+from conveyor.domain.schedules import Overlap
+from conveyor.domain.settlement import Claimed
+from conveyor.usecases import audits, dry_runs, expiry, exports, jobs, schedules, tasks
+from conveyor.usecases.env import Env
+from conveyor.usecases.exports import Exported
+from conveyor.usecases.jobs import Submission
+from conveyor.usecases.reruns import rerun
+from tests.builders import CALLER, T0, ManualClock, a_ulid
+from tests.usecases.scheduled import HOURLY
+from tests.usecases.test_expiry import DAY
+from tests.usecases.test_exports import asked, file_of, lines_of
+from tests.usecases.world import (
+    MISS,
+    PAGE,
+    World,
+    body_of,
+    rows_of,
+    run_of,
+    some_drafts,
+    submit,
+    work,
+)
+
+
+def keeping(env: Env, days: int) -> Env:
+    return replace(env, policy=replace(env.policy, body_days=days))
+
+
+async def a_slow_run(env: Env, clock: ManualClock, *, days: int = 3) -> Run:
+    """Fetched on two days, and still live: the first page at once, the second two days later."""
+    accepted = await submit(env, 3, result_ttl_days=days)
+    await work(env, accepted.run, count=1)
+    clock.advance(2 * DAY)
+    await work(env, accepted.run, count=1)
+    return await run_of(env, accepted.run)
+
+
+async def fresh(env: Env, run: Run) -> int:
+    """How many of the run's tasks have a body that may be had."""
+    expiries = await expiry.expiries_of(env, run)
+    rows = [row for row in await rows_of(env, run) if row.result is not None]
+    return sum(not expiries.is_over(row) for row in rows)
+
+
+async def test_a_result_expires_in_a_live_run_when_its_body_is_too_old(
+    env: Env, clock: ManualClock
+) -> None:
+    env = keeping(env, 3)
+    run = await a_slow_run(env, clock)
+    first = next(row for row in await rows_of(env, run) if row.started_at == T0)
+
+    clock.advance(DAY - 1)
+    assert (await fresh(env, run), await body_of(env, run, first.task_id)) == (2, PAGE.body)
+    clock.advance(1)
+
+    assert run.expires_at is None
+    assert await fresh(env, run) == 1
+    with pytest.raises(ResultExpired, match="2023-11-17T22:13:20Z"):
+        await body_of(env, run, first.task_id)
+
+
+async def test_a_body_is_over_before_any_storage_that_counts_from_its_arrival_removes_it(
+    env: Env, clock: ManualClock
+) -> None:
+    env = keeping(env, 1)
+    run = (await submit(env, 1)).run
+    (message,) = await env.queue.receive(run.run_id, count_max=1, visibility_s=60)
+    (claimed,) = await tasks.claim(env, [message.ref])
+    assert isinstance(claimed, Claimed)
+    task = claimed.task
+    clock.advance(100)
+    result = await tasks.store_body(env, message.ref, task, PAGE)
+    stored_at = clock.now()
+    clock.advance(100)
+    await env.commit(tasks.judge_success(env, message.ref, task, PAGE, result).change)
+
+    (row,) = await rows_of(env, run)
+
+    assert (await expiry.expiries_of(env, run)).instant_of(row) < stored_at + DAY
+
+
+async def test_a_run_that_ends_late_gives_no_body_more_time(env: Env, clock: ManualClock) -> None:
+    env = keeping(env, 3)
+    run = await a_slow_run(env, clock)
+    await work(env, run)
+    ended = await run_of(env, run)
+
+    clock.advance(DAY)
+
+    assert ended.expires_at == T0 + 5 * DAY
+    assert await fresh(env, ended) == 2
+    export = await asked(env, ended)
+    assert await exports.see_to(env, export) is Exported.COMPLETED
+    *lines, _ = lines_of(await file_of(env, export))
+    assert sorted(str(line["status"]) for line in lines) == ["expired", "successful", "successful"]
+
+
+async def test_an_inherited_result_counts_from_when_it_was_fetched(
+    env: Env, clock: ManualClock
+) -> None:
+    """The first run, which lasts for two days, is kept for longer than the body that it made."""
+    env = keeping(env, 3)
+    first = (await submit(env, 2, result_ttl_days=3)).run
+    await work(env, first, count=1)
+    clock.advance(2 * DAY)
+    await work(env, first, lambda _: MISS)
+    shows = [await run_of(env, first)]
+    for _ in range(2):
+        again = await rerun(
+            env, CALLER, first.job_id, retry=frozenset({TaskStatus.FAILED}), run_id=a_run_id(env)
+        )
+        await work(env, again.run, lambda _: MISS)
+        shows.append(await run_of(env, again.run))
+
+    clock.advance(DAY - 1)
+    before = [await fresh(env, run) for run in shows]
+    clock.advance(1)
+
+    assert (shows[0].expires_at, clock.now()) == (T0 + 5 * DAY, T0 + 3 * DAY)
+    assert before == [1, 1, 1]
+    assert [await fresh(env, run) for run in shows] == [0, 0, 0]
+
+
+async def test_an_export_begun_before_and_made_after_shows_what_has_expired(
+    world: World, env: Env, clock: ManualClock
+) -> None:
+    env = keeping(env, 3)
+    run = await a_slow_run(env, clock)
+    await work(env, run)
+    ended = await run_of(env, run)
+    clock.advance(DAY - 1)
+    export = await asked(env, ended)
+    clock.advance(1)
+    expiries = await expiry.expiries_of(env, ended)
+    for row in await rows_of(env, ended):
+        if row.result is not None and expiries.is_over(row):
+            del world.engine.blobs._bodies[row.result.key]
+
+    outcome = await exports.see_to(env, export)
+
+    *lines, _ = lines_of(await file_of(env, export))
+    assert outcome is Exported.COMPLETED
+    assert sorted(str(line["status"]) for line in lines) == ["expired", "successful", "successful"]
+
+
+async def test_an_audit_looks_for_no_body_that_has_expired(
+    world: World, env: Env, clock: ManualClock
+) -> None:
+    env = keeping(env, 3)
+    run = await a_slow_run(env, clock)
+    whole = await audits.audit(env, run)
+    clock.advance(3 * DAY)
+    world.engine.blobs._bodies.clear()
+
+    seen = await audits.audit(env, run)
+
+    assert (whole.bodies, whole.is_ok) == (2, True)
+    assert (seen.bodies, seen.is_ok) == (0, True)
+
+
+async def test_fewer_days_hold_at_once_for_what_is_there(env: Env, clock: ManualClock) -> None:
+    run = (await submit(env, 1, result_ttl_days=14)).run
+    await work(env, run)
+    ended = await run_of(env, run)
+    clock.advance(2 * DAY)
+
+    assert expiry.run_instant(env, ended) == T0 + 14 * DAY
+    assert expiry.run_instant(keeping(env, 2), ended) == T0 + 2 * DAY
+    assert (await fresh(env, ended), await fresh(keeping(env, 2), ended)) == (1, 0)
+    with pytest.raises(ResultExpired):
+        await asked(keeping(env, 2), ended)
+
+
+@pytest.mark.parametrize(
+    ("body_days", "given", "kept"),
+    [(30, None, 14), (7, None, 7), (30, 30, 30), (7, 7, 7), (365, 365, 365), (1, 1, 1)],
+)
+async def test_results_are_kept_as_long_as_was_asked_or_fourteen_days_at_most(
+    env: Env, body_days: int, given: int | None, kept: int
+) -> None:
+    accepted = await submit(keeping(env, body_days), 1, result_ttl_days=given)
+
+    assert accepted.job.result_ttl_days == kept
+
+
+async def by_submit(env: Env, request: Submission, job_id: JobId) -> None:
+    await jobs.submit(env, CALLER, request, job_id=job_id)
+
+
+async def by_schedule(env: Env, request: Submission, job_id: JobId) -> None:
+    await schedules.submit(env, CALLER, request, HOURLY, Overlap.SKIP, job_id=job_id)
+
+
+async def by_dry_run(env: Env, request: Submission, _: JobId) -> None:
+    await dry_runs.preview_submit(env, request)
+
+
+@pytest.mark.parametrize("ask", [by_submit, by_schedule, by_dry_run])
+async def test_nobody_is_promised_more_days_than_bodies_are_kept(
+    env: Env, ask: Callable[[Env, Submission, JobId], Awaitable[None]]
+) -> None:
+    request = Submission(drafts=some_drafts(1), result_ttl_days=8)
+    job_id = JobId(a_ulid(900))
+
+    with pytest.raises(InvalidArgument, match="at most 7 days") as refused:
+        await ask(keeping(env, 7), request, job_id)
+
+    assert refused.value.pointer == "/result_ttl_days"
+    assert await env.store.read(JobKey(job_id)) is None
+
+
+def a_run_id(env: Env) -> RunId:
+    return RunId(env.mint())
