@@ -132,7 +132,9 @@ def _shared(
 
 async def make_shared(settings: Settings, *, clock: Clock, random: Random) -> Sequence[str]:
     """Makes what the engine needs, where it is not there; answers what there is."""
-    return await set_up(names_of(settings), clock=clock, random=random)
+    return await set_up(
+        names_of(settings), clock=clock, random=random, body_days=settings.body_days
+    )
 
 
 def names_of(settings: Settings) -> Names:

@@ -1,9 +1,9 @@
 """The bucket, made so that making it again is fine (SPEC 5.5).
 
 Its lifecycle is the backstop behind what we remove ourselves: uploads that broke off, lists in
-slots that the sweeper has missed, and what a bucket with versions keeps of the removed. Bodies have
-no such rule. They lie beside lists that stay as long as their job, a rule can only tell them apart
-by a prefix, and results may be kept for a year.
+slots that the sweeper has missed, what a bucket with versions keeps of the removed, and bodies that
+are as old as any may become. A rule knows things by their prefix alone: what lies under `jobs/`
+goes by its age, and lists, which stay as long as their job, lie elsewhere.
 """
 
 from __future__ import annotations
@@ -21,29 +21,11 @@ _OURS = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 _NOT_OFFERED = frozenset({"NotImplemented", "MethodNotAllowed", "NotSupported"})
 _NONE_YET = "NoSuchLifecycleConfiguration"
 _HOME = "us-east-1"
+_JOBS = "jobs/"
+_OLD_BODIES = "old-bodies"
 
-LIFECYCLE: dict[str, Any] = {
-    "Rules": [
-        {
-            "ID": "abandoned-uploads",
-            "Status": "Enabled",
-            "Filter": {"Prefix": ""},
-            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": ABANDONED_DAYS},
-        },
-        {
-            "ID": "forgotten-inputs",
-            "Status": "Enabled",
-            "Filter": {"Prefix": "inputs/"},
-            "Expiration": {"Days": INPUT_DAYS},
-        },
-        {
-            "ID": "old-versions",
-            "Status": "Enabled",
-            "Filter": {"Prefix": ""},
-            "NoncurrentVersionExpiration": {"NoncurrentDays": OLD_VERSION_DAYS},
-        },
-    ]
-}
+Rule = dict[str, Any]
+
 PRIVATE = {
     "BlockPublicAcls": True,
     "IgnorePublicAcls": True,
@@ -52,11 +34,28 @@ PRIVATE = {
 }
 
 
-async def make_bucket(seam: Seam, bucket: str, *, region: str) -> list[str]:
+def lifecycle(body_days: int) -> list[Rule]:
+    return [
+        _rule(
+            "abandoned-uploads",
+            "",
+            AbortIncompleteMultipartUpload={"DaysAfterInitiation": ABANDONED_DAYS},
+        ),
+        _rule("forgotten-inputs", "inputs/", Expiration={"Days": INPUT_DAYS}),
+        _rule(_OLD_BODIES, _JOBS, Expiration={"Days": body_days}),
+        _rule("old-versions", "", NoncurrentVersionExpiration={"NoncurrentDays": OLD_VERSION_DAYS}),
+    ]
+
+
+def _rule(name: str, prefix: str, **action: dict[str, int]) -> Rule:
+    return {"ID": name, "Status": "Enabled", "Filter": {"Prefix": prefix}, **action}
+
+
+async def make_bucket(seam: Seam, bucket: str, *, region: str, body_days: int) -> list[str]:
     """The bucket, closed to the public, with its lifecycle. `seam` has the control plane behind it.
 
-    Answers the rules that this service does not offer. NotAllowed when a bucket of that name is
-    somebody else's.
+    Answers what it has to do without, and why. NotAllowed when a bucket of that name is somebody
+    else's.
     """
     params: dict[str, Any] = {"Bucket": bucket}
     if region != _HOME:
@@ -67,30 +66,50 @@ async def make_bucket(seam: Seam, bucket: str, *, region: str) -> list[str]:
         if error.code not in _OURS:
             raise
         await seam.call("s3", "HeadBucket", {"Bucket": bucket})
-    rules: dict[str, dict[str, Any]] = {
+    there, left_out = await _rules_of(seam, bucket), []
+    ours = {rule["ID"]: rule for rule in lifecycle(body_days)}
+    others = [rule for rule in there if rule.get("ID") not in ours]
+    is_swept = any(rule.get("ID") == _OLD_BODIES for rule in there)
+    if not is_swept and await _has_old_lists(seam, bucket):
+        del ours[_OLD_BODIES]
+        left_out = [f"bodies do not go by age: lists of an earlier release are under {_JOBS}"]
+    rules = [*others, *ours.values()]
+    configured: dict[str, dict[str, Any]] = {
         "PutPublicAccessBlock": {"PublicAccessBlockConfiguration": PRIVATE},
-        "PutBucketLifecycleConfiguration": {
-            "LifecycleConfiguration": {"Rules": await _rules_beside_ours(seam, bucket)}
-        },
+        "PutBucketLifecycleConfiguration": {"LifecycleConfiguration": {"Rules": rules}},
     }
-    return [
-        operation
-        for operation, rule in rules.items()
-        if not await _is_offered(seam, operation, {"Bucket": bucket, **rule})
+    return left_out + [
+        f"not offered here: {operation}"
+        for operation, params in configured.items()
+        if not await _is_offered(seam, operation, {"Bucket": bucket, **params})
     ]
 
 
-async def _rules_beside_ours(seam: Seam, bucket: str) -> list[dict[str, Any]]:
-    """Ours, after those that somebody else has given the bucket."""
-    ours = {rule["ID"] for rule in LIFECYCLE["Rules"]}
+async def _rules_of(seam: Seam, bucket: str) -> list[Rule]:
     try:
         there = await seam.call("s3", "GetBucketLifecycleConfiguration", {"Bucket": bucket})
     except AwsError as error:
         if error.code != _NONE_YET and not _is_not_offered(error):
             raise
-        there = {}
-    others = [rule for rule in there.get("Rules", ()) if rule.get("ID") not in ours]
-    return [*others, *LIFECYCLE["Rules"]]
+        return []
+    return list(there.get("Rules", ()))
+
+
+async def _has_old_lists(seam: Seam, bucket: str) -> bool:
+    """Whether lists lie where bodies do, as they did in earlier releases: they must not go by age.
+
+    One question a job: in the order of keys its lists come last.
+    """
+    asked, after = {"Bucket": bucket, "Prefix": _JOBS, "MaxKeys": 1}, _JOBS
+    while True:
+        page = await seam.call("s3", "ListObjectsV2", {**asked, "StartAfter": after})
+        if not page.get("Contents"):
+            return False
+        key = page["Contents"][0]["Key"]
+        job, _, rest = key.removeprefix(_JOBS).partition("/")
+        if rest.startswith("sources/"):
+            return True
+        after = max(key, f"{_JOBS}{job}/sources/")
 
 
 def _is_not_offered(error: AwsError) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 
+from conveyor.domain import limits
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.randomness import Random
@@ -74,11 +75,11 @@ async def open_aws(
     access = await _found_access(clock)
     meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
     # Endpoints are the operator's word: they may well be internal.
-    limits = PoolLimits(
+    pool_limits = PoolLimits(
         connections_max=2 * CONNECTIONS_MAX, connections_per_origin_max=CONNECTIONS_MAX
     )
     async with AsyncExitStack() as stack:
-        pool = stack.enter_context(closing(HttpPool(TargetPolicy(allow_private=True), limits)))
+        pool = stack.enter_context(closing(HttpPool(TargetPolicy(allow_private=True), pool_limits)))
         lean = LeanPlane(access=access, pool=pool, now=clock.now, traffic=meter.traffic)
         plane: Plane = lean
         if with_sdk:
@@ -107,22 +108,27 @@ async def engine_on(
     )
 
 
-async def set_up(names: Names, *, clock: Clock, random: Random) -> Sequence[str]:
+async def set_up(names: Names, *, clock: Clock, random: Random, body_days: int) -> Sequence[str]:
     """Makes what is not there yet, and answers what there is; to do it again is fine."""
     access = await _found_access(clock)
     async with open_boto_plane(access) as plane:
         return await make_ready(
-            LayeredSeam(plane=plane, random=random), names, region=access.region
+            LayeredSeam(plane=plane, random=random),
+            names,
+            region=access.region,
+            body_days=body_days,
         )
 
 
-async def make_ready(seam: Seam, names: Names, *, region: str) -> Sequence[str]:
+async def make_ready(
+    seam: Seam, names: Names, *, region: str, body_days: int = limits.BODY_DAYS
+) -> Sequence[str]:
     await create_table(seam, names.table)
-    left_out = await make_bucket(seam, names.bucket, region=region)
+    left_out = await make_bucket(seam, names.bucket, region=region, body_days=body_days)
     made = await queues.make_control_queues(seam, names.queue_prefix)
     return [
         f"table {names.table}",
-        f"bucket {names.bucket}" + "".join(f" (not offered here: {rule})" for rule in left_out),
+        f"bucket {names.bucket}" + "".join(f" ({remark})" for remark in left_out),
         f"control queue {made.control_url}",
         f"dead queue {made.dead_url}",
     ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from conveyor.domain.ids import FIRST_BATCH, JobId, RunId
 from conveyor.engines.aws.boto import open_boto_plane
-from conveyor.engines.aws.buckets import LIFECYCLE, PRIVATE, make_bucket
+from conveyor.engines.aws.buckets import PRIVATE, lifecycle, make_bucket
 from conveyor.engines.aws.errors import AwsError, NotAllowed
 from conveyor.engines.aws.seam import Seam
+from conveyor.usecases import staging
 from tests.aws import REGION, a_seam, an_access
 from tests.engines.aws.scripted import ScriptedPlane
 
@@ -28,26 +31,66 @@ def bucket() -> str:
     return f"made-{next(NUMBERS)}"
 
 
+async def rules_of(seam: Seam, bucket: str) -> list[dict[str, Any]]:
+    there = await seam.call("s3", "GetBucketLifecycleConfiguration", {"Bucket": bucket})
+    return list(there["Rules"])
+
+
+async def days_of(seam: Seam, bucket: str) -> dict[str, int]:
+    """After how many days things go, by how their keys begin."""
+    return {
+        rule["Filter"]["Prefix"]: rule["Expiration"]["Days"]
+        for rule in await rules_of(seam, bucket)
+        if "Expiration" in rule
+    }
+
+
 @pytest.mark.slow
 async def test_a_bucket_is_private_and_cleans_up_after_us(seam: Seam, bucket: str) -> None:
-    await make_bucket(seam, bucket, region=REGION)
-    await make_bucket(seam, bucket, region=REGION)
+    for _ in range(2):
+        assert await make_bucket(seam, bucket, region=REGION, body_days=30) == []
 
-    rules = await seam.call("s3", "GetBucketLifecycleConfiguration", {"Bucket": bucket})
+    rules = await rules_of(seam, bucket)
     access = await seam.call("s3", "GetPublicAccessBlock", {"Bucket": bucket})
 
-    assert rules["Rules"] == LIFECYCLE["Rules"]
+    assert rules == lifecycle(30)
     assert access["PublicAccessBlockConfiguration"] == PRIVATE
 
 
 @pytest.mark.slow
-async def test_no_rule_removes_bodies_or_the_lists_of_jobs(seam: Seam, bucket: str) -> None:
-    await make_bucket(seam, bucket, region=REGION)
+async def test_bodies_go_by_their_age_and_the_lists_of_jobs_do_not(seam: Seam, bucket: str) -> None:
+    await make_bucket(seam, bucket, region=REGION, body_days=30)
 
-    rules = await seam.call("s3", "GetBucketLifecycleConfiguration", {"Bucket": bucket})
+    assert await days_of(seam, bucket) == {"inputs/": 30, "jobs/": 30}
+    assert not staging.source_key(JobId("j"), RunId("r"), FIRST_BATCH).startswith("jobs/")
 
-    expiring = [rule["Filter"]["Prefix"] for rule in rules["Rules"] if "Expiration" in rule]
-    assert expiring == ["inputs/"]
+
+@pytest.mark.slow
+async def test_another_number_of_days_changes_the_rule(seam: Seam, bucket: str) -> None:
+    for days in (30, 7, 365):
+        await make_bucket(seam, bucket, region=REGION, body_days=days)
+
+        assert await days_of(seam, bucket) == {"inputs/": 30, "jobs/": days}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [["jobs/3/sources/5/0"], ["jobs/3/sources/3/try/0", "jobs/4/x"]])
+async def test_no_rule_reaches_lists_of_an_earlier_release(
+    seam: Seam, bucket: str, last: list[str]
+) -> None:
+    await seam.call("s3", "CreateBucket", {"Bucket": bucket})
+    keys = ["inputs/1/list", "jobs/1/runs/1/a.1", "jobs/2/exports/1/1/1/file", "jobs/2/zzz"]
+    for key in [*keys, *last, "sources/1/1/0"]:
+        await seam.call("s3", "PutObject", {"Bucket": bucket, "Key": key, "Body": b"x"})
+
+    [remark] = await make_bucket(seam, bucket, region=REGION, body_days=30)
+    before = await days_of(seam, bucket)
+    await seam.call("s3", "DeleteObject", {"Bucket": bucket, "Key": last[0]})
+    after = await make_bucket(seam, bucket, region=REGION, body_days=30)
+
+    assert "lists of an earlier release" in remark
+    assert before == {"inputs/": 30}
+    assert (after, await days_of(seam, bucket)) == ([], {"inputs/": 30, "jobs/": 30})
 
 
 @pytest.mark.slow
@@ -63,10 +106,9 @@ async def test_rules_that_somebody_else_gave_the_bucket_are_kept(seam: Seam, buc
     await seam.call("s3", "PutBucketLifecycleConfiguration", theirs)
 
     for _ in range(2):
-        await make_bucket(seam, bucket, region=REGION)
+        await make_bucket(seam, bucket, region=REGION, body_days=30)
 
-    rules = await seam.call("s3", "GetBucketLifecycleConfiguration", {"Bucket": bucket})
-    assert rules["Rules"] == [logs, *LIFECYCLE["Rules"]]
+    assert await rules_of(seam, bucket) == [logs, *lifecycle(30)]
 
 
 async def test_a_bucket_of_somebody_else_is_refused(bucket: str) -> None:
@@ -76,13 +118,13 @@ async def test_a_bucket_of_somebody_else_is_refused(bucket: str) -> None:
     )
 
     with pytest.raises(NotAllowed, match="Forbidden"):
-        await make_bucket(a_seam(plane), bucket, region=REGION)
+        await make_bucket(a_seam(plane), bucket, region=REGION, body_days=30)
 
 
 async def test_a_bucket_is_made_in_the_region_that_is_asked_for(bucket: str) -> None:
     plane = ScriptedPlane({})
 
-    await make_bucket(a_seam(plane), bucket, region="eu-west-1")
+    await make_bucket(a_seam(plane), bucket, region="eu-west-1", body_days=30)
 
     [_, operation, params] = plane.asked[0]
     assert operation == "CreateBucket"
