@@ -79,6 +79,7 @@ def test_private_targets_are_refused_unless_they_are_allowed(program: Program) -
     [
         ("CONVEYOR_PORT", "x", "whole number from 0 to 65535"),
         ("CONVEYOR_PORT", "65536", "whole number from 0 to 65535"),
+        ("CONVEYOR_BODY_DAYS", "366", "whole number from 1 to 365"),
         ("CONVEYOR_ALLOW_PRIVATE_TARGETS", "perhaps", "on or off"),
         ("CONVEYOR_ENGINE", "punchcards", "one of embedded, aws"),
         ("CONVEYOR_QUEUE_PREFIX", "a b", "up to 50 letters"),
