@@ -35,6 +35,7 @@ from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
 from conveyor.ports.aside import Aside
 from conveyor.ports.blobs import Blobs
+from conveyor.ports.cache import Cache
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.gateway import Gateway
@@ -180,12 +181,14 @@ async def _open_shared_world(
         signals = replace(shared.signals, local=None) if role == "api" else shared.signals
         with _around(settings, shared, clock, randomness, mail) as world:
             world.metrics.coordinator_away.set_function(shared.is_away)
-            world.metrics.registry.register(EngineUsage(shared.meter))
+            looks = {} if shared.cache is None else shared.cache.looks
+            world.metrics.registry.register(EngineUsage(shared.meter, looks))
             env = replace(
                 world.env,
                 owner=owner,
                 signals=signals,
                 workflows=shared.workflows,
+                cache=_crashing_cache(settings, shared.cache),
                 is_apart=shared.is_away,
             )
             yield replace(world, env=env, listeners=shared.listeners, meter=shared.meter)
@@ -311,6 +314,12 @@ def _crashing(env: Env, crash_at: str) -> Env:
         blobs=crashing(env.blobs, "blobs", switch),
         coordinator=crashing(env.coordinator, "coordinator", switch),
     )
+
+
+def _crashing_cache(settings: Settings, cache: Cache | None) -> Cache | None:
+    if cache is None or settings.crash_at is None:
+        return cache
+    return crashing(cache, "cache", _crash_switch(settings.crash_at))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from actors.runtime import Child
@@ -19,6 +19,7 @@ from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.porter import answer_forever
 from conveyor.engines.aws.seam import CrashPoint
 from conveyor.engines.redis import running_on
+from conveyor.engines.redis.cache import RedisCache
 from conveyor.engines.redis.link import Link, open_link
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
@@ -41,6 +42,7 @@ class Shared:
     is_away: Callable[[], bool]
     meter: Meter
     workflows: Workflows
+    cache: RedisCache | None = None
 
 
 @asynccontextmanager
@@ -94,12 +96,13 @@ async def share(
         link, random=random, space=settings.table, owner=owner, workers_on=outlook.WORKERS
     ) as redis:
         listen = partial(redis.channel.listen_forever, local.run_changed)
-        yield make(
+        shared = make(
             redis.coordinator,
             redis.channel.tell,
             [porter, Child("signal_listener", run=listen)],
             lambda: redis.coordinator.is_away,
         )
+        yield replace(shared, cache=redis.cache)
 
 
 def _shared(

@@ -120,10 +120,12 @@ class Metered(Protocol):
 
 
 class EngineUsage(Collector):
-    """The counts of a shared engine, as they stand when somebody asks."""
+    """The counts of a shared engine, as they stand when somebody asks; `looks` are those into its
+    cache, by what came of them."""
 
-    def __init__(self, metered: Metered) -> None:
+    def __init__(self, metered: Metered, looks: Mapping[str, int]) -> None:
         self._metered = metered
+        self._looks = looks
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         it = self._metered
@@ -134,6 +136,7 @@ class EngineUsage(Collector):
         yield _counts("call_retries", "Calls made again.", "call", it.retries)
         yield _counts("capacity_units", "Capacity units used.", "kind", units)
         yield _counts("rows", "Rows read, and of them returned.", "kind", rows)
+        yield _counts("cache_looks", "Looks into the cache.", "outcome", self._looks)
         yield CounterMetricFamily(
             "conveyor_engine_list_price_dollars",
             "What the calls cost by the list.",

@@ -10,7 +10,7 @@ from conveyor.api import dry_runs, schedules
 from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.api.filters import choice_from
 from conveyor.api.runs import show_run
-from conveyor.api.schedules import show_job
+from conveyor.api.schedules import glance_at_job, show_job
 from conveyor.api.webhooks import webhook_from
 from conveyor.domain import limits, paging, submission
 from conveyor.domain.budget import BudgetCap
@@ -179,7 +179,7 @@ async def list_jobs(call: Call) -> Reply:
         limit=limit + 1,
     )
     rows = await call.env.store.find(query)
-    shown = [await show_job(call.env, job) for job in rows[:limit]]
+    shown = [await glance_at_job(call.env, job) for job in rows[:limit]]
     more = len(rows) > limit
     following = paging.make_cursor(rows[limit - 1].job_id, scope=scope, sign=sign) if more else None
     return json_reply(ListJobsResponse(shown, following))
@@ -193,7 +193,7 @@ def _job_status_from(text: str) -> JobStatus:
 
 async def get_job(call: Call) -> Reply:
     job = await own_job(call.env, call.caller, call.ids["job_id"])
-    return json_reply(await show_job(call.env, job))
+    return json_reply(await glance_at_job(call.env, job))
 
 
 def delete_job(call: Call) -> Work:

@@ -12,7 +12,7 @@ from conveyor.domain.lifecycle import RUN_VISIBLE
 from conveyor.domain.model import PauseState, Run
 from conveyor.domain.queries import RunsOf
 from conveyor.domain.totals import Totals
-from conveyor.usecases import expiry, outlook, runs
+from conveyor.usecases import counts, expiry, outlook, runs
 from conveyor.usecases.budgets import budget_of
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import own_job, own_run, totals_of
@@ -22,8 +22,19 @@ from conveyor.wire.views import run_view
 
 
 async def show_run(env: Env, run: Run, totals: Totals | None = None) -> RunResponse:
+    """For who changed something: what it is shown is as new as its change."""
     if totals is None:
         totals = await totals_of(env, run)
+    await counts.outdate(env, run)
+    return await _view(env, run, totals)
+
+
+async def glance_at_run(env: Env, run: Run) -> RunResponse:
+    """For who only looks."""
+    return await _view(env, run, await counts.glance(env, run))
+
+
+async def _view(env: Env, run: Run, totals: Totals) -> RunResponse:
     seen = await outlook.look_at(env, run, totals)
     budget = await budget_of(env, run)
     shown = msgspec.structs.replace(run, expires_at=expiry.run_instant(env, run))
@@ -40,7 +51,7 @@ async def list_runs(call: Call) -> Reply:
     before = None if cursor is None else int(paging.read_cursor(cursor, scope=scope, sign=sign))
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, before=before, limit=limit + 1)
     rows = await env.store.find(query)
-    shown = [await show_run(env, run) for run in rows[:limit]]
+    shown = [await glance_at_run(env, run) for run in rows[:limit]]
     if len(rows) <= limit:
         return json_reply(ListJobRunsResponse(shown, None))
     following = paging.make_cursor(str(rows[limit - 1].sequence), scope=scope, sign=sign)
@@ -50,7 +61,7 @@ async def list_runs(call: Call) -> Reply:
 async def get_run(call: Call) -> Reply:
     job = await own_job(call.env, call.caller, call.ids["job_id"])
     run = await own_run(call.env, job, call.ids["run_id"])
-    return json_reply(await show_run(call.env, run))
+    return json_reply(await glance_at_run(call.env, run))
 
 
 def stop(call: Call) -> Work:

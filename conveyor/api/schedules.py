@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from conveyor.api.call import Call, Reply, Work, json_reply
-from conveyor.api.runs import show_run
+from conveyor.api.runs import glance_at_run, show_run
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Job
@@ -15,14 +15,25 @@ from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission
 from conveyor.usecases.lookups import latest_run
 from conveyor.wire.requests import decode_schedule, decode_schedule_state
-from conveyor.wire.responses import JobResponse, SubmitJobResponse
+from conveyor.wire.responses import JobResponse, RunResponse, SubmitJobResponse
 from conveyor.wire.schedules import JobSchedule, rule_from, state_from
 from conveyor.wire.views import job_view, scheduled_view, webhook_view
 
 
 async def show_job(env: Env, job: Job) -> JobResponse:
+    """For who changed something: what it is shown is as new as its change."""
     run = await latest_run(env, job)
-    shown = job_view(job, None if run is None else await show_run(env, run))
+    return await _view(env, job, None if run is None else await show_run(env, run))
+
+
+async def glance_at_job(env: Env, job: Job) -> JobResponse:
+    """For who only looks."""
+    run = await latest_run(env, job)
+    return await _view(env, job, None if run is None else await glance_at_run(env, run))
+
+
+async def _view(env: Env, job: Job, run: RunResponse | None) -> JobResponse:
+    shown = job_view(job, run)
     schedule = await schedules.schedule_of(env, job)
     return shown if schedule is None else scheduled_view(shown, schedule, env.now())
 

@@ -244,6 +244,7 @@ class Process:
             env,
             policy=policy,
             signals=self._signals(env, mail, ports.shared),
+            cache=None if ports.shared is None else ports.shared.cache,
             is_apart=env.is_apart if ports.shared is None else ports.shared.is_away,
         )
         web = Web(

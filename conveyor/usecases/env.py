@@ -15,6 +15,7 @@ from conveyor.domain.changes import Applied, Change, Verdict
 from conveyor.domain.randomness import Random
 from conveyor.ports.aside import Aside, T
 from conveyor.ports.blobs import Blobs
+from conveyor.ports.cache import Cache
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.notifier import Workflows
@@ -98,7 +99,8 @@ class Here:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Env:
     """The ports, the randomness (secrets are drawn from it too) and the name of this process
-    start. `is_apart` while leases are not agreed upon with others, as nobody can be asked."""
+    start. `cache` where looking costs less than reading. `is_apart` while leases are not agreed
+    upon with others, as nobody can be asked."""
 
     store: Store
     queue: Queue
@@ -113,6 +115,7 @@ class Env:
     news: News = field(default_factory=News)
     aside: Aside = field(default_factory=Here)
     workflows: Workflows | None = None
+    cache: Cache | None = None
     is_apart: Callable[[], bool] = lambda: False
 
     def now(self) -> float:

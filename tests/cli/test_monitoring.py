@@ -59,7 +59,7 @@ async def test_there_is_health_and_nothing_for_callers(
 
 async def test_metrics_tell_what_the_engine_was_asked(caplog: pytest.LogCaptureFixture) -> None:
     metrics, meter = make_metrics(CollectorRegistry()), Meter()
-    metrics.registry.register(EngineUsage(meter))
+    metrics.registry.register(EngineUsage(meter, {"found": 3}))
     metrics.tasks_settled.labels("settled").inc(3)
     meter.count("dynamodb", "PutItem", {"Item": {"pk": {"S": "x"}}}, {})
     meter.count_redis("renew")
@@ -74,6 +74,7 @@ async def test_metrics_tell_what_the_engine_was_asked(caplog: pytest.LogCaptureF
         'conveyor_engine_calls_total{call="redis.renew"} 1.0',
         'conveyor_engine_capacity_units_total{kind="write"} 1.0',
         'conveyor_engine_rows_total{kind="read"} 5.0',
+        'conveyor_engine_cache_looks_total{outcome="found"} 3.0',
         'conveyor_engine_rows_total{kind="returned"} 4.0',
         "conveyor_engine_list_price_dollars_total 6.25e-07",
     } <= set(body.splitlines())

@@ -9,11 +9,13 @@ from random import Random
 import pytest
 
 from conveyor.ports.blobs import Blobs
+from conveyor.ports.cache import Cache
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from tests.builders import ManualClock
 from tests.conformance.bodies import BLOBS
+from tests.conformance.caches import CACHES
 from tests.conformance.coordinators import COORDINATORS
 from tests.conformance.engines import ENGINES, Engine
 
@@ -58,3 +60,9 @@ async def coordinator(
 ) -> AsyncIterator[Coordinator]:
     async with COORDINATORS[request.param](request.param, request, clock) as coordinator:
         yield coordinator
+
+
+@pytest.fixture(params=sorted(CACHES))
+async def cache(request: pytest.FixtureRequest, clock: ManualClock) -> AsyncIterator[Cache]:
+    async with CACHES[request.param](request.param, request, clock) as cache:
+        yield cache

@@ -1,4 +1,4 @@
-"""The Redis engine: leases, doors and marks by the server's clock, and signals (SPEC 6.7, 6.8)."""
+"""The Redis engine: leases, doors, marks and a cache by its own clock, and signals (SPEC 5.6)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import trio
 
 from conveyor.domain.randomness import Random
+from conveyor.engines.redis.cache import RedisCache
 from conveyor.engines.redis.channel import RedisChannel
 from conveyor.engines.redis.coordinator import RedisCoordinator
 from conveyor.engines.redis.link import Link, Note, open_link, unnoted
@@ -21,6 +22,7 @@ __all__ = ["RedisEngine", "open_redis", "running_on"]
 class RedisEngine:
     coordinator: SteadyCoordinator
     channel: RedisChannel
+    cache: RedisCache
 
 
 @asynccontextmanager
@@ -53,5 +55,6 @@ async def running_on(
         coordinator = SteadyCoordinator(remote, random, workers_on=workers_on)
         nursery.start_soon(coordinator.mend_forever)
         channel = RedisChannel(link, space=space, owner=owner)
-        yield RedisEngine(coordinator=coordinator, channel=channel)
+        cache = RedisCache(link, random, space=space)
+        yield RedisEngine(coordinator=coordinator, channel=channel, cache=cache)
         nursery.cancel_scope.cancel()

@@ -63,6 +63,9 @@ class Keys:
     def marks(self, subject: str) -> str:
         return f"{self._tagged(subject)}:marks"
 
+    def cached(self, name: str) -> str:
+        return f"{self._tagged(name)}:cached"
+
     def _tagged(self, name: str) -> str:
         tag, _, rest = name.partition("/")
         return f"{self.space}:{{{tag}}}/{rest}"

@@ -100,6 +100,7 @@ ALL = Checkers(
         leases.dead_processes_hold_nothing,
         deletes.nothing_is_left_of_a_deleted_job,
         shown.an_end_that_was_shown_stays,
+        shown.counts_that_were_shown_never_fall,
         reads.pages_show_each_task_once,
         reruns.a_rerun_has_every_line,
         notices.every_event_is_told_or_given_up,

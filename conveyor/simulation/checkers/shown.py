@@ -1,16 +1,20 @@
-"""What is shown of a job and its runs is there, and agrees with itself (I28, I39)."""
+"""What is shown of a job and its runs is there, and agrees with itself (I22, I28, I39)."""
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from conveyor.domain import limits
 from conveyor.simulation.history import Call
 from conveyor.simulation.watcher import Moment
 
 NOT_FOUND = 404
 
+_COUNTS = ("completed", "successful", "failed")
 _ENDS = frozenset(("completed", "stopped", "failed"))
 
 
@@ -50,6 +54,24 @@ def an_end_that_was_shown_stays(moment: Moment) -> Iterator[str]:
             if call.sent_at > at and run["status"] != status:
                 told = f"which was {status} at {at:.3f}"
                 yield f"call {call.number} was shown {run['status']} run {run['run_id']}, {told}"
+
+
+def counts_that_were_shown_never_fall(moment: Moment) -> Iterator[str]:
+    """I22: who asks a second after somebody was shown a run's counts is not shown less."""
+    calls: dict[tuple[str, str], list[tuple[float, int, Call]]] = defaultdict(list)
+    for call in moment.history.calls:
+        for at, run in _shown_by(call):
+            for name in _COUNTS:
+                calls[run["run_id"], name].append((at, run["stats"][name], call))
+    for (run_id, name), shown in calls.items():
+        shown.sort(key=lambda each: each[0])
+        times, most = [each[0] for each in shown], [0]
+        for _, count, _ in shown:
+            most.append(max(most[-1], count))
+        for _, count, call in shown:
+            before = most[bisect_left(times, call.sent_at - limits.COUNTS_TTL_S)]
+            if count < before:
+                yield f"call {call.number} was shown {count} {name} of run {run_id}, after {before}"
 
 
 def _shown_by(call: Call) -> Iterator[tuple[float, Mapping[str, Any]]]:

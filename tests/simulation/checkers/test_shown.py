@@ -1,4 +1,4 @@
-"""The checkers of what is shown: I28, I39."""
+"""The checkers of what is shown: I22, I28, I39."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from conveyor.simulation.checkers.shown import (
     a_run_at_work_is_not_idle,
     an_end_that_was_shown_stays,
+    counts_that_were_shown_never_fall,
     what_was_accepted_is_found,
 )
 from conveyor.simulation.history import Call, Delivery, History
@@ -44,6 +45,29 @@ def test_who_asked_before_an_end_was_shown_may_still_see_it_work() -> None:
     slow.sent_at = 1.0
 
     assert stays(a_read("completed", 2.0), slow) == []
+
+
+def counted(completed: int, at: float) -> Call:
+    stats = {"completed": completed, "successful": completed, "failed": 0}
+    return a_read("running", at, stats=stats)
+
+
+def fallen(*calls: Call) -> list[str]:
+    history = History(calls=[*calls])
+    return [*counts_that_were_shown_never_fall(a_moment(history=history))]
+
+
+def test_counts_that_fall_are_reported() -> None:
+    assert fallen(counted(5, 1.0), counted(4, 3.0))
+    assert fallen(counted(5, 1.0), counted(5, 3.0), counted(6, 3.0)) == []
+
+
+def test_counts_may_be_a_second_old() -> None:
+    slow = counted(4, 9.0)
+    slow.sent_at = 1.5
+
+    assert fallen(counted(5, 1.0), counted(4, 1.9)) == []
+    assert fallen(counted(5, 1.0), slow) == []
 
 
 def test_a_run_that_is_shown_idle_while_its_list_comes_in_is_reported() -> None:

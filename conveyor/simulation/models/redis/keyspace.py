@@ -107,6 +107,12 @@ def _set(space: Keyspace, key: str, text: str, px: str, ms: str) -> Reply:
     return "OK"
 
 
+def _del(space: Keyspace, key: str) -> Reply:
+    was_there = key in space.values
+    space.forget(key)
+    return int(was_there)
+
+
 def _zadd(space: Keyspace, key: str, score: str, member: str) -> Reply:
     scores = space.inside(key)
     is_new = member not in scores
@@ -173,6 +179,7 @@ _COMMANDS: dict[str, Callable[..., Reply]] = {
     "PEXPIRE": _pexpire,
     "GET": _get,
     "SET": _set,
+    "DEL": _del,
     "ZADD": _zadd,
     "ZREM": _zrem,
     "ZCARD": _zcard,

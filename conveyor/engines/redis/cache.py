@@ -1,0 +1,77 @@
+"""RedisCache: short-lived texts on a Redis server, by its own clock (SPEC 5.6).
+
+A server that does not answer is left alone for a while. What was shown meanwhile nobody could be
+told of, so for as long again everything is read anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.randomness import Random
+from conveyor.engines.redis import names
+from conveyor.engines.redis.link import Link, Script, translating
+from conveyor.ports.cache import Found, Ticket
+from conveyor.ports.errors import Unavailable
+
+_LOOK, _KEEP, _FORGET = Script("look"), Script("keep"), Script("forget")
+
+# Reading what it would have told takes no longer.
+ANSWER_S = 0.5
+ALONE_S = limits.COUNTS_TTL_S
+
+_ALL_MAY_STAND, _TEXTS_MAY_STAND, _NOTHING_MAY_STAND = range(3)
+
+
+class RedisCache:
+    """`looks` counts what came of them."""
+
+    def __init__(self, link: Link, random: Random, *, space: str) -> None:
+        self._link = link
+        self._random = random
+        self._keys = names.Keys(space)
+        self._failed_at = float("-inf")
+        self.looks: Counter[str] = Counter()
+
+    async def look(
+        self, name: str, version: str, *, ttl_s: float, insists: bool = False
+    ) -> Found | Ticket | None:
+        assert ttl_s <= ALONE_S
+        ticket = Ticket(names.token(self._random))
+        stands = _TEXTS_MAY_STAND if insists else _ALL_MAY_STAND
+        if self._failed_s_ago() < ALONE_S + ttl_s:
+            stands = _NOTHING_MAY_STAND
+        args: list[str | int] = [round(ttl_s * 1_000_000), version, ticket.token, stands]
+        try:
+            outcome, text = await self._run(_LOOK, name, args)
+        except Unavailable:
+            self.looks["away"] += 1
+            raise
+        self.looks[outcome] += 1
+        if outcome == "found":
+            return Found(text)
+        return ticket if outcome == "yours" else None
+
+    async def keep(self, name: str, ticket: Ticket, text: str) -> Found | None:
+        stands = await self._run(_KEEP, name, [ticket.token, text])
+        return Found(stands) if stands else None
+
+    async def forget(self, name: str) -> None:
+        await self._run(_FORGET, name, [])
+
+    async def _run(self, script: Script, name: str, args: list[str | int]) -> Any:
+        if self._failed_s_ago() < ALONE_S:
+            raise Unavailable("Redis: left alone for a while")
+        try:
+            with translating(ANSWER_S):
+                return await self._link.run(script, [self._keys.cached(name)], args)
+        except Unavailable:
+            self._failed_at = trio.current_time()
+            raise
+
+    def _failed_s_ago(self) -> float:
+        return trio.current_time() - self._failed_at
