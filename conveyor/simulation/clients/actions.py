@@ -23,6 +23,7 @@ from conveyor.simulation.clients.changes import (
     set_a_webhook,
     submit_under_a_budget,
     try_a_webhook_out,
+    watch_a_job,
 )
 from conveyor.simulation.clients.client import Client
 from conveyor.simulation.clients.mischief import (
@@ -190,6 +191,7 @@ async def look_around(client: Client) -> None:
     if job is not None:
         await client.get(f"/v1/jobs/{job.job_id}")
         await client.get(f"/v1/jobs/{job.job_id}/runs")
+        await watch_a_job(client, job.job_id)
         await page_through(client, f"/v1/jobs/{job.job_id}/results")
 
 

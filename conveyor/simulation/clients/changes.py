@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import trio
+
 from conveyor.simulation.clients.client import Client
 from conveyor.simulation.web import RECEIVER_DOMAIN
 
 AMPLE = {"credits": 1_000_000}
 """A budget that no run here uses up."""
+WATCHED_TIMES = 8
+WATCHED_EVERY_S = (0.0, 0.5)
 
 
 async def replace_a_schedule(client: Client) -> None:
@@ -96,6 +100,21 @@ async def follow_events(client: Client) -> None:
 async def look_at_the_service(client: Client) -> None:
     for path in ("/healthz", "/readyz", "/openapi.json"):
         await client.once("GET", path)
+
+
+async def watch_a_job(client: Client, job_id: str) -> None:
+    """As dashboards do: several at once, again and again, whichever process answers."""
+
+    async def look_often() -> None:
+        for _ in range(WATCHED_TIMES):
+            await client.once("GET", f"/v1/jobs/{job_id}")
+            await trio.sleep(client.random.uniform(*WATCHED_EVERY_S))
+
+    options = client.stage.options
+    if options.engine == "aws" and options.has_redis:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look_often)
+            nursery.start_soon(look_often)
 
 
 def _receiver(client: Client) -> str:
