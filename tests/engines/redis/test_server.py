@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.domain.ids import LeaseId
+from conveyor.engines.redis.cache import RedisCache
 from conveyor.engines.redis.coordinator import RedisCoordinator
 from conveyor.engines.redis.link import DEADLINE_S, RedisLink, open_link
+from conveyor.ports.cache import Found, Ticket
 from conveyor.ports.coordinator import Door
 from conveyor.ports.errors import Unavailable
 from tests.builders import JOB, OTHER_JOB, RUN
@@ -140,10 +142,30 @@ async def test_nothing_is_left_behind_for_good(tmp_path: Path) -> None:
             await coordinator.acquire(JOB, RUN, count_max=2, cap=5, ttl_s=30)
             await coordinator.enter([Door(JOB, "a.test", 2, 1.0)], ttl_s=30)
             await coordinator.leave_marks("me", {"run": "text"}, ttl_s=30)
+            cache = RedisCache(link, Random(1), space=a_space())
+            await cache.look("being read", "1", ttl_s=1)
+            ticket = await cache.look("kept", "1", ttl_s=1)
+            assert isinstance(ticket, Ticket)
+            await cache.keep("kept", ticket, "text")
 
             info = redis_says(port_of(url), "INFO", "keyspace").decode()
 
-            assert "keys=5,expires=5" in info
+            assert "keys=7,expires=7" in info
+
+
+@pytest.mark.slow
+async def test_what_is_cached_ages_out_by_the_servers_clock(url: str) -> None:
+    async with open_link(url) as link:
+        cache = RedisCache(link, Random(1), space=a_space())
+        ticket = await cache.look("run", "1", ttl_s=0.3)
+        assert isinstance(ticket, Ticket)
+        await cache.keep("run", ticket, "text")
+
+        found = await cache.look("run", "1", ttl_s=0.3)
+        await trio.sleep(0.3)
+
+        assert found == Found("text")
+        assert isinstance(await cache.look("run", "1", ttl_s=0.3), Ticket)
 
 
 async def test_a_server_that_may_drop_leases_is_complained_about(
