@@ -6,6 +6,7 @@ end, its pauses and outages.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -39,6 +40,7 @@ from conveyor.simulation.models.pessimism import CALM
 from conveyor.simulation.models.redis.model import RedisModel
 from conveyor.simulation.options import Options
 from conveyor.simulation.process import settings_of
+from conveyor.simulation.remains import BODY, MARK, MESSAGE, QUEUE, Remnant
 from conveyor.simulation.snapshot import Address, Lease, Snapshot
 
 NAMES = Names(table="simulated", bucket="simulated", queue_prefix="simulated-")
@@ -178,6 +180,34 @@ class AwsBackend:
 
     def bodies(self) -> Sequence[str]:
         return sorted(self.model.s3.buckets[NAMES.bucket].objects)
+
+    def remains(self) -> Iterator[Remnant]:
+        for url, queue in self.model.sqs.queues.items():
+            name = url.rpartition("/")[2].removeprefix(NAMES.queue_prefix)
+            yield Remnant(QUEUE, name)
+            for message in queue.messages.values():
+                yield Remnant(MESSAGE, name, message.body.encode())
+        for key, stored in self.model.s3.buckets[NAMES.bucket].objects.items():
+            yield Remnant(BODY, key, stored.body + repr(stored.metadata).encode())
+        yield from self._items_that_are_no_rows()
+        yield from self._kept_in_redis()
+
+    def _items_that_are_no_rows(self) -> Iterator[Remnant]:
+        """Leases, doors and marks; what has lapsed waits for the table to remove it."""
+        now = self.clock.now()
+        for pk, partition in self.model.dynamodb.tables[NAMES.table].partitions.items():
+            for (sk, *_), row in partition.rows.items():
+                until = float(row.item.get("expires_at", {"N": "inf"}).get("N", "inf"))
+                if sk.partition("#")[0] not in _KINDS and until > now:
+                    yield Remnant(MARK, f"{pk} {sk}", repr(row.item).encode())
+
+    def _kept_in_redis(self) -> Iterator[Remnant]:
+        if self.redis is None:
+            return
+        space = self.redis.primary
+        for key, value in space.values.items():
+            if space.dies_at.get(key, math.inf) > self.clock.now():
+                yield Remnant(MARK, key, repr(value).encode())
 
     def lose_leases(self) -> bool:
         if self.redis is None:

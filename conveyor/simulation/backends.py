@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Faults
 from conveyor.simulation.hands import VirtualHands
 from conveyor.simulation.life import Life
+from conveyor.simulation.remains import Remnant, of_directory, of_memory
 from conveyor.simulation.snapshot import Address, Lease, Snapshot
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ class Backend(Protocol):
     def body(self, key: str) -> bytes | None: ...
 
     def bodies(self) -> Sequence[str]: ...
+
+    def remains(self) -> Iterator[Remnant]:
+        """What it holds beside its rows."""
 
     def lose_leases(self) -> bool:
         """What a failover of the coordinator does; False where it can have none."""
@@ -149,6 +153,9 @@ class MemoryBackend(Plain):
     def bodies(self) -> Sequence[str]:
         return sorted(self._engine.blobs.bodies())
 
+    def remains(self) -> Iterator[Remnant]:
+        return of_memory(self._engine)
+
 
 def _no_rows() -> dict[type, dict[Address, Any]]:
     return {kind: {} for kind in TABLES}
@@ -207,6 +214,9 @@ class EmbeddedBackend(Plain):
         """The places of all bodies; each names the job, as its key does."""
         root = self.data_dir / "blobs"
         return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+    def remains(self) -> Iterator[Remnant]:
+        return of_directory(self.data_dir, self._reader, self.clock.now())
 
     def lose_leases(self) -> bool:
         return False  # They lie in the database, which loses nothing.

@@ -86,6 +86,7 @@ class History:
     uploads: list[tuple[str, bytes]] = field(default_factory=list)
     paged_runs: list[tuple[str, list[str]]] = field(default_factory=list)
     released: set[str] = field(default_factory=set)
+    logged: list[str] = field(default_factory=list)
     sabotaged_at: list[float] = field(default_factory=list)
     kills_count: int = 0
     spent_count: int = 0

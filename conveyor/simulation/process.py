@@ -29,6 +29,7 @@ from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.signals import Signals
 from conveyor.simulation.backends import Ports
+from conveyor.simulation.canaries import secret_of
 from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.exchange import Exchange
 from conveyor.simulation.faults import Fault
@@ -329,7 +330,7 @@ def settings_of(options: Options) -> Settings:
         gateway_url=f"https://{GATEWAY_HOST}/v1/" if options.has_gateway else "direct",
         table="simulated",
         bucket="simulated",
-        secret_key="a secret that a simulation may know",
+        secret_key=secret_of("all", "what seals the others"),
         sync_tasks_max=options.sync_tasks_max,
         task_shard_count=options.shard_count,
         max_inflight=options.max_inflight,

@@ -74,21 +74,21 @@ def simulate(options: Options) -> Report:
     """Runs one seed, here and now."""
     odd = [setting(f"conveyor.domain.limits:{name}", s) for name, s in options.limits.items()]
     odd.append(setting("conveyor.domain.backpressure:IDLE_S_MAX", IDLE_S_MAX))
-    with _scratch(options) as data_dir, _quiet() as complaints, together(*odd)():
-        return kernel.run(options.seed, _Simulation(options, data_dir, complaints).run)
+    with _scratch(options) as data_dir, _quiet() as logs, together(*odd)():
+        return kernel.run(options.seed, _Simulation(options, data_dir, logs).run)
 
 
 class _Simulation:
-    def __init__(self, options: Options, data_dir: Path, complaints: _Complaints) -> None:
+    def __init__(self, options: Options, data_dir: Path, logs: _Logs) -> None:
         self._options = options
         self._data_dir = data_dir
-        self._complaints = complaints
+        self._logs = logs
         self._failures: list[str] = []
         self._over = trio.CancelScope()
 
     async def run(self) -> Report:
         stage = self._stage()
-        self._complaints.stage = stage
+        self._logs.stage = stage
         await stage.backend.prepare()
         clients = [Client(f"tenant{n}", stage) for n in range(self._options.clients_count)]
         chaos = Chaos(stage)
@@ -120,6 +120,7 @@ class _Simulation:
             trace=trace,
             check_every=options.check_every,
             rows_come_first=backend.rows_come_first,
+            remains=backend.remains,
             on_violation=lambda: self._over.cancel(reason="an invariant is broken"),
             on_flood=self._flooded,
         )
@@ -292,16 +293,21 @@ def _count_odds(options: Options, faults: Faults) -> None:
             faults.count(fault)
 
 
-class _Complaints(logging.Handler):
-    """What the program says about its own errors: a crash of ours, unless the world meant it."""
+class _Logs(logging.Handler):
+    """What the program says is kept, for those who look for secrets in it; about its own errors, it
+    is a crash of ours as well, unless the world meant it."""
 
     def __init__(self) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__(logging.INFO)
         self.stage: Stage | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self.stage is None:
+            return
+        self.stage.history.logged.append(str(record.__dict__))
         error = record.exc_info[1] if record.exc_info else None
-        if self.stage is not None and not _is_meant(error, getattr(record, "child", "")):
+        is_error = record.levelno >= logging.ERROR
+        if is_error and not _is_meant(error, getattr(record, "child", "")):
             self.stage.crashed("log", f"{record.getMessage()} {error!r}")
 
 
@@ -315,14 +321,14 @@ def _is_meant(error: BaseException | None, child: str) -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[_Complaints]:
-    """The logs of the program are ours: errors are looked at, the rest is not written."""
-    root, complaints = logging.getLogger(), _Complaints()
+def _quiet() -> Iterator[_Logs]:
+    """The logs of the program are ours: they are looked at, and not written."""
+    root, logs = logging.getLogger(), _Logs()
     before, level = root.handlers[:], root.level
-    root.handlers = [complaints]
-    root.setLevel(logging.ERROR)
+    root.handlers = [logs]
+    root.setLevel(logging.INFO)
     try:
-        yield complaints
+        yield logs
     finally:
         root.handlers = before
         root.setLevel(level)

@@ -14,6 +14,7 @@ import trio
 
 from conveyor.domain.model import JobStatus, Run, RunStatus
 from conveyor.simulation.history import Call, Delivery, Fetch, History
+from conveyor.simulation.remains import Remnant
 from conveyor.simulation.snapshot import Changed, Snapshot, compare
 from conveyor.simulation.trace import Trace
 
@@ -25,7 +26,8 @@ class Moment:
     """What a checker is shown: the engine before and now, and the history so far.
 
     `body` reads a body as it is stored, None where there is none; `bodies` are the names of all.
-    `rows_come_first` where a step of an ingest writes its rows before it counts them.
+    `remains` is what the engine holds beside its rows. `rows_come_first` where a step of an ingest
+    writes its rows before it counts them.
     """
 
     before: Snapshot
@@ -35,6 +37,7 @@ class Moment:
     body: Callable[[str], bytes | None]
     bodies: Callable[[], Sequence[str]]
     rows_come_first: bool = False
+    remains: Callable[[], Iterable[Remnant]] = tuple
 
     def changed(self, kind: type) -> list[Changed]:
         return [change for change in self.changes if change.kind is kind]
@@ -91,6 +94,7 @@ class Watcher:
     on_violation: Callable[[], None]
     on_flood: Callable[[], None]
     rows_come_first: bool = False
+    remains: Callable[[], Iterable[Remnant]] = tuple
     violations: list[Violation] = field(default_factory=list)
     writes_count: int = 0
     calls_count: int = 0
@@ -150,7 +154,14 @@ class Watcher:
 
     def _moment(self, before: Snapshot, after: Snapshot, changes: Sequence[Changed]) -> Moment:
         return Moment(
-            before, after, changes, self.history, self.body, self.bodies, self.rows_come_first
+            before,
+            after,
+            changes,
+            self.history,
+            self.body,
+            self.bodies,
+            self.rows_come_first,
+            self.remains,
         )
 
     def _report(self, checker: str, wrongs: Iterable[str]) -> None:

@@ -95,6 +95,11 @@ class MemoryCoordinator:
         """The job, the run and the end of every live lease: for those who check."""
         return [(each.job_id, each.run_id, each.expires_at) for each in self._live().values()]
 
+    def marks(self) -> list[tuple[str, str]]:
+        """Every live mark, and what it is on: for those who check."""
+        now = self._clock.now()
+        return [(on, text) for (on, _), (text, until) in self._marks.items() if now < until]
+
     def forget(self) -> None:
         """Loses every lease, as a failover may."""
         self._leases.clear()

@@ -93,6 +93,10 @@ class MemoryQueue:
         visible_count = sum(entry.visible_at <= now for entry in entries)
         return Depth(visible=visible_count, hidden=len(entries) - visible_count)
 
+    def messages(self) -> dict[RunId, list[TaskRef]]:
+        """What every queue holds: for those who check."""
+        return {run_id: [each.ref for each in held.values()] for run_id, held in self._runs.items()}
+
     def _deliver(self, entry: _Entry, *, visible_at: float) -> Message:
         if entry.receipt is not None:
             del self._latest[entry.receipt]

@@ -29,6 +29,7 @@ from conveyor.simulation.checkers import (
     problems,
     reads,
     reruns,
+    secrets,
     shown,
     spared,
     tenancy,
@@ -77,6 +78,7 @@ ALL = Checkers(
         reruns.what_was_accepted_can_be_run_again,
         problems.every_refusal_is_a_problem,
         problems.no_request_is_our_fault,
+        secrets.no_secret_is_shown,
     ),
     on_fetch=(
         fetches.no_fetch_without_a_claim,
@@ -89,6 +91,7 @@ ALL = Checkers(
         notices.one_event_is_one_message,
         notices.no_event_before_its_end,
         outbox.a_message_has_the_name_of_its_event,
+        secrets.no_secret_is_told,
     ),
     at_the_end=(
         acceptance.no_task_is_lost,
@@ -110,5 +113,7 @@ ALL = Checkers(
         keys.every_key_gets_its_answer,
         keys.what_was_made_belongs_to_its_key,
         notices.every_signature_verifies,
+        secrets.no_secret_is_stored,
+        secrets.no_secret_is_logged,
     ),
 )

@@ -322,7 +322,11 @@ ACTIONS: Mapping[Action, int] = {
 def _lines(client: Client, count: int) -> list[dict[str, Any]]:
     client.numbers += 1
     base = f"https://site{client.random.randint(1, 3)}.example/{client.name}/{client.numbers}"
-    return [{"url": f"{base}/{index}"} for index in range(count)]
+    lines: list[dict[str, Any]] = [{"url": f"{base}/{index}"} for index in range(count)]
+    if lines and client.tells_secrets():
+        headers = {"custom_headers": {"cookie": client.secret("cookie")}}
+        lines[-1] |= {"method": "POST", "body": client.secret("body"), "zenrows_params": headers}
+    return lines
 
 
 def _job(client: Client, lines: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
@@ -339,7 +343,7 @@ def _job(client: Client, lines: Sequence[Mapping[str, Any]] | None) -> dict[str,
     if random.random() < 0.2:
         body["priority"] = random.randint(1, 10)
     if random.random() < 0.1:
-        body["zenrows_params"] = {"custom_headers": {"accept-language": client.name}}
+        body["zenrows_params"] = {"custom_headers": {"authorization": client.secret("header")}}
     if random.random() < 0.02:
         body["host_limits"] = {"concurrency": 1}
     return body

@@ -15,6 +15,7 @@ from typing import Any
 
 import trio
 
+from conveyor.simulation.canaries import secret_of
 from conveyor.simulation.exchange import Exchange
 from conveyor.simulation.faults import Fault
 from conveyor.simulation.history import Call, Promise
@@ -24,6 +25,7 @@ from conveyor.simulation.stage import Stage
 TIMEOUT_S = 70.0
 TRIES_MAX = 8
 AGAIN_S = 30.0
+SECRETIVE = 0.2
 
 _UNSETTLED = frozenset({408, 429, 500, 503, 507})
 
@@ -45,6 +47,7 @@ class Client:
     name: str
     stage: Stage
     random: Random = field(init=False)
+    secretive: Random = field(init=False)
     jobs: list[KnownJob] = field(default_factory=list)
     inputs: list[tuple[str, str, bool]] = field(default_factory=list)
     exports: list[tuple[str, str, str]] = field(default_factory=list)
@@ -55,6 +58,14 @@ class Client:
 
     def __post_init__(self) -> None:
         self.random = self.stage.random(self.name)
+        self.secretive = self.stage.random(f"secrets of {self.name}")
+
+    def secret(self, what: str) -> str:
+        return secret_of(self.name, what)
+
+    def tells_secrets(self) -> bool:
+        """Whether the list that it is about to send has some; which moves nothing else."""
+        return self.secretive.random() < SECRETIVE
 
     def new_key(self) -> str:
         self.numbers += 1
@@ -127,7 +138,7 @@ class Client:
     async def _send(
         self, method: str, path: str, body: bytes, key: str | None, *, is_raw: bool
     ) -> Call:
-        headers = {"x-api-key": self.name}
+        headers = {"x-api-key": self.secret("key")}
         if key is not None:
             headers["idempotency-key"] = key
         if body:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from conveyor.domain.changes import AnyKey, Row, TaskKey
 from conveyor.simulation.history import Call, Delivery, Fetch, History, Promise
+from conveyor.simulation.remains import Remnant
 from conveyor.simulation.snapshot import Address, Lease, Snapshot, compare
 from conveyor.simulation.watcher import Moment
 from tests.builders import JOB, RUN, T0, key_of
@@ -36,6 +37,7 @@ def a_moment(
     leases: Sequence[Lease] = (),
     leases_before: Sequence[Lease] = (),
     rows_come_first: bool = False,
+    remains: Sequence[Remnant] = (),
 ) -> Moment:
     """The rows as they are, where there were others before."""
     earlier, later = a_snapshot(*before, leases=leases_before), a_snapshot(*rows, leases=leases)
@@ -48,6 +50,7 @@ def a_moment(
         body=stored.get,
         bodies=lambda: [*stored],
         rows_come_first=rows_come_first,
+        remains=lambda: remains,
     )
 
 

@@ -1,0 +1,64 @@
+"""Secrets: what callers hand over in confidence is found nowhere in the clear (I45)."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator
+
+import msgspec
+
+from conveyor.simulation.canaries import MARK
+from conveyor.simulation.history import Call, Delivery, History
+from conveyor.simulation.watcher import Moment
+
+_MARK = MARK.encode()
+_ROTATE = "/v1/hmac/keys/rotate"
+
+
+def no_secret_is_stored(moment: Moment) -> Iterator[str]:
+    """I45: neither rows, nor messages, marks or bodies hold one."""
+    secrets = [_MARK, *_signing_secrets(moment.history)]
+    encode = msgspec.msgpack.encode
+    for kind, table in moment.after.rows.items():
+        rows = list(table.values())
+        if _is_in(encode(rows), secrets):
+            (*_, found) = (row for row in rows if _is_in(encode(row), secrets))
+            yield f"there is a secret in the {type(found).__name__} at {kind.__name__}"
+    for remnant in moment.remains():
+        if _MARK in remnant.content or MARK in remnant.name:
+            yield f"there is a secret in the {remnant.place} {remnant.name}"
+
+
+def no_secret_is_logged(moment: Moment) -> Iterator[str]:
+    """I45: nothing that the program logs holds one."""
+    yield from (f"logged: {line[:300]}" for line in moment.history.logged if MARK in line)
+
+
+def no_secret_is_shown(moment: Moment, call: Call) -> Iterator[str]:
+    """I45: no answer holds one, be it the caller's own; but for a key for signatures, which is
+    shown to who asks for it."""
+    secrets = [_MARK]
+    if call.route != _ROTATE:
+        secrets += _signing_secrets(moment.history)
+    if _is_in(call.answer, secrets):
+        yield f"call {call.number} was shown a secret"
+
+
+def no_secret_is_told(moment: Moment, delivery: Delivery) -> Iterator[str]:
+    """I45: no receiver is told one."""
+    secrets = [_MARK, *_signing_secrets(moment.history)]
+    told = [delivery.body, repr(delivery.headers).encode()]
+    if any(_is_in(each, secrets) for each in told):
+        yield f"event {delivery.event_id} told a secret"
+
+
+def _signing_secrets(history: History) -> Iterator[bytes]:
+    """As they are, and as they are shown."""
+    for secrets in history.signing_secrets.values():
+        for secret in secrets:
+            if secret is not None:
+                yield from (secret, b64encode(secret))
+
+
+def _is_in(text: bytes, secrets: list[bytes]) -> bool:
+    return any(secret in text for secret in secrets)

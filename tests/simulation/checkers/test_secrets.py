@@ -1,0 +1,73 @@
+"""The checkers of secrets: a canary is found wherever it comes up, and nothing else is (I45)."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+from conveyor.simulation.canaries import secret_of
+from conveyor.simulation.checkers.secrets import (
+    no_secret_is_logged,
+    no_secret_is_shown,
+    no_secret_is_stored,
+    no_secret_is_told,
+)
+from conveyor.simulation.history import History
+from conveyor.simulation.remains import Remnant
+from tests.builders import RUN, a_job, a_task
+from tests.simulation.checkers.moments import TENANT, a_call, a_delivery, a_moment
+
+SECRET = secret_of(TENANT, "header")
+SIGNING = b"thirty-two bytes that sign events"
+SIGNED = History(signing_secrets={TENANT: [None, SIGNING]})
+
+
+def test_a_secret_in_a_row_is_reported() -> None:
+    assert list(no_secret_is_stored(a_moment(a_job(), a_task(sealed=SECRET))))
+    assert list(no_secret_is_stored(a_moment(a_job(), a_task(sealed="v1.c2VhbGVk")))) == []
+
+
+def test_a_key_for_signatures_in_a_row_is_reported() -> None:
+    shown = b64encode(SIGNING).decode()
+
+    assert list(no_secret_is_stored(a_moment(a_job(headers_sealed=shown), history=SIGNED)))
+    assert list(no_secret_is_stored(a_moment(a_job(headers_sealed="other"), history=SIGNED))) == []
+
+
+def test_a_secret_in_what_an_engine_holds_beside_its_rows_is_reported() -> None:
+    leaks = (
+        Remnant("message", RUN, f"ref {SECRET}".encode()),
+        Remnant("mark", f"{{{SECRET}}}/:marks"),
+        Remnant("body", "key", b"a page about " + SECRET.encode()),
+    )
+
+    for leak in leaks:
+        assert list(no_secret_is_stored(a_moment(remains=[leak])))
+    assert list(no_secret_is_stored(a_moment(remains=[Remnant("message", RUN, b"a ref")]))) == []
+
+
+def test_a_secret_in_a_log_is_reported() -> None:
+    assert list(no_secret_is_logged(a_moment(history=History(logged=[f"GET with {SECRET}"]))))
+    assert list(no_secret_is_logged(a_moment(history=History(logged=["GET"])))) == []
+
+
+def test_a_secret_in_an_answer_is_reported() -> None:
+    hidden, told = ({"zenrows_params": {"custom_headers": each}} for each in ("***", SECRET))
+
+    assert list(no_secret_is_shown(a_moment(), a_call(answer=told)))
+    assert list(no_secret_is_shown(a_moment(), a_call(answer=told, status=400)))
+    assert list(no_secret_is_shown(a_moment(), a_call(answer=hidden))) == []
+
+
+def test_a_key_for_signatures_is_shown_by_its_rotation_alone() -> None:
+    answer = {"secret": b64encode(SIGNING).decode()}
+    rotated = a_call("POST", "/v1/hmac/keys/rotate", answer=answer)
+    listed = a_call("GET", "/v1/hmac/keys", answer=answer)
+
+    assert list(no_secret_is_shown(a_moment(history=SIGNED), listed))
+    assert list(no_secret_is_shown(a_moment(history=SIGNED), rotated)) == []
+
+
+def test_a_secret_that_a_receiver_is_told_is_reported() -> None:
+    assert list(no_secret_is_told(a_moment(), a_delivery(body=SECRET.encode())))
+    assert list(no_secret_is_told(a_moment(), a_delivery(headers={"x-api-key": SECRET})))
+    assert list(no_secret_is_told(a_moment(), a_delivery())) == []
