@@ -10,6 +10,8 @@ from pathlib import Path
 from conveyor.engines.memory import MemoryEngine
 
 QUEUE, MESSAGE, MARK, BODY, FILE = "queue", "message", "mark", "body", "file"
+CONTROL = "control"
+"""What the names of queues begin with that are no run's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ ALL = Checkers(
         fetches.every_fetch_is_an_attempt,
         leases.dead_processes_hold_nothing,
         deletes.nothing_is_left_of_a_deleted_job,
+        deletes.nobody_is_sent_for_what_was_deleted,
         shown.an_end_that_was_shown_stays,
         shown.counts_that_were_shown_never_fall,
         reads.pages_show_each_task_once,

@@ -19,9 +19,12 @@ from conveyor.domain.changes import (
 )
 from conveyor.domain.model import JobStatus
 from conveyor.simulation.history import Call, Fetch
+from conveyor.simulation.remains import CONTROL, MARK, MESSAGE, QUEUE
 from conveyor.simulation.watcher import Moment
 
 _OF_A_JOB = (RunKey, BatchKey, StatsKey, NoticeKey, EventKey, ExportKey, ScheduleKey)
+_ON_THE_WAY = frozenset({QUEUE, MESSAGE, MARK})
+_WHOSE = ("/:job", " job")
 
 # Who was paused or slow when a run was stopped hears of it with the next beat that gets through.
 _WORD_S = limits.BEAT_S + limits.CLAIM_TTL_S
@@ -38,9 +41,7 @@ def a_deleted_job_is_not_found(moment: Moment, call: Call) -> Iterator[str]:
 
 def nothing_is_left_of_a_deleted_job(moment: Moment) -> Iterator[str]:
     """I33: rows, bodies, lists and exports are gone; the tombstone says nothing."""
-    after = moment.after
-    deleted = {str(job.job_id) for job in after.jobs.values() if job.status is JobStatus.DELETED}
-    deleted |= {job_id for job_id in moment.history.deleted_jobs if (job_id,) not in after.jobs}
+    after, deleted = moment.after, _deleted_jobs(moment)
     for kind in _OF_A_JOB:
         for row in after.rows[kind].values():
             if row.job_id in deleted:
@@ -51,6 +52,29 @@ def nothing_is_left_of_a_deleted_job(moment: Moment) -> Iterator[str]:
     for key in moment.bodies():
         if any(job_id in key for job_id in deleted):
             yield f"the body {key} of a deleted job is left"
+
+
+def nobody_is_sent_for_what_was_deleted(moment: Moment) -> Iterator[str]:
+    """I33: no message and no mark names a deleted job, and every queue is that of a run that is
+    there. Whose a run was is kept for a day, and a ring that nobody answered for people to see: ids
+    both, and nothing of a customer."""
+    deleted = [job_id.encode() for job_id in sorted(_deleted_jobs(moment))]
+    for remnant in moment.remains():
+        is_kept = remnant.name.endswith(_WHOSE) or remnant.name.startswith(CONTROL)
+        if remnant.place not in _ON_THE_WAY or is_kept:
+            continue
+        text = remnant.name.encode() + b" " + remnant.content
+        if any(job_id in text for job_id in deleted):
+            yield f"the {remnant.place} {remnant.name} of a deleted job is left"
+        run = moment.after.run_by_id.get(remnant.name)
+        if remnant.place == QUEUE and (run is None or moment.is_deleted(run)):
+            yield f"the queue of run {remnant.name} is left, and the run is gone"
+
+
+def _deleted_jobs(moment: Moment) -> set[str]:
+    jobs = moment.after.jobs
+    deleted = {str(job.job_id) for job in jobs.values() if job.status is JobStatus.DELETED}
+    return deleted | {each for each in moment.history.deleted_jobs if (each,) not in jobs}
 
 
 def no_row_rises_from_the_dead(moment: Moment) -> Iterator[str]:

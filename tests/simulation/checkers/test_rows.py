@@ -5,10 +5,14 @@ from __future__ import annotations
 from conveyor.domain.ids import TaskId
 from conveyor.domain.model import JobStatus, TaskStatus
 from conveyor.simulation.checkers.accounting import counters_never_fall
-from conveyor.simulation.checkers.deletes import no_row_rises_from_the_dead
+from conveyor.simulation.checkers.deletes import (
+    no_row_rises_from_the_dead,
+    nobody_is_sent_for_what_was_deleted,
+)
 from conveyor.simulation.checkers.execution import attempts_are_bounded, tasks_change_as_they_may
 from conveyor.simulation.checkers.ingest import a_line_is_one_task, ingest_only_inserts
 from conveyor.simulation.checkers.leases import dead_processes_hold_nothing
+from conveyor.simulation.remains import Remnant
 from conveyor.simulation.snapshot import Lease
 from tests.builders import JOB, RUN, a_batch, a_job, a_run, a_stats, a_task
 from tests.simulation.checkers.moments import a_moment
@@ -75,6 +79,27 @@ def test_a_step_that_was_under_way_may_leave_tasks_where_rows_come_first() -> No
     moment = a_moment(*rows, TASK, before=rows, rows_come_first=True)
 
     assert list(no_row_rises_from_the_dead(moment)) == []
+
+
+def test_what_is_left_in_queues_of_a_deleted_job_is_reported() -> None:
+    deleted, standing = a_job(status=JobStatus.DELETED), (a_job(), a_run())
+    ref = f"ref of {JOB}".encode()
+    left = (Remnant("queue", RUN), Remnant("message", "any", ref), Remnant("mark", JOB))
+
+    for each in left:
+        assert list(nobody_is_sent_for_what_was_deleted(a_moment(deleted, remains=[each])))
+    assert list(nobody_is_sent_for_what_was_deleted(a_moment(*standing, remains=left))) == []
+
+
+def test_rings_and_whose_a_run_was_may_stay() -> None:
+    kept = (
+        Remnant("queue", "control-dead"),
+        Remnant("message", "control-dead", JOB.encode()),
+        Remnant("mark", f"{{{RUN}}}/:job", JOB.encode()),
+    )
+    moment = a_moment(a_job(status=JobStatus.DELETED), remains=kept)
+
+    assert list(nobody_is_sent_for_what_was_deleted(moment)) == []
 
 
 def test_a_lease_that_is_left_in_the_end_is_reported() -> None:
