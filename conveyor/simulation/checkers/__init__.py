@@ -59,6 +59,8 @@ ALL = Checkers(
         leases.a_lease_is_given_back_by_its_holder,
         deletes.no_row_rises_from_the_dead,
         exports.an_export_shows_all_that_ended,
+        exports.an_export_has_each_task_once,
+        secrets.no_secret_is_exported,
         outbox.an_end_is_told_with_the_flip,
         spared.no_export_is_made_twice,
         spared.an_end_is_noticed_at_once,
@@ -79,6 +81,7 @@ ALL = Checkers(
         problems.every_refusal_is_a_problem,
         problems.no_request_is_our_fault,
         secrets.no_secret_is_shown,
+        exports.a_download_is_of_its_run,
     ),
     on_fetch=(
         fetches.no_fetch_without_a_claim,

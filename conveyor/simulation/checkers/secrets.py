@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 
 from conveyor.simulation.canaries import MARK
+from conveyor.simulation.checkers.exports import published
+from conveyor.simulation.exported import DAMAGE, unpacked
 from conveyor.simulation.history import Call, Delivery, History
 from conveyor.simulation.watcher import Moment
 
@@ -27,6 +30,15 @@ def no_secret_is_stored(moment: Moment) -> Iterator[str]:
     for remnant in moment.remains():
         if _MARK in remnant.content or MARK in remnant.name:
             yield f"there is a secret in the {remnant.place} {remnant.name}"
+
+
+def no_secret_is_exported(moment: Moment) -> Iterator[str]:
+    """I45: nor does a file that is handed out, whatever it is packed in."""
+    for export, _ in published(moment):
+        file = moment.body(export.key) if export.key else None
+        with suppress(*DAMAGE):
+            if file is not None and _MARK in unpacked(export.format, file):
+                yield f"there is a secret in export {export.export_id}"
 
 
 def no_secret_is_logged(moment: Moment) -> Iterator[str]:

@@ -1,0 +1,103 @@
+"""Exported: the files of exports, read as somebody reads them who has only SPEC 5.7."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import zipfile
+import zlib
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO, StringIO
+from typing import Any, NamedTuple
+
+DAMAGE = (EOFError, LookupError, OSError, ValueError, csv.Error, zipfile.BadZipFile, zlib.error)
+"""What readers say of a file that is none."""
+
+
+class Shown(NamedTuple):
+    """One task as a file has it, with the digest of its body as it was found."""
+
+    task_id: str
+    status: str
+    url: str
+    sha256: str | None
+
+
+def shown_in(kind: str, file: bytes) -> list[Shown]:
+    """Every task in a file, in its order."""
+    return list(_READERS[kind](file))
+
+
+def unpacked(kind: str, file: bytes) -> bytes:
+    """All that is in it, in the clear."""
+    if kind == "zip":
+        with zipfile.ZipFile(BytesIO(file)) as archive:
+            return b"".join(archive.read(name) for name in archive.namelist())
+    return gzip.decompress(file) if kind == "warc" else file
+
+
+def _in_zip(file: bytes) -> Iterator[Shown]:
+    with zipfile.ZipFile(BytesIO(file)) as archive:
+        lines = [json.loads(text) for text in archive.read("results.jsonl").splitlines()]
+        files = [line["file"] for line in lines if "file" in line]
+        if sorted(archive.namelist()) != sorted([*files, "manifest.json", "results.jsonl"]):
+            raise ValueError("there are other files in it than it says")
+        for line in lines:
+            body = archive.read(line["file"]) if "file" in line else None
+            yield _shown(line, body)
+
+
+def _in_lines(file: bytes) -> Iterator[Shown]:
+    *lines, last = (json.loads(text) for text in file.splitlines())
+    if [*last] != ["manifest"]:
+        raise ValueError("it does not end with its manifest")
+    for line in lines:
+        text, encoded = line.get("body"), line.get("body_base64")
+        body = None if encoded is None else b64decode(encoded)
+        yield _shown(line, body if text is None else text.encode())
+
+
+def _in_table(file: bytes) -> Iterator[Shown]:
+    """Bodies are not in it: of them is what it says."""
+    for row in csv.DictReader(StringIO(file.decode(), newline=""), strict=True):
+        yield Shown(row["task_id"], row["status"], row["url"], row["sha256"] or None)
+
+
+def _in_warc(file: bytes) -> Iterator[Shown]:
+    for fields, block in _records(gzip.decompress(file)):
+        if "Conveyor-Task" in fields:
+            task_id, _, status = fields["Conveyor-Task"].partition(" ")
+            is_page = fields["WARC-Type"] == "response"
+            body = block.partition(b"\r\n\r\n")[2] if is_page else None
+            yield Shown(task_id, status, fields["WARC-Target-URI"], _sha256(body))
+
+
+def _records(rest: bytes) -> Iterator[tuple[dict[str, str], bytes]]:
+    while rest:
+        head, _, rest = rest.partition(b"\r\n\r\n")
+        version, *lines = head.decode().split("\r\n")
+        fields = dict(line.split(": ", 1) for line in lines)
+        length = int(fields["Content-Length"])
+        block, end, rest = rest[:length], rest[length : length + 4], rest[length + 4 :]
+        if version != "WARC/1.1" or end != b"\r\n\r\n":
+            raise ValueError("a record is none")
+        yield fields, block
+
+
+def _shown(line: Mapping[str, Any], body: bytes | None) -> Shown:
+    return Shown(line["task_id"], line["status"], line["url"], _sha256(body))
+
+
+def _sha256(body: bytes | None) -> str | None:
+    return None if body is None else hashlib.sha256(body).hexdigest()
+
+
+_READERS: Mapping[str, Callable[[bytes], Iterator[Shown]]] = {
+    "zip": _in_zip,
+    "jsonl": _in_lines,
+    "csv": _in_table,
+    "warc": _in_warc,
+}
