@@ -95,6 +95,7 @@ ALL = Checkers(
         notices.no_event_before_its_end,
         outbox.a_message_has_the_name_of_its_event,
         secrets.no_secret_is_told,
+        tenancy.nobody_is_told_of_what_is_anothers,
     ),
     at_the_end=(
         acceptance.no_task_is_lost,

@@ -12,7 +12,6 @@ from conveyor.simulation.exported import DAMAGE, Shown, shown_in
 from conveyor.simulation.history import Call
 from conveyor.simulation.watcher import Moment
 
-
 OK = 200
 EXPIRED = "expired"
 

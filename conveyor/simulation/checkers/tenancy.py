@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
-from conveyor.simulation.history import Call
+from conveyor.simulation.history import Call, Delivery, History
 from conveyor.simulation.watcher import Moment
 
 _NOT_FOUND_OR_NOT_NOW = frozenset({404, 429, 500, 503})
@@ -28,6 +29,26 @@ def what_is_anothers_is_not_found(moment: Moment, call: Call) -> Iterator[str]:
     for promise in moment.history.promises.values():
         if promise.tenant != call.tenant and promise.job_id in call.path:
             yield f"call {call.number} of {call.tenant} was answered {call.status}, and not 404"
+
+
+def nobody_is_told_of_what_is_anothers(moment: Moment, delivery: Delivery) -> Iterator[str]:
+    """I44: a webhook goes where the owner of its job has sent it, and names that job alone."""
+    told = json.loads(delivery.body)
+    run = moment.after.run_by_id.get(told["run_id"])
+    if run is not None and run.job_id != told["job_id"]:
+        yield f"event {delivery.event_id} tells of run {run.run_id} of job {run.job_id}"
+    for promise in moment.history.promises.values():
+        if promise.job_id.encode() not in delivery.body:
+            continue
+        if promise.job_id != told["job_id"]:
+            yield f"event {delivery.event_id} names job {promise.job_id} as well"
+        if not _was_named(delivery.url, promise.tenant, moment.history):
+            yield f"{delivery.url} was told of job {promise.job_id} of {promise.tenant}"
+
+
+def _was_named(url: str, tenant: str, history: History) -> bool:
+    named = url.encode()
+    return any(call.tenant == tenant and named in call.body for call in history.calls)
 
 
 def a_key_is_its_callers_own(moment: Moment, call: Call) -> Iterator[str]:

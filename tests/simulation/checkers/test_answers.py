@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from conveyor.domain.model import RunStatus
@@ -13,12 +14,17 @@ from conveyor.simulation.checkers.acceptance import (
 )
 from conveyor.simulation.checkers.deletes import a_stopped_run_is_left_alone
 from conveyor.simulation.checkers.reruns import a_rerun_has_every_line
-from conveyor.simulation.checkers.tenancy import a_key_is_its_callers_own
+from conveyor.simulation.checkers.tenancy import (
+    a_key_is_its_callers_own,
+    nobody_is_told_of_what_is_anothers,
+)
 from conveyor.simulation.history import Call, History
-from tests.builders import RUN, a_job, a_run, a_task
+from tests.builders import JOB, RUN, a_job, a_run, a_task
 from tests.simulation.checkers.moments import (
     OTHER_TENANT,
+    TENANT,
     a_call,
+    a_delivery,
     a_fetch,
     a_moment,
     a_submit,
@@ -84,6 +90,26 @@ def test_a_key_that_conflicts_with_what_somebody_else_did_is_reported() -> None:
 
     assert list(a_key_is_its_callers_own(a_moment(history=History(calls=of_another)), conflict))
     assert not list(a_key_is_its_callers_own(a_moment(history=History(calls=of_its_own)), conflict))
+
+
+def test_a_webhook_that_goes_to_somebody_else_is_reported() -> None:
+    url = "https://tenant0.hooks.example/1"
+    delivery = a_delivery(url=url, body=json.dumps({"job_id": JOB, "run_id": RUN}).encode())
+    asked, of_another = (
+        a_submit(LINE, body={"webhook": {"url": url}}, tenant=tenant)
+        for tenant in (TENANT, OTHER_TENANT)
+    )
+
+    for call, is_wrong in ((asked, False), (of_another, True)):
+        moment = a_moment(a_job(), a_run(), history=promising(calls=[call]))
+        assert bool(list(nobody_is_told_of_what_is_anothers(moment, delivery))) == is_wrong
+
+
+def test_a_webhook_that_names_another_job_is_reported() -> None:
+    told = json.dumps({"job_id": "ANOTHER", "run_id": RUN}).encode()
+    moment = a_moment(a_job(), a_run())
+
+    assert list(nobody_is_told_of_what_is_anothers(moment, a_delivery(body=told)))
 
 
 def test_a_fetch_long_after_a_stop_is_reported() -> None:

@@ -1,4 +1,4 @@
-"""The checkers of exports: what stands in the files themselves, whatever their format (I40, I44)."""
+"""The checkers of exports: what stands in the files themselves, in every format (I40, I44)."""
 
 from __future__ import annotations
 
