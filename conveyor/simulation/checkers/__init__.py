@@ -68,6 +68,7 @@ ALL = Checkers(
     on_ack=(execution.only_what_is_over_is_acked,),
     on_answer=(
         acceptance.an_accepted_job_is_durable,
+        acceptance.an_accepted_list_is_durable,
         acceptance.one_key_makes_one_thing,
         acceptance.a_used_key_takes_no_other_request,
         deletes.a_deleted_job_is_not_found,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from conveyor.domain import limits
+from conveyor.domain.ids import FIRST_BATCH
 from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import JobStatus, RunStatus
 from conveyor.simulation.history import Call
@@ -14,8 +16,9 @@ _SUBMIT = "/v1/jobs"
 
 
 def an_accepted_job_is_durable(moment: Moment, call: Call) -> Iterator[str]:
-    """I1: when the answer leaves there is a job, a run and a durable list."""
-    if not (call.is_accepted and call.method == "POST" and call.path == _SUBMIT):
+    """I1: when the answer to a submit or a rerun leaves there is a job, a run and a durable list."""
+    makes_a_run = call.path == _SUBMIT or call.route.endswith("/rerun")
+    if not (call.is_accepted and call.method == "POST" and makes_a_run):
         return
     answer = call.json
     if "job_id" not in answer:
@@ -36,8 +39,43 @@ def an_accepted_job_is_durable(moment: Moment, call: Call) -> Iterator[str]:
         yield f"run {run.run_id}: {run.planned} planned, {run.total} there, nothing on its way"
 
 
-def _was_deleted(moment: Moment, run_id: str) -> bool:
-    return any(each.method == "DELETE" and run_id in each.path for each in moment.history.calls)
+def an_accepted_list_is_durable(moment: Moment, call: Call) -> Iterator[str]:
+    """I1: when the answer to an added list leaves, each that was added to the job so far is one of
+    its lists, with so many lines."""
+    if not (call.is_accepted and _is_list(call)):
+        return
+    job_id = call.route.split("/")[-2]
+    job = moment.after.jobs.get((job_id,))
+    if job is None or job.status is JobStatus.DELETED:
+        if not _was_deleted(moment, job_id):
+            yield f"call {call.number} was answered {call.status}, and there is no job"
+        return
+    if _was_deleted(moment, f"{job_id}/runs/"):
+        return
+    added = {each.key: each for each in moment.history.calls if _is_same_list(each, call)}
+    promised = Counter(each.json["accepted_tasks"] for each in added.values())
+    there = Counter(
+        batch.total
+        for run in moment.after.runs_by_job.get(job_id, [])
+        for batch in moment.after.batches_by_run.get(run.run_id, [])
+        if batch.batch_id != FIRST_BATCH
+    )
+    for lines_count in sorted((promised - there).elements()):
+        yield f"job {job_id} lacks a list of {lines_count} lines that was added"
+
+
+def _is_list(call: Call) -> bool:
+    return call.method == "POST" and call.route.endswith("/tasks")
+
+
+def _is_same_list(each: Call, call: Call) -> bool:
+    """Whether it was added to the same job; under whichever key."""
+    return each.path == call.path and each.is_accepted and _is_list(each)
+
+
+def _was_deleted(moment: Moment, part: str) -> bool:
+    """Whether anybody asked for the end of what has this in its path."""
+    return any(each.method == "DELETE" and part in each.path for each in moment.history.calls)
 
 
 def no_task_is_lost(moment: Moment) -> Iterator[str]:

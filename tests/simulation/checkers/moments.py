@@ -78,7 +78,8 @@ def a_submit(*urls: str, key: str = "key-1", **fields: Any) -> Call:
     """A list that was accepted as the first of a job."""
     said = {"job_id": JOB, "accepted_tasks": len(urls), "latest_run": {"run_id": RUN}}
     body = {"tasks": [{"url": url} for url in urls]}
-    return a_call("POST", "/v1/jobs", **{"key": key, "body": body, "answer": said, **fields})
+    asked = {"path": "/v1/jobs", "key": key, "body": body, "answer": said, **fields}
+    return a_call("POST", **asked)
 
 
 def a_promise(lines_count: int = 1, **fields: Any) -> Promise:

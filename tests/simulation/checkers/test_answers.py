@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from conveyor.domain.ids import BatchId
 from conveyor.domain.model import RunStatus
 from conveyor.simulation.checkers.acceptance import (
     a_promise_is_kept_or_withdrawn,
     a_used_key_takes_no_other_request,
     an_accepted_job_is_durable,
+    an_accepted_list_is_durable,
     one_key_makes_one_thing,
 )
 from conveyor.simulation.checkers.deletes import a_stopped_run_is_left_alone
@@ -19,7 +21,7 @@ from conveyor.simulation.checkers.tenancy import (
     nobody_is_told_of_what_is_anothers,
 )
 from conveyor.simulation.history import Call, History
-from tests.builders import JOB, RUN, a_job, a_run, a_task
+from tests.builders import JOB, RUN, a_batch, a_job, a_run, a_task
 from tests.simulation.checkers.moments import (
     OTHER_TENANT,
     TENANT,
@@ -40,6 +42,11 @@ def a_conflict(**fields: Any) -> Call:
     return a_submit(LINE, **{"number": 2, "status": 409, "answer": said, **fields})
 
 
+def an_addition(**fields: Any) -> Call:
+    said = {"key": "key-1", "answer": {"accepted_tasks": 3}, **fields}
+    return a_call("POST", f"/v1/jobs/{JOB}/tasks", **said)
+
+
 def test_an_answer_for_which_there_are_no_rows_is_reported() -> None:
     call = a_submit(LINE)
 
@@ -55,6 +62,32 @@ def test_an_answer_for_which_no_list_is_on_its_way_is_reported() -> None:
 
     assert list(an_accepted_job_is_durable(a_moment(a_job(), lost), a_submit(LINE)))
     assert list(an_accepted_job_is_durable(a_moment(a_job(), coming), a_submit(LINE))) == []
+
+
+def test_a_rerun_for_which_there_are_no_rows_is_reported() -> None:
+    again = a_submit(LINE, path=f"/v1/jobs/{JOB}/rerun?status=failed")
+    run = a_run(planned=1, total=1)
+
+    assert list(an_accepted_job_is_durable(a_moment(a_job()), again))
+    assert list(an_accepted_job_is_durable(a_moment(a_job(), run), again)) == []
+
+
+def test_an_added_list_that_is_not_there_is_reported() -> None:
+    rows = (a_job(), a_run(), a_batch(total=3))
+    one, two = (an_addition(key=key) for key in ("key-1", "key-2"))
+    first, second = (a_batch(batch_id=BatchId(each), total=3) for each in ("B1", "B2"))
+    history = History(calls=[one, an_addition(key="key-1"), two])
+
+    assert list(an_accepted_list_is_durable(a_moment(*rows, first, history=history), two))
+    both = a_moment(*rows, first, second, history=history)
+    assert list(an_accepted_list_is_durable(both, two)) == []
+
+
+def test_an_added_list_of_which_fewer_lines_are_there_is_reported() -> None:
+    short = a_batch(batch_id=BatchId("B1"), total=2)
+    moment = a_moment(a_job(), a_run(), short, history=History(calls=[an_addition()]))
+
+    assert list(an_accepted_list_is_durable(moment, an_addition()))
 
 
 def test_a_run_that_failed_for_no_reason_is_reported() -> None:
