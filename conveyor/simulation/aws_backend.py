@@ -183,7 +183,7 @@ class AwsBackend:
 
     def remains(self) -> Iterator[Remnant]:
         for url, queue in self.model.sqs.queues.items():
-            name = url.rpartition("/")[2].removeprefix(NAMES.queue_prefix)
+            name = _run_of(url)
             yield Remnant(QUEUE, name)
             for message in queue.messages.values():
                 yield Remnant(MESSAGE, name, message.body.encode())
@@ -191,6 +191,10 @@ class AwsBackend:
             yield Remnant(BODY, key, stored.body + repr(stored.metadata).encode())
         yield from self._items_that_are_no_rows()
         yield from self._kept_in_redis()
+
+    def queued(self) -> Mapping[str, int]:
+        queues = self.model.sqs.queues.items()
+        return {_run_of(url): len(queue.messages) for url, queue in queues}
 
     def _items_that_are_no_rows(self) -> Iterator[Remnant]:
         """Leases, doors and marks; what has lapsed waits for the table to remove it."""
@@ -228,3 +232,8 @@ class AwsBackend:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _run_of(url: str) -> str:
+    """What a queue is named by: its run, or what it is for."""
+    return url.rpartition("/")[2].removeprefix(NAMES.queue_prefix)

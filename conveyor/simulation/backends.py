@@ -75,6 +75,9 @@ class Backend(Protocol):
     def remains(self) -> Iterator[Remnant]:
         """What it holds beside its rows."""
 
+    def queued(self) -> Mapping[str, int]:
+        """How many messages there are of each run, in sight or not."""
+
     def lose_leases(self) -> bool:
         """What a failover of the coordinator does; False where it can have none."""
 
@@ -156,6 +159,9 @@ class MemoryBackend(Plain):
     def remains(self) -> Iterator[Remnant]:
         return of_memory(self._engine)
 
+    def queued(self) -> Mapping[str, int]:
+        return {run_id: len(refs) for run_id, refs in self._engine.queue.messages().items()}
+
 
 def _no_rows() -> dict[type, dict[Address, Any]]:
     return {kind: {} for kind in TABLES}
@@ -217,6 +223,10 @@ class EmbeddedBackend(Plain):
 
     def remains(self) -> Iterator[Remnant]:
         return of_directory(self.data_dir, self._reader, self.clock.now())
+
+    def queued(self) -> Mapping[str, int]:
+        sql = "SELECT run_id, count(*) FROM messages JOIN queues USING (queue_id) GROUP BY run_id"
+        return {} if self._reader is None else dict(self._reader.execute(sql).fetchall())
 
     def lose_leases(self) -> bool:
         return False  # They lie in the database, which loses nothing.

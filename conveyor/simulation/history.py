@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,11 +88,18 @@ class History:
     released: set[str] = field(default_factory=set)
     logged: list[str] = field(default_factory=list)
     sabotaged_at: list[float] = field(default_factory=list)
+    idle_since: dict[str, float] = field(default_factory=dict)
+    sweep_s: float = 0.0
     kills_count: int = 0
     spent_count: int = 0
     is_spared: bool = False
     sees_leases: bool = True
+    steps_clocks: bool = False
     workers_count: int = 1
+
+    def note_idle(self, run_ids: Iterable[str], at: float) -> None:
+        """These runs have nobody at work and no message; since when, as far as anybody looked."""
+        self.idle_since = {run_id: self.idle_since.get(run_id, at) for run_id in run_ids}
 
     def answered(self) -> Iterator[Call]:
         return (call for call in self.calls if call.status is not None)

@@ -43,6 +43,7 @@ from conveyor.simulation.watcher import CALLS_MAX, Violation, Watcher
 
 LOOK_S = 5.0
 AGAIN_S = 120.0
+AT_EASE_S = 65.0
 LONG_REST_S = 4 * 3600.0
 REST_WITHIN_S = 1800.0
 
@@ -108,6 +109,8 @@ class _Simulation:
             is_spared=options.is_spared,
             sees_leases=options.check_every == 1 and not options.step_s,
             workers_count=options.workers_count,
+            sweep_s=options.sweep_s,
+            steps_clocks=options.step_s > 0,
         )
         faults = Faults(options.rate_of, _random_of(options, "faults"))
         backend, clock = self._backend(faults)
@@ -121,6 +124,7 @@ class _Simulation:
             check_every=options.check_every,
             rows_come_first=backend.rows_come_first,
             remains=backend.remains,
+            queued=backend.queued,
             on_violation=lambda: self._over.cancel(reason="an invariant is broken"),
             on_flood=self._flooded,
         )
@@ -170,6 +174,8 @@ class _Simulation:
                 return
         for client in clients:
             await page_through_everything(client)
+        await trio.sleep(AT_EASE_S)
+        stage.watcher.ease()
         # Hours in which nobody is there: what was put off is due when they come back.
         for process in stage.processes:
             process.held = trio.Event()
@@ -223,7 +229,7 @@ class _Simulation:
 
 def _live_runs(stage: Stage, *, paused: bool) -> list[Run]:
     """Those that are paused count if they are to go on, or to stop."""
-    live = [run for run in stage.watcher.look().after.runs.values() if run.status in RUN_LIVE]
+    live = [run for run in stage.watcher.ease().after.runs.values() if run.status in RUN_LIVE]
     if paused:
         return live
     return [

@@ -19,6 +19,7 @@ from conveyor.domain.changes import (
     StatsKey,
     TaskKey,
 )
+from conveyor.domain.lifecycle import RUN_LIVE, TASK_UNFINISHED
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Stats, Task
 
 Address = tuple[Any, ...]
@@ -115,6 +116,21 @@ class Snapshot:
             if (groups := before.__dict__.get(name)) is not None:
                 own = [change for change in written if change.kind is kind]
                 self.__dict__[name] = _regrouped(groups, own, group_of) if own else groups
+
+
+def idle_runs(snapshot: Snapshot, queued: Mapping[str, int]) -> list[str]:
+    """The live runs that wait for nothing and nobody: no list is on its way in, no message is
+    there, nobody has a claim, and some tasks have not ended."""
+    idle = []
+    for run in snapshot.runs.values():
+        is_asked_for = run.open_batches > 0 or run.stop_requested_at is not None
+        if run.status not in RUN_LIVE or is_asked_for or queued.get(run.run_id):
+            continue
+        tasks = snapshot.tasks_by_run.get(run.run_id, [])
+        left = [task for task in tasks if task.status in TASK_UNFINISHED]
+        if left and all(task.claim_until < snapshot.now for task in left):
+            idle.append(str(run.run_id))
+    return idle
 
 
 def _run_of(row: Task | Stats | Batch) -> str:

@@ -6,7 +6,7 @@ random number and is seen by nobody, so that a history does not depend on being 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import trio
 from conveyor.domain.model import JobStatus, Run, RunStatus
 from conveyor.simulation.history import Call, Delivery, Fetch, History
 from conveyor.simulation.remains import Remnant
-from conveyor.simulation.snapshot import Changed, Snapshot, compare
+from conveyor.simulation.snapshot import Changed, Snapshot, compare, idle_runs
 from conveyor.simulation.trace import Trace
 
 CALLS_MAX = 300_000
@@ -70,6 +70,7 @@ class Checkers:
     on_answer: Sequence[OnEvent] = ()
     on_fetch: Sequence[OnEvent] = ()
     on_delivery: Sequence[OnEvent] = ()
+    at_ease: Sequence[OnWrite] = ()
     at_the_end: Sequence[OnWrite] = ()
 
 
@@ -95,6 +96,7 @@ class Watcher:
     on_flood: Callable[[], None]
     rows_come_first: bool = False
     remains: Callable[[], Iterable[Remnant]] = tuple
+    queued: Callable[[], Mapping[str, int]] = dict
     violations: list[Violation] = field(default_factory=list)
     writes_count: int = 0
     calls_count: int = 0
@@ -138,6 +140,13 @@ class Watcher:
 
     def delivered(self, delivery: Delivery) -> None:
         self._tell(self.checkers.on_delivery, delivery)
+
+    def ease(self) -> Moment:
+        """Faults are over, and everybody is there: a look every few seconds."""
+        moment = self.look()
+        self.history.note_idle(idle_runs(moment.after, self.queued()), moment.after.at)
+        self._ask(self.checkers.at_ease, moment)
+        return moment
 
     def end(self) -> None:
         self._ask(self.checkers.at_the_end, self.look())

@@ -2,10 +2,11 @@
 
 To add one: write a generator of sentences about what is wrong, in the file of its group, and list
 it below. `on_write` checkers get a Moment after each write that changed a row: the rows before
-and after, and what changed, so that they need look at little; `at_the_end` ones get it once, when
-faults are long over. The others get the event as well: the messages that are about to be acked, a
-client's call that was answered, a fetch that begins, a delivery that came in. A checker writes
-nothing, draws no random number and awaits nothing.
+and after, and what changed, so that they need look at little; `at_ease` ones get it every few
+seconds once faults are over, `at_the_end` ones once, when they are long over. The others get the
+event as well: the messages that are about to be acked, a client's call that was answered, a fetch
+that begins, a delivery that came in. A checker writes nothing, draws no random number and awaits
+nothing.
 """
 
 from __future__ import annotations
@@ -97,6 +98,10 @@ ALL = Checkers(
         outbox.a_message_has_the_name_of_its_event,
         secrets.no_secret_is_told,
         tenancy.nobody_is_told_of_what_is_anothers,
+    ),
+    at_ease=(
+        execution.an_idle_run_is_found,
+        leases.an_ended_run_holds_nothing,
     ),
     at_the_end=(
         acceptance.no_task_is_lost,

@@ -16,7 +16,7 @@ _SUBMIT = "/v1/jobs"
 
 
 def an_accepted_job_is_durable(moment: Moment, call: Call) -> Iterator[str]:
-    """I1: when the answer to a submit or a rerun leaves there is a job, a run and a durable list."""
+    """I1: when the answer to a submit or rerun leaves there is a job, a run and a durable list."""
     makes_a_run = call.path == _SUBMIT or call.route.endswith("/rerun")
     if not (call.is_accepted and call.method == "POST" and makes_a_run):
         return

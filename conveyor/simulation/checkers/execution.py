@@ -20,6 +20,9 @@ _LEGAL = {
     TaskStatus.FAILED: frozenset({TaskStatus.FAILED}),
 }
 
+# An index may be a minute late, and a sweep has other runs to look at.
+_FOUND_S = 120.0
+
 
 def _updates(moment: Moment) -> Iterator[Changed]:
     return (each for each in moment.changed(TaskKey) if each.old is not None and each.new)
@@ -111,6 +114,15 @@ def only_what_is_over_is_acked(moment: Moment, acked: Acked) -> Iterator[str]:
         is_over = run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None
         if not is_over and (task is None or task.status not in TASK_TERMINAL):
             yield f"{acked.process} acks {run_id}/{task_id}, which is not over"
+
+
+def an_idle_run_is_found(moment: Moment) -> Iterator[str]:
+    """I20: when faults are over, the sweeper soon finds a live run that has tasks left, and neither
+    a message nor a claim; a queue that is merely slow is left alone."""
+    for run_id, since in moment.history.idle_since.items():
+        waited_s = moment.after.at - since
+        if waited_s > moment.history.sweep_s + _FOUND_S:
+            yield f"run {run_id} has tasks and no message, for {waited_s:.0f} s"
 
 
 def _name(task: Task) -> str:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from conveyor.domain import limits
 from conveyor.domain.model import JobStatus
 from conveyor.simulation.snapshot import Lease
 from conveyor.simulation.watcher import Moment
+
+# The next beat tells of the end, and a lease that nobody renews lapses; clocks may be ahead.
+_GIVEN_BACK_S = limits.BEAT_S + limits.LEASE_TTL_S + 20.0
 
 
 def leases_stay_within_the_cap(moment: Moment) -> Iterator[str]:
@@ -37,6 +41,16 @@ def a_lease_is_given_back_by_its_holder(moment: Moment) -> Iterator[str]:
 
 def _place(lease: Lease) -> str:
     return lease.name.rpartition("#")[0]
+
+
+def an_ended_run_holds_nothing(moment: Moment) -> Iterator[str]:
+    """I31: when faults are over, whoever worked for a run gives its leases back soon after its end;
+    and those of the dead lapse. Whose clock was put ahead has promised more than it may."""
+    for lease in () if moment.history.steps_clocks else moment.after.leases:
+        run = moment.after.run_by_id.get(lease.run_id)
+        ended_at = run.ended_at if run is not None else None
+        if ended_at is not None and moment.after.now - ended_at > _GIVEN_BACK_S:
+            yield f"a lease of run {lease.run_id} is held, which ended at {ended_at:.3f}"
 
 
 def dead_processes_hold_nothing(moment: Moment) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from conveyor.domain.changes import Row
 from conveyor.domain.export import ExportFormat, ExportStatus
 from conveyor.domain.formats.entry import Entry
 from conveyor.domain.model import RunStatus
@@ -38,7 +39,8 @@ def a_file(kind: ExportFormat, entries: Sequence[Entry]) -> bytes:
 
 def published(kind: ExportFormat, file: bytes) -> Moment:
     """The moment in which the file of a run with all these tasks can be seen."""
-    rows = (a_job(), a_run(status=RunStatus.COMPLETED), *(entry.task for entry in ALL))
+    run = a_run(status=RunStatus.COMPLETED)
+    rows: list[Row] = [a_job(), run, *(entry.task for entry in ALL)]
     export = an_export(format=kind, status=ExportStatus.COMPLETED, key="file")
     return a_moment(*rows, export, before=[*rows, an_export(format=kind)], bodies={"file": file})
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from conveyor.domain.ids import TaskId
-from conveyor.domain.model import JobStatus, TaskStatus
+from conveyor.domain.model import JobStatus, RunStatus, TaskStatus
 from conveyor.simulation.checkers.accounting import counters_never_fall
 from conveyor.simulation.checkers.deletes import (
     no_row_rises_from_the_dead,
     nobody_is_sent_for_what_was_deleted,
 )
-from conveyor.simulation.checkers.execution import attempts_are_bounded, tasks_change_as_they_may
+from conveyor.simulation.checkers.execution import (
+    an_idle_run_is_found,
+    attempts_are_bounded,
+    tasks_change_as_they_may,
+)
 from conveyor.simulation.checkers.ingest import a_line_is_one_task, ingest_only_inserts
-from conveyor.simulation.checkers.leases import dead_processes_hold_nothing
+from conveyor.simulation.checkers.leases import (
+    an_ended_run_holds_nothing,
+    dead_processes_hold_nothing,
+)
+from conveyor.simulation.history import History
 from conveyor.simulation.remains import Remnant
-from conveyor.simulation.snapshot import Lease
-from tests.builders import JOB, RUN, a_batch, a_job, a_run, a_stats, a_task
-from tests.simulation.checkers.moments import a_moment
+from conveyor.simulation.snapshot import Lease, idle_runs
+from tests.builders import JOB, RUN, T0, a_batch, a_job, a_run, a_stats, a_task
+from tests.simulation.checkers.moments import a_moment, a_snapshot
 
 TASK = a_task()
 HELD = a_task(status=TaskStatus.PROCESSING, claim=1)
@@ -107,3 +115,51 @@ def test_a_lease_that_is_left_in_the_end_is_reported() -> None:
 
     assert list(dead_processes_hold_nothing(a_moment(leases=[lease])))
     assert list(dead_processes_hold_nothing(a_moment())) == []
+
+
+def test_a_lease_that_is_held_long_after_the_end_of_its_run_is_reported() -> None:
+    lease = Lease(JOB, RUN, expires_at=T0 + 30.0)
+    long_ended, just_ended = (
+        a_run(status=RunStatus.COMPLETED, ended_at=T0 - ago_s) for ago_s in (120.0, 5.0)
+    )
+
+    assert list(an_ended_run_holds_nothing(a_moment(long_ended, leases=[lease])))
+    for run in (just_ended, a_run()):
+        assert list(an_ended_run_holds_nothing(a_moment(run, leases=[lease]))) == []
+
+
+def test_whose_clock_was_stepped_may_hold_a_lease_for_longer() -> None:
+    lease, run = Lease(JOB, RUN, expires_at=T0 + 30.0), a_run(ended_at=T0 - 120.0)
+    moment = a_moment(run, leases=[lease], history=History(steps_clocks=True))
+
+    assert list(an_ended_run_holds_nothing(moment)) == []
+
+
+def test_a_run_that_nobody_finds_is_reported() -> None:
+    since = {"long": -500.0, "short": -50.0}
+    histories = [History(idle_since={RUN: at}, sweep_s=15.0) for at in since.values()]
+
+    found = [bool(list(an_idle_run_is_found(a_moment(history=each)))) for each in histories]
+    assert found == [True, False]
+
+
+def test_who_has_tasks_and_neither_message_nor_claim_is_idle() -> None:
+    claimed = a_task(status=TaskStatus.PROCESSING, claim=1, claim_until=T0 + 90.0)
+    lapsed = a_task(status=TaskStatus.PROCESSING, claim=1, claim_until=T0 - 1.0)
+    stopping, awaiting = a_run(stop_requested_at=T0), a_run(open_batches=1)
+
+    for task in (TASK, lapsed):
+        assert idle_runs(a_snapshot(a_run(), task), {}) == [RUN]
+        assert idle_runs(a_snapshot(a_run(), task), {RUN: 1}) == []
+        for run in (stopping, awaiting, a_run(status=RunStatus.COMPLETED)):
+            assert idle_runs(a_snapshot(run, task), {}) == []
+    assert idle_runs(a_snapshot(a_run(), claimed), {}) == []
+    assert idle_runs(a_snapshot(a_run(), ENDED), {}) == []
+
+
+def test_how_long_a_run_is_idle_counts_from_when_it_was_first_seen() -> None:
+    history = History()
+    for run_ids, at in ((["A"], 1.0), (["A", "B"], 2.0), (["B"], 3.0), (["A", "B"], 4.0)):
+        history.note_idle(run_ids, at)
+
+    assert history.idle_since == {"A": 4.0, "B": 2.0}
