@@ -38,6 +38,7 @@ from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
+from conveyor.usecases.runs import reopen_queue
 from conveyor.usecases.tasks import claim, hand_back
 
 log = logging.getLogger(__name__)
@@ -387,8 +388,7 @@ class RunPoller:
         """A queue that is gone proves nothing: the run's row does."""
         run = await self.env.store.read(RunKey(self.job.job_id, self.run_at_start.run_id))
         if run is not None and run.status in RUN_LIVE:
-            await self.env.queue.open_run(run.run_id)
-            return False
+            return not await reopen_queue(self.env, run.job_id, run.run_id)
         return True
 
     async def _release(self, desk: Desk, leases: Sequence[LeaseId]) -> None:

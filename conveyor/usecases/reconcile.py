@@ -108,7 +108,8 @@ async def _resend(env: Env, run: Run) -> int:
     depth = await env.queue.depth(run.run_id)
     if depth.visible or depth.hidden:
         return 0
-    await env.queue.open_run(run.run_id)
+    if not await runs.reopen_queue(env, run.job_id, run.run_id):
+        return 0
     sent = 0
     async with aclosing(pages_of(env, run, statuses=TASK_UNFINISHED)) as pages:
         async for page in pages:

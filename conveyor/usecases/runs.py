@@ -51,6 +51,20 @@ async def look(env: Env, job_id: JobId, run_id: RunId) -> bool:
     return False
 
 
+async def reopen_queue(env: Env, job_id: JobId, run_id: RunId) -> bool:
+    """Makes the queue of a live run anew; False if the run is over by then.
+
+    Looked at afterwards: scrubs find queues by the rows of runs, so one that is made when these are
+    gone would stay for ever.
+    """
+    await env.queue.open_run(run_id)
+    run = await env.store.read(RunKey(job_id, run_id))
+    if run is not None and run.status in RUN_LIVE:
+        return True
+    await env.queue.close_run(run_id)
+    return False
+
+
 async def stop(env: Env, caller: CallerId, job_id: str, *, reason: str | None = None) -> Stopped:
     """Ends the latest run: gates first, then its work, then the flip."""
     job = await own_job(env, caller, job_id)

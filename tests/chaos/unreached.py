@@ -38,7 +38,7 @@ UNREACHED: dict[str, str] = {
     "store.commit@usecases.runs.fail": _OUTAGE,
     "store.commit@usecases.notices.postpone": "only when many receivers are slow at once",
     "store.commit@usecases.notices._has_its_turn": "only when an earlier event of the run waits",
-    "queue.open_run@usecases.reconcile._resend": "only when messages are lost; here they are rows",
+    "queue.close_run@usecases.runs.reopen_queue": _RACE,
     "queue.send@usecases.reconcile._resend": "only when messages are lost; here they are rows",
     "queue.bounce@actors.intake.refuse": "only in a measurement, with the gate taken away",
     "queue.bounce@actors.doorkeeper.Doorkeeper._bounce": "only when the parking lot is full",

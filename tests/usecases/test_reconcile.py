@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from conveyor.domain import endings, limits, settlement
-from conveyor.domain.ids import RunId
+from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import RunStatus
 from conveyor.domain.settlement import Claimed
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Queue
-from conveyor.usecases import ingest, reconcile, runs, tasks
+from conveyor.usecases import ingest, jobs, reconcile, runs, tasks
 from conveyor.usecases.env import Env
 from tests.builders import CALLER, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
@@ -100,6 +100,35 @@ async def test_a_run_that_ends_while_its_messages_are_sent_again_is_no_trouble(e
     repairs = await reconcile.sweep_runs(replace(env, queue=RemovedAtOnce(env.queue)))
 
     assert repairs.resent == 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedMeanwhile:
+    """Who opens the queue is held up until its job is deleted, and scrubbed."""
+
+    env: Env
+    job_id: JobId
+
+    async def open_run(self, run_id: RunId) -> None:
+        await jobs.delete(self.env, CALLER, self.job_id)
+        await reconcile.scrub_due(self.env)
+        await self.env.queue.open_run(run_id)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env.queue, name)
+
+
+async def test_a_queue_that_is_made_anew_does_not_outlive_its_job(env: Env) -> None:
+    """Scrubs find queues by the rows of runs, which are gone by then."""
+    accepted = await submit(env, 2)
+    await env.queue.close_run(accepted.run.run_id)
+
+    slow = replace(env, queue=DeletedMeanwhile(env, accepted.job.job_id))
+    repairs = await reconcile.sweep_runs(slow)
+
+    assert repairs.resent == 0
+    with pytest.raises(QueueGone):
+        await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=1)
 
 
 async def test_nothing_is_sent_again_while_a_list_is_on_its_way_in(env: Env) -> None:
