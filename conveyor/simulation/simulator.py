@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from random import Random
 
 import trio
 
+from conveyor.domain import limits
 from conveyor.domain.changes import ScrubKey
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE
 from conveyor.domain.model import NoticeStatus, PauseState, Run
@@ -25,9 +26,14 @@ from conveyor.simulation import kernel
 from conveyor.simulation.backends import Backend, EmbeddedBackend, MemoryBackend
 from conveyor.simulation.chaos import Chaos
 from conveyor.simulation.checkers import ALL
+from conveyor.simulation.checkers.keys import KEYS_EXPIRED_S
 from conveyor.simulation.clients.actions import act_forever
 from conveyor.simulation.clients.client import Client
-from conveyor.simulation.clients.closing import let_everything_end, page_through_everything
+from conveyor.simulation.clients.closing import (
+    let_everything_end,
+    page_through_everything,
+    use_an_old_key,
+)
 from conveyor.simulation.clients.insisting import ask_again
 from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Fault, Faults
@@ -45,6 +51,8 @@ LOOK_S = 5.0
 AGAIN_S = 120.0
 AT_EASE_S = 65.0
 LONG_REST_S = 4 * 3600.0
+OLD_KEYS = 0.25
+"""In so many worlds somebody comes back after keys have expired."""
 REST_WITHIN_S = 1800.0
 
 
@@ -177,18 +185,17 @@ class _Simulation:
         await trio.sleep(AT_EASE_S)
         stage.watcher.ease()
         # Hours in which nobody is there: what was put off is due when they come back.
-        for process in stage.processes:
-            process.held = trio.Event()
-            process.terminate()
-        await trio.sleep(LONG_REST_S)
-        for process in stage.processes:
-            held, process.held = process.held, None
-            assert held is not None
-            held.set()
+        await _leave_alone(stage, LONG_REST_S)
         with trio.move_on_after(REST_WITHIN_S):
             while not _is_at_rest(stage):
                 await trio.sleep(LOOK_S)
         stage.watcher.end()
+        if stage.random("keys").random() < OLD_KEYS:
+            # Workers would remove what has expired.
+            away = {"worker"}
+            await _leave_alone(stage, limits.IDEMPOTENCY_TTL_S + KEYS_EXPIRED_S, still_away=away)
+            for client in clients:
+                await use_an_old_key(client)
 
     async def _all_ended(
         self, stage: Stage, clients: list[Client], *, resumes: bool = True
@@ -225,6 +232,22 @@ class _Simulation:
             virtual_s=trio.current_time(),
             lines=stage.trace.lines,
         )
+
+
+async def _leave_alone(stage: Stage, seconds: float, *, still_away: Collection[str] = ()) -> None:
+    """All processes go, and come back after a while, but for some roles."""
+    for process in stage.processes:
+        process.held = trio.Event()
+    with trio.move_on_after(seconds):
+        while True:
+            for process in stage.processes:
+                process.terminate()  # Again and again: somebody may just be starting.
+            await trio.sleep(AGAIN_S)
+    for process in stage.processes:
+        if process.role not in still_away:
+            held, process.held = process.held, None
+            assert held is not None
+            held.set()
 
 
 def _live_runs(stage: Stage, *, paused: bool) -> list[Run]:

@@ -72,6 +72,7 @@ ALL = Checkers(
         acceptance.an_accepted_list_is_durable,
         acceptance.one_key_makes_one_thing,
         acceptance.a_used_key_takes_no_other_request,
+        keys.an_expired_key_is_a_new_one,
         deletes.a_deleted_job_is_not_found,
         tenancy.nobody_sees_what_is_anothers,
         tenancy.what_is_anothers_is_not_found,

@@ -9,6 +9,7 @@ from conveyor.domain import limits
 from conveyor.domain.ids import FIRST_BATCH
 from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import JobStatus, RunStatus
+from conveyor.simulation.checkers.keys import is_in_force, is_same_key
 from conveyor.simulation.history import Call
 from conveyor.simulation.watcher import Moment
 
@@ -127,12 +128,7 @@ def one_key_makes_one_thing(moment: Moment, call: Call) -> Iterator[str]:
     for other in moment.history.calls:
         if other is call or not _is_keyed_success(other):
             continue
-        same = (other.tenant, other.method, other.path, other.key) == (
-            call.tenant,
-            call.method,
-            call.path,
-            call.key,
-        )
+        same = is_same_key(other, call) and is_in_force(other, call)
         is_repeat = same and other.body == call.body
         if is_repeat and (other.status, other.answer) != (call.status, call.answer):
             yield f"calls {other.number} and {call.number} have one key and two answers"
@@ -145,8 +141,7 @@ def a_used_key_takes_no_other_request(moment: Moment, call: Call) -> Iterator[st
     first = next(
         other
         for other in moment.history.calls
-        if (other.tenant, other.path, other.key) == (call.tenant, call.path, call.key)
-        and other.is_accepted
+        if is_same_key(other, call) and is_in_force(other, call) and other.is_accepted
     )
     if first.body != call.body:
         yield f"call {call.number} was accepted under the key of call {first.number}"

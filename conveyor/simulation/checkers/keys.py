@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conveyor.domain import limits
 from conveyor.domain.ids import FIRST_BATCH
 from conveyor.simulation.history import Call
 from conveyor.simulation.watcher import Moment
+
+CLOCKS_APART_S = 180.0
+KEYS_EXPIRED_S = 2.0 * CLOCKS_APART_S
 
 _FOR_NOW = (b"idempotency_in_progress", b"still being ingested")
 
@@ -21,6 +25,34 @@ def every_key_gets_its_answer(moment: Moment) -> Iterator[str]:
     for call in last.values():
         if any(words in call.answer for words in _FOR_NOW):
             yield f"call {call.number} with key {call.key} is told to wait, and waits for ever"
+
+
+def an_expired_key_is_a_new_one(moment: Moment, call: Call) -> Iterator[str]:
+    """I7: what was done under a key whose time is over is neither answered again nor in the way,
+    whether or not anybody has removed it."""
+    for other in moment.history.calls if call.key is not None else ():
+        is_used = is_same_key(other, call) and other.is_accepted
+        if other is call or not is_used or not _is_expired(other, call):
+            continue
+        if b"idempotency_key_conflict" in call.answer:
+            yield f"call {call.number} was refused for call {other.number}, a day ago"
+        elif call.is_accepted and call.answer == other.answer:
+            yield f"call {call.number} was answered as call {other.number} was, a day ago"
+
+
+def is_same_key(other: Call, call: Call) -> bool:
+    return (other.tenant, other.path, other.key) == (call.tenant, call.path, call.key)
+
+
+def _is_expired(other: Call, call: Call) -> bool:
+    """Records count from when they were made, which was before the answer."""
+    assert other.answered_at is not None
+    return call.sent_at - other.answered_at > limits.IDEMPOTENCY_TTL_S + CLOCKS_APART_S
+
+
+def is_in_force(other: Call, call: Call) -> bool:
+    """Whether the key may still stand for what it was used for."""
+    return call.sent_at - other.sent_at < limits.IDEMPOTENCY_TTL_S
 
 
 def what_was_made_belongs_to_its_key(moment: Moment) -> Iterator[str]:

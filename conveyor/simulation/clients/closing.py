@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from conveyor.simulation.clients.actions import page_through
 from conveyor.simulation.clients.changes import AMPLE
 from conveyor.simulation.clients.client import Client
+from conveyor.simulation.history import Call
+from conveyor.simulation.web import POISON
+
+_NOT_AGAIN = (POISON, b"file_input_id")
+"""What kills, and what has expired by then."""
 
 
 async def let_everything_end(client: Client, *, resumes: bool = True) -> None:
@@ -37,6 +43,22 @@ async def page_through_everything(client: Client) -> None:
             if results is not None:
                 shown = [result["task_id"] for result in results]
                 client.stage.history.paged_runs.append((run["run_id"], shown))
+
+
+async def use_an_old_key(client: Client) -> None:
+    """For what it was used for the last time, or for something else, as if it were a new one."""
+    used = [call for call in client.stage.history.calls if _is_plain_submit(client, call)]
+    if used:
+        body = json.loads(used[-1].body)
+        if client.random.random() < 0.5:
+            body["name"] = "another"
+        await client.reliably("POST", used[-1].path, body, key=used[-1].key)
+
+
+def _is_plain_submit(client: Client, call: Call) -> bool:
+    is_own = call.tenant == client.name and call.is_accepted and call.key is not None
+    is_submit = call.method == "POST" and call.path == "/v1/jobs"
+    return is_own and is_submit and not any(each in call.body for each in _NOT_AGAIN)
 
 
 async def _all_jobs(client: Client) -> list[Mapping[str, Any]]:

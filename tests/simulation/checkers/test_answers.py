@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from conveyor.domain import limits
 from conveyor.domain.ids import BatchId
 from conveyor.domain.model import RunStatus
 from conveyor.simulation.checkers.acceptance import (
@@ -15,6 +16,7 @@ from conveyor.simulation.checkers.acceptance import (
     one_key_makes_one_thing,
 )
 from conveyor.simulation.checkers.deletes import a_stopped_run_is_left_alone
+from conveyor.simulation.checkers.keys import an_expired_key_is_a_new_one
 from conveyor.simulation.checkers.reruns import a_rerun_has_every_line
 from conveyor.simulation.checkers.tenancy import (
     a_key_is_its_callers_own,
@@ -35,6 +37,7 @@ from tests.simulation.checkers.moments import (
 
 LINE = "https://site1.example/a"
 OTHER_LINE = "https://site1.example/b"
+DAYS_S = 2.0 * limits.IDEMPOTENCY_TTL_S
 
 
 def a_conflict(**fields: Any) -> Call:
@@ -114,6 +117,26 @@ def test_a_request_that_is_accepted_under_the_key_of_another_is_reported() -> No
 
     assert list(a_used_key_takes_no_other_request(moment, same)) == []
     assert list(a_used_key_takes_no_other_request(moment, other))
+
+
+def test_an_expired_key_that_is_still_in_force_is_reported() -> None:
+    first = a_submit(LINE)
+    replayed, refused = a_submit(LINE, number=2, at=DAYS_S), a_conflict(at=DAYS_S)
+    anew = a_submit(LINE, number=2, at=DAYS_S, answer={"job_id": "ANOTHER"})
+    moment = a_moment(history=History(calls=[first]))
+
+    assert list(an_expired_key_is_a_new_one(moment, replayed))
+    assert list(an_expired_key_is_a_new_one(moment, refused))
+    assert list(an_expired_key_is_a_new_one(moment, anew)) == []
+    assert list(an_expired_key_is_a_new_one(moment, a_submit(LINE, number=2, at=60.0))) == []
+
+
+def test_what_was_done_under_an_expired_key_is_no_first_answer() -> None:
+    anew = a_submit(OTHER_LINE, number=2, at=DAYS_S, answer={"job_id": "ANOTHER"})
+    moment = a_moment(history=History(calls=[a_submit(LINE), anew]))
+
+    assert list(one_key_makes_one_thing(moment, anew)) == []
+    assert list(a_used_key_takes_no_other_request(moment, anew)) == []
 
 
 def test_a_key_that_conflicts_with_what_somebody_else_did_is_reported() -> None:
