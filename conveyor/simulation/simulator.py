@@ -49,9 +49,8 @@ from conveyor.simulation.watcher import CALLS_MAX, Violation, Watcher
 
 LOOK_S = 5.0
 AGAIN_S = 120.0
-AT_EASE_S = 65.0
 LONG_REST_S = 4 * 3600.0
-OLD_KEYS = 0.25
+OLD_KEYS = 0.1
 """In so many worlds somebody comes back after keys have expired."""
 REST_WITHIN_S = 1800.0
 
@@ -182,7 +181,6 @@ class _Simulation:
                 return
         for client in clients:
             await page_through_everything(client)
-        await trio.sleep(AT_EASE_S)
         stage.watcher.ease()
         # Hours in which nobody is there: what was put off is due when they come back.
         await _leave_alone(stage, LONG_REST_S)
