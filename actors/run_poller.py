@@ -150,7 +150,7 @@ class RunPoller:
 
     async def _round(self, desk: Desk, tasks: trio.Nursery) -> float:
         """Takes slots, then leases, then messages; answers how long to leave the queue alone."""
-        count_max = await self._affordable(desk, self._wanted(desk))
+        count_max = await self._affordable(desk, desk.ask_for(self._wanted(desk)))
         if count_max == 0:
             return await self._wait_for(desk, WaitReason.BUDGET)
         if self.gate.is_full:

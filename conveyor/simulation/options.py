@@ -24,6 +24,8 @@ from conveyor.simulation.models.pessimism import (
 from conveyor.simulation.moods import EVEN, with_mood
 
 ENGINES = ("memory", "embedded", "aws")
+SAFETY_S = (50.0, 100.0, 200.0)
+CALLS_MAX = 300_000
 SWEEP_S = 15.0
 RETENTION_S = 20.0
 """Short enough for messages to be gone before faults end."""
@@ -127,6 +129,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     temper: str = EVEN
 
     @property
+    def calls_max(self) -> int:
+        """Whoever asks engines for more makes no headway. Who asked for more hours has more."""
+        return round(CALLS_MAX * max(1.0, self.safety_s / max(SAFETY_S)))
+
+    @property
     def rate_of(self) -> dict[Fault, float]:
         return {Fault(name): rate for name, rate in self.rates.items()}
 
@@ -136,7 +143,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
     random = Random(f"options {seed}")
     drawn = random.choice(ENGINES)
     chosen = engine or drawn
-    drawn_s = random.choice((50.0, 100.0, 200.0))
+    drawn_s = random.choice(SAFETY_S)
 
     def buggified(usual: float, *odd: float) -> float:
         return random.choice(odd) if random.random() < 0.25 else usual

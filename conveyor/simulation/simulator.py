@@ -45,7 +45,7 @@ from conveyor.simulation.options import SWEEP_S, Options
 from conveyor.simulation.process import Process
 from conveyor.simulation.stage import Stage
 from conveyor.simulation.trace import Line, Trace
-from conveyor.simulation.watcher import CALLS_MAX, Violation, Watcher
+from conveyor.simulation.watcher import Violation, Watcher
 
 LOOK_S = 5.0
 AGAIN_S = 120.0
@@ -129,6 +129,7 @@ class _Simulation:
             history=history,
             trace=trace,
             check_every=options.check_every,
+            calls_max=options.calls_max,
             rows_come_first=backend.rows_come_first,
             remains=backend.remains,
             queued=backend.queued,
@@ -148,7 +149,7 @@ class _Simulation:
         return stage
 
     def _flooded(self) -> None:
-        self._failures.append(f"{CALLS_MAX} calls of engines, and no end in sight")
+        self._failures.append(f"{self._options.calls_max} calls of engines, and no end in sight")
         self._over.cancel(reason="too many calls")
 
     def _backend(self, faults: Faults) -> tuple[Backend, WallClock | None]:

@@ -18,8 +18,6 @@ from conveyor.simulation.remains import Remnant
 from conveyor.simulation.snapshot import Changed, Snapshot, compare, idle_runs
 from conveyor.simulation.trace import Trace
 
-CALLS_MAX = 300_000
-
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -92,6 +90,7 @@ class Watcher:
     history: History
     trace: Trace
     check_every: int
+    calls_max: int
     on_violation: Callable[[], None]
     on_flood: Callable[[], None]
     rows_come_first: bool = False
@@ -109,7 +108,7 @@ class Watcher:
         """An engine was asked for something. There is an end to it: whoever asks without end makes
         no headway."""
         self.calls_count += 1
-        if self.calls_count == CALLS_MAX:
+        if self.calls_count == self.calls_max:
             self.on_flood()
 
     def wrote(self) -> None:

@@ -34,6 +34,21 @@ class Counting:
         return getattr(self._port, method)
 
 
+class AskedLeases:
+    """A coordinator that remembers how many leases it was asked for, each time."""
+
+    def __init__(self, coordinator: object) -> None:
+        self._coordinator = coordinator
+        self.counts: list[int] = []
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._coordinator, method)
+
+    async def acquire(self, *args: Any, count_max: int, **kwargs: Any) -> Any:
+        self.counts.append(count_max)
+        return await self.__getattr__("acquire")(*args, count_max=count_max, **kwargs)
+
+
 @dataclass(slots=True)
 class UnevenGateway(ScriptedGateway):
     """Pages take from half of the think time to one and a half."""
@@ -129,3 +144,20 @@ async def test_a_page_that_waits_to_be_settled_at_shutdown_is_settled(
 
     statuses = {task.url: task.status for task in await world.tasks(accepted)}
     assert statuses == {quick: TaskStatus.SUCCESSFUL, slow: TaskStatus.PENDING}
+
+
+async def test_an_empty_queue_is_looked_into_with_one_lease(autojump_clock: MockClock) -> None:
+    world = make_world(capacity=50)
+    asked = AskedLeases(world.env.coordinator)
+    world = replace(world, env=replace(world.env, coordinator=cast("Any", asked)))
+    world.gateway.think_s = 60.0
+
+    async with world.working():
+        accepted = await world.submit(urls(10), max_inflight=40)
+        await trio.sleep(30)
+        idle = asked.counts[-5:]
+        _, totals = await world.ended(accepted)
+
+    assert asked.counts[0] == 40
+    assert idle == [1] * 5
+    assert totals.successful == 10

@@ -29,6 +29,7 @@ def life_with(*faults: Fault) -> Life:
         history=history,
         trace=trace,
         check_every=1,
+        calls_max=300_000,
         on_violation=lambda: None,
         on_flood=lambda: None,
     )
