@@ -89,6 +89,7 @@ class History:
     logged: list[str] = field(default_factory=list)
     sabotaged_at: list[float] = field(default_factory=list)
     idle_since: dict[str, float] = field(default_factory=dict)
+    at_ease_since: float | None = None
     sweep_s: float = 0.0
     kills_count: int = 0
     spent_count: int = 0

@@ -143,6 +143,8 @@ class Watcher:
     def ease(self) -> Moment:
         """Faults are over, and everybody is there: a look every few seconds."""
         moment = self.look()
+        if self.history.at_ease_since is None:
+            self.history.at_ease_since = moment.after.now
         self.history.note_idle(idle_runs(moment.after, self.queued()), moment.after.at)
         self._ask(self.checkers.at_ease, moment)
         return moment
