@@ -9,14 +9,21 @@ from conveyor.simulation.clients.client import Client
 from conveyor.simulation.history import Call
 
 _PATIENCE_S = limits.IDEMPOTENCY_CLAIM_S + 30.0
+_AHEAD_S = 60.0
 
 
 async def ask_again(client: Client) -> bool:
-    """Sends every request with a key once more that never got a last word; whether any was."""
+    """Sends every request with a key once more that never got a last word; whether any was. Whose
+    claim was made by a clock that was ahead is told to wait, and comes back (seed 1556)."""
     open_calls = _put_off(client)
     if open_calls:
         await trio.sleep(_PATIENCE_S)
     for call in open_calls:
+        await client.send_again(call)
+    claimed = [call for call in _put_off(client) if b"idempotency_in_progress" in call.answer]
+    if claimed:
+        await trio.sleep(_AHEAD_S)
+    for call in claimed:
         await client.send_again(call)
     return bool(open_calls)
 

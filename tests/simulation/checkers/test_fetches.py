@@ -32,16 +32,18 @@ def test_two_fetches_under_one_claim_are_reported() -> None:
 
 
 def test_a_fetch_beyond_the_attempts_is_reported_where_the_world_is_spared() -> None:
-    fetches = [a_fetch(ENDED.task_id, claim) for claim in (1, 2)]
+    fetches = [a_fetch(ENDED.task_id, claim) for claim in (1, 2, 3)]
     rows = (a_job(), a_run(status=RunStatus.COMPLETED), ENDED)
 
-    spared = a_moment(*rows, history=History(fetches=fetches, is_spared=True))
-    harsh = a_moment(*rows, history=History(fetches=fetches))
-    exact = a_moment(*rows, history=History(fetches=fetches[:1], is_spared=True))
+    def found(count: int, *, is_spared: bool) -> list[str]:
+        history = History(fetches=fetches[:count], is_spared=is_spared)
+        return [*every_fetch_is_an_attempt(a_moment(*rows, history=history))]
 
-    assert list(every_fetch_is_an_attempt(spared))
-    assert list(every_fetch_is_an_attempt(harsh)) == []
-    assert list(every_fetch_is_an_attempt(exact)) == []
+    assert found(0, is_spared=True)
+    assert found(1, is_spared=True) == []
+    assert found(2, is_spared=True) == []  # It was handed back once.
+    assert found(3, is_spared=True)
+    assert found(3, is_spared=False) == []
 
 
 def test_more_fetches_at_once_than_the_cap_are_reported() -> None:
