@@ -123,13 +123,17 @@ class DynamoCoordinator:
         return frozenset(lease_ids) - live
 
     async def _extend(self, slot: _Slot, ttl_s: float) -> bool:
+        """Never to an earlier end: a renewal that arrives late, or by a clock that was put back,
+        would give the slot of a holder at work to others (seed 3181)."""
         now = self._clock.now()
         life = _life(now + ttl_s)
-        return await self._write(
+        is_longer = await self._write(
             "UpdateItem",
             Key=slot.key,
             UpdateExpression="SET expires_at = :expires_at, #ttl = :ttl",
-            ConditionExpression="#token = :token AND expires_at > :now",
+            ConditionExpression=(
+                "#token = :token AND expires_at > :now AND expires_at <= :expires_at"
+            ),
             ExpressionAttributeNames={"#ttl": "ttl", "#token": "token"},
             ExpressionAttributeValues={
                 ":expires_at": life["expires_at"],
@@ -138,6 +142,13 @@ class DynamoCoordinator:
                 ":now": _number(now),
             },
         )
+        return is_longer or await self._is_held(slot, now)
+
+    async def _is_held(self, slot: _Slot, now: float) -> bool:
+        row = await self._get(slot.key)
+        if row is None or row["token"]["S"] != slot.token:
+            return False
+        return float(row["expires_at"]["N"]) > now
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         await together(self._drop, _slots(lease_ids))

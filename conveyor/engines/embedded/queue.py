@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from functools import partial
 
 from conveyor.domain.ids import JobId, RunId, TaskId
 from conveyor.domain.model import TaskRef
@@ -52,14 +53,15 @@ class SqliteQueue:
         await self._database.write(lambda connection: _open(connection, run_id))
 
     async def close_run(self, run_id: RunId) -> None:
-        def detach(connection: sqlite3.Connection) -> int | None:
-            sql = "UPDATE queues SET run_id = NULL WHERE run_id = ? RETURNING queue_id"
-            found = connection.execute(sql, (run_id,)).fetchone()
-            return None if found is None else int(found[0])
+        """Whoever closes one also clears what others were kept from clearing (seed 3203)."""
 
-        queue_id = await self._database.write(detach)
-        if queue_id is not None:
-            while await self._database.write(lambda connection: sweep(connection, queue_id)):
+        def detach(connection: sqlite3.Connection) -> list[int]:
+            connection.execute("UPDATE queues SET run_id = NULL WHERE run_id = ?", (run_id,))
+            closed = connection.execute("SELECT queue_id FROM queues WHERE run_id IS NULL")
+            return [queue_id for (queue_id,) in closed]
+
+        for queue_id in await self._database.write(detach):
+            while await self._database.write(partial(sweep, queue_id=queue_id)):
                 pass
 
     async def send(self, refs: Sequence[TaskRef]) -> None:

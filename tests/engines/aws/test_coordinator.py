@@ -42,6 +42,24 @@ async def test_who_is_ahead_of_time_takes_no_lease_that_its_holder_believes_in(s
     assert await holder.renew([held], ttl_s=30) == frozenset({held})
 
 
+async def test_a_renewal_that_arrives_late_shortens_no_lease(seam: Seam) -> None:
+    """Its holder had given it up, and renewed since."""
+    table = a_space()
+    await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
+    clock, sent_before = ManualClock(), ManualClock()
+    holder = DynamoCoordinator(seam, table, clock=clock, random=Random(1))
+    late = DynamoCoordinator(seam, table, clock=sent_before, random=Random(1))
+    [held] = await holder.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30)
+    clock.advance(20)
+    assert await holder.renew([held], ttl_s=30) == frozenset()
+
+    assert await late.renew([held], ttl_s=30) == frozenset()
+
+    clock.advance(20)
+    assert await holder.count(RUN) == 1
+    assert await holder.renew([held], ttl_s=30) == frozenset()
+
+
 async def test_a_mark_that_was_taken_back_is_gone_for_who_is_behind_the_time(seam: Seam) -> None:
     table = a_space()
     await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))

@@ -196,3 +196,19 @@ def test_recovery_goes_through_what_is_in_hand_and_never_through_all_tasks(sql: 
 
     scanned = [step.split()[1] for *_, step in plan if step.startswith("SCAN")]
     assert scanned == ["queues"]
+
+
+async def test_who_closes_a_queue_clears_what_others_were_kept_from_clearing(
+    data_dir: Path, clock: ManualClock
+) -> None:
+    async with _opened(data_dir, clock) as engine:
+        await engine.queue.open_run(RUN)
+        await engine.queue.send([a_ref(index) for index in range(3)])
+        with sqlite3.connect(data_dir / "conveyor.db") as db:
+            db.execute("UPDATE queues SET run_id = NULL")  # As far as a close came that failed.
+
+        await engine.queue.close_run(RUN)
+
+        assert db.execute("SELECT count(*) FROM messages").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM queues").fetchone() == (0,)
+        db.close()
