@@ -9,6 +9,7 @@ from conveyor.engines.aws.errors import NoAnswer
 from conveyor.simulation.faults import Fault, Faults
 from conveyor.simulation.history import History
 from conveyor.simulation.life import Life
+from conveyor.simulation.options import CALLS_MAX
 from conveyor.simulation.snapshot import Snapshot
 from conveyor.simulation.trace import Trace
 from conveyor.simulation.watcher import Checkers, Watcher
@@ -29,7 +30,7 @@ def life_with(*faults: Fault) -> Life:
         history=history,
         trace=trace,
         check_every=1,
-        calls_max=300_000,
+        calls_max=CALLS_MAX,
         on_violation=lambda: None,
         on_flood=lambda: None,
     )

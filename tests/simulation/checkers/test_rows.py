@@ -118,7 +118,7 @@ def test_a_lease_that_is_left_in_the_end_is_reported() -> None:
 
 
 def test_a_lease_that_is_held_long_after_the_end_of_its_run_is_reported() -> None:
-    lease = Lease(JOB, RUN, expires_at=T0 + 30.0)
+    lease = Lease(JOB, RUN, expires_at=T0 + 20.0)
     long_ended, just_ended = (
         a_run(status=RunStatus.COMPLETED, ended_at=T0 - ago_s) for ago_s in (150.0, 5.0)
     )
@@ -128,8 +128,16 @@ def test_a_lease_that_is_held_long_after_the_end_of_its_run_is_reported() -> Non
         assert list(an_ended_run_holds_nothing(a_moment(run, leases=[lease]))) == []
 
 
+def test_who_hears_late_of_the_end_may_take_a_lease_for_a_moment() -> None:
+    run = a_run(ended_at=T0 - 150.0)
+    new, renewed = (Lease(JOB, RUN, expires_at=T0 + left_s) for left_s in (29.99, 25.0))
+
+    assert list(an_ended_run_holds_nothing(a_moment(run, leases=[new]))) == []
+    assert list(an_ended_run_holds_nothing(a_moment(run, leases=[renewed])))
+
+
 def test_what_was_on_its_way_when_faults_ended_may_be_held_for_a_while() -> None:
-    lease, run = Lease(JOB, RUN, expires_at=T0 + 30.0), a_run(ended_at=T0 - 500.0)
+    lease, run = Lease(JOB, RUN, expires_at=T0 + 20.0), a_run(ended_at=T0 - 500.0)
     lately, long_ago = (History(at_ease_since=T0 - ago_s) for ago_s in (5.0, 150.0))
 
     assert list(an_ended_run_holds_nothing(a_moment(run, leases=[lease], history=long_ago)))
@@ -137,7 +145,7 @@ def test_what_was_on_its_way_when_faults_ended_may_be_held_for_a_while() -> None
 
 
 def test_whose_clock_was_stepped_may_hold_a_lease_for_longer() -> None:
-    lease, run = Lease(JOB, RUN, expires_at=T0 + 30.0), a_run(ended_at=T0 - 150.0)
+    lease, run = Lease(JOB, RUN, expires_at=T0 + 20.0), a_run(ended_at=T0 - 150.0)
     moment = a_moment(run, leases=[lease], history=History(steps_clocks=True))
 
     assert list(an_ended_run_holds_nothing(moment)) == []
