@@ -1,6 +1,8 @@
 # make demo: a fresh machine -> a real job of 1,000 pages.   make test: everything that CI checks.
 PYTHON ?= python3
 BIN := .venv/bin
+# Most tests wait for processes and sockets more than they compute: two for each core.
+WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 
 .PHONY: demo test check format mutants clean
 
@@ -8,10 +10,11 @@ demo: .venv/.installed
 	$(BIN)/conveyor demo
 
 test: check .venv-servers/.installed .venv-localstack/.installed
-	@for program in redis-server strace; do command -v $$program >/dev/null \
-		|| { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends $$program; } \
-		|| echo "$$program cannot be installed here: its tests are skipped"; done
-	$(BIN)/pytest -n auto --dist loadscope
+	@for package in redis-server strace iproute2=ip; do program=$${package##*=} package=$${package%%=*}; \
+		command -v $$program >/dev/null \
+		|| { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends $$package; } \
+		|| echo "$$package cannot be installed here: its tests are skipped"; done
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 	$(BIN)/conveyor simulate --seeds 200
 
 check: .venv/.installed-test

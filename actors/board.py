@@ -23,17 +23,19 @@ MEMORY_S = 20.0
 class _Entry:
     reason: WaitReason | None = None
     since: float = 0.0
+    detail: str | None = None
     cleared_at: float | None = None
     ended: int = 0
     rate: float = 0.0
     last_miss: FailureReason | None = None
 
-    def note(self, reason: WaitReason | None, at: float) -> None:
+    def note(self, reason: WaitReason | None, at: float, detail: str | None) -> None:
         if reason is None:
             self.cleared_at = at if self.cleared_at is None else self.cleared_at
             return
         if reason is not self.reason or not self._is_held(at):
             self.reason, self.since = reason, at
+        self.detail = detail
         self.cleared_at = None
 
     def look(self, now: float, elapsed_s: float) -> Sighting:
@@ -45,7 +47,7 @@ class _Entry:
         rate = round(self.rate, 3)
         if self.reason is None or not self._is_held(now):
             return Sighting(rate=rate)
-        return Sighting(self.reason, self.since, rate)
+        return Sighting(self.reason, self.since, rate, self.detail)
 
     def _is_held(self, now: float) -> bool:
         return self.cleared_at is None or now - self.cleared_at < CALM_S
@@ -55,9 +57,11 @@ class WaitBoard:
     def __init__(self) -> None:
         self._runs: dict[RunId, _Entry] = {}
 
-    def note(self, run_id: RunId, reason: WaitReason | None, *, at: float) -> None:
+    def note(
+        self, run_id: RunId, reason: WaitReason | None, *, at: float, detail: str | None = None
+    ) -> None:
         """What holds a run up from now on; None when nothing does."""
-        self._runs.setdefault(run_id, _Entry()).note(reason, at)
+        self._runs.setdefault(run_id, _Entry()).note(reason, at, detail)
 
     def note_end(self, run_id: RunId) -> None:
         """A task has come to its end."""

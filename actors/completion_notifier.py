@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
 from actors.lanes import Lanes
 from conveyor.domain.ids import NoticeId
+from conveyor.domain.model import Notice
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.notifier import Notifier
 from conveyor.usecases import notices
 from conveyor.usecases.env import Env
+from conveyor.usecases.isolation import Crash, isolate
 from conveyor.usecases.notices import Postponed, Ready
 
 log = logging.getLogger(__name__)
@@ -74,7 +77,7 @@ class CompletionNotifier:
                 break
             if notice.notice_id in desk.under_way:
                 continue
-            ready = await notices.prepare(self.env, notice)
+            ready = await self._prepare(notice)
             if ready is None:
                 continue
             later = desk.lanes.enter(ready.job.caller, ready.receiver, now=self.env.now())
@@ -86,10 +89,24 @@ class CompletionNotifier:
         await notices.postpone(self.env, postponed)
         return is_crowded and bool(postponed)
 
+    async def _prepare(self, notice: Notice) -> Ready | None:
+        fields = {"event": notice.notice_id}
+        ready = await isolate(partial(notices.prepare, self.env, notice), "a notice", extra=fields)
+        if isinstance(ready, Crash):
+            await notices.fail_crashed(self.env, notice)
+            return None
+        return ready
+
     async def _deliver(self, ready: Ready, desk: _Desk) -> None:
         outcome = None
+        fields = {"event": ready.notice.notice_id}
         try:
-            outcome = await notices.deliver(self.env, self.notifier, ready)
+            deliver = partial(notices.deliver, self.env, self.notifier, ready)
+            done = await isolate(deliver, "a notice", extra=fields)
+            if isinstance(done, Crash):
+                await notices.fail_crashed(self.env, ready.notice)
+            else:
+                outcome = done
         except Unavailable as error:
             log.warning("delivery not recorded", extra={"cause": str(error)})
         finally:

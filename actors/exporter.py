@@ -9,45 +9,90 @@ Crashes: only by bug. An export that was cut off is due again and is begun anew.
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
+from conveyor.domain.changes import JobKey
 from conveyor.domain.export import Export
-from conveyor.domain.ids import ExportId
+from conveyor.domain.ids import CallerId, ExportId, JobId
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases import exports
 from conveyor.usecases.env import Env
+from conveyor.usecases.isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
+
+# Beyond the exports of one caller there are others.
+DUE_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
     env: Env
     period_s: float = 0.5
-    at_once_max: int = 2
+    at_once_max: int = 4
 
     async def run(self) -> None:
-        under_way: set[ExportId] = set()
+        under_way: dict[ExportId, CallerId] = {}
+        served_at: dict[CallerId, float] = {}
         async with trio.open_nursery() as nursery:
             while True:
                 try:
-                    for export in await exports.due(self.env, limit=100):
-                        if export.export_id in under_way or len(under_way) >= self.at_once_max:
-                            continue
-                        under_way.add(export.export_id)
+                    for export, caller in await self._choose(under_way, served_at):
+                        under_way[export.export_id] = caller
+                        served_at[caller] = trio.current_time()
                         nursery.start_soon(self._see_to, export, under_way)
                 except Unavailable as error:
                     log.warning("exports not read", extra={"cause": str(error)})
                 await trio.sleep(self.period_s)
 
-    async def _see_to(self, export: Export, under_way: set[ExportId]) -> None:
+    async def _choose(
+        self, under_way: Mapping[ExportId, CallerId], served_at: dict[CallerId, float]
+    ) -> list[tuple[Export, CallerId]]:
+        """At most half of all at once are one caller's, and the caller that was served longest ago
+        comes first: a caller with any number of large exports does not hold up another's."""
+        room = self.at_once_max - len(under_way)
+        if room <= 0:
+            return []
+        due: dict[CallerId, list[Export]] = {}
+        owners: dict[JobId, CallerId] = {}
+        for export in await exports.due(self.env, limit=DUE_MAX):
+            if export.job_id not in owners:
+                job = await self.env.store.read(JobKey(export.job_id))
+                owners[export.job_id] = CallerId("") if job is None else job.caller
+            if export.export_id not in under_way:
+                due.setdefault(owners[export.job_id], []).append(export)
+        busy = Counter(under_way.values())
+        for caller in [each for each in served_at if each not in due and each not in busy]:
+            del served_at[caller]
+        share = max(1, self.at_once_max // 2)
+        waiting = sorted(due, key=lambda caller: served_at.get(caller, -math.inf))
+        firsts = [
+            (export, caller)
+            for turn in range(share)
+            for caller in waiting
+            for export in due[caller][turn : turn + 1]
+            if busy[caller] + turn < share
+        ]
+        return firsts[:room]
+
+    async def _see_to(self, export: Export, under_way: dict[ExportId, CallerId]) -> None:
         extra = {"run": export.run_id, "export": export.export_id}
         try:
-            outcome = await exports.see_to(self.env, export)
-            log.info("export seen to", extra={**extra, "outcome": outcome.value})
+            # One that crashes its maker is due again when its claim lapses, a few times.
+            outcome = await isolate(
+                partial(exports.see_to, self.env, export), "an export", extra=extra
+            )
+            if isinstance(outcome, Crash):
+                return
+            level = logging.WARNING if outcome is exports.Exported.FAILED else logging.INFO
+            log.log(level, "export seen to", extra={**extra, "outcome": outcome.value})
         except Unavailable as error:
             log.warning("export put off", extra={**extra, "cause": str(error)})
         finally:
-            under_way.discard(export.export_id)
+            del under_way[export.export_id]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 import trio
@@ -21,6 +22,7 @@ from conveyor.domain.model import Batch
 from conveyor.ports.errors import BlobMissing, Unavailable
 from conveyor.usecases import ingest, reconcile
 from conveyor.usecases.env import Env
+from conveyor.usecases.isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,12 @@ class IngestStreamer:
         extra = {"run": batch.run_id, "batch": batch.batch_id}
         try:
             async with room:
-                outcome = await reconcile.finish_batch(self.env, batch)
+                # One that crashes its walker is given up after a few walks (SPEC 6.5).
+                walk = partial(reconcile.finish_batch, self.env, batch)
+                outcome = await isolate(
+                    walk, "a batch", expects=(BlobMissing, ValueError), extra=extra
+                )
+            if not isinstance(outcome, Crash):
                 log.info("batch walked", extra={**extra, "outcome": outcome.value})
         except (Unavailable, BlobMissing, ValueError) as error:
             # Left open: the sweeper brings it back, and gives it up when that never helps.

@@ -25,8 +25,9 @@ from conveyor.usecases.env import Env
 
 log = logging.getLogger(__name__)
 
-# Messages and claims outlive most fetches; only what has used up half of its time is renewed.
 _MAIL_MAX = 1_000
+# The visibility that a message still has when one beat was missed: enough for a slow call.
+_SPARE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -47,6 +48,12 @@ class _Desk:
     held: dict[str, _Held] = field(default_factory=dict)
     is_beating: bool = False
     waiting: list[Reply[None]] = field(default_factory=list)
+
+    def hold(self, hold: Hold) -> None:
+        receipt = hold.message.receipt
+        before = self.held.get(receipt)
+        renewed_at = trio.current_time() if before is None else before.renewed_at
+        self.held[receipt] = _Held(hold, renewed_at)
 
     def answer_later(self, reply: Reply[None] | None) -> None:
         if reply is not None:
@@ -71,8 +78,10 @@ class LeaseHeartbeater:
 
     @property
     def due_s(self) -> float:
-        """How old a message and a claim grow: as old as leaves room for a beat that is missed."""
-        return min(limits.VISIBILITY_S / 2, limits.VISIBILITY_S - 2 * self.interval_s - 1.0)
+        """How old a message and a claim are when a beat renews them: most fetches end before. The
+        beat comes up to one interval later, and one more if it is missed: with beats of 10 s that
+        is 20 s, 30 s or 40 s of the 45 s that a message stays hidden."""
+        return min(limits.VISIBILITY_S / 2, limits.VISIBILITY_S - 2 * self.interval_s - _SPARE_S)
 
     async def run(self, inbox: Inbox[HeartbeaterMessage]) -> None:
         desk = _Desk()
@@ -82,8 +91,7 @@ class LeaseHeartbeater:
                 for message in await receive_batch(inbox, _MAIL_MAX):
                     match message:
                         case Hold():
-                            held = _Held(message, trio.current_time())
-                            desk.held[message.message.receipt] = held
+                            desk.hold(message)
                         case Release(receipt, reply):
                             desk.held.pop(receipt, None)
                             desk.answer_later(reply)
@@ -122,10 +130,11 @@ class LeaseHeartbeater:
         return lost
 
     async def _renew_leases(self, held: Sequence[_Held]) -> list[_Held]:
+        leases = [each.hold.lease_id for each in held if each.hold.lease_id is not None]
         visits = [each.hold.visit_id for each in held if each.hold.visit_id is not None]
-        lost = await self.env.coordinator.renew(
-            [*(each.hold.lease_id for each in held), *visits], ttl_s=limits.LEASE_TTL_S
-        )
+        if not leases and not visits:
+            return []
+        lost = await self.env.coordinator.renew([*leases, *visits], ttl_s=limits.LEASE_TTL_S)
         return [
             each for each in held if not lost.isdisjoint((each.hold.lease_id, each.hold.visit_id))
         ]

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import trio
 
+from actors.call_line import CallPermit
 from actors.purse import Toll
 from actors.runtime import Reply
 from conveyor.domain.changes import Change
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.model import Batch, Job, Run, Task, TaskRef
 from conveyor.domain.settlement import Claim, SettleVerdict
+from conveyor.domain.waiting import WaitReason
 from conveyor.ports.queue import Message
 from conveyor.ports.signals import Receipt
 
@@ -25,9 +27,11 @@ from conveyor.ports.signals import Receipt
 class Work:
     """One message in hand, under one lease, and what came of claiming its task.
 
-    `make_room` passes slot and lease on to the next task: nothing is left to do but to write.
+    `make_room` passes slot and lease on to the next task: nothing is left to do but to write. It
+    answers False where they stay with this one. `defer` tells the poller that no task of the run
+    can be tried for so many seconds, or for a while where the number is None.
     `toll` is what its call may spend, where the run has a budget; `visit_id` its lease at a host
-    that takes few at a time.
+    that takes few at a time; `permit` its right to call a remote gateway.
     """
 
     job: Job
@@ -35,16 +39,21 @@ class Work:
     message: Message
     lease_id: LeaseId
     claim: Claim
-    make_room: Callable[[], None]
+    make_room: Callable[[], bool]
+    defer: Callable[[WaitReason, str, float | None], None]
     toll: Toll | None = None
     visit_id: LeaseId | None = None
+    permit: CallPermit | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep this alive: a lease, a message and a claim, and the work that needs all three."""
+    """Keep this alive: a lease, a message and a claim, and the work that needs all three.
 
-    lease_id: LeaseId
+    Without a lease it replaces the hold of a task that has its page and only has to write it.
+    """
+
+    lease_id: LeaseId | None
     message: Message
     claim: int
     work: trio.CancelScope
@@ -81,9 +90,11 @@ ShardWriterMessage = Settle
 
 @dataclass(frozen=True, slots=True)
 class RunUpdated:
-    """The run's row has changed; this is how it stands now."""
+    """How the run's row stands now. `is_signalled` when a change was reported, which the row need
+    not show; otherwise a scan came by, and the row may be as it was."""
 
     run: Run
+    is_signalled: bool = False
 
 
 PollerMessage = RunUpdated

@@ -46,6 +46,9 @@ MAIL_MAX = 1_000
 OVERLAP_S = 60.0
 POLLER_GRACE_S = 5.0
 DELTA_S = 10.0
+# The poller reads its run's row every WATCH_S (3 s) and has POLLER_GRACE_S to clean up; the rest is
+# for a slow store.
+LET_GO_S = 12.0
 
 MakePoller = Callable[[Job, Run, Mailbox[PollerMessage]], Child]
 
@@ -82,8 +85,10 @@ class QueueDiscovery:
         """A cold-start scan, deltas with overlap, and now and then everything again."""
         since, resync_at = 0.0, 0.0
         while True:
+            self._forget_ended(known)
             started_at = self.env.now()
-            is_full = trio.current_time() >= resync_at
+            # A wall clock that was set back by more than the overlap would hide what changes now.
+            is_full = trio.current_time() >= resync_at or started_at < since
             try:
                 await self._scan(known, 0.0 if is_full else since)
                 since = started_at - OVERLAP_S
@@ -104,31 +109,42 @@ class QueueDiscovery:
                 return
             after = page[-1].run_id
 
+    def _forget_ended(self, known: dict[RunId, Address[PollerMessage]]) -> None:
+        """A poller ends by itself once its run is over; its address is of no use then."""
+        for run_id in known.keys() - set(self.pollers.names()):
+            del known[run_id]
+
     async def _look_at(
         self, known: dict[RunId, Address[PollerMessage]], job_id: JobId, run_id: RunId
     ) -> None:
         try:
             run = await self.env.store.read(RunKey(job_id, run_id))
             if run is not None and run.status in RUN_LIVE:
-                await self._consider(known, run)
+                await self._consider(known, run, is_signalled=True)
             else:
                 await self._retire(known, run_id)
         except Unavailable as error:
             log.warning("run not looked at", extra={"run": run_id, "cause": str(error)})
 
-    async def _consider(self, known: dict[RunId, Address[PollerMessage]], run: Run) -> None:
+    async def _consider(
+        self,
+        known: dict[RunId, Address[PollerMessage]],
+        run: Run,
+        *,
+        is_signalled: bool = False,
+    ) -> None:
         """Makes a live run's poller be there and know; a run asked to stop is seen to its end."""
         if run.stop_requested_at is not None:
             await self._retire(known, run.run_id)
             # Whoever still works on it elsewhere will come by here too, and be the last.
-            if not await self.env.coordinator.count(run.run_id):
+            if not await self._is_held(run):
                 with suppress(Conflict):  # Whoever keeps changing it is done when we come again.
                     await runs.finish_stop(self.env, run.job_id, run.run_id)
             return
         address = known.get(run.run_id)
         if address is not None and run.run_id in self.pollers.names():
             try:
-                address.tell_nowait(RunUpdated(run))
+                address.tell_nowait(RunUpdated(run, is_signalled))
             except MailboxFull:
                 log.debug("poller has news enough", extra={"run": run.run_id})
             return
@@ -157,6 +173,15 @@ class QueueDiscovery:
         # What another fetches for us goes on there when we hang up.
         abandoned = held if self.env.policy.targets is None else 0
         message.reply.send(Receipt(held, abandoned, complete=is_complete))
+
+    async def _is_held(self, run: Run) -> bool:
+        """Whether work on a run that is being stopped still holds leases. Where these cannot be
+        counted, it counts as held for as long as a worker needs to notice and let go."""
+        assert run.stop_requested_at is not None
+        try:
+            return await self.env.coordinator.count(run.run_id) > 0
+        except Unavailable:
+            return 0 <= self.env.now() - run.stop_requested_at < LET_GO_S
 
     async def _held(self, run_id: RunId) -> int:
         """The leases of the run; an outage must not keep its work from being ended."""

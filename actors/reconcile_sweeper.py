@@ -12,17 +12,28 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import trio
 
+from actors.clock_watch import ClockWatch
 from actors.messages import BatchStalled, StreamerMessage
 from actors.runtime import Address
 from conveyor.domain.errors import Refused
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import Run
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import expiry, reconcile
+from conveyor.usecases import clock_repairs, expiry, reconcile, retention
 from conveyor.usecases.env import Env
+from conveyor.usecases.isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# The pool of the one lease that workers share for sweeping; no job and no run have such ids. The
+# two differ, as an engine may keep both kinds of names in one place.
+_SWEEP_POOL, _SWEEP_RUN = JobId("sweep"), RunId("sweeper")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +47,46 @@ class ReconcileSweeper:
 
     async def run(self) -> None:
         idle_s = self.batch_idle_at_start_s
+        drained: dict[RunId, Run] = {}
+        queues_at: float | None = None
+        watch = ClockWatch(self.env.clock)
+        # Before this process started, its clock may have been ahead.
+        is_suspect = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._place_forever)
             nursery.start_soon(self._scrub_forever)
             while True:
                 await self._attempt("batches", partial(self._resume_batches, idle_s))
-                await self._attempt("runs", self._sweep_runs)
-                await self._attempt("queues", partial(reconcile.close_ended_queues, self.env))
-                await self._attempt("expiries", partial(expiry.sweep_expired, self.env))
+                is_suspect |= watch.was_set_back()
+                if is_suspect:
+                    await self._attempt("batches from ahead", self._resume_batches_from_ahead)
+                if await self._is_our_turn():
+                    if is_suspect:
+                        await self._attempt("clock", partial(clock_repairs.pull_back, self.env))
+                    is_suspect = False
+                    await self._attempt("runs", partial(self._sweep_runs, drained))
+                    queues_at = await self._close_queues(queues_at)
+                    await self._attempt("expiries", partial(expiry.sweep_expired, self.env))
+                    await self._attempt("rows", partial(retention.remove_old_rows, self.env))
                 idle_s = self.batch_idle_s
                 await trio.sleep(self.period_s)
+
+    async def _is_our_turn(self) -> bool:
+        """Takes the lease of the sweep, so that of many workers one looks at every run. It ages
+        out before the next round; where it cannot be asked for, a sweep too many does no harm."""
+        try:
+            taken = await self.env.coordinator.acquire(
+                _SWEEP_POOL, _SWEEP_RUN, count_max=1, cap=1, ttl_s=self.period_s / 2
+            )
+        except Unavailable as error:
+            log.warning("swept without a lease", extra={"cause": str(error)})
+            return True
+        return bool(taken)
+
+    async def _close_queues(self, last_at: float | None) -> float | None:
+        """When the last complete pass over ended runs began."""
+        close = partial(reconcile.close_ended_queues, self.env, last_at=last_at)
+        return await self._attempt("queues", close) or last_at
 
     async def _place_forever(self) -> None:
         while True:
@@ -57,10 +98,11 @@ class ReconcileSweeper:
             is_left = await self._attempt("scrubs", partial(reconcile.scrub_due, self.env))
             await trio.sleep(0 if is_left else self.scrub_period_s)
 
-    async def _attempt(self, what: str, sweep: Callable[[], Awaitable[object]]) -> object:
+    async def _attempt(self, what: str, sweep: Callable[[], Awaitable[T]]) -> T | None:
         """One outage, or one run that changes too fast, must not keep the rest waiting."""
         try:
-            return await sweep()
+            done = await isolate(sweep, f"the sweep of {what}", expects=(Refused,))
+            return None if isinstance(done, Crash) else done
         except (Unavailable, Refused) as error:
             log.warning("sweep put off", extra={"sweep": what, "cause": str(error)})
             return None
@@ -69,8 +111,12 @@ class ReconcileSweeper:
         for batch in await reconcile.stalled_batches(self.env, idle_s=idle_s):
             await self.streamer.tell(BatchStalled(batch))
 
-    async def _sweep_runs(self) -> None:
-        repairs = await reconcile.sweep_runs(self.env)
+    async def _resume_batches_from_ahead(self) -> None:
+        for batch in await clock_repairs.batches_from_ahead(self.env):
+            await self.streamer.tell(BatchStalled(batch))
+
+    async def _sweep_runs(self, drained: dict[RunId, Run]) -> None:
+        repairs = await reconcile.sweep_runs(self.env, drained)
         if repairs.completed or repairs.stopped or repairs.resent:
             log.info(
                 "runs repaired",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import trio
 
 from actors.doorkeeper import Doorkeeper, Visit
-from actors.gate import FairGate
+from actors.gate import FairGate, Preemptible
 from actors.purse import Purse, Toll
 from conveyor.domain import limits
 from conveyor.domain.ids import CallerId, LeaseId
@@ -20,6 +20,9 @@ from conveyor.ports.coordinator import Coordinator
 # A lease that is passed on has one beat to spare: it lives through two from its last start.
 REUSE_S_MAX = limits.LEASE_TTL_S - 2 * limits.BEAT_S - 1.0
 MISSES_UNTIL_ONE = 2
+# How long a run that cannot be worked on rests: short enough that work goes on soon after the cause
+# has passed, long enough that tasks are not taken and handed back all the time.
+DEFER_S, DEFER_S_MAX, DEFER_DOUBLINGS_MAX = 0.5, 30.0, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,22 @@ class Desk:
     doors: Doorkeeper | None = None
     waits_for: WaitReason | None = None
     is_refused: bool = False
+    deferred_until: float = -math.inf
+    deferred_for: WaitReason | None = None
+    deferred_detail: str | None = None
+    deferrals: int = 0
+
+    def defer(self, reason: WaitReason, detail: str, delay_s: float | None) -> None:
+        """No task of the run can be tried for a while: as long as `delay_s` says, else longer each
+        time until a task ends. Tasks that were under way together count once."""
+        now = trio.current_time()
+        if now >= self.deferred_until:
+            self.deferrals += 1
+        if delay_s is None:
+            delay_s = DEFER_S * 2.0 ** min(self.deferrals - 1, DEFER_DOUBLINGS_MAX)
+        self.deferred_until = max(self.deferred_until, now + min(delay_s, DEFER_S_MAX))
+        self.deferred_for, self.deferred_detail = reason, detail
+        self.news.set()
 
     async def wait_news(self, timeout_s: float) -> None:
         with trio.move_on_after(timeout_s):
@@ -94,18 +113,34 @@ class Seat:
     caller: CallerId
     lease_id: LeaseId
     is_aside: bool = False
+    fetch: Preemptible | None = None
 
-    def make_room(self) -> None:
-        if self.gate.step_aside(self.caller, self.desk.run.run_id):
-            self.is_aside = True
+    def allow_preemption(self, scope: trio.CancelScope, *, receives: int) -> None:
+        self.fetch = self.gate.allow_preemption(
+            self.caller,
+            lambda: scope.cancel(reason="a caller with fewer slots waits"),
+            receives=receives,
+        )
+
+    def make_room(self) -> bool:
+        """The page is there: from here on nothing interrupts the task."""
+        self._forbid_preemption()
+        self.is_aside = self.gate.step_aside(self.caller, self.desk.run.run_id)
+        if self.is_aside:
             self._pass_on_lease()
+        return self.is_aside
 
     def leave(self) -> None:
+        self._forbid_preemption()
         if self.is_aside:
             self.gate.leave()
         else:
             self.gate.give_back(self.caller, self.desk.run.run_id, 1)
             self._pass_on_lease()
+
+    def _forbid_preemption(self) -> None:
+        if self.fetch is not None:
+            self.gate.forbid_preemption(self.fetch)
 
     def _pass_on_lease(self) -> None:
         self.desk.inflight_count -= 1

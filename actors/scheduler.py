@@ -9,18 +9,27 @@ Crashes: only by bug. What was not fired is still due.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
+from actors.clock_watch import ClockWatch
+from conveyor.domain.ids import JobId
 from conveyor.domain.schedules import Schedule
 from conveyor.domain.walltime import UnknownZone
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import schedules
+from conveyor.usecases import clock_repairs, schedules
 from conveyor.usecases.env import Env
+from conveyor.usecases.isolation import Crash, isolate
 from conveyor.usecases.schedules import Fired
 
 log = logging.getLogger(__name__)
+
+# A schedule that crashed so often is left alone by this process. It stays due for the next one,
+# which may have a version of the program that can fire it.
+CRASHES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +37,27 @@ class Scheduler:
     env: Env
     period_s: float = 1.0
     page_rows: int = 200
+    crashes: Counter[JobId] = field(default_factory=Counter)
 
     async def run(self) -> None:
+        watch = ClockWatch(self.env.clock)
+        is_suspect = True  # Before this process started, its clock may have been ahead.
         while True:
+            is_suspect |= watch.was_set_back()
             try:
+                if is_suspect:
+                    await self._realign()
+                is_suspect = False
                 delay_s = await self._fire_due()
             except Unavailable as error:
                 log.warning("schedules not read", extra={"cause": str(error)})
                 delay_s = self.period_s
             await trio.sleep(delay_s)
+
+    async def _realign(self) -> None:
+        count = await clock_repairs.realign_schedules(self.env)
+        if count:
+            log.warning("schedules realigned: the clock was ahead", extra={"schedules": count})
 
     async def _fire_due(self) -> float:
         """Fires all that is due and answers how long nothing else will be."""
@@ -57,10 +78,16 @@ class Scheduler:
         """One that cannot be fired now must not keep the others waiting."""
         assert schedule.next_fire_at is not None
         extra = {"job": schedule.job_id, "late_s": self.env.now() - schedule.next_fire_at}
+        if self.crashes[schedule.job_id] >= CRASHES_MAX:
+            return
         try:
-            fired = await schedules.fire(self.env, schedule.job_id)
+            fire = partial(schedules.fire, self.env, schedule.job_id)
+            fired = await isolate(fire, "a schedule", expects=(UnknownZone,), extra=extra)
         except (Unavailable, UnknownZone) as error:
             log.warning("fire put off", extra={**extra, "cause": str(error)})
+            return
+        if isinstance(fired, Crash):
+            self.crashes[schedule.job_id] += 1
             return
         if fired in {Fired.STARTED, Fired.PASSED}:
             log.info("schedule fired", extra={**extra, "outcome": fired.value})

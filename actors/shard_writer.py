@@ -3,8 +3,9 @@
 Owns:    nothing but the group in hand.
 Hears:   Settle.
 Says:    the verdict, on the slip that came with the settle.
-Crashes: when the store stays away. The group in hand is told that nobody knows; its claims lapse
-         and the tasks come back, so nothing is lost.
+Crashes: only by bug outside of a settle. While the store stays away, each group is told that
+         nobody knows, and those who sent it send it again; a settle that crashes the writer is
+         told so, and the others of its group are written without it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -20,12 +22,13 @@ from actors.messages import Settle, ShardWriterMessage
 from actors.runtime import Inbox, drain_nowait
 from conveyor.domain import settlement
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.settlement import NoVerdict, Settled, SettleVerdict
+from conveyor.domain.settlement import NotSettled, NoVerdict, Settled, SettleVerdict
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
 from conveyor.usecases import runs
 from conveyor.usecases.env import Env
+from conveyor.usecases.isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ class ShardWriter:
             while True:
                 group = await self._gather(inbox)
                 try:
-                    verdicts = await self._commit(group)
+                    verdicts = await self._commit_isolated(group)
                 except BaseException:
                     for settle in group:
                         settle.reply.send(NoVerdict())
@@ -74,6 +77,27 @@ class ShardWriter:
             is_whole = len(group) >= pace.settle_max or trio.current_time() >= ends_at
             if is_whole or self.is_urgent():
                 return group
+
+    async def _commit_isolated(self, group: Sequence[Settle]) -> list[SettleVerdict]:
+        """The verdicts of a group. One that crashes the writer is found by halving the group."""
+        try:
+            verdicts = await isolate(
+                partial(self._commit, group),
+                "a settle",
+                extra={"count": len(group), "first": _name(group[0])},
+            )
+        except Unavailable as error:
+            log.warning("settles given up", extra={"count": len(group), "cause": str(error)})
+            return [NoVerdict()] * len(group)
+        if not isinstance(verdicts, Crash):
+            return verdicts
+        if len(group) == 1:
+            return [NotSettled()]
+        half = len(group) // 2
+        return [
+            *await self._commit_isolated(group[:half]),
+            *await self._commit_isolated(group[half:]),
+        ]
 
     async def _commit(self, group: Sequence[Settle]) -> list[SettleVerdict]:
         """Every change is fenced by its claim, so repeating one of unknown outcome is safe."""
@@ -106,12 +130,19 @@ class ShardWriter:
                     drained.add((settle.ref.job_id, settle.ref.run_id))
         try:
             for job_id, run_id in sorted(drained):
-                await runs.look(self.env, job_id, run_id)
+                look = partial(runs.look, self.env, job_id, run_id)
+                if isinstance(await isolate(look, "a run", extra={"run": run_id}), Crash):
+                    # Not acked: whoever receives these looks again, later and later.
+                    messages = [each for each in messages if each.ref.run_id != run_id]
             if messages:
                 await self.env.queue.ack(messages)
         except Unavailable as error:
             # Redelivery finds these tasks done, looks again and acks.
             log.warning("acks skipped", extra={"count": len(messages), "cause": str(error)})
+
+
+def _name(settle: Settle) -> str:
+    return settle.ref.task_id
 
 
 def _outcome(settle: Settle, verdict: SettleVerdict) -> str:

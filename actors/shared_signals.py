@@ -10,6 +10,7 @@ import trio
 
 from conveyor.domain.ids import JobId, RunId
 from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.errors import Unavailable
 from conveyor.ports.signals import Receipt, Signals
 
 LOOK_S = 0.02
@@ -41,19 +42,26 @@ class SharedSignals:
         await (self.ring if self.local is None else self.local.batch_opened)(job_id, run_id)
 
     async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
-        """Others cannot answer: the leases are all that we share with them."""
-        held = await self.coordinator.count(run_id)
-        receipt = Receipt(held, held if self.can_abandon else 0, complete=False)
+        """Others cannot answer: the leases are all that we share with them. While these cannot be
+        counted the receipt is not complete, but work is ended all the same."""
+        held = await self._count(run_id)
+        receipt = Receipt(held or 0, (held or 0) if self.can_abandon else 0, complete=False)
         with trio.move_on_after(deadline_s):
             await self.tell(job_id, run_id)
             if self.local is not None:
                 await self.local.teardown(job_id, run_id, deadline_s=deadline_s)
-            is_held = True
-            while is_held:
-                is_held = await self.coordinator.count(run_id) > 0
-                await trio.sleep(LOOK_S if is_held else 0)
-            return msgspec.structs.replace(receipt, complete=True)
+            left = await self._count(run_id)
+            while left:
+                await trio.sleep(LOOK_S)
+                left = await self._count(run_id)
+            return msgspec.structs.replace(receipt, complete=left == 0)
         return receipt
+
+    async def _count(self, run_id: RunId) -> int | None:
+        try:
+            return await self.coordinator.count(run_id)
+        except Unavailable:
+            return None
 
 
 async def tell_nobody(job_id: JobId, run_id: RunId) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from actors.board import WaitBoard
+from actors.call_limiter import CallLimiter
 from actors.completion_notifier import CompletionNotifier
 from actors.exporter import Exporter
 from actors.gate import FairGate
@@ -44,6 +45,7 @@ from actors.runtime import (
 )
 from actors.scheduler import Scheduler
 from actors.shard_writer import ShardWriter
+from actors.storage_breaker import StorageBreaker
 from actors.task_runner import TaskRunner
 from actors.wait_reporter import WaitReporter
 from conveyor.domain.ids import JobId, RunId
@@ -170,14 +172,20 @@ def _fetching(
 ) -> list[Child]:
     metrics.inflight.set_function(lambda: gate.inflight_count)
     board = WaitBoard()
+    storage = StorageBreaker(env.random)
+    metrics.storage.away.set_function(lambda: storage.is_open)
+    metrics.storage.pages_held.set_function(lambda: storage.held_count)
     runner = TaskRunner(
         env=env,
         gateway=gateway,
         heartbeater=mail.heartbeater.address,
         writers=[mailbox.address for mailbox in mail.writers],
         metrics=metrics,
+        storage=storage,
         board=board,
     )
+    # Only a gateway elsewhere has limits and outages of its own.
+    calls = CallLimiter(env, metrics) if env.policy.targets is None else None
     pollers = DynamicSupervisor("runs", stop_grace_s=POLLER_GRACE_S, exhaustion=Exhaustion.DROP)
 
     def make_poller(job: Job, run: Run, mailbox: Mailbox[PollerMessage]) -> Child:
@@ -189,7 +197,9 @@ def _fetching(
             run_task=runner.run,
             price=gateway.price,
             metrics=metrics,
+            storage=storage,
             board=board,
+            calls=calls,
         )
         return Child(
             run.run_id,
@@ -212,6 +222,7 @@ def _fetching(
             Child(f"shard_writer_{number}", run=writer.run, mailbox=mailbox)
             for number, mailbox in enumerate(mail.writers)
         ),
+        *([] if calls is None else [Child("call_limiter", run=calls.run)]),
         nest(pollers),
         Child("queue_discovery", run=discovery.run, mailbox=mail.discovery),
         Child("wait_reporter", run=WaitReporter(env=env, board=board, gate=gate).run),

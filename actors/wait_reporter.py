@@ -62,7 +62,7 @@ class WaitReporter:
                 await outlook.take_back_presence(self.env)
 
     async def _leave(self, sightings: dict[RunId, Sighting]) -> None:
-        presence = Presence(self.gate.capacity, self.gate.inflight_count)
+        presence = Presence(self.gate.slots_count, self.gate.inflight_count)
         try:
             await outlook.leave_marks(self.env, presence, sightings)
         except Unavailable as error:

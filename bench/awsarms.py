@@ -24,6 +24,7 @@ from conveyor.engines.aws.plane import LeanPlane
 from conveyor.engines.aws.seam import LayeredSeam, Plane
 from conveyor.engines.aws.signing import Credentials
 from conveyor.net.pool import HttpPool
+from conveyor.net.slots import PoolLimits
 
 DEADLINE_S = 60.0
 
@@ -82,7 +83,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @asynccontextmanager
 async def _a_lean_plane(access: Access) -> AsyncGenerator[LeanPlane, None]:
-    pool = HttpPool(TargetPolicy(allow_private=True))
+    pool = HttpPool(TargetPolicy(allow_private=True), PoolLimits(trusts_peers=True))
     yield LeanPlane(access=access, pool=pool, now=time.time)
     pool.close()
 

@@ -7,6 +7,7 @@ a process and the rest of the world is a link, which can take time, and be cut a
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from actors.messages import PollerMessage
 from actors.run_poller import RunPoller
 from actors.runtime import Mailbox
 from actors.shard_writer import ShardWriter
+from actors.storage_breaker import StorageBreaker
 from actors.task_runner import TaskRunner
 from actors.tree import LocalSignals, Mailboxes
 from conveyor.domain.backpressure import Lines
@@ -154,6 +156,8 @@ class _Distant:
 
     def __getattr__(self, method: str) -> Any:
         target: Callable[..., Awaitable[Any]] = getattr(self._port, method)
+        if not inspect.iscoroutinefunction(target):  # It asks nobody at the other end.
+            return target
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             self._link.asked[method] += 1
@@ -235,12 +239,14 @@ async def dispatch(env: Env, gate: FairGate, arm: Arm, accepted: Accepted) -> No
     """One process: its dispatchers on one queue, until they are cancelled or the run is over."""
     mail = Mailboxes()
     metrics, gateway = make_metrics(CollectorRegistry()), ThinkingGateway(arm.think_s)
+    storage = StorageBreaker(env.random)
     runner = TaskRunner(
         env=env,
         gateway=gateway,
         heartbeater=mail.heartbeater.address,
         writers=[mailbox.address for mailbox in mail.writers],
         metrics=metrics,
+        storage=storage,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(LeaseHeartbeater(env=env).run, mail.heartbeater.open_inbox())
@@ -256,6 +262,7 @@ async def dispatch(env: Env, gate: FairGate, arm: Arm, accepted: Accepted) -> No
                 run_task=runner.run,
                 price=gateway.price,
                 metrics=metrics,
+                storage=storage,
             )
             news: Mailbox[PollerMessage] = Mailbox(capacity=10)
             nursery.start_soon(poller.run, news.open_inbox())

@@ -31,7 +31,7 @@ from conveyor.engines.aws.engine import engine_on, make_ready
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.seam import LayeredSeam
 from conveyor.engines.system import VirtualClock
-from conveyor.ports.gateway import Outcome, Scraped, ScrapeRequest
+from conveyor.ports.gateway import Contact, GatewayReport, Outcome, Scraped, ScrapeRequest
 from conveyor.ports.notifier import Delivered, Message, NotDelivered, Unresolved
 from conveyor.shared_engine import names_of, share
 from conveyor.simulation.models import AwsModel, Fate, Pessimism, RedisModel
@@ -45,6 +45,8 @@ from conveyor.usecases.jobs import Accepted, Submission, submit
 
 EPOCH_S = 1_800_000_000.0
 LATENCY_S = (0.002, 0.012)
+# Calls that a key may have under way, for each slot: the plan at the gateway is not the limit here.
+PLAN_SLOTS = 2
 BODY = b"<p>a page</p>" * 40
 T = TypeVar("T")
 
@@ -88,25 +90,38 @@ class Plan:
 @dataclass(slots=True)
 class SlowGateway:
     """Pages of the long list take as long as pages do: `think_s` on average, a few of them far
-    longer. Those of short lists take just as long: whatever is more, they have waited."""
+    longer. Those of short lists take just as long: whatever is more, they have waited.
+
+    Each key may have `calls_max` calls under way, and every answer says so, as ZenRows does: the
+    workers keep to a small number of calls until a gateway has told them."""
 
     think_s: float
     draw: random.Random
-    inflight: int = 0
+    calls_max: int
     served: int = 0
+    by_key: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def inflight(self) -> int:
+        return self.by_key.total()
 
     def price(self, params: Mapping[str, str]) -> Price:
         return Price()
 
     async def scrape(self, request: ScrapeRequest) -> Outcome:
-        self.inflight += 1
+        key = request.partition
+        self.by_key[key] += 1
         is_long = request.url.startswith(LONG_HOST)
         try:
             await trio.sleep(self.draw.expovariate(1 / self.think_s) if is_long else self.think_s)
         finally:
-            self.inflight -= 1
+            remaining = self.calls_max - self.by_key[key]
+            self.by_key[key] -= 1
         self.served += 1
-        return Scraped(status=200, content_type="text/html", body=BODY)
+        report = GatewayReport(
+            contact=Contact.ANSWERED, limit=self.calls_max, remaining=max(0, remaining)
+        )
+        return Scraped(status=200, content_type="text/html", body=BODY, report=report)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,7 +139,7 @@ class NobodyToTell:
     async def deliver(self, message: Message) -> Delivered | NotDelivered:
         raise AssertionError("no job here has a webhook")
 
-    async def resolve(self, webhook: Webhook) -> Unresolved | None:
+    async def resolve(self, webhook: Webhook, partition: str) -> Unresolved | None:
         return None
 
 
@@ -163,7 +178,7 @@ async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
     names = names_of(plan.settings)
     await make_ready(_a_seam(model, draw, meter), names, region="us-east-1")
     watch = await engine_on(_a_seam(model, draw, Meter()), model, names, clock=clock, random=draw)
-    gateway = SlowGateway(plan.think_s, draw)
+    gateway = SlowGateway(plan.think_s, draw, calls_max=PLAN_SLOTS * plan.workers * plan.slots)
     async with AsyncExitStack() as stack:
         worlds = [
             await stack.enter_async_context(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import logging
 import random
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -17,20 +18,23 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.gate import FairGate
+from actors.gate import FairGate, slots_count
+from actors.run_poller import WATCH_S
 from actors.runtime import Child, Intensity, Strategy, Supervisor, nest
 from actors.tree import LocalSignals, Mailboxes, helper_tree, one_writer, worker_tree
 from actors.worker_process import STOP_S, WorkerProcess
-from conveyor.api.auth import Authenticator, KeyList, Passthrough
-from conveyor.config import BadSettings, Settings, environ_of
+from conveyor.api.auth import Authenticator, Passthrough, WatchedKeys
+from conveyor.api.origins import Origins
+from conveyor.config import BadSettings, KeyFile, Settings, environ_of
 from conveyor.domain import ids, limits
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.engines.embedded import join_engine, open_engine
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
-from conveyor.engines.http.zenrows import ZenrowsGateway
+from conveyor.engines.http.zenrows import ZenrowsGateway, has_key
 from conveyor.engines.system import AesVault, SystemClock, ThreadAside, load_or_create_secret
 from conveyor.engines.system.crash import BadCrashPoint, CrashSwitch, crashing, parse_crash_point
+from conveyor.engines.system.secret_check import check_secret, refuse_lost_secret
 from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
 from conveyor.ports.aside import Aside
@@ -38,11 +42,13 @@ from conveyor.ports.blobs import Blobs
 from conveyor.ports.cache import Cache
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.notifier import Notifier
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from conveyor.telemetry import EngineUsage, Metered, Metrics, make_metrics
+from conveyor.usecases import clock_repairs
 from conveyor.usecases.env import Cadence, Env, Pace, Policy
 
 if TYPE_CHECKING:
@@ -52,6 +58,11 @@ DIRECT = "direct"
 AWS = "aws"
 # Where every look is billed, and every worker of a fleet looks.
 SELDOM = Cadence(notices_s=5.0, schedules_s=5.0, exports_s=5.0, scrubs_s=30.0, sweeps_s=30.0)
+
+log = logging.getLogger(__name__)
+
+# How long a worker that has noticed a stop takes to end its fetches, most of the time.
+_ENDING_S = 1.0
 
 
 class Engine(Protocol):
@@ -70,7 +81,7 @@ class World:
     """An open engine with everything around it, and no actor running yet.
 
     `listeners` pass on to the worker what other processes tell; `meter` counts what a shared engine
-    is asked.
+    is asked. A process whose storage is not sound is not ready.
     """
 
     settings: Settings
@@ -82,12 +93,22 @@ class World:
     metrics: Metrics
     listeners: Sequence[Child] = ()
     meter: Metered | None = None
+    is_sound: Callable[[], bool] = lambda: True
 
     def authenticator(self) -> Authenticator:
         secret = _secret(self.settings)
         if self.settings.auth == "keys":
-            return KeyList.of(self.settings.api_keys, secret=secret)
+            return WatchedKeys(self._key_file(), secret=secret, now_s=trio.current_time)
         return Passthrough(secret)
+
+    def _key_file(self) -> KeyFile:
+        path = self.settings.api_keys_file
+        assert path is not None
+        return KeyFile(path)
+
+    def origins(self) -> Origins:
+        """How callers reach this server (SPEC 8.5)."""
+        return Origins(public_url=self.settings.public_url, proxies=self.settings.trusted_proxies)
 
     def app(self, *, ready: Callable[[], bool]) -> QuartTrio:
         # Here, because only a server needs the web framework: it is most of the time to start.
@@ -98,7 +119,8 @@ class World:
             self.authenticator(),
             notifier=self.notifier,
             metrics=self.metrics,
-            ready=ready,
+            ready=lambda: ready() and self.is_sound(),
+            origins=self.origins(),
         )
 
     async def drain(self) -> None:
@@ -120,7 +142,9 @@ class World:
         if count == 0:
             return []
         helper = WorkerProcess(
-            command=(sys.executable, "-m", "conveyor.cli.main", "worker"),
+            # Without -P the working directory comes first among the places of modules, and what
+            # somebody left there would be run.
+            command=(sys.executable, "-P", "-m", "conveyor.cli.main", "worker"),
             environ=environ_of(self.settings),
         )
         children = [
@@ -133,6 +157,12 @@ class World:
             for number in range(1, count + 1)
         ]
         return [nest(Supervisor("processes", strategy=Strategy.ONE_FOR_ONE, children=children))]
+
+    def service(self, *also: Child) -> Supervisor:
+        """A worker with others beside it, such as an API, that its restarts do not touch: they need
+        its mailboxes, which outlive its actors. A worker that gives up ends all of them."""
+        worker = nest(self.worker(), intensity=Intensity(restarts_max=0))
+        return Supervisor("service", strategy=Strategy.ONE_FOR_ONE, children=[worker, *also])
 
     def worker(self, *also: Child) -> Supervisor:
         return worker_tree(
@@ -159,7 +189,9 @@ async def open_world(settings: Settings, *, role: str) -> AsyncGenerator[World, 
         return
     async with open_engine(settings.data_dir, clock=clock, random=randomness, owner=role) as engine:
         with _around(settings, engine, clock, randomness, Mailboxes()) as world:
-            yield world
+            check_secret(settings.data_dir, world.env.vault)
+            await _learn_newest_ids(world.env)
+            yield replace(world, is_sound=engine.health.is_sound)
 
 
 @asynccontextmanager
@@ -180,6 +212,7 @@ async def _open_shared_world(
     ) as shared:
         signals = replace(shared.signals, local=None) if role == "api" else shared.signals
         with _around(settings, shared, clock, randomness, mail) as world:
+            await shared.secret.check(world.env.vault)
             world.metrics.coordinator_away.set_function(shared.is_away)
             looks = {} if shared.cache is None else shared.cache.looks
             world.metrics.registry.register(EngineUsage(shared.meter, looks))
@@ -191,7 +224,16 @@ async def _open_shared_world(
                 cache=_crashing_cache(settings, shared.cache),
                 is_apart=shared.is_away,
             )
+            await _learn_newest_ids(env)
             yield replace(world, env=env, listeners=shared.listeners, meter=shared.meter)
+
+
+async def _learn_newest_ids(env: Env) -> None:
+    """An engine that cannot be read now is no reason not to start."""
+    try:
+        await clock_repairs.learn_newest_ids(env)
+    except Unavailable as error:
+        log.warning("newest ids not read", extra={"cause": str(error)})
 
 
 async def make_ready(settings: Settings) -> Sequence[str]:
@@ -221,6 +263,7 @@ async def join_world(settings: Settings) -> AsyncGenerator[World, None]:
     clock, randomness = SystemClock(), random.SystemRandom()
     async with join_engine(settings.data_dir, clock=clock, random=randomness) as engine:
         with _around(settings, engine, clock, randomness, Mailboxes()) as world:
+            check_secret(settings.data_dir, world.env.vault)
             yield world
 
 
@@ -278,11 +321,15 @@ def make_env(
             shard_count=settings.task_shard_count,
             max_inflight=settings.max_inflight,
             targets=targets if settings.gateway_url == DIRECT else None,
+            has_gateway_key=has_key(settings.gateway_url),
             webhooks=targets,
             knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
             body_days=settings.body_days,
+            row_days=settings.row_days,
+            quotas=settings.quotas,
             pace=_shared_pace(settings) if settings.engine == AWS else Pace(),
             cadence=SELDOM if settings.engine == AWS else Cadence(),
+            unseen_s=0.0 if settings.redis_url is None else WATCH_S + _ENDING_S,
         ),
         aside=aside,
     )
@@ -337,7 +384,7 @@ def _gateway(settings: Settings, env: Env) -> Iterator[Gateway]:
 
 @contextmanager
 def _pool(targets: TargetPolicy, pool_limits: PoolLimits) -> Iterator[HttpPool]:
-    pool = HttpPool(targets, pool_limits)
+    pool = HttpPool(targets, pool_limits, aside=ThreadAside())
     try:
         yield pool
     finally:
@@ -350,8 +397,9 @@ def _targets(settings: Settings) -> TargetPolicy:
 
 def _pool_limits(settings: Settings) -> PoolLimits:
     return PoolLimits(
-        connections_max=2 * settings.concurrency + 64,
-        connections_per_origin_max=settings.concurrency,
+        connections_max=2 * slots_count(settings.concurrency) + 64,
+        # Every slot: one caller's connections must not keep another from the same site.
+        connections_per_origin_max=slots_count(settings.concurrency),
         # A gateway may be silent for as long as a page takes it; the total deadline still holds.
         read_timeout_s=60.0 if settings.gateway_url == DIRECT else limits.SCRAPE_DEADLINE_S,
     )
@@ -360,7 +408,15 @@ def _pool_limits(settings: Settings) -> PoolLimits:
 def _secret(settings: Settings) -> bytes:
     if settings.secret_key is not None:
         return hashlib.sha256(settings.secret_key.encode()).digest()
-    return load_or_create_secret(settings.data_dir / "secret.key")
+    refuse_lost_secret(settings.data_dir)
+    path = settings.data_dir / "secret.key"
+    try:
+        return load_or_create_secret(path)
+    except (OSError, ValueError) as error:
+        raise BadSettings(
+            f"the secret key cannot be read from or kept in {path} ({error}): put the file back as "
+            "it was, or set CONVEYOR_SECRET_KEY"
+        ) from None
 
 
 def settle_the_collector() -> None:

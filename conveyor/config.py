@@ -9,14 +9,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from conveyor.api.origins import Network, parse_networks
 from conveyor.domain import limits
 from conveyor.domain.budget import MICROS, micros_from
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.quotas import DEFAULTS, Quota, Quotas
 
 V = TypeVar("V")
 
+_QUOTA_DIGITS_MAX = 18
 _ON = frozenset({"1", "true", "yes", "on"})
 _OFF = frozenset({"", "0", "false", "no", "off"})
+
+
+KEYS_FILE = "CONVEYOR_API_KEYS_FILE"
+
+
+QUOTAS = {
+    "CONVEYOR_QUOTA_LIVE_RUNS": Quota.LIVE_RUNS,
+    "CONVEYOR_QUOTA_OPEN_JOBS": Quota.OPEN_JOBS,
+    "CONVEYOR_QUOTA_STORED_TASKS": Quota.STORED_TASKS,
+    "CONVEYOR_QUOTA_STORED_BYTES": Quota.STORED_BYTES,
+    "CONVEYOR_QUOTA_EXPORTS_PER_RUN": Quota.EXPORTS_PER_RUN,
+    "CONVEYOR_QUOTA_UPLOAD_SLOTS": Quota.UPLOAD_SLOTS,
+    "CONVEYOR_QUOTA_REQUESTS_PER_S": Quota.REQUESTS_PER_S,
+    "CONVEYOR_QUOTA_STREAMS": Quota.STREAMS,
+    "CONVEYOR_QUOTA_AUDITS": Quota.AUDITS,
+    "CONVEYOR_QUOTA_WEBHOOK_TESTS_PER_MIN": Quota.WEBHOOK_TESTS_PER_MIN,
+    "CONVEYOR_QUOTA_ADDRESS_CALLERS": Quota.ADDRESS_CALLERS,
+    "CONVEYOR_QUOTA_ADDRESS_REQUESTS_PER_S": Quota.ADDRESS_REQUESTS_PER_S,
+    "CONVEYOR_QUOTA_ADDRESS_STREAMS": Quota.ADDRESS_STREAMS,
+}
 
 
 class BadSettings(ConveyorError):
@@ -29,11 +52,13 @@ class Settings:
     data_dir: Path = Path(".conveyor")
     host: str = "127.0.0.1"
     port: int = 8080
+    public_url: str | None = None
+    trusted_proxies: tuple[Network, ...] = ()
     gateway_url: str = "direct"
     credit_micros: int | None = None
     allow_private_targets: bool = False
     auth: str = "passthrough"
-    api_keys: frozenset[str] = frozenset()
+    api_keys_file: Path | None = None
     secret_key: str | None = field(default=None, repr=False)
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
     task_shard_count: int = limits.TASK_SHARD_COUNT
@@ -42,6 +67,7 @@ class Settings:
     metrics_port: int | None = None
     drain_s: int = limits.DRAIN_S
     body_days: int = limits.BODY_DAYS
+    row_days: int = limits.ROW_DAYS
     log: str | None = None
     crash_at: str | None = None
     role: str | None = None
@@ -50,6 +76,8 @@ class Settings:
     queue_prefix: str = "conveyor-"
     redis_url: str | None = field(default=None, repr=False)
     aws_plane: str = "lean"
+    quotas: Quotas = field(default_factory=Quotas)
+    aws_timeout_s: int = limits.AWS_TIMEOUT_S
 
 
 def load_settings() -> Settings:
@@ -68,11 +96,13 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         data_dir=read("CONVEYOR_DATA_DIR", ".conveyor", Path),
         host=read("CONVEYOR_HOST", "127.0.0.1", str),
         port=read("CONVEYOR_PORT", "8080", _between(0, 65535)),
+        public_url=read("CONVEYOR_PUBLIC_URL", "", _public_url) or None,
+        trusted_proxies=read("CONVEYOR_TRUSTED_PROXIES", "", _networks),
         gateway_url=read("CONVEYOR_GATEWAY_URL", "direct", str),
         credit_micros=read("CONVEYOR_CREDIT_COST", "0", _money) or None,
         allow_private_targets=read("CONVEYOR_ALLOW_PRIVATE_TARGETS", "", _switch),
         auth=auth,
-        api_keys=_api_keys(environ) if auth == "keys" else frozenset(),
+        api_keys_file=_api_keys_file(environ) if auth == "keys" else None,
         # Processes that share an engine share their secrets.
         secret_key=read("CONVEYOR_SECRET_KEY", "", needed) or None,
         sync_tasks_max=read(
@@ -94,6 +124,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         body_days=read(
             "CONVEYOR_BODY_DAYS", str(limits.BODY_DAYS), _between(1, limits.RESULT_TTL_DAYS_MAX)
         ),
+        row_days=read("CONVEYOR_ROW_DAYS", str(limits.ROW_DAYS), _between(1, limits.ROW_DAYS_MAX)),
         log=environ.get("CONVEYOR_LOG") or None,
         crash_at=environ.get("CONVEYOR_CRASH_AT") or None,
         role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker")) or None,
@@ -102,7 +133,20 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         queue_prefix=read("CONVEYOR_QUEUE_PREFIX", "conveyor-", _queue_prefix),
         redis_url=read("CONVEYOR_REDIS_URL", "", _redis_url) or None,
         aws_plane=read("CONVEYOR_AWS_PLANE", "lean", _one_of("lean", "boto")),
+        quotas=Quotas(
+            {quota: read(name, str(DEFAULTS[quota]), _quota) for name, quota in QUOTAS.items()}
+        ),
+        aws_timeout_s=read(
+            "CONVEYOR_AWS_TIMEOUT_S",
+            str(limits.AWS_TIMEOUT_S),
+            _between(1, limits.AWS_TIMEOUT_S_MAX),
+        ),
     )
+
+
+def protect_imports() -> None:
+    """No Python process that this one starts imports modules from the working directory."""
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def environ_of(settings: Settings) -> dict[str, str]:
@@ -118,6 +162,7 @@ def environ_of(settings: Settings) -> dict[str, str]:
         "CONVEYOR_METRICS_PORT": "",
         "CONVEYOR_CRASH_AT": "",
         "CONVEYOR_ROLE": "",
+        "PYTHONSAFEPATH": "1",
     }
     return {**os.environ, **ours}
 
@@ -155,6 +200,21 @@ def _port_if_given(text: str) -> int | None:
     return _between(0, 65535)(text) if text else None
 
 
+def _public_url(text: str) -> str:
+    if not text:
+        return ""
+    if re.fullmatch(r"https?://[^/?#@\s\\]+(/[^?#\s\\]*)?", text) is None:
+        raise ValueError(f"must be a URL such as https://scrape.example, not {text!r}")
+    return text.rstrip("/")
+
+
+def _networks(text: str) -> tuple[Network, ...]:
+    try:
+        return parse_networks(text)
+    except ValueError as error:
+        raise ValueError(f"must be addresses or networks, such as 10.0.0.0/8: {error}") from None
+
+
 def _money(text: str) -> int:
     micros = micros_from(text)
     if micros is None:
@@ -180,22 +240,53 @@ def _redis_url(text: str) -> str:
     return text
 
 
+def _quota(text: str) -> int | None:
+    if text.lower() in {"0", "off"}:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= _QUOTA_DIGITS_MAX):
+        raise ValueError(f"must be a whole number, or off to lift the quota, not {text!r}")
+    return int(text)
+
+
 def _switch(text: str) -> bool:
     if text.lower() not in _ON | _OFF:
         raise ValueError(f"must be on or off, not {text!r}")
     return text.lower() in _ON
 
 
-def _api_keys(environ: Mapping[str, str]) -> frozenset[str]:
-    name = "CONVEYOR_API_KEYS_FILE"
-    path = environ.get(name)
+class KeyFile:
+    """The file of API keys, one a line. It may change while the program runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def stamp(self) -> object:
+        """Another value whenever the file was changed or replaced."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def load(self) -> frozenset[str]:
+        """BadSettings when there is no key in it."""
+        try:
+            lines = self._path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise BadSettings(f"{KEYS_FILE}: cannot read {self._path}: {cause}") from None
+        lines = [line.strip() for line in lines]
+        keys = frozenset(line for line in lines if line and not line.startswith("#"))
+        if not keys:
+            raise BadSettings(f"{KEYS_FILE}: {self._path} holds no key")
+        return keys
+
+
+def _api_keys_file(environ: Mapping[str, str]) -> Path:
+    path = environ.get(KEYS_FILE)
     if not path:
-        raise BadSettings(f"{name} must name a file with one key a line when CONVEYOR_AUTH=keys")
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise BadSettings(f"{name}: cannot read {path}: {error.strerror}") from None
-    keys = frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not keys:
-        raise BadSettings(f"{name}: {path} holds no key")
-    return keys
+        raise BadSettings(
+            f"{KEYS_FILE} must name a file with one key a line when CONVEYOR_AUTH=keys"
+        )
+    KeyFile(Path(path)).load()
+    return Path(path)

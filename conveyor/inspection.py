@@ -7,6 +7,7 @@ snapshot as JSON. `conveyor ps` reads it.
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -70,9 +71,7 @@ async def serve_snapshots(
     """Answers every connection with a fresh snapshot, until cancelled."""
     path = socket_path(data_dir)
     path.unlink(missing_ok=True)
-    listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    await listening.bind(str(path))
-    path.chmod(0o600)
+    listening = _bind_privately(path)
     listening.listen()
 
     async def answer(stream: trio.SocketStream) -> None:
@@ -85,6 +84,21 @@ async def serve_snapshots(
         await trio.serve_listeners(answer, [trio.SocketListener(listening)])
     finally:
         path.unlink(missing_ok=True)
+
+
+def _bind_privately(path: Path) -> trio.socket.SocketType:
+    """A socket that is nobody else's from its first moment: its mode comes from the umask."""
+    plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        plain.bind(str(path))
+    except BaseException:
+        plain.close()
+        raise
+    finally:
+        os.umask(before)
+    plain.setblocking(False)
+    return trio.socket.from_stdlib_socket(plain)
 
 
 def read_snapshot(data_dir: Path) -> Snapshot:

@@ -18,6 +18,7 @@ from conveyor.engines.aws.engine import AwsEngine, Names, open_aws, set_up
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.porter import answer_forever
 from conveyor.engines.aws.seam import CrashPoint
+from conveyor.engines.aws.secret_row import SecretRow
 from conveyor.engines.redis import running_on
 from conveyor.engines.redis.cache import RedisCache
 from conveyor.engines.redis.link import Link, open_link
@@ -42,6 +43,7 @@ class Shared:
     is_away: Callable[[], bool]
     meter: Meter
     workflows: Workflows
+    secret: SecretRow
     cache: RedisCache | None = None
 
 
@@ -59,7 +61,12 @@ async def open_shared(
     names = names_of(settings)
     async with (
         open_aws(
-            names, clock=clock, random=random, crash=crash, with_sdk=settings.aws_plane == "boto"
+            names,
+            clock=clock,
+            random=random,
+            crash=crash,
+            with_sdk=settings.aws_plane == "boto",
+            call_timeout_s=settings.aws_timeout_s,
         ) as engine,
         _linked(settings.redis_url, engine.meter) as link,
         share(settings, engine, link, random=random, owner=owner, local=local) as shared,
@@ -130,13 +137,18 @@ def _shared(
         is_away=is_away,
         meter=engine.meter,
         workflows=engine.workflows,
+        secret=engine.secret,
     )
 
 
 async def make_shared(settings: Settings, *, clock: Clock, random: Random) -> Sequence[str]:
     """Makes what the engine needs, where it is not there; answers what there is."""
     return await set_up(
-        names_of(settings), clock=clock, random=random, body_days=settings.body_days
+        names_of(settings),
+        clock=clock,
+        random=random,
+        body_days=settings.body_days,
+        call_timeout_s=settings.aws_timeout_s,
     )
 
 

@@ -10,7 +10,8 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TextIO
@@ -24,6 +25,25 @@ GROUP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayMetrics:
+    """What is counted of the calls to a remote gateway."""
+
+    calls: Gauge
+    calls_abandoned: Gauge
+    circuits_open: Gauge
+    refusals: Counter
+    deferred: Counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageMetrics:
+    """Of the storage of pages, as this process finds it."""
+
+    away: Gauge
+    pages_held: Gauge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
     """Every metric, on the registry that it was made for."""
 
@@ -34,10 +54,14 @@ class Metrics:
     receives: Counter
     messages_delivered: Counter
     messages_bounced: Counter
+    fetches_preempted: Counter
+    quota_refusals: Counter
     inflight: Gauge
     group_size: Histogram
     invariant_violations: Counter
     coordinator_away: Gauge
+    gateway: GatewayMetrics
+    storage: StorageMetrics
 
 
 def make_metrics(registry: CollectorRegistry) -> Metrics:
@@ -76,6 +100,17 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
             "Messages that were put back unused.",
             registry=registry,
         ),
+        quota_refusals=Counter(
+            "conveyor_quota_refusals",
+            "Requests that were refused because a quota was used up.",
+            ("quota",),
+            registry=registry,
+        ),
+        fetches_preempted=Counter(
+            "conveyor_fetches_preempted",
+            "Fetches that were interrupted for a caller with fewer slots.",
+            registry=registry,
+        ),
         inflight=Gauge("conveyor_tasks_inflight", "Tasks being fetched now.", registry=registry),
         group_size=Histogram(
             "conveyor_group_size",
@@ -93,6 +128,54 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
         coordinator_away=Gauge(
             "conveyor_coordinator_away",
             "1 while this process keeps to its own share of every cap.",
+            registry=registry,
+        ),
+        storage=_make_storage_metrics(registry),
+        gateway=_make_gateway_metrics(registry),
+    )
+
+
+def _make_storage_metrics(registry: CollectorRegistry) -> StorageMetrics:
+    return StorageMetrics(
+        away=Gauge(
+            "conveyor_storage_away",
+            "1 while this process fetches nothing because pages cannot be stored.",
+            registry=registry,
+        ),
+        pages_held=Gauge(
+            "conveyor_pages_held",
+            "Pages that were fetched and wait in memory until they can be stored.",
+            registry=registry,
+        ),
+    )
+
+
+def _make_gateway_metrics(registry: CollectorRegistry) -> GatewayMetrics:
+    return GatewayMetrics(
+        calls=Gauge(
+            "conveyor_gateway_calls",
+            "Calls that count against the limits of a remote gateway now.",
+            registry=registry,
+        ),
+        calls_abandoned=Gauge(
+            "conveyor_gateway_calls_abandoned",
+            "Calls that were cut off and that the gateway may still be working on.",
+            registry=registry,
+        ),
+        circuits_open=Gauge(
+            "conveyor_gateway_circuits_open",
+            "Callers for whom the gateway is away: single calls test it.",
+            registry=registry,
+        ),
+        refusals=Counter(
+            "conveyor_gateway_refusals",
+            "Calls that the gateway refused for having too many under way.",
+            registry=registry,
+        ),
+        deferred=Counter(
+            "conveyor_gateway_deferred",
+            "Calls whose task was deferred, without an attempt.",
+            ("reason",),
             registry=registry,
         ),
     )
@@ -220,12 +303,46 @@ class TextFormatter(logging.Formatter):
 FORMATTERS: dict[str, type[logging.Formatter]] = {"json": JsonFormatter, "text": TextFormatter}
 
 
+class FloodFilter(logging.Filter):
+    """Lets a few equal warnings and errors pass in each window, and counts the rest.
+
+    Lines are equal that come from the same statement. An outage or a crash that repeats would
+    otherwise fill the disk with its log. The next line that passes says how many did not.
+    """
+
+    WINDOW_S = 60.0
+    LINES_MAX = 10
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        # By statement: when its window began, lines in it, lines left out of it.
+        self._windows: dict[tuple[str, int], tuple[float, int, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        key = (record.pathname, record.lineno)
+        now = self._now()
+        began_at, count, dropped = self._windows.get(key, (now, 0, 0))
+        if now - began_at >= self.WINDOW_S:
+            began_at, count = now, 0
+        if count >= self.LINES_MAX:
+            self._windows[key] = (began_at, count, dropped + 1)
+            return False
+        self._windows[key] = (began_at, count + 1, 0)
+        if dropped:
+            record.left_out = dropped
+        return True
+
+
 def set_up_logging(
     style: Literal["json", "text"], *, level: int = logging.INFO, stream: TextIO | None = None
 ) -> None:
     """One handler on the root logger, in place of whatever was there."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(FORMATTERS[style]())
+    handler.addFilter(FloodFilter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

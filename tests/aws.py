@@ -19,11 +19,14 @@ from conveyor.engines.aws.plane import LeanPlane
 from conveyor.engines.aws.seam import CrashPoint, Faults, LayeredSeam, Plane
 from conveyor.engines.aws.signing import Credentials
 from conveyor.net.pool import HttpPool
+from conveyor.net.slots import PoolLimits
 from conveyor.ports.clock import Clock
 from conveyor.simulation.models import AwsModel
 from tests.servers import ACCESS_KEY, SECRET_KEY
 
 REGION = "us-east-1"
+# Local servers on a busy machine may take longer than AWS ever does.
+CALL_TIMEOUT_S = 60.0
 
 OpenPlane = Callable[[Access], AbstractAsyncContextManager[Plane]]
 
@@ -34,7 +37,7 @@ def an_access(**endpoints: str) -> GivenAccess:
 
 @asynccontextmanager
 async def a_lean_plane(access: Access) -> AsyncGenerator[LeanPlane, None]:
-    pool = HttpPool(TargetPolicy(allow_private=True))
+    pool = HttpPool(TargetPolicy(allow_private=True), PoolLimits(trusts_peers=True))
     try:
         yield LeanPlane(access=access, pool=pool, now=time.time)
     finally:
@@ -45,11 +48,22 @@ PLANES: dict[str, OpenPlane] = {"lean": a_lean_plane, "boto": open_boto_plane}
 
 
 def a_seam(
-    plane: Plane, *, faults: Faults | None = None, crash: CrashPoint | None = None
+    plane: Plane,
+    *,
+    faults: Faults | None = None,
+    crash: CrashPoint | None = None,
+    deadline_s: float = CALL_TIMEOUT_S,
 ) -> LayeredSeam:
     """A seam with a meter of its own, which sees the bytes where the plane counts them."""
     meter = Meter(traffic=plane.traffic) if isinstance(plane, LeanPlane) else Meter()
-    return LayeredSeam(plane=plane, random=Random(1), meter=meter, faults=faults, crash=crash)
+    return LayeredSeam(
+        plane=plane,
+        random=Random(1),
+        meter=meter,
+        faults=faults,
+        crash=crash,
+        deadline_s=deadline_s,
+    )
 
 
 async def a_modelled_engine(

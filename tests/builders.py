@@ -72,6 +72,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.problems import make_problem
 from conveyor.domain.schedules import Overlap, Rate, RateUnit, Schedule, ScheduleStatus
+from conveyor.ports.clock import Clock
 from conveyor.ports.store import Store
 
 T0 = 1_700_000_000.0
@@ -82,12 +83,35 @@ class ManualClock:
     """Time stands still until somebody moves it, so threads and virtual time cannot quarrel."""
 
     at: float = T0
+    steady_at: float = T0
 
     def now(self) -> float:
         return self.at
 
+    def steady(self) -> float:
+        return self.steady_at
+
     def advance(self, seconds: float) -> None:
+        """So much time passes."""
         self.at += seconds
+        self.steady_at += seconds
+
+    def step(self, seconds: float) -> None:
+        """The clock on the wall is set; no time passes."""
+        self.at += seconds
+
+
+@dataclass(slots=True)
+class ServerClock:
+    """The clock of a service elsewhere: nobody sets it when a worker's is set."""
+
+    worker: Clock
+
+    def now(self) -> float:
+        return self.worker.steady()
+
+    def steady(self) -> float:
+        return self.worker.steady()
 
 
 def a_ulid(number: int) -> str:

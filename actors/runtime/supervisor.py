@@ -37,6 +37,8 @@ class Supervisor:
         self.started_at: float | None = None
         self._slots: tuple[Slot, ...] = ()
         self._changed = trio.Event()
+        # Set when it begins to stop for whatever reason: what follows should not take long.
+        self.stopping = trio.Event()
         names = [child.name for child in self.children]
         assert len(set(names)) == len(names), f"{name} has two children of one name: {names}"
 
@@ -67,11 +69,13 @@ class Supervisor:
     def _open(self) -> None:
         assert self.state in RESTING, f"{self.name} is running already"
         self.state = State.STARTING
+        self.stopping = trio.Event()
         self.started_at = trio.current_time()
         self._slots = tuple(Slot(child, on_change=self._wake) for child in self.children)
 
     async def _stop(self) -> None:
         self.state = State.STOPPING
+        self.stopping.set()
         with trio.CancelScope(shield=True):
             await stop_in_turn(reversed(self._slots))
         self.state = State.STOPPED

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any, cast
 
 import trio
 from quart import g, request
@@ -19,7 +20,7 @@ from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioResponse
 
 from conveyor.api import problems
-from conveyor.api.auth import Authenticator, Principal, read_key
+from conveyor.api.auth import Authenticator, Passthrough, Principal, read_key
 from conveyor.api.bodies import (
     BODY_TIMEOUT_S,
     body_pieces,
@@ -38,18 +39,28 @@ from conveyor.api.long_bodies import (
     use_or_drop,
 )
 from conveyor.api.openapi import make_document
+from conveyor.api.origins import Origins
 from conveyor.api.problems import Answered, OutOfTime
+from conveyor.api.quotas import RequestQuotas, group_address
 from conveyor.api.route import DRY_RUN, Access, Reads, Route, Takes, Writes
 from conveyor.api.routes import ROUTES
 from conveyor.domain import idempotency, limits
 from conveyor.domain.errors import InvalidArgument, NotFound, Refused
 from conveyor.domain.idempotency import Fingerprint
+from conveyor.domain.quotas import QuotaExceeded
+from conveyor.net.heavy import Decoding
+from conveyor.ports.errors import Unavailable
 from conveyor.ports.notifier import Notifier
 from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
 from conveyor.usecases.idempotency import Answer, Envelope, begun_as, once
+from conveyor.usecases.quotas import StorageQuotas
+from conveyor.wire.requests import escape_pointer
 
 log = logging.getLogger(__name__)
+
+# The simulator tells this from an error of the program.
+OUTAGE_LOGGED = "request failed: storage unavailable"
 
 WORK_TIMEOUT_S = 55.0
 REQUEST_ID_CHARS_MAX = 128
@@ -66,10 +77,10 @@ def make_app(
     metrics: Metrics,
     ready: Callable[[], bool],
     inspect: Callable[[], object] | None = None,
-    public_url: str | None = None,
+    origins: Origins = Origins(),  # noqa: B008 (a frozen value)
 ) -> QuartTrio:
     """The API over these ports. `inspect` shows the live tree, to whoever can reach the port;
-    `public_url` is how callers see us when a proxy hides it."""
+    `origins` knows how callers reach us."""
     api = Api(
         env=env,
         auth=auth,
@@ -78,6 +89,10 @@ def make_app(
         is_ready=ready,
         inspect=inspect,
         document=_document(),
+        decoding=Decoding(env.aside),
+        # Where any key is accepted, a client can make up as many callers as it likes.
+        requests=RequestQuotas(env.policy.quotas, counts_addresses=isinstance(auth, Passthrough)),
+        storage=StorageQuotas(env, env.policy.quotas),
     )
     app = QuartTrio("conveyor", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = limits.REQUEST_BYTES_MAX
@@ -87,15 +102,15 @@ def make_app(
         app.add_url_rule(
             _VARIABLE.sub(r"<string:\1>", route.path),
             endpoint=route.name,
-            view_func=partial(_serve, api, route, public_url),
+            view_func=partial(_serve, api, route, origins),
             methods=[route.method],
             provide_automatic_options=False,
             strict_slashes=True,
         )
     app.before_request(partial(_begin, env))
     app.after_request(partial(_finish, metrics))
-    app.register_error_handler(Exception, _on_error)
-    app.asgi_app = guarded(app.asgi_app, env)  # type: ignore[method-assign, assignment, arg-type]
+    app.register_error_handler(Exception, partial(_on_error, metrics))
+    app.asgi_app = guarded(app.asgi_app, env, metrics)  # type: ignore[method-assign, assignment, arg-type]
     return app
 
 
@@ -129,10 +144,23 @@ async def _finish(metrics: Metrics, response: TrioResponse) -> TrioResponse:
     return response
 
 
-async def _on_error(error: Exception) -> TrioResponse:
+async def _on_error(metrics: Metrics, error: Exception) -> TrioResponse:
+    if isinstance(error, QuotaExceeded):
+        metrics.quota_refusals.labels(error.quota).inc()
     if not problems.is_foreseen(error):
         log.error("request failed", exc_info=error, extra={"request_id": g.request_id})
+    elif isinstance(error, Unavailable):
+        _log_outage(error)
     return _problem_response(problems.answer_for(error, request_id=g.request_id))
+
+
+def _log_outage(error: Unavailable) -> None:
+    """The response says only that the storage did not answer; the operator needs to know why. What
+    no wait will mend, such as a missing permission, is an error."""
+    level = logging.ERROR if error.needs_operator else logging.WARNING
+    code = error.code or type(error).__name__
+    fields = {"request_id": g.request_id, "cause": str(error), "code": code}
+    log.log(level, OUTAGE_LOGGED, extra=fields)
 
 
 def _problem_response(answered: Answered) -> TrioResponse:
@@ -141,15 +169,21 @@ def _problem_response(answered: Answered) -> TrioResponse:
     return response
 
 
-async def _serve(api: Api, route: Route, public_url: str | None, **ids: str) -> TrioResponse:
+async def _serve(api: Api, route: Route, origins: Origins, **ids: str) -> TrioResponse:
+    scope = cast("dict[str, Any]", request.scope)
     call = Call(
         api=api,
         principal=_principal(api.auth, route),
         ids=ids,
         query=request.args.to_dict(flat=False),
-        base_url=public_url or f"{request.scheme}://{request.host}",
+        base_url=origins.find_base_url(scope),
         headers={name.lower(): value for name, value in request.headers.items()},
+        address=group_address(origins.find_client_address(scope)),
     )
+    _check_query(route, call)
+    if route.access is not Access.PUBLIC:
+        caller = None if call.principal is None else call.principal.caller
+        api.requests.admit_request(caller, call.address)
     match route.does:
         case Reads(handler):
             return _response_from(await handler(call))
@@ -160,6 +194,19 @@ async def _serve(api: Api, route: Route, public_url: str | None, **ids: str) -> 
             if DRY_RUN in route.query and call.is_dry_run:
                 key, does = None, replace(does, long=None)
             return _response_from(await _write(call, does, key))
+
+
+def _check_query(route: Route, call: Call) -> None:
+    """A misspelt parameter must not start the whole of what it was meant to narrow."""
+    known = {parameter.name for parameter in route.query}
+    for name in call.query:
+        if name not in known:
+            shown = repr(name[:64])
+            raise InvalidArgument(
+                f"{shown} is not a parameter of this operation.",
+                pointer=f"/{escape_pointer(name)}",
+            )
+        call.parameter(name)
 
 
 async def _take(call: Call, handler: Take, bytes_max: int) -> Reply:
@@ -175,7 +222,14 @@ async def _write(call: Call, does: Writes, key: str | None) -> Reply:
     else:
         require_json(request)
     bytes_max = does.body_bytes_max
-    async with aclosing(body_pieces(request, bytes_max=bytes_max)) as pieces:
+    inflated = body_pieces(
+        request,
+        bytes_max=bytes_max,
+        sent=call.sent,
+        decoding=call.api.decoding,
+        partition=call.principal.caller if call.principal else "",
+    )
+    async with aclosing(inflated) as pieces:
         whole_max = bytes_max if does.long is None else limits.LONG_BODY_BYTES
         body, is_whole = await read_start(pieces, bytes_max=whole_max)
         if not is_whole and does.long is not None:

@@ -11,7 +11,8 @@ from conveyor.wire.responses import AuditResponse
 async def get_audit(call: Call) -> Reply:
     job = await own_job(call.env, call.caller, call.ids["job_id"])
     run = await own_run(call.env, job, call.ids["run_id"])
-    seen = await audits.audit(call.env, run)
+    with call.api.requests.hold_audit(call.caller):
+        seen = await audits.audit(call.env, run)
     body = AuditResponse(
         job_id=run.job_id,
         run_id=run.run_id,

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from conveyor.domain.errors import Unauthenticated
+import trio
+
+from conveyor.domain.errors import ConveyorError, Unauthenticated
 from conveyor.domain.ids import CallerId, caller_id
 
+log = logging.getLogger(__name__)
+
 KEY_CHARS_MAX = 256
+# How long a revoked key may still be let in.
+KEYS_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +30,16 @@ class Principal:
 
 
 class Authenticator(Protocol):
-    """Law: the same key is always the same caller; Unauthenticated for a key not let in."""
+    """Laws:
+
+    - The same key is always the same caller; Unauthenticated for a key not let in.
+    - A caller is let in for as long as its key is: its links end with it.
+    """
 
     def identify(self, api_key: str) -> Principal: ...
+
+    def lets_in(self, caller: CallerId) -> bool:
+        """Whether the key of this caller would be let in now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,9 @@ class Passthrough:
     def identify(self, api_key: str) -> Principal:
         return Principal(caller_id(api_key, self.secret), api_key)
 
+    def lets_in(self, caller: CallerId) -> bool:
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class KeyList:
@@ -44,10 +61,13 @@ class KeyList:
 
     secret: bytes
     digests: Sequence[bytes]
+    callers: frozenset[CallerId]
 
     @classmethod
     def of(cls, keys: Iterable[str], *, secret: bytes) -> KeyList:
-        return cls(secret, tuple(sorted(_digest(key, secret) for key in keys)))
+        keys = sorted(keys)
+        callers = frozenset(caller_id(key, secret) for key in keys)
+        return cls(secret, tuple(_digest(key, secret) for key in keys), callers)
 
     def identify(self, api_key: str) -> Principal:
         given = _digest(api_key, self.secret)
@@ -55,6 +75,62 @@ class KeyList:
         if not any(matches):
             raise Unauthenticated("The API key is not known here.")
         return Principal(caller_id(api_key, self.secret), None)
+
+    def lets_in(self, caller: CallerId) -> bool:
+        return caller in self.callers
+
+
+class KeySource(Protocol):
+    """Where the keys come from; `stamp` changes with them. `load` may raise ConveyorError."""
+
+    def stamp(self) -> object: ...
+
+    def load(self) -> frozenset[str]: ...
+
+
+class WatchedKeys:
+    """The keys of a source that is looked at again, at most once a second, when it is asked for.
+
+    What cannot be read changes nothing: the keys that were known last stay, and the log tells.
+    """
+
+    def __init__(
+        self, source: KeySource, *, secret: bytes, now_s: Callable[[], float] = trio.current_time
+    ) -> None:
+        self._source = source
+        self._secret = secret
+        self._now_s = now_s
+        self._stamp = source.stamp()
+        self._keys = KeyList.of(source.load(), secret=secret)
+        self._looked_at_s = now_s()
+
+    def identify(self, api_key: str) -> Principal:
+        return self._current().identify(api_key)
+
+    def lets_in(self, caller: CallerId) -> bool:
+        return self._current().lets_in(caller)
+
+    def _current(self) -> KeyList:
+        now_s = self._now_s()
+        if now_s >= self._looked_at_s + KEYS_LOOK_S:
+            self._looked_at_s = now_s
+            stamp = self._source.stamp()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._load()
+        return self._keys
+
+    def _load(self) -> None:
+        try:
+            self._keys = KeyList.of(self._source.load(), secret=self._secret)
+        except ConveyorError as error:
+            cause: str | None = str(error)
+        else:
+            cause = None
+        if cause is None:
+            log.info("the API keys were read again", extra={"count": len(self._keys.digests)})
+        else:
+            log.error("the API keys stay as they were", extra={"cause": cause})
 
 
 def read_key(values: Sequence[str]) -> str:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator
 from contextlib import aclosing
-from typing import cast
+from functools import partial
+from math import inf
+from typing import Any, cast
 
 import trio
 from quart import Request
 
-from conveyor.api.flow import Event, took
+from conveyor.api.call import Sent
 from conveyor.api.problems import LengthRequired, TooLarge, TooSlow, UnsupportedMedia
 from conveyor.domain.errors import InvalidArgument
-from conveyor.net.decoding import Gzip
+from conveyor.http1.exchange import BODY_TAKEN
+from conveyor.net.decoding import Decoder, Gzip
+from conveyor.net.errors import BadEncoding, BodyTooLarge
+from conveyor.net.heavy import INLINE_ENCODED_BYTES_MAX, Decoding
 
 BODY_TIMEOUT_S = 30.0
 BYTES_PER_S_MIN = 64 * 1024
+# No list that anybody wrote is that repetitive; a short one may be.
+INFLATION_MAX = 100
+INFLATION_FREE_BYTES = 1 << 20
 
 _PLAIN, _GZIP = "identity", "gzip"
+_INFLATED_BYTES = 256 * 1024  # In one go: about a millisecond.
 
 
 def require_json(request: Request) -> None:
@@ -39,38 +47,60 @@ def _encoding(request: Request) -> str:
     return request.headers.get("Content-Encoding", "").strip().lower() or _PLAIN
 
 
-async def body_pieces(request: Request, *, bytes_max: int) -> AsyncGenerator[bytes, None]:
-    """The body as it comes, inflated if it is gzip. A large one has longer to arrive; one that
-    dawdles is cut off."""
+async def body_pieces(
+    request: Request, *, bytes_max: int, sent: Sent, decoding: Decoding, partition: str
+) -> AsyncGenerator[bytes, None]:
+    """The body as it comes, inflated if it is gzip: on the account of the caller `partition`. A
+    large one has longer to arrive; one that dawdles is cut off. `sent` counts what arrived."""
     encoding = _encoding(request)
     if encoding not in {_PLAIN, _GZIP}:
         raise UnsupportedMedia("Send the body as it is, or as gzip.")
-    async with aclosing(_pieces(request, bytes_max)) as pieces:
+    async with aclosing(_pieces(request, bytes_max, sent)) as pieces:
         if encoding == _PLAIN:
             async for piece in pieces:
                 yield piece
             return
-        codec, size_bytes = Gzip(), 0
+        # The ratio is bounded below, where a short list may be as repetitive as it likes.
+        decoder = Decoder(Gzip(), bytes_max, ratio_max=inf)
+        inflated_bytes = 0
         async for piece in pieces:
-            for plain in _inflated(codec, piece):
+            is_small = sent.size_bytes <= INLINE_ENCODED_BYTES_MAX
+            step = partial(_inflate_step, decoder.decode(piece), bytes_max)
+            while plain := step() if is_small else await decoding.run(partition, step):
                 await trio.lowlevel.checkpoint()
-                size_bytes += len(plain)
-                if size_bytes > bytes_max:
-                    raise _too_large(bytes_max)
+                inflated_bytes += len(plain)
+                if inflated_bytes > max(INFLATION_MAX * sent.size_bytes, INFLATION_FREE_BYTES):
+                    raise TooLarge(
+                        f"The body inflates to more than {INFLATION_MAX} times its size."
+                    )
                 yield plain
-        if not codec.is_complete():
-            raise _not_gzip()
+        _finish(decoder)
 
 
-def _inflated(codec: Gzip, piece: bytes) -> Iterator[bytes]:
+def _inflate_step(plain_pieces: Iterator[bytes], bytes_max: int) -> bytes:
+    """Some of what a piece inflates to; empty at its end."""
+    plain = bytearray()
     try:
-        yield from codec.decode(piece)
-    except zlib.error:
-        raise _not_gzip() from None
+        for plain_piece in plain_pieces:
+            plain += plain_piece
+            if len(plain) >= _INFLATED_BYTES:
+                break
+    except BodyTooLarge:
+        raise _too_large(bytes_max) from None
+    except BadEncoding as error:
+        raise _not_gzip(error) from None
+    return bytes(plain)
 
 
-def _not_gzip() -> InvalidArgument:
-    return InvalidArgument("The body is not the gzip data that its Content-Encoding says.")
+def _finish(decoder: Decoder) -> None:
+    try:
+        decoder.finish()
+    except BadEncoding as error:
+        raise _not_gzip(error) from None
+
+
+def _not_gzip(error: BadEncoding) -> InvalidArgument:
+    return InvalidArgument(f"The body cannot be inflated: {error.detail}.")
 
 
 async def read_start(pieces: AsyncIterable[bytes], *, bytes_max: int) -> tuple[bytes, bool]:
@@ -88,7 +118,7 @@ async def take_body(request: Request, *, bytes_max: int) -> AsyncGenerator[bytes
     left = request.content_length
     if left is None:
         raise LengthRequired("Say how long the body is, with a Content-Length.")
-    async with aclosing(_pieces(request, bytes_max)) as pieces:
+    async with aclosing(_pieces(request, bytes_max, Sent())) as pieces:
         async for piece in pieces:
             left -= len(piece)
             yield piece
@@ -96,7 +126,7 @@ async def take_body(request: Request, *, bytes_max: int) -> AsyncGenerator[bytes
         raise InvalidArgument("The body is not as long as its Content-Length says.")
 
 
-async def _pieces(request: Request, bytes_max: int) -> AsyncGenerator[bytes, None]:
+async def _pieces(request: Request, bytes_max: int, sent: Sent) -> AsyncGenerator[bytes, None]:
     if request.content_length is not None and request.content_length > bytes_max:
         raise _too_large(bytes_max)
     size_bytes = 0
@@ -111,11 +141,19 @@ async def _pieces(request: Request, bytes_max: int) -> AsyncGenerator[bytes, Non
             raise TooSlow("The body did not arrive in time.")
         if not piece:
             return
-        took(cast("Event", request.scope), len(piece))
+        _report_taken(request, len(piece))
         size_bytes += len(piece)
+        sent.size_bytes = size_bytes
         if size_bytes > bytes_max:
             raise _too_large(bytes_max)
         yield piece
+
+
+def _report_taken(request: Request, size_bytes: int) -> None:
+    """Lets the server read on; a test client has no server."""
+    scope = cast("dict[str, Any]", request.scope)
+    if (report := scope.get(BODY_TAKEN)) is not None:
+        report(size_bytes)
 
 
 def _too_large(bytes_max: int) -> TooLarge:

@@ -11,18 +11,31 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from conveyor.api.auth import Authenticator, Principal
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import CallerId
+from conveyor.net.heavy import Decoding
 from conveyor.ports.notifier import Notifier
 from conveyor.telemetry import Metrics
 from conveyor.usecases.env import Env
+from conveyor.usecases.quotas import StorageQuotas
+
+if TYPE_CHECKING:
+    from conveyor.api.quotas import RequestQuotas
 
 JSON = "application/json"
 DOWNLOAD_TIMEOUT_S = 600
+
+
+@dataclass(slots=True)
+class Sent:
+    """How many bytes of a body have arrived, as they were sent: compressed, if they were."""
+
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +49,16 @@ class Api:
     is_ready: Callable[[], bool]
     inspect: Callable[[], object] | None
     document: bytes
+    decoding: Decoding
+    requests: RequestQuotas
+    storage: StorageQuotas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One request, read. `principal` is None only on routes that ask for no key.
 
-    Names of headers are in lower case.
+    Names of headers are in lower case. `address` is the client's, as far as it is known.
     """
 
     api: Api
@@ -52,6 +68,8 @@ class Call:
     base_url: str
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
+    sent: Sent = field(default_factory=Sent)
+    address: str | None = None
 
     @property
     def env(self) -> Env:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 import trio
 
 from conveyor.api.call import Call, Download, Reply, json_reply
+from conveyor.api.quotas import Held
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.events import Event
@@ -18,8 +20,10 @@ from conveyor.wire.views import event_view
 
 STREAM = "text/event-stream"
 LATEST = "latest"
-# Other processes cannot wake us: this is how soon what happened there is seen here.
+# Other processes cannot wake a stream: this is how soon what happened there is seen here. What all
+# streams of a process cost by it is bounded: they look less often, the more there are.
 LOOK_S = 1.0
+LOOKS_PER_S_MAX = 50
 PLACE_DIGITS_MAX = 15
 
 
@@ -28,7 +32,9 @@ async def list_events(call: Call) -> Reply | Download:
     if STREAM in call.headers.get("accept", ""):
         given = call.headers.get("last-event-id") or call.parameter("after")
         headers = {"Content-Type": STREAM, "X-Accel-Buffering": "no"}
-        return Download(_stream(call, await _place(call, given)), headers, timeout_s=None)
+        after = await _place(call, given)
+        held = call.api.requests.hold_stream(call.caller, call.address)
+        return Download(_stream(call, after, held), headers, timeout_s=None)
     after = await _place(call, call.parameter("after"))
     rows = await feeds.page(call.env.store, call.caller, after=after, limit=limit)
     last = rows[-1].seq if rows else after
@@ -48,8 +54,20 @@ async def _place(call: Call, given: str | None) -> int:
     return int(given)
 
 
-async def _stream(call: Call, after: int) -> AsyncGenerator[bytes, None]:
+async def _stream(call: Call, after: int, held: Held) -> AsyncGenerator[bytes, None]:
     """Every event behind a place, then each as it comes, until the server goes."""
+    news = call.env.news
+    news.streams_count += 1
+    try:
+        async with aclosing(_pieces(call, after)) as pieces:
+            async for piece in pieces:
+                yield piece
+    finally:
+        news.streams_count -= 1
+        held.release()
+
+
+async def _pieces(call: Call, after: int) -> AsyncGenerator[bytes, None]:
     yield b"retry: 2000\n\n"
     silent_since = trio.current_time()
     while call.api.is_ready():
@@ -62,11 +80,17 @@ async def _stream(call: Call, after: int) -> AsyncGenerator[bytes, None]:
         if rows:
             silent_since = trio.current_time()
             continue
-        with trio.move_on_after(LOOK_S):
+        with trio.move_on_after(_look_s(call)):
             await news.wait()
         if trio.current_time() - silent_since >= limits.EVENT_BEAT_S:
             silent_since = trio.current_time()
             yield b": still here\n\n"
+
+
+def _look_s(call: Call) -> float:
+    """How long a silent stream waits before it looks: at most as long as it may be silent."""
+    shared_s = call.env.news.streams_count / LOOKS_PER_S_MAX
+    return min(max(LOOK_S, shared_s), limits.EVENT_BEAT_S)
 
 
 async def _look(call: Call, after: int) -> list[Event]:

@@ -7,15 +7,16 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from conveyor.api.call import Call, Download, Reply, Work, json_reply
+from conveyor.api.damage import tell_damage, telling_damage
 from conveyor.api.direct import direct_reply
 from conveyor.api.problems import BadRange
-from conveyor.domain.changes import RunKey
+from conveyor.domain.changes import ExportKey, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.export import Export, ExportFormat
 from conveyor.domain.formats import ENCODERS
-from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.ids import ExportId, JobId, RunId
 from conveyor.usecases import exports
-from conveyor.usecases.streams import begun
+from conveyor.usecases.streams import part_of_body, whole_body
 from conveyor.wire.responses import StartExportResponse
 from conveyor.wire.views import export_file_name, export_view, instant
 
@@ -39,9 +40,12 @@ def _format_from(text: str | None) -> ExportFormat:
 
 async def _start(call: Call, kind: ExportFormat, export_id: str) -> Reply:
     ids = call.ids
-    export = await exports.start(
-        call.env, call.caller, ids["job_id"], ids["run_id"], kind, export_id=export_id
-    )
+    key = ExportKey(JobId(ids["job_id"]), RunId(ids["run_id"]), ExportId(export_id))
+    find_begun = partial(call.env.store.read, key)
+    async with call.api.storage.admit_export(call.caller, key.run_id, find_begun):
+        export = await exports.start(
+            call.env, call.caller, ids["job_id"], ids["run_id"], kind, export_id=export_id
+        )
     body = StartExportResponse(
         export_id=export.export_id,
         status=export.status,
@@ -76,8 +80,9 @@ async def get_content(call: Call) -> Reply | Download:
         "Accept-Ranges": "bytes",
         "ETag": f'"{export.sha256}"',
     }
-    body = await begun(call.env, export.key, start=start, absent="The file is no longer stored.")
-    pieces = _cut(body, end - start)
+    what = {"export": export.export_id, "run": export.run_id, "blob": export.key}
+    with telling_damage(what):
+        pieces = tell_damage(await _body_of(call, export, start, end), what)
     if end - start == export.size_bytes:
         return Download(pieces, headers, timeout_s=DOWNLOAD_S)
     headers["Content-Range"] = f"bytes {start}-{end - 1}/{export.size_bytes}"
@@ -93,7 +98,9 @@ async def _own(call: Call) -> Export:
 
 async def _by_link(call: Call, token: str) -> Export:
     run_key = RunKey(JobId(call.ids["job_id"]), RunId(call.ids["run_id"]))
-    return await exports.export_by_link(call.env, run_key, call.ids["export_id"], token)
+    return await exports.export_by_link(
+        call.env, run_key, call.ids["export_id"], token, lets_in=call.api.auth.lets_in
+    )
 
 
 def _link_to(call: Call, export: Export) -> str:
@@ -113,12 +120,16 @@ def _part(wanted: str | None, size_bytes: int) -> tuple[int, int]:
     return (start, end) if start < end else (0, size_bytes)
 
 
-async def _cut(pieces: AsyncGenerator[bytes, None], size_bytes: int) -> AsyncGenerator[bytes, None]:
-    try:
-        async for piece in pieces:
-            yield piece[:size_bytes]
-            size_bytes -= len(piece)
-            if size_bytes <= 0:
-                return
-    finally:
-        await pieces.aclose()
+async def _body_of(call: Call, export: Export, start: int, end: int) -> AsyncGenerator[bytes, None]:
+    """A file as a whole is checked against its digest, a part of it for its length."""
+    assert export.key is not None
+    absent = "The file is no longer stored."
+    if end - start < export.size_bytes or export.sha256 is None:
+        return await part_of_body(call.env, export.key, start=start, end=end, absent=absent)
+    return await whole_body(
+        call.env,
+        export.key,
+        size_bytes=export.size_bytes,
+        sha256=export.sha256,
+        absent=absent,
+    )

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterable
 from functools import partial
 
 from conveyor.api.call import Call, Reply, Work, json_reply
+from conveyor.domain.changes import InputKey
 from conveyor.domain.ids import InputId
 from conveyor.domain.inputs import JobInput, ListFormat, ListSpec, slot_key
 from conveyor.usecases import inputs
@@ -25,7 +26,9 @@ def create_input(call: Call) -> Work:
 
 
 async def _create_input(call: Call, spec: ListSpec, input_id: str) -> Reply:
-    slot = await inputs.create(call.env, call.caller, spec, input_id=InputId(input_id))
+    find_begun = partial(call.env.store.read, InputKey(InputId(input_id)))
+    async with call.api.storage.admit_slot(call.caller, find_begun):
+        slot = await inputs.create(call.env, call.caller, spec, input_id=InputId(input_id))
     content_type = CONTENT_TYPES[spec.format]
     target = UploadTarget(
         method="PUT",
@@ -53,6 +56,6 @@ async def upload(call: Call, pieces: AsyncIterable[bytes]) -> Reply:
     if token is None:
         slot = await inputs.own_input(call.env, call.caller, input_id)
     else:
-        slot = await inputs.input_by_token(call.env, input_id, token)
+        slot = await inputs.input_by_token(call.env, input_id, token, lets_in=call.api.auth.lets_in)
     stored = await inputs.fill(call.env, slot, pieces)
     return json_reply(UploadResponse(size_bytes=stored.size_bytes, sha256=stored.sha256))

@@ -29,6 +29,9 @@ REASON = Parameter(
 HOST = Parameter(
     "host", {"type": "string"}, "Of those, only tasks of these hosts, separated by commas."
 )
+JOB_EXTERNAL_ID = Parameter(
+    "external_id", {"type": "string"}, "Only jobs that were submitted with this `external_id`."
+)
 AFTER = Parameter(
     "after",
     {"type": "string"},
@@ -75,7 +78,7 @@ JOB_ROUTES: tuple[Route, ...] = (
         does=Reads(jobs.list_jobs),
         answers={200: shapes.ListJobsResponse},
         problems=(400,),
-        query=(JOB_STATUS, JOB_TYPE, LIMIT, CURSOR),
+        query=(JOB_STATUS, JOB_TYPE, JOB_EXTERNAL_ID, LIMIT, CURSOR),
     ),
     Route(
         method="GET",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import NoReturn
 
@@ -14,12 +15,14 @@ from conveyor.api.schedules import glance_at_job, show_job
 from conveyor.api.webhooks import webhook_from
 from conveyor.domain import limits, paging, submission
 from conveyor.domain.budget import BudgetCap
+from conveyor.domain.changes import JobKey, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
 from conveyor.domain.model import JobStatus, JobType, Webhook
 from conveyor.domain.params import InvalidParam, Params, check_params
 from conveyor.domain.queries import JobsOf
+from conveyor.domain.quotas import Quota
 from conveyor.domain.submission import Refusal, TaskDraft
 from conveyor.usecases import budgets, jobs, open_jobs, reruns, webhooks
 from conveyor.usecases.choosing import Choice
@@ -48,12 +51,15 @@ from conveyor.wire.responses import (
 )
 from conveyor.wire.views import webhook_view
 
+# What every request that brings tasks adds to.
+STORING = (Quota.STORED_TASKS, Quota.STORED_BYTES)
+
 
 def submit(call: Call) -> Work:
     request = decode_submit(call.body)
     asked = submission_from(call, request)
     if call.is_dry_run:
-        return partial(dry_runs.submit, call, asked)
+        return partial(dry_runs.submit, call, asked, partial(work_of, request=request, asked=asked))
     return work_of(call, request, asked)
 
 
@@ -68,7 +74,12 @@ async def _submit(call: Call, asked: Submission, job_id: str) -> Reply:
         await webhooks.check_for_new_job(
             call.env, call.api.notifier, call.caller, asked.webhook, JobId(job_id)
         )
-    accepted = await jobs.submit(call.env, call.caller, asked, job_id=JobId(job_id))
+    opened = (Quota.OPEN_JOBS,) if asked.is_open else ()
+    brought = None if asked.input_id is not None else call.sent.size_bytes
+    stored = (Quota.LIVE_RUNS, *opened, *STORING)
+    find_begun = partial(call.env.store.read, JobKey(JobId(job_id)))
+    async with call.api.storage.admit(call.caller, stored, find_begun, bytes_sent=brought):
+        accepted = await jobs.submit(call.env, call.caller, asked, job_id=JobId(job_id))
     body = SubmitJobResponse(
         job_id=accepted.job.job_id,
         status=accepted.job.status,
@@ -101,6 +112,7 @@ def submission_from(call: Call, request: SubmitJobRequest) -> Submission:
         host_limits=host_limits_from(request.host_limits),
         api_key=call.principal.forwarded_key,
         task_token=_task_token_from(call.env, request),
+        bytes_sent=call.sent.size_bytes,
     )
 
 
@@ -165,7 +177,9 @@ async def list_jobs(call: Call) -> Reply:
     statuses = JOB_VISIBLE if status is None else JOB_VISIBLE & {_job_status_from(status)}
     if kind is not None and kind not in set(JobType):
         raise InvalidArgument(f"type must be one of {', '.join(JobType)}.", pointer="/type")
-    scope = owner_scope(call.caller, f"jobs|{status}|{kind}")
+    external_id = call.parameter("external_id")
+    named = "" if external_id is None else f"|{external_id}"
+    scope = owner_scope(call.caller, f"jobs|{status}|{kind}{named}")
     sign = partial(call.env.vault.sign, purpose="cursor")
     cursor = call.parameter("cursor")
     before = None if cursor is None else paging.read_cursor(cursor, scope=scope, sign=sign)
@@ -175,6 +189,7 @@ async def list_jobs(call: Call) -> Reply:
         caller=call.caller,
         statuses=statuses,
         type=JobType(kind) if kind is not None else None,
+        external_id=external_id,
         before=JobId(before) if before is not None else None,
         limit=limit + 1,
     )
@@ -213,15 +228,23 @@ def add_tasks(call: Call) -> Work:
 async def feed(
     call: Call, request: AddTasksRequest, drafts: Sequence[TaskDraft] | LongList, batch_id: str
 ) -> Reply:
-    accepted = await open_jobs.add_tasks(
-        call.env,
-        call.caller,
-        call.ids["job_id"],
-        drafts,
-        is_last=request.last_batch,
-        batch_id=BatchId(batch_id),
-        on_invalid=OnInvalid[request.on_invalid.upper()],
+    sent = call.sent.size_bytes
+    if not isinstance(drafts, LongList):
+        job_id = call.ids["job_id"]
+        await open_jobs.refuse_growth(call.env, call.caller, job_id, drafts, bytes_sent=sent)
+    find_begun = partial(
+        open_jobs.find_batch, call.env, call.caller, call.ids["job_id"], BatchId(batch_id)
     )
+    async with call.api.storage.admit(call.caller, STORING, find_begun, bytes_sent=sent):
+        accepted = await open_jobs.add_tasks(
+            call.env,
+            call.caller,
+            call.ids["job_id"],
+            drafts,
+            is_last=request.last_batch,
+            batch_id=BatchId(batch_id),
+            on_invalid=OnInvalid[request.on_invalid.upper()],
+        )
     body = AddTasksResponse(
         accepted_tasks=accepted.accepted,
         job_status=accepted.job.status,
@@ -250,19 +273,28 @@ async def _set_budget(call: Call, cap: BudgetCap, _: str) -> Reply:
 
 
 def rerun(call: Call) -> Work:
-    return partial(dry_runs.rerun if call.is_dry_run else _rerun, call, choice_from(call))
+    choice = choice_from(call)
+    if call.is_dry_run:
+        return partial(dry_runs.rerun, call, choice, partial(_rerun, choice=choice))
+    return partial(_rerun, call, choice)
 
 
 async def _rerun(call: Call, choice: Choice, run_id: str) -> Reply:
-    started = await reruns.rerun(
-        call.env,
-        call.caller,
-        call.ids["job_id"],
-        retry=choice.retry,
-        reasons=choice.reasons,
-        hosts=choice.hosts,
-        run_id=RunId(run_id),
-    )
+    # A filter by host reads every row of the run before, like an audit.
+    reads = call.api.requests.hold_audit(call.caller) if choice.hosts else nullcontext()
+    key = RunKey(JobId(call.ids["job_id"]), RunId(run_id))
+    find_begun = partial(call.env.store.read, key)
+    async with call.api.storage.admit(call.caller, (Quota.LIVE_RUNS, *STORING), find_begun):
+        with reads:
+            started = await reruns.rerun(
+                call.env,
+                call.caller,
+                call.ids["job_id"],
+                retry=choice.retry,
+                reasons=choice.reasons,
+                hosts=choice.hosts,
+                run_id=RunId(run_id),
+            )
     body = RerunJobResponse(
         job_id=started.job.job_id,
         status=started.job.status,

@@ -32,6 +32,7 @@ def _submit(call: Call, intake: Intake, staged: LongList | None) -> Work:
     if staged is not None and request.file_input_id is not None:
         jobs.refuse_both()
     intake.refuse_invalid(asked.on_invalid, asked.params.values)
+    intake.refuse_growth(call.sent.size_bytes)
     return jobs.work_of(call, request, msgspec.structs.replace(asked, staged=staged))
 
 
@@ -42,6 +43,7 @@ async def _place_of_add(call: Call, subject: str) -> tuple[Job, StagedList]:
 def _add_tasks(call: Call, intake: Intake, staged: LongList | None) -> Work:
     request = decode_add_tasks(call.body)
     intake.refuse_invalid(OnInvalid[request.on_invalid.upper()], {})
+    intake.refuse_growth(call.sent.size_bytes)
     return partial(jobs.feed, call, request, staged or ())
 
 

@@ -41,6 +41,8 @@ _PATTERNS = {
     "input_id": ULID_PATTERN,
 }
 _NAMES = re.compile(r"\{(\w+)\}")
+# Any request may be malformed, name an unknown parameter, or have a head that is too long.
+_HTTP = (400, 414, 431)
 _ALWAYS = (401, 500)
 _WITH_A_KEY = (400, 408, 409, 503)
 _IDEMPOTENCY_KEY = rf"^[\x20-\x7e]{{1,{limits.IDEMPOTENCY_KEY_CHARS_MAX}}}$"
@@ -171,9 +173,7 @@ def _links(route: Route, routes: tuple[Route, ...]) -> dict[str, Any]:
 
 def _common(route: Route) -> tuple[int, ...]:
     if route.access is Access.PUBLIC:
-        return ()
+        return _HTTP
     if route.method == "POST":
-        return (*_ALWAYS, *_WITH_A_KEY)
-    return (*_ALWAYS, 408) if route.method == "PUT" else _ALWAYS
-    has_body = route.method == "POST" or isinstance(route.does, Takes)
-    return tuple(status for status in _ALWAYS if status != 408 or has_body)
+        return (*_HTTP, *_ALWAYS, *_WITH_A_KEY)
+    return (*_HTTP, *_ALWAYS, 408) if route.method == "PUT" else (*_HTTP, *_ALWAYS)

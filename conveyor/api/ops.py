@@ -11,6 +11,16 @@ from conveyor.api.problems import NotReady
 from conveyor.domain.errors import NotFound
 from conveyor.wire.responses import HealthResponse
 
+# The page is one file: nothing is loaded, run or framed.
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+}
+
 
 async def healthz(call: Call) -> Reply:
     return json_reply(HealthResponse("ok"))
@@ -18,7 +28,9 @@ async def healthz(call: Call) -> Reply:
 
 async def readyz(call: Call) -> Reply:
     if not call.api.is_ready():
-        raise NotReady("The process is starting up or shutting down.", retry_after_s=2)
+        raise NotReady(
+            "The process is starting up or shutting down, or its storage fails.", retry_after_s=2
+        )
     return json_reply(HealthResponse("ready"))
 
 
@@ -31,7 +43,8 @@ async def openapi(call: Call) -> Reply:
 
 
 async def docs(call: Call) -> Reply:
-    return Reply(200, page_of(call.api.document).encode(), "text/html; charset=utf-8")
+    html = page_of(call.api.document).encode()
+    return Reply(200, html, "text/html; charset=utf-8", dict(PAGE_HEADERS))
 
 
 async def actors(call: Call) -> Reply:

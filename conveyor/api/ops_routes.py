@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from conveyor.api import ops
+from conveyor.api import ops, quotas
 from conveyor.api.route import Access, Reads, Route
 from conveyor.wire import responses as shapes
 
 OPS_ROUTES: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path="/v1/quotas",
+        name="listQuotas",
+        tag="operations",
+        summary="The quotas of this server, and what of them you have in use",
+        does=Reads(quotas.list_quotas),
+        answers={200: shapes.QuotasResponse},
+    ),
     Route(
         method="GET",
         path="/healthz",

@@ -14,7 +14,8 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from conveyor.domain.errors import InvalidArgument, InvalidTasks, Refused
 from conveyor.domain.problems import problem_type
-from conveyor.ports.errors import StorageFull, Unavailable
+from conveyor.domain.quotas import QuotaExceeded
+from conveyor.ports.errors import StorageDamaged, StorageFull, Unavailable
 from conveyor.wire.responses import FieldError, ProblemResponse
 
 MEDIA_TYPE = "application/problem+json"
@@ -82,11 +83,21 @@ class Kind:
 
 INTERNAL = Kind(500, "internal", "Internal error", "Something went wrong on our side.")
 
-# The first row that fits counts: StorageFull is an Unavailable too.
+# The first row that fits counts: the others are kinds of Unavailable too. To ask a damaged storage
+# again is of no use, so nothing is said about when.
 WORLD: tuple[tuple[type[Exception], Kind], ...] = (
     (
         StorageFull,
         Kind(507, "storage_full", "Storage is full", "There is no room left; nothing was created."),
+    ),
+    (
+        StorageDamaged,
+        Kind(
+            503,
+            "storage_damaged",
+            "Storage is damaged",
+            "What is stored cannot be read; the operator of this server has to mend it.",
+        ),
     ),
     (
         Unavailable,
@@ -145,6 +156,7 @@ def _refusal(refusal: Refused, request_id: str) -> Answered:
         instance=request_id,
         errors=errors,
         invalid_tasks=invalid,
+        quota=refusal.quota if isinstance(refusal, QuotaExceeded) else None,
     )
     return _answered(problem, refusal.retry_after_s)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from conveyor.api.call import Call, Download, Reply, json_reply
+from conveyor.api.damage import tell_damage, telling_damage
 from conveyor.api.direct import direct_reply
 from conveyor.api.problems import MEDIA_TYPE
 from conveyor.domain import limits
@@ -52,8 +53,10 @@ async def get_content(call: Call) -> Reply | Download:
     )
     if direct is not None:
         return direct
-    pieces = await results.body_of(call.env, task.result)
-    return Download(pieces, _headers_of(task.result, content_type, name))
+    what = {"job": run.job_id, "run": run.run_id, "task": task.task_id, "blob": task.result.key}
+    with telling_damage(what):
+        pieces = await results.body_of(call.env, task.result)
+    return Download(tell_damage(pieces, what), _headers_of(task.result, content_type, name))
 
 
 async def _run_of(call: Call) -> tuple[Job, Run]:
@@ -67,7 +70,9 @@ async def _run_of(call: Call) -> tuple[Job, Run]:
 
 async def _run_by_link(call: Call, token: str) -> tuple[Job, Run]:
     ids = call.ids
-    return await results.run_by_link(call.env, ids["job_id"], ids["run_id"], ids["task_id"], token)
+    return await results.run_by_link(
+        call.env, ids["job_id"], ids["run_id"], ids["task_id"], token, lets_in=call.api.auth.lets_in
+    )
 
 
 def _given(value: str | None, default: str) -> str:

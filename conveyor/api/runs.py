@@ -70,9 +70,11 @@ def stop(call: Call) -> Work:
 
 async def _stop(call: Call, _: str) -> Reply:
     stopped = await runs.stop(call.env, call.caller, call.ids["job_id"])
-    leases = await call.env.coordinator.count(stopped.run.run_id)
+    leases = await runs.count_leases(call.env, stopped.run)
     receipt = ReceiptResponse(
-        inflight=0 if stopped.receipt.complete else leases,
+        complete=stopped.receipt.complete,
+        # No lease is no proof: only a receipt that is complete may say that nothing is in flight.
+        inflight=0 if stopped.receipt.complete else leases or None,
         leases=leases,
         released=stopped.receipt.released,
         abandoned=stopped.receipt.abandoned,

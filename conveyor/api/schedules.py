@@ -6,9 +6,11 @@ from functools import partial
 
 from conveyor.api.call import Call, Reply, Work, json_reply
 from conveyor.api.runs import glance_at_run, show_run
+from conveyor.domain.changes import JobKey
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Job
+from conveyor.domain.quotas import Quota
 from conveyor.domain.schedules import Overlap, Rule, ScheduleStatus
 from conveyor.usecases import schedules
 from conveyor.usecases.env import Env
@@ -48,7 +50,12 @@ def submit(call: Call, given: JobSchedule | None, asked: Submission) -> Work:
 async def _submit(
     call: Call, asked: Submission, rule: Rule, overlap: Overlap, job_id: str
 ) -> Reply:
-    made = await schedules.submit(call.env, call.caller, asked, rule, overlap, job_id=JobId(job_id))
+    stored = (Quota.STORED_TASKS, Quota.STORED_BYTES)
+    find_begun = partial(call.env.store.read, JobKey(JobId(job_id)))
+    async with call.api.storage.admit(call.caller, stored, find_begun, bytes_sent=asked.bytes_sent):
+        made = await schedules.submit(
+            call.env, call.caller, asked, rule, overlap, job_id=JobId(job_id)
+        )
     body = SubmitJobResponse(
         job_id=made.job.job_id,
         status=made.job.status,

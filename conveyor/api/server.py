@@ -1,38 +1,35 @@
-"""The HTTP server: Hypercorn's protocol on listeners of our own, as one actor among the others.
+"""The HTTP server as one actor among the others: listens, and ends in a bounded time (SPEC 4.1).
 
 It is a sibling of the worker's actors under our own supervisor: a crash of any of them takes the
 process through one door, and never leaves a server that answers for a dead worker.
 
-Hypercorn's own `serve` lets one connection take the server down: a bad chunk that meets an answer
-on its way out raises past every handler. Here a connection ends alone; that is the one `except
-Exception` beside the last handler of app.py.
+A connection ends alone, whatever comes over it; that is the one `except Exception` beside the last
+handler of app.py.
 """
 
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import trio
-from hypercorn.config import Config
-from hypercorn.trio.lifespan import Lifespan
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import AppWrapper, ConnectionState, LifespanState
-from hypercorn.utils import wrap_app
 from quart_trio import QuartTrio
+
+from conveyor.http1.connection import Application, Receive, Send
+from conveyor.http1.exchange import Event
+from conveyor.http1.listener import Listener
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 3.0
-# Above the 60 s of common load balancers, so that they never reuse what we just closed.
-KEEP_ALIVE_S = 75.0
 BACKLOG = 1024
 # What is not taken yet waits with its sender, who then knows how far a long list has come.
 RECEIVE_BUFFER_BYTES = 256 * 1024
+# A connection costs about 20 KB; more than this many would not be served in time anyway.
+CONNECTIONS_MAX = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +40,8 @@ class HttpServer:
     host: str
     port: int
     on_listening: Callable[[str], None]
+    is_proxy: Callable[[str], bool] = lambda _: False
+    connections_max: int | None = None
     is_ready: bool = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -61,63 +60,43 @@ class HttpServer:
 
     async def _serve(self, stop: trio.Event, *, task_status: trio.TaskStatus[int]) -> None:
         """Shielded: it ends by `stop`, and takes no longer than the grace."""
-        config = _config()
-        app = wrap_app(self.make_app(lambda: self.is_ready), config.wsgi_max_body_size, "asgi")
-        state: LifespanState = {}
-        lifespan = Lifespan(app, config, state)
+        app = self.make_app(lambda: self.is_ready)
         with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as application:
-                application.start_soon(lifespan.handle_lifespan)
-                await lifespan.wait_for_startup()
-                await self._listen(partial(_converse, app, config, state), stop, task_status)
-                await lifespan.wait_for_shutdown()
-                application.cancel_scope.cancel()
-
-    async def _listen(
-        self,
-        converse: Callable[[WorkerContext, trio.SocketStream], Awaitable[None]],
-        stop: trio.Event,
-        task_status: trio.TaskStatus[int],
-    ) -> None:
-        """Takes connections until told to stop, then lets those that are busy finish."""
-        context = WorkerContext(None)
-        listeners = await trio.open_tcp_listeners(self.port, host=self.host, backlog=BACKLOG)
-        for listener in listeners:  # Connections take it over.
-            size = (trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-            listener.socket.setsockopt(*size)
-        task_status.started(listeners[0].socket.getsockname()[1])
-        async with trio.open_nursery() as connections:
-            async with trio.open_nursery() as accepting:
-                handler = partial(converse, context)
-                accepting.start_soon(
-                    partial(trio.serve_listeners, handler, listeners, handler_nursery=connections)
-                )
-                await stop.wait()
-                accepting.cancel_scope.cancel()
-            await context.terminated.set()
-            connections.cancel_scope.deadline = trio.current_time() + GRACE_S
+            await app.startup()
+            listeners = await trio.open_tcp_listeners(self.port, host=self.host, backlog=BACKLOG)
+            for each in listeners:  # Connections take it over.
+                size = (trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+                each.socket.setsockopt(*size)
+            listener = Listener(
+                _logged(cast("Application", app)),
+                connections_max=self.connections_max or count_connections_max(),
+                run_connection=_end_alone,
+                is_proxy=self.is_proxy,
+            )
+            task_status.started(listeners[0].socket.getsockname()[1])
+            await listener.serve(listeners, stop, grace_s=GRACE_S)
 
 
-async def _converse(
-    app: AppWrapper,
-    config: Config,
-    state: LifespanState,
-    context: WorkerContext,
-    stream: trio.SocketStream,
-) -> None:
-    """One connection, whatever comes over it. It ends alone."""
+def count_connections_max() -> int:
+    """Half of the descriptors that this process may open: the rest are for fetching and storing."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if soft < 0 else max(8, min(CONNECTIONS_MAX, soft // 2))
+
+
+def _logged(app: Application) -> Application:
+    """An error that the application lets out ends its request; the connection answers 500."""
+
+    async def application(scope: Event, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except Exception as error:
+            log.exception("request failed outside its handler", exc_info=error)
+
+    return application
+
+
+async def _end_alone(work: Callable[[], Awaitable[None]]) -> None:
     try:
-        await TCPServer(app, config, context, ConnectionState(state.copy()), cast("Any", stream))
+        await work()
     except Exception as error:  # noqa: BLE001
         log.warning("connection ended badly", extra={"cause": repr(error)})
-        await trio.aclose_forcefully(stream)
-
-
-def _config() -> Config:
-    config = Config()
-    config.graceful_timeout = GRACE_S
-    config.keep_alive_timeout = KEEP_ALIVE_S
-    config.accesslog = None
-    config.errorlog = logging.getLogger("hypercorn.error")
-    config.include_server_header = False
-    return config

@@ -86,6 +86,7 @@ def test_webhook(call: Call) -> Work:
 
 
 async def _test_webhook(call: Call, webhook: Webhook, event_id: str) -> Reply:
+    call.api.requests.admit_webhook_test(call.caller)
     tested = await webhooks.try_out(
         call.env, call.api.notifier, call.caller, webhook, event_id=event_id
     )

@@ -9,7 +9,7 @@ from actors.runtime import Child, Strategy, Supervisor
 from conveyor.api.server import GRACE_S, HttpServer
 from conveyor.bootstrap import AWS, open_world
 from conveyor.cli.dev import announce, refuse_taken_port
-from conveyor.cli.signals import STOP_S_MAX, cancel_on_signal
+from conveyor.cli.signals import cancel_on_signal, end_if_failed, run_command
 from conveyor.config import Settings
 from conveyor.telemetry import set_up_logging
 
@@ -24,7 +24,7 @@ def api(settings: Settings) -> None:
         )
     set_up_logging("text" if settings.log == "text" else "json")
     refuse_taken_port(settings.host, settings.port)
-    trio.run(_run, settings)
+    run_command(_run, settings)
 
 
 async def _run(settings: Settings) -> None:
@@ -34,7 +34,10 @@ async def _run(settings: Settings) -> None:
             host=settings.host,
             port=settings.port,
             on_listening=announce,
+            is_proxy=world.origins().is_proxy,
         )
         child = Child("http_server", run=server.run, reports_ready=True, stop_grace_s=GRACE_S + 2.0)
-        nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX)
-        await Supervisor("api", strategy=Strategy.ONE_FOR_ONE, children=[child]).run()
+        nursery.start_soon(cancel_on_signal, nursery.cancel_scope)
+        supervisor = Supervisor("api", strategy=Strategy.ONE_FOR_ONE, children=[child])
+        nursery.start_soon(end_if_failed, supervisor)
+        await supervisor.run()

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-import trio
 from rich.console import Console
 
 from conveyor.cli.demo_site import is_flaky, is_missing, is_slow, running_site
@@ -17,6 +16,7 @@ from conveyor.cli.local import Ended, see_through, start_job, working
 from conveyor.cli.progress import progress
 from conveyor.cli.results import make_folder, write_results
 from conveyor.cli.scrape import Order, report
+from conveyor.cli.signals import run_command
 from conveyor.config import Settings
 from conveyor.domain import limits
 from conveyor.telemetry import set_up_logging
@@ -52,7 +52,7 @@ def demo(settings: Settings, pages: int, output: Path, as_json: bool) -> None:
     )
     make_folder(output)
     started_at = time.monotonic()
-    ended = trio.run(_do, settings, pages, output, console)
+    ended = run_command(_do, settings, pages, output, console)
     order = Order([], output, limits.MAX_ATTEMPTS, as_json)
     code = report(ended, order, time.monotonic() - started_at, console)
     if not ended.was_cut_off and ended.totals.failed != missing:

@@ -12,7 +12,7 @@ from actors.runtime import Child, Supervisor
 from conveyor.api.server import GRACE_S, HttpServer
 from conveyor.bootstrap import AWS, open_world
 from conveyor.cli.local import inspection_child, shared_among
-from conveyor.cli.signals import cancel_on_signal
+from conveyor.cli.signals import cancel_on_signal, end_if_failed, run_command
 from conveyor.config import Settings
 from conveyor.telemetry import set_up_logging
 
@@ -33,7 +33,7 @@ def dev(settings: Settings, processes: int) -> None:
     refuse_taken_port(settings.host, settings.port)
     if settings.engine == AWS and processes > 1:
         raise click.ClickException("On the AWS engine more processes are more `conveyor worker`s.")
-    trio.run(_run, shared_among(settings, processes), processes)
+    run_command(_run, shared_among(settings, processes), processes)
 
 
 async def _run(settings: Settings, processes: int) -> None:
@@ -43,16 +43,18 @@ async def _run(settings: Settings, processes: int) -> None:
             host=settings.host,
             port=settings.port,
             on_listening=announce,
+            is_proxy=world.origins().is_proxy,
         )
         # Only who owns a data directory has a place to be looked at.
         is_owner = settings.engine != AWS
-        supervisor: Supervisor = world.worker(
+        supervisor: Supervisor = world.service(
             *([inspection_child(world, "dev", lambda: supervisor)] if is_owner else []),
             *world.helper_processes(processes - 1),
             Child("http_server", run=server.run, reports_ready=True, stop_grace_s=GRACE_S + 2.0),
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_on_signal, nursery.cancel_scope)
+            nursery.start_soon(end_if_failed, supervisor)
             await supervisor.run()
 
 

@@ -94,6 +94,8 @@ def stop(session: Session, job: str, as_json: bool) -> None:
         session.remark(
             f"A gateway may still be busy with {counted(run.receipt.abandoned, 'page')}."
         )
+    if run.receipt is not None and not run.receipt.complete:
+        session.remark("Pages may still be in flight elsewhere; workers end them within 12 s.")
 
 
 @jobs.command()

@@ -50,7 +50,7 @@ def limit_options(command: F) -> F:
         ),
         click.option(
             "--rate",
-            type=click.FloatRange(0, limits.HOST_RATE_MAX, min_open=True),
+            type=click.FloatRange(limits.HOST_RATE_MIN, limits.HOST_RATE_MAX),
             help="Pages of one host begun in a second.",
         ),
     )

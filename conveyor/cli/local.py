@@ -15,7 +15,7 @@ from actors.runtime import Child, Supervisor, tree
 from conveyor import __version__
 from conveyor.bootstrap import World, open_world
 from conveyor.cli.progress import Report, note_of
-from conveyor.cli.signals import cancel_on_signal
+from conveyor.cli.signals import cancel_on_signal, end_if_failed
 from conveyor.config import Settings
 from conveyor.domain.budget import BudgetCap, Price
 from conveyor.domain.changes import RunKey
@@ -73,6 +73,7 @@ async def working(
             *world.helper_processes(processes - 1),
         )
         await nursery.start(supervisor.run)
+        nursery.start_soon(end_if_failed, supervisor)
         yield world
         nursery.cancel_scope.cancel()
 
@@ -114,7 +115,7 @@ async def snapshot(world: World, role: str, supervisor: Supervisor) -> Snapshot:
         role=role,
         version=__version__,
         inflight=world.gate.inflight_count,
-        capacity=world.gate.capacity,
+        capacity=world.gate.slots_count,
         tree=tree(supervisor),
         runs=runs,
     )
@@ -168,7 +169,7 @@ async def see_through(
     broke_looks = 0
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(cancel_on_signal, scope)
+            nursery.start_soon(cancel_on_signal, scope, 0)
             while run.status in RUN_LIVE and broke_looks < BROKE_LOOKS:
                 run, totals = await _look(env, job, run)
                 held_up = (await look_at(env, run, totals)).waiting_on

@@ -8,7 +8,13 @@ import sys
 import click
 
 from conveyor import __version__
-from conveyor.config import BadSettings, load_settings
+from conveyor.cli.exits import (
+    LAST_STEPS_S,
+    install_handlers,
+    raise_descriptor_limit,
+    set_deadline,
+)
+from conveyor.config import BadSettings, load_settings, protect_imports
 from conveyor.domain.errors import ConveyorError
 
 _COMMANDS = {
@@ -96,6 +102,9 @@ def _run_cli() -> None:
 
 def main() -> None:
     """Errors are for people: what Conveyor raises on purpose is a message, never a traceback."""
+    install_handlers()
+    raise_descriptor_limit()
+    protect_imports()
     try:
         _run_cli()
     except click.ClickException as error:
@@ -107,6 +116,8 @@ def main() -> None:
     except ConveyorError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
+    finally:
+        set_deadline(LAST_STEPS_S)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from typing import Unpack
 
 import click
 import msgspec
-import trio
 from rich.console import Console
 from rich.table import Table
 
@@ -21,6 +20,7 @@ from conveyor.cli.lists import read_urls
 from conveyor.cli.local import CALLER, Ended, find_unfinished, see_through, start_job, working
 from conveyor.cli.progress import progress
 from conveyor.cli.results import LIST_NAME, make_folder, write_results
+from conveyor.cli.signals import run_command
 from conveyor.config import Settings
 from conveyor.domain import limits
 from conveyor.domain.addresses import TargetPolicy
@@ -138,7 +138,7 @@ def run_order(settings: Settings, order: Order, *, role: str) -> int:
     set_up_logging("text", level=logging.WARNING)  # What holds the work up, and why.
     make_folder(order.folder)
     started_at = time.monotonic()
-    ended = trio.run(_do, settings, order, role, console)
+    ended = run_command(_do, settings, order, role, console)
     return report(ended, order, time.monotonic() - started_at, console)
 
 

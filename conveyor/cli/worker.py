@@ -10,7 +10,8 @@ import trio
 from actors.runtime import Child
 from conveyor.bootstrap import AWS, World, join_world, open_world
 from conveyor.cli.dev import refuse_taken_port
-from conveyor.cli.signals import STOP_S_MAX, cancel_on_signal
+from conveyor.cli.exits import set_deadline
+from conveyor.cli.signals import STOP_S_MAX, cancel_on_signal, end_if_failed, run_command
 from conveyor.config import Settings
 from conveyor.monitoring import Monitor
 from conveyor.telemetry import set_up_logging
@@ -25,13 +26,15 @@ def worker(settings: Settings) -> None:
     set_up_logging("text" if settings.log == "text" else "json")
     if settings.metrics_port is not None:
         refuse_taken_port(settings.host, settings.metrics_port, "CONVEYOR_METRICS_PORT")
-    trio.run(_work if settings.engine == AWS else _help, settings)
+    run_command(_work if settings.engine == AWS else _help, settings)
 
 
 async def _work(settings: Settings) -> None:
     async with open_world(settings, role="worker") as world, trio.open_nursery() as nursery:
         nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX, world.drain)
-        await world.worker(*_monitoring(world)).run()
+        supervisor = world.worker(*_monitoring(world))
+        nursery.start_soon(end_if_failed, supervisor)
+        await supervisor.run()
 
 
 def _monitoring(world: World) -> list[Child]:
@@ -46,7 +49,9 @@ async def _help(settings: Settings) -> None:
     async with join_world(settings) as world, trio.open_nursery() as nursery:
         nursery.start_soon(cancel_on_signal, nursery.cancel_scope)
         nursery.start_soon(_cancel_at_end_of_input, nursery.cancel_scope)
-        await world.helper().run()
+        supervisor = world.helper()
+        nursery.start_soon(end_if_failed, supervisor)
+        await supervisor.run()
 
 
 async def _cancel_at_end_of_input(scope: trio.CancelScope) -> None:
@@ -54,4 +59,5 @@ async def _cancel_at_end_of_input(scope: trio.CancelScope) -> None:
     async with trio.lowlevel.FdStream(sys.stdin.fileno()) as owner:
         while await owner.receive_some():
             pass
+    set_deadline(STOP_S_MAX)
     scope.cancel(reason="the owner is gone")

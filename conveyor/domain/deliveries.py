@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from conveyor.domain import lifecycle, limits
+from conveyor.domain import clocks, lifecycle, limits
 from conveyor.domain.changes import Change, Guard, NoticeKey, Update
 from conveyor.domain.hooks import Try
 from conveyor.domain.lifecycle import NOTICE
@@ -18,6 +18,9 @@ from conveyor.domain.randomness import Random
 RETRY_SCHEDULE_S: Sequence[float] = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
 RETRY_AFTER_S_MAX = 24 * 3600.0
 WAITING = lifecycle.sources(NOTICE, "delivered")
+# An untried notice is put off for its turn, at most until a receiver that fails is tried again.
+PUT_OFF_S_MAX = 900.0
+_MAY_ASK_FOR_TIME = frozenset({429, 503})
 _NOBODY = {NoticeChannel.WEBHOOK: "no_webhook", NoticeChannel.STEP_FUNCTIONS: "no_task_token"}
 
 
@@ -48,6 +51,20 @@ def failed(
 def postpone(notice: Notice, *, until: float) -> Change:
     """Untried: its turn comes later."""
     return _update(notice, "delivered", {"due_at": until})
+
+
+def pull_back(notice: Notice, *, now: float) -> Change | None:
+    """Due now, where it is put off for longer than it can have been: the clock was ahead then."""
+    failures = sum(each.at >= notice.due_since for each in notice.tries)
+    is_told_to_wait = bool(notice.tries) and notice.tries[-1].status in _MAY_ASK_FOR_TIME
+    ttl_s = PUT_OFF_S_MAX
+    if failures:
+        ttl_s = max(ttl_s, 1.1 * RETRY_SCHEDULE_S[min(failures, len(RETRY_SCHEDULE_S)) - 1])
+    if is_told_to_wait:
+        ttl_s = max(ttl_s, RETRY_AFTER_S_MAX)
+    if not clocks.is_unreal(notice.due_at, now=now, ttl_s=ttl_s):
+        return None
+    return _update(notice, "delivered", {"due_at": now})
 
 
 def sideline(notice: Notice, *, until: float, now: float) -> Change:

@@ -23,7 +23,7 @@ from conveyor.domain.changes import (
 )
 from conveyor.domain.events import EventType
 from conveyor.domain.ids import EventId, RunId, notice_id
-from conveyor.domain.lifecycle import GATE, JOB, RUN, RUN_LIVE
+from conveyor.domain.lifecycle import GATE, JOB, RUN, RUN_LIVE, RUN_TERMINAL
 from conveyor.domain.model import (
     Job,
     JobType,
@@ -176,6 +176,13 @@ def close_ended(job: Job, *, now: float) -> Change:
     closed = {"status": lifecycle.target(JOB, "closed"), "updated_at": now}
     guard = Guard(status_in=lifecycle.sources(JOB, "closed"), equals=(("active_run_id", None),))
     return Change((Update(JobKey(job.job_id), guard, closed), *feed.closing(job, now=now)))
+
+
+def note_queue_closed(run: Run) -> Change:
+    """The sweeper need not remove this queue again. `updated_at` stays: nothing has changed for
+    those who read runs by it."""
+    ended = Guard(status_in=RUN_TERMINAL)
+    return Change((Update(_key(run), ended, {"queue_closed": True}),))
 
 
 def _key(run: Run) -> RunKey:

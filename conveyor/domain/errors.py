@@ -108,6 +108,14 @@ class ResultExpired(Refused):
     title = "Result expired"
 
 
+class ResultDamaged(Refused):
+    """The stored body differs from the one that was fetched."""
+
+    status = 500
+    code = "result_damaged"
+    title = "Result is damaged"
+
+
 class KeyConflict(Conflict):
     """An Idempotency-Key came back with another request."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conveyor.domain import lifecycle, limits
+from conveyor.domain import clocks, lifecycle, limits
 from conveyor.domain.changes import (
     Change,
     Delete,
@@ -21,7 +21,7 @@ from conveyor.domain.changes import (
 )
 from conveyor.domain.export import Export, ExportFormat, ExportStatus, Manifest
 from conveyor.domain.ids import ExportId
-from conveyor.domain.lifecycle import EXPORT, JOB_VISIBLE, RUN_ENDED
+from conveyor.domain.lifecycle import EXPORT, EXPORT_UNDONE, JOB_VISIBLE, RUN_ENDED
 from conveyor.domain.model import Run
 
 FAILURES_MAX = 5
@@ -97,14 +97,25 @@ def put_off(export: Export, error: str, *, now: float) -> Change:
     return _step(export, "completed", {"due_at": due_at, "error": error, "updated_at": now})
 
 
+def pull_back(export: Export, *, now: float) -> Change | None:
+    """Due now, where it waits for longer than a claim or a delay can last: the clock was ahead."""
+    ttl_s = max(limits.EXPORT_CLAIM_S, PUT_OFF_S * 2**FAILURES_MAX)
+    is_unreal = clocks.is_unreal(export.due_at, now=now, ttl_s=ttl_s)
+    if export.status not in EXPORT_UNDONE or not is_unreal:
+        return None
+    guard = Guard(status_in=EXPORT_UNDONE, equals=(("epoch", export.epoch),))
+    return Change((Update(export_key(export), guard, {"due_at": now, "updated_at": now}),))
+
+
 def let_go(export: Export, *, due_at: float, now: float) -> Change:
     """Whoever made it has to stop, or the storage is away: that is not the export's fault."""
     values = {"due_at": min(due_at, export.expires_at), "updated_at": now}
     return _step(export, "completed", values, {"failures": -1})
 
 
-def give_up(export: Export, *, now: float) -> Change:
-    error = export.error or "the export could not be made"
+def give_up(export: Export, error: str | None = None, *, now: float) -> Change:
+    """Because of this error, which no further try would help, or of the last one."""
+    error = error or export.error or "the export could not be made"
     return _step(export, "failed", {"error": error, **_over(export, "failed", now)})
 
 

@@ -57,7 +57,8 @@ def fire(job: Job, schedule: Schedule, run_id: RunId, *, made: bool, now: float)
     """
     nominal = _nominal(schedule)
     missed = _missed(schedule, now)
-    if made:
+    # Its run may have been deleted since, and the clock set back.
+    if made or nominal == schedule.last_fire_at:
         return Fire(_moved_on(schedule, missed, now), None)
     if job.active_run_id is not None:
         if schedule.overlap is Overlap.QUEUE:
@@ -101,13 +102,32 @@ def replace(schedule: Schedule, rule: Rule, overlap: Overlap, *, now: float) -> 
     return _changed(schedule, frozenset(ScheduleStatus), values, now)
 
 
+def realign(schedule: Schedule, *, now: float) -> Change | None:
+    """The next time as the rule gives it now; None if that is what the row says. They differ where
+    the row was written while the clock was ahead. A time that has made its run makes no other."""
+    rule = _anchored(schedule.rule, now)
+    coming = _next(schedule, rule, now)
+    if schedule.next_fire_at is None or coming is None or coming >= schedule.next_fire_at:
+        return None
+    values = {"rule": rule, "next_fire_at": coming}
+    return _changed(schedule, SCHEDULE_FIRES, values, now)
+
+
+def _anchored(rule: Rule, now: float) -> Rule:
+    """An interval that would begin only after now begins now: a clock was ahead when it was set."""
+    if isinstance(rule, Rate) and rule.anchor_at > now + limits.CLOCK_SKEW_S:
+        return msgspec.structs.replace(rule, anchor_at=now)
+    return rule
+
+
 def pause(schedule: Schedule, *, now: float) -> Change:
     return _flipped(schedule, "paused", {}, now)
 
 
 def resume(schedule: Schedule, *, now: float) -> Change:
     """The next time to come fires; those that passed do not."""
-    values: dict[str, Any] = {"next_fire_at": _next(schedule, schedule.rule, now)}
+    rule = _anchored(schedule.rule, now)
+    values: dict[str, Any] = {"rule": rule, "next_fire_at": _next(schedule, rule, now)}
     first_at = schedule.next_fire_at
     if first_at is not None and first_at <= now:
         values["skips"] = _with(schedule, (Skip(first_at, now, SkipReason.PAUSED),))
@@ -151,8 +171,12 @@ def _with(schedule: Schedule, skips: tuple[Skip, ...]) -> tuple[Skip, ...]:
 
 
 def _next(schedule: Schedule, rule: Rule, now: float) -> float | None:
-    """Behind what has fired already, even if the machine's clock was put back."""
-    return next_after(rule, max(now, schedule.last_fire_at or now))
+    """Not what has fired last, even if the machine's clock was put back. Other times that fired
+    while it was ahead have their runs, so that they make no second."""
+    coming = next_after(rule, now)
+    if coming is not None and coming == schedule.last_fire_at:
+        return next_after(rule, coming)
+    return coming
 
 
 def _is_same(rule: Rule, other: Rule) -> bool:

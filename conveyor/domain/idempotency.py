@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from conveyor.domain import limits
+from conveyor.domain import clocks, limits
 from conveyor.domain.changes import Change, Guard, Insert, RecordKey, Update
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import CallerId
@@ -94,7 +94,7 @@ def judge(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdi
         return Misused()
     if record.response_status is not None and record.response_body is not None:
         return Replay(record.response_status, record.response_body)
-    if record.claimed_until >= now:
+    if record.claimed_until >= now and not _is_unreal(record, now):
         return InProgress(min(record.claimed_until - now, limits.IDEMPOTENCY_RETRY_S))
     return First()
 
@@ -106,10 +106,10 @@ def claim_key(
     key = RecordKey(request.key_id)
     until = now + limits.IDEMPOTENCY_CLAIM_S
     if record is not None and record.expires_at >= now:
-        guard = Guard(
-            equals=(("fingerprint", request.fingerprint), ("response_status", None)),
-            lapsed=("claimed_until", now),
-        )
+        as_seen = (("fingerprint", request.fingerprint), ("response_status", None))
+        guard = Guard(equals=as_seen, lapsed=("claimed_until", now))
+        if _is_unreal(record, now):
+            guard = Guard(equals=(*as_seen, ("claimed_until", record.claimed_until)))
         return Change((Update(key, guard, {"owner": owner, "claimed_until": until}),))
     fresh = KeyRecord(
         key_id=request.key_id,
@@ -121,6 +121,11 @@ def claim_key(
         expires_at=now + limits.IDEMPOTENCY_TTL_S,
     )
     return Change((Insert(key, fresh, over_expired_at=now),))
+
+
+def _is_unreal(record: KeyRecord, now: float) -> bool:
+    """Its claim was made by a clock that was ahead of ours."""
+    return clocks.is_unreal(record.claimed_until, now=now, ttl_s=limits.IDEMPOTENCY_CLAIM_S)
 
 
 def answer(request: Request, status: int, body: str) -> Change:

@@ -35,6 +35,30 @@ def mint_ulid(now_s: float, random: Random) -> str:
     return _ulid(now_s, random.getrandbits(80))
 
 
+class Minter:
+    """Mints ULIDs each of which sorts behind all before it, whatever the clock does.
+
+    `floor` is the newest that is known. While the clock shows an earlier time than that, ids go on
+    from there; a step of 40 days back so gives ids of a time to come, but keeps lists in order.
+    """
+
+    def __init__(self) -> None:
+        self.floor = ""
+
+    def mint(self, now_s: float, random: Random) -> str:
+        rest = random.getrandbits(80)
+        minted = _ulid(now_s, rest)
+        if minted <= self.floor:
+            # Far enough from the last that nobody guesses the next.
+            minted = _spelt(_number_of(self.floor) + 1 + (rest & (2**64 - 1)))
+        self.floor = minted
+        return minted
+
+    def raise_floor(self, ulid: str) -> None:
+        """From here on all that is minted sorts behind this one."""
+        self.floor = max(self.floor, ulid)
+
+
 def fire_id(job_id: JobId, nominal_at: float) -> RunId:
     """The run that a schedule makes for a nominal time, whoever fires it and however often."""
     digest = hashlib.sha256(f"{job_id}:{int(nominal_at)}".encode()).digest()
@@ -42,16 +66,23 @@ def fire_id(job_id: JobId, nominal_at: float) -> RunId:
 
 
 def _ulid(at_s: float, rest: int) -> str:
-    number = (int(at_s * 1000) << 80) | rest
+    return _spelt((int(at_s * 1000) << 80) | rest)
+
+
+def _spelt(number: int) -> str:
     return "".join(_CROCKFORD[(number >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def _number_of(ulid: str) -> int:
+    number = 0
+    for each in ulid:
+        number = number * 32 + _CROCKFORD.index(each)
+    return number
 
 
 def minted_at(ulid: str) -> float:
     """When it was made, to the millisecond."""
-    at_ms = 0
-    for each in ulid[:10]:
-        at_ms = at_ms * 32 + _CROCKFORD.index(each)
-    return at_ms / 1000
+    return _number_of(ulid[:10]) / 1000
 
 
 def is_ulid(text: str) -> bool:

@@ -11,6 +11,7 @@ METADATA_VALUE_CHARS_MAX = 1024
 CUSTOM_HEADERS_MAX = 32
 CUSTOM_HEADERS_BYTES_MAX = 8192
 PARAM_VALUE_CHARS_MAX = 16384
+STATUS_CODES_MAX = 50
 TASK_BODY_BYTES_MAX = 16384
 TASK_BYTES_MAX = 26 * 1024
 METADATA_BYTES_MAX = 24 * 1024
@@ -27,6 +28,7 @@ MAX_INFLIGHT_MAX = 10_000
 CONCURRENCY = 200
 MAX_ATTEMPTS = 3
 MAX_ATTEMPTS_MAX = 10
+HISTORY_MAX = 50
 PRIORITY_MAX = 10
 LOST_WORKERS_MAX = 10
 IDEMPOTENCY_KEY_CHARS_MAX = 128
@@ -45,6 +47,7 @@ UPLOAD_BYTES_MAX = 256 * 1024 * 1024
 REQUEST_BYTES_MAX = 256 * 1024 * 1024
 JSON_DEPTH_MAX = 64
 BODY_BYTES_MAX = 25 * 1024 * 1024
+HELD_BYTES_MAX = 256 * 1024 * 1024
 INVALID_TASKS_SHOWN_MAX = 100
 RERUN_HOSTS_MAX = 100
 AUDIT_BODIES_MAX = 50
@@ -60,19 +63,32 @@ SKIPS_KEPT_MAX = 10
 RESULT_TTL_DAYS = 14
 RESULT_TTL_DAYS_MAX = 365
 BODY_DAYS = 30
+ROW_DAYS = 30
+ROW_DAYS_MAX = 3_650
+HOST_RATE_MIN = 0.0001  # The seconds between two fetches must fit every engine's numbers.
 HOST_RATE_MAX = 1_000
 HOST_OVERRIDES_MAX = 100
 LOT_MAX = 500
 BUDGET_CREDITS_MAX = 10**12
 
+# What a killed worker had in hand moves again within 60 s. Its messages return after VISIBILITY_S
+# at the latest; its claims end CLAIM_TTL_S after they were last renewed, together with the
+# messages. A worker that receives such a message before bounces it until its claim ends, and a
+# second more. That leaves 9 s for a poll and for clocks that differ. A lease lives through one
+# missed beat; so do a message and a claim, which are renewed once they are 20 s old
+# (actors/lease_heartbeater.py).
 LEASE_TTL_S = 30.0
-VISIBILITY_S = 60.0
-CLAIM_TTL_S = 90.0
+VISIBILITY_S = 45.0
+CLAIM_TTL_S = 50.0
 BEAT_S = 10.0
+# By how much the clocks of workers that share an engine may differ, so that all is in order.
+CLOCK_SKEW_S = 5.0
 SIGHTING_TTL_S = 30.0
 COUNTS_TTL_S = 1.0
 SCRAPE_DEADLINE_S = 180.0
 DRAIN_S = 90
+AWS_TIMEOUT_S = 10
+AWS_TIMEOUT_S_MAX = 60
 IDEMPOTENCY_CLAIM_S = 90.0
 IDEMPOTENCY_RETRY_S = 2.0
 IDEMPOTENCY_TTL_S = 24 * 3600.0

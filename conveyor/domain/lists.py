@@ -18,12 +18,21 @@ import msgspec
 from conveyor.domain import limits
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.inputs import Column, ListFormat, ListSpec
+from conveyor.domain.json_keys import find_doubled_key
 from conveyor.domain.submission import TaskDraft
 
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # The largest window, in a gzip wrapping.
 _BOM = b"\xef\xbb\xbf"
 _INFLATED_BYTES = 256 * 1024
+# Work that gives no lines is bounded, as for any encoded body (SPEC 8.4): tools that cut a stream
+# into members make them of 64 KiB and more, and no honest data is larger when it is compressed.
+_MEMBERS_MAX = 256
+_MEMBER_BYTES_MIN = 4 * 1024
+_SHRINKAGE_MAX = 4
+_SHRINKAGE_SLACK_BYTES = 256 * 1024
+# Blank lines and comments are no tasks, but they too are read.
+_RAW_LINES_MAX = 10 * limits.TASKS_MAX
 
 
 class ListUnusable(ConveyorError):
@@ -53,6 +62,11 @@ class ListReader:
         self._splitter = _Splitter()
         self._parser = _PARSERS[spec.format](spec)
         self._count = 0
+
+    @property
+    def is_gzip(self) -> bool:
+        """Whether the list turned out to be compressed."""
+        return self._unzip.is_gzip
 
     def feed(self, piece: bytes) -> Iterator[Line]:
         for plain in self._unzip.feed(piece):
@@ -91,6 +105,12 @@ class _Unzip:
         self._inflater = zlib.decompressobj(_GZIP_WINDOW)
         self._is_amid_member = False
         self._size_bytes = 0
+        self._packed_bytes = 0
+        self._members_count = 0
+
+    @property
+    def is_gzip(self) -> bool:
+        return bool(self._is_gzip)
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         if self._is_gzip is None:
@@ -114,6 +134,9 @@ class _Unzip:
 
     def _inflated(self, data: bytes) -> Iterator[bytes]:
         """A file may have several members, one after the other, and zeros for padding."""
+        self._packed_bytes += len(data)
+        if self._members_count and not self._is_amid_member:
+            data = data.lstrip(b"\0")
         may_hold_more = False
         while data or may_hold_more:
             try:
@@ -124,11 +147,19 @@ class _Unzip:
             may_hold_more = len(plain) == _INFLATED_BYTES
             self._is_amid_member = not self._inflater.eof
             if self._inflater.eof:
+                self._count_member()
                 data = self._inflater.unused_data.lstrip(b"\0")
                 self._inflater = zlib.decompressobj(_GZIP_WINDOW)
                 may_hold_more = False
             else:
                 data = self._inflater.unconsumed_tail
+        if self._packed_bytes > _SHRINKAGE_MAX * self._size_bytes + _SHRINKAGE_SLACK_BYTES:
+            raise ListBroken("The list is gzip data that inflates to hardly anything.")
+
+    def _count_member(self) -> None:
+        self._members_count += 1
+        if self._members_count > _MEMBERS_MAX + self._size_bytes / _MEMBER_BYTES_MIN:
+            raise ListBroken("The list is gzip data in too many members.")
 
 
 class _Raw(NamedTuple):
@@ -162,6 +193,8 @@ class _Splitter:
 
     def _raw(self, line: bytes) -> _Raw:
         self._count += 1
+        if self._count > _RAW_LINES_MAX:
+            raise ListTooLarge(f"The list has more than {_RAW_LINES_MAX:,} lines, blank ones too.")
         if self._count == 1:
             line = line.removeprefix(_BOM)
         is_cut = (
@@ -231,7 +264,10 @@ class _NdjsonParser:
     def _line(self, number: int, content: bytes) -> Line:
         try:
             value = self._decoder.decode(content)
+            is_doubled = find_doubled_key(content) is not None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _flawed(number, "malformed_line")
+        if is_doubled:
             return _flawed(number, "malformed_line")
         if isinstance(value, str):
             return Line(number, TaskDraft(url=value))

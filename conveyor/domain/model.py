@@ -250,6 +250,7 @@ class Run(msgspec.Struct, frozen=True):
     expires_at: float | None = None
     sweep_at: float | None = None
     budget: BudgetCap | None = None
+    queue_closed: bool = False
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -294,6 +295,7 @@ class Stats(msgspec.Struct, frozen=True):
     credits: int = 0
     cost_micros: int = 0
     retrying: int = 0
+    stored_bytes: int = 0
 
 
 class Task(msgspec.Struct, frozen=True):

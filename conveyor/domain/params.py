@@ -9,6 +9,7 @@ import msgspec
 
 from conveyor.domain import limits
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.json_keys import find_doubled_key
 from conveyor.domain.model import Format
 
 PARAMS = frozenset(
@@ -50,6 +51,10 @@ _HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
+
+_STATUS = re.compile(r" *[1-9][0-9]{2} *\Z")
+# Python refuses to write a number of thousands of digits as text, and no parameter needs one.
+_INT_BITS_MAX = 64
 
 ParamInput = Mapping[str, object]
 
@@ -113,6 +118,8 @@ def _canonical(key: str, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
+        if value.bit_length() > _INT_BITS_MAX:
+            raise _bad_value(key, "is a number that is too large")
         text = str(value)
     elif isinstance(value, str):
         text = value
@@ -124,10 +131,21 @@ def _canonical(key: str, value: object) -> str:
 
 
 def _check_combination(values: Mapping[str, str]) -> None:
+    if not _are_statuses(values.get("allowed_status_codes", "")):
+        most = limits.STATUS_CODES_MAX
+        rule = f"must be at most {most} three-digit statuses with commas between them: 404,500"
+        raise _bad_value("allowed_status_codes", rule)
     if values.get("mode", "auto") != "auto":
         raise _bad_value("mode", 'must be "auto"')
     if (chosen := values.get("response_type")) is not None and chosen not in RESPONSE_TYPES:
         raise _bad_value("response_type", f"must be one of {', '.join(sorted(RESPONSE_TYPES))}")
+
+
+def _are_statuses(text: str) -> bool:
+    """Whether it is a list of statuses; an empty one names none."""
+    words = text.split(",", limits.STATUS_CODES_MAX)
+    are_plain = all(_STATUS.match(word) for word in words)
+    return not text.strip(" ") or (len(words) <= limits.STATUS_CODES_MAX and are_plain)
 
 
 def _check_size(values: Mapping[str, str]) -> None:
@@ -142,9 +160,12 @@ def _check_headers(value: object) -> dict[str, str]:
     key = "custom_headers"
     if isinstance(value, str):
         try:
-            value = msgspec.json.decode(value)
+            decoded, doubled = msgspec.json.decode(value), find_doubled_key(value)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             raise _bad_value(key, "must be an object, or an object as JSON text") from None
+        if doubled is not None:
+            raise _bad_value(key, "names a header twice")
+        value = decoded
     if not isinstance(value, dict):
         raise _bad_value(key, "must be an object of header names and values")
     if len(value) > limits.CUSTOM_HEADERS_MAX:

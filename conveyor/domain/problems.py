@@ -20,3 +20,20 @@ def worker_lost(times: int) -> Problem:
         500,
         f"The worker of this task was lost {times} times before it could report.",
     )
+
+
+def handler_crashed() -> Problem:
+    return make_problem(
+        "worker_crashed",
+        "The worker crashed over this task",
+        500,
+        "An error in the worker, not in the site, ended this attempt. Its log says more.",
+    )
+
+
+def page_discarded(detail: str) -> Problem:
+    return make_problem("page_discarded", "The page was fetched but not stored", 503, detail)
+
+
+def call_deferred(detail: str) -> Problem:
+    return make_problem("call_deferred", "The call was refused for now", 503, detail)

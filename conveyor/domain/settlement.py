@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain import lifecycle, limits, problems
+from conveyor.domain import clocks, lifecycle, limits, problems
 from conveyor.domain.changes import (
     Applied,
     Change,
@@ -86,7 +86,11 @@ class NoVerdict(msgspec.Struct, frozen=True):
     """Nobody knows whether it was written. The claim lapses, and the task comes back or is done."""
 
 
-SettleVerdict = Settled | LostClaim | GateShut | NoVerdict
+class NotSettled(msgspec.Struct, frozen=True):
+    """Writing it crashes the writer: nothing was written, and nothing would be."""
+
+
+SettleVerdict = Settled | LostClaim | GateShut | NoVerdict | NotSettled
 
 
 def task_key(ref: TaskRef) -> TaskKey:
@@ -107,20 +111,33 @@ def claim(ref: TaskRef, *, now: float) -> Change:
 
 
 def claim_again(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change | None:
-    """Takes a task that `claim` was refused for having been tried before; None for any other.
+    """Takes a task that `claim` was refused for having been tried before, or for a claim that no
+    clock like ours can have made; None for any other.
 
     One that waits for its next try is no longer between tries, and its shard counts that. Only
     here: a first try, which is what most claims are, costs its shard no write.
     """
     row = verdict.row if isinstance(verdict, Stale) else None
-    if not isinstance(row, Task) or not row.attempts or row.claim_until >= now:
+    if not isinstance(row, Task) or row.status in lifecycle.TASK_TERMINAL:
         return None
-    if row.status in lifecycle.TASK_TERMINAL:
+    is_past, is_unreal = row.claim_until < now, _is_unreal(row, now)
+    if not (is_unreal or (is_past and row.attempts)):
         return None
     taken = _taken(ref, frozenset({row.status}), row.attempts, now)
+    if is_unreal:
+        as_seen = (("attempts", row.attempts), ("claim_until", row.claim_until))
+        guard = Guard(status_in=frozenset({row.status}), equals=as_seen)
+        taken = msgspec.structs.replace(taken, guard=guard)
     if row.status not in lifecycle.sources(TASK, "released"):
         return Change((taken, _count(ref, RELEASES_PASS, {"retrying": -1})))
     return Change((taken,))
+
+
+def _is_unreal(task: Task, now: float) -> bool:
+    """A claim that ends further ahead than any made now would: a clock was set back since, or was
+    ahead when it was made. It guards nothing: whoever made it renews it by today's clock, or is
+    gone, and its number fences it off in any case."""
+    return clocks.is_unreal(task.claim_until, now=now, ttl_s=limits.CLAIM_TTL_S)
 
 
 def _taken(ref: TaskRef, sources: frozenset[TaskStatus], attempts: int, now: float) -> Update:
@@ -151,7 +168,9 @@ def read_claim(verdict: Verdict | None, *, now: float) -> Claim:
     assert isinstance(verdict.row, Task)
     if verdict.row.status in lifecycle.TASK_TERMINAL:
         return AlreadyDone()
-    return HeldByOther(until=max(verdict.row.claim_until, now))
+    until = max(verdict.row.claim_until, now)
+    # Where its end cannot be believed, another was quicker to take it over.
+    return HeldByOther(until=now if _is_unreal(verdict.row, now) else until)
 
 
 def extend_claim(ref: TaskRef, claim_number: int, *, now: float) -> Change:
@@ -181,7 +200,7 @@ class Spent(msgspec.Struct, frozen=True):
 
 def succeed(ref: TaskRef, task: Task, result: Result, *, spent: Spent, now: float) -> Change:
     values = {"result": result, "problem": None, "reason": None}
-    counts = {"done": 1, "successful": 1}
+    counts = {"done": 1, "successful": 1, "stored_bytes": result.size_bytes}
     return _settle(ref, task, "succeeded", values, counts, (None, spent, now))
 
 
@@ -206,16 +225,27 @@ def release_for_retry(
     return _settle(ref, task, "released", {}, {"retrying": 1}, (problem, spent, now))
 
 
-def hand_back(ref: TaskRef, task: Task, *, now: float) -> Change:
-    """The work was cut off before an outcome: no attempt is counted."""
-    update = Update(
-        task_key(ref),
-        _mine(task, "released"),
-        {"status": lifecycle.target(TASK, "released"), "claim_until": 0.0, "updated_at": now},
-        {"handed_back": 1},
-    )
+def hand_back(
+    ref: TaskRef,
+    task: Task,
+    *,
+    spent: Spent | None = None,
+    problem: Problem | None = None,
+    now: float,
+) -> Change:
+    """The work was cut off before an outcome: no attempt is counted. What it cost is, and then the
+    history shows it with its `problem`."""
+    money = _money(spent or Spent())
+    values: dict[str, Any] = {
+        "status": lifecycle.target(TASK, "released"),
+        "claim_until": 0.0,
+        "updated_at": now,
+    }
+    if spent is not None and money:
+        values["history"] = _history(task, problem, spent, now)
+    update = Update(task_key(ref), _mine(task, "released"), values, {"handed_back": 1, **money})
     between_tries = {"retrying": 1} if task.attempts else {}
-    return Change((update, _count(ref, RELEASES_PASS, between_tries)))
+    return Change((update, _count(ref, RELEASES_PASS, {**between_tries, **money})))
 
 
 def may_retry(
@@ -265,6 +295,25 @@ def _mine(task: Task, event: str) -> Guard:
     return Guard(status_in=lifecycle.sources(TASK, event), equals=(("claim", task.claim),))
 
 
+def _money(spent: Spent) -> dict[str, int]:
+    amounts = {"credits": spent.credits, "cost_micros": spent.cost_micros}
+    return {field: amount for field, amount in amounts.items() if amount}
+
+
+def _history(task: Task, problem: Problem | None, spent: Spent, now: float) -> tuple[Attempt, ...]:
+    """The task's history with this try. Calls that were paid for without counting as an attempt
+    have no bound of their own, so only the latest entries are kept."""
+    attempt = Attempt(
+        number=task.history[-1].number + 1 if task.history else task.attempts + 1,
+        started_at=task.started_at or now,
+        ended_at=now,
+        problem=problem,
+        credits=spent.credits,
+        cost_micros=spent.cost_micros,
+    )
+    return (*task.history, attempt)[-limits.HISTORY_MAX :]
+
+
 def _settle(
     ref: TaskRef,
     task: Task,
@@ -274,20 +323,11 @@ def _settle(
     ending: tuple[Problem | None, Spent, float],
 ) -> Change:
     problem, spent, now = ending
-    attempt = Attempt(
-        number=task.attempts + 1,
-        started_at=task.started_at or now,
-        ended_at=now,
-        problem=problem,
-        credits=spent.credits,
-        cost_micros=spent.cost_micros,
-    )
-    money = {"credits": spent.credits, "cost_micros": spent.cost_micros}
-    money = {field: amount for field, amount in money.items() if amount}
+    money = _money(spent)
     flip = {
         "status": lifecycle.target(TASK, event),
         "claim_until": 0.0,
-        "history": (*task.history, attempt),
+        "history": _history(task, problem, spent, now),
         "updated_at": now,
         **values,
     }

@@ -18,6 +18,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     credits: int = 0
     cost_micros: int = 0
     retrying: int = 0
+    stored_bytes: int = 0
 
 
 def sum_stats(rows: list[Stats]) -> Totals:
@@ -35,4 +36,5 @@ def sum_stats(rows: list[Stats]) -> Totals:
         credits=sum(row.credits for row in rows),
         cost_micros=sum(row.cost_micros for row in rows),
         retrying=sum(row.retrying for row in rows),
+        stored_bytes=sum(row.stored_bytes for row in rows),
     )

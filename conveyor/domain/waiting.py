@@ -22,7 +22,11 @@ class WaitReason(StrEnum):
     PAUSED = "paused"
     INGEST = "ingest"
     BUDGET = "budget"
+    STORAGE = "storage"
+    RESOURCES = "resources"
+    GATEWAY_UNAVAILABLE = "gateway_unavailable"
     JOB_CAP = "job_cap"
+    GATEWAY_LIMIT = "gateway_limit"
     HOST_CAP = "host_cap"
     RATE_LIMITED = "rate_limited"
     RETRY_BACKOFF = "retry_backoff"
@@ -30,12 +34,24 @@ class WaitReason(StrEnum):
     NO_WORKERS = "no_workers"
 
 
+# While one of these lasts nothing can be fetched, whatever else is free.
+OUTAGES = (WaitReason.STORAGE, WaitReason.RESOURCES, WaitReason.GATEWAY_UNAVAILABLE)
+
+
+# Decided by the limiter of calls, for each call apart: other tasks of the run may go on.
+GATEWAY_REASONS = frozenset({WaitReason.GATEWAY_UNAVAILABLE, WaitReason.GATEWAY_LIMIT})
+
+
 class Sighting(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one process saw of one run: what holds it up there, and how many tasks end a second."""
+    """What one process saw of one run: what holds it up there, and how many tasks end a second.
+
+    `detail` says more about the reason to people, where the process knows more.
+    """
 
     reason: WaitReason | None = None
     since: float | None = None
     rate: float = 0.0
+    detail: str | None = None
 
 
 class Presence(msgspec.Struct, frozen=True):
@@ -86,7 +102,9 @@ def explain(facts: Facts) -> Waiting | None:
     if reason is None:
         return None
     begun = [seen.since for seen in facts.sightings if seen.reason is reason and seen.since]
-    return Waiting(reason, _detail(facts, reason), min(begun, default=None))
+    told = [seen.detail for seen in facts.sightings if seen.reason is reason and seen.detail]
+    detail = told[0] if told else _detail(facts, reason)
+    return Waiting(reason, detail, min(begun, default=None))
 
 
 def _cause(facts: Facts) -> WaitReason | None:
@@ -94,6 +112,10 @@ def _cause(facts: Facts) -> WaitReason | None:
     seen = {sighting.reason for sighting in facts.sightings}
     if facts.run.pause_state is PauseState.PAUSED:
         return WaitReason.PAUSED
+    for outage in OUTAGES:
+        # Even if every task is in hand: those that have their pages wait for it too.
+        if outage in seen and facts.workers:
+            return outage
     if not facts.ready:
         is_empty = facts.totals.admitted == facts.totals.done
         return WaitReason.INGEST if is_empty and facts.run.open_batches else None
@@ -103,8 +125,9 @@ def _cause(facts: Facts) -> WaitReason | None:
         return WaitReason.NO_WORKERS
     if facts.inflight >= facts.cap:
         return WaitReason.JOB_CAP
-    if WaitReason.HOST_CAP in seen:
-        return WaitReason.HOST_CAP
+    for limit in (WaitReason.GATEWAY_LIMIT, WaitReason.HOST_CAP):
+        if limit in seen:
+            return limit
     if facts.totals.retrying >= facts.ready:
         is_limited = WaitReason.RATE_LIMITED in seen
         return WaitReason.RATE_LIMITED if is_limited else WaitReason.RETRY_BACKOFF
@@ -119,6 +142,10 @@ def _detail(facts: Facts, reason: WaitReason) -> str:
         WaitReason.PAUSED: "paused until somebody resumes it",
         WaitReason.INGEST: f"{facts.totals.admitted:,} of {facts.total:,} lines are in so far",
         WaitReason.BUDGET: "the budget is used up",
+        WaitReason.STORAGE: "pages cannot be stored; one at a time is tried until they can",
+        WaitReason.RESOURCES: "a worker is out of descriptors, memory, threads or ports",
+        WaitReason.GATEWAY_UNAVAILABLE: "the gateway does not answer; it is tried now and then",
+        WaitReason.GATEWAY_LIMIT: "the gateway takes no more calls at once",
         WaitReason.JOB_CAP: f"{facts.inflight:,} of {facts.cap:,} in flight",
         WaitReason.HOST_CAP: "as many pages of its hosts are in flight as may be",
         WaitReason.RATE_LIMITED: f"asked to slow down; {retrying}",
@@ -131,6 +158,8 @@ def _detail(facts: Facts, reason: WaitReason) -> str:
 def eta_s(facts: Facts) -> float | None:
     """Seconds until what is left is done, if it goes on as it went lately; None when unknown."""
     rate = sum(sighting.rate for sighting in facts.sightings)
+    if any(sighting.reason in OUTAGES for sighting in facts.sightings):
+        return None
     is_live = facts.run.status in RUN_LIVE and facts.run.stop_requested_at is None
     if not is_live or facts.run.pause_state is PauseState.PAUSED or not facts.left or rate <= 0:
         return None

@@ -20,13 +20,20 @@ from conveyor.domain.errors import ConveyorError
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+)*\Z")
 
 
+# In the zone data, but no places: what a machine was set to, variants that count leap seconds, and
+# entries for the C library. The same name means something else elsewhere.
+_NO_ZONE = re.compile(
+    r"(right/|posix/|(posixrules|localtime|factory|leapseconds)\Z)", re.IGNORECASE
+)
+
+
 class UnknownZone(ConveyorError):
     """No zone of this name is known here."""
 
 
 @lru_cache(maxsize=1024)
 def load_zone(name: str) -> ZoneInfo:
-    if len(name) > 64 or _NAME.match(name) is None:
+    if len(name) > 64 or _NAME.match(name) is None or _NO_ZONE.match(name) is not None:
         raise UnknownZone(name[:64])
     try:
         return ZoneInfo(name)

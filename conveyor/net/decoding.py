@@ -1,13 +1,17 @@
-"""Content-Encoding, one layer of it, decoded piece by piece under a cap and a ratio.
+"""Content-Encoding, one layer, decoded piece by piece under a cap, a ratio and a bound on work.
 
 Every decoder hands out pieces of a bounded size, so that a bomb is noticed after the first
-mebibyte and not after the first gigabyte. After a complete stream, a further gzip member or zstd
-frame is decoded as the formats say; other trailing bytes are ignored, as browsers do, except
-after brotli, whose library takes none in the same piece and so gets none in the next.
+mebibyte and not after the first gigabyte. Work that yields nothing is bounded as well: empty
+frames and members, blocks that hold no data, tables that are made for one byte.
+
+After a complete stream, a further gzip member or zstd frame is decoded as the formats say; other
+trailing bytes are ignored, as browsers do, except after brotli, whose library takes none in the
+same piece and so gets none in the next.
 """
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Iterator
 
@@ -19,30 +23,56 @@ from conveyor.net.errors import BadEncoding, BodyTooLarge
 ACCEPT_ENCODING = "gzip, deflate, br, zstd"
 RATIO_MAX = 200
 RATIO_BYTES_MIN = 1024 * 1024
+# Tools that cut a stream into members or frames make them of 64 KiB and more.
+FRAMES_MAX = 256
+FRAME_BYTES_MIN = 4 * 1024
+# Incompressible data grows by less than a thousandth when it is encoded. The slack is for what a
+# decoder holds back: a block of zstd is 128 KiB.
+SHRINKAGE_MAX = 4
+SHRINKAGE_SLACK_BYTES = 256 * 1024
+# Measured: the slowest honest encoding takes 10 ms of CPU for a mebibyte, counted on both sides.
+CPU_S_MAX = 0.5
+CPU_S_PER_BYTE_MAX = 0.05 / (1024 * 1024)
 
 _PIECE_BYTES = 64 * 1024
+# Taken in at once: at the worst, 2 ms of tables that are made for nothing.
+_SLICE_BYTES = 8 * 1024
 _GZIP_MAGIC = b"\x1f\x8b"
+# After a member the rest is copied: in slices, that is no longer quadratic.
+_GZIP_SLICE_BYTES = 4 * 1024
 _ZSTD_SLICE_BYTES = 128
+_ZSTD_SLICES = 32
 _ZSTD_WINDOW_BYTES_MAX = 8 * 1024 * 1024
 
 
 class Gzip:
     """Concatenated gzip members, as RFC 1952 has them."""
 
-    __slots__ = ("_head", "_is_over", "_zlib")
+    __slots__ = ("_head", "_is_over", "_zlib", "frames_count")
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(wbits=31)
         self._head = b""
         self._is_over = False
+        self.frames_count = 1
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        while data and not self._is_over:
+        if self.frames_count == 1:
+            yield from self._decode(data)
+            return
+        for start in range(0, len(data), _GZIP_SLICE_BYTES):
+            yield from self._decode(data[start : start + _GZIP_SLICE_BYTES])
+
+    def _decode(self, data: bytes) -> Iterator[bytes]:
+        may_hold_more = False
+        while (data or may_hold_more) and not self._is_over:
             if self._zlib.eof and not self._next_member(data):
                 return
             data, self._head = self._head + data, b""
-            yield self._zlib.decompress(data, _PIECE_BYTES)
+            piece = self._zlib.decompress(data, _PIECE_BYTES)
+            yield piece
             data = self._zlib.unconsumed_tail or self._zlib.unused_data
+            may_hold_more = len(piece) == _PIECE_BYTES and not self._zlib.eof
 
     def is_complete(self) -> bool:
         return self._zlib.eof or self._is_over
@@ -57,6 +87,7 @@ class Gzip:
             self._head = head
             return False
         self._zlib = zlib.decompressobj(wbits=31)
+        self.frames_count += 1
         return True
 
 
@@ -64,6 +95,8 @@ class Deflate:
     """zlib as the standard says, or raw deflate as some servers understood it."""
 
     __slots__ = ("_head", "_zlib")
+
+    frames_count = 1
 
     def __init__(self) -> None:
         self._zlib: zlib._Decompress | None = None
@@ -76,9 +109,12 @@ class Deflate:
                 return
             is_zlib = data[0] & 15 == 8 and (data[0] << 8 | data[1]) % 31 == 0
             self._zlib = zlib.decompressobj(wbits=15 if is_zlib else -15)
-        while data and not self._zlib.eof:
-            yield self._zlib.decompress(data, _PIECE_BYTES)
+        may_hold_more = False
+        while (data or may_hold_more) and not self._zlib.eof:
+            piece = self._zlib.decompress(data, _PIECE_BYTES)
+            yield piece
             data = self._zlib.unconsumed_tail
+            may_hold_more = len(piece) == _PIECE_BYTES
 
     def is_complete(self) -> bool:
         return self._zlib is not None and self._zlib.eof
@@ -87,6 +123,8 @@ class Deflate:
 class Brotli:
     __slots__ = ("_brotli",)
 
+    frames_count = 1
+
     def __init__(self) -> None:
         self._brotli = brotli.Decompressor()
 
@@ -94,9 +132,14 @@ class Brotli:
         decoder = self._brotli
         if decoder.is_finished():
             raise BadEncoding("there are bytes behind the encoded body")
-        yield decoder.process(data, output_buffer_limit=_PIECE_BYTES)
-        while not decoder.can_accept_more_data() and not decoder.is_finished():
-            yield decoder.process(b"", output_buffer_limit=_PIECE_BYTES)
+        piece = decoder.process(data, output_buffer_limit=_PIECE_BYTES)
+        yield piece
+        # A full piece may not be all, even when the decoder would take more data.
+        while not decoder.is_finished() and (
+            len(piece) >= _PIECE_BYTES or not decoder.can_accept_more_data()
+        ):
+            piece = decoder.process(b"", output_buffer_limit=_PIECE_BYTES)
+            yield piece
 
     def is_complete(self) -> bool:
         return bool(self._brotli.is_finished())
@@ -107,22 +150,37 @@ class Zstd:
     these can hold is 32 blocks of 128 KiB.
     """
 
-    __slots__ = ("_frame", "_head", "_is_over")
+    __slots__ = ("_frame", "_head", "_is_over", "_zstd", "frames_count")
 
     def __init__(self) -> None:
-        self._frame = _new_zstd_frame()
+        # One for all frames: to make one costs as much as a small page.
+        self._zstd = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+        self._frame = self._zstd.decompressobj()
         self._head = b""
         self._is_over = False
+        self.frames_count = 1
 
     def decode(self, data: bytes) -> Iterator[bytes]:
+        pieces: list[bytes] = []
+        size_bytes = slices_count = 0
         for start in range(0, len(data), _ZSTD_SLICE_BYTES):
-            rest = data[start : start + _ZSTD_SLICE_BYTES]
-            while rest and not self._is_over:
-                if self._frame.eof and not self._next_frame(rest):
-                    break
-                rest, self._head = self._head + rest, b""
-                yield self._frame.decompress(rest)
-                rest = self._frame.unused_data if self._frame.eof else b""
+            for piece in self._decode(data[start : start + _ZSTD_SLICE_BYTES]):
+                pieces.append(piece)
+                size_bytes += len(piece)
+            slices_count += 1
+            if size_bytes >= _PIECE_BYTES or slices_count == _ZSTD_SLICES:
+                yield b"".join(pieces)
+                pieces.clear()
+                size_bytes = slices_count = 0
+        yield b"".join(pieces)
+
+    def _decode(self, rest: bytes) -> Iterator[bytes]:
+        while rest and not self._is_over:
+            if self._frame.eof and not self._next_frame(rest):
+                return
+            rest, self._head = self._head + rest, b""
+            yield self._frame.decompress(rest)
+            rest = self._frame.unused_data if self._frame.eof else b""
 
     def is_complete(self) -> bool:
         return self._is_over or self._frame.eof
@@ -135,12 +193,9 @@ class Zstd:
             return False
         self._is_over = not _is_zstd_frame(head)
         if not self._is_over:
-            self._frame = _new_zstd_frame()
+            self._frame = self._zstd.decompressobj()
+            self.frames_count += 1
         return not self._is_over
-
-
-def _new_zstd_frame() -> zstandard.ZstdDecompressionObj:
-    return zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX).decompressobj()
 
 
 def _is_zstd_frame(head: bytes) -> bool:
@@ -159,36 +214,75 @@ _CODECS: dict[bytes, Callable[[], _Codec]] = {
 
 
 class Decoder:
-    """One encoded body: counts both sides and refuses what is too large or grows too fast."""
+    """One encoded body: counts both sides, frames and CPU time, and refuses what is too large,
+    grows too fast or takes more work than an honest body of its size.
+    """
 
-    __slots__ = ("_codec", "_decoded_bytes", "_decoded_bytes_max", "_encoded_bytes")
+    __slots__ = (
+        "_codec",
+        "_cpu_clock",
+        "_decoded_bytes",
+        "_decoded_bytes_max",
+        "_encoded_bytes",
+        "_ratio_max",
+        "cpu_s",
+    )
 
-    def __init__(self, codec: _Codec, decoded_bytes_max: int) -> None:
+    def __init__(
+        self,
+        codec: _Codec,
+        decoded_bytes_max: int,
+        *,
+        ratio_max: float = RATIO_MAX,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._codec = codec
         self._decoded_bytes_max = decoded_bytes_max
+        self._ratio_max = ratio_max
+        self._cpu_clock = cpu_clock
+        self.cpu_s = 0.0
         self._decoded_bytes = 0
         self._encoded_bytes = 0
 
     def decode(self, data: bytes) -> Iterator[bytes]:
+        """May be iterated in several threads, one after the other."""
         self._encoded_bytes += len(data)
-        try:
-            for piece in self._codec.decode(data):
+        for start in range(0, len(data), _SLICE_BYTES):
+            pieces = self._codec.decode(data[start : start + _SLICE_BYTES])
+            while (piece := self._next(pieces)) is not None:
                 self._decoded_bytes += len(piece)
                 self._check()
                 yield piece
-        except (zlib.error, brotli.error, zstandard.ZstdError) as error:
-            raise BadEncoding("the body is not what its Content-Encoding says") from error
+        self._check_shrinkage()
 
     def finish(self) -> None:
         if self._encoded_bytes and not self._codec.is_complete():
             raise BadEncoding("the encoded body ends too early")
 
+    def _next(self, pieces: Iterator[bytes]) -> bytes | None:
+        begun_s = self._cpu_clock()
+        try:
+            return next(pieces, None)
+        except (zlib.error, brotli.error, zstandard.ZstdError) as error:
+            raise BadEncoding("the body is not what its Content-Encoding says") from error
+        finally:
+            self.cpu_s += self._cpu_clock() - begun_s
+
     def _check(self) -> None:
         decoded = self._decoded_bytes
         if decoded > self._decoded_bytes_max:
             raise BodyTooLarge(f"the body is larger than {self._decoded_bytes_max} bytes")
-        if decoded > RATIO_BYTES_MIN and decoded > RATIO_MAX * self._encoded_bytes:
+        if decoded > RATIO_BYTES_MIN and decoded > self._ratio_max * self._encoded_bytes:
             raise BodyTooLarge("the body grows more than two hundredfold when decoded")
+        if self._codec.frames_count > FRAMES_MAX + decoded / FRAME_BYTES_MIN:
+            raise BadEncoding("the body is cut into too many frames or members")
+        if self.cpu_s > CPU_S_MAX + CPU_S_PER_BYTE_MAX * (decoded + self._encoded_bytes):
+            raise BadEncoding("the body takes too much work to decode")
+
+    def _check_shrinkage(self) -> None:
+        """At the end of what has arrived: amid it, what is still to be decoded counts already."""
+        if self._encoded_bytes > SHRINKAGE_MAX * self._decoded_bytes + SHRINKAGE_SLACK_BYTES:
+            raise BadEncoding("the body is far smaller when decoded")
 
 
 def decoder_for(values: list[bytes], decoded_bytes_max: int) -> Decoder | None:

@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from conveyor.domain.urls import Target
-from conveyor.net.errors import ConnectFailed, TimedOut
+from conveyor.net.errors import ConnectFailed, ConnectTimedOut, TimedOut, TlsFailed
 from conveyor.net.resolver import Resolver
+from conveyor.net.resources import check_descriptors
+from conveyor.net.slots import LaneKey
 from conveyor.net.tls import TlsWire
 from conveyor.net.wire import Wire, connect
 
@@ -28,7 +30,11 @@ def default_tls() -> ssl.SSLContext:
 
 
 class Dialer:
-    """Owns the TLS sessions to resume; knows nothing of pools."""
+    """Owns the TLS sessions to resume; knows nothing of pools.
+
+    A session is resumed for the caller that it was made for, and for no other: a site would learn
+    that the two share a machine, and might answer the one as it knows the other.
+    """
 
     def __init__(
         self,
@@ -41,44 +47,59 @@ class Dialer:
         self._connect = connect
         self._tls = tls
         self._timeout_s = connect_timeout_s
-        self._sessions: dict[tuple[str, str, int], ssl.SSLSession] = {}
+        self._sessions: dict[LaneKey, ssl.SSLSession] = {}
 
-    async def dial(self, target: Target, timeout_s: float | None = None) -> Wire | TlsWire:
-        addresses = await self._resolver.resolve(target)
+    async def dial(
+        self, target: Target, partition: str, timeout_s: float | None = None
+    ) -> Wire | TlsWire:
+        addresses = await self._resolver.resolve(target, partition)
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         failure: ConnectFailed | TimedOut | None = None
         for address in addresses[:ATTEMPTS_MAX]:
             try:
                 with trio.fail_after(timeout_s):
-                    return await self._open(target, address)
+                    return await self._open(target, partition, address)
             except trio.TooSlowError:
-                failure = TimedOut("the connection took too long")
+                failure = ConnectTimedOut("the connection took too long")
             except ConnectFailed as error:
                 failure = error
         assert failure is not None
         raise failure
 
-    def remember(self, target: Target, wire: Wire | TlsWire) -> None:
+    def remember(self, target: Target, partition: str, wire: Wire | TlsWire) -> None:
         """Keep the session of a connection that answered: TLS 1.3 hands it out that late."""
         session = wire.session if isinstance(wire, TlsWire) else None
         if session is None:
             return
-        self._sessions.pop(target.origin, None)
+        key = (partition, target.origin)
+        self._sessions.pop(key, None)
         if len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
-        self._sessions[target.origin] = session
+        self._sessions[key] = session
 
-    async def _open(self, target: Target, address: str) -> Wire | TlsWire:
+    async def _open(self, target: Target, partition: str, address: str) -> Wire | TlsWire:
         wire = Wire(await self._connect(address, target.port))
         if not target.is_tls:
             return wire
         try:
-            # Loading the authorities' certificates takes 35 ms: only who goes there pays for it.
-            self._tls = self._tls or default_tls()
-            session = self._sessions.get(target.origin)
-            inside = TlsWire(wire, self._tls, target.host, session)
+            session = self._sessions.get((partition, target.origin))
+            inside = TlsWire(wire, self._context(), target.host, session)
             await inside.start()
+        except TlsFailed as error:
+            wire.close()
+            if error.is_untrusted:
+                check_descriptors()  # Certificates that cannot be read are not trusted either.
+            raise
         except BaseException:
             wire.close()
             raise
         return inside
+
+    def _context(self) -> ssl.SSLContext:
+        """Loading the authorities' certificates takes 35 ms: it is done for the first https
+        target. Without a free descriptor they could not be read, and no certificate would be
+        trusted for as long as the process lives."""
+        if self._tls is None:
+            check_descriptors()
+            self._tls = default_tls()
+        return self._tls

@@ -5,6 +5,7 @@ from __future__ import annotations
 from conveyor.domain.errors import ConveyorError
 
 TOO_LATE = "no complete answer before the deadline"
+TOO_SLOW = "the body arrives too slowly"
 
 
 class FetchFailed(ConveyorError):
@@ -13,6 +14,11 @@ class FetchFailed(ConveyorError):
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
         self.detail = detail
+
+
+class OutOfResources(FetchFailed):
+    """This process has no descriptor, memory, thread or port left for the fetch. Nothing was
+    sent, and the site had no part in it."""
 
 
 class ForbiddenTarget(FetchFailed):
@@ -45,6 +51,14 @@ class ConnectionLost(FetchFailed):
 
 class TimedOut(FetchFailed):
     """A deadline passed."""
+
+
+class TooSlow(TimedOut):
+    """The body arrived at less than the rate that a body must have."""
+
+
+class ConnectTimedOut(TimedOut):
+    """No address of the host took the connection in time; nothing was sent."""
 
 
 class BadResponse(FetchFailed):

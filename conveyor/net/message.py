@@ -27,11 +27,13 @@ def wants_every_body(_status: int) -> bool:
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request. A body is returned whole when `wants_body(status)`, and is then capped at
     `body_bytes_max`, decoded; of any other answer only the first 64 KiB are read. Timeouts that
-    are None are the pool's.
+    are None are the pool's. `partition` names the caller that the request is made for: no
+    connection and no TLS session is shared between two of them.
     """
 
     method: str
     target: Target
+    partition: str = ""
     headers: Headers = ()
     body: bytes | None = None
     deadline_s: float = limits.SCRAPE_DEADLINE_S

@@ -3,7 +3,10 @@
 Laws:
 - A socket is opened only to an address that the policy allowed in this very resolution.
 - A fetch ends within its deadline, and a cancelled one closes its connection at once.
-- A connection is reused only if its last response ended exactly where the bytes did.
+- A connection serves one caller: no other caller's request is ever sent on it.
+- A connection is reused only if its last response ended exactly where the bytes did, and not
+  after a request with a body, a HEAD or an interim response, unless the peers are trusted. A
+  peer that sent more than a response gets a connection for each request from then on.
 - Only a GET or HEAD is sent twice, and only if the kept connection died without a byte.
 - No environment variable sets a proxy.
 """
@@ -11,18 +14,25 @@ Laws:
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import trio
 
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.urls import Target
-from conveyor.net.body import EXCERPT_BYTES, WholeBody, excerpt
+from conveyor.net.body import EXCERPT_BYTES, WholeBody, excerpt, too_large
 from conveyor.net.dialer import Connect, Dialer
-from conveyor.net.errors import TOO_LATE, BadResponse, ConnectionLost, TimedOut
+from conveyor.net.errors import BadResponse, ConnectionLost
+from conveyor.net.heavy import (
+    INLINE_CPU_S_MAX,
+    INLINE_ENCODED_BYTES_MAX,
+    Decoding,
+    LargeBodies,
+    LargeBody,
+)
 from conveyor.net.message import Request, Response, Upload, encode_request
-from conveyor.net.reading import Reading
+from conveyor.net.reading import Reading, until
 from conveyor.net.reply import Reply
 from conveyor.net.resolver import Lookup, Resolver
 from conveyor.net.slots import Lane, PoolLimits, Slots
@@ -30,10 +40,13 @@ from conveyor.net.streaming import Incoming
 from conveyor.net.tls import TlsWire
 from conveyor.net.watch import Watch
 from conveyor.net.wire import Wire, connect
+from conveyor.ports.aside import Aside
 
 
 class HttpPool:
-    """Close it with `close()` once no fetch is running; it holds sockets and nothing else."""
+    """Close it with `close()` once no fetch is running; it holds sockets and nothing else. Large
+    bodies are decoded `aside`, where there is one.
+    """
 
     def __init__(
         self,
@@ -43,13 +56,15 @@ class HttpPool:
         lookup: Lookup | None = None,
         tls: ssl.SSLContext | None = None,
         connect: Connect = connect,
+        aside: Aside | None = None,
     ) -> None:
         limits = limits or PoolLimits()
         self.policy = policy
         self._limits = limits
         self._slots = Slots(limits)
         self._watch = Watch()
-        self._large = trio.Semaphore(limits.large_bodies_max)
+        self._large = LargeBodies(limits)
+        self._decoding = Decoding(aside)
         self._resolver = Resolver(policy, lookup)
         self._dialer = Dialer(self._resolver, tls, limits.connect_timeout_s, connect)
 
@@ -58,25 +73,27 @@ class HttpPool:
         return self._slots.idle_count
 
     @property
-    def origin_count(self) -> int:
-        return self._slots.origin_count
+    def lane_count(self) -> int:
+        """How many pairs of a caller and an origin have connections or wait for one."""
+        return self._slots.lane_count
 
     def close(self) -> None:
         self._slots.close_idle()
 
-    async def resolve(self, target: Target) -> tuple[str, ...]:
+    async def resolve(self, target: Target, partition: str = "") -> tuple[str, ...]:
         """Where a request would go. Raises ForbiddenTarget and NameNotResolved."""
-        return await self._resolver.resolve(target)
+        return await self._resolver.resolve(target, partition)
 
     async def fetch(self, request: Request) -> Response:
         """The response, whatever its status. Raises the family of FetchFailed."""
         head = encode_request(request)
         now = trio.current_time()
         deadline = now + request.deadline_s
-        lane = self._slots.acquire_nowait(request.target.origin)
+        key = (request.partition, request.target.origin)
+        lane = self._slots.acquire_nowait(key)
         if lane is None:
-            with _until(deadline):
-                lane = await self._slots.acquire(request.target.origin)
+            with until(deadline):
+                lane = await self._slots.acquire(key)
             now = trio.current_time()
         try:
             kept = self._slots.take_idle(lane, now)
@@ -91,7 +108,7 @@ class HttpPool:
             wire = await self._dialed(request, deadline)
             reading = self._reading(wire, request, deadline)
             response = await self._exchange(lane, reading, request, head)
-            self._dialer.remember(request.target, wire)
+            self._dialer.remember(request.target, request.partition, wire)
             return response
         finally:
             self._slots.release(lane)
@@ -106,8 +123,8 @@ class HttpPool:
         """
         head = encode_request(request, upload.size_bytes if upload else None)
         deadline = trio.current_time() + request.deadline_s
-        with _until(deadline):
-            lane = await self._slots.acquire(request.target.origin)
+        with until(deadline):
+            lane = await self._slots.acquire((request.partition, request.target.origin))
         try:
             reading = await self._asked(lane, request, head, deadline, upload)
             try:
@@ -115,10 +132,7 @@ class HttpPool:
             finally:
                 reading.relax()
                 reading.reply.close()
-                if reading.reply.is_reusable:
-                    self._slots.keep(lane, reading.wire)
-                else:
-                    reading.wire.close()
+                self._keep_or_close(lane, reading, has_body=bool(request.body or upload))
         finally:
             self._slots.release(lane)
 
@@ -138,9 +152,11 @@ class HttpPool:
         return await _answered(self._reading(wire, request, deadline), head, upload)
 
     async def _dialed(self, request: Request, deadline: float) -> Wire | TlsWire:
-        with _until(deadline):
+        with until(deadline):
             self._slots.make_room()
-            return await self._dialer.dial(request.target, request.connect_timeout_s)
+            return await self._dialer.dial(
+                request.target, request.partition, request.connect_timeout_s
+            )
 
     def _reading(self, wire: Wire | TlsWire, request: Request, deadline: float) -> Reading:
         reply = Reply(has_body=request.method != "HEAD")
@@ -158,6 +174,7 @@ class HttpPool:
             if request.wants_body(reply.status):
                 response = await self._whole(reading, request)
             else:
+                reading.require_rate(self._limits.body_rate_min)
                 response = await _shortened(reading)
         except BaseException:
             wire.close()
@@ -165,48 +182,60 @@ class HttpPool:
         finally:
             reading.relax()
             reply.close()
-        if reply.is_reusable:
-            self._slots.keep(lane, wire)
-        else:
-            wire.close()
+        self._keep_or_close(lane, reading, has_body=bool(request.body))
         return response
+
+    def _keep_or_close(self, lane: Lane, reading: Reading, *, has_body: bool) -> None:
+        may_owe_bytes = (has_body or reading.reply.has_oddities) and not self._limits.trusts_peers
+        if reading.reply.is_reusable and not reading.is_early and not may_owe_bytes:
+            self._slots.keep(lane, reading.wire)
+            return
+        reading.wire.close()
+        if reading.reply.has_surplus:
+            self._slots.distrust(lane)
 
     async def _whole(self, reading: Reading, request: Request) -> Response:
         reply = reading.reply
+        if reply.is_done and not reply.encodings:
+            # Most pages come in one read with their head.
+            page = reply.take()
+            if len(page) <= request.body_bytes_max:
+                return Response(reply.status, reply.headers, page)
+            raise too_large(request.body_bytes_max)
         body = WholeBody(reply.encodings, request.body_bytes_max)
         body.expect(reply.content_length)
-        has_permit = False
+        reading.require_rate(self._limits.body_rate_min)
+        permit = LargeBody(self._large, request.partition, reading)
         try:
-            if (reply.content_length or 0) > self._limits.large_body_bytes:
-                has_permit = await self._permit(reading)
             while True:
                 data = reply.take()
-                for _ in body.add(data) if data else ():
-                    if body.size > self._limits.large_body_bytes and not has_permit:
-                        has_permit = await self._permit(reading)
+                if data and body.add(data):
+                    await self._decode(body, reading, request.partition, permit)
                 if reply.is_done:
                     break
+                if max(body.size, body.encoded_bytes) > self._limits.large_body_bytes:
+                    await permit.acquire()
                 await reading.more()
-            return Response(reply.status, reply.headers, body.finish())
         finally:
-            if has_permit:
-                self._large.release()
+            permit.close()
+        return Response(reply.status, reply.headers, body.finish())
 
-    async def _permit(self, reading: Reading) -> bool:
-        """Few large bodies are in memory at a time; waiting for a turn is not the site's delay."""
+    async def _decode(
+        self, body: WholeBody, reading: Reading, partition: str, permit: LargeBody
+    ) -> None:
+        """Decode what was added: a small page here and now, more of it aside."""
+        is_small = body.encoded_bytes <= INLINE_ENCODED_BYTES_MAX
+        if is_small and not body.decode_step(INLINE_CPU_S_MAX):
+            return
         reading.relax()
-        with _until(reading.deadline):
-            await self._large.acquire()
-        return True
-
-
-@contextmanager
-def _until(deadline: float) -> Iterator[None]:
-    """For what is no wait for a connected peer, and therefore not watched."""
-    with trio.CancelScope(deadline=deadline) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise TimedOut(TOO_LATE)
+        begun_at = trio.current_time()
+        is_more = True
+        while is_more:
+            if body.size > self._limits.large_body_bytes:
+                await permit.acquire()
+            with until(reading.deadline):
+                is_more = await self._decoding.run(partition, body.decode_step)
+        reading.excuse(trio.current_time() - begun_at)
 
 
 async def _answered(reading: Reading, head: bytes, upload: Upload | None) -> Reading:

@@ -25,6 +25,7 @@ class Reply:
         "_body_bytes",
         "_fields",
         "_has_body",
+        "_has_interim",
         "_is_dirty",
         "_is_keep_alive",
         "_is_until_close",
@@ -48,6 +49,7 @@ class Reply:
         self.is_head_done = False
         self.is_done = False
         self._has_body = has_body
+        self._has_interim = False
         self._is_dirty = False
         self._is_keep_alive = False
         self._is_until_close = False
@@ -60,6 +62,18 @@ class Reply:
     def is_reusable(self) -> bool:
         """Whether the connection stands exactly at the end of this response."""
         return self.is_done and self._is_keep_alive and not self._is_dirty
+
+    @property
+    def has_surplus(self) -> bool:
+        """Whether more came than the response."""
+        return self._is_dirty
+
+    @property
+    def has_oddities(self) -> bool:
+        """Whether a peer that is wrong about HTTP could still have something to send: the body of
+        a response to HEAD, or the response that followed an interim one which was no such thing.
+        """
+        return not self._has_body or self._has_interim
 
     @property
     def has_started(self) -> bool:
@@ -111,6 +125,7 @@ class Reply:
         if self.status < 200:
             if self.status < 100:
                 raise BadResponse("the status is not a number from 100")
+            self._has_interim = True
             return
         self.headers = headers
         self._frame()

@@ -3,6 +3,10 @@
 A name is resolved once per connection (or taken from a short cache of *checked* answers), every
 address is judged, and one bad address refuses the name: a host that is half public is an attack.
 Failures are kept for a moment too, or a thousand tasks for one dead name would ask in turn.
+
+The system's resolver blocks a thread for as long as a name server is silent, and nothing can stop
+it. So a lookup runs to its end beside those who asked, who wait for it 5 s at most; threads are
+shared out among callers; and a caller whose names are slow may have few of them at a time.
 """
 
 from __future__ import annotations
@@ -15,20 +19,31 @@ import trio
 
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.urls import Target
-from conveyor.net.errors import FetchFailed, ForbiddenTarget, NameNotResolved
+from conveyor.net.errors import FetchFailed, ForbiddenTarget, NameNotResolved, OutOfResources
+from conveyor.net.resources import DETAIL, check_descriptors
+from conveyor.net.shares import Bounds, Shares
+from conveyor.ports.errors import is_resource_shortage
 
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
 
 CACHE_TTL_S = 30.0
 CACHE_FAILURE_TTL_S = 5.0
 CACHE_NAMES_MAX = 4096
-LOOKUP_THREADS_MAX = 16
 ADDRESSES_MAX = 16
+# How long a lookup is waited for. The system's resolver asks a silent server for 10 s and more.
+LOOKUP_S_MAX = 5.0
+# A lookup that took longer was slow: a recursive resolver answers for most names within 1 s.
+LOOKUP_SLOW_S = 2.0
+# A blocked thread costs little but its stack. A caller begins with 8 lookups at a time, ends with 2
+# if its names are slow and with half of all if they are not: wide crawls ask for many names.
+LOOKUPS = Bounds(total=64, initial=8, min=2, max=32)
+# Slow lookups are moved out of the way of quick ones, as long as there are no more than these.
+SLOW_LOOKUPS_MAX = 192
 
 
 def system_lookup() -> Lookup:
     """The system's resolver, in threads of its own: slow names must not hold up the disk's."""
-    limiter = trio.CapacityLimiter(LOOKUP_THREADS_MAX)
+    limiter = trio.CapacityLimiter(LOOKUPS.total + SLOW_LOOKUPS_MAX)
 
     async def lookup(host: str) -> Sequence[str]:
         # As bytes, the name skips the socket module's own IDNA, a second and laxer parser.
@@ -44,6 +59,18 @@ def _getaddrinfo(host: bytes) -> Sequence[tuple[object, object, object, str, tup
     return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
 
 
+class _Question:
+    """A lookup that is under way, and what came of it."""
+
+    __slots__ = ("begun_at", "done", "failure", "is_set_aside")
+
+    def __init__(self) -> None:
+        self.begun_at = trio.current_time()
+        self.done = trio.Event()
+        self.failure: Exception | None = None
+        self.is_set_aside = False
+
+
 class Resolver:
     """Owns the cache; concurrent questions about one name become one lookup."""
 
@@ -51,12 +78,17 @@ class Resolver:
         self._policy = policy
         self._lookup = lookup or system_lookup()
         self._answers: dict[str, tuple[float, tuple[str, ...] | FetchFailed]] = {}
-        self._pending: dict[str, trio.Event] = {}
+        self._shares = Shares(LOOKUPS)
+        self._pending: dict[str, _Question] = {}
+        self._queued: dict[tuple[str, str], trio.Event] = {}
+        self._slow_count = 0
 
-    async def resolve(self, target: Target) -> tuple[str, ...]:
-        """Checked addresses of the target, in the order to try them.
+    async def resolve(self, target: Target, partition: str = "") -> tuple[str, ...]:
+        """Checked addresses of the target, in the order to try them. The lookup, if one is needed,
+        is on the account of the caller `partition`.
 
-        Raises ForbiddenTarget and NameNotResolved.
+        Raises ForbiddenTarget and NameNotResolved, and OutOfResources where this process is the
+        cause.
         """
         refusal = self._policy.forbids_target(target)
         if refusal is not None:
@@ -68,32 +100,85 @@ class Resolver:
             answer = self._answers.get(host)
             if answer is not None and answer[0] > trio.current_time():
                 return _said(answer[1])
-            pending = self._pending.get(host)
-            if pending is None:
-                return await self._ask(host)
-            await pending.wait()
+            question = self._pending.get(host)
+            if question is None:
+                await self._ask(host, partition)
+            else:
+                await _wait_for(question)
 
-    async def _ask(self, host: str) -> tuple[str, ...]:
-        done = self._pending[host] = trio.Event()
+    async def _ask(self, host: str, partition: str) -> None:
+        """Begins a lookup, unless one was begun or ended while this caller waited for its turn. A
+        caller waits in its own line, even for a name that stands in another's line already.
+        """
+        key = (partition, host)
+        if key in self._queued:
+            await self._queued[key].wait()
+            return
+        begun = self._queued[key] = trio.Event()
         try:
-            addresses = self._checked(await self._look_up(host))
-            self._remember(host, addresses, CACHE_TTL_S)
-            return addresses
-        except FetchFailed as failure:
-            self._remember(host, failure, CACHE_FAILURE_TTL_S)
-            raise
+            await self._shares.acquire(partition)
         finally:
-            del self._pending[host]
-            done.set()
+            del self._queued[key]
+            begun.set()
+        if host in self._pending or self._is_known(host):
+            self._shares.release(partition)
+            return
+        question = self._pending[host] = _Question()
+        trio.lowlevel.spawn_system_task(self._answer, host, partition, question)
+
+    def _is_known(self, host: str) -> bool:
+        answer = self._answers.get(host)
+        return answer is not None and answer[0] > trio.current_time()
+
+    async def _answer(self, host: str, partition: str, question: _Question) -> None:
+        """Looks a name up and remembers what came of it, whether or not anyone still waits."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._set_aside, partition, question)
+            try:
+                self._remember(host, self._checked(await self._look_up(host)), CACHE_TTL_S)
+            except OutOfResources as shortage:
+                question.failure = shortage  # This says nothing about the name.
+            except FetchFailed as failure:
+                self._remember(host, failure, CACHE_FAILURE_TTL_S)
+            except (RuntimeError, MemoryError) as error:
+                question.failure = error  # For those who asked: here it would end the process.
+            finally:
+                self._end(host, partition, question)
+            nursery.cancel_scope.cancel()
+
+    async def _set_aside(self, partition: str, question: _Question) -> None:
+        """Frees the permit of a lookup that turns out to be slow."""
+        await trio.sleep(LOOKUP_SLOW_S)
+        if self._slow_count < SLOW_LOOKUPS_MAX:
+            self._slow_count += 1
+            question.is_set_aside = True
+            self._shares.detach(partition, LOOKUP_SLOW_S, is_slow=True)
+
+    def _end(self, host: str, partition: str, question: _Question) -> None:
+        used_s = trio.current_time() - question.begun_at
+        if question.is_set_aside:
+            self._slow_count -= 1
+            self._shares.settle(partition, used_s - LOOKUP_SLOW_S)
+        else:
+            self._shares.release(partition, used_s, is_slow=used_s > LOOKUP_SLOW_S)
+        del self._pending[host]
+        question.done.set()
 
     async def _look_up(self, host: str) -> Sequence[str]:
         try:
             return await self._lookup(host)
         except socket.gaierror as error:
+            if error.errno == socket.EAI_MEMORY:
+                raise OutOfResources(DETAIL) from error
+            check_descriptors()
             is_temporary = error.errno == socket.EAI_AGAIN
             detail = "cannot be resolved for now" if is_temporary else "does not exist"
             raise NameNotResolved(f"the host name {detail}", is_temporary=is_temporary) from error
-        except (OSError, UnicodeError) as error:
+        except (OSError, UnicodeError, RuntimeError, MemoryError) as error:
+            if is_resource_shortage(error):
+                raise OutOfResources(DETAIL) from error
+            if isinstance(error, RuntimeError | MemoryError):
+                raise
             raise NameNotResolved("the resolver failed", is_temporary=True) from error
 
     def _checked(self, addresses: Sequence[str]) -> tuple[str, ...]:
@@ -110,6 +195,15 @@ class Resolver:
         if len(self._answers) >= CACHE_NAMES_MAX:
             del self._answers[next(iter(self._answers))]
         self._answers[host] = (trio.current_time() + ttl_s, said)
+
+
+async def _wait_for(question: _Question) -> None:
+    with trio.move_on_at(question.begun_at + LOOKUP_S_MAX):
+        await question.done.wait()
+    if not question.done.is_set():
+        raise NameNotResolved("the name servers did not answer in time", is_temporary=True)
+    if question.failure is not None:
+        raise copy.copy(question.failure) from question.failure
 
 
 def _said(answer: tuple[str, ...] | FetchFailed) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """Who may have a connection, and which idle ones are kept: all in constant time.
 
-A fetch holds a slot of its origin and one of the pool, taken in this order, so that a crowded
-origin never holds up the others. Idle connections are counted too: when the pool is full of them,
-the one that idled longest makes room.
+A fetch holds a slot of its lane, which is one caller at one origin, and one of the pool, taken in
+this order, so that a crowded origin never holds up the others. Idle connections are counted too:
+when the pool is full of them, the one that idled longest makes room. A connection is never handed
+to another caller: what a site still sends into it was meant for the first.
 """
 
 from __future__ import annotations
@@ -16,25 +17,61 @@ from conveyor.net.tls import TlsWire
 from conveyor.net.wire import Wire
 
 Origin = tuple[str, str, int]
+LaneKey = tuple[str, Origin]
+
+# A peer that sent more than it was asked for is not trusted with a second request for so long: the
+# next surplus may come when it is taken for a response.
+DISTRUST_S = 600.0
+DISTRUSTED_MAX = 1024
+
+# Idle connections that end close together are closed in one go: late by so much of their time.
+_REAP_LATENESS_MAX = 1 / 15
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """The least that a peer must send: so many bytes a second on average, after a grace."""
+
+    grace_s: float
+    bytes_per_s: float
+
+    def seconds_for(self, size_bytes: int) -> float:
+        """How long the peer may be waited for until it has sent so many bytes."""
+        return max(self.grace_s, size_bytes / self.bytes_per_s)
 
 
 class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """`connections_per_origin_max` holds for each caller. Only where `trusts_peers`, that is with
+    services of the operator's own, does a connection outlive a request with a body: elsewhere the
+    peer may have taken the body for its next request, and its answer would be the next one's.
+
+    `body_rate_min` is what any body must come at: a page that is made while it is sent may pause
+    for half a minute, and a modem makes 4 KiB/s. A body larger than `large_body_bytes` holds one of
+    `large_bodies_max` permits while it arrives: of 25 MiB, none that comes at less than 146 KiB/s
+    meets the deadline of a fetch, so `large_body_rate_min` is a tenth of that. While another
+    caller waits for a permit, `crowded_body_rate_min` holds.
+    """
+
     connections_max: int = 1024
     connections_per_origin_max: int = 256
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
     keep_alive_s: float = 15.0
     large_bodies_max: int = 8
+    large_bodies_per_caller_max: int = 2
     large_body_bytes: int = 1024 * 1024
+    body_rate_min: Rate = Rate(30.0, 1024)
+    large_body_rate_min: Rate = Rate(15.0, 16 * 1024)
+    crowded_body_rate_min: Rate = Rate(2.0, 256 * 1024)
+    trusts_peers: bool = False
 
 
 class Lane:
-    """One origin: its slots, and its idle connections, the freshest last."""
+    """One caller at one origin: its slots, and its idle connections, the freshest last."""
 
-    __slots__ = ("idle", "origin", "slots", "users")
+    __slots__ = ("idle", "key", "slots", "users")
 
-    def __init__(self, origin: Origin, slots: int) -> None:
-        self.origin = origin
+    def __init__(self, key: LaneKey, slots: int) -> None:
+        self.key = key
         self.slots = trio.Semaphore(slots)
         self.idle: deque[Wire | TlsWire] = deque()
         self.users = 0
@@ -46,21 +83,24 @@ class Slots:
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         self._total = trio.Semaphore(limits.connections_max)
-        self._lanes: dict[Origin, Lane] = {}
+        self._lanes: dict[LaneKey, Lane] = {}
         self._idle: OrderedDict[Wire | TlsWire, Lane] = OrderedDict()
         self._leased = 0
+        self._distrusted: OrderedDict[LaneKey, float] = OrderedDict()
+        self._is_reaping = False
+        self._reap_grain_s = limits.keep_alive_s * _REAP_LATENESS_MAX
 
     @property
     def idle_count(self) -> int:
         return len(self._idle)
 
     @property
-    def origin_count(self) -> int:
+    def lane_count(self) -> int:
         return len(self._lanes)
 
-    def acquire_nowait(self, origin: Origin) -> Lane | None:
-        """A slot if one is free at once, both of the origin and of the pool."""
-        lane = self._lane(origin)
+    def acquire_nowait(self, key: LaneKey) -> Lane | None:
+        """A slot if one is free at once, both of the lane and of the pool."""
+        lane = self._lane(key)
         try:
             lane.slots.acquire_nowait()
         except trio.WouldBlock:
@@ -75,8 +115,8 @@ class Slots:
         self._leased += 1
         return lane
 
-    async def acquire(self, origin: Origin) -> Lane:
-        lane = self._lane(origin)
+    async def acquire(self, key: LaneKey) -> Lane:
+        lane = self._lane(key)
         lane.users += 1
         try:
             await lane.slots.acquire()
@@ -104,8 +144,24 @@ class Slots:
             del self._idle[wire]
             if wire.idle_until > now and wire.is_quiet():
                 return wire
-            wire.close()
+            self._close_idle_wire(lane, wire)
         return None
+
+    def distrust(self, lane: Lane) -> None:
+        """Keeps no connection of this lane from now on, nor uses those that were kept."""
+        self._distrusted[lane.key] = trio.current_time() + DISTRUST_S
+        if len(self._distrusted) > DISTRUSTED_MAX:
+            self._distrusted.popitem(last=False)
+        while lane.idle:
+            wire = lane.idle.pop()
+            del self._idle[wire]
+            wire.close()
+
+    def _close_idle_wire(self, lane: Lane, wire: Wire | TlsWire) -> None:
+        has_unread = wire.has_unread()
+        wire.close()
+        if has_unread:
+            self.distrust(lane)
 
     def make_room(self) -> None:
         """Before a new connection: open ones, leased or idle, stay within the pool's limit."""
@@ -114,28 +170,48 @@ class Slots:
 
     def keep(self, lane: Lane, wire: Wire | TlsWire) -> None:
         now = trio.current_time()
+        if self._distrusted and self._distrusted.get(lane.key, now) > now:
+            wire.close()
+            return
         wire.idle_until = now + self._limits.keep_alive_s
         lane.idle.append(wire)
         self._idle[wire] = lane
-        while self._idle and next(iter(self._idle)).idle_until <= now:
-            self._drop_oldest()
+        self._drop_expired(now)
+        if not self._is_reaping:
+            self._is_reaping = True
+            trio.lowlevel.spawn_system_task(self._reap)
 
     def close_idle(self) -> None:
         while self._idle:
+            self._drop_oldest()
+
+    async def _reap(self) -> None:
+        """Closes idle connections at their time even if no further request is made."""
+        try:
+            while self._idle:
+                now = trio.current_time()
+                until = next(iter(self._idle)).idle_until
+                await trio.sleep_until(max(until, now + self._reap_grain_s))
+                self._drop_expired(trio.current_time())
+        finally:
+            self._is_reaping = False
+
+    def _drop_expired(self, now: float) -> None:
+        while self._idle and next(iter(self._idle)).idle_until <= now:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         wire, lane = self._idle.popitem(last=False)
         # The oldest of all is the oldest of its lane, so it stands first.
         lane.idle.popleft()
-        wire.close()
+        self._close_idle_wire(lane, wire)
         self._forget(lane)
 
-    def _lane(self, origin: Origin) -> Lane:
-        lane = self._lanes.get(origin)
+    def _lane(self, key: LaneKey) -> Lane:
+        lane = self._lanes.get(key)
         if lane is None:
-            lane = Lane(origin, self._limits.connections_per_origin_max)
-            self._lanes[origin] = lane
+            lane = Lane(key, self._limits.connections_per_origin_max)
+            self._lanes[key] = lane
         return lane
 
     def _leave(self, lane: Lane) -> None:
@@ -144,4 +220,4 @@ class Slots:
 
     def _forget(self, lane: Lane) -> None:
         if not lane.users and not lane.idle:
-            del self._lanes[lane.origin]
+            del self._lanes[lane.key]

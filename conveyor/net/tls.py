@@ -96,6 +96,17 @@ class TlsWire:
     def is_quiet(self) -> bool:
         return self._is_between_records and self._wire.is_quiet()
 
+    def has_unread(self) -> bool:
+        """As of a wire; a session ticket or a goodbye is nothing that was sent to be read."""
+        data = self._wire.receive_nowait()
+        if not data:
+            return False
+        self._incoming.write(data)
+        try:
+            return bool(self._decrypted())
+        except ConnectionLost:
+            return False
+
     def interrupt(self) -> None:
         self._wire.interrupt()
 

@@ -7,12 +7,14 @@ leaves nothing behind.
 
 from __future__ import annotations
 
+import errno
 import socket
 
 import trio
 from trio.lowlevel import notify_closing, wait_readable, wait_writable
 
 from conveyor.net.errors import TOO_LATE, ConnectFailed, ConnectionLost, TimedOut
+from conveyor.net.resources import judge_connect
 
 RECEIVE_BYTES = 64 * 1024
 
@@ -63,6 +65,17 @@ class Wire:
             return False
         return False
 
+    def receive_nowait(self) -> bytes:
+        """What has arrived on an idle connection; empty if it is quiet or closed."""
+        try:
+            return self._socket.recv(RECEIVE_BYTES)
+        except OSError:
+            return b""
+
+    def has_unread(self) -> bool:
+        """Whether the peer sent something into an idle connection. It cannot be used after this."""
+        return bool(self.receive_nowait())
+
     def interrupt(self) -> None:
         """Whoever waits for the peer now waits no longer: TimedOut."""
         notify_closing(self._socket)
@@ -72,25 +85,28 @@ class Wire:
 
 
 async def connect(address: str, port: int) -> socket.socket:
-    """A connected, non-blocking socket to one checked address. Raises ConnectFailed."""
+    """A connected, non-blocking socket to one checked address. Raises ConnectFailed, and
+    OutOfResources where this process is the cause."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         opened = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise ConnectFailed(reason(error)) from error
+        raise judge_connect(error, address, port) or ConnectFailed(reason(error)) from error
     try:
         opened.setblocking(False)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             opened.connect((address, port))
-        except BlockingIOError:
+        except BlockingIOError as error:
+            if error.errno != errno.EINPROGRESS:
+                raise
             await wait_writable(opened)
         code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, "")
     except OSError as error:
         opened.close()
-        raise ConnectFailed(reason(error)) from error
+        raise judge_connect(error, address, port) or ConnectFailed(reason(error)) from error
     except BaseException:
         opened.close()
         raise

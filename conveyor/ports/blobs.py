@@ -58,6 +58,13 @@ class Blobs(Protocol):
         `name`, a plain segment, tells apart what is added: nothing is added twice by one name.
         """
 
+    def check_room(self) -> None:
+        """Asked before a page is fetched: StorageFull when its body should not be added now, which
+        is while there is still room for the bodies of the pages that are in flight.
+
+        It costs next to nothing, and where there is no way to know it is silent.
+        """
+
     def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         """Streams the body from byte `start`; BlobMissing when there is none."""
 

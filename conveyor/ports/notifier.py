@@ -13,11 +13,14 @@ from conveyor.domain.signing import Secret
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One event on its way. `secrets` sign it, the active one first; without any it is unsigned."""
+    """One event on its way. `secrets` sign it, the active one first; without any it is unsigned.
+    `partition` names the caller: deliveries for two callers share no connection.
+    """
 
     event_id: str
     payload: str
     webhook: Webhook
+    partition: str
     secrets: tuple[Secret, ...] = ()
 
 
@@ -45,11 +48,12 @@ class Notifier(Protocol):
 
     - Delivering twice is safe: every try of one event carries the same event id and bytes.
     - The outcome is a value; a call ends within 15 seconds; no redirect is followed.
+    - Unavailable is raised when this process itself could not make the call: no try was made.
     """
 
     async def deliver(self, message: Message) -> Delivered | NotDelivered: ...
 
-    async def resolve(self, webhook: Webhook) -> Unresolved | None:
+    async def resolve(self, webhook: Webhook, partition: str) -> Unresolved | None:
         """Whether the receiver's name has an address that we may post to: None if so. Ends within
         a second, and nothing is sent to the receiver."""
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from conveyor.domain.errors import ConveyorError
+
+_CHECK_PLACE = "secret check"
+_CHECKED = b"conveyor"
+
 
 class Unsealable(Exception):
     """The sealed text is not ours, was changed, or belongs to another place."""
@@ -23,3 +28,20 @@ class Vault(Protocol):
 
     def sign(self, text: str, *, purpose: str) -> str:
         """A short URL-safe signature (for cursors and result links)."""
+
+
+class WrongSecret(ConveyorError):
+    """The data was sealed with another secret than the one at hand."""
+
+
+def make_check(vault: Vault) -> str:
+    """A text to keep beside the data: only a vault with the same secret opens it."""
+    return vault.seal(_CHECKED, place=_CHECK_PLACE)
+
+
+def opens_check(vault: Vault, check: str) -> bool:
+    """Whether the check was made by a vault with the same secret."""
+    try:
+        return vault.unseal(check, place=_CHECK_PLACE) == _CHECKED
+    except Unsealable:
+        return False

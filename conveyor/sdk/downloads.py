@@ -214,7 +214,7 @@ def save_all(
 
 
 def make_pool(timeout_s: float) -> HttpPool:
-    limits = PoolLimits(connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
+    limits = PoolLimits(connect_timeout_s=timeout_s, read_timeout_s=timeout_s, trusts_peers=True)
     # The caller chose the server, and the server where it sends its callers.
     return HttpPool(TargetPolicy(allow_private=True), limits, tls=_tls())
 

@@ -219,6 +219,9 @@ class AwsBackend:
         self.redis.primary.take_back(10.0)
         return True
 
+    def cut_power(self) -> bool:
+        return False
+
     def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
         return self.model.s3.handle(method, url, headers, body)[0]
 

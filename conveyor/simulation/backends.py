@@ -32,6 +32,7 @@ from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Faults
 from conveyor.simulation.hands import VirtualHands
 from conveyor.simulation.life import Life
+from conveyor.simulation.power import SyncLog
 from conveyor.simulation.remains import Remnant, of_directory, of_memory
 from conveyor.simulation.snapshot import Address, Lease, Snapshot
 
@@ -81,6 +82,9 @@ class Backend(Protocol):
     def lose_leases(self) -> bool:
         """What a failover of the coordinator does; False where it can have none."""
 
+    def cut_power(self) -> bool:
+        """Loses what was not synced; False where a power cut loses nothing that the model shows."""
+
     def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
         """What the storage answers to a caller whom we sent there."""
 
@@ -110,6 +114,9 @@ class Plain:
 
     def serve(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> int:
         raise AssertionError("nobody is sent to a storage that nobody can reach")
+
+    def cut_power(self) -> bool:
+        return False
 
     def calm_down(self) -> None:
         """It has no faults of its own."""
@@ -175,17 +182,23 @@ class EmbeddedBackend(Plain):
     faults: Faults
     clock: WallClock
     random: Random
+    has_power_cuts: bool = False
     is_one_machine: bool = True
     rows_come_first: bool = False
     _reader: sqlite3.Connection | None = None
     _tables: dict[type, dict[Address, Any]] = field(default_factory=_no_rows)
     _seen: int = 0
+    _syncs: SyncLog | None = None
+
+    def __post_init__(self) -> None:
+        if self.has_power_cuts:
+            self._syncs = SyncLog(str(self.data_dir / "blobs"))
 
     @asynccontextmanager
     async def open(
         self, life: Life, clock: Clock, random: Random, *, role: str, mail: Mailboxes
     ) -> AsyncGenerator[Ports, None]:
-        hands = VirtualHands(self.faults, random)
+        hands = VirtualHands(self.faults, random, self._syncs)
         if role == "helper":
             opening = join_engine(self.data_dir, clock=clock, random=random, hands=hands)
         else:
@@ -227,6 +240,12 @@ class EmbeddedBackend(Plain):
     def queued(self) -> Mapping[str, int]:
         sql = "SELECT run_id, count(*) FROM messages JOIN queues USING (queue_id) GROUP BY run_id"
         return {} if self._reader is None else dict(self._reader.execute(sql).fetchall())
+
+    def cut_power(self) -> bool:
+        if self._syncs is None or not (self.data_dir / "blobs").is_dir():
+            return False
+        self._syncs.lose_unsynced()
+        return True
 
     def lose_leases(self) -> bool:
         return False  # They lie in the database, which loses nothing.

@@ -8,6 +8,7 @@ from random import Random
 
 import trio
 
+from conveyor.simulation import gateway, storage
 from conveyor.simulation.faults import Fault
 from conveyor.simulation.process import Process
 from conveyor.simulation.stage import Stage
@@ -15,6 +16,9 @@ from conveyor.simulation.stage import Stage
 PAUSE_S = (20.0, 120.0)
 OUTAGE_S = (2.0, 60.0)
 NONE_S = (10.0, 90.0)
+LEAP_EVERY_S = (10.0, 60.0)
+NEIGHBOUR_OUTAGE_S = (20.0, 300.0)
+"""Long enough for every breaker to open, and for whole worlds to live through."""
 
 
 @dataclass(slots=True)
@@ -37,6 +41,10 @@ class Chaos:
             self._lose_leases,
         ]
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._fail_storage)
+            nursery.start_soon(self._fail_gateway)
+            nursery.start_soon(self._cut_power)
+            nursery.start_soon(self._leap_clocks)
             while True:
                 await trio.sleep(self.random.expovariate(1.0 / self.stage.options.disturb_s))
                 nursery.start_soon(self.random.choice(deeds))
@@ -53,6 +61,61 @@ class Chaos:
                 process.held = None
             process.clock.set_right()
         self.stage.trace.note("chaos", "over")
+
+    async def _fail_storage(self) -> None:
+        """The storage of bodies is away every now and then, in one way or another."""
+        every_s = self.stage.options.neighbours.storage_outage_every_s
+        random = self.stage.random("storage outages")
+        while every_s:
+            await trio.sleep(random.expovariate(1.0 / every_s))
+            self.stage.faults.storage_outage = fault = random.choice(storage.OUTAGES)
+            self.stage.trace.note("storage", "is away", fault.value)
+            await trio.sleep(random.uniform(*NEIGHBOUR_OUTAGE_S))
+            self.stage.faults.storage_outage = None
+            self.stage.trace.note("storage", "is back")
+
+    async def _fail_gateway(self) -> None:
+        """The gateway serves nobody every now and then."""
+        every_s = self.stage.options.neighbours.gateway_outage_every_s
+        random = self.stage.random("gateway outages")
+        while every_s:
+            await trio.sleep(random.expovariate(1.0 / every_s))
+            self.stage.gateway.outage = fault = random.choice(gateway.OUTAGES)
+            self.stage.trace.note("gateway", "is away", fault.value)
+            self.stage.history.gateway_outages += 1
+            seconds = random.uniform(*NEIGHBOUR_OUTAGE_S)
+            self.stage.history.gateway_away_s += seconds
+            await trio.sleep(seconds)
+            self.stage.gateway.outage = None
+            self.stage.trace.note("gateway", "is back")
+
+    async def _cut_power(self) -> None:
+        """All processes end at once, and what was not synced is gone."""
+        every_s = self.stage.options.neighbours.power_cut_every_s
+        random = self.stage.random("power cuts")
+        while every_s:
+            await trio.sleep(random.expovariate(1.0 / every_s))
+            if self.stage.backend.cut_power():
+                self.stage.faults.count(Fault.POWER_CUT)
+                self.stage.trace.note("chaos", "power cut")
+                for process in self.stage.processes:
+                    process.kill()
+
+    async def _leap_clocks(self) -> None:
+        """The clock of one process, or of all, is far off, and may be set right again."""
+        leap_s = self.stage.options.neighbours.clock_leap_s
+        random = self.stage.random("clock leaps")
+        while leap_s:
+            await trio.sleep(random.uniform(*LEAP_EVERY_S))
+            seconds = leap_s * random.choice((-1.0, 1.0))
+            processes = self.stage.processes
+            leaping = processes if random.random() < 0.5 else [random.choice(processes)]
+            is_back = seconds < 0
+            self.stage.faults.count(Fault.CLOCK_LEAPT_BACK if is_back else Fault.CLOCK_LEAPT)
+            clocks = {id(process.clock): process.clock for process in leaping}
+            for clock in clocks.values():
+                clock.step(seconds)
+            self.stage.trace.note("chaos", "clocks leapt", f"{len(clocks)} by {seconds:.0f}")
 
     async def _pause(self) -> None:
         process = self._some_process()

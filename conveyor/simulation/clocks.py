@@ -20,6 +20,10 @@ class WallClock:
         passed_s = trio.current_time()
         return EPOCH_S + passed_s * (1.0 + self.drift) + self.offset_s
 
+    def steady(self) -> float:
+        """What no step, offset or drift of the wall clock reaches."""
+        return EPOCH_S + trio.current_time()
+
     def step(self, seconds: float) -> None:
         self.offset_s += seconds
 

@@ -82,6 +82,19 @@ class Fault(StrEnum):
     SHORT_LIVES = "short_lives"
     SHORT_LISTS = "short_lists"
     RELEASES_MIXED = "releases_mixed"
+    STORAGE_FULL = "storage_full"
+    STORAGE_MISSING = "storage_missing"
+    STORAGE_DENIED = "storage_denied"
+    GATEWAY_UNREACHABLE = "gateway_unreachable"
+    GATEWAY_FAILING = "gateway_failing"
+    GATEWAY_LIMITED = "gateway_limited"
+    GATEWAY_LIED = "gateway_lied"
+    TASK_POISONED = "task_poisoned"
+    ODD_VALUES = "odd_values"
+    LATE_ANSWERS = "late_answers"
+    POWER_CUT = "power_cut"
+    CLOCK_LEAPT = "clock_leapt"
+    CLOCK_LEAPT_BACK = "clock_leapt_back"
 
 
 ONLY_ON: Mapping[Fault, frozenset[str]] = {
@@ -97,6 +110,7 @@ ONLY_ON: Mapping[Fault, frozenset[str]] = {
     Fault.READ_FAILED: frozenset({"embedded"}),
     Fault.READ_BUSY: frozenset({"embedded"}),
     Fault.BODY_TORN: frozenset({"embedded"}),
+    Fault.POWER_CUT: frozenset({"embedded"}),
     Fault.LEASES_LOST: frozenset({"memory", "aws"}),
     Fault.CLOCK_OFFSET: frozenset({"memory", "aws"}),
     Fault.CLOCK_DRIFT: frozenset({"memory", "aws"}),
@@ -113,6 +127,7 @@ class Faults:
         self.counts: Counter[Fault] = Counter()
         self.is_calm = False
         self._outages = 0
+        self.storage_outage: Fault | None = None
 
     @property
     def is_outage(self) -> bool:
@@ -124,6 +139,11 @@ class Faults:
 
     def end_outage(self) -> None:
         self._outages -= 1
+
+    @property
+    def storage_fault(self) -> Fault | None:
+        """How the storage of bodies fails at the moment, if it does."""
+        return None if self.is_calm else self.storage_outage
 
     def strikes(self, fault: Fault) -> bool:
         """Whether it does, this time."""

@@ -9,9 +9,13 @@ import trio
 
 from conveyor.domain.budget import Price
 from conveyor.ports.gateway import Gateway, Outcome, ScrapeRequest
-from conveyor.simulation.history import Fetch, History
-from conveyor.simulation.life import Life
+from conveyor.simulation.faults import Fault
+from conveyor.simulation.history import CURRENT_FETCH, Fetch, History
+from conveyor.simulation.life import Life, Poison
 from conveyor.simulation.watcher import Watcher
+
+RAISES = "/raises/"
+"""What the addresses of pages have in them whose handling raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,12 @@ class WatchedGateway:
     def price(self, params: Mapping[str, str]) -> Price:
         return self.inner.price(params)
 
+    def _crash_on(self, request: ScrapeRequest) -> None:
+        """Some pages crash whatever handles them, as an input does that no parser foresaw."""
+        if RAISES in request.url:
+            self.life.faults.count(Fault.TASK_POISONED)
+            raise Poison(f"no handler copes with {request.url}")
+
     async def scrape(self, request: ScrapeRequest) -> Outcome:
         self.life.check()
         run_id, task_id, claim = request.identity.split("-")
@@ -33,13 +43,18 @@ class WatchedGateway:
             task_id=task_id,
             claim=int(claim),
             started_at=trio.current_time(),
+            price_credits=self.inner.price(request.params).credits,
         )
         self.history.fetches.append(fetch)
         self.life.trace.note(self.life.name, "fetches", request.identity)
         self.watcher.fetches(fetch)
+        marker = CURRENT_FETCH.set(fetch)
         try:
+            self._crash_on(request)
             outcome = await self.inner.scrape(request)
+            fetch.outcome = type(outcome).__name__
         finally:
+            CURRENT_FETCH.reset(marker)
             fetch.ended_at = trio.current_time()
         self.life.trace.note(
             self.life.name, "fetched", f"{request.identity}: {type(outcome).__name__}"

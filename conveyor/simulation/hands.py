@@ -16,7 +16,9 @@ import outcome
 import trio
 
 from conveyor.engines.embedded.errors import is_busy
+from conveyor.engines.embedded.hands import Volume
 from conveyor.simulation.faults import Fault, Faults
+from conveyor.simulation.power import SyncLog
 
 T = TypeVar("T")
 
@@ -30,6 +32,7 @@ class VirtualHands:
 
     faults: Faults
     random: Random
+    syncs: SyncLog | None = None
 
     async def do(
         self, work: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
@@ -50,6 +53,10 @@ class VirtualHands:
 
     def linger(self, seconds: float) -> None:
         """Waiting here would stop the world; the moment before the work stands for it."""
+
+    def measure_volume(self, directory: str) -> Volume:
+        """Room without end, no floor and no reserve: the real disk is no part of the world."""
+        return Volume(free_bytes=1 << 62, total_bytes=0)
 
     async def _later(
         self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
@@ -90,7 +97,7 @@ class VirtualHands:
         """What this work finds of the disk: that of bodies may be full, and takes half of one."""
         if _name_of(work) in _WRITES_BODIES and self.faults.strikes(Fault.BODY_TORN):
             return _full_disk()
-        return nullcontext()
+        return nullcontext() if self.syncs is None else self.syncs.recording()
 
     def _moment_s(self) -> float:
         return self.random.uniform(0.0, 0.01)

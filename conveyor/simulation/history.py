@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,9 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class Fetch:
-    """One call of the gateway for a task, under a claim."""
+    """One call of the gateway for a task, under a claim. `outcome` is the kind of its outcome, or
+    empty; `credits_billed` is what the gateway charged; `site_faults` are failures of the
+    site, `outage_faults` those of a gateway that serves nobody."""
 
     process: str
     run_id: str
@@ -48,6 +51,29 @@ class Fetch:
     claim: int
     started_at: float
     ended_at: float | None = None
+    outcome: str = ""
+    credits_billed: int = 0
+    price_credits: int = 1
+    site_faults: int = 0
+    outage_faults: int = 0
+
+    @property
+    def identity(self) -> str:
+        """What names the task and the attempt in its request."""
+        return f"{self.run_id}-{self.task_id}-{self.claim}"
+
+
+CURRENT_FETCH: ContextVar[Fetch | None] = ContextVar("CURRENT_FETCH", default=None)
+"""The fetch for which the current task calls the web: this marks each request with its origin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayRefusal:
+    """A call that the gateway refused because its key had `limit` calls in flight."""
+
+    key: str
+    at: float
+    limit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +105,7 @@ class History:
     calls: list[Call] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
+    gateway_refusals: list[GatewayRefusal] = field(default_factory=list)
     promises: dict[str, Promise] = field(default_factory=dict)
     deleted_jobs: dict[str, float] = field(default_factory=dict)
     stopped_runs: dict[str, float] = field(default_factory=dict)
@@ -97,6 +124,11 @@ class History:
     sees_leases: bool = True
     steps_clocks: bool = False
     workers_count: int = 1
+    is_orderly: bool = False
+    gateway_lies: bool = False
+    gateway_outages: int = 0
+    gateway_away_s: float = 0.0
+    has_gateway: bool = False
 
     def note_idle(self, run_ids: Iterable[str], at: float) -> None:
         """These runs have nobody at work and no message; since when, as far as anybody looked."""

@@ -19,6 +19,7 @@ from conveyor.engines.aws.errors import AwsError, NoAnswer, is_refused_for_now, 
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.describe import describe
 from conveyor.simulation.faults import Fault, Faults
+from conveyor.simulation.storage import storage_error
 from conveyor.simulation.trace import Trace
 from conveyor.simulation.watcher import Acked, Watcher
 
@@ -41,6 +42,10 @@ class Killed(BaseException):
 
 class Sabotage(Exception):
     """An error that no engine is supposed to raise: whichever actor made the call crashes."""
+
+
+class Poison(Sabotage):
+    """The input itself crashes its handler, each time that it is handled."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +112,7 @@ class Life:
         if self.faults.is_outage or self._strikes(Fault.CALL_REFUSED):
             self.failed(f"{name}.{method}", "refused by the world")
             raise self.refusal(f"{name}.{method}: the engine did not answer")
+        self._refuse_storage(name, method)
         if self.faults.strikes(Fault.ACTOR_CRASHED):
             self.failed(f"{name}.{method}", "sabotaged")
             self.watcher.history.sabotaged_at.append(trio.current_time())
@@ -127,6 +133,14 @@ class Life:
     def failed(self, call: str, how: str) -> None:
         """The world made a call fail. There are many such: a reader looks at some of them."""
         self.trace.note(self.name, call, how, is_minor=True, is_fault=True)
+
+    def _refuse_storage(self, name: str, method: str) -> None:
+        fault = self.faults.storage_fault
+        error = storage_error(fault, name, method)
+        if fault is not None and error is not None:
+            self.faults.count(fault)
+            self.failed(f"{name}.{method}", fault.value)
+            raise error
 
     def check(self) -> None:
         if self.is_dead:

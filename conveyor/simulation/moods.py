@@ -40,6 +40,9 @@ TEMPERS: Mapping[str, Mapping[str, int]] = {
         "stop_a_job": 4,
         "do_two_things_at_once": 4,
     },
+    "thrifty": {"submit_under_a_budget": 20, "change_a_budget": 20},
+    "polite": {"submit_with_host_limits": 20},
+    "punctual": {"submit_a_scheduled_job": 20},
     "collecting": {"export_a_run": 20, "fetch_an_export": 4, "look_around": 4},
     "uploading": {"upload_a_list": 10, "submit_an_uploaded_list": 20},
     "adding": {

@@ -22,6 +22,7 @@ from conveyor.simulation.models.pessimism import (
     SqsFaults,
 )
 from conveyor.simulation.moods import EVEN, with_mood
+from conveyor.simulation.neighbours import Neighbours, with_neighbours
 
 ENGINES = ("memory", "embedded", "aws")
 SAFETY_S = (50.0, 100.0, 200.0)
@@ -127,6 +128,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     is_spared: bool = False
     haste: float = 1.0
     temper: str = EVEN
+    neighbours: Neighbours = Neighbours()
 
     @property
     def calls_max(self) -> int:
@@ -181,7 +183,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         next_release=_draw_release(Random(f"release {seed}")),
         settle_max=Random(f"settles {seed}").choice((None, None, None, 1)),
     )
-    return with_mood(options)
+    return with_neighbours(with_mood(options))
 
 
 def _draw_release(random: Random) -> dict[str, int]:

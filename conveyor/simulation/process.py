@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 STOP_S = 110.0
 REQUESTS_GRACE_S = 10.0
 HEARD = 0.8
+CALM_REST_S = 0.1
+"""Long enough for time to pass while a process cannot start."""
 
 _SERVES = frozenset({"api", "dev"})
 _WORKS = frozenset({"worker", "dev"})
@@ -93,7 +95,7 @@ class Process:
             while not self._may_start():
                 await trio.sleep(1.0)
             await self._live()
-            await trio.sleep(0.0 if self.stage.faults.is_calm else self._rest_s())
+            await trio.sleep(CALM_REST_S if self.stage.faults.is_calm else self._rest_s())
             if self.held is not None:
                 await self.held.wait()
 
@@ -256,6 +258,7 @@ class Process:
             history=stage.history,
             watcher=stage.watcher,
             policy=TargetPolicy(),
+            gateway=stage.gateway,
         )
         return World(
             settings=settings,

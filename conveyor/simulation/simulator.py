@@ -17,6 +17,7 @@ from random import Random
 
 import trio
 
+from conveyor.api.app import OUTAGE_LOGGED
 from conveyor.domain import limits
 from conveyor.domain.changes import ScrubKey
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE
@@ -27,6 +28,7 @@ from conveyor.simulation.backends import Backend, EmbeddedBackend, MemoryBackend
 from conveyor.simulation.chaos import Chaos
 from conveyor.simulation.checkers import ALL
 from conveyor.simulation.checkers.keys import KEYS_EXPIRED_S
+from conveyor.simulation.clients import hostile
 from conveyor.simulation.clients.actions import act_forever
 from conveyor.simulation.clients.client import Client
 from conveyor.simulation.clients.closing import (
@@ -34,9 +36,11 @@ from conveyor.simulation.clients.closing import (
     page_through_everything,
     use_an_old_key,
 )
+from conveyor.simulation.clients.hostile import act_hostile
 from conveyor.simulation.clients.insisting import ask_again
 from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Fault, Faults
+from conveyor.simulation.gateway import GatewayModel
 from conveyor.simulation.history import History
 from conveyor.simulation.life import Killed, Sabotage
 from conveyor.simulation.moods import HASTY_KEYS, IDLE_S_MAX, SHORT_LISTS, SHORT_LIVES
@@ -99,6 +103,8 @@ class _Simulation:
         self._logs.stage = stage
         await stage.backend.prepare()
         clients = [Client(f"tenant{n}", stage) for n in range(self._options.clients_count)]
+        if self._options.neighbours.hostile:
+            clients.append(Client(hostile.NAME, stage))
         chaos = Chaos(stage)
         with self._over:
             async with trio.open_nursery() as nursery:
@@ -118,6 +124,9 @@ class _Simulation:
             workers_count=options.workers_count,
             sweep_s=options.sweep_s,
             steps_clocks=options.step_s > 0,
+            is_orderly=options.neighbours.is_orderly,
+            has_gateway=options.has_gateway,
+            gateway_lies=options.neighbours.gateway_lies,
         )
         faults = Faults(options.rate_of, _random_of(options, "faults"))
         backend, clock = self._backend(faults)
@@ -143,6 +152,13 @@ class _Simulation:
             history=history,
             watcher=watcher,
             backend=backend,
+            gateway=GatewayModel(
+                plan=options.neighbours.gateway_plan,
+                lies=options.neighbours.gateway_lies,
+                random=_random_of(options, "gateway"),
+                faults=faults,
+                history=history,
+            ),
         )
         stage.processes = _processes(stage, clock)
         _count_odds(options, faults)
@@ -156,7 +172,13 @@ class _Simulation:
         random = _random_of(self._options, "engine")
         if self._options.engine == "embedded":
             clock = WallClock()
-            return EmbeddedBackend(self._data_dir / "data", faults, clock, random), clock
+            return EmbeddedBackend(
+                self._data_dir / "data",
+                faults,
+                clock,
+                random,
+                has_power_cuts=self._options.neighbours.power_cut_every_s > 0,
+            ), clock
         if self._options.engine == "aws":
             from conveyor.simulation.aws_backend import AwsBackend
 
@@ -168,7 +190,8 @@ class _Simulation:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(chaos.run)
                 for client in clients:
-                    nursery.start_soon(act_forever, client)
+                    is_hostile = client.name == hostile.NAME
+                    nursery.start_soon(act_hostile if is_hostile else act_forever, client)
         chaos.end()
 
     async def _liveness(self, stage: Stage, clients: list[Client]) -> None:
@@ -335,7 +358,8 @@ class _Logs(logging.Handler):
         self.stage.history.logged.append(str(record.__dict__))
         error = record.exc_info[1] if record.exc_info else None
         is_error = record.levelno >= logging.ERROR
-        if is_error and not _is_meant(error, getattr(record, "child", "")):
+        is_outage = record.msg == OUTAGE_LOGGED
+        if is_error and not is_outage and not _is_meant(error, getattr(record, "child", "")):
             self.stage.crashed("log", f"{record.getMessage()} {error!r}")
 
 

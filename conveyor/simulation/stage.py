@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from conveyor.simulation.backends import Backend
 from conveyor.simulation.faults import Faults
+from conveyor.simulation.gateway import GatewayModel
 from conveyor.simulation.history import History
 from conveyor.simulation.options import Options
 from conveyor.simulation.trace import Trace
@@ -25,6 +26,7 @@ class Stage:
     history: History
     watcher: Watcher
     backend: Backend
+    gateway: GatewayModel
     processes: list[Process] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)
 

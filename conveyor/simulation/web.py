@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import trio
 
@@ -27,7 +27,8 @@ from conveyor.net.errors import (
 )
 from conveyor.net.message import Request, Response
 from conveyor.simulation.faults import Fault, Faults
-from conveyor.simulation.history import Delivery, History
+from conveyor.simulation.gateway import GatewayModel, url_of
+from conveyor.simulation.history import CURRENT_FETCH, Delivery, Fetch, History
 from conveyor.simulation.life import Life
 from conveyor.simulation.watcher import Watcher
 
@@ -35,6 +36,8 @@ GATEWAY_HOST = "gateway.example"
 RECEIVER_DOMAIN = ".hooks.example"
 POISON = b"poison"
 """What the addresses of pages have in them that kill whoever fetches them."""
+LATE_ANSWER = "late-answer"
+"""What the addresses of pages have in them whose site answers twice."""
 CALM_THINK_S = 0.1
 METADATA_HOST = "169.254.169.254"
 """Where clouds keep the secrets of a machine: a receiver may send us there, and nobody goes."""
@@ -62,6 +65,11 @@ _STATUSES: dict[Fault, int] = {
     Fault.RECEIVER_TOO_LARGE: 204,
     Fault.RECEIVER_GONE: 410,
 }
+_SAID_BY_GATEWAY: dict[int, tuple[int, bytes]] = {
+    404: (404, b'{"code":"RESP002"}'),
+    **dict.fromkeys((302, 403, 429, 503), (422, b'{"code":"RESP001"}')),
+}
+"""How the gateway says what a site answered: in its own statuses and codes."""
 _SITE_FAULTS = (
     Fault.SITE_NOT_FOUND,
     Fault.SITE_BLOCKED,
@@ -101,8 +109,10 @@ class Web:
     history: History
     watcher: Watcher
     policy: TargetPolicy
+    gateway: GatewayModel
+    late: dict[tuple[str, Any], Response] = field(default_factory=dict)
 
-    async def resolve(self, target: Target) -> tuple[str, ...]:
+    async def resolve(self, target: Target, partition: str = "") -> tuple[str, ...]:
         await self._after(0.01)
         return ("192.0.2.1",)
 
@@ -112,11 +122,44 @@ class Web:
         with trio.move_on_after(request.deadline_s):
             if request.target.host.endswith(RECEIVER_DOMAIN):
                 return await self._receive(request)
-            return await self._visit(request)
+            if request.target.host == GATEWAY_HOST:
+                return await self._call_gateway(request)
+            return self._with_late_answers(request, await self._visit(request, CURRENT_FETCH.get()))
         self.life.check()
         raise TimedOut("no complete answer before the deadline")
 
-    async def _visit(self, request: Request) -> Response:
+    def _with_late_answers(self, request: Request, response: Response) -> Response:
+        """A site may send a second answer when its connection is used again. This model keeps each
+        connection, so only the partition decides whose request gets it."""
+        lane = (request.partition, request.target.origin)
+        late = self.late.pop(lane, None)
+        is_page = response.status == 200
+        if LATE_ANSWER in request.target.path_and_query and request.body and is_page:
+            self.late[lane] = response
+        return late if late is not None and is_page else response
+
+    async def _call_gateway(self, request: Request) -> Response:
+        """The gateway refuses the call, or fetches the page and bills it."""
+        fetch = CURRENT_FETCH.get()
+        await self._after(self.random.uniform(0.0, 0.05))
+        try:
+            refusal = self.gateway.refuse(request)
+        except ConnectFailed:
+            _note_outage(fetch)
+            raise
+        if refusal is not None:
+            _note_outage(fetch)
+            return refusal
+        response = await self._visit(request, fetch)
+        if response.status in _SAID_BY_GATEWAY:
+            status, body = _SAID_BY_GATEWAY[response.status]
+            return Response(status, self.gateway.page_headers(request), body)
+        if response.status == 200 and fetch is not None:
+            fetch.credits_billed += fetch.price_credits
+        headers = (*response.headers, *self.gateway.page_headers(request))
+        return Response(response.status, headers, response.body)
+
+    async def _visit(self, request: Request, fetch: Fetch | None) -> Response:
         if POISON.decode() in request.target.path_and_query:
             self.life.kill(Fault.KILLED_BEFORE)
             self.life.check()
@@ -124,13 +167,19 @@ class Web:
         if request.target.host == GATEWAY_HOST and self.faults.strikes(Fault.ACCOUNT_SPENT):
             fault = Fault.ACCOUNT_SPENT
             self.history.spent_count += 1
+        if fault is not None and fetch is not None:
+            fetch.site_faults += 1
         think_s = CALM_THINK_S if self.faults.is_calm else self.think_s
-        await self._after(self.random.uniform(0.0, 2.0 * think_s))
+        pause_s = self.random.uniform(0.0, 2.0 * think_s)
+        if request.target.host == GATEWAY_HOST:
+            hangs = fault in {Fault.SITE_HUNG, Fault.SITE_DRIPPED, Fault.SITE_ENDLESS}
+            self.gateway.occupy(request, request.deadline_s if hangs else pause_s)
+        await self._after(pause_s)
         if fault is None or fault in {Fault.SITE_EMPTY, Fault.SITE_DRIPPED}:
             if fault is Fault.SITE_DRIPPED:
                 await self._after(self.random.uniform(10.0, 2.0 * limits.SCRAPE_DEADLINE_S))
             visit = 0 if fault is Fault.SITE_EMPTY else len(self.history.fetches)
-            return _page(request, visit)
+            return _page(request, fetch, visit)
         if fault is Fault.SITE_ENDLESS:
             await self._after(self.random.uniform(0.0, 2.0 * limits.SCRAPE_DEADLINE_S))
         return await self._fail(fault)
@@ -191,8 +240,18 @@ class Web:
         return None
 
 
-def _page(request: Request, visit: int) -> Response:
-    """Another page on every visit, of some length or other; none at all on the 0th."""
+def _note_outage(fetch: Fetch | None) -> None:
+    if fetch is not None:
+        fetch.outage_faults += 1
+
+
+def _page(request: Request, fetch: Fetch | None, visit: int) -> Response:
+    """Another page on every visit, of some length or other; none at all on the 0th. Its first line
+    names the request that it answers: the task, the claim and the URL."""
+    is_bought = request.target.host == GATEWAY_HOST
+    origin = f"{request.target.scheme}://{request.target.host}"
+    url = url_of(request) if is_bought else f"{origin}{request.target.path_and_query}"
+    marker = f"{'nobody' if fetch is None else fetch.identity} {url}\n".encode()
     digest = hashlib.sha256(f"{request.target.path_and_query} {visit}".encode()).digest()
-    body = digest * (1 + digest[0] % 64) if visit else b""
+    body = marker + digest * (1 + digest[0] % 64) if visit else b""
     return Response(200, ((b"content-type", b"text/html"),), body)

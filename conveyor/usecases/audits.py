@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import aclosing
 
 import msgspec
+import trio
 
 from conveyor.domain import auditing, limits
 from conveyor.domain.auditing import BadBody, Difference
@@ -44,11 +45,14 @@ async def audit(env: Env, run: Run) -> Audit:
     bodies = 0
     async with aclosing(pages_of(env, run)) as pages:
         async for page in pages:
+            begun_at = trio.current_time()
             for row in page:
                 auditing.count_row(counts, row)
                 if row.result is not None and not expiries.is_over(row):
                     bodies += 1
                     _consider(env, sample, row, bodies)
+            # Twice the time that a page took belongs to others.
+            await trio.sleep(2 * (trio.current_time() - begun_at))
     after = await totals_of(env, run)
     current = await env.store.read(RunKey(run.job_id, run.run_id))
     if current is None or current.status not in RUN_VISIBLE:

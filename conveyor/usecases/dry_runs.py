@@ -11,16 +11,14 @@ import msgspec
 import trio
 
 from conveyor.domain import limits, pricing, submission
-from conveyor.domain.admission import Path
-from conveyor.domain.errors import Conflict, InvalidTask
+from conveyor.domain.errors import InvalidTask
 from conveyor.domain.ids import CallerId, RunId
+from conveyor.domain.model import JobType, Run
 from conveyor.domain.pricing import FREE, Price
-from conveyor.domain.queries import BatchesOf
 from conveyor.domain.submission import Refusal
-from conveyor.usecases import expiry
 from conveyor.usecases.choosing import Choice, Chosen, count_row
 from conveyor.usecases.env import Env
-from conveyor.usecases.jobs import Submission, refuse_empty
+from conveyor.usecases.jobs import Submission
 from conveyor.usecases.lookups import own_job
 from conveyor.usecases.reruns import ended_run
 from conveyor.usecases.walking import pages_of
@@ -33,7 +31,6 @@ class SubmitPreview(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, int]
     invalid_tasks: list[InvalidTask]
     price: Price
-    is_later: bool
 
     @property
     def invalid(self) -> int:
@@ -43,17 +40,14 @@ class SubmitPreview(msgspec.Struct, frozen=True, kw_only=True):
 class RerunPreview(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that would start over and tasks that would be inherited."""
 
-    rerun_of: RunId
+    rerun_of: RunId | None
     retried: int
     inherited: int
     price: Price | None
-    is_later: bool
 
 
 async def preview_submit(env: Env, request: Submission) -> SubmitPreview:
-    """Judges every line as a submit would."""
-    refuse_empty(request)
-    expiry.ttl_days(env, request.result_ttl_days)
+    """Judges every line as a submit would, which was rehearsed before."""
     reasons: Counter[str] = Counter()
     shown: list[InvalidTask] = []
     price = FREE
@@ -75,34 +69,31 @@ async def preview_submit(env: Env, request: Submission) -> SubmitPreview:
         reasons=dict(reasons),
         invalid_tasks=shown,
         price=price,
-        is_later=env.policy.path_for(valid) is Path.LATER,
     )
 
 
-async def preview_rerun(env: Env, caller: CallerId, job_id: str, choice: Choice) -> RerunPreview:
-    """Reads every row of the latest run. One whose lists were never all in tells no price."""
+async def preview_rerun(
+    env: Env, caller: CallerId, job_id: str, choice: Choice, run: Run
+) -> RerunPreview:
+    """Reads every row of the latest run, which `run` would begin anew. One whose lists were never
+    all in tells no price, and neither does the list of a scheduled job."""
     job = await own_job(env, caller, job_id)
+    if job.type is JobType.SCHEDULED and choice.is_everything:
+        return RerunPreview(rerun_of=run.rerun_of, retried=run.planned, inherited=0, price=None)
     previous = await ended_run(env, job, choice)
     if previous.open_batches:
-        batches = await env.store.find(BatchesOf(job_id=job.job_id, run_id=previous.run_id))
-        total = sum(batch.total for batch in batches)
-        return RerunPreview(
-            rerun_of=previous.run_id, retried=total, inherited=0, price=None, is_later=True
-        )
+        return RerunPreview(rerun_of=previous.run_id, retried=run.planned, inherited=0, price=None)
     source, chosen, price = choice.of(previous), Chosen(), FREE
     async with aclosing(pages_of(env, previous)) as pages:
         async for page in pages:
             for row in page:
                 if count_row(chosen, row, source):
                     price += _price(env, {**job.params, **(row.params or {})})
-    if not chosen.named:
-        raise Conflict("No task of the latest run matches the filter.", code="no_matching_tasks")
     return RerunPreview(
         rerun_of=previous.run_id,
         retried=chosen.restarted,
         inherited=previous.total - chosen.restarted,
         price=price,
-        is_later=env.policy.path_for(previous.total) is Path.LATER,
     )
 
 

@@ -12,6 +12,7 @@ from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.admission import Path, choose_path
 from conveyor.domain.backpressure import Lines
 from conveyor.domain.changes import Applied, Change, Verdict
+from conveyor.domain.quotas import Quotas
 from conveyor.domain.randomness import Random
 from conveyor.ports.aside import Aside, T
 from conveyor.ports.blobs import Blobs
@@ -64,10 +65,14 @@ class Policy:
 
     `at_once_max` is how many tasks the engine takes in one transaction with their job,
     `chunk_tasks` how many a step of an ingest or a walk takes. `targets` is what our own fetches
-    may reach; None when a gateway elsewhere fetches. `webhooks` is what our deliveries may reach.
+    may reach; None when a gateway elsewhere fetches. `has_gateway_key` when that gateway is called
+    with a key of the operator's, not of its callers. `webhooks` is what our deliveries may reach.
     `knows_costs` when the gateway has prices in money. No body is shown, nor kept by a bucket, for
-    longer than `body_days`. `pace` is what the engine asks for. `lines` are whole but where their
-    worth is measured.
+    longer than `body_days`, and no row of a run for longer than `row_days` after its results
+    expired. `pace` is what the engine asks for. `lines` are whole but where their worth is
+    measured. A stop is complete `unseen_s` after its request at the earliest: a worker that has
+    lost the service which counts leases needs so long to notice the stop by itself, and nobody
+    sees the leases that it holds meanwhile.
     """
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
@@ -76,13 +81,17 @@ class Policy:
     shard_count: int = limits.TASK_SHARD_COUNT
     max_inflight: int = limits.MAX_INFLIGHT
     targets: TargetPolicy | None = field(default_factory=TargetPolicy)
+    has_gateway_key: bool = False
     webhooks: TargetPolicy = field(default_factory=TargetPolicy)
     teardown_s: float = 5.0
+    unseen_s: float = 0.0
     knows_costs: bool = True
     body_days: int = limits.BODY_DAYS
+    row_days: int = limits.ROW_DAYS
     pace: Pace = Pace()
     cadence: Cadence = Cadence()
     lines: Lines = field(default_factory=Lines)
+    quotas: Quotas = field(default_factory=Quotas)
 
     def path_for(self, tasks_count: int) -> Path:
         return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)
@@ -117,12 +126,13 @@ class Env:
     workflows: Workflows | None = None
     cache: Cache | None = None
     is_apart: Callable[[], bool] = lambda: False
+    minter: ids.Minter = field(default_factory=ids.Minter)
 
     def now(self) -> float:
         return self.clock.now()
 
     def mint(self) -> str:
-        return ids.mint_ulid(self.clock.now(), self.random)
+        return self.minter.mint(self.clock.now(), self.random)
 
     async def commit(self, change: Change) -> Verdict:
         """Applies a change; events that it tells of are given their places behind it."""

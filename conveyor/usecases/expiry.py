@@ -95,17 +95,30 @@ def refuse_expired_run(env: Env, run: Run) -> None:
 
 
 async def sweep_expired(env: Env) -> int:
-    """Removes the bodies of runs whose time is over; their rows stay and tell of it."""
+    """Removes the bodies of runs whose time is over; their rows stay for some days and tell of
+    it."""
     due = await env.store.find(DueExpiries(due_by=env.now(), limit=_PAGE))
-    for run in due:
+    with_bodies = [run for run in due if not is_old(env, run)]
+    for run in with_bodies:
         await env.blobs.delete_prefix(f"jobs/{run.job_id}/runs/{run.run_id}")
-        await env.commit(_swept(run))
-    return len(due)
+        await env.commit(swept(run, sweep_at=_rows_until(env, run)))
+    return len(with_bodies)
 
 
-def _swept(run: Run) -> Change:
+def is_old(env: Env, run: Run) -> bool:
+    """Whether not even the rows of the run are to be kept."""
+    until = _rows_until(env, run)
+    return until is not None and until <= env.now()
+
+
+def _rows_until(env: Env, run: Run) -> float | None:
+    return None if run.expires_at is None else run.expires_at + env.policy.row_days * _DAY_S
+
+
+def swept(run: Run, *, sweep_at: float | None) -> Change:
+    """The run is looked at again at that time."""
     guard = Guard(equals=(("sweep_at", run.sweep_at),))
-    return Change((Update(RunKey(run.job_id, run.run_id), guard, {"sweep_at": None}),))
+    return Change((Update(RunKey(run.job_id, run.run_id), guard, {"sweep_at": sweep_at}),))
 
 
 def _shown(instant: float) -> str:

@@ -17,10 +17,10 @@ from conveyor.domain.changes import Applied
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.export import Export, Manifest, Tally
 from conveyor.domain.formats import ENCODERS
-from conveyor.domain.formats.entry import Entry
+from conveyor.domain.formats.entry import DamagedBody, Entry
 from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import Format, Run, Task
-from conveyor.ports.errors import BlobMissing, Unavailable
+from conveyor.ports.errors import BlobMissing, StorageDamaged, Unavailable
 from conveyor.usecases.env import Env
 from conveyor.usecases.expiry import Expiries
 from conveyor.usecases.walking import pages_of
@@ -106,7 +106,7 @@ class Walk:
         async def fill(at: int, entry: Entry) -> None:
             try:
                 body = await _body(self._env, entry.task)
-            except (Unavailable, BlobMissing) as error:
+            except (Unavailable, DamagedBody) as error:
                 failures.append(error)
             else:
                 filled[at] = msgspec.structs.replace(entry, body=body)
@@ -115,6 +115,9 @@ class Walk:
             for at, entry in enumerate(entries):
                 if entry.has_body and self._encoder.needs_bodies:
                     nursery.start_soon(fill, at, entry)
+        for failure in failures:
+            if isinstance(failure, DamagedBody):
+                raise failure
         if failures:
             raise failures[0]
         return filled
@@ -145,6 +148,12 @@ def _groups(page: Sequence[Entry]) -> list[list[Entry]]:
 
 
 async def _body(env: Env, task: Task) -> bytes:
+    """DamagedBody names the task whose body is not there or cannot be read."""
     assert task.result is not None
-    async with aclosing(env.blobs.open(task.result.key)) as pieces:
-        return b"".join([piece async for piece in pieces])
+    try:
+        async with aclosing(env.blobs.open(task.result.key)) as pieces:
+            return b"".join([piece async for piece in pieces])
+    except BlobMissing:
+        raise DamagedBody(f"the stored body of task {task.task_id} is missing") from None
+    except StorageDamaged:
+        raise DamagedBody(f"the stored body of task {task.task_id} cannot be read") from None

@@ -13,18 +13,19 @@ import trio
 
 from conveyor.domain import exporting, limits
 from conveyor.domain.changes import Applied, Change, ExportKey, JobKey, RunKey
-from conveyor.domain.errors import Conflict, ConveyorError, NotFound
+from conveyor.domain.errors import Conflict, NotFound
 from conveyor.domain.export import Export, ExportFormat
 from conveyor.domain.formats.entry import DamagedBody
 from conveyor.domain.ids import CallerId, ExportId, is_ulid
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE
 from conveyor.domain.model import Run
 from conveyor.domain.queries import DueExports
-from conveyor.ports.errors import BlobMissing, StorageFull, Unavailable
+from conveyor.ports.errors import StorageFull, Unavailable
 from conveyor.usecases import links
 from conveyor.usecases.env import Env
 from conveyor.usecases.expiry import expiries_of, refuse_expired_run
 from conveyor.usecases.export_walk import Fenced, Walk
+from conveyor.usecases.links import LetsIn, let_all_in
 from conveyor.usecases.lookups import own_job, own_run, visible_run
 
 _ABSENT = "There is no such export."
@@ -70,11 +71,21 @@ def link_token(env: Env, export: Export) -> str:
     return links.make_token(env, _linked(export), purpose="export", until=until)
 
 
-async def export_by_link(env: Env, run_key: RunKey, export_id: str, token: str) -> Export:
-    """The export that a signed link leads to; it dies with its job, its run and its own time."""
+async def export_by_link(
+    env: Env,
+    run_key: RunKey,
+    export_id: str,
+    token: str,
+    *,
+    lets_in: LetsIn = let_all_in,
+) -> Export:
+    """The export that a signed link leads to; it dies with its job, its run, its own time and the
+    key of its caller."""
     what = f"{run_key.job_id}/{run_key.run_id}/{export_id}"
     links.check_token(env, token, what, purpose="export", absent=_ABSENT)
     _, run = await visible_run(env, run_key.job_id, run_key.run_id, absent=_ABSENT)
+    if not lets_in(run.caller):
+        raise NotFound(_ABSENT)
     return await _export_of(env, run, export_id)
 
 
@@ -116,8 +127,12 @@ async def _make_or_let_go(env: Env, export: Export) -> Exported:
         return await _make(env, export)
     except Fenced:
         return Exported.FENCED
-    except (StorageFull, BlobMissing, DamagedBody) as error:
-        change = exporting.put_off(export, _cause(error), now=env.now())
+    except DamagedBody as error:
+        # The bytes do not come back: a caller who knows the task can run it again.
+        change = exporting.give_up(export, str(error), now=env.now())
+        return await _recorded(env, change, Exported.FAILED)
+    except StorageFull:
+        change = exporting.put_off(export, "storage is full", now=env.now())
         return await _recorded(env, change, Exported.PUT_OFF)
     except Unavailable:
         return await _let_go(env, export, delay_s=exporting.PUT_OFF_S)
@@ -141,14 +156,6 @@ async def _recorded(env: Env, change: Change, done: Exported) -> Exported:
     except Unavailable:
         return Exported.PUT_OFF
     return done if isinstance(verdict, Applied) else Exported.FENCED
-
-
-def _cause(error: ConveyorError) -> str:
-    if isinstance(error, StorageFull):
-        return "storage is full"
-    if isinstance(error, BlobMissing):
-        return "a result is no longer stored"
-    return "a stored result is damaged"
 
 
 async def _make(env: Env, export: Export) -> Exported:

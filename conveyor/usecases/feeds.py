@@ -26,6 +26,7 @@ _TRIM_EVERY = 500
 class News:
     """Wakes readers of a feed in this very process; others look for themselves."""
 
+    streams_count: int = 0
     _tickets: dict[CallerId, trio.Event] = field(default_factory=dict)
 
     def ticket(self, caller: CallerId) -> trio.Event:

@@ -11,16 +11,18 @@ from collections.abc import AsyncIterable
 
 from conveyor.domain import limits
 from conveyor.domain.changes import Change, Delete, InputKey, Insert
-from conveyor.domain.errors import Conflict, InputNotFound, InvalidArgument
+from conveyor.domain.errors import Conflict, InputNotFound, InvalidArgument, Refused
 from conveyor.domain.ids import FIRST_BATCH, CallerId, InputId, RunId, is_ulid
 from conveyor.domain.inputs import JobInput, ListSpec, UploadedList, slot_key, slot_prefix
 from conveyor.domain.lists import ListBroken
 from conveyor.domain.model import Job
 from conveyor.domain.queries import ExpiredInputs
+from conveyor.domain.quotas import check_growth
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, BlobTooLarge
 from conveyor.usecases import lists, staging
 from conveyor.usecases.env import Env
+from conveyor.usecases.links import LetsIn, let_all_in
 
 POINTER = "/file_input_id"
 
@@ -49,11 +51,14 @@ async def own_input(env: Env, caller: CallerId, input_id: str) -> JobInput:
     return slot
 
 
-async def input_by_token(env: Env, input_id: str, token: str) -> JobInput:
-    """The slot that a signed upload address leads to."""
+async def input_by_token(
+    env: Env, input_id: str, token: str, *, lets_in: LetsIn = let_all_in
+) -> JobInput:
+    """The slot that a signed upload address leads to, while the key of its caller is let in."""
     slot = await _live_input(env, input_id)
     expected = upload_token(env, slot) if slot is not None else ""
-    if slot is None or not hmac.compare_digest(expected.encode(), token.encode()):
+    is_right = hmac.compare_digest(expected.encode(), token.encode())
+    if slot is None or not is_right or not lets_in(slot.caller):
         raise InputNotFound("There is no such file input, or its time is over.")
     return slot
 
@@ -98,8 +103,10 @@ async def take(env: Env, job: Job, run_id: RunId, input_id: str) -> tuple[Upload
         origin_batch_id=FIRST_BATCH,
     )
     try:
-        return source, await _count(env, source)
-    except InvalidArgument:
+        total = await _count(env, source)
+        check_growth(stored.size_bytes, tasks_count=total, bad_count=0)
+        return source, total
+    except Refused:
         await env.blobs.delete_prefix(staging.sources_prefix(job.job_id, run_id))
         raise
 

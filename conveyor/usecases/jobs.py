@@ -65,6 +65,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     host_limits: HostLimits | None = None
     api_key: str | None = None
     task_token: str | None = None
+    bytes_sent: int | None = None
 
     @property
     def inline_count(self) -> int:
@@ -94,7 +95,9 @@ async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: Job
         return await _admit_upload(env, job, request.input_id)
     if request.staged is not None:
         return await _admit_staged(env, job, request.staged.source, request.staged.total)
-    specs = await staging.check_tasks(env, job, request.drafts, request.on_invalid)
+    specs = await staging.check_tasks(
+        env, job, request.drafts, request.on_invalid, bytes_sent=request.bytes_sent
+    )
     return await _admit_list(env, job, specs)
 
 

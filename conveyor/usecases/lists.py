@@ -6,8 +6,10 @@ takes a second or two at the end of a million lines, and is the same for gzip as
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
+from itertools import islice
 
 import trio
 
@@ -17,6 +19,7 @@ from conveyor.domain.lists import Line, ListBroken, ListReader, ListTooLarge
 from conveyor.usecases.env import Env
 
 _SLICE_BYTES = 16 * 1024  # Of gzip, a slice may inflate to a thousand times as much.
+_MAGIC_BYTES = 2
 
 
 async def groups(env: Env, source: UploadedList) -> AsyncGenerator[list[Line], None]:
@@ -26,8 +29,9 @@ async def groups(env: Env, source: UploadedList) -> AsyncGenerator[list[Line], N
     group: list[Line] = []
     async with aclosing(_slices(env, source)) as slices:
         async for piece in slices:
-            for line in reader.feed(piece):
-                group.append(line)
+            lines = reader.feed(piece)
+            while batch := await _take_lines(env, reader, lines, size - len(group)):
+                group += batch
                 if len(group) == size:
                     yield group
                     group = []
@@ -48,7 +52,11 @@ async def count(env: Env, source: UploadedList) -> int:
         async with aclosing(_slices(env, source)) as slices:
             async for piece in slices:
                 if lines < limits.LIST_COUNTED_MAX:
-                    lines += sum(1 for _ in reader.feed(piece))
+                    found = reader.feed(piece)
+                    while batch := await _take_lines(env, reader, found, env.policy.chunk_tasks):
+                        lines += len(batch)
+                elif reader.is_gzip:
+                    ends += await env.aside.do(partial(reader.count_ends, piece))
                 else:
                     ends += reader.count_ends(piece)
         lines += sum(1 for _ in reader.end())
@@ -58,12 +66,30 @@ async def count(env: Env, source: UploadedList) -> int:
     return min(lines + ends + unended, limits.TASKS_MAX)
 
 
+async def _take_lines(
+    env: Env, reader: ListReader, lines: Iterator[Line], count_max: int
+) -> list[Line]:
+    """The next of the lines, empty after the last. A slice of gzip may hold a thousand times as
+    much, or blank lines only, so it is inflated and read aside.
+    """
+    take = partial(_take, lines, count_max)
+    return await env.aside.do(take) if reader.is_gzip else take()
+
+
+def _take(lines: Iterator[Line], count_max: int) -> list[Line]:
+    return list(islice(lines, count_max))
+
+
 async def _slices(env: Env, source: UploadedList) -> AsyncGenerator[bytes, None]:
     size_bytes = 0
     async with aclosing(env.blobs.open(source.key)) as pieces:
         async for piece in pieces:
+            # The first bytes alone tell gzip, before any of it is inflated.
+            head_bytes = min(len(piece), _MAGIC_BYTES) if not size_bytes else 0
+            if head_bytes:
+                yield piece[:head_bytes]
             size_bytes += len(piece)
-            for start in range(0, len(piece), _SLICE_BYTES):
+            for start in range(head_bytes, len(piece), _SLICE_BYTES):
                 await trio.lowlevel.checkpoint()
                 yield piece[start : start + _SLICE_BYTES]
     if size_bytes != source.size_bytes:

@@ -16,6 +16,7 @@ from conveyor.domain.errors import InvalidTask
 from conveyor.domain.ids import BatchId, RunId
 from conveyor.domain.model import Job, Method, StagedList, TaskSpec
 from conveyor.domain.params import NOT_WITH_POST
+from conveyor.domain.quotas import check_growth
 from conveyor.domain.submission import Refusal, TaskDraft
 from conveyor.usecases import staging
 from conveyor.usecases.env import Env
@@ -66,6 +67,10 @@ class Intake:
         count = self._invalid_count + (self._posts_count if clash else 0)
         shown = sorted([*self._invalid, *refusals], key=lambda invalid: invalid.index)
         staging.refuse_any(shown, count=count, of=self.count)
+
+    def refuse_growth(self, bytes_sent: int) -> None:
+        """GrowsTooMuch if the list takes up far more room than what was sent."""
+        check_growth(bytes_sent, tasks_count=self.count, bad_count=self._invalid_count)
 
     def _judged(self, index: int, draft: TaskDraft) -> TaskSpec:
         try:

@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 from conveyor.domain import deliveries
-from conveyor.domain.changes import Applied, Change, JobKey
+from conveyor.domain.changes import Applied, Change, JobKey, NoticeKey
 from conveyor.domain.events import EventType
 from conveyor.domain.hooks import Try
 from conveyor.domain.ids import CallerId
@@ -106,6 +106,16 @@ async def deliver(env: Env, notifier: Notifier, ready: Ready) -> Outcome | None:
     return Outcome(isinstance(outcome, Delivered), duration_s)
 
 
+async def fail_crashed(env: Env, notice: Notice) -> None:
+    """Delivering it crashed: a try that failed, after which others follow until its time is up."""
+    row = await env.store.read(NoticeKey(notice.notice_id))
+    if row is None or row.status not in deliveries.WAITING:
+        return
+    now = env.now()
+    tried = Try(now, 0.0, None, "worker_crashed")
+    await env.commit(deliveries.failed(row, tried, retry_after_s=None, now=now, random=env.random))
+
+
 async def postpone(env: Env, postponed: Sequence[Postponed]) -> None:
     """Puts notices off in one go, untried."""
     if not postponed:
@@ -143,7 +153,11 @@ async def _post(
         if not secrets:  # Unsigned it would be a forgery: it waits for its key.
             return NotDelivered("signing_key_unavailable")
     message = Message(
-        event_id=notice.notice_id, payload=notice.payload, webhook=webhook, secrets=secrets
+        event_id=notice.notice_id,
+        payload=notice.payload,
+        webhook=webhook,
+        partition=caller,
+        secrets=secrets,
     )
     return await notifier.deliver(message)
 

@@ -20,6 +20,7 @@ from conveyor.domain.model import (
     StagedList,
     Task,
 )
+from conveyor.domain.quotas import BAD_TASK_BYTES, GROWTH_FREE_BYTES, GROWTH_MAX
 from conveyor.domain.submission import TaskDraft
 from conveyor.usecases import ingest, long_lists, runs, staging
 from conveyor.usecases.env import Env
@@ -53,6 +54,22 @@ async def add_tasks(
     elif begun.status is BatchStatus.OPEN and not _is_later(env, begun):
         begun = await ingest.take_over(env, begun) or begun
     return await _answer(env, job, run, begun)
+
+
+async def find_batch(env: Env, caller: CallerId, job_id: str, batch_id: BatchId) -> Batch | None:
+    """The list of this id, if an earlier try has begun it."""
+    job, run = await _fed_run(env, caller, job_id)
+    return await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
+
+
+async def refuse_growth(
+    env: Env, caller: CallerId, job_id: str, drafts: Sequence[TaskDraft], *, bytes_sent: int
+) -> None:
+    """GrowsTooMuch for a list that takes up far more room than the bytes in which it came. Only one
+    that could is judged for it."""
+    if len(drafts) * BAD_TASK_BYTES > max(GROWTH_MAX * bytes_sent, GROWTH_FREE_BYTES):
+        job = await own_job(env, caller, job_id)
+        await staging.check_tasks(env, job, drafts, OnInvalid.SKIP, bytes_sent=bytes_sent)
 
 
 async def place_for(

@@ -64,5 +64,20 @@ async def take_back_presence(env: Env) -> None:
     await env.coordinator.leave_marks(env.owner, {WORKERS: ""}, ttl_s=0.0)
 
 
+async def leave_abandoned(env: Env, run_id: RunId, count: int) -> None:
+    """Tells whoever stops the run how many of its calls the gateway goes on with."""
+    marks = {_abandoned(run_id): str(count)}
+    await env.coordinator.leave_marks(env.owner, marks, ttl_s=limits.SCRAPE_DEADLINE_S)
+
+
+async def count_abandoned(env: Env, run_id: RunId) -> int:
+    """How many calls of the run were cut off lately, over all processes."""
+    return sum(map(int, await env.coordinator.marks_on(_abandoned(run_id))))
+
+
+def _abandoned(run_id: RunId) -> str:
+    return f"abandoned-{run_id}"
+
+
 def _encoded(value: msgspec.Struct) -> str:
     return msgspec.json.encode(value).decode()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from functools import partial
 
 import msgspec
 
-from conveyor.domain import ingestion, lifecycle, limits
+from conveyor.domain import endings, ingestion, lifecycle, limits
 from conveyor.domain.changes import Applied, Change, Delete, Guard, JobKey, ScrubKey, Update
-from conveyor.domain.errors import Conflict
+from conveyor.domain.errors import Conflict, Refused
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, RUN_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Batch, Run, RunStatus, Scrub, TaskRef
@@ -21,12 +22,17 @@ from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.usecases import feeds, ingest, inputs, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.ingest import Ingested
+from conveyor.usecases.isolation import isolate
+from conveyor.usecases.lookups import totals_of
 from conveyor.usecases.walking import pages_of
 
 _PAGE = 200
 _SCRUB_ROWS, _SCRUB_BODIES = 2_000, 1_000
 _TURN_S = 10.0
 _ENDED_LOOKBACK_S = 3600.0
+# Whoever makes a queue anew reads the run's row afterwards, and removes the queue if the run has
+# ended. So much later nobody is between the two any more, and one removal is the last.
+_REOPENED_S = 60.0
 _UNPLACED_S = 2.0
 
 
@@ -58,34 +64,66 @@ async def finish_batch(env: Env, batch: Batch) -> Ingested:
         raise
 
 
-async def sweep_runs(env: Env) -> Repairs:
-    """Looks at every live run once: missed completions, half stops, lost messages."""
+async def sweep_runs(env: Env, drained: dict[RunId, Run] | None = None) -> Repairs:
+    """Looks at every live run once: missed completions, half stops, lost messages.
+
+    `drained` are open runs whose tasks had all ended at an earlier sweep, as their rows stood then:
+    while the row is the same there is nothing to repair, and the run costs nothing.
+    """
     repairs = Repairs()
+    before, now_drained = drained or {}, {}
     after: RunId | None = None
     while True:
         page = await env.store.find(RunsIn(statuses=RUN_LIVE, after=after, limit=_PAGE))
         for run in page:
-            await _repair(env, run, repairs)
+            repair = partial(_repair, env, run, repairs)
+            if before.get(run.run_id) == run or (
+                await isolate(repair, "a run", expects=(Refused,), extra={"run": run.run_id})
+                is True
+            ):
+                now_drained[run.run_id] = run
         if len(page) < _PAGE:
+            if drained is not None:
+                drained.clear()
+                drained.update(now_drained)
             return repairs
         after = page[-1].run_id
 
 
-async def close_ended_queues(env: Env) -> None:
-    """A crash may fall between a run's end and the removal of its queue."""
-    since = env.now() - _ENDED_LOOKBACK_S
+async def close_ended_queues(env: Env, *, last_at: float | None = None) -> float:
+    """A crash may fall between a run's end and the removal of its queue. Each ended run has its
+    queue removed here once, some time after its end, and its row says so from then on.
+
+    `last_at` is what the last complete call answered: runs that ended well before are done.
+    """
+    now = env.now()
+    since = now - _ENDED_LOOKBACK_S
+    if last_at is not None and last_at <= now:
+        since = max(since, last_at - 2 * _REOPENED_S)
     after: RunId | None = None
     while True:
         query = RunsIn(statuses=RUN_TERMINAL, updated_since=since, after=after, limit=_PAGE)
         page = await env.store.find(query)
         for run in page:
-            await env.queue.close_run(run.run_id)
+            if not run.queue_closed and not 0 <= now - run.updated_at < _REOPENED_S:
+                await isolate(
+                    partial(_close_queue, env, run),
+                    "a queue",
+                    expects=(Refused,),
+                    extra={"run": run.run_id},
+                )
         if len(page) < _PAGE:
-            return
+            return now
         after = page[-1].run_id
 
 
-async def _repair(env: Env, run: Run, repairs: Repairs) -> None:
+async def _close_queue(env: Env, run: Run) -> None:
+    await env.queue.close_run(run.run_id)
+    await env.commit(endings.note_queue_closed(run))
+
+
+async def _repair(env: Env, run: Run, repairs: Repairs) -> bool:
+    """Answers whether the run is open and has no task that has not ended."""
     if run.stop_requested_at is not None:
         await env.signals.teardown(run.job_id, run.run_id, deadline_s=env.policy.teardown_s)
         with suppress(Conflict):  # Whoever keeps changing it is done when we come again.
@@ -93,8 +131,18 @@ async def _repair(env: Env, run: Run, repairs: Repairs) -> None:
             repairs.stopped += 1
     elif await runs.look(env, run.job_id, run.run_id):
         repairs.completed += 1
+    elif await _is_drained(env, run):
+        return True
     else:
         repairs.resent += await _resend(env, run)
+    return False
+
+
+async def _is_drained(env: Env, run: Run) -> bool:
+    if run.open_batches:
+        return False
+    totals = await totals_of(env, run)
+    return totals.admitted == totals.done == run.planned
 
 
 async def _resend(env: Env, run: Run) -> int:
@@ -137,7 +185,13 @@ async def scrub_due(env: Env) -> bool:
     """
     is_left = False
     for scrub in await env.store.find(DueScrubs(due_by=env.now(), limit=_PAGE)):
-        is_left |= not await _scrub(env, scrub)
+        done = await isolate(
+            partial(_scrub, env, scrub),
+            "a scrub",
+            expects=(Refused,),
+            extra={"scrub": scrub.scrub_id},
+        )
+        is_left |= done is False
     await inputs.remove_expired(env)
     await env.store.purge(env.now())
     return is_left

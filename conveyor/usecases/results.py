@@ -17,8 +17,9 @@ from conveyor.domain.queries import TasksOf
 from conveyor.usecases import links
 from conveyor.usecases.env import Env
 from conveyor.usecases.expiry import Expiries, expiries_of, refuse_expired
+from conveyor.usecases.links import LetsIn, let_all_in
 from conveyor.usecases.lookups import task_of, totals_of, visible_run
-from conveyor.usecases.streams import begun
+from conveyor.usecases.streams import whole_body
 
 FILTERS: dict[str, frozenset[TaskStatus] | None] = {
     "all": None,
@@ -99,7 +100,14 @@ async def ended_task(env: Env, run: Run, task_id: str) -> tuple[Task, float]:
 
 
 async def body_of(env: Env, result: Result) -> AsyncGenerator[bytes, None]:
-    return await begun(env, result.key, absent="The body of this task is no longer stored.")
+    """Checked: at once if it is short, at the end if it is long."""
+    return await whole_body(
+        env,
+        result.key,
+        size_bytes=result.size_bytes,
+        sha256=result.sha256,
+        absent="The body of this task is no longer stored.",
+    )
 
 
 def link_token(env: Env, run: Run, task: Task) -> str:
@@ -109,13 +117,23 @@ def link_token(env: Env, run: Run, task: Task) -> str:
 
 
 async def run_by_link(
-    env: Env, job_id: str, run_id: str, task_id: str, token: str
+    env: Env,
+    job_id: str,
+    run_id: str,
+    task_id: str,
+    token: str,
+    *,
+    lets_in: LetsIn = let_all_in,
 ) -> tuple[Job, Run]:
-    """The run that a signed link leads to; NotFound for any link that we did not make."""
+    """The run that a signed link leads to; NotFound for any link that we did not make, and for
+    those of a caller whose key is let in no longer."""
     absent = "There is no such task."
     what = _linked(job_id, run_id, task_id)
     links.check_token(env, token, what, purpose="result", absent=absent)
-    return await visible_run(env, JobId(job_id), RunId(run_id), absent=absent)
+    job, run = await visible_run(env, JobId(job_id), RunId(run_id), absent=absent)
+    if not lets_in(run.caller):
+        raise NotFound(absent)
+    return job, run
 
 
 def _linked(job_id: str, run_id: str, task_id: str) -> str:

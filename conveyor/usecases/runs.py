@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 import trio
 
@@ -13,7 +15,9 @@ from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
 from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus
 from conveyor.domain.queries import BatchesOf, RunsOf
 from conveyor.domain.totals import Totals
+from conveyor.ports.errors import Unavailable
 from conveyor.ports.signals import Receipt
+from conveyor.usecases import outlook
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import latest_run, own_job, own_run, totals_of
 
@@ -87,12 +91,36 @@ async def stop(env: Env, caller: CallerId, job_id: str, *, reason: str | None = 
 
 async def _let_go(env: Env, run: Run) -> Receipt:
     """Ends the work on a run: here at once, and in other processes as soon as they look."""
-    deadline_s = env.policy.teardown_s
-    with trio.move_on_after(deadline_s):
+    deadline_s, began_at = env.policy.teardown_s, trio.current_time()
+    receipt = Receipt()
+    with trio.move_on_after(deadline_s), suppress(Unavailable):
         receipt = await env.signals.teardown(run.job_id, run.run_id, deadline_s=deadline_s)
         await _wait_no_leases(env, run)
+        await trio.sleep_until(began_at + env.policy.unseen_s)
+        return await _with_abandoned(env, run, receipt)
+    return await _with_abandoned(env, run, msgspec.structs.replace(receipt, complete=False))
+
+
+async def _with_abandoned(env: Env, run: Run, receipt: Receipt) -> Receipt:
+    """The calls that a gateway elsewhere goes on with: those that pollers cut off, and those of
+    pollers that have not ended yet, which hold leases."""
+    if env.policy.targets is not None:
         return receipt
-    return Receipt(complete=False)
+    try:
+        count = await outlook.count_abandoned(env, run.run_id)
+        if not receipt.complete:
+            count += await env.coordinator.count(run.run_id)
+    except Unavailable:
+        return receipt
+    return msgspec.structs.replace(receipt, abandoned=count)
+
+
+async def count_leases(env: Env, run: Run) -> int | None:
+    """The leases that work on the run still holds; None while they cannot be counted."""
+    try:
+        return await env.coordinator.count(run.run_id)
+    except Unavailable:
+        return None
 
 
 async def _wait_no_leases(env: Env, run: Run) -> None:

@@ -84,7 +84,9 @@ async def _own_list(env: Env, job: Job, request: Submission) -> tuple[Source, in
     if request.staged is not None:
         source = msgspec.structs.replace(request.staged.source, origin_run_id=owner)
         return source, request.staged.total
-    specs = await staging.check_tasks(env, job, request.drafts, request.on_invalid)
+    specs = await staging.check_tasks(
+        env, job, request.drafts, request.on_invalid, bytes_sent=request.bytes_sent
+    )
     return await staging.stage(env, job.job_id, owner, FIRST_BATCH, specs), len(specs)
 
 

@@ -12,6 +12,7 @@ from conveyor.domain import limits, submission
 from conveyor.domain.errors import InvalidTask, InvalidTasks
 from conveyor.domain.ids import BatchId, CallerId, JobId, RunId
 from conveyor.domain.model import Job, StagedList, TaskSpec
+from conveyor.domain.quotas import check_growth
 from conveyor.domain.submission import Refusal, Secrets, TaskDraft
 from conveyor.usecases.env import Env
 
@@ -42,11 +43,17 @@ def unseal_secrets(env: Env, job: Job, field: str, sealed: str | None) -> Secret
 
 
 async def check_tasks(
-    env: Env, job: Job, drafts: Iterable[TaskDraft], on_invalid: OnInvalid
+    env: Env,
+    job: Job,
+    drafts: Iterable[TaskDraft],
+    on_invalid: OnInvalid,
+    *,
+    bytes_sent: int | None = None,
 ) -> list[TaskSpec]:
     """All lines as specs. If any is bad: InvalidTasks, naming the first hundred, or a spec with a
     problem for each, as the caller wishes.
 
+    GrowsTooMuch for a list that takes up far more room than the `bytes_sent` in which it came.
     A long list gives way now and then: heartbeats and other callers must not wait for its end.
     """
     specs: list[TaskSpec] = []
@@ -61,6 +68,8 @@ async def check_tasks(
             specs.append(refused(env, index, draft, refusal))
     if on_invalid is OnInvalid.REJECT:
         refuse_any(invalid, count=len(invalid), of=len(specs))
+    if bytes_sent is not None:
+        check_growth(bytes_sent, tasks_count=len(specs), bad_count=len(invalid))
     return specs
 
 

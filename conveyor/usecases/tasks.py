@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import msgspec
 
-from conveyor.domain import limits, settlement
+from conveyor.domain import limits, problems, settlement
 from conveyor.domain.changes import Change, Verdict
-from conveyor.domain.model import Job, Problem, Result, Task, TaskRef
+from conveyor.domain.model import FailureReason, Job, Problem, Result, Task, TaskRef
 from conveyor.domain.settlement import Claim, NotTaken, Spent
 from conveyor.ports.errors import PartlyUnavailable, Unavailable
 from conveyor.ports.gateway import NotScraped, Scraped, ScrapeRequest
@@ -80,6 +80,7 @@ def request_for(env: Env, job: Job, task: Task) -> ScrapeRequest:
         body_content_type=own.content_type,
         auth=key.decode() if key else None,
         identity=f"{task.run_id}-{task.task_id}-{task.claim}",
+        partition=job.caller,
         deadline_s=limits.SCRAPE_DEADLINE_S,
         body_bytes_max=limits.BODY_BYTES_MAX,
     )
@@ -125,9 +126,29 @@ def judge_exhausted(env: Env, ref: TaskRef, task: Task, problem: Problem) -> Fin
     return Finish(change)
 
 
-async def hand_back(env: Env, ref: TaskRef, task: Task) -> None:
+def judge_crash(env: Env, job: Job, ref: TaskRef, task: Task, spent: Spent) -> Retry | Finish:
+    """Our own code crashed over the task: an attempt that failed."""
+    crashed = NotScraped(
+        reason=FailureReason.OTHER,
+        problem=problems.handler_crashed(),
+        retryable=True,
+        credits=spent.credits,
+        cost_micros=spent.cost_micros,
+    )
+    return judge_failure(env, job, ref, task, crashed)
+
+
+async def hand_back(
+    env: Env,
+    ref: TaskRef,
+    task: Task,
+    *,
+    spent: Spent | None = None,
+    problem: Problem | None = None,
+) -> None:
     """Gives up a claim without an outcome; a claim that is lost already is fine."""
+    change = settlement.hand_back(ref, task, spent=spent, problem=problem, now=env.now())
     try:
-        await env.commit(settlement.hand_back(ref, task, now=env.now()))
+        await env.commit(change)
     except Unavailable:
         return  # The claim lapses by itself.

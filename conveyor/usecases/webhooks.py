@@ -50,7 +50,7 @@ async def check(
             pointer=f"{pointer}/signature",
             code="webhook_signing_requires_active_key",
         )
-    unresolved = await notifier.resolve(webhook)
+    unresolved = await notifier.resolve(webhook, caller)
     if unresolved is not None:
         refusal = InvalidArgument(
             "The webhook's host name does not lead to a public address.",
@@ -80,7 +80,13 @@ async def try_out(
     payload = try_out_payload(event_id, minted_at(event_id))
     begun = trio.current_time()
     outcome = await notifier.deliver(
-        Message(event_id=event_id, payload=payload, webhook=webhook, secrets=secrets)
+        Message(
+            event_id=event_id,
+            payload=payload,
+            webhook=webhook,
+            partition=caller,
+            secrets=secrets,
+        )
     )
     return Tested(event_id, outcome, trio.current_time() - begun)
 

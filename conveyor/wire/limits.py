@@ -21,7 +21,11 @@ Concurrency = Annotated[
 ]
 Rate = Annotated[
     float,
-    Meta(gt=0, le=limits.HOST_RATE_MAX, description="Fetches of one host that begin in a second."),
+    Meta(
+        ge=limits.HOST_RATE_MIN,
+        le=limits.HOST_RATE_MAX,
+        description="Fetches of one host that begin in a second.",
+    ),
 ]
 
 

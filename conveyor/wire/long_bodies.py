@@ -16,15 +16,17 @@ from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.submission import TaskDraft
 from conveyor.wire.requests import TaskInput, decode_strictly, drafts_of, malformed
 
-_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+# Groups are repeated by `(?>(?:...)*)`, not by `(?:...)*+`, which Python 3.11.0 to 3.11.4 match
+# wrongly (CPython issue 106052).
+_STRING = rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"'
 _BLANK = rb"[ \t\r\n]*+"
 # A whole string, a bracket, or the quote of a string whose end has not come yet.
 _TOKEN = re.compile(_STRING + rb'|["\[\]{}]', re.DOTALL)
 _BEHIND_STRING = re.compile(_BLANK + rb"(:" + _BLANK + rb")?(.?)", re.DOTALL)
-_FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"
+_FLAT = rb'(?>(?:[^"\[\]{}]++|' + _STRING + rb")*)"
 _TO_BRACKET = re.compile(_FLAT + rb"([\[\]{}])", re.DOTALL)
 # Lines that hold no bracket, as most do: any number of them in one go.
-_FLAT_LINES = re.compile(rb"(?:[ \t\r\n,]*+\{" + _FLAT + rb"\})*+", re.DOTALL)
+_FLAT_LINES = re.compile(rb"(?>(?:[ \t\r\n,]*+\{" + _FLAT + rb"\})*)", re.DOTALL)
 _COMMA = re.compile(_BLANK + rb",")
 _POSITION = re.compile(r" \(byte [0-9]+\)")
 

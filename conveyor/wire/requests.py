@@ -4,8 +4,8 @@ Unknown fields are refused with a JSON pointer. The lines of a list are the exce
 fields may have any type here, and the domain judges each line, so that one bad line among a
 million is named by its index instead of failing the document.
 
-Where an object names a key twice, the last one counts: only one parser ever sees the bytes, so
-there is nobody to disagree with.
+An object that names a key twice is refused, at every depth: another parser may have read the other
+value.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from msgspec import Meta
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.inputs import ListFormat, ListSpec
+from conveyor.domain.json_keys import find_doubled_key
 from conveyor.domain.params import PARAMS, RESPONSE_TYPES
 from conveyor.domain.submission import TaskDraft
 from conveyor.wire.limits import BudgetInput, HostLimitsInput
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 # In Python `$` also matches before a last line break; elsewhere the look-ahead changes nothing.
 _NAME = r"^[A-Za-z0-9._-]{1,128}$(?!\n)"
+# What a terminal, a log or a table would act on instead of showing it.
+_NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$(?!\n)"
 
 
 _PARAM = {"type": ["string", "boolean", "integer"], "maxLength": limits.PARAM_VALUE_CHARS_MAX}
@@ -136,7 +139,7 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     tasks: Annotated[list[TaskInput], Meta(max_length=limits.TASKS_MAX)] | None = None
     zenrows_params: Annotated[dict[str, Any], Meta(extra_json_schema=_PARAMS_SCHEMA)] | None = None
     external_id: Annotated[str, Meta(pattern=_NAME)] | None = None
-    name: Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)] | None = None
+    name: Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX, pattern=_NO_CONTROLS)] | None = None
     metadata: dict[str, Any] | None = None
     webhook: WebhookInput | None = None
     file_input_id: str | None = None
@@ -335,7 +338,8 @@ def _checked(index: int, body: msgspec.Raw) -> msgspec.Raw:
 
 def decode_strictly(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
-        return decoder.decode(body)
+        decoded = decoder.decode(body)
+        doubled = find_doubled_key(body)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except msgspec.DecodeError as error:
@@ -344,6 +348,9 @@ def decode_strictly(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise malformed("it is not UTF-8") from None
     except RecursionError:
         raise malformed("it is nested too deep") from None
+    if doubled is not None:
+        raise malformed(f"an object names {msgspec.json.encode(doubled[:64]).decode()} twice")
+    return decoded
 
 
 def malformed(why: str, *, pointer: str | None = None) -> InvalidArgument:
@@ -376,7 +383,8 @@ def escape_pointer(name: str) -> str:
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _TOO_MANY = b"[" * (limits.JSON_DEPTH_MAX + 1)
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# Not `(?:...)*+`: Python 3.11.0 to 3.11.4 match that wrongly (CPython issue 106052).
+_STRING = re.compile(rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"', re.DOTALL)
 
 
 def is_too_deep(value: bytes) -> bool:

@@ -66,6 +66,19 @@ class ProblemResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     instance: Annotated[str, Meta(description="The X-Request-ID of the request.")] | None = None
     errors: list[FieldError] = []
     invalid_tasks: list[InvalidTask] = []
+    quota: Annotated[str, Meta(description="Which quota is used up.")] | None = None
+
+
+class QuotaResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """One quota: without a limit it is lifted; `used` is null where nothing is counted."""
+
+    name: str
+    limit: Count | None
+    used: Count | None
+
+
+class QuotasResponse(msgspec.Struct, frozen=True):
+    quotas: list[QuotaResponse]
 
 
 class Spend(msgspec.Struct, frozen=True):
@@ -108,10 +121,15 @@ class WaitingResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class ReceiptResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stop let go of. `abandoned` are calls that a gateway may still be working on."""
+    """What a stop let go of. `abandoned` are calls that a gateway may still be working on.
 
-    inflight: Count
-    leases: Count
+    `complete` says that no process has a fetch of the run open. Where that is not known, neither
+    are `inflight` and `leases`: null, while the service that counts leases cannot be reached.
+    """
+
+    complete: bool
+    inflight: Count | None
+    leases: Count | None
     released: Count
     abandoned: Count
 
@@ -274,7 +292,7 @@ class RerunDryRunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 
     dry_run: bool
     would_answer: int
-    rerun_of: Ulid
+    rerun_of: Ulid | None
     retried_tasks: Count
     inherited_tasks: Count
     estimate: Estimate | None = None

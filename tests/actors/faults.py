@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar, cast
 
 import trio
@@ -44,6 +45,8 @@ class _Faulty:
 
     def __getattr__(self, method: str) -> Any:
         target = getattr(self._port, method)
+        if not iscoroutinefunction(target):
+            return target
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             self._faults.strike(self._faults.before, method)

@@ -24,6 +24,7 @@ from actors.messages import HeartbeaterMessage, PollerMessage, ShardWriterMessag
 from actors.run_poller import RunPoller
 from actors.runtime import Mailbox
 from actors.shard_writer import ShardWriter
+from actors.storage_breaker import StorageBreaker
 from actors.task_runner import TaskRunner
 from conveyor.domain import limits
 from conveyor.domain.budget import BudgetCap, Price, Share, Unit
@@ -143,12 +144,14 @@ async def work(world: World, bank: Bank, accepted: Accepted, life: Life) -> None
     beats: Mailbox[HeartbeaterMessage] = Mailbox(capacity=100)
     settles: Mailbox[ShardWriterMessage] = Mailbox(capacity=100)
     news: Mailbox[PollerMessage] = Mailbox(capacity=4)
+    storage = StorageBreaker(env.random)
     runner = TaskRunner(
         env=env,
         gateway=bank,
         heartbeater=beats.address,
         writers=[settles.address],
         metrics=world.metrics,
+        storage=storage,
     )
     poller = RunPoller(
         env=env,
@@ -158,6 +161,7 @@ async def work(world: World, bank: Bank, accepted: Accepted, life: Life) -> None
         run_task=runner.run,
         price=bank.price,
         metrics=world.metrics,
+        storage=storage,
     )
     writer = ShardWriter(env=env, metrics=world.metrics)
     try:

@@ -11,6 +11,7 @@ from actors.exporter import Exporter
 from conveyor.domain import exporting, limits
 from conveyor.domain.changes import ExportKey
 from conveyor.domain.export import Export, ExportFormat, ExportStatus
+from conveyor.domain.ids import CallerId
 from conveyor.domain.model import Run
 from conveyor.ports.blobs import Blobs
 from conveyor.usecases import exports
@@ -43,6 +44,7 @@ class SlowBlobs:
     def __init__(self, blobs: Blobs, faults: Faults) -> None:
         self.put_stream = faulty(blobs, faults).put_stream
         self.put = blobs.put
+        self.check_room = blobs.check_room
         self.add = blobs.add
         self.open = blobs.open
         self.copy = blobs.copy
@@ -72,7 +74,7 @@ async def test_no_more_exports_are_made_at_once_than_it_may(autojump_clock: Mock
     env = replace(world.env, blobs=SlowBlobs(world.env.blobs, faults))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Exporter(env=env, at_once_max=2).run)
+        nursery.start_soon(Exporter(env=env, at_once_max=4).run)
         await trio.sleep(4)
         waiting = await exports.due(world.env, limit=10)
         await trio.sleep(30)
@@ -135,3 +137,26 @@ async def test_expired_exports_and_results_are_removed_by_themselves(
 
     assert (made, await status_of(world.env, export)) == (ExportStatus.COMPLETED, None)
     assert await world.env.blobs.delete_prefix(f"jobs/{run.job_id}") == 0
+
+
+async def test_a_callers_large_exports_do_not_hold_up_anothers(autojump_clock: MockClock) -> None:
+    world = make_world()
+    run = await an_ended_run(world)
+    other = CallerId("other")
+    async with world.working():
+        theirs, _ = await world.ended(await world.submit(urls(3), caller=other))
+    slow = replace(
+        world.env, blobs=SlowBlobs(world.env.blobs, Faults(latency_s={"put_stream": 1_000.0}))
+    )
+    for _ in range(8):
+        await asked(slow, run)
+    hoarder = Exporter(env=slow)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hoarder.run)
+        await trio.sleep(5)
+        export = await exports.start(
+            slow, other, theirs.job_id, theirs.run_id, ExportFormat.ZIP, export_id=slow.mint()
+        )
+        await trio.sleep(5)
+        assert await status_of(slow, export) is ExportStatus.RUNNING
+        nursery.cancel_scope.cancel()

@@ -110,3 +110,45 @@ async def test_a_small_job_beside_a_huge_one_takes_at_most_twice_its_time(
     beside_s = await _seconds_of_ten(beside=9_000)
 
     assert beside_s <= 2 * alone_s
+
+
+@dataclass(slots=True)
+class Silent:
+    """A gateway whose hosts named `silent` never answer within a minute; others do at once."""
+
+    interrupted_count: int = 0
+
+    def price(self, params: Mapping[str, str]) -> Price:
+        return Price()
+
+    async def scrape(self, request: ScrapeRequest) -> Outcome:
+        if "silent" not in request.url:
+            await trio.sleep(0.5)
+            return a_page()
+        try:
+            await trio.sleep(60.0)
+        except trio.Cancelled:
+            self.interrupted_count += 1
+            raise
+        return a_page()
+
+
+@pytest.mark.parametrize(("capacity", "callers_count"), [(100, 1), (100, 40), (100, 100)])
+async def test_a_small_job_ends_soon_beside_callers_whose_pages_never_answer(
+    capacity: int, callers_count: int, autojump_clock: MockClock
+) -> None:
+    gateway = Silent()
+    world = replace(make_world(capacity=capacity), gateway=gateway)  # type: ignore[arg-type]
+
+    async with world.working():
+        for number in range(callers_count):
+            caller = CallerId(f"attacker-{number}")
+            await world.submit(urls(40, "silent.example.com"), caller=caller)
+        await trio.sleep(20)
+        began_at = trio.current_time()
+        small = await world.submit(urls(10, "small.example.com"), caller=CallerId("small"))
+        await world.ended(small)
+        took_s = trio.current_time() - began_at
+
+    assert took_s <= 2 * 0.5 + 5.0
+    assert gateway.interrupted_count or callers_count == 1

@@ -1,13 +1,18 @@
-"""FairGate: slots go to the caller with the fewest, then to the run with the fewest."""
+"""FairGate: slots go to the caller with the fewest, then to the run with the fewest; a reserve and
+preemption keep slots for a caller that has none."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 
+import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.gate import FairGate
+from actors.gate import PATIENCE_S, TURN_S, FairGate
 from conveyor.domain.ids import CallerId, RunId
 
 A, B = CallerId("a"), CallerId("b")
@@ -21,65 +26,212 @@ async def test_a_lone_waiter_takes_as_much_as_it_wants_and_there_is() -> None:
     assert gate.inflight_count == 10
 
 
+async def test_one_caller_leaves_slots_to_others() -> None:
+    gate = FairGate(capacity=200)
+
+    assert await gate.take(A, RunId("1"), weight=1, count_max=10_000) == 200
+    assert not gate.room_for(A)
+    assert await gate.take(B, RunId("2"), weight=1, count_max=10) == 10
+
+
+@pytest.mark.parametrize("capacity", [*range(1, 12), 199, 200, 10_000])
+async def test_one_caller_alone_has_all_of_the_capacity(capacity: int) -> None:
+    assert await FairGate(capacity=capacity).take(A, RunId("1"), weight=1, count_max=10**6) == (
+        capacity
+    )
+
+
 async def test_freed_slots_go_to_the_caller_that_has_fewer() -> None:
     gate = FairGate(capacity=4)
-    await gate.take(A, RunId("1"), weight=1, count_max=4)
     granted: Counter[str] = Counter()
 
-    async def wait(caller: CallerId, run_id: RunId) -> None:
-        taken = await gate.take(caller, run_id, weight=1, count_max=4)
-        granted[caller] += taken
+    async def hoard(caller: CallerId, run_id: RunId) -> None:
+        while True:
+            taken = await gate.take(caller, run_id, weight=1, count_max=6)
+            granted[caller] += taken
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait, A, RunId("1"))
+        nursery.start_soon(hoard, A, RunId("1"))
         await wait_all_tasks_blocked()
-        nursery.start_soon(wait, B, RunId("2"))
+        nursery.start_soon(hoard, B, RunId("2"))
         await wait_all_tasks_blocked()
+        assert granted == {A: 4, B: 1}
         gate.give_back(A, RunId("1"), 2)
         await wait_all_tasks_blocked()
-        assert granted == {B: 2}
+        assert granted == {A: 4, B: 2}
         nursery.cancel_scope.cancel()
 
 
 async def test_a_callers_hundred_runs_share_one_callers_part() -> None:
     gate = FairGate(capacity=20)
     granted: Counter[str] = Counter()
+
+    async def hoard(caller: CallerId, run_id: RunId) -> None:
+        while True:
+            taken = await gate.take(caller, run_id, weight=1, count_max=50)
+            granted[caller] += taken
+
     await gate.take(CallerId("c"), RunId("0"), weight=1, count_max=20)
-
-    async def wait(caller: CallerId, run_id: RunId) -> None:
-        taken = await gate.take(caller, run_id, weight=1, count_max=50)
-        granted[caller] += taken
-
     async with trio.open_nursery() as nursery:
         for number in range(100):
-            nursery.start_soon(wait, A, RunId(f"a{number}"))
-        nursery.start_soon(wait, B, RunId("b"))
+            nursery.start_soon(hoard, A, RunId(f"a{number}"))
+        nursery.start_soon(hoard, B, RunId("b"))
         await wait_all_tasks_blocked()
         gate.give_back(CallerId("c"), RunId("0"), 20)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
 
-    assert granted == {A: 10, B: 10}
+    assert granted == {A: 12, B: 12}
 
 
 async def test_a_run_of_twice_the_weight_gets_twice_the_slots() -> None:
     gate = FairGate(capacity=30)
     granted: Counter[str] = Counter()
-    await gate.take(B, RunId("0"), weight=1, count_max=30)
+    await gate.take(A, RunId("0"), weight=1, count_max=30)
 
-    async def wait(run_id: RunId, weight: int) -> None:
-        taken = await gate.take(A, run_id, weight=weight, count_max=50)
-        granted[run_id] += taken
+    async def hoard(run_id: RunId, weight: int) -> None:
+        while True:
+            taken = await gate.take(A, run_id, weight=weight, count_max=50)
+            granted[run_id] += taken
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait, RunId("light"), 1)
-        nursery.start_soon(wait, RunId("heavy"), 2)
+        nursery.start_soon(hoard, RunId("light"), 1)
+        nursery.start_soon(hoard, RunId("heavy"), 2)
         await wait_all_tasks_blocked()
-        gate.give_back(B, RunId("0"), 30)
+        gate.give_back(A, RunId("0"), 30)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
 
     assert granted == {"light": 10, "heavy": 20}
+
+
+@dataclass(slots=True, eq=False)
+class Pages:
+    """Callers whose fetches never end by themselves, in a gate; `interrupted` are the preempted."""
+
+    gate: FairGate
+    nursery: trio.Nursery
+    is_paid: bool = False
+    begun: Counter[CallerId] = field(default_factory=Counter)
+    interrupted: list[tuple[CallerId, int]] = field(default_factory=list)
+
+    async def hoard(self, caller: CallerId) -> None:
+        while True:
+            slots = await self.gate.take(caller, RunId(caller), weight=1, count_max=50)
+            for _ in range(slots):
+                self.nursery.start_soon(self._fetch, caller)
+
+    async def _fetch(self, caller: CallerId) -> None:
+        number, self.begun[caller] = self.begun[caller], self.begun[caller] + 1
+        fetch = None
+        with trio.CancelScope() as scope:
+            if not self.is_paid:
+                fetch = self.gate.allow_preemption(caller, scope.cancel, receives=1)
+            await trio.sleep_forever()
+        self.interrupted.append((caller, number))
+        assert fetch is not None
+        self.gate.forbid_preemption(fetch)
+        self.gate.give_back(caller, RunId(caller), 1)
+
+
+@pytest.mark.parametrize("callers_count", [1, 5, 40, 100])
+async def test_a_small_caller_soon_has_slots_beside_any_number_of_greedy_ones(
+    callers_count: int, autojump_clock: MockClock
+) -> None:
+    gate = FairGate(capacity=200)
+    async with trio.open_nursery() as nursery:
+        pages = Pages(gate, nursery)
+        for number in range(callers_count):
+            nursery.start_soon(pages.hoard, CallerId(f"greedy-{number:03}"))
+        await wait_all_tasks_blocked()
+        held = 0
+        with trio.move_on_after(2.5 * PATIENCE_S):
+            while held < 10:
+                held += await gate.take(A, RunId("1"), weight=1, count_max=10 - held)
+        nursery.cancel_scope.cancel()
+
+    assert held >= min(10, 2 * gate.slots_count // (1 + 2 * (callers_count + 1)))
+
+
+async def test_the_latest_fetches_of_the_largest_holder_are_interrupted(
+    autojump_clock: MockClock,
+) -> None:
+    gate = FairGate(capacity=30)
+    async with trio.open_nursery() as nursery:
+        pages = Pages(gate, nursery)
+        for name in "def":
+            nursery.start_soon(pages.hoard, CallerId(name))
+        await trio.sleep(20 * PATIENCE_S)
+        nursery.cancel_scope.cancel()
+
+    first = max(Counter(caller for caller, _ in pages.interrupted).items(), key=itemgetter(1))[0]
+    numbers = [number for caller, number in pages.interrupted if caller == first]
+    assert numbers
+    assert 0 not in numbers
+
+
+async def test_callers_that_hold_their_fair_part_are_left_alone(autojump_clock: MockClock) -> None:
+    gate = FairGate(capacity=30)
+    async with trio.open_nursery() as nursery:
+        pages = Pages(gate, nursery)
+        for name in "def":
+            nursery.start_soon(pages.hoard, CallerId(name))
+        await trio.sleep(4 * PATIENCE_S)
+        settled_count = len(pages.interrupted)
+        await trio.sleep(100 * PATIENCE_S)
+        assert len(pages.interrupted) == settled_count
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_fetch_that_is_paid_for_is_never_interrupted(autojump_clock: MockClock) -> None:
+    gate = FairGate(capacity=1)
+    async with trio.open_nursery() as nursery:
+        pages = Pages(gate, nursery, is_paid=True)
+        for name in "de":
+            nursery.start_soon(pages.hoard, CallerId(name))
+        await wait_all_tasks_blocked()
+        with trio.move_on_after(100 * TURN_S) as waiting:
+            await gate.take(A, RunId("1"), weight=1, count_max=1)
+        nursery.cancel_scope.cancel()
+
+    assert waiting.cancelled_caught
+    assert not pages.interrupted
+
+
+async def test_more_callers_than_slots_take_turns(autojump_clock: MockClock) -> None:
+    gate = FairGate(capacity=2)
+    async with trio.open_nursery() as nursery:
+        pages = Pages(gate, nursery)
+        for name in "def":
+            nursery.start_soon(pages.hoard, CallerId(name))
+        await wait_all_tasks_blocked()
+        assert gate.inflight_count == gate.slots_count
+        with trio.fail_after(TURN_S + PATIENCE_S):
+            assert await gate.take(A, RunId("1"), weight=1, count_max=5) == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_message_that_came_back_has_a_longer_turn(autojump_clock: MockClock) -> None:
+    gate = FairGate(capacity=1)
+    interrupted: list[CallerId] = []
+    busy = CallerId("busy")
+    await gate.take(busy, RunId("c"), weight=1, count_max=1)
+    await gate.take(A, RunId("1"), weight=1, count_max=1)
+    await trio.sleep(10 * TURN_S)
+    gate.give_back(busy, RunId("c"), 1)
+    await gate.take(B, RunId("2"), weight=1, count_max=1)
+    began_at = trio.current_time()
+
+    def interrupt(caller: CallerId, run_id: RunId) -> None:
+        interrupted.append(caller)
+        gate.give_back(caller, run_id, 1)
+
+    gate.allow_preemption(A, partial(interrupt, A, RunId("1")), receives=3)
+    gate.allow_preemption(B, partial(interrupt, B, RunId("2")), receives=2)
+    await gate.take(busy, RunId("c"), weight=1, count_max=1)
+
+    assert interrupted == [B]
+    assert 2 * TURN_S <= trio.current_time() - began_at <= 2 * TURN_S + PATIENCE_S
 
 
 async def test_a_cancelled_waiter_leaves_its_slots_to_others() -> None:
@@ -96,6 +248,32 @@ async def test_a_cancelled_waiter_leaves_its_slots_to_others() -> None:
     assert await gate.take(B, RunId("3"), weight=1, count_max=1) == 1
 
 
+@pytest.mark.parametrize("is_cancelled_first", [False, True])
+async def test_a_slot_granted_to_a_waiter_that_is_cancelled_at_that_moment_is_not_lost(
+    is_cancelled_first: bool,
+) -> None:
+    gate = FairGate(capacity=1)
+    taken = await gate.take(A, RunId("1"), weight=1, count_max=100)
+
+    async def take_and_give_back() -> None:
+        count = await gate.take(A, RunId("2"), weight=1, count_max=1)
+        try:
+            await trio.lowlevel.checkpoint()
+        finally:
+            gate.give_back(A, RunId("2"), count)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_and_give_back)
+        await wait_all_tasks_blocked()
+        if is_cancelled_first:
+            nursery.cancel_scope.cancel()
+        gate.give_back(A, RunId("1"), taken)  # Grants the slot before the waiter can run.
+        nursery.cancel_scope.cancel()
+
+    assert gate.inflight_count == 0
+    assert await gate.take(A, RunId("3"), weight=1, count_max=100) == taken
+
+
 async def test_a_task_that_steps_aside_makes_room_for_another() -> None:
     gate = FairGate(capacity=1)
     await gate.take(A, RunId("1"), weight=1, count_max=1)
@@ -105,7 +283,7 @@ async def test_a_task_that_steps_aside_makes_room_for_another() -> None:
     assert await gate.take(B, RunId("2"), weight=1, count_max=1) == 1
 
 
-async def test_no_more_step_aside_than_there_are_slots() -> None:
+async def test_no_more_step_aside_than_one_caller_may_fetch() -> None:
     gate = FairGate(capacity=1)
     await gate.take(A, RunId("1"), weight=1, count_max=1)
     gate.step_aside(A, RunId("1"))

@@ -17,15 +17,19 @@ from tests.actors.world import CALLER, make_world, urls
 async def test_a_receipt_counts_what_a_gateway_elsewhere_may_still_be_doing(
     autojump_clock: MockClock,
 ) -> None:
-    async def receipt_of(targets: TargetPolicy | None) -> Receipt:
-        world = make_world(think_s=100)
+    async def receipt_of(targets: TargetPolicy | None) -> tuple[Receipt, int]:
+        world = make_world(think_s=60)
         world = replace(world, env=replace(world.env, policy=Policy(targets=targets)))
         async with world.working():
-            accepted = await world.submit(urls(3))
-            await trio.sleep(5)
-            return (await runs.stop(world.env, CALLER, accepted.job.job_id)).receipt
+            accepted = await world.submit(urls(200))
+            await trio.sleep(63)
+            inflight = world.gateway.inflight_count
+            receipt = (await runs.stop(world.env, CALLER, accepted.job.job_id)).receipt
+            assert inflight > 0
+            return receipt, inflight
 
-    ours, theirs = await receipt_of(TargetPolicy()), await receipt_of(None)
+    ours, _ = await receipt_of(TargetPolicy())
+    theirs, inflight = await receipt_of(None)
 
     assert (ours.complete, ours.abandoned) == (True, 0)
-    assert (theirs.complete, theirs.abandoned) == (True, 3)
+    assert (theirs.complete, theirs.abandoned) == (True, inflight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -15,9 +16,10 @@ from conveyor.domain import limits
 from conveyor.domain.changes import Change, TaskKey, Verdict
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.model import FailureReason, RunStatus
+from conveyor.domain.waiting import WaitReason
 from conveyor.ports.coordinator import Coordinator, Door
 from conveyor.ports.errors import PartlyUnavailable
-from conveyor.ports.gateway import Outcome, ScrapeRequest
+from conveyor.ports.gateway import Deferred, Outcome, ScrapeRequest
 from conveyor.ports.store import Store
 from conveyor.usecases import tasks
 from tests.actors.faults import Faults, faulty
@@ -127,6 +129,51 @@ async def test_what_a_site_asks_for_in_retry_after_is_honoured(autojump_clock: M
 
     first, second = times
     assert 77.0 <= second - first < 80.0
+
+
+async def test_a_deferred_task_comes_back_on_time_with_its_cost_and_without_an_attempt(
+    autojump_clock: MockClock,
+) -> None:
+    times: list[float] = []
+
+    def script(request: ScrapeRequest, attempt: int) -> Outcome:
+        times.append(trio.current_time())
+        if attempt > 5:
+            return a_page()
+        return Deferred(
+            reason=WaitReason.GATEWAY_LIMIT, detail="full", retry_after_s=3.0, credits=2
+        )
+
+    world = make_world(script=script, think_s=0)
+
+    async with world.working():
+        accepted = await world.submit(urls(1), max_attempts=1)
+        _, totals = await world.ended(accepted)
+
+    (task,) = await world.tasks(accepted)
+    assert (totals.successful, totals.credits, task.credits) == (1, 10, 10)
+    assert (task.attempts, len(task.history)) == (1, 6)
+    waits = [later - before for before, later in pairwise(times)]
+    assert all(2.99 < wait_s < 5.0 for wait_s in waits), waits
+
+
+async def test_a_deferred_task_without_a_time_of_its_own_waits_longer_with_each_receive(
+    autojump_clock: MockClock,
+) -> None:
+    times: list[float] = []
+
+    def script(request: ScrapeRequest, attempt: int) -> Outcome:
+        times.append(trio.current_time())
+        return a_page() if attempt > 3 else Deferred(reason=WaitReason.STORAGE, detail="away")
+
+    world = make_world(script=script, think_s=0)
+
+    async with world.working():
+        await world.ended(await world.submit(urls(1), max_attempts=1))
+
+    waits = [later - before for before, later in pairwise(times)]
+    assert waits == sorted(waits)
+    assert waits[0] >= limits.BOUNCE_S_MIN
 
 
 @dataclass(slots=True)

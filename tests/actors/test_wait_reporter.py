@@ -120,7 +120,7 @@ async def test_a_run_that_gets_no_slot_waits_for_the_others(autojump_clock: Mock
         told = await cause_of(world, accepted)
 
     assert told.reason is WaitReason.WORKERS_BUSY
-    assert told.detail == "other runs use 2 of 2 slots"
+    assert told.detail == "other runs use 2 of 3 slots"
 
 
 async def test_an_ended_run_waits_for_nothing(autojump_clock: MockClock) -> None:

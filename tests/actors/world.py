@@ -26,6 +26,7 @@ from conveyor.domain.submission import TaskDraft
 from conveyor.domain.totals import Totals
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system import AesVault, VirtualClock
+from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
 from conveyor.ports.notifier import Delivered, Message, NotDelivered
 from conveyor.telemetry import Metrics, make_metrics
@@ -85,7 +86,7 @@ class RecordingNotifier:
     failures: int = 0
     tried: list[Message] = field(default_factory=list)
 
-    async def resolve(self, webhook: Webhook) -> None:
+    async def resolve(self, webhook: Webhook, partition: str) -> None:
         return None
 
     async def deliver(self, message: Message) -> Delivered | NotDelivered:
@@ -156,8 +157,28 @@ class World:
         return await self.env.store.find(query)
 
 
-def make_world(*, capacity: int = 50, script: Script | None = None, think_s: float = 0.1) -> World:
-    clock = VirtualClock(1_700_000_000.0)
+@dataclass(slots=True)
+class SetClock:
+    """Virtual time on a wall clock that a test sets."""
+
+    epoch_s: float = 1_700_000_000.0
+    offset_s: float = 0.0
+
+    def now(self) -> float:
+        return self.epoch_s + trio.current_time() + self.offset_s
+
+    def steady(self) -> float:
+        return self.epoch_s + trio.current_time()
+
+
+def make_world(
+    *,
+    capacity: int = 50,
+    script: Script | None = None,
+    think_s: float = 0.1,
+    clock: Clock | None = None,
+) -> World:
+    clock = clock or VirtualClock(1_700_000_000.0)
     randomness = random.Random(1)
     engine = memory_engine(clock=clock, random=randomness)
     mail = Mailboxes()

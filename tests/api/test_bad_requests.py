@@ -80,13 +80,6 @@ async def test_ten_million_elements_are_refused_at_the_first(world: World) -> No
     assert (seen.status, seen.json["errors"][0]["pointer"]) == (400, "/tasks/0")
 
 
-async def test_of_a_key_that_is_named_twice_the_last_counts(world: World) -> None:
-    seen = await world.post("/v1/jobs", raw=b'{"name":"a",' + TASKS + b',"name":"b"}')
-
-    job = await world.get(f"/v1/jobs/{seen.json['job_id']}")
-    assert job.json["name"] == "b"
-
-
 @pytest.mark.parametrize(
     ("body", "is_deep"),
     [

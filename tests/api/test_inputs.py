@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +13,6 @@ import trio.testing
 from zenrows.batch import BatchAPIError, ZenRowsBatchClient
 
 from conveyor.api import bodies
-from conveyor.api.flow import WAITING_BYTES_MAX
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, RunId
 from conveyor.usecases import reconcile
@@ -229,43 +228,6 @@ async def test_an_upload_that_dawdles_or_breaks_off_is_not_stored(
 
     assert b" 408 " in slow.partition(b"\r\n")[0]
     assert never.code == "file_input_not_uploaded"
-
-
-async def test_a_sender_waits_while_nobody_takes_what_it_sent(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slot = await a_slot(world)
-    path, _, query = path_of(slot).partition("?")
-    given: list[int] = []
-
-    async def take_nothing(key: str, pieces: Any) -> Any:
-        await trio.sleep_forever()
-
-    async def receive() -> dict[str, Any]:
-        await trio.lowlevel.checkpoint()
-        given.append(65536)
-        return {"type": "http.request", "body": b"x" * 65536, "more_body": True}
-
-    async def send(event: Any) -> None: ...
-
-    monkeypatch.setattr(world.engine.blobs, "put_stream", take_nothing)
-    scope: Any = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "PUT",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "root_path": "",
-        "headers": [(b"host", b"x"), (b"content-length", b"100000000")],
-    }
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(cast("Any", world.app), scope, receive, send)
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-
-    assert WAITING_BYTES_MAX < sum(given) <= WAITING_BYTES_MAX + 65536
 
 
 @pytest.mark.slow

@@ -95,6 +95,7 @@ async def test_a_budget_in_money_is_refused_where_calls_have_no_price() -> None:
         ({"host_limits": {}}, "/host_limits"),
         ({"host_limits": {"concurrency": 0}}, "/host_limits/concurrency"),
         ({"host_limits": {"rate_per_s": 0}}, "/host_limits/rate_per_s"),
+        ({"host_limits": {"rate_per_s": 1e-300}}, "/host_limits/rate_per_s"),
         ({"host_limits": {"hosts": {"a b": {"concurrency": 1}}}}, "/host_limits/hosts"),
         ({"host_limits": {"hosts": {"a.example/x": {}}}}, "/host_limits/hosts"),
     ],

@@ -244,6 +244,16 @@ async def test_a_gzip_body_that_breaks_off_is_refused(world: World) -> None:
     assert staged(world) == []
 
 
+@pytest.mark.parametrize("unit", [gzip.compress(b""), gzip.compress(b" ")], ids=["empty", "blank"])
+async def test_gzip_members_that_hold_nothing_are_refused_early(world: World, unit: bytes) -> None:
+    raw = unit * 50_000
+
+    seen = await world.post("/v1/jobs", raw=raw, headers={"Content-Encoding": "gzip"})
+
+    assert (seen.status, seen.code) == (400, "invalid_argument")
+    assert "too many frames or members" in seen.json["detail"]
+
+
 async def test_a_gzip_bomb_is_cut_off_at_the_cap(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

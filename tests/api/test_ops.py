@@ -12,10 +12,11 @@ import trio
 from conveyor.api import app as application
 from conveyor.api.app import make_app
 from conveyor.api.auth import KeyList, Passthrough
+from conveyor.api.origins import Origins
 from conveyor.api.routes import ROUTES
 from conveyor.domain.changes import Change, Verdict
 from conveyor.domain.errors import Unauthenticated
-from conveyor.ports.errors import StorageFull
+from conveyor.ports.errors import StorageFull, Unavailable
 from tests.api.world import ANNA, SECRET, World
 
 
@@ -252,7 +253,7 @@ async def test_links_are_made_for_the_address_that_callers_see(world: World) -> 
         notifier=world.receiver,
         metrics=world.metrics,
         ready=lambda: True,
-        public_url="https://api.example.com",
+        origins=Origins(public_url="https://api.example.com"),
     )
     job = await world.submit(1)
     await world.finish(job)
@@ -270,3 +271,50 @@ async def test_the_forwarded_key_is_sealed_on_the_job(world: World) -> None:
         msgspec.json.encode(row) for row in world.engine.store._jobs.values()
     )
     assert ANNA.encode() not in stored
+
+
+async def test_the_page_of_the_docs_can_neither_be_framed_nor_run_anything(world: World) -> None:
+    page = await world.get("/docs")
+
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert page.headers["X-Frame-Options"] == "DENY"
+    assert b"<script" not in page.body
+
+
+class _Denied(Unavailable):
+    needs_operator = True
+    code = "AccessDeniedException"
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "code"),
+    [
+        (Unavailable("SendMessageBatch: timed out"), logging.WARNING, "Unavailable"),
+        (StorageFull("No space left on device"), logging.WARNING, "StorageFull"),
+        (_Denied("SendMessageBatch: denied"), logging.ERROR, "AccessDeniedException"),
+    ],
+)
+async def test_the_cause_of_an_outage_is_logged_with_its_request_id(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Unavailable,
+    level: int,
+    code: str,
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(world.engine.store, "find", fail)
+
+    with caplog.at_level(logging.WARNING):
+        refused = await world.get("/v1/jobs")
+
+    (line,) = [record for record in caplog.records if "unavailable" in record.message]
+    assert refused.status in {503, 507}
+    assert line.levelno == level
+    assert line.__dict__["request_id"] == refused.headers["X-Request-ID"]
+    assert (line.__dict__["cause"], line.__dict__["code"]) == (str(error), code)
+    assert str(error) not in refused.json["detail"]

@@ -65,7 +65,8 @@ async def test_a_stop_answers_with_a_receipt_and_can_be_repeated(world: World, v
     assert first.status == again.status == 200
     assert first.json["status"] == "stopped"
     assert first.json["terminal"] is True
-    assert first.json["receipt"] == {"inflight": 0, "leases": 0, "released": 0, "abandoned": 0}
+    counts = {"inflight": 0, "leases": 0, "released": 0, "abandoned": 0}
+    assert first.json["receipt"] == {"complete": True, **counts}
     assert first.json["stats"]["pending"] == 3
 
 
@@ -76,7 +77,8 @@ async def test_a_stop_tells_of_leases_that_are_still_held(world: World) -> None:
 
     seen = await world.post(f"/v1/jobs/{job_id}/stop")
 
-    assert seen.json["receipt"]["leases"] == 2
+    receipt = seen.json["receipt"]
+    assert (receipt["complete"], receipt["inflight"], receipt["leases"]) == (False, 2, 2)
     assert seen.json["stats"]["inflight"] == 0
 
 

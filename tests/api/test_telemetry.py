@@ -10,7 +10,14 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from conveyor.telemetry import JsonFormatter, TextFormatter, make_metrics, redact, set_up_logging
+from conveyor.telemetry import (
+    FloodFilter,
+    JsonFormatter,
+    TextFormatter,
+    make_metrics,
+    redact,
+    set_up_logging,
+)
 
 
 @pytest.fixture
@@ -98,3 +105,38 @@ def test_two_sets_of_metrics_share_nothing() -> None:
     name = "conveyor_tasks_settled_total"
     assert one.registry.get_sample_value(name, {"outcome": "successful"}) == 1
     assert two.registry.get_sample_value(name, {"outcome": "successful"}) is None
+
+
+def test_equal_errors_are_limited_and_what_was_left_out_is_counted() -> None:
+    now = 0.0
+    flood = FloodFilter(lambda: now)
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(flood)
+    handler.setFormatter(JsonFormatter())
+    log = logging.Logger("flooded")
+    log.addHandler(handler)
+
+    def fail(count: int) -> None:
+        for number in range(count):
+            log.warning("put off", extra={"task": number})
+
+    fail(1000)
+    log.warning("something else")
+    now = FloodFilter.WINDOW_S
+    fail(1)
+
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["message"] for line in lines] == [
+        *["put off"] * FloodFilter.LINES_MAX,
+        "something else",
+        "put off",
+    ]
+    assert lines[-1]["left_out"] == 1000 - FloodFilter.LINES_MAX
+
+
+def test_lines_that_tell_of_ordinary_things_are_never_left_out() -> None:
+    flood = FloodFilter(lambda: 0.0)
+    record = logging.LogRecord("a", logging.INFO, "file.py", 1, "request", None, None)
+
+    assert all(flood.filter(record) for _ in range(1000))

@@ -59,7 +59,7 @@ class ScriptedReceiver:
     unresolved: Unresolved | None = None
     heard: list[Message] = field(default_factory=list)
 
-    async def resolve(self, webhook: Webhook) -> Unresolved | None:
+    async def resolve(self, webhook: Webhook, partition: str) -> Unresolved | None:
         return self.unresolved
 
     async def deliver(self, message: Message) -> Delivered | NotDelivered:

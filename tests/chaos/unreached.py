@@ -11,11 +11,16 @@ _RACE = "only when another process commits in between; `conveyor dev` is alone o
 _OUTAGE = "only when the engine or the storage fails, which a disk does not do on demand"
 _CHARGES = "only with a gateway that charges; the stories' pages cost nothing"
 _AWS = "only on the AWS engine"
+_CLOCK = "only after the wall clock was set back"
+_MINUTE = "only a minute after the run has ended; time is real here"
 _LOOK = "a command that looks at what lies there; neither an API nor a worker"
 
 UNREACHED: dict[str, str] = {
     "blobs.delete_prefix@usecases.expiry.sweep_expired": _DAYS,
     "store.commit@usecases.expiry.sweep_expired": _DAYS,
+    "store.read@usecases.retention._remove": _DAYS,
+    "store.commit@usecases.retention._remove": _DAYS,
+    "store.find@usecases.retention._is_all_of_job": _DAYS,
     "blobs.delete_prefix@usecases.exports.see_to": _DAYS,
     "blobs.delete_prefix@usecases.inputs.remove_expired": _DAYS,
     "store.commit@usecases.inputs.remove_expired": _DAYS,
@@ -48,7 +53,11 @@ UNREACHED: dict[str, str] = {
     "coordinator.count@usecases.budgets.is_spent": _CHARGES,
     "queue.bounce@actors.run_poller.RunPoller._send_back": _CHARGES,
     "store.read@usecases.budgets._active": _CHARGES,
-    "coordinator.count@actors.shared_signals.SharedSignals.teardown": _AWS,
+    "coordinator.count@actors.shared_signals.SharedSignals._count": _AWS,
+    "queue.close_run@usecases.reconcile._close_queue": _MINUTE,
+    "store.commit@usecases.reconcile._close_queue": _MINUTE,
+    "store.commit@usecases.clock_repairs.pull_back": _CLOCK,
+    "store.commit@usecases.clock_repairs.realign_schedules": _CLOCK,
     "store.find@usecases.overview.live_runs": _LOOK,
 }
 

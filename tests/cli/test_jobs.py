@@ -106,7 +106,8 @@ def test_watch_is_exit_1_when_some_failed(caller: Program, site: Site) -> None:
 
 
 def test_an_interrupted_watch_leaves_the_job_alone(caller: Program, site: Site) -> None:
-    job_id = submit(caller, site, *range(300), options=("--max-inflight", "1"))
+    # Five minutes of work: it cannot end before the signal arrives, however busy the machine is.
+    job_id = submit(caller, site, *range(300), options=("--rate", "1"))
     with caller.start("jobs", "watch", job_id) as process:
         assert process.stderr is not None
         assert "Scraping" in process.stderr.readline()

@@ -13,7 +13,7 @@ from conveyor.engines.redis.link import open_link
 from conveyor.ports.cache import Cache
 from conveyor.ports.clock import Clock
 from conveyor.simulation.models import Fate, RedisModel
-from tests.conformance.coordinators import LinkAt, a_space
+from tests.conformance.coordinators import REDIS_ANSWER_S, LinkAt, a_space
 
 
 @asynccontextmanager
@@ -21,7 +21,7 @@ async def _on_redis(
     name: str, request: pytest.FixtureRequest, clock: Clock
 ) -> AsyncGenerator[Cache, None]:
     async with open_link(request.getfixturevalue(name)) as link:
-        yield RedisCache(LinkAt(link, clock), Random(1), space=a_space())
+        yield RedisCache(LinkAt(link, clock), Random(1), space=a_space(), answer_s=REDIS_ANSWER_S)
 
 
 @asynccontextmanager

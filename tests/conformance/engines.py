@@ -25,6 +25,7 @@ from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from conveyor.simulation.models import AwsModel, Fate
 from tests.aws import a_lean_plane, a_modelled_engine, a_seam, a_table, an_access
+from tests.builders import ServerClock
 from tests.servers import a_ministack
 
 
@@ -95,7 +96,7 @@ NAMES = Names(table="conveyor", bucket="conveyor", queue_prefix="conveyor-")
 @asynccontextmanager
 async def _open_modelled(data_dir: Path, clock: Clock, random: Random) -> AsyncIterator[Engine]:
     """The AWS engine, whole, over models of its services at their best; no clocks differ."""
-    model = AwsModel(clock=clock, fate=Fate(random=random))
+    model = AwsModel(clock=ServerClock(clock), fate=Fate(random=random))
     engine = await a_modelled_engine(model, NAMES, clock=clock, random=random)
     seam = a_seam(model)
     leases = DynamoCoordinator(seam, NAMES.table, clock=clock, random=random, skew_s=0.0)

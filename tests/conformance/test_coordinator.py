@@ -176,3 +176,21 @@ async def test_jobs_share_nothing(coordinator: Coordinator) -> None:
 
 async def test_a_run_that_holds_nothing_counts_zero(coordinator: Coordinator) -> None:
     assert await coordinator.count(RUN) == 0
+
+
+async def test_the_pool_of_a_gateways_key_keeps_its_cap_beside_jobs_and_runs(
+    coordinator: Coordinator, clock: ManualClock
+) -> None:
+    pool, calls = JobId("gateway-0123456789abcdef"), RunId("calls-0123456789abcdef")
+    await _take(coordinator, 10)
+
+    first = await _take(coordinator, 3, job_id=pool, run_id=calls, cap=5)
+    second = await _take(coordinator, 10, job_id=pool, run_id=calls, cap=5)
+    assert (len(first), len(second)) == (3, 2)
+
+    # A call that was cut off counts until its deadline, and nobody renews it meanwhile.
+    assert await coordinator.renew(first, ttl_s=180) == frozenset()
+    clock.advance(100)
+    assert len(await _take(coordinator, 10, job_id=pool, run_id=calls, cap=5)) == 2
+    clock.advance(90)
+    assert len(await _take(coordinator, 10, job_id=pool, run_id=calls, cap=5)) == 5

@@ -169,6 +169,7 @@ FULL: list[Row] = [
         expires_at=T0 + 99,
         sweep_at=T0 + 100,
         budget=BUDGET,
+        queue_closed=True,
     ),
     a_batch(
         status=BatchStatus.SEALED,
@@ -197,6 +198,7 @@ FULL: list[Row] = [
         credits=250,
         cost_micros=2**53,
         retrying=17,
+        stored_bytes=2**40,
     ),
     a_task(
         5,
@@ -265,6 +267,11 @@ def _name(row: object) -> str:
     return type(row).__name__
 
 
+def _encode(row: object) -> bytes:
+    """Sets in one order, whatever the hash seed."""
+    return msgspec.json.encode(row, order="deterministic")
+
+
 def test_the_full_rows_leave_no_field_at_its_default() -> None:
     for kind in {type(row) for row in FULL}:
         rows = [row for row in FULL if type(row) is kind]
@@ -280,7 +287,7 @@ async def test_what_was_applied_is_read_back_as_it_was_written(store: Store, row
     assert verdicts == [Applied((row,))]
     found = await kept(store, row)
     assert found == row
-    assert msgspec.json.encode(found) == msgspec.json.encode(row)
+    assert _encode(found) == _encode(row)  # As strict as types: 1 and 1.0 are equal.
 
 
 @pytest.mark.parametrize("row", BARE, ids=_name)

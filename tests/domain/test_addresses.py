@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from conveyor.domain.addresses import TargetPolicy, forbidden_address, forbidden_host
+from conveyor.domain.addresses import (
+    TargetPolicy,
+    forbidden_address,
+    forbidden_host,
+    forbidden_metadata_address,
+)
 from conveyor.domain.urls import Target, parse_url
 
 
@@ -59,8 +65,17 @@ from conveyor.domain.urls import Target, parse_url
         "fec0::1",
         "100::1",
         "2001:db8::1",
+        "3ffe::1",
         "3fff::1",
         "5f00::1",
+        "100:0:0:1::1",
+        "1fff:ffff::1",
+        "4000::1",
+        "6000::1",
+        "fe00::1",
+        "::ffff:0:808:808",
+        "64:ff9b::808:808",
+        "::5efe:808:808",
         "not an address",
         "",
         "0177.0.0.1",
@@ -79,18 +94,100 @@ def test_a_public_address_is_allowed(address: str) -> None:
     assert forbidden_address(address) is None
 
 
-@given(st.ip_addresses(v=4))
-def test_a_wrapped_address_is_never_more_allowed_than_the_bare_one(
-    address: ipaddress.IPv4Address,
-) -> None:
-    number = int(address)
-    wrapped = ipaddress.IPv6Address((0xFFFF << 32) | number)
-    compatible = ipaddress.IPv6Address(number)
-    nat64 = ipaddress.IPv6Address((0x64FF9B << 96) | number)
+def nat64(prefix: int, length: int, number: int) -> int:
+    """An IPv4 address behind a prefix, as RFC 6052 places it: around bits 64 to 71."""
+    if length == 96:
+        return prefix << 32 | number
+    high_bits = min(32, 64 - length)
+    high, low = number >> (32 - high_bits), number & ((1 << (32 - high_bits)) - 1)
+    after = low << (56 - (32 - high_bits))
+    return prefix << (128 - length) | high << (64 - length - high_bits + 64) | after
 
-    assert forbidden_address(wrapped) == forbidden_address(address)
-    assert forbidden_address(compatible) is not None
-    assert forbidden_address(nat64) is not None
+
+# Each takes the number of an IPv4 address, and gives the number of an IPv6 address that holds it.
+WRAPPERS: dict[str, Callable[[int], int]] = {
+    "mapped": lambda number: 0xFFFF << 32 | number,
+    "v4-compatible": lambda number: number,
+    "v4-translated": lambda number: 0xFFFF << 48 | number,
+    "NAT64": lambda number: 0x64FF9B << 96 | number,
+    "local NAT64 /96": lambda number: nat64(0x64FF9B0001 << 48 | 7, 96, number),
+    "local NAT64 /64": lambda number: nat64(0x64FF9B0001 << 16 | 7, 64, number),
+    "local NAT64 /56": lambda number: nat64(0x64FF9B0001 << 8 | 7, 56, number),
+    "local NAT64 /48": lambda number: nat64(0x64FF9B0001, 48, number),
+    "6to4": lambda number: 0x2002 << 112 | number << 80 | 1,
+    "Teredo server": lambda number: 0x20010000 << 96 | number << 64 | 0xF7F7F7F7,
+    "Teredo client": lambda number: 0x20010000 << 96 | 0x8080808 << 64 | number ^ 0xFFFFFFFF,
+    "ISATAP": lambda number: 0x2A01 << 112 | 0x00005EFE << 32 | number,
+    "ISATAP, universal": lambda number: 0x2A01 << 112 | 0x02005EFE << 32 | number,
+    "ISATAP, group": lambda number: 0x2A01 << 112 | 0x01005EFE << 32 | number,
+    "ISATAP, both": lambda number: 0x2A01 << 112 | 0x03005EFE << 32 | number,
+    "ISATAP, link-local": lambda number: 0xFE80 << 112 | 0x00005EFE << 32 | number,
+}
+PREFIXES = st.integers(0, 2**96 - 1)
+
+
+@pytest.mark.parametrize("form", WRAPPERS)
+@given(address=st.ip_addresses(v=4))
+@settings(max_examples=30)
+def test_a_wrapped_address_is_never_more_allowed_than_the_bare_one(
+    form: str, address: ipaddress.IPv4Address
+) -> None:
+    wrapped = ipaddress.IPv6Address(WRAPPERS[form](int(address)))
+
+    if forbidden_address(address) is not None:
+        assert forbidden_address(wrapped) is not None
+        assert forbidden_address(str(wrapped)) is not None
+    if forbidden_metadata_address(address) is not None:
+        assert forbidden_metadata_address(wrapped) is not None
+    if form == "mapped":
+        assert forbidden_address(wrapped) == forbidden_address(address)
+
+
+@pytest.mark.parametrize("form", WRAPPERS)
+@pytest.mark.parametrize("service", ["169.254.169.254", "169.254.170.2", "100.100.100.200"])
+@pytest.mark.parametrize("policy", [TargetPolicy(), TargetPolicy(allow_private=True)])
+def test_a_wrapped_metadata_service_is_refused_in_both_modes(
+    form: str, service: str, policy: TargetPolicy
+) -> None:
+    wrapped = ipaddress.IPv6Address(WRAPPERS[form](int(ipaddress.IPv4Address(service))))
+
+    assert policy.forbids_address(str(wrapped)) == "the target is a metadata service"
+    assert policy.forbids_target(site(f"http://[{wrapped}]/")) is not None
+
+
+@pytest.mark.parametrize("form", WRAPPERS)
+def test_a_wrapped_multicast_address_is_refused_where_private_is_allowed(form: str) -> None:
+    wrapped = ipaddress.IPv6Address(WRAPPERS[form](int(ipaddress.IPv4Address("239.1.2.3"))))
+
+    assert TargetPolicy(allow_private=True).forbids_address(str(wrapped)) is not None
+
+
+@pytest.mark.parametrize("length", [32, 40, 48, 56, 64, 96])
+@given(prefix=PREFIXES)
+@settings(max_examples=20)
+def test_a_metadata_service_behind_any_translation_prefix_is_refused_in_both_modes(
+    length: int, prefix: int
+) -> None:
+    service = int(ipaddress.IPv4Address("169.254.169.254"))
+    wrapped = str(ipaddress.IPv6Address(nat64(prefix >> (96 - length), length, service)))
+
+    assert forbidden_address(wrapped) is not None
+    assert forbidden_metadata_address(wrapped) is not None
+
+
+@given(st.ip_addresses(v=6))
+def test_an_allowed_ipv6_address_lies_in_the_public_space(ip: ipaddress.IPv6Address) -> None:
+    assume(ip.ipv4_mapped is None)
+
+    if ip not in ipaddress.ip_network("2000::/3"):
+        assert forbidden_address(ip) is not None
+    elif forbidden_address(ip) is None:
+        assert ip.is_global
+
+
+@pytest.mark.parametrize("service", ["fd00:ec2::254", "fe80::a9fe:a9fe", "::ffff:169.254.169.254"])
+def test_a_zone_hides_no_metadata_service(service: str) -> None:
+    assert forbidden_metadata_address(f"{service}%eth0") == "a metadata service"
 
 
 @pytest.mark.parametrize(

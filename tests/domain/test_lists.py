@@ -163,6 +163,16 @@ def test_bytes_that_are_no_utf_8_spoil_their_own_line_only(spec: ListSpec) -> No
     assert flaws(spec, content) == [None, "invalid_encoding", None]
 
 
+def test_a_line_of_ndjson_that_names_a_key_twice_is_bad() -> None:
+    content = (
+        b'{"url":"http://a/","url":"http://b/"}\n{"url":"http://c/","metadata":{"x":"1","x":"2"}}'
+    )
+
+    lines = read(NDJSON, content)
+
+    assert [line.draft.flaw for line in lines] == ["malformed_line", "malformed_line"]
+
+
 @pytest.mark.parametrize("spec", [TEXT, NDJSON, CSV], ids=["text", "ndjson", "csv"])
 @pytest.mark.parametrize("more", [1, 2, 3, 100_000])
 def test_a_line_that_is_too_long_spoils_itself_only(spec: ListSpec, more: int) -> None:
@@ -198,6 +208,7 @@ def test_members_of_gzip_follow_each_other_and_zeros_may_pad_them() -> None:
     content = gzip.compress(b"https://a.b/1\nhttps:") + gzip.compress(b"//a.b/2\n") + b"\0" * 9
 
     assert urls(TEXT, content) == ["https://a.b/1", "https://a.b/2"]
+    assert read(TEXT, content, [1] * len(content)) == read(TEXT, content)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +223,35 @@ def test_members_of_gzip_follow_each_other_and_zeros_may_pad_them() -> None:
 def test_gzip_that_is_cut_or_damaged_breaks_the_list(content: bytes) -> None:
     with pytest.raises(ListBroken, match="gzip"):
         read(TEXT, content)
+
+
+def deflate_of(block: bytes, count: int) -> bytes:
+    """One gzip member, made of blocks that hold nothing."""
+    return bytes.fromhex("1f8b0800000000000003") + block * count
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        gzip.compress(b"") * 20_000,
+        gzip.compress(b"\n") * 20_000,
+        deflate_of(b"\0\0\0\xff\xff", 80_000),
+        gzip.compress(b"https://a.b/1\n") + bytes(400_000),
+    ],
+    ids=["empty members", "members of a line", "empty blocks", "padding"],
+)
+def test_gzip_that_is_work_without_lines_breaks_the_list(content: bytes) -> None:
+    sizes = [16_384] * (len(content) // 16_384 + 1)
+
+    with pytest.raises(ListBroken, match=r"too many members|hardly anything"):
+        read(TEXT, content, sizes)
+
+
+def test_blank_lines_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conveyor.domain.lists._RAW_LINES_MAX", 1_000)
+
+    with pytest.raises(ListTooLarge, match="blank ones too"):
+        read(TEXT, gzip.compress(b"\n" * 1_001))
 
 
 @pytest.mark.slow

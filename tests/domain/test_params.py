@@ -19,7 +19,7 @@ from conveyor.domain.params import (
     derive_format,
 )
 
-PLAIN = PARAMS - {"custom_headers", "mode", "response_type"}
+PLAIN = PARAMS - {"allowed_status_codes", "custom_headers", "mode", "response_type"}
 
 
 def reason_of(given: dict[str, object]) -> str:
@@ -174,3 +174,36 @@ def test_whatever_passes_as_headers_holds_no_line_break(headers: dict[str, str])
     for name, value in headers.items():
         assert not {"\r", "\n", "\x00"} & set(name + value)
         f"{name}: {value}".encode("latin-1")
+
+
+@pytest.mark.parametrize("text", ["", "404", "404,500", " 404 , 500", ",".join(["404"] * 50), 404])
+def test_lists_of_statuses_are_taken(text: object) -> None:
+    assert check_params({"allowed_status_codes": text}).values["allowed_status_codes"] == str(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 5000,
+        "4040",
+        "40",
+        "404,",
+        ",404",
+        "404;500",
+        "\uff14\uff10\uff14",
+        "-04",
+        "4e2",
+        "\r\n",
+        True,
+        10**40,
+        ",".join(["404"] * 51),
+    ],
+    ids=lambda text: repr(text)[:20],
+)
+def test_anything_else_is_no_list_of_statuses(text: object) -> None:
+    assert reason_of({"allowed_status_codes": text}) == "invalid_param_value"
+
+
+@pytest.mark.parametrize("key", sorted(PARAMS))
+def test_no_number_is_too_large_to_be_refused(key: str) -> None:
+    assert reason_of({key: 10**5000}) == "invalid_param_value"

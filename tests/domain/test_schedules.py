@@ -26,7 +26,7 @@ from conveyor.domain.schedules import (
     next_after,
     upcoming,
 )
-from conveyor.domain.walltime import load_zone
+from conveyor.domain.walltime import UnknownZone, load_zone
 from tests.builders import T0, a_schedule
 
 # Changes of an hour, of half an hour, of two hours, at midnight, in both halves of the world, twice
@@ -347,3 +347,11 @@ def test_the_walk_itself_shows_a_lost_and_a_doubled_hour() -> None:
     assert [wall for _, wall in spring].count(lost) == 0
     assert [wall for _, wall in autumn].count(doubled) == 2
     assert {wall.date() for _, wall in spring} >= {date(2026, 3, 29), date(2026, 3, 30)}
+
+
+@pytest.mark.parametrize(
+    "name", ["right/UTC", "posix/Europe/Berlin", "posixrules", "localtime", "Factory", "RIGHT/utc"]
+)
+def test_names_in_the_zone_data_that_are_no_places_are_unknown(name: str) -> None:
+    with pytest.raises(UnknownZone):
+        load_zone(name)

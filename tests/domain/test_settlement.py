@@ -147,7 +147,13 @@ def test_a_success_counts_once_in_the_same_change() -> None:
     assert flip.values["result"] == RESULT
     assert flip.values["problem"] is None
     assert flip.deltas == {"attempts": 1, "credits": 5, "cost_micros": 700}
-    assert count.deltas == {"done": 1, "successful": 1, "credits": 5, "cost_micros": 700}
+    assert count.deltas == {
+        "done": 1,
+        "successful": 1,
+        "stored_bytes": RESULT.size_bytes,
+        "credits": 5,
+        "cost_micros": 700,
+    }
 
 
 @pytest.mark.parametrize("reason", list(FailureReason))

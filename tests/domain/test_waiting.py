@@ -37,6 +37,17 @@ CAUSES = [
     (facts(run={"open_batches": 1}, totals=Totals(), workers=()), WaitReason.INGEST),
     (facts(sightings=seen(WaitReason.BUDGET), inflight=4), WaitReason.BUDGET),
     (facts(workers=()), WaitReason.NO_WORKERS),
+    (facts(sightings=seen(WaitReason.STORAGE), inflight=4), WaitReason.STORAGE),
+    (facts(sightings=seen(WaitReason.RESOURCES), inflight=4), WaitReason.RESOURCES),
+    (
+        facts(
+            totals=Totals(admitted=10, done=7, retrying=3),
+            sightings=seen(WaitReason.GATEWAY_UNAVAILABLE),
+        ),
+        WaitReason.GATEWAY_UNAVAILABLE,
+    ),
+    (facts(inflight=4, sightings=seen(WaitReason.GATEWAY_LIMIT)), WaitReason.JOB_CAP),
+    (facts(inflight=3, sightings=seen(WaitReason.GATEWAY_LIMIT)), WaitReason.GATEWAY_LIMIT),
     (facts(inflight=4, sightings=seen(WaitReason.HOST_CAP)), WaitReason.JOB_CAP),
     (facts(sightings=seen(WaitReason.HOST_CAP)), WaitReason.HOST_CAP),
     (facts(totals=Totals(admitted=10, done=7, retrying=3)), WaitReason.RETRY_BACKOFF),

@@ -106,6 +106,8 @@ def a_cloud(
         "CONVEYOR_QUEUE_PREFIX": f"{name}-",
         "CONVEYOR_REDIS_URL": redis or "",
         "CONVEYOR_SECRET_KEY": "between processes",
+        # Local servers on a busy machine may take longer than AWS ever does.
+        "CONVEYOR_AWS_TIMEOUT_S": "60",
         "CONVEYOR_PORT": "0",
         "CONVEYOR_METRICS_PORT": "0",
         "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on",

@@ -47,7 +47,7 @@ class Asked:
 
     def send_until_answered(self, client: httpx.Client) -> str | None:
         """Sends it as a client would; answers what is wrong, if anything is."""
-        first = self.answer
+        first = None if self.answer is None or _is_early(self.answer) else self.answer
         self.answer = until("an answer", lambda: self._settled(client), deadline_s=180, every_s=1)
         if not self.answer.is_success:
             return f"{self.name}: {self.answer.status_code} {self.answer.text}"
@@ -56,13 +56,13 @@ class Asked:
 
     def _settled(self, client: httpx.Client) -> Answer | None:
         answer = self.send(client)
-        if answer is None or answer.status_code >= 500:
-            return None
-        return None if _in_progress(answer) else answer
+        return None if answer is None or _is_early(answer) else answer
 
 
-def _in_progress(answer: Answer) -> bool:
-    return answer.status_code == 409 and answer.json()["code"] == "idempotency_in_progress"
+def _is_early(answer: Answer) -> bool:
+    """Whether it asks to come back later, as while another process holds the key: it is not kept
+    under the key, so the next answer may be another."""
+    return answer.status_code >= 500 or "Retry-After" in answer.headers
 
 
 @dataclass(slots=True)

@@ -45,7 +45,8 @@ def test_a_stop_with_200_fetches_in_flight_lets_go_of_everything(tmp_path: Path)
         assert run["receipt"]["leases"] == 0
         assert run["stats"]["pending"] == run["stats"]["total"] == 400
         snapshot = read_snapshot(tmp_path / "data")
-        (runs,) = [node for node in snapshot.tree.children if node.name == "runs"]
+        (worker,) = [node for node in snapshot.tree.children if node.name == "worker"]
+        (runs,) = [node for node in worker.children if node.name == "runs"]
         assert runs.children == ()
         assert snapshot.inflight == 0
         later = server.call("GET", f"/v1/jobs/{job_id}").json()["latest_run"]

@@ -282,7 +282,7 @@ async def what_a_receiver_hears(env: Env) -> object:
     heard: list[object] = []
 
     class Receiver:
-        async def resolve(self, webhook: Webhook) -> None:
+        async def resolve(self, webhook: Webhook, partition: str) -> None:
             return None
 
         async def deliver(self, message: Any) -> Delivered | NotDelivered:

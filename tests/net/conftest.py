@@ -32,7 +32,7 @@ def make_pool() -> Iterator[MakePool]:
     for pool in pools:
         pool.close()
         assert pool.idle_count == 0
-        assert pool.origin_count == 0
+        assert pool.lane_count == 0
 
 
 @pytest.fixture

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gzip
+import itertools
+import random
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
@@ -14,7 +17,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.net.decoding import decoder_for
+from conveyor.net.decoding import Decoder, Gzip, decoder_for
 from conveyor.net.errors import BadEncoding, BodyTooLarge, FetchFailed
 from conveyor.net.pool import HttpPool
 from tests.net.conftest import MakePool, get
@@ -53,6 +56,16 @@ def decode(encoding: str, data: bytes, *, bytes_max: int = 25 * MIB, step: int =
 @pytest.mark.parametrize("step", [1, 7, 65536])
 def test_each_encoding_is_decoded_whatever_the_pieces(encoding: str, step: int) -> None:
     assert decode(encoding, ENCODERS[encoding](PAGE), step=step) == PAGE
+
+
+@pytest.mark.parametrize("encoding", ENCODERS)
+@pytest.mark.parametrize("kind", ["text", "zeros", "pairs"])
+def test_a_page_of_many_pieces_is_decoded_whole(encoding: str, kind: str) -> None:
+    page = {"text": PAGE * 5, "zeros": bytes(600_000), "pairs": b"ab" * 300_000}[kind]
+    packed = ENCODERS[encoding](page)
+
+    for step in (997, 65536, len(packed)):
+        assert decode(encoding, packed, step=step) == page
 
 
 def test_raw_deflate_is_decoded_too() -> None:
@@ -109,6 +122,88 @@ def test_an_unknown_encoding_is_refused() -> None:
 @pytest.mark.parametrize("values", [[], [b"identity"], [b""]])
 def test_no_encoding_needs_no_decoder(values: list[bytes]) -> None:
     assert decoder_for(values, MIB) is None
+
+
+def bits(text: str) -> bytes:
+    """Bits as deflate and brotli have them: the first is the lowest of the first byte."""
+    return bytes(int(text[at : at + 8][::-1], 2) for at in range(0, len(text) // 8 * 8, 8))
+
+
+def empty_dynamic_block() -> str:
+    """A deflate block with tables of its own that hold nothing but its end."""
+    order = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1)
+
+    def number(value: int, width: int) -> str:
+        return format(value, f"0{width}b")[::-1]
+
+    lengths = "".join(number(1 if code in {1, 18} else 0, 3) for code in order)
+    zeros = "1" + number(138 - 11, 7) + "1" + number(118 - 11, 7)
+    return "001" + number(0, 10) + number(len(order) - 4, 4) + lengths + zeros + "0" + "0" + "0"
+
+
+EMPTY_BYTES = 600_000
+CHECKED_ZSTD = zstandard.ZstdCompressor(write_checksum=True)
+NO_OUTPUT: dict[str, tuple[str, bytes]] = {
+    "zstd frames": ("zstd", bytes.fromhex("28b52ffd2000010000")),
+    "zstd frames with a checksum": (
+        "zstd",
+        CHECKED_ZSTD.compress(b""),
+    ),
+    "zstd skippable frames": ("zstd", bytes.fromhex("502a4d1800000000")),
+    "long zstd skippable frames": ("zstd", bytes.fromhex("502a4d1800100000") + bytes(4096)),
+    "gzip members": ("gzip", gzip.compress(b"")),
+    "gzip members of a byte": ("gzip", gzip.compress(b"x")),
+    "zstd frames of a byte": ("zstd", zstandard.ZstdCompressor().compress(b"x")),
+    "stored deflate blocks": ("deflate", b"\0\0\0\xff\xff"),
+    "fixed deflate blocks": ("deflate", bits("0100000000" * 8)),
+    "dynamic deflate blocks": ("deflate", bits(empty_dynamic_block() * 8)),
+}
+# What comes once, before all the others.
+STARTS = {
+    "zstd blocks": ("zstd", bytes.fromhex("28b52ffd2010"), bytes(3)),
+    "brotli metadata": ("br", bits("00110000"), bits("01100000")),
+    "gzip name": ("gzip", bytes.fromhex("1f8b0808000000000003"), b"n"),
+}
+
+
+@pytest.mark.parametrize("kind", [*NO_OUTPUT, *STARTS])
+@pytest.mark.parametrize("step", [1000, 65536])
+def test_work_without_output_is_refused_early(kind: str, step: int) -> None:
+    encoding, start, unit = STARTS.get(kind) or (NO_OUTPUT[kind][0], b"", NO_OUTPUT[kind][1])
+    encoded = start + unit * (EMPTY_BYTES // len(unit))
+    decoder = decoder_for([encoding.encode()], 25 * MIB)
+    assert decoder is not None
+    steps = (encoded[at : at + step] for at in range(0, len(encoded), step))
+
+    with pytest.raises(BadEncoding, match=r"too many frames|far smaller"):
+        collections.deque(itertools.chain.from_iterable(map(decoder.decode, steps)), maxlen=0)
+
+    assert len(list(steps)) > 2  # The rest was never read.
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_body_in_honest_members_is_decoded(encoding: str) -> None:
+    """As bgzip and pzstd make them, of 64 KiB each."""
+    page = PAGE * 12
+    members = [ENCODERS[encoding](page[at : at + 65536]) for at in range(0, len(page), 65536)]
+
+    assert decode(encoding, b"".join(members)) == page
+
+
+def test_a_body_that_takes_too_much_work_is_refused() -> None:
+    seconds = itertools.count(step=0.3)
+    decoder = Decoder(Gzip(), MIB, cpu_clock=lambda: next(seconds))
+
+    with pytest.raises(BadEncoding, match="too much work"):
+        for _ in decoder.decode(gzip.compress(PAGE * 10)):
+            pass
+
+
+@pytest.mark.parametrize("encoding", ENCODERS)
+def test_incompressible_data_is_decoded(encoding: str) -> None:
+    data = random.Random(1).randbytes(300_000)
+
+    assert decode(encoding, ENCODERS[encoding](data)) == data
 
 
 def gzip_bomb() -> bytes:
@@ -208,7 +303,7 @@ async def test_an_endless_stream_that_decodes_to_nothing_is_cut_too(pool: HttpPo
             await peer.send(empty * 1000)
 
     async with raw_server(handler) as server:
-        with pytest.raises(BodyTooLarge):
+        with pytest.raises(BadEncoding, match="too many frames or members"):
             await pool.fetch(get(server.url(), body_bytes_max=100_000))
 
 
@@ -245,11 +340,11 @@ async def test_a_large_body_holds_a_permit_until_it_is_read(make_pool: MakePool)
         chunked(ENCODERS["gzip"](PAGE * 4), headers="Content-Encoding: gzip\r\n"),
     )
     async with raw_server(answering(*answers)) as server:
-        await pool._large.acquire()
+        assert pool._large.shares.acquire_nowait("another caller")
         with pytest.raises(FetchFailed):
             await pool.fetch(get(server.url(), deadline_s=0.05))
-        pool._large.release()
+        pool._large.shares.release("another caller")
         assert len((await pool.fetch(get(server.url()))).body) == 200_000
         assert (await pool.fetch(get(server.url()))).body == PAGE * 4
 
-    assert pool._large.value == 1
+    assert pool._large.shares.free_count == 1

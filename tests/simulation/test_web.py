@@ -13,6 +13,7 @@ from conveyor.domain.model import Webhook
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.ports.notifier import Delivered, Message, NotDelivered
 from conveyor.simulation.faults import Fault
+from conveyor.simulation.gateway import GatewayModel
 from conveyor.simulation.web import Web
 from tests.builders import T0
 from tests.simulation.lives import life_with
@@ -21,6 +22,7 @@ MESSAGE = Message(
     event_id="01HF0000000000000000000000",
     payload="{}",
     webhook=Webhook("https://a.hooks.example/hook", signature=False),
+    partition="a caller",
     secrets=(),
 )
 
@@ -35,6 +37,9 @@ def web_with(fault: Fault, seed: int = 1) -> Web:
         history=life.watcher.history,
         watcher=life.watcher,
         policy=TargetPolicy(),
+        gateway=GatewayModel(
+            plan=0, lies=False, random=Random(1), faults=life.faults, history=life.watcher.history
+        ),
     )
 
 

@@ -114,3 +114,20 @@ def test_only_tests_benches_and_the_simulators_kernel_look_behind_trio() -> None
     ]
 
     assert found == []
+
+
+def test_no_pattern_repeats_a_group_possessively() -> None:
+    """Python 3.11.0 to 3.11.4 match `(?:...)*+` wrongly (CPython issue 106052)."""
+    wrong = re.compile(r"\)(?:[*+?]|\{\d+(?:,\d*)?\})\+")
+    character_class = re.compile(r"\[[^\]]*\]")
+
+    found = [
+        f"{module.name}: {text}"
+        for module in modules(*CODE)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+        for text in [node.value if isinstance(node.value, str) else node.value.decode("latin-1")]
+        if wrong.search(character_class.sub("", text)) and "\n" not in text
+    ]
+
+    assert found == []

@@ -169,6 +169,9 @@ class FaultyBlobs:
             key, content_type=content_type, filename=filename, expires_at=expires_at
         )
 
+    def check_room(self) -> None:
+        self.inner.check_room()
+
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         async with aclosing(self.inner.open(key, start=start)) as pieces:
             while True:

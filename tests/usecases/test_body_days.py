@@ -13,10 +13,11 @@ from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run, TaskStatus
 from conveyor.domain.schedules import Overlap
 from conveyor.domain.settlement import Claimed
-from conveyor.usecases import audits, dry_runs, expiry, exports, jobs, schedules, tasks
+from conveyor.usecases import audits, expiry, exports, jobs, schedules, tasks
 from conveyor.usecases.env import Env
 from conveyor.usecases.exports import Exported
 from conveyor.usecases.jobs import Submission
+from conveyor.usecases.rehearsal import rehearse
 from conveyor.usecases.reruns import rerun
 from tests.builders import CALLER, T0, ManualClock, a_ulid
 from tests.usecases.scheduled import HOURLY
@@ -204,8 +205,8 @@ async def by_schedule(env: Env, request: Submission, job_id: JobId) -> None:
     await schedules.submit(env, CALLER, request, HOURLY, Overlap.SKIP, job_id=job_id)
 
 
-async def by_dry_run(env: Env, request: Submission, _: JobId) -> None:
-    await dry_runs.preview_submit(env, request)
+async def by_dry_run(env: Env, request: Submission, job_id: JobId) -> None:
+    await rehearse(env, lambda apart: jobs.submit(apart, CALLER, request, job_id=job_id))
 
 
 @pytest.mark.parametrize("ask", [by_submit, by_schedule, by_dry_run])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from conveyor.domain.budget import BudgetCap, Unit
-from conveyor.domain.changes import BudgetKey
+from conveyor.domain.changes import BudgetKey, Change, Verdict
 from conveyor.domain.errors import Conflict, InvalidArgument, NotFound
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import Run
+from conveyor.ports.store import Store
 from conveyor.usecases import budgets
 from conveyor.usecases.env import Env
 from conveyor.usecases.reruns import rerun
@@ -118,3 +121,53 @@ async def test_a_budget_of_somebody_else_is_not_found(world: World) -> None:
 
     with pytest.raises(NotFound):
         await budgets.set_cap(world.env, OTHER_CALLER, accepted.job.job_id, HUNDRED)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenMeanwhile:
+    """A worker takes from the budget after its row was read and before a cap is written."""
+
+    inner: Store
+    run: Run
+    amount: int
+    taken: list[int] = field(default_factory=list)
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        if not self.taken:
+            self.taken.append(self.amount)
+            row = a_budget(self.run.run_id, job_id=self.run.job_id)
+            await self.inner.commit([a_change(add(row, left=-self.amount))])
+        return await self.inner.commit(changes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_a_cap_below_what_a_worker_takes_at_that_moment_is_refused(world: World) -> None:
+    accepted = await submit(world.env, 3, budget=HUNDRED)
+    racing = TakenMeanwhile(world.env.store, accepted.run, 60)
+
+    with pytest.raises(Conflict) as refused:
+        await budgets.set_cap(
+            replace(world.env, store=racing),
+            CALLER,
+            accepted.job.job_id,
+            BudgetCap(Unit.CREDITS, 50),
+        )
+
+    assert refused.value.code == "budget_already_spent"
+    assert await _budget(world.env, accepted.run) == (100, 40)
+
+
+async def test_a_cap_above_what_a_worker_takes_at_that_moment_is_set(world: World) -> None:
+    accepted = await submit(world.env, 3, budget=HUNDRED)
+    racing = TakenMeanwhile(world.env.store, accepted.run, 60)
+
+    await budgets.set_cap(
+        replace(world.env, store=racing),
+        CALLER,
+        accepted.job.job_id,
+        BudgetCap(Unit.CREDITS, 70),
+    )
+
+    assert await _budget(world.env, accepted.run) == (70, 10)

@@ -82,7 +82,8 @@ async def test_a_sweep_removes_bodies_and_keeps_rows(env: Env, clock: ManualCloc
     assert (await bodies_of(env, run), await bodies_of(env, other)) == (0, 3)
     assert len(await rows_of(env, run)) == 4
     swept = await run_of(env, run)
-    assert (swept.sweep_at, swept.expires_at) == (None, run.expires_at)
+    assert run.expires_at is not None
+    assert (swept.sweep_at, swept.expires_at) == (run.expires_at + 30 * DAY, run.expires_at)
 
 
 @pytest.mark.parametrize("when", When)
@@ -100,7 +101,7 @@ async def test_a_sweep_that_loses_any_call_is_finished_by_the_next(
         except Unavailable:
             await expiry.sweep_expired(env)
         assert await bodies_of(env, run) == 0
-        assert (await run_of(env, run)).sweep_at is None
+        assert (await run_of(env, run)).sweep_at == (run.expires_at or 0) + 30 * DAY
         was_reached = fault.was_reached
     assert at > 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterable
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -277,8 +278,28 @@ async def test_a_body_that_is_missing_is_never_left_out_in_silence(
     current = await now_of(env, export)
     assert current is not None
     assert (current.status, current.key) == (ExportStatus.FAILED, None)
-    assert current.error == "a result is no longer stored"
-    assert current.failures == exporting.FAILURES_MAX
+    assert current.error is not None
+    named = re.fullmatch(r"the stored body of task (\w+) is missing", current.error)
+    assert named is not None
+    assert named[1] in {row.task_id for row in await rows_of(env, run)}
+
+
+async def test_an_export_fails_at_the_first_look_at_a_damaged_body(env: Env) -> None:
+    """It is not put off again and again: the bytes do not come back."""
+    run = await an_ended_run(env)
+    for kind in (ExportFormat.JSONL, ExportFormat.ZIP, ExportFormat.WARC):
+        export = await asked(env, run, kind)
+        (row,) = [row for row in await rows_of(env, run) if row.index == 1]
+        assert row.result is not None
+        await env.blobs.put(row.result.key, [b"another body"])
+
+        outcome = await exports.see_to(env, export)
+
+        current = await now_of(env, export)
+        assert outcome is Exported.FAILED
+        assert current is not None
+        assert current.status is ExportStatus.FAILED
+        assert current.error == f"the stored body of task {row.task_id} is damaged"
 
 
 async def test_an_exporter_that_is_stopped_hands_its_export_back_at_once(env: Env) -> None:

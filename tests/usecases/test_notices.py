@@ -35,7 +35,7 @@ class Receiver:
     heard: list[tuple[str, str, str]] = field(default_factory=list)
     secrets: tuple[Secret, ...] = ()
 
-    async def resolve(self, webhook: Webhook) -> None:
+    async def resolve(self, webhook: Webhook, partition: str) -> None:
         return None
 
     async def deliver(self, message: Message) -> Delivered | NotDelivered:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -222,17 +222,66 @@ async def test_the_intent_of_a_run_that_is_over_ends(env: Env, clock: ManualCloc
     assert (await run_of(env, accepted.run)).status is RunStatus.STOPPED
 
 
-async def test_the_queue_of_an_ended_run_is_removed_if_a_crash_left_it(env: Env) -> None:
+@dataclass(frozen=True, slots=True)
+class ClosingLog:
+    """A queue that remembers which runs' queues were removed."""
+
+    inner: Queue
+    closed: list[RunId] = field(default_factory=list)
+
+    async def close_run(self, run_id: RunId) -> None:
+        self.closed.append(run_id)
+        await self.inner.close_run(run_id)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_the_queue_of_an_ended_run_is_removed_if_a_crash_left_it(
+    env: Env, clock: ManualClock
+) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
     await env.queue.open_run(accepted.run.run_id)
     live = await submit(env, 1)
+    clock.advance(61)
 
     await reconcile.close_ended_queues(env)
 
     with pytest.raises(QueueGone):
         await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=1)
     assert len(await env.queue.receive(live.run.run_id, count_max=1, visibility_s=1)) == 1
+
+
+async def test_the_queue_of_an_ended_run_is_removed_by_one_sweep_only(
+    env: Env, clock: ManualClock
+) -> None:
+    accepted = await submit(env, 1)
+    await work(env, accepted.run)
+    clock.advance(61)
+    log = ClosingLog(env.queue)
+    watched = replace(env, queue=log)
+
+    await reconcile.close_ended_queues(watched)
+    await reconcile.close_ended_queues(watched)
+
+    assert log.closed == [accepted.run.run_id]
+
+
+async def test_a_later_sweep_still_closes_what_ended_shortly_before_the_last(
+    env: Env, clock: ManualClock
+) -> None:
+    accepted = await submit(env, 1)
+    await work(env, accepted.run)
+    log = ClosingLog(env.queue)
+    watched = replace(env, queue=log)
+    clock.advance(30)
+
+    first_at = await reconcile.close_ended_queues(watched)
+    clock.advance(600)
+    await reconcile.close_ended_queues(watched, last_at=first_at)
+
+    assert log.closed == [accepted.run.run_id]
 
 
 async def test_sweeping_again_changes_nothing(env: Env) -> None:

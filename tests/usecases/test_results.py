@@ -204,3 +204,17 @@ async def test_a_link_cannot_be_made_to_last_longer(env: Env) -> None:
             row.task_id,
             f"{int(expires) + 1}.{signature}",
         )
+
+
+async def test_a_token_has_one_spelling(env: Env) -> None:
+    accepted = await submit(env, 1)
+    await work(env, accepted.run)
+    (row,) = await rows_of(env, accepted.run)
+    token = results.link_token(env, accepted.run, row)
+    place = (accepted.job.job_id, accepted.run.run_id, row.task_id)
+
+    await results.run_by_link(env, *place, token)
+
+    for other in (f"0{token}", f"00{token}", f" {token}", f"+{token}", f"{token}="):
+        with pytest.raises(NotFound):
+            await results.run_by_link(env, *place, other)

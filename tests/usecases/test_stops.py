@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from conveyor.domain import endings, settlement
 from conveyor.domain.errors import Conflict, NotFound
@@ -235,3 +237,16 @@ async def test_work_in_flight_may_still_settle_while_paused(env: Env) -> None:
 async def test_a_job_that_is_not_the_callers_cannot_be_stopped(env: Env) -> None:
     with pytest.raises(NotFound):
         await runs.stop(env, CALLER, a_ulid(5))
+
+
+async def test_a_stop_is_not_complete_before_unseen_workers_had_their_time(
+    env: Env, autojump_clock: MockClock
+) -> None:
+    patient = replace(env, policy=replace(env.policy, unseen_s=4.0))
+    accepted = await submit(patient, 2)
+    began_at = trio.current_time()
+
+    stopped = await runs.stop(patient, CALLER, accepted.job.job_id)
+
+    assert stopped.receipt.complete
+    assert trio.current_time() - began_at >= 4.0

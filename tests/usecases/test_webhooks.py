@@ -27,7 +27,7 @@ class Receiver:
     outcome: Delivered | NotDelivered = field(default_factory=lambda: Delivered(200))
     heard: list[Message] = field(default_factory=list)
 
-    async def resolve(self, webhook: Webhook) -> Unresolved | None:
+    async def resolve(self, webhook: Webhook, partition: str) -> Unresolved | None:
         return self.unresolved
 
     async def deliver(self, message: Message) -> Delivered | NotDelivered:

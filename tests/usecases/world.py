@@ -182,6 +182,7 @@ async def _judged(
 ) -> tasks.Finish | tasks.Retry:
     if isinstance(outcome, NotScraped):
         return tasks.judge_failure(env, job, ref, task, outcome)
+    assert isinstance(outcome, Scraped), "these tests defer nothing"
     result = await tasks.store_body(env, ref, task, outcome)
     return tasks.judge_success(env, ref, task, outcome, result)
 

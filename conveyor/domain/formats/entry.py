@@ -113,7 +113,7 @@ def safe_stem(task_id: str) -> str:
 def checked_body(entry: Entry) -> bytes:
     assert entry.body is not None
     if hashlib.sha256(entry.body).hexdigest() != entry.sha256:
-        raise DamagedBody(f"the body of task {entry.task.task_id} is damaged")
+        raise DamagedBody(f"the stored body of task {entry.task.task_id} is damaged")
     return entry.body
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from conveyor.domain import limits
+from conveyor.domain.clocks import is_unreal as is_ahead
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.randomness import Random
 from conveyor.engines.aws.dynamo.together import together
@@ -24,6 +25,8 @@ SKEW_S = 5.0
 ROUNDS_MAX = 20
 
 _REFUSED = "ConditionalCheckFailedException"
+# Longer than a call is on its way, all of its attempts included.
+_LATE_S = 120.0
 _DAY_S = 24 * 3600.0
 _HOUR_S = 3600.0
 _INTRODUCED_MAX = 10_000
@@ -90,8 +93,13 @@ class DynamoCoordinator:
         return await self._write(
             "PutItem",
             Item=slot.key | item,
-            ConditionExpression="attribute_not_exists(pk) OR expires_at <= :dead",
-            ExpressionAttributeValues={":dead": _number(now - self._skew_s)},
+            ConditionExpression=(
+                "attribute_not_exists(pk) OR expires_at <= :dead OR expires_at > :unreal"
+            ),
+            ExpressionAttributeValues={
+                ":dead": _number(now - self._skew_s),
+                ":unreal": _number(_latest_end(now)),
+            },
         )
 
     async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
@@ -100,7 +108,10 @@ class DynamoCoordinator:
     async def _enter(self, door: Door, ttl_s: float) -> LeaseId | None:
         now, clock = self._clock.now(), _key(f"Door#{door.name}", "next")
         row = await self._get(clock) if door.spacing_s else None
-        next_at = 0.0 if row is None else float(row["expires_at"]["N"])
+        seen_at = 0.0 if row is None else float(row["expires_at"]["N"])
+        # A worker sets this at most one spacing ahead: the clock of the writer was ahead.
+        is_unreal = is_ahead(seen_at, now=now, ttl_s=door.spacing_s + limits.HOST_SLACK_S)
+        next_at = now if is_unreal else seen_at
         if now < next_at - limits.HOST_SLACK_S:
             return None
         taken = await self._take(door.name, "", count_max=1, cap=door.cap, ttl_s=ttl_s)
@@ -110,7 +121,7 @@ class DynamoCoordinator:
             "PutItem",
             Item=clock | _life(max(next_at, now) + door.spacing_s),
             ConditionExpression="attribute_not_exists(pk) OR expires_at = :seen",
-            ExpressionAttributeValues={":seen": _number(next_at)},
+            ExpressionAttributeValues={":seen": _number(seen_at)},
         )
         if not was_next:
             await self.release(taken)
@@ -123,8 +134,9 @@ class DynamoCoordinator:
         return frozenset(lease_ids) - live
 
     async def _extend(self, slot: _Slot, ttl_s: float) -> bool:
-        """Never to an earlier end: a renewal that arrives late, or by a clock that was put back,
-        would give the slot of a holder at work to others (seed 3181)."""
+        """Never to an earlier end: a renewal that arrives late, or by a clock that was put back a
+        little, would give the slot of a holder at work to others (seed 3181). Only an end that lies
+        further ahead than a lease lives is brought back: others take such a slot for free."""
         now = self._clock.now()
         life = _life(now + ttl_s)
         is_longer = await self._write(
@@ -132,7 +144,8 @@ class DynamoCoordinator:
             Key=slot.key,
             UpdateExpression="SET expires_at = :expires_at, #ttl = :ttl",
             ConditionExpression=(
-                "#token = :token AND expires_at > :now AND expires_at <= :expires_at"
+                "#token = :token AND expires_at > :now"
+                " AND (expires_at <= :expires_at OR expires_at > :unreal)"
             ),
             ExpressionAttributeNames={"#ttl": "ttl", "#token": "token"},
             ExpressionAttributeValues={
@@ -140,6 +153,7 @@ class DynamoCoordinator:
                 ":ttl": life["ttl"],
                 ":token": {"S": slot.token},
                 ":now": _number(now),
+                ":unreal": _number(_latest_end(now)),
             },
         )
         return is_longer or await self._is_held(slot, now)
@@ -194,14 +208,16 @@ class DynamoCoordinator:
 
     async def _live(self, partition: str, skew_s: float = 0.0) -> list[Item]:
         """The rows of a partition that live, in the order of their keys."""
+        now = self._clock.now()
         params: dict[str, Any] = {
             "TableName": self._table,
             "ConsistentRead": True,
             "KeyConditionExpression": "pk = :pk",
-            "FilterExpression": "expires_at > :dead",
+            "FilterExpression": "expires_at > :dead AND expires_at <= :unreal",
             "ExpressionAttributeValues": {
                 ":pk": {"S": partition},
-                ":dead": _number(self._clock.now() - skew_s),
+                ":dead": _number(now - skew_s),
+                ":unreal": _number(_latest_end(now)),
             },
         }
         rows: list[Item] = []
@@ -235,6 +251,13 @@ def _slots(lease_ids: Sequence[LeaseId]) -> list[_Slot]:
 
 def _key(partition: str, sort: str) -> Item:
     return {"pk": {"S": partition}, "sk": {"S": sort}}
+
+
+def _latest_end(now: float) -> float:
+    """When a lease or a mark dies at the latest that was written by a right clock. What seems to
+    live for longer was written by one that was ahead, and is dead. A renewal may arrive late, so
+    `now` may lie back by as much."""
+    return now + max(limits.LEASE_TTL_S, limits.SIGHTING_TTL_S) + _LATE_S + limits.CLOCK_SKEW_S
 
 
 def _life(until: float) -> Item:

@@ -24,7 +24,8 @@ from conveyor.engines.aws.errors import NoAnswer
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.plane import LeanPlane
 from conveyor.engines.aws.queue import SqsQueue
-from conveyor.engines.aws.seam import CrashPoint, LayeredSeam, Plane, Seam
+from conveyor.engines.aws.seam import DEADLINE_S, CrashPoint, LayeredSeam, Plane, Seam
+from conveyor.engines.aws.secret_row import SecretRow
 from conveyor.engines.aws.workflows import StepFunctions
 from conveyor.net.pool import HttpPool
 from conveyor.net.slots import PoolLimits
@@ -59,6 +60,7 @@ class AwsEngine:
     bell: Doorbell
     meter: Meter
     workflows: StepFunctions
+    secret: SecretRow
 
 
 @asynccontextmanager
@@ -69,6 +71,7 @@ async def open_aws(
     random: Random,
     crash: CrashPoint | None = None,
     with_sdk: bool = False,
+    call_timeout_s: float = DEADLINE_S,
 ) -> AsyncGenerator[AwsEngine, None]:
     """NotSetUp when there are no keys, or `conveyor init` was never run. `with_sdk` has aioboto3
     make the calls, at ten times and more of the lean plane's cost."""
@@ -76,7 +79,9 @@ async def open_aws(
     meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
     # Endpoints are the operator's word: they may well be internal.
     pool_limits = PoolLimits(
-        connections_max=2 * CONNECTIONS_MAX, connections_per_origin_max=CONNECTIONS_MAX
+        connections_max=2 * CONNECTIONS_MAX,
+        connections_per_origin_max=CONNECTIONS_MAX,
+        trusts_peers=True,
     )
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(closing(HttpPool(TargetPolicy(allow_private=True), pool_limits)))
@@ -84,7 +89,9 @@ async def open_aws(
         plane: Plane = lean
         if with_sdk:
             plane = await stack.enter_async_context(open_boto_plane(access))
-        seam = LayeredSeam(plane=plane, random=random, meter=meter, crash=crash)
+        seam = LayeredSeam(
+            plane=plane, random=random, meter=meter, crash=crash, deadline_s=call_timeout_s
+        )
         yield await engine_on(seam, lean, names, clock=clock, random=random)
 
 
@@ -105,15 +112,23 @@ async def engine_on(
         bell=await _find_bell(seam, names, random),
         meter=meter,
         workflows=StepFunctions(seam),
+        secret=SecretRow(seam, names.table),
     )
 
 
-async def set_up(names: Names, *, clock: Clock, random: Random, body_days: int) -> Sequence[str]:
+async def set_up(
+    names: Names,
+    *,
+    clock: Clock,
+    random: Random,
+    body_days: int,
+    call_timeout_s: float = DEADLINE_S,
+) -> Sequence[str]:
     """Makes what is not there yet, and answers what there is; to do it again is fine."""
     access = await _found_access(clock)
     async with open_boto_plane(access) as plane:
         return await make_ready(
-            LayeredSeam(plane=plane, random=random),
+            LayeredSeam(plane=plane, random=random, deadline_s=call_timeout_s),
             names,
             region=access.region,
             body_days=body_days,

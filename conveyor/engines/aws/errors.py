@@ -32,6 +32,8 @@ class TurnedAway(Unavailable):
 class NotAllowed(TurnedAway):
     """Refused until an operator mends keys, rights or the bucket. The call did nothing."""
 
+    needs_operator = True
+
     def __init__(self, detail: str, *, code: str, status: int) -> None:
         super().__init__(detail)
         self.code = code

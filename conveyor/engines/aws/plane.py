@@ -39,6 +39,7 @@ from conveyor.net.errors import (
     FetchFailed,
     ForbiddenTarget,
     NameNotResolved,
+    OutOfResources,
     TlsFailed,
 )
 from conveyor.net.message import Request, Upload
@@ -56,7 +57,14 @@ _TARGETS = {
 _SIGNED_AS = {"stepfunctions": "states"}
 _CONTENT_TYPE = "application/x-amz-json-1.0"
 _ERROR_BODY_BYTES_MAX = 64 * 1024
-_UNSENT = (BadRequest, ConnectFailed, ForbiddenTarget, NameNotResolved, TlsFailed)
+_UNSENT = (
+    BadRequest,
+    ConnectFailed,
+    ForbiddenTarget,
+    NameNotResolved,
+    OutOfResources,
+    TlsFailed,
+)
 _SKEW_CODES = frozenset(
     {
         "InvalidSignatureException",

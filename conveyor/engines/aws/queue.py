@@ -95,7 +95,7 @@ class SqsQueue:
         return messages
 
     async def extend(self, messages: Sequence[Message], *, visibility_s: float) -> frozenset[str]:
-        now = self.clock.now()
+        now = self.clock.steady()
         held = self._still_held(messages)
         refused = await self._show_after(held, visibility_s)
         kept = [message for message in held if message.receipt not in refused]
@@ -129,7 +129,7 @@ class SqsQueue:
             raise AwsError(code, "sqs.SendMessageBatch refused a ref")
 
     async def _receive(self, run_id: RunId, count: int, visibility_s: float) -> list[Message]:
-        until = self.clock.now() + visibility_s
+        until = self.clock.steady() + visibility_s
         params = {
             "MaxNumberOfMessages": count,
             "VisibilityTimeout": _whole(visibility_s),
@@ -219,12 +219,12 @@ class SqsQueue:
         self._dry.discard(run_id)
 
     def _still_held(self, messages: Sequence[Message]) -> list[Message]:
-        now = self.clock.now()
+        now = self.clock.steady()
         return [message for message in messages if self._held.get(message.receipt, 0.0) > now]
 
     def _hold(self, messages: Sequence[Message], until: float) -> None:
         if len(self._held) >= HELD_MAX:
-            now = self.clock.now()
+            now = self.clock.steady()
             self._held = {receipt: end for receipt, end in self._held.items() if end > now}
         self._held.update({message.receipt: until for message in messages})
 

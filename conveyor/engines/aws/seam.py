@@ -13,12 +13,14 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
+from conveyor.domain import limits
 from conveyor.domain.randomness import Random
 from conveyor.engines.aws.errors import AwsError, NoAnswer, is_billed, is_lost, raise_translated
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.retrying import ATTEMPTS_MAX, RetryBudget, backoff_s, retry_cost
 
-DEADLINE_S = 10.0
+# A call of DynamoDB or SQS answers within milliseconds; ten seconds leave room for four retries.
+DEADLINE_S = float(limits.AWS_TIMEOUT_S)
 S3_DEADLINE_S = 60.0
 TRANSFER_DEADLINE_S = 3600.0
 
@@ -80,7 +82,11 @@ class CrashPoint(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayeredSeam:
-    """The seam over a plane. `budget` and `meter` are shared by all seams of a process."""
+    """The seam over a plane. `budget` and `meter` are shared by all seams of a process.
+
+    `deadline_s` is the time that a call has, all its attempts included; calls of S3 have at least
+    `S3_DEADLINE_S`.
+    """
 
     plane: Plane
     random: Random
@@ -88,11 +94,12 @@ class LayeredSeam:
     meter: Meter | None = None
     faults: Faults | None = None
     crash: CrashPoint | None = None
+    deadline_s: float = DEADLINE_S
 
     async def call(
         self, service: str, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
     ) -> Answer:
-        ends_at = trio.current_time() + deadline_s_of(service, params)
+        ends_at = trio.current_time() + self._deadline_s_of(service, params)
         return await self._persist(self._attempt, ends_at, service, operation, params, attempts_max)
 
     @asynccontextmanager
@@ -188,18 +195,17 @@ class LayeredSeam:
         if self.crash is not None:
             self.crash.passes(f"{service}.{operation}", "after")
 
+    def _deadline_s_of(self, service: str, params: Params) -> float:
+        """A long poll has its wait on top."""
+        if service == "s3":
+            return max(S3_DEADLINE_S, self.deadline_s)
+        return self.deadline_s + float(params.get("WaitTimeSeconds", 0))
+
     def _count_failure(
         self, service: str, operation: str, params: Params, error: AwsError | NoAnswer
     ) -> None:
         if self.meter is not None:
             self.meter.count_failure(service, operation, params, is_billed=is_billed(error))
-
-
-def deadline_s_of(service: str, params: Params) -> float:
-    """Long polls have their wait on top."""
-    if service == "s3":
-        return S3_DEADLINE_S
-    return DEADLINE_S + float(params.get("WaitTimeSeconds", 0))
 
 
 @contextmanager

@@ -31,9 +31,10 @@ import trio
 from conveyor.engines.embedded.errors import raise_translated_os
 from conveyor.engines.embedded.hands import Hands
 from conveyor.engines.embedded.packs import MARK, Packs, Place, packed_place, sync_directory
+from conveyor.engines.embedded.space import Space
 from conveyor.engines.embedded.streams import Scratch, aside, digest_file, fill
 from conveyor.ports.blobs import Stored
-from conveyor.ports.errors import BlobMissing, BlobTooLarge, Unavailable
+from conveyor.ports.errors import BlobMissing, BlobTooLarge, StorageDamaged, Unavailable
 
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,253}"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*\Z")
@@ -72,16 +73,19 @@ class _Put(msgspec.Struct, eq=False):
 
 
 class FileBlobs:
-    def __init__(self, root: Path, temp_dir: Path, random: Random, hands: Hands) -> None:
-        self._root = str(root)
-        self._temp_dir = str(temp_dir)
+    def __init__(self, data_dir: Path, random: Random, hands: Hands, space: Space) -> None:
+        self._root = str(data_dir / "blobs")
+        self._temp_dir = str(data_dir / "temp")
+        self._space = space
         self._hands = hands
         self._token = trio.lowlevel.current_trio_token()
         self._waiting: deque[_Put] = deque()
         self._threads_count = 0
         self._rest = trio.lowlevel.ParkingLot()
         self._durable_dirs = {self._root}
-        self._packs = Packs(self._root, random, self._make_directory, hands)
+        self._packs = Packs(
+            self._root, random, self._make_directory, hands, check_room=space.check_body
+        )
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
         _refuse_packed(key)
@@ -99,7 +103,7 @@ class FileBlobs:
     async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
         _refuse_packed(key)
         directory, path = self._place(key)
-        scratch = await aside(self._hands, Scratch, self._temp_name())
+        scratch = await aside(self._hands, Scratch, self._temp_name(), self._space.check_body)
         try:
             await fill(self._hands, scratch, pieces)
             await aside(self._hands, self._land, scratch.path, directory, path)
@@ -138,6 +142,9 @@ class FileBlobs:
             return await self.put(f"{prefix}/{name}", parts)
         return await self._packs.add(prefix, parts)
 
+    def check_room(self) -> None:
+        self._space.check_fetch()
+
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         place = place_in(self._root, key)
         left = place.size_bytes - start
@@ -156,6 +163,8 @@ class FileBlobs:
                 # A short piece is the last one: a body never grows.
                 size = min(left, _PIECE_BYTES) if len(piece) == _PIECE_BYTES else 0
                 piece = await self._hands.do(file.read, size) if size else b""
+            if 0 < left < _NO_END // 2:
+                raise StorageDamaged(f"{key} has {left} bytes too few")
         except OSError as error:
             raise_translated_os(error)
         finally:
@@ -163,6 +172,7 @@ class FileBlobs:
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
         _check(prefix)
+        self._packs.release(prefix)
         gone = 0
         try:
             while removed := await self._hands.do(self._delete_some, prefix):
@@ -211,6 +221,7 @@ class FileBlobs:
         return batch
 
     def _write(self, put: _Put) -> None:
+        self._space.check_body(sum(map(len, put.parts)))
         put.temp = self._temp_name()
         put.descriptor = os.open(put.temp, _NEW_FILE, 0o600)
         digest, size_bytes = hashlib.sha256(), 0
@@ -256,8 +267,12 @@ class FileBlobs:
         return digest
 
     def _make_directory(self, directory: str) -> None:
-        """Makes the directory and its parents; a name is durable once its directory is synced."""
-        if directory not in self._durable_dirs:
+        """Makes the directory and its parents; a name is durable once its directory is synced.
+
+        The root itself is never made again: where it is missing, its volume may not be mounted.
+        """
+        is_durable = directory in self._durable_dirs
+        if not is_durable or (directory != self._root and not os.path.isdir(directory)):
             parent = os.path.dirname(directory)
             self._make_directory(parent)
             with suppress(FileExistsError):

@@ -1,4 +1,7 @@
-"""SqliteCoordinator: leases and marks as rows, counted and taken in one step (SPEC 6.7)."""
+"""SqliteCoordinator: leases and marks as rows, counted and taken in one step (SPEC 6.7).
+
+Instants are those of the steady clock, which all processes of a machine share.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class SqliteCoordinator:
     async def acquire(
         self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
     ) -> list[LeaseId]:
-        now = self._clock.now()
+        now = self._clock.steady()
         minted = [LeaseId(f"{self._random.getrandbits(128):032x}") for _ in range(count_max)]
 
         def op(connection: sqlite3.Connection) -> list[LeaseId]:
@@ -54,7 +57,7 @@ class SqliteCoordinator:
         return await self._database.write(op)
 
     async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
-        now = self._clock.now()
+        now = self._clock.steady()
         minted = [LeaseId(f"{self._random.getrandbits(128):032x}") for _ in doors]
 
         def op(connection: sqlite3.Connection) -> list[LeaseId | None]:
@@ -67,7 +70,7 @@ class SqliteCoordinator:
         return await self._database.write(op)
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
-        now = self._clock.now()
+        now = self._clock.steady()
 
         def op(connection: sqlite3.Connection) -> frozenset[LeaseId]:
             return frozenset(
@@ -85,7 +88,7 @@ class SqliteCoordinator:
         await self._database.write(op)
 
     async def count(self, run_id: RunId) -> int:
-        now = self._clock.now()
+        now = self._clock.steady()
 
         def op(connection: sqlite3.Connection) -> int:
             (live_count,) = connection.execute(_COUNT_LIVE, (run_id, now)).fetchone()
@@ -94,7 +97,7 @@ class SqliteCoordinator:
         return await self._database.glance(op)
 
     async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
-        now = self._clock.now()
+        now = self._clock.steady()
         rows = [(subject, owner, text, now + ttl_s) for subject, text in marks.items()]
 
         def op(connection: sqlite3.Connection) -> None:
@@ -104,7 +107,7 @@ class SqliteCoordinator:
         await self._database.write(op)
 
     async def marks_on(self, subject: str) -> list[str]:
-        now = self._clock.now()
+        now = self._clock.steady()
 
         def op(connection: sqlite3.Connection) -> list[str]:
             return [text for (text,) in connection.execute(_MARKS, (subject, now))]
@@ -123,6 +126,8 @@ def _enter(
 ) -> bool:
     """Who is behind a door has a lease of a pool of its own, which is no run's."""
     (next_at,) = connection.execute(_NEXT_AT, (door.name,)).fetchone() or (0.0,)
+    if next_at > now + door.spacing_s + limits.HOST_SLACK_S:
+        next_at = now  # Left by a machine that was up for longer: nobody steps so far ahead.
     if door.spacing_s and now < next_at - limits.HOST_SLACK_S:
         return False
     if not _free_count(connection, door.name, door.cap, now):

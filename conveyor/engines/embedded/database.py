@@ -6,18 +6,29 @@ A row by its key is read where the caller stands, on the Trio thread: 30 us, whe
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from sqlite3 import Connection
 
 import trio
 
-from conveyor.engines.embedded.errors import SqliteTooOld, is_busy, raise_translated
+from conveyor.engines.embedded import vacuum
+from conveyor.engines.embedded.errors import (
+    SqliteTooOld,
+    is_busy,
+    is_full,
+    raise_translated,
+    unusable,
+)
 from conveyor.engines.embedded.hands import Hands
+from conveyor.engines.embedded.health import Health
+from conveyor.engines.embedded.space import Space
 from conveyor.engines.embedded.writer import Op, T, Writer
+from conveyor.ports.errors import Unavailable
 
 _SWITCH_INTERVAL_S = 0.0001
 _READERS_MAX = 4
@@ -25,6 +36,15 @@ WRITER_CACHE_KIB = 49152
 _READER_CACHE_KIB = 4096
 _SQLITE_MIN = (3, 37, 0)  # STRICT tables.
 _BUSY_MS = 10_000
+# Pages of the log after which it is copied into the database: many save work; while the disk is
+# full, few keep the log short.
+_CHECKPOINT_PAGES = 4000
+_FULL_CHECKPOINT_PAGES = 250
+# In one go, so that rows that go by the hundred thousand do not hold up everything else.
+_SHRINK_STEPS_MAX = 32
+# A log that rests is cut off above this: below, it would only be grown again.
+_LOG_BYTES_MAX = 1024 * 1024
+_TIDY_BUSY_MS = 1000
 
 PRAGMAS = (
     "PRAGMA synchronous = FULL",
@@ -32,17 +52,23 @@ PRAGMAS = (
     "PRAGMA temp_store = MEMORY",
     # What was deleted is overwritten where that costs no further page.
     "PRAGMA secure_delete = FAST",
-    "PRAGMA wal_autocheckpoint = 4000",
+    f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}",
 )
 
 
 class Database:
     """Reads see whatever was committed before them, by any process."""
 
-    def __init__(self, path: Path, writer: Writer, hands: Hands) -> None:
+    def __init__(self, connection: Connection, path: Path, hands: Hands, space: Space) -> None:
+        writer = Writer(connection, hands, on_error=self._on_error, on_commit=self._on_commit)
         self.write = writer.write
         self.write_in_company = writer.write_in_company
         self.apply = writer.apply
+        self.health = Health(path)
+        self._writing = connection
+        self._space = space
+        self._is_short_of_room = False
+        self._changes_seen = -1
         self._path = path
         self._hands = hands
         self._glancing = _connect_reader(path, busy_ms=0)
@@ -56,6 +82,7 @@ class Database:
             return op(self._glancing)
         except sqlite3.Error as error:
             if not is_busy(error):
+                self.health.note(error)
                 raise_translated(error)
         return await self.read(op)
 
@@ -64,7 +91,36 @@ class Database:
         try:
             return await self._hands.do(self._read, op, limiter=self._limiter)
         except sqlite3.Error as error:
+            self.health.note(error)
             raise_translated(error)
+
+    def _on_error(self, error: BaseException) -> bool:
+        """Whether a failed group may try again: the disk is full, and the reserve made room."""
+        self.health.note(error)
+        return is_full(error) and self._make_room()
+
+    def _make_room(self) -> bool:
+        self._is_short_of_room = True
+        self._writing.execute(f"PRAGMA wal_autocheckpoint = {_FULL_CHECKPOINT_PAGES}")
+        return self._space.release()
+
+    async def tidy(self) -> None:
+        """Gives back what is not needed: pages of the file, a long log; makes the reserve again."""
+        if self._space.restore() and self._is_short_of_room:
+            self._is_short_of_room = False
+            pragma = f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}"
+            await self.write(lambda connection: connection.execute(pragma))
+        changes = self._writing.total_changes
+        is_resting, self._changes_seen = changes == self._changes_seen, changes
+        try:
+            await self._hands.do(_tidy_file, self._path, is_resting)
+        except sqlite3.Error as error:
+            if not is_busy(error):
+                self.health.note(error)
+                raise_translated(error)
+
+    def _on_commit(self) -> None:
+        self.health.note_commit()
 
     def _read(self, op: Op[T]) -> T:
         try:
@@ -83,20 +139,19 @@ class Database:
 
 @asynccontextmanager
 async def open_database(
-    path: Path, prepare: Callable[[Connection], None], hands: Hands
+    path: Path, prepare: Callable[[Connection], None], hands: Hands, space: Space
 ) -> AsyncIterator[Database]:
     """Opens the file, has `prepare` look after it before anybody else, and closes it cleanly."""
-    connection = await hands.do(_prepared, path, prepare)
+    connection = await hands.do(_prepared, path, prepare, space)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        writer = Writer(connection, hands)
-        database = Database(path, writer, hands)
+        database = Database(connection, path, hands, space)
         try:
             yield database
         finally:
             with trio.CancelScope(shield=True):
-                await writer.write(lambda _: None)  # Whatever began to be written ends first.
+                await database.write(lambda _: None)  # Waits for the group being written.
             database.close()
     finally:
         sys.setswitchinterval(interval_s)
@@ -105,20 +160,60 @@ async def open_database(
             await hands.do(connection.close)
 
 
-def _prepared(path: Path, prepare: Callable[[Connection], None]) -> Connection:
+def _prepared(path: Path, prepare: Callable[[Connection], None], space: Space) -> Connection:
     if sqlite3.sqlite_version_info < _SQLITE_MIN:
         raise SqliteTooOld(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 is needed")
     with ExitStack() as on_failure:
         try:
+            _make_private_file(path)
             connection = _connect(path, cache_kib=WRITER_CACHE_KIB, busy_ms=_BUSY_MS)
             on_failure.callback(connection.close)
+            # Holds for a file without tables; an older one keeps what it has (see vacuum.py).
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
-            prepare(connection)
+            _prepare(connection, prepare, space)
             connection.execute("PRAGMA busy_timeout = 0")  # The writer does its own waiting.
-        except sqlite3.Error as error:
-            raise_translated(error)
+        except (sqlite3.Error, OSError) as error:
+            if is_busy(error):
+                raise Unavailable(f"SQLite: {error}") from error
+            raise unusable(path, error) from error
         on_failure.pop_all()
     return connection
+
+
+def _prepare(connection: Connection, prepare: Callable[[Connection], None], space: Space) -> None:
+    """Once more with the reserve where the disk is full: an owner comes to delete something."""
+    try:
+        prepare(connection)
+    except sqlite3.Error as error:
+        if not is_full(error) or not space.release():
+            raise
+        if connection.in_transaction:
+            connection.rollback()
+        prepare(connection)
+
+
+def _tidy_file(path: Path, is_resting: bool) -> None:
+    """On a connection of its own: the writer waits for it as for another process."""
+    connection = _connect(path, cache_kib=_READER_CACHE_KIB, busy_ms=_TIDY_BUSY_MS)
+    try:
+        steps = 0
+        while steps < _SHRINK_STEPS_MAX and vacuum.free_pages(connection):
+            vacuum.shrink_step(connection)
+            steps += 1
+        # The file itself shrinks with the log. Who writes on fills that again at once.
+        is_long = os.stat(f"{path}-wal").st_size > _LOG_BYTES_MAX
+        if steps or (is_resting and is_long):
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    finally:
+        connection.close()
+
+
+def _make_private_file(path: Path) -> None:
+    """SQLite gives its log and its shared memory the mode of the database. A file that exists is
+    not opened: to close it again would drop the locks of this process."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _connect_reader(path: Path, *, busy_ms: int) -> Connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -15,15 +16,21 @@ import trio
 from conveyor.engines.embedded.blobs import FileBlobs
 from conveyor.engines.embedded.coordinator import SqliteCoordinator
 from conveyor.engines.embedded.database import open_database
-from conveyor.engines.embedded.errors import WrongSchema
+from conveyor.engines.embedded.errors import WrongSchema, is_full, unusable
 from conveyor.engines.embedded.hands import Hands, Threads
+from conveyor.engines.embedded.health import Health
 from conveyor.engines.embedded.migrations import check_current, migrate
 from conveyor.engines.embedded.owner import owning
 from conveyor.engines.embedded.packs import sync_directory
+from conveyor.engines.embedded.private import make_private_directory, take_files_from_others
 from conveyor.engines.embedded.queue import SqliteQueue
 from conveyor.engines.embedded.recovery import recover
+from conveyor.engines.embedded.space import Space
 from conveyor.engines.embedded.store import SqliteStore
+from conveyor.engines.embedded.vacuum import rewrite_once
 from conveyor.ports.clock import Clock
+
+log = logging.getLogger(__name__)
 
 _DATABASE = "conveyor.db"
 
@@ -36,6 +43,7 @@ class EmbeddedEngine:
     queue: SqliteQueue
     blobs: FileBlobs
     coordinator: SqliteCoordinator
+    health: Health
 
 
 @asynccontextmanager
@@ -49,11 +57,13 @@ async def open_engine(
 
     def prepare(connection: sqlite3.Connection) -> None:
         migrate(connection)
-        recover(connection, clock.now())
+        rewrite_once(connection, space)
+        _recover_if_there_is_room(connection, clock)
 
+    hands = hands or Threads()
+    space = Space(data_dir, hands)
     with owning(data_dir, role=owner, now=clock.now()):
-        hands = hands or Threads()
-        await hands.do(_make_places, data_dir)
+        await hands.do(_make_places, data_dir, space)
         async with _serving(data_dir, prepare, clock, random, hands) as engine:
             yield engine
 
@@ -77,25 +87,46 @@ async def _serving(
     random: Random,
     hands: Hands,
 ) -> AsyncIterator[EmbeddedEngine]:
-    async with open_database(data_dir / _DATABASE, prepare, hands) as database:
-        blobs = FileBlobs(data_dir / "blobs", data_dir / "temp", random, hands)
+    space = Space(data_dir, hands)
+    async with open_database(data_dir / _DATABASE, prepare, hands, space) as database:
+        blobs = FileBlobs(data_dir, random, hands, space)
         try:
             yield EmbeddedEngine(
-                store=SqliteStore(database, clock),
+                store=SqliteStore(database, clock, space),
                 queue=SqliteQueue(database, clock),
                 blobs=blobs,
                 coordinator=SqliteCoordinator(database, clock, random),
+                health=database.health,
             )
         finally:
             with trio.CancelScope(shield=True):
                 await blobs.wait_until_at_rest()
 
 
-def _make_places(data_dir: Path) -> None:
-    """Makes the places for bodies, and removes bodies that were never finished."""
-    for name in ("blobs", "temp"):
-        (data_dir / name).mkdir(mode=0o700, exist_ok=True)
-    for entry in os.scandir(data_dir / "temp"):
-        os.unlink(entry)
-    for directory in (data_dir, data_dir.absolute().parent):
-        sync_directory(str(directory))
+def _recover_if_there_is_room(connection: sqlite3.Connection, clock: Clock) -> None:
+    """Without room the directory is served all the same, to be read and to be deleted from: what
+    dead processes held lapses by itself."""
+    try:
+        recover(connection, now=clock.now(), steady=clock.steady())
+    except sqlite3.Error as error:
+        if not is_full(error):
+            raise
+        if connection.in_transaction:
+            connection.rollback()
+        log.warning("the disk is full: claims of ended processes lapse by themselves")
+
+
+def _make_places(data_dir: Path, space: Space) -> None:
+    """Makes the places for bodies, all of them private, and removes bodies that were never
+    finished."""
+    try:
+        take_files_from_others(data_dir)
+        for name in ("blobs", "temp"):
+            make_private_directory(data_dir / name)
+        for entry in os.scandir(data_dir / "temp"):
+            os.unlink(entry)
+        space.prepare()
+        for directory in (data_dir, data_dir.absolute().parent):
+            sync_directory(str(directory))
+    except OSError as error:
+        raise unusable(data_dir, error) from error

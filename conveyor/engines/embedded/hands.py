@@ -6,20 +6,30 @@ not wait for threads, can do it on the spot instead.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import outcome
 import trio
 
 from conveyor.engines.embedded.errors import is_busy
+from conveyor.ports.errors import is_resource_shortage
 
 T = TypeVar("T")
 
 _TURN_POLL_S = 0.0003
 _TURN_POLLS_MAX = 30_000
+
+
+class Volume(msgspec.Struct, frozen=True):
+    """How much a file system holds, and how much of it may still be used."""
+
+    free_bytes: int
+    total_bytes: int
 
 
 class Hands(Protocol):
@@ -28,6 +38,7 @@ class Hands(Protocol):
     - What `do` and `start` are given is done once, and its outcome comes back on the Trio thread.
     - `start_in_turn` does work that another process may hold up, when that lets it.
     - `linger` is for work that is being done here: it may wait for company.
+    - `measure_volume` answers at once, for the volume that holds the directory.
     """
 
     async def do(
@@ -44,6 +55,8 @@ class Hands(Protocol):
 
     def linger(self, seconds: float) -> None: ...
 
+    def measure_volume(self, directory: str) -> Volume: ...
+
 
 class Threads:
     """The hands of a real process."""
@@ -51,7 +64,12 @@ class Threads:
     async def do(
         self, work: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
     ) -> T:
-        return await trio.to_thread.run_sync(work, *arguments, limiter=limiter)
+        try:
+            return await trio.to_thread.run_sync(work, *arguments, limiter=limiter)
+        except RuntimeError as error:
+            if not is_resource_shortage(error):
+                raise
+            return work(*arguments)  # As in `start`.
 
     def start(self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]) -> None:
         token = trio.lowlevel.current_trio_token()
@@ -59,7 +77,14 @@ class Threads:
         def deliver(result: outcome.Outcome[T]) -> None:
             token.run_sync_soon(then, result)
 
-        trio.lowlevel.start_thread_soon(work, deliver)
+        try:
+            trio.lowlevel.start_thread_soon(work, deliver)
+        except RuntimeError as error:
+            if not is_resource_shortage(error):
+                raise
+            # The system gives no thread. Those who wait for the work would wait for ever: it is
+            # done here, and holds up everything else for as long as the disk takes.
+            deliver(outcome.capture(work))
 
     def start_in_turn(
         self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
@@ -78,3 +103,7 @@ class Threads:
 
     def linger(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def measure_volume(self, directory: str) -> Volume:
+        found = os.statvfs(directory)
+        return Volume(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from conveyor.engines.embedded.errors import DataDirInUse, DataDirUnusable
+from conveyor.engines.embedded.private import make_private_directory
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ def owning(data_dir: Path, *, role: str, now: float) -> Iterator[None]:
 
 def _open_lock(data_dir: Path) -> int:
     try:
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(data_dir)
         return os.open(data_dir / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise DataDirUnusable(
@@ -49,9 +50,16 @@ def _open_lock(data_dir: Path) -> int:
 
 
 def _introduce(data_dir: Path, owner: Owner) -> None:
+    """On a full disk there is no introduction, and none is better than that of somebody else."""
     draft = data_dir / "owner.json.new"
-    draft.write_bytes(msgspec.json.encode(owner))
-    draft.replace(data_dir / "owner.json")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(owner))
+        draft.replace(data_dir / "owner.json")
+    except OSError:
+        for path in (draft, data_dir / "owner.json"):
+            path.unlink(missing_ok=True)
 
 
 def _in_use(data_dir: Path) -> DataDirInUse:

@@ -10,10 +10,11 @@ The key of a packed body names its place: `<prefix>/pack.<name>.<offset>.<size>`
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 import msgspec
@@ -28,6 +29,9 @@ from conveyor.ports.errors import Unavailable
 MARK = "pack."
 PACK_BYTES_MAX = 512 * 1024 * 1024
 _OPEN_MAX = 64
+# A pack that nothing was added to for so long is closed: a file that is deleted, by whichever
+# process, keeps its room for as long as somebody has it open.
+REST_S = 15.0
 _GROUP_MAX = 256
 _LINGER_S = 0.006  # One body rarely comes alone: a short wait makes one sync of several.
 _PARTS_MAX = 1024  # What one writev takes.
@@ -62,22 +66,32 @@ class _Pack(msgspec.Struct, eq=False):
     name: str
     descriptor: int
     size_bytes: int = 0
+    is_resting: bool = False
 
 
 class Packs:
     """Only one group is being written at a time, by one thread; the packs are that thread's."""
 
     def __init__(
-        self, root: str, random: Random, make_directory: Callable[[str], None], hands: Hands
+        self,
+        root: str,
+        random: Random,
+        make_directory: Callable[[str], None],
+        hands: Hands,
+        *,
+        check_room: Callable[[int], None],
     ) -> None:
         self._root = root
         self._random = random
         self._make_directory = make_directory
         self._hands = hands
+        self._check_room = check_room
         self._token = trio.lowlevel.current_trio_token()
         self._waiting: deque[_Add] = deque()
         self._packs: OrderedDict[str, _Pack] = OrderedDict()
         self._is_writing = False
+        self._is_watching = False
+        self._released: set[str] = set()
         self._rest = trio.lowlevel.ParkingLot()
 
     async def add(self, prefix: str, parts: Sequence[bytes]) -> Stored:
@@ -92,6 +106,12 @@ class Packs:
         except OSError as error:
             raise_translated_os(error)
         return stored
+
+    def release(self, prefix: str) -> None:
+        """Closes the packs at or under the prefix; what is being written to is closed after."""
+        self._released.add(prefix)
+        if not self._is_writing:
+            self._close_released()
 
     async def wait_until_at_rest(self) -> None:
         while self._is_writing:
@@ -109,10 +129,31 @@ class Packs:
             self._rest.unpark_all()
 
     def _end(self, group: outcome.Outcome[list[_Add]]) -> None:
+        self._close_released()
         self._begin()
+        if self._packs and not self._is_watching:
+            self._is_watching = True
+            trio.lowlevel.spawn_system_task(self._close_those_at_rest)
         for add in group.unwrap():
             if add.task is not None:
                 trio.lowlevel.reschedule(add.task, add.result)
+
+    async def _close_those_at_rest(self) -> None:
+        """Ends when no pack is open. A pack that is used says so: it is marked at each look."""
+        while self._packs:
+            await trio.sleep(REST_S)
+            if self._is_writing:
+                continue
+            for prefix, pack in list(self._packs.items()):
+                if pack.is_resting:
+                    self._close(prefix)
+                pack.is_resting = True
+        self._is_watching = False
+
+    def _close_released(self) -> None:
+        released, self._released = self._released, set()
+        for prefix in [each for each in self._packs if _is_under(each, released)]:
+            self._close(prefix)
 
     def _write_group(self) -> list[_Add]:
         self._hands.linger(_LINGER_S)
@@ -130,6 +171,7 @@ class Packs:
         return group
 
     def _write(self, prefix: str, adds: Sequence[_Add]) -> None:
+        self._check_room(sum(len(part) for add in adds for part in add.parts))
         pack = self._pack_of(prefix)
         offset = pack.size_bytes
         stored: list[Stored] = []
@@ -143,6 +185,9 @@ class Packs:
             offset += size_bytes
         _append(pack.descriptor, [part for add in adds for part in add.parts if part])
         os.fdatasync(pack.descriptor)
+        if not os.fstat(pack.descriptor).st_nlink:
+            # Somebody removed the file: what was written to it goes with this descriptor.
+            raise FileNotFoundError(errno.ENOENT, "the pack was removed", pack.name)
         pack.size_bytes = offset
         for add, where in zip(adds, stored, strict=True):
             add.result = outcome.Value(where)
@@ -150,6 +195,7 @@ class Packs:
     def _pack_of(self, prefix: str) -> _Pack:
         pack = self._packs.get(prefix)
         if pack is not None and pack.size_bytes < PACK_BYTES_MAX:
+            pack.is_resting = False
             self._packs.move_to_end(prefix)
             return pack
         self._close(prefix)
@@ -179,6 +225,10 @@ def packed_place(root: str, key: str) -> Place | None:
         return None
     name, offset, size_bytes = last.removeprefix(MARK).split(".")
     return Place(_path(root, prefix, name), int(offset), int(size_bytes))
+
+
+def _is_under(prefix: str, tops: Collection[str]) -> bool:
+    return any(prefix == top or prefix.startswith(f"{top}/") for top in tops)
 
 
 def _path(root: str, prefix: str, name: str) -> str:

@@ -1,6 +1,8 @@
 """SqliteQueue: one table of messages for all runs, in the same database as the rows (SPEC 6.1).
 
-A message is visible once `visible_at` has come, and that is also its place in the queue. Its
+A message is visible once `visible_at` has come, and that is also its place in the queue. Instants
+here are those of the steady clock, which all processes of a machine share: setting the wall clock
+neither hides nor shows a message. Its
 receipt is its id and its count of receives, so the next receive makes the old receipt void.
 """
 
@@ -70,7 +72,7 @@ class SqliteQueue:
             pass
 
     async def send(self, refs: Sequence[TaskRef]) -> None:
-        now = self._clock.now()
+        now = self._clock.steady()
 
         def op(connection: sqlite3.Connection) -> RunId | None:
             for run_id in dict.fromkeys(ref.run_id for ref in refs):
@@ -84,7 +86,7 @@ class SqliteQueue:
             raise QueueGone(gone)
 
     async def receive(self, run_id: RunId, *, count_max: int, visibility_s: float) -> list[Message]:
-        now = self._clock.now()
+        now = self._clock.steady()
 
         def op(connection: sqlite3.Connection) -> list[_Taken] | None:
             queue_id = _queue_id(connection, run_id)
@@ -117,7 +119,7 @@ class SqliteQueue:
         await self._hide([message.receipt for message in messages], for_s=delay_s, in_hand=0)
 
     async def depth(self, run_id: RunId) -> Depth:
-        now = self._clock.now()
+        now = self._clock.steady()
 
         def op(connection: sqlite3.Connection) -> Depth:
             visible, total = connection.execute(_DEPTH, (now, run_id)).fetchone()
@@ -128,7 +130,7 @@ class SqliteQueue:
 
     async def _hide(self, receipts: list[str], *, for_s: float, in_hand: int) -> frozenset[str]:
         """Hides messages for so long; answers the receipts that no longer speak."""
-        visible_at = self._clock.now() + for_s
+        visible_at = self._clock.steady() + for_s
         delivered = [(receipt, *_parse(receipt)) for receipt in receipts]
 
         def op(connection: sqlite3.Connection) -> frozenset[str]:

@@ -16,17 +16,24 @@ from conveyor.domain.changes import (
     ANY,
     AnyKey,
     Applied,
+    BatchKey,
     Change,
     Chunk,
     Delete,
+    ExportKey,
     Guard,
+    InputKey,
     Insert,
+    JobKey,
     Key,
     Missing,
     R,
     Row,
+    RunKey,
+    ScheduleKey,
     Stale,
     StatsKey,
+    TaskKey,
     Update,
     Verdict,
     Write,
@@ -49,9 +56,12 @@ from conveyor.engines.embedded.rows import (
     STATS,
     TASKS,
 )
+from conveyor.engines.embedded.space import Space
 from conveyor.engines.embedded.tallies import apply_tallies
 from conveyor.ports.clock import Clock
 
+# Between two looks at what the file can give back, well within a minute of a delete.
+_TIDY_S = 10.0
 _SLICE_ROWS = 500  # Removed in one step: about 5 ms during which nothing else runs.
 
 # Runs come last: only their rows tell whose the tasks are.
@@ -70,13 +80,19 @@ _SCRUBBED = (
     (RUNS, _OF_JOB, _OF_RUN),
 )
 
+# What makes a data directory grow. Everything else, deletes above all, may use the room that is
+# kept for it.
+_NEW_WORK = (BatchKey, ExportKey, InputKey, JobKey, RunKey, ScheduleKey, TaskKey)
+
 _EXPIRING = ("key_records", "events")
 
 
 class SqliteStore:
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, space: Space) -> None:
         self._database = database
         self._clock = clock
+        self._space = space
+        self._tidied_at = 0.0
 
     async def read(self, key: Key[R]) -> R | None:
         def op(connection: sqlite3.Connection) -> Any:
@@ -85,18 +101,21 @@ class SqliteStore:
         return cast("R | None", await self._database.glance(op))
 
     async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
-        now = self._clock.now()
+        now = self._clock.steady()
 
         if len(changes) > 1 and all(map(is_tally, changes)):
             return await self._database.write_in_company(
                 lambda connection: apply_tallies(connection, changes, _refuse)
             )
+        if any(map(_is_new_work, changes)):
+            self._space.check_new()
         return await self._database.write(
             lambda connection: [_apply(connection, change, now) for change in changes]
         )
 
     async def put_chunk(self, chunk: Chunk) -> Verdict:
-        now = self._clock.now()
+        self._space.check_new()
+        now = self._clock.steady()
         return await self._database.write(lambda connection: _put_chunk(connection, chunk, now))
 
     async def find(self, query: Query[Q]) -> list[Q]:
@@ -127,7 +146,21 @@ class SqliteStore:
                 for name in _EXPIRING
             )
 
-        return await self._database.write(op)
+        gone = await self._database.write(op)
+        await self._tidy(now)
+        return gone
+
+    async def _tidy(self, now: float) -> None:
+        # A clock that was put back must not end it for a day.
+        if not 0 <= now - self._tidied_at < _TIDY_S:
+            self._tidied_at = now
+            await self._database.tidy()
+
+
+def _is_new_work(change: Change) -> bool:
+    return any(
+        isinstance(write, Insert) and isinstance(write.key, _NEW_WORK) for write in change.writes
+    )
 
 
 def _apply(connection: sqlite3.Connection, change: Change, now: float) -> Verdict:

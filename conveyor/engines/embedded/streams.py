@@ -24,8 +24,9 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 class Scratch:
     """A file in the making, which is gone unless it was kept. Used by one thread at a time."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, check_room: Callable[[int], None]) -> None:
         self.path = path
+        self._check_room = check_room
         self.size_bytes = 0
         self._descriptor = os.open(path, _NEW_FILE, 0o600)
         self._digest = hashlib.sha256()
@@ -35,6 +36,7 @@ class Scratch:
         return self._digest.hexdigest()
 
     def write(self, pieces: list[bytes]) -> None:
+        self._check_room(sum(map(len, pieces)))
         for piece in pieces:
             self._digest.update(piece)
             self.size_bytes += len(piece)

@@ -78,8 +78,18 @@ class Writer:
     is rolled back and all of it runs again, one by one, so that only the culprit fails.
     """
 
-    def __init__(self, connection: sqlite3.Connection, hands: Hands | None = None) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        hands: Hands | None = None,
+        *,
+        on_error: Callable[[BaseException], bool] = lambda _: False,
+        on_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_error` is told why a group failed, and answers whether it is worth another try."""
         self._connection = connection
+        self._on_error = on_error
+        self._on_commit = on_commit
         self._hands = hands or Threads()
         self._token = trio.lowlevel.current_trio_token()
         self._waiting: deque[_Waiter] = deque()
@@ -142,7 +152,7 @@ class Writer:
         begun = outcome.capture(self._begin_immediate)
         if isinstance(begun, outcome.Error) and is_busy(begun.error):
             # Another process writes. Waiting for it is not for the Trio thread.
-            self._hands.start_in_turn(self._begin_immediate, self._begun)
+            self._start(self._hands.start_in_turn, self._begin_immediate, self._begun)
         else:
             self._begun(begun)
 
@@ -194,21 +204,34 @@ class Writer:
         if self._connection.total_changes == self._changes_before:
             self._end(outcome.capture(self._commit))
         else:
-            self._hands.start(self._commit, self._end)
+            self._start(self._hands.start, self._commit, self._end)
+
+    def _start(
+        self,
+        start: Callable[[Callable[[], None], Callable[[outcome.Outcome[Any]], None]], None],
+        work: Callable[[], None],
+        then: Callable[[outcome.Outcome[Any]], None],
+    ) -> None:
+        """A process that is out of threads or memory tells its writers so: none waits for ever."""
+        try:
+            start(work, then)
+        except (RuntimeError, MemoryError) as error:
+            then(outcome.Error(Unavailable(f"no thread could be started: {error}")))
 
     def _end(self, ended: outcome.Outcome[Any]) -> None:
         group = self._in_group()
-        if isinstance(ended, outcome.Value):
-            self._go_on()
-        else:
+        if isinstance(ended, outcome.Error):
             if self._connection.in_transaction:
                 self._connection.rollback()
-            if len(group) > 1:
+            if self._on_error(ended.error) or len(group) > 1:
                 self._alone.extend(group)
                 group = []
             for waiter in group:
                 waiter.result = ended
             self._token.run_sync_soon(self._begin)
+        else:
+            self._on_commit()
+            self._go_on()
         for waiter in group:
             waiter.wake()
 

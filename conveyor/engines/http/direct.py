@@ -2,7 +2,8 @@
 
 Nothing is shared between callers: no cookie, no credential, no cache of answers. A redirect from
 https to http is followed, since many sites still do it, but each hop is parsed, resolved and
-checked like the first, and credentials stay with the origin they were meant for.
+checked like the first. The caller's headers and body stay with the origin they were meant for:
+any of them may be a credential, and only the caller knows which.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ REDIRECTS_MAX = 5
 RETRY_AFTER_S_MAX = 3600.0
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_CREDENTIALS = frozenset({"authorization", "cookie"})
+# What goes along to another origin: what a browser tells every site, and holds no secret.
+_PUBLIC = frozenset({"accept", "accept-encoding", "accept-language", "user-agent"})
 _OF_THE_BODY = frozenset({"content-type", "content-encoding", "content-language"})
 # Hop-by-hop and framing: ours to set, whatever the caller asked for.
 _DROPPED = frozenset(
@@ -96,6 +98,7 @@ class DirectGateway:
                 Request(
                     method=hop.method,
                     target=hop.target,
+                    partition=request.partition,
                     headers=hop.headers,
                     body=hop.body,
                     deadline_s=deadline - trio.current_time(),
@@ -111,7 +114,10 @@ class DirectGateway:
             target = join(hop.target, location)
             if isinstance(target, BadUrl):
                 return _bad_redirect("the redirect leads to something that is not a web address")
-            hop = _next_hop(hop, target, response.status)
+            next_hop = _next_hop(hop, target, response.status)
+            if isinstance(next_hop, NotScraped):
+                return next_hop
+            hop = next_hop
         return _bad_redirect(f"more than {REDIRECTS_MAX} redirects")
 
     def _failure(self, response: Response) -> NotScraped:
@@ -172,15 +178,35 @@ def forwardable(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     ]
 
 
-def _next_hop(hop: _Hop, target: Target, status: int) -> _Hop:
+def _next_hop(hop: _Hop, target: Target, status: int) -> _Hop | NotScraped:
     keeps_method = status in {307, 308} or hop.method == Method.GET
-    dropped = set() if keeps_method else set(_OF_THE_BODY)
+    body, headers = hop.body, hop.headers
+    if not keeps_method:
+        body = None
+        headers = tuple(pair for pair in headers if pair[0].lower() not in _OF_THE_BODY)
     if target.origin != hop.target.origin:
-        dropped |= _CREDENTIALS
-    headers = tuple(pair for pair in hop.headers if pair[0].lower() not in dropped)
-    if keeps_method:
-        return _Hop(hop.method, target, headers, hop.body)
-    return _Hop(Method.GET, target, headers, None)
+        if body:
+            return _bad_redirect("the redirect would take the request's body to another origin")
+        body, headers = None, _public_headers(headers, hop.target, target)
+    return _Hop(hop.method if keeps_method else Method.GET, target, headers, body)
+
+
+def _public_headers(
+    headers: tuple[tuple[str, str], ...], source: Target, target: Target
+) -> tuple[tuple[str, str], ...]:
+    """What of the headers another origin may see. Headers that are dropped do not come back if a
+    later redirect leads to the first origin again: the site in between chose where to.
+    """
+    kept: list[tuple[str, str]] = []
+    for name, value in headers:
+        if name.lower() in _PUBLIC:
+            kept.append((name, value))
+        elif name.lower() == "referer" and (target.is_tls or not source.is_tls):
+            page = parse_url(value)
+            if isinstance(page, Target) and (target.is_tls or not page.is_tls):
+                # As browsers do it: which site, but neither the path nor the query.
+                kept.append((name, f"{page.scheme}://{page.authority}/"))
+    return tuple(kept)
 
 
 def _bad_url(bad: BadUrl) -> NotScraped:

@@ -6,6 +6,7 @@ The details are ours alone: no query string, header value or body of a site is e
 from __future__ import annotations
 
 from conveyor.domain.model import FailureReason, Problem, RunFailure
+from conveyor.domain.waiting import WaitReason
 from conveyor.net.errors import (
     BadEncoding,
     BadRequest,
@@ -15,11 +16,13 @@ from conveyor.net.errors import (
     FetchFailed,
     ForbiddenTarget,
     NameNotResolved,
+    OutOfResources,
     TimedOut,
     TlsFailed,
+    TooSlow,
 )
 from conveyor.net.message import Response
-from conveyor.ports.gateway import NotScraped
+from conveyor.ports.gateway import Deferred, NotScraped
 
 _TITLES = {
     FailureReason.AUTH_FAILED: "Authentication failed",
@@ -68,9 +71,18 @@ def not_scraped(
     )
 
 
-def outcome_of(error: FetchFailed) -> NotScraped:
+def defer(error: OutOfResources) -> Deferred:
+    """This process could not make the call, which is no failure of the site or of the gateway."""
+    return Deferred(reason=WaitReason.RESOURCES, detail=error.detail)
+
+
+def outcome_of(error: FetchFailed) -> NotScraped | Deferred:
     """What a fetch that brought no response means for a task fetched directly."""
     match error:
+        case OutOfResources():
+            return defer(error)
+        case TooSlow():
+            return not_scraped(FailureReason.TIMEOUT, 504, "too_slow", error.detail, retryable=True)
         case TimedOut():
             return not_scraped(FailureReason.TIMEOUT, 504, "timeout", error.detail, retryable=True)
         case ForbiddenTarget():

@@ -17,9 +17,10 @@ from conveyor.domain.signing import signature_headers
 from conveyor.domain.urls import BadUrl, Target, parse_url
 from conveyor.engines.http.direct import USER_AGENT
 from conveyor.engines.http.retry_after import parse_retry_after
-from conveyor.net.errors import FetchFailed, NameNotResolved, TimedOut
+from conveyor.net.errors import FetchFailed, NameNotResolved, OutOfResources, TimedOut
 from conveyor.net.message import Request, Response
 from conveyor.net.pool import HttpPool
+from conveyor.ports.errors import Unavailable
 from conveyor.ports.notifier import Delivered, Message, NotDelivered, Unresolved
 
 
@@ -43,23 +44,27 @@ class WebhookNotifier:
             return NotDelivered("transport_error:https is required")
         try:
             return self._judge(await self._pool.fetch(self._request_for(message, target)))
+        except OutOfResources as error:
+            # No try was made: the notice is due again when its claim lapses.
+            raise Unavailable(error.detail) from error
         except TimedOut:
             return NotDelivered("timeout")
         except FetchFailed as error:
             return NotDelivered(f"transport_error:{error.detail}")
 
-    async def resolve(self, webhook: Webhook) -> Unresolved | None:
+    async def resolve(self, webhook: Webhook, partition: str) -> Unresolved | None:
         target = parse_url(webhook.url)
         if isinstance(target, BadUrl):
             return Unresolved(is_temporary=False)
         try:
             with trio.fail_after(limits.WEBHOOK_LOOKUP_S):
-                await self._pool.resolve(target)
+                await self._pool.resolve(target, partition)
         except trio.TooSlowError:
             return Unresolved(is_temporary=True)
         except FetchFailed as error:
             is_temporary = isinstance(error, NameNotResolved) and error.is_temporary
-            return Unresolved(is_temporary=is_temporary)
+            is_ours = isinstance(error, OutOfResources)
+            return Unresolved(is_temporary=is_temporary or is_ours)
         return None
 
     def _request_for(self, message: Message, target: Target) -> Request:
@@ -67,6 +72,7 @@ class WebhookNotifier:
         return Request(
             method="POST",
             target=target,
+            partition=message.partition,
             headers=(
                 ("User-Agent", USER_AGENT),
                 ("Accept", "*/*"),

@@ -9,7 +9,8 @@ problem, repr or log line is ever made from a request.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from urllib.parse import urlencode
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
@@ -19,22 +20,34 @@ from conveyor.domain.model import FailureReason, RunFailure
 from conveyor.domain.pricing import price_of
 from conveyor.domain.urls import Target, parse_url
 from conveyor.engines.http.direct import RETRY_AFTER_S_MAX, USER_AGENT, forwardable
-from conveyor.engines.http.outcomes import content_type_of, not_scraped
+from conveyor.engines.http.outcomes import content_type_of, defer, not_scraped
 from conveyor.engines.http.params import allowed_statuses
 from conveyor.engines.http.retry_after import parse_retry_after
 from conveyor.net.decoding import ACCEPT_ENCODING
 from conveyor.net.errors import (
+    BadEncoding,
     BadRequest,
     BodyTooLarge,
     ConnectFailed,
+    ConnectTimedOut,
     FetchFailed,
+    ForbiddenTarget,
     NameNotResolved,
+    OutOfResources,
     TimedOut,
     TlsFailed,
+    TooSlow,
 )
 from conveyor.net.message import Request, Response
 from conveyor.net.pool import HttpPool
-from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
+from conveyor.ports.gateway import (
+    Contact,
+    GatewayReport,
+    NotScraped,
+    Outcome,
+    Scraped,
+    ScrapeRequest,
+)
 
 # Account-level codes, after which no task of the run can succeed. Codes as published at
 # docs.zenrows.com/api-error-codes; `api_key_cap_reached` is the batch contract's own word.
@@ -47,21 +60,32 @@ _RUN_FAILURES = {
     "subscription_inactive": RunFailure.SUBSCRIPTION_INACTIVE,
     "api_key_cap_reached": RunFailure.API_KEY_CAP_REACHED,
 }
-# Credits of a page, as published: rendering, a premium proxy, both; `mode=auto` decides by itself.
-_NEVER_SENT = (BadRequest, ConnectFailed, NameNotResolved, TlsFailed)
+_NEVER_SENT = (
+    BadRequest,
+    ConnectFailed,
+    ConnectTimedOut,
+    ForbiddenTarget,
+    NameNotResolved,
+    TlsFailed,
+)
 # A feature outside the plan fails the tasks that ask for it, not the run.
 _FEATURE_NOT_IN_PLAN = "AUTH010"
 
 
-class Concurrency(msgspec.Struct, frozen=True):
-    """What the endpoint last said about the account's parallel requests."""
-
-    limit: int | None = None
-    remaining: int | None = None
+# Codes of the account's own limits, as published: concurrency, and requests a second.
+_LIMIT_CODES = frozenset({"AUTH006", "AUTH008"})
+# Codes that speak of the target: no content, blocked, an operation on it that took too long.
+_TARGET_CODES = ("RESP", "BLK", "CTX0002", "REQ")
+# No call costs so many credits; a larger number is nonsense and counts as silence.
+_CREDITS_MAX = 1_000_000
 
 
 class _ErrorBody(msgspec.Struct):
+    """Of title and detail only the words matter, whatever they are."""
+
     code: str = ""
+    title: Any = ""
+    detail: Any = ""
 
 
 class _Spend(msgspec.Struct, frozen=True):
@@ -89,7 +113,6 @@ class ZenrowsGateway:
         self._endpoint = endpoint
         self._now = now
         self._credit_micros = credit_micros
-        self.concurrency = Concurrency()
 
     def price(self, params: Mapping[str, str]) -> Price:
         credit_count = price_of(params).credits_max
@@ -107,6 +130,7 @@ class ZenrowsGateway:
                 Request(
                     method=request.method,
                     target=_target_for(self._endpoint, request),
+                    partition=request.partition,
                     headers=_headers_for(request),
                     body=request.body,
                     deadline_s=request.deadline_s,
@@ -114,18 +138,27 @@ class ZenrowsGateway:
                     wants_body=wants_body,
                 )
             )
+        except OutOfResources as error:
+            return defer(error)
         except FetchFailed as error:
             return _unanswered(error)
-        self._record(response)
-        if wants_body(response.status) and not _run_failure(response):
-            return _scraped(response, self.price(request.params))
-        return self._failure(response)
+        report = self._report(response)
+        is_page = wants_body(response.status) and report.contact is not Contact.REFUSED
+        if is_page and not _run_failure(response):
+            page = _scraped(response, self.price(request.params))
+            answered = msgspec.structs.replace(report, contact=Contact.ANSWERED)
+            return msgspec.structs.replace(page, report=answered)
+        return msgspec.structs.replace(self._failure(response), report=report)
 
-    def _record(self, response: Response) -> None:
-        limit = _whole_number(response.header(b"concurrency-limit"))
-        remaining = _whole_number(response.header(b"concurrency-remaining"))
-        if limit is not None or remaining is not None:
-            self.concurrency = Concurrency(limit, remaining)
+    def _report(self, response: Response) -> GatewayReport:
+        return GatewayReport(
+            contact=_contact(response),
+            limit=_whole_number(response.header(b"concurrency-limit")),
+            remaining=_whole_number(response.header(b"concurrency-remaining")),
+            retry_after_s=parse_retry_after(
+                response.header(b"retry-after"), now=self._now(), seconds_max=RETRY_AFTER_S_MAX
+            ),
+        )
 
     def _failure(self, response: Response) -> NotScraped:
         status, code = response.status, _code_of(response)
@@ -146,6 +179,31 @@ class ZenrowsGateway:
         return msgspec.structs.replace(
             failure, credits=spent.credits or 0, cost_micros=spent.cost_micros or 0
         )
+
+
+def _contact(response: Response) -> Contact:
+    """What an answer says about the endpoint. A 429 that the site gave is told from one of the
+    account: that has a code or a text about it, or says that no call remains."""
+    error = _error_of(response)
+    if response.status == 429 and _is_about_limit(error, response):
+        return Contact.REFUSED
+    is_explained = error.code.startswith(_TARGET_CODES) or error.code in _RUN_FAILURES
+    if response.status >= 500 and not is_explained:
+        return Contact.FAILED
+    return Contact.ANSWERED
+
+
+def _is_about_limit(error: _ErrorBody, response: Response) -> bool:
+    if error.code in _LIMIT_CODES or "concurren" in f"{error.title} {error.detail}".lower():
+        return True
+    if error.code.startswith(_TARGET_CODES):
+        return False
+    remaining = _whole_number(response.header(b"concurrency-remaining"))
+    return (
+        remaining == 0
+        if remaining is not None
+        else response.header(b"concurrency-limit") is not None
+    )
 
 
 def _judge(status: int, code: str) -> tuple[FailureReason, bool]:
@@ -177,11 +235,17 @@ def _run_failure(response: Response) -> RunFailure | None:
     return None
 
 
+def has_key(endpoint_url: str) -> bool:
+    """Whether the endpoint's URL has a key of its own: then every call is made with that one."""
+    query = endpoint_url.partition("?")[2]
+    return any(name == "apikey" for name, _ in parse_qsl(query, keep_blank_values=True))
+
+
 def _target_for(endpoint: Target, request: ScrapeRequest) -> Target:
     query = {**request.params, "url": request.url}
     if request.headers:
         query["custom_headers"] = "true"
-    if request.auth is not None:
+    if request.auth is not None and not has_key(endpoint.path_and_query):
         query["apikey"] = request.auth
     mark = "&" if "?" in endpoint.path_and_query else "?"
     path = f"{endpoint.path_and_query}{mark}{urlencode(query, errors='replace')}"
@@ -215,8 +279,9 @@ def _scraped(response: Response, price: Price) -> Scraped:
 def _spend(response: Response) -> _Spend:
     """What the endpoint says it charged; nonsense counts as silence."""
     cost = response.header(b"x-request-cost")
+    credit_count = _whole_number(response.header(b"x-request-credits"))
     return _Spend(
-        _whole_number(response.header(b"x-request-credits")),
+        None if credit_count is None or credit_count > _CREDITS_MAX else credit_count,
         None if cost is None else micros_from(cost),
     )
 
@@ -229,16 +294,37 @@ def _whole_number(text: str | None) -> int | None:
 
 def _code_of(response: Response) -> str:
     """The endpoint's own code, if it is a plain word: it ends up in a problem."""
-    try:
-        code = msgspec.json.decode(response.body, type=_ErrorBody).code
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""
+    code = _error_of(response).code
     return code if len(code) <= 64 and code.replace("_", "").isalnum() else ""
+
+
+def _error_of(response: Response) -> _ErrorBody:
+    """The problem that the endpoint answered with; an empty one where it is none."""
+    try:
+        return msgspec.json.decode(response.body, type=_ErrorBody)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _ErrorBody()
 
 
 def _unanswered(error: FetchFailed) -> NotScraped:
     """No answer says nothing about the bill, unless nothing was ever sent."""
-    return msgspec.structs.replace(_failure_of(error), cost_known=isinstance(error, _NEVER_SENT))
+    return msgspec.structs.replace(
+        _failure_of(error),
+        cost_known=isinstance(error, _NEVER_SENT),
+        report=_report_on(error),
+    )
+
+
+def _report_on(error: FetchFailed) -> GatewayReport | None:
+    match error:
+        case BadRequest():
+            return None  # The task's own headers; the endpoint was not called.
+        case BodyTooLarge() | BadEncoding() | TooSlow():
+            return GatewayReport(contact=Contact.ANSWERED)
+        case _ if isinstance(error, _NEVER_SENT):
+            return GatewayReport(contact=Contact.UNREACHABLE)
+        case _:
+            return GatewayReport(contact=Contact.FAILED)
 
 
 def _failure_of(error: FetchFailed) -> NotScraped:

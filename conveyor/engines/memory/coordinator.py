@@ -39,7 +39,7 @@ class MemoryCoordinator:
         return [self._enter(door, ttl_s) for door in doors]
 
     def _enter(self, door: Door, ttl_s: float) -> LeaseId | None:
-        now = self._clock.now()
+        now = self._clock.steady()
         next_at = self._next_at.get(door.name, 0.0)
         if door.spacing_s and now < next_at - limits.HOST_SLACK_S:
             return None
@@ -56,7 +56,7 @@ class MemoryCoordinator:
     ) -> list[LeaseId]:
         live_count = sum(lease.job_id == job_id for lease in self._live().values())
         count = max(0, min(count_max, cap - live_count))
-        expires_at = self._clock.now() + ttl_s
+        expires_at = self._clock.steady() + ttl_s
         lease_ids = [LeaseId(f"{self._random.getrandbits(128):032x}") for _ in range(count)]
         for lease_id in lease_ids:
             self._leases[lease_id] = _Lease(job_id, run_id, expires_at)
@@ -67,7 +67,7 @@ class MemoryCoordinator:
         live = self._live()
         for lease_id in lease_ids:
             if lease_id in live:
-                live[lease_id].expires_at = self._clock.now() + ttl_s
+                live[lease_id].expires_at = self._clock.steady() + ttl_s
         return frozenset(lease_ids) - live.keys()
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
@@ -81,13 +81,13 @@ class MemoryCoordinator:
 
     async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
         await trio.lowlevel.checkpoint()
-        expires_at = self._clock.now() + ttl_s
+        expires_at = self._clock.steady() + ttl_s
         for subject, text in marks.items():
             self._marks[subject, owner] = (text, expires_at)
 
     async def marks_on(self, subject: str) -> list[str]:
         await trio.lowlevel.checkpoint()
-        now = self._clock.now()
+        now = self._clock.steady()
         self._marks = {at: mark for at, mark in self._marks.items() if now < mark[1]}
         return [text for (on, _), (text, _) in sorted(self._marks.items()) if on == subject]
 
@@ -97,7 +97,7 @@ class MemoryCoordinator:
 
     def marks(self) -> list[tuple[str, str]]:
         """Every live mark, and what it is on: for those who check."""
-        now = self._clock.now()
+        now = self._clock.steady()
         return [(on, text) for (on, _), (text, until) in self._marks.items() if now < until]
 
     def forget(self) -> None:
@@ -106,7 +106,7 @@ class MemoryCoordinator:
 
     def _live(self) -> dict[LeaseId, _Lease]:
         """Forgets the dead; what is left is live."""
-        now = self._clock.now()
+        now = self._clock.steady()
         self._leases = {
             lease_id: lease for lease_id, lease in self._leases.items() if now < lease.expires_at
         }

@@ -53,14 +53,14 @@ class MemoryQueue:
         """Puts the refs of an effect. It must not fail, so it makes a queue that is not there."""
         for ref in refs:
             self._sent_count += 1
-            entry = _Entry(self._sent_count, ref, visible_at=self._clock.now())
+            entry = _Entry(self._sent_count, ref, visible_at=self._clock.steady())
             self._runs.setdefault(ref.run_id, {})[entry.number] = entry
 
     async def receive(self, run_id: RunId, *, count_max: int, visibility_s: float) -> list[Message]:
         await trio.lowlevel.checkpoint()
         if run_id not in self._runs:
             raise QueueGone(run_id)
-        now = self._clock.now()
+        now = self._clock.steady()
         visible = (entry for entry in self._runs[run_id].values() if entry.visible_at <= now)
         # A message's age counts from when it became visible, so a bounced one queues up again.
         oldest = heapq.nsmallest(
@@ -88,7 +88,7 @@ class MemoryQueue:
 
     async def depth(self, run_id: RunId) -> Depth:
         await trio.lowlevel.checkpoint()
-        now = self._clock.now()
+        now = self._clock.steady()
         entries = self._runs.get(run_id, {}).values()
         visible_count = sum(entry.visible_at <= now for entry in entries)
         return Depth(visible=visible_count, hidden=len(entries) - visible_count)
@@ -109,4 +109,4 @@ class MemoryQueue:
     def _show_after(self, message: Message, *, delay_s: float) -> None:
         entry = self._latest.get(message.receipt)
         if entry is not None:
-            entry.visible_at = self._clock.now() + delay_s
+            entry.visible_at = self._clock.steady() + delay_s

@@ -30,11 +30,14 @@ _ALL_MAY_STAND, _TEXTS_MAY_STAND, _NOTHING_MAY_STAND = range(3)
 class RedisCache:
     """`looks` counts what came of them."""
 
-    def __init__(self, link: Link, random: Random, *, space: str) -> None:
+    def __init__(
+        self, link: Link, random: Random, *, space: str, answer_s: float = ANSWER_S
+    ) -> None:
         self._link = link
         self._random = random
         self._keys = names.Keys(space)
         self._failed_at = float("-inf")
+        self._answer_s = answer_s
         self.looks: Counter[str] = Counter()
 
     async def look(
@@ -67,7 +70,7 @@ class RedisCache:
         if self._failed_s_ago() < ALONE_S:
             raise Unavailable("Redis: left alone for a while")
         try:
-            with translating(ANSWER_S):
+            with translating(self._answer_s):
                 return await self._link.run(script, [self._keys.cached(name)], args)
         except Unavailable:
             self._failed_at = trio.current_time()

@@ -11,7 +11,7 @@ from conveyor.domain import limits
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.randomness import Random
 from conveyor.engines.redis import names
-from conveyor.engines.redis.link import Link, Script, translating
+from conveyor.engines.redis.link import DEADLINE_S, Link, Script, translating
 from conveyor.ports.coordinator import Door
 
 _ACQUIRE, _ENTER = Script("acquire"), Script("enter")
@@ -29,17 +29,20 @@ _Pools = dict[str, list[LeaseId]]
 
 
 class RedisCoordinator:
-    def __init__(self, link: Link, random: Random, *, space: str) -> None:
+    def __init__(
+        self, link: Link, random: Random, *, space: str, deadline_s: float = DEADLINE_S
+    ) -> None:
         self._link = link
         self._random = random
         self._keys = names.Keys(space)
         self._introduced: dict[RunId, float] = {}
+        self._deadline_s = deadline_s
 
     async def acquire(
         self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
     ) -> list[LeaseId]:
         stem = names.lease(job_id, run_id, names.token(self._random))
-        with translating():
+        with translating(self._deadline_s):
             is_known = self._is_introduced(run_id)
             if not is_known:
                 await self._introduce(job_id, run_id)
@@ -55,7 +58,7 @@ class RedisCoordinator:
         for index, door in enumerate(doors):
             by_job[door.job_id].append(index)
         answers: list[LeaseId | None] = [None] * len(doors)
-        with translating():
+        with translating(self._deadline_s):
             for indexes in by_job.values():
                 passed = await self._enter([doors[index] for index in indexes], ttl_s)
                 for index, lease_id in zip(indexes, passed, strict=True):
@@ -82,7 +85,7 @@ class RedisCoordinator:
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
         lost = {lease_id for lease_id in lease_ids if not names.is_lease(lease_id)}
-        with translating():
+        with translating(self._deadline_s):
             for pools in self._by_job(lease_ids):
                 named = [lease_id for members in pools.values() for lease_id in members]
                 positions = await self._link.run(_RENEW, list(pools), _listed(pools, ttl_s))
@@ -91,18 +94,18 @@ class RedisCoordinator:
 
     async def restore(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> None:
         """Makes leases live, whatever the cap: they were held while nobody could say so."""
-        with translating():
+        with translating(self._deadline_s):
             for pools in self._by_job(lease_ids):
                 await self._link.run(_RESTORE, list(pools), _listed(pools, ttl_s))
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
-        with translating():
+        with translating(self._deadline_s):
             for pools in self._by_job(lease_ids):
                 for key, members in pools.items():
                     await self._link.drop(key, [names.member_of(each) for each in members])
 
     async def count(self, run_id: RunId) -> int:
-        with translating():
+        with translating(self._deadline_s):
             job_id = await self._link.get(self._keys.job_of(run_id))
             if job_id is None:
                 return 0
@@ -115,13 +118,13 @@ class RedisCoordinator:
                 await self._link.run(_MARK, [self._keys.marks(subject)], args)
 
         subjects = list(marks)
-        with translating():
+        with translating(self._deadline_s):
             async with trio.open_nursery() as nursery:
                 for start in range(min(len(subjects), _MARKS_AT_ONCE)):
                     nursery.start_soon(leave, subjects[start::_MARKS_AT_ONCE])
 
     async def marks_on(self, subject: str) -> list[str]:
-        with translating():
+        with translating(self._deadline_s):
             return list(await self._link.run(_MARKS, [self._keys.marks(subject)], []))
 
     def _is_introduced(self, run_id: RunId) -> bool:

@@ -108,12 +108,15 @@ class SteadyCoordinator:
                 self._lose(error)  # They age out.
 
     async def count(self, run_id: RunId) -> int:
-        if not self.is_away:
-            try:
-                return await self._remote.count(run_id)
-            except Unavailable as error:
-                self._lose(error)
-        return sum(names.run_of(lease_id) == run_id for lease_id in self._live())
+        """Unavailable while the other side is away: what other processes hold is not known here,
+        and a receipt that counts only our own would claim that nothing is in flight."""
+        if self.is_away:
+            raise Unavailable("the coordinator is away")
+        try:
+            return await self._remote.count(run_id)
+        except Unavailable as error:
+            self._lose(error)
+            raise
 
     async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
         """Marks are harmless to forget: while the other side is away, they are."""

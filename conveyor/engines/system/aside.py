@@ -7,6 +7,7 @@ from collections.abc import Callable
 import trio
 
 from conveyor.ports.aside import T
+from conveyor.ports.errors import is_resource_shortage
 
 _THREADS_MAX = 2
 
@@ -16,4 +17,9 @@ class ThreadAside:
         self._limiter = trio.CapacityLimiter(_THREADS_MAX)
 
     async def do(self, work: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(work, limiter=self._limiter)
+        try:
+            return await trio.to_thread.run_sync(work, limiter=self._limiter)
+        except RuntimeError as error:
+            if not is_resource_shortage(error):
+                raise
+            return work()  # The system gives no thread: rather slowly than not at all.

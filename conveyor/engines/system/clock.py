@@ -12,6 +12,9 @@ class SystemClock:
     def now(self) -> float:
         return time.time()
 
+    def steady(self) -> float:
+        return time.monotonic()
+
 
 @dataclass(frozen=True, slots=True)
 class VirtualClock:
@@ -20,4 +23,7 @@ class VirtualClock:
     epoch_s: float
 
     def now(self) -> float:
+        return self.epoch_s + trio.current_time()
+
+    def steady(self) -> float:
         return self.epoch_s + trio.current_time()

@@ -62,10 +62,16 @@ def load_or_create_secret(path: Path) -> bytes:
     except FileNotFoundError:
         pass
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    keep_once(path, os.urandom(SECRET_BYTES).hex())
+    return _load(path)
+
+
+def keep_once(path: Path, text: str) -> None:
+    """Keeps the text durably in a new private file; a file that is there already stays as it is."""
     descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # 0600.
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(os.urandom(SECRET_BYTES).hex().encode() + b"\n")
+            file.write(text.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         # A link puts the whole file there at once, and unlike a rename it never replaces another's.
@@ -75,7 +81,6 @@ def load_or_create_secret(path: Path) -> bytes:
         pass
     finally:
         os.unlink(scratch)
-    return _load(path)
 
 
 def _load(path: Path) -> bytes:

@@ -101,6 +101,8 @@ def a_completed_run_is_complete(moment: Moment) -> Iterator[str]:
         run = change.new
         if run is None or run.status is not RunStatus.COMPLETED:
             continue
+        if change.old is not None and change.old.status is RunStatus.COMPLETED:
+            continue  # It was looked at then; rows of a deleted job go one by one.
         tasks = moment.after.tasks_by_run.get(run.run_id, [])
         unfinished = [task.task_id for task in tasks if task.status not in TASK_TERMINAL]
         if unfinished:

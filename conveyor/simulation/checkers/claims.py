@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conveyor.domain import limits
 from conveyor.domain.changes import TaskKey
+from conveyor.domain.clocks import is_unreal
 from conveyor.domain.model import Task, TaskStatus
 from conveyor.simulation.watcher import Moment
 
 
 def a_live_claim_is_left_alone(moment: Moment) -> Iterator[str]:
-    """I17: who takes a task over finds the claim on it lapsed, by the clock of who takes it."""
+    """I17: who takes a task over finds the claim on it lapsed, by the clock of who takes it, or
+    ending further ahead than a claim can."""
     for change in moment.changed(TaskKey):
         old, new = change.old, change.new
         if old is None or new is None or old.status is not TaskStatus.PROCESSING:
             continue
         taken_over = new.claim == old.claim + 1 and _ends(new) == _ends(old)
-        if taken_over and new.started_at is not None and new.started_at <= old.claim_until:
+        if not taken_over or new.started_at is None:
+            continue
+        until, now = old.claim_until, new.started_at
+        if now <= until and not is_unreal(until, now=now, ttl_s=limits.CLAIM_TTL_S):
             yield f"task {new.run_id}/{new.task_id} was taken from claim {old.claim}, which lived"
 
 

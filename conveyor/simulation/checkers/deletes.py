@@ -71,6 +71,22 @@ def nobody_is_sent_for_what_was_deleted(moment: Moment) -> Iterator[str]:
             yield f"the queue of run {remnant.name} is left, and the run is gone"
 
 
+def nothing_is_left_of_a_deleted_run(moment: Moment) -> Iterator[str]:
+    """I33: once a run is deleted, no list, counter, export, event or body of it is left."""
+    deleted = {
+        call.route.rpartition("/")[2]
+        for call in moment.history.calls
+        if call.method == "DELETE" and call.is_accepted and "/runs/" in call.route
+    }
+    for kind in (BatchKey, StatsKey, ExportKey, NoticeKey, EventKey, TaskKey):
+        for row in moment.after.rows[kind].values():
+            if row.run_id in deleted:
+                yield f"{type(row).__name__} of deleted run {row.run_id} is left"
+    for key in moment.bodies():
+        if any(run_id in key for run_id in deleted):
+            yield f"the body {key} of a deleted run is left"
+
+
 def _deleted_jobs(moment: Moment) -> set[str]:
     jobs = moment.after.jobs
     deleted = {str(job.job_id) for job in jobs.values() if job.status is JobStatus.DELETED}

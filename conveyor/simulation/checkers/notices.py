@@ -33,6 +33,30 @@ def one_event_is_one_message(moment: Moment, delivery: Delivery) -> Iterator[str
             break
 
 
+def an_event_is_redelivered_for_its_owner(moment: Moment, delivery: Delivery) -> Iterator[str]:
+    """I44: in a world that is spared, an event that its receiver took comes again only if the owner
+    of its job asked for it."""
+    history = moment.history
+    if not history.is_spared or history.kills_count:
+        return
+    taken = [
+        each
+        for each in history.deliveries
+        if each is not delivery and each.event_id == delivery.event_id and each.status == 204
+    ]
+    if not taken:
+        return
+    tenants = {
+        call.tenant
+        for call in history.calls
+        if call.method == "POST" and call.route.endswith(f"/{delivery.event_id}/redeliver")
+    }
+    notice = moment.after.notices.get((delivery.event_id,))
+    promise = history.promises.get(notice.job_id) if notice is not None else None
+    if promise is not None and promise.tenant not in tenants:
+        yield f"event {delivery.event_id} came again, and {promise.tenant} did not ask for it"
+
+
 def every_signature_verifies(moment: Moment) -> Iterator[str]:
     """I42: what is signed is signed with a key of its caller, over the bytes that came. Who borrows
     a request has webhooks at the address of another."""

@@ -19,8 +19,10 @@ def an_end_is_told_with_the_flip(moment: Moment) -> Iterator[str]:
     """I41: where there is a webhook, the notice of a run's end is there as soon as the end is."""
     for change in moment.changed(RunKey):
         run = change.new
-        if run is None or run.status not in _ENDS or change.old == run:
+        if run is None or run.status not in _ENDS:
             continue
+        if change.old is not None and change.old.status in _ENDS:
+            continue  # It had ended before: its queue is closed, or its results have expired.
         job = moment.after.jobs.get((run.job_id,))
         if job is None or job.webhook is None or job.status is JobStatus.DELETED:
             continue

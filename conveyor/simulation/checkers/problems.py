@@ -18,6 +18,7 @@ CODES: Mapping[int, frozenset[str]] = {
     400: frozenset(
         (
             "invalid_argument",
+            "malformed_request",
             "malformed_json",
             "invalid_cursor",
             "invalid_idempotency_key",
@@ -60,10 +61,13 @@ CODES: Mapping[int, frozenset[str]] = {
     410: frozenset(("result_expired",)),
     411: frozenset(("length_required",)),
     413: frozenset(("request_too_large",)),
+    414: frozenset(("uri_too_long",)),
     415: frozenset(("unsupported_media_type",)),
     416: frozenset(("range_not_satisfiable",)),
-    500: frozenset(("internal",)),
-    503: frozenset(("unavailable", "not_ready")),
+    431: frozenset(("headers_too_large",)),
+    429: frozenset(("quota_exceeded",)),
+    500: frozenset(("internal", "result_damaged")),
+    503: frozenset(("storage_damaged", "unavailable", "not_ready", "too_many_connections")),
     507: frozenset(("storage_full",)),
 }
 """The table of SPEC 4.3."""

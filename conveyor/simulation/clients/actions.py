@@ -36,6 +36,7 @@ from conveyor.simulation.clients.mischief import (
     misuse_a_cursor,
     stop_a_list_under_way,
     submit_a_line_that_kills,
+    submit_a_line_that_raises,
 )
 from conveyor.simulation.clients.trespass import ask_for_what_is_anothers
 from conveyor.simulation.exchange import HOST
@@ -85,6 +86,15 @@ async def submit_with_bad_lines(client: Client) -> None:
 async def submit_an_open_job(client: Client) -> None:
     body = _job(client, _lines(client, client.random.randint(0, 5)))
     body["status"] = "open"
+    await _submit(client, body)
+
+
+async def submit_with_host_limits(client: Client) -> None:
+    body = _job(client, _lines(client, client.random.randint(4, 12)))
+    limit: dict[str, Any] = {"concurrency": client.random.choice((1, 2))}
+    if client.random.random() < 0.5:
+        limit["rate_per_s"] = client.random.choice((0.5, 2.0))
+    body["host_limits"] = limit
     await _submit(client, body)
 
 
@@ -280,6 +290,7 @@ ACTIONS: Mapping[Action, int] = {
     submit_with_bad_lines: 2,
     submit_an_open_job: 4,
     submit_a_scheduled_job: 1,
+    submit_with_host_limits: 1,
     upload_a_list: 3,
     submit_an_uploaded_list: 1,
     add_a_list: 6,
@@ -316,6 +327,7 @@ ACTIONS: Mapping[Action, int] = {
     delete_a_list_under_way: 1,
     delete_what_another_run_shows: 1,
     submit_a_line_that_kills: 1,
+    submit_a_line_that_raises: 2,
 }
 
 

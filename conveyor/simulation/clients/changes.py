@@ -98,7 +98,7 @@ async def follow_events(client: Client) -> None:
 
 
 async def look_at_the_service(client: Client) -> None:
-    for path in ("/healthz", "/readyz", "/openapi.json"):
+    for path in ("/healthz", "/readyz", "/openapi.json", "/v1/quotas"):
         await client.once("GET", path)
 
 

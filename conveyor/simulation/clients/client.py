@@ -125,6 +125,10 @@ class Client:
             method, path, b"" if body is None else json.dumps(body).encode(), None, is_raw=False
         )
 
+    async def send_json(self, method: str, path: str, text: bytes) -> Call:
+        """One try of a request whose body is this text, well-formed or not."""
+        return await self._send(method, path, text, self.new_key(), is_raw=False)
+
     async def send_again(self, call: Call) -> Call:
         """One more try of a request, be it our own or somebody else's."""
         return await self._send(call.method, call.path, call.body, call.key, is_raw=False)

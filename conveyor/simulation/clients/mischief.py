@@ -8,6 +8,7 @@ from functools import partial
 import trio
 
 from conveyor.simulation.clients.client import Client, KnownJob
+from conveyor.simulation.fetching import RAISES
 from conveyor.simulation.web import POISON
 
 _HEAD_STARTS_S = (0.0, 0.0, 0.05)
@@ -106,6 +107,17 @@ async def submit_a_line_that_kills(client: Client) -> None:
     if not is_spared and not any(POISON in call.body for call in client.stage.history.calls):
         url = f"https://site1.example/{client.name}/{POISON.decode()}"
         call = await client.post("/v1/jobs", {"tasks": [{"url": url}]})
+        if call is not None and call.is_accepted:
+            client.promised(call, is_open=False)
+
+
+async def submit_a_line_that_raises(client: Client) -> None:
+    """Its handling raises each time; the lines beside it are good. Twice in a world."""
+    calls = [call for call in client.stage.history.calls if RAISES.encode() in call.body]
+    if "task" in client.stage.options.neighbours.poisons and len(calls) < 2:
+        url = f"https://site1.example/{client.name}{RAISES}{client.new_key()}"
+        body = {"tasks": [*_lines(client, 6), {"url": url}]}
+        call = await client.post("/v1/jobs", body)
         if call is not None and call.is_accepted:
             client.promised(call, is_open=False)
 

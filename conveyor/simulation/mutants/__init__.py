@@ -8,6 +8,7 @@ from conveyor.simulation.mutants import (
     acceptance,
     completion,
     dispatch,
+    edges,
     ending,
     ingest,
     reading,
@@ -18,7 +19,7 @@ from conveyor.simulation.mutants.mutant import Mutant, PlaceGone
 
 __all__ = ["MUTANTS", "Mutant", "PlaceGone"]
 
-_FAMILIES = (acceptance, ingest, completion, dispatch, settling, ending, reading, shared)
+_FAMILIES = (acceptance, ingest, completion, dispatch, settling, ending, reading, shared, edges)
 
 MUTANTS: Mapping[str, Mutant] = {
     mutant.name: mutant for family in _FAMILIES for mutant in family.MUTANTS

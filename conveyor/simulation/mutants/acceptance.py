@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import msgspec
 from conveyor.domain import limits
 from conveyor.domain.changes import Change, Guard, RecordKey, Update
 from conveyor.domain.errors import Refused
-from conveyor.domain.idempotency import InProgress, KeyVerdict, Request
+from conveyor.domain.idempotency import KeyVerdict, Request
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.model import KeyRecord, StagedList, TaskSpec
 from conveyor.ports.errors import Unavailable
@@ -54,11 +53,10 @@ def _another_subject(claim_key: Any) -> Any:
 def _for_ever_in_progress(judge: Any) -> Any:
     def mutated(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdict:
         if record is not None and 0 < record.claimed_until < now:
-            record = msgspec.structs.replace(record, claimed_until=math.inf)
+            until = now + limits.IDEMPOTENCY_CLAIM_S
+            record = msgspec.structs.replace(record, claimed_until=until)
         verdict: KeyVerdict = judge(record, request, now=now)
-        return (
-            InProgress(limits.IDEMPOTENCY_RETRY_S) if verdict == InProgress(math.inf) else verdict
-        )
+        return verdict
 
     return mutated
 

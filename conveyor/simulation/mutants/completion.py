@@ -66,18 +66,19 @@ def _idle_though_ingesting(seen_status: Any) -> Any:
 
 
 def _stops_and_refs_only(repair: Any) -> Any:
-    async def mutated(env: Env, run: Run, repairs: Repairs) -> None:
+    async def mutated(env: Env, run: Run, repairs: Repairs) -> bool:
         if run.stop_requested_at is not None:
             await repair(env, run, repairs)
         else:
             resend = part("conveyor.usecases.reconcile:_resend")
             repairs.resent += await resend(env, run)
+        return False
 
     return mutated
 
 
 def _first_page_only(_: Any) -> Any:
-    async def mutated(env: Env) -> Repairs:
+    async def mutated(env: Env, drained: dict[RunId, Run] | None = None) -> Repairs:
         repairs = Repairs()
         after: RunId | None = None
         repair = part("conveyor.usecases.reconcile:_repair")

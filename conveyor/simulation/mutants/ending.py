@@ -29,17 +29,16 @@ def _no_gates(_: Any) -> Any:
 
 
 def _half_stops_stay(repair: Any) -> Any:
-    async def mutated(env: Env, run: Run, repairs: Repairs) -> None:
-        if run.stop_requested_at is None:
-            await repair(env, run, repairs)
+    async def mutated(env: Env, run: Run, repairs: Repairs) -> bool:
+        return run.stop_requested_at is None and await repair(env, run, repairs)
 
     return mutated
 
 
 def _let_go_only(consider: Any) -> Any:
-    async def mutated(self: Any, known: Any, run: Run) -> None:
+    async def mutated(self: Any, known: Any, run: Run, *, is_signalled: bool = False) -> None:
         if run.stop_requested_at is None:
-            await consider(self, known, run)
+            await consider(self, known, run, is_signalled=is_signalled)
         else:
             await self._retire(known, run.run_id)
 

@@ -191,6 +191,31 @@ async def test_restarts_are_put_off_longer_each_time(
     assert pauses == pytest.approx([1.0, 2.0, 3.0, 3.0])
 
 
+@pytest.mark.parametrize("backoff_s", [0.0, 0.1])
+@pytest.mark.parametrize("restarts_max", [0, 1, 5])
+async def test_a_child_that_always_crashes_is_started_so_often_and_then_given_up(
+    autojump_clock: MockClock, restarts_max: int, backoff_s: float
+) -> None:
+    """A supervisor that never gives up would have the child started on and on: such a child sleeps
+    at last, so that the deadline ends the test instead of a hang."""
+    starts_count = 0
+
+    async def crash_at_once() -> None:
+        nonlocal starts_count
+        starts_count += 1
+        if starts_count > 2 * restarts_max + 10:
+            await trio.sleep_forever()
+        raise Boom
+
+    intensity = Intensity(restarts_max=restarts_max, backoff_s=backoff_s)
+    supervisor = one_for_one(Child("a", run=crash_at_once, intensity=intensity))
+
+    with trio.fail_after(intensity.within_s), pytest.raises(RestartsExhausted):
+        await supervisor.run()
+
+    assert starts_count == restarts_max + 1
+
+
 async def test_crashes_far_apart_never_exhaust_the_restarts(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:

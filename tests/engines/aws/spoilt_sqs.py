@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -22,7 +22,8 @@ __all__ = ["URL", "SpoiltSqs"]
 class SpoiltSqs:
     """`unseen`, `empty` and `twice` count the calls yet to be spoilt: queues that are not seen
     after their making, receives that find nothing, receives that hide nothing. `short` says how
-    many entries of each batch to come are not taken, and `why`. Queues in `broken` do not work."""
+    many entries of each batch to come are not taken, and `why`. Queues in `broken` do not work.
+    `after_receive` happens between a receive and its answer."""
 
     clock: Clock
     unseen: int = 0
@@ -32,6 +33,7 @@ class SpoiltSqs:
     why: tuple[str, bool] = ("InternalError", False)
     broken: set[str] = field(default_factory=set)
     calls: Counter[str] = field(default_factory=Counter)
+    after_receive: Callable[[], None] = lambda: None
     model: AwsModel = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +62,8 @@ class SpoiltSqs:
             return {"Successful": [], "Failed": refused}
         answer = await self.model.call(service, operation, params, deadline_s=deadline_s)
         self.model.fate.pessimism = CALM
+        if operation == "ReceiveMessage":
+            self.after_receive()
         return {**answer, "Failed": [*answer["Failed"], *refused]} if refused else answer
 
     @asynccontextmanager

@@ -14,7 +14,7 @@ from conveyor.engines.aws.seam import Faults, LayeredSeam, Params
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth
 from tests.aws import a_seam
-from tests.builders import OTHER_RUN, RUN, ManualClock, a_ref
+from tests.builders import OTHER_RUN, RUN, ManualClock, ServerClock, a_ref
 from tests.engines.aws.spoilt_sqs import URL, SpoiltSqs
 
 
@@ -25,7 +25,7 @@ def clock(autojump_clock: object) -> ManualClock:
 
 @pytest.fixture
 def sqs(clock: ManualClock) -> SpoiltSqs:
-    return SpoiltSqs(clock)
+    return SpoiltSqs(ServerClock(clock))
 
 
 def a_queue(sqs: SpoiltSqs, faults: Faults | None = None) -> SqsQueue:
@@ -304,6 +304,41 @@ async def test_a_lapsed_receipt_hides_no_message_that_somebody_else_has(
     clock.advance(60)
     assert await queue.depth(RUN) == Depth(visible=1, hidden=0)
     assert new.receives == 2
+
+
+async def test_a_receive_that_took_longer_than_its_visibility_gives_nothing_to_hold(
+    sqs: SpoiltSqs, clock: ManualClock
+) -> None:
+    """Its messages were visible again before the answer came: another worker may have them."""
+    queue, other = a_queue(sqs), a_queue(sqs)
+    await queue.open_run(RUN)
+    await queue.send([a_ref()])
+    sqs.after_receive = lambda: clock.advance(60)
+    [late] = await queue.receive(RUN, count_max=1, visibility_s=45)
+    sqs.after_receive = lambda: None
+    [new] = await other.receive(RUN, count_max=1, visibility_s=45)
+
+    lost = await queue.extend([late], visibility_s=1000)
+    await queue.bounce([late], delay_s=1000)
+
+    assert lost == frozenset({late.receipt})
+    assert new.receives == 2
+    clock.advance(46)
+    assert await queue.depth(RUN) == Depth(visible=1, hidden=0)
+
+
+@pytest.mark.parametrize("step_s", [-86_400.0, -3_600.0, 3_600.0, 86_400.0])
+async def test_a_clock_that_is_set_costs_no_message_that_is_held(
+    sqs: SpoiltSqs, clock: ManualClock, step_s: float
+) -> None:
+    queue = a_queue(sqs)
+    await queue.open_run(RUN)
+    await queue.send([a_ref()])
+    [held] = await queue.receive(RUN, count_max=1, visibility_s=45)
+
+    clock.step(step_s)
+
+    assert await queue.extend([held], visibility_s=45) == frozenset()
 
 
 async def put_in(sqs: SpoiltSqs, queue: SqsQueue, body: str) -> None:

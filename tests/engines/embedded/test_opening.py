@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from conveyor.engines.embedded import DataDirInUse, WrongSchema, join_engine, open_engine
+from conveyor.engines.embedded.errors import DataDirUnusable
 from conveyor.engines.embedded.migrations import load_scripts, migrate, version_of
-from conveyor.ports.errors import Unavailable
 from tests.builders import ManualClock, a_job, keep, key_of
 
 
@@ -85,7 +85,7 @@ async def test_a_database_that_is_not_one_is_unavailable_and_left_alone(
     data_dir.mkdir()
     (data_dir / "conveyor.db").write_bytes(b"not a database, but somebody's file" * 100)
 
-    with pytest.raises(Unavailable, match="not a database"):
+    with pytest.raises(DataDirUnusable, match=r"conveyor\.db cannot be used .*not a database"):
         async with open_engine(data_dir, clock=clock, random=Random(1), owner="dev"):
             pass
 

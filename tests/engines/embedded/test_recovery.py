@@ -192,7 +192,8 @@ def test_recovery_goes_through_what_is_in_hand_and_never_through_all_tasks(sql: 
     connection = sqlite3.connect(":memory:", isolation_level=None)
     migrate(connection)
 
-    plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", {"now": 0.0}).fetchall()
+    given = {"steady": 0.0, "delay_s_max": 0.0}
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", given).fetchall()
 
     scanned = [step.split()[1] for *_, step in plan if step.startswith("SCAN")]
     assert scanned == ["queues"]

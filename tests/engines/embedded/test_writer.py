@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
+import outcome
 import pytest
 import trio
 import trio.testing
 
 from conveyor.engines.embedded.errors import raise_translated, raise_translated_os
+from conveyor.engines.embedded.hands import Threads
 from conveyor.engines.embedded.writer import Op, Writer
 from conveyor.ports.errors import StorageFull, Unavailable
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -262,3 +268,75 @@ async def test_who_finds_no_company_is_written_all_the_same(
     await writer.write_in_company(_adding(1))
 
     assert _numbers(connection) == [1]
+
+
+class HeldCommits(Threads):
+    """Commits begin and then wait until the test lets them go on."""
+
+    def __init__(self) -> None:
+        self.begun = trio.Event()
+        self.go_on = threading.Event()
+
+    def start(self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]) -> None:
+        self.begun.set()
+
+        def held() -> T:
+            self.go_on.wait(10)
+            return work()
+
+        super().start(held, then)
+
+
+@pytest.mark.parametrize("way", ["write", "write_in_company", "apply"])
+async def test_what_arrives_during_a_commit_is_committed_though_nothing_follows(
+    connection: sqlite3.Connection, tmp_path: Path, way: str
+) -> None:
+    hands = HeldCommits()
+    writer = Writer(connection, hands)
+    other = sqlite3.connect(tmp_path / "test.db")
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.write, _adding(1))
+            await hands.begun.wait()
+            nursery.start_soon(getattr(writer, way), _adding(2))
+            await trio.testing.wait_all_tasks_blocked()
+            hands.go_on.set()
+        # An apply answers before its commit.
+        while _numbers(other) != [1, 2]:
+            await trio.sleep(0.001)
+
+    assert _numbers(other) == [1, 2]
+    other.close()
+
+
+async def test_a_process_without_threads_tells_its_writers(connection: sqlite3.Connection) -> None:
+    class NoThreads(Threads):
+        is_out = True
+
+        def start(
+            self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
+        ) -> None:
+            if self.is_out:
+                raise RuntimeError("can't start new thread")
+            super().start(work, then)
+
+    hands = NoThreads()
+    writer = Writer(connection, hands)
+    failed = []
+
+    async def write(number: int) -> None:
+        try:
+            await writer.write(_adding(number))
+        except Unavailable:
+            failed.append(number)
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            for number in (1, 2):
+                nursery.start_soon(write, number)
+    hands.is_out = False
+    await writer.write(_adding(3))
+
+    assert sorted(failed) == [1, 2]
+    assert _numbers(connection) == [3]

@@ -45,6 +45,7 @@ def a_request(url: str, **changes: object) -> ScrapeRequest:
         body_content_type=None,
         auth=None,
         identity="task/1",
+        partition="a caller",
         deadline_s=5.0,
         body_bytes_max=1_000_000,
     )

@@ -6,9 +6,10 @@ import pytest
 import trio
 
 from conveyor.domain.model import FailureReason, Method
-from conveyor.engines.http.direct import DirectGateway
+from conveyor.engines.http.direct import DirectGateway, _Hop, _next_hop
 from conveyor.ports.gateway import NotScraped, Scraped
 from tests.engines.http.conftest import a_request
+from tests.net.conftest import target
 from tests.net.server import Peer, answering, by_path, raw_server, reply
 
 
@@ -56,20 +57,123 @@ async def test_a_redirected_post_changes_its_method_as_the_status_says(
     assert (b"text/x" in server.requests[1]) is (method == b"POST")
 
 
-async def test_credentials_stay_with_the_origin_they_were_meant_for(
-    gateway: DirectGateway,
+SECRETS = {
+    "Authorization": "CANARY",
+    "Cookie": "CANARY",
+    "Cookie2": "CANARY",
+    "X-Api-Key": "CANARY",
+    "X-Amz-Security-Token": "CANARY",
+    "X-Whatever": "CANARY",
+    "Content-Language": "CANARY",
+    "Origin": "https://CANARY",
+    "Forwarded": "for=CANARY",
+    "Referer": "http://from.example.com/CANARY?token=CANARY",
+}
+PUBLIC = {"User-Agent": "a browser", "Accept": "text/html", "accept-language": "de"}
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_custom_headers_stay_with_the_origin_they_were_meant_for(
+    gateway: DirectGateway, status: int
 ) -> None:
-    headers = {"Authorization": "CANARY", "Cookie": "CANARY", "X-Other": "kept"}
     async with (
         raw_server(answering(reply(b"ok"))) as other,
-        raw_server(answering(redirect(other.url("/x")))) as server,
+        raw_server(answering(redirect(other.url("/x"), f"{status} Go"))) as server,
     ):
-        outcome = await gateway.scrape(a_request(server.url(), headers=headers))
+        request = a_request(server.url(), headers={**SECRETS, **PUBLIC})
+        outcome = await gateway.scrape(request)
 
     assert isinstance(outcome, Scraped)
-    assert server.requests[0].count(b"CANARY") == 2
+    assert server.requests[0].count(b"CANARY") == len(SECRETS) + 1
     assert b"CANARY" not in other.requests[0]
-    assert b"X-Other: kept" in other.requests[0]
+    for name, value in {**PUBLIC, "Referer": "http://from.example.com/"}.items():
+        assert f"{name}: {value}\r\n".encode() in other.requests[0]
+
+
+async def test_custom_headers_go_along_within_one_origin(gateway: DirectGateway) -> None:
+    answers = by_path({"/a": redirect("/b"), "/b": reply(b"ok")})
+    async with raw_server(answers) as server:
+        await gateway.scrape(a_request(server.url("/a"), headers=SECRETS))
+
+    assert server.requests[1].count(b"CANARY") == len(SECRETS) + 1
+
+
+async def test_headers_do_not_come_back_when_another_origin_sends_us_home(
+    gateway: DirectGateway,
+) -> None:
+    there = trio.Event()
+    homes: list[str] = []
+
+    async def away(peer: Peer) -> None:
+        while await peer.request():
+            await peer.send(redirect(homes[0]))
+
+    async def home(peer: Peer) -> None:
+        while await peer.request():
+            is_back = there.is_set()
+            there.set()
+            await peer.send(reply(b"ok") if is_back else redirect(other.url("/x")))
+
+    async with raw_server(away) as other, raw_server(home) as server:
+        homes.append(server.url("/again"))
+        outcome = await gateway.scrape(a_request(server.url(), headers=SECRETS))
+
+    assert isinstance(outcome, Scraped)
+    assert b"CANARY" not in server.requests[1]
+
+
+@pytest.mark.parametrize("status", [307, 308])
+async def test_a_body_is_never_sent_to_another_origin(gateway: DirectGateway, status: int) -> None:
+    async with (
+        raw_server(answering(reply(b"ok"))) as other,
+        raw_server(answering(redirect(other.url("/x"), f"{status} Go"))) as server,
+    ):
+        outcome = await gateway.scrape(
+            a_request(server.url(), method=Method.POST, body=b"CANARY", body_content_type="text/x")
+        )
+
+    assert isinstance(outcome, NotScraped)
+    assert (outcome.problem.code, outcome.retryable) == ("bad_redirect", False)
+    assert other.requests == []
+
+
+@pytest.mark.parametrize(
+    ("referer", "source", "there", "kept"),
+    [
+        (
+            "https://a.example/x?k=1",
+            "https://a.example/",
+            "https://b.example/",
+            "https://a.example/",
+        ),
+        ("http://a.example/x?k=1", "https://a.example/", "http://a.example/", None),
+        ("https://a.example/x", "http://a.example/", "http://b.example/", None),
+        ("https://me:secret@a.example/", "https://a.example/", "https://b.example/", None),
+        ("secret", "https://a.example/", "https://b.example/", None),
+    ],
+)
+def test_a_referer_tells_another_origin_no_more_than_a_site(
+    referer: str, source: str, there: str, kept: str | None
+) -> None:
+    headers = (("Referer", referer), ("X-Key", "secret"))
+    hop = _Hop(Method.GET, target(source), headers, None)
+
+    following = _next_hop(hop, target(there), 302)
+
+    assert isinstance(following, _Hop)
+    assert following.headers == ((("Referer", kept),) if kept else ())
+
+
+def test_a_downgrade_on_one_host_drops_headers_and_refuses_a_body() -> None:
+    headers = (("X-Key", "secret"), ("User-Agent", "a browser"))
+    source, there = target("https://a.example/"), target("http://a.example/")
+
+    following = _next_hop(_Hop(Method.GET, source, headers, None), there, 302)
+    refused = _next_hop(_Hop(Method.POST, source, headers, b"secret"), there, 307)
+
+    assert isinstance(following, _Hop)
+    assert following.headers == (("User-Agent", "a browser"),)
+    assert isinstance(refused, NotScraped)
 
 
 @pytest.mark.parametrize(

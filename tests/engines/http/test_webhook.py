@@ -32,6 +32,7 @@ def to(url: str, *secrets: Secret) -> Message:
         event_id="01HF0000000000000000000000",
         payload='{"event":"é"}',
         webhook=Webhook(url, signature=bool(secrets)),
+        partition="a caller",
         secrets=secrets,
     )
 
@@ -164,11 +165,13 @@ def looking_up(answer: list[str] | OSError | None) -> HttpPool:
         (["93.184.216.34"], None),
         (["10.0.0.1"], Unresolved(is_temporary=False)),
         (["93.184.216.34", "169.254.169.254"], Unresolved(is_temporary=False)),
+        (["93.184.216.34", "2a01::5efe:a9fe:a9fe"], Unresolved(is_temporary=False)),
+        (["4000::1"], Unresolved(is_temporary=False)),
         (socket.gaierror(socket.EAI_NONAME, "unknown"), Unresolved(is_temporary=False)),
         (socket.gaierror(socket.EAI_AGAIN, "later"), Unresolved(is_temporary=True)),
         (None, Unresolved(is_temporary=True)),
     ],
-    ids=["public", "private", "half public", "unknown", "later", "never"],
+    ids=["public", "private", "half public", "wrapped", "reserved", "unknown", "later", "never"],
 )
 async def test_a_receiver_is_found_by_name_within_a_second_or_not_at_all(
     answer: list[str] | OSError | None, unresolved: Unresolved | None, autojump_clock: MockClock
@@ -176,7 +179,7 @@ async def test_a_receiver_is_found_by_name_within_a_second_or_not_at_all(
     notifier = WebhookNotifier(looking_up(answer), now=now)
     begun = trio.current_time()
 
-    assert await notifier.resolve(Webhook("https://hooks.example.com/")) == unresolved
+    assert await notifier.resolve(Webhook("https://hooks.example.com/"), "a caller") == unresolved
     assert trio.current_time() - begun <= 1
 
 

@@ -9,9 +9,16 @@ import pytest
 from conveyor.domain.budget import Price
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, Method, RunFailure
-from conveyor.engines.http.zenrows import Concurrency, ZenrowsGateway
+from conveyor.engines.http.zenrows import ZenrowsGateway
 from conveyor.net.pool import HttpPool
-from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
+from conveyor.ports.gateway import (
+    Contact,
+    GatewayReport,
+    NotScraped,
+    Outcome,
+    Scraped,
+    ScrapeRequest,
+)
 from tests.engines.http.conftest import a_request, now
 from tests.net.server import RawServer, answering, raw_server, reply
 
@@ -151,15 +158,79 @@ async def test_the_cost_of_a_failure_is_recorded_too(pool: HttpPool) -> None:
     assert outcome.cost_micros == 500_000
 
 
-async def test_the_last_seen_concurrency_is_kept(pool: HttpPool) -> None:
-    headers = {"Concurrency-Limit": "200", "Concurrency-Remaining": "199"}
-    async with raw_server(answering(reply(b"a", headers=headers), reply(b"b"))) as server:
-        gateway = gateway_to(pool, server)
-        assert gateway.concurrency == Concurrency()
-        await gateway.scrape(a_request(TARGET))
-        await gateway.scrape(a_request(TARGET))
+PLAN = {"Concurrency-Limit": "200", "Concurrency-Remaining": "199"}
+FULL = {"Concurrency-Limit": "20", "Concurrency-Remaining": "0"}
+AUTH006 = b'{"code":"AUTH006"}'
+TOLD = b'{"code":"X1","title":"The concurrency of your plan is used up","detail":{"a":1}}'
 
-    assert gateway.concurrency == Concurrency(limit=200, remaining=199)
+
+@pytest.mark.parametrize(
+    ("response", "report"),
+    [
+        (reply(b"page"), (Contact.ANSWERED, None, None)),
+        (reply(b"page", headers=PLAN), (Contact.ANSWERED, 200, 199)),
+        (reply(b"", "404 No", PLAN), (Contact.ANSWERED, 200, 199)),
+        (reply(AUTH006, "429 No", FULL), (Contact.REFUSED, 20, 0)),
+        (reply(AUTH006, "429 No"), (Contact.REFUSED, None, None)),
+        (reply(TOLD, "429 No"), (Contact.REFUSED, None, None)),
+        (reply(b"busy", "429 No", FULL), (Contact.REFUSED, 20, 0)),
+        (reply(b"busy", "429 No", {"Concurrency-Limit": "20"}), (Contact.REFUSED, 20, None)),
+        # What follows is the site's own 429, which the gateway hands on.
+        (reply(b"busy", "429 No"), (Contact.ANSWERED, None, None)),
+        (reply(b"busy", "429 No", PLAN), (Contact.ANSWERED, 200, 199)),
+        (reply(b'{"code":"RESP429"}', "429 No", FULL), (Contact.ANSWERED, 20, 0)),
+        (reply(b"away", "503 No"), (Contact.FAILED, None, None)),
+        (reply(b'{"code":"ERR000"}', "500 No"), (Contact.FAILED, None, None)),
+        (reply(b'{"code":"CTX0002"}', "504 No"), (Contact.ANSWERED, None, None)),
+        (reply(b'{"code":"RESP001"}', "502 No"), (Contact.ANSWERED, None, None)),
+    ],
+)
+async def test_an_answer_tells_about_the_gateway_itself(
+    pool: HttpPool, response: bytes, report: tuple[Contact, int | None, int | None]
+) -> None:
+    told = (await scrape(pool, response)).report  # type: ignore[union-attr]
+
+    assert told is not None
+    assert (told.contact, told.limit, told.remaining) == report
+
+
+@pytest.mark.parametrize("number", ["-1", "", "1e9", "9" * 30, "20.5", "\u0661"])
+async def test_a_limit_that_is_no_number_counts_as_silence(pool: HttpPool, number: str) -> None:
+    headers = {"Concurrency-Limit": number, "Concurrency-Remaining": number}
+    told = (await scrape(pool, reply(b"page", headers=headers))).report  # type: ignore[union-attr]
+
+    assert told is not None
+    assert (told.limit, told.remaining) == (None, None)
+
+
+async def test_credits_that_no_call_costs_count_as_silence(pool: HttpPool) -> None:
+    outcome = await scrape(pool, reply(b"page", headers={"X-Request-Credits": "999999999999"}))
+
+    assert isinstance(outcome, Scraped)
+    assert outcome.credits == 1
+
+
+async def test_a_gateway_that_cannot_be_reached_is_told_from_one_that_does_not_answer(
+    pool: HttpPool,
+) -> None:
+    async with raw_server(answering(b"")) as server:
+        gateway = gateway_to(pool, server)
+        lost = await gateway.scrape(a_request(TARGET))
+    unreachable = await gateway.scrape(a_request(TARGET))
+
+    assert isinstance(lost, NotScraped)
+    assert isinstance(unreachable, NotScraped)
+    assert lost.report == GatewayReport(contact=Contact.FAILED)
+    assert unreachable.report == GatewayReport(contact=Contact.UNREACHABLE)
+
+
+async def test_a_key_in_the_gateways_own_url_is_the_only_one_that_is_sent(pool: HttpPool) -> None:
+    async with raw_server(answering(reply(b"page"))) as server:
+        gateway = gateway_to(pool, server, "/v1/?apikey=operator")
+        await gateway.scrape(a_request(TARGET, auth="caller"))
+
+    assert b"apikey=operator" in server.requests[0]
+    assert b"caller" not in server.requests[0]
 
 
 @pytest.mark.parametrize(

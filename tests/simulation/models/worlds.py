@@ -32,6 +32,9 @@ class TrioClock:
     def now(self) -> float:
         return T0 + trio.current_time()
 
+    def steady(self) -> float:
+        return T0 + trio.current_time()
+
 
 @dataclass(slots=True)
 class World:

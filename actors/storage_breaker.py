@@ -1,0 +1,175 @@
+"""StorageBreaker: stops fetching while pages cannot be written, and tests the storage (SPEC 6.15).
+
+One for each process. A page that was fetched and cannot be written is held in memory: it has been
+paid for. While the circuit is open, pollers receive nothing. The writes of held pages, one at a
+time, are the probes; a process that holds none puts a small body instead. Pollers go on once the
+circuit is closed and every held page is written, so that the storage does not meet the full load
+the moment it is back.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.circuit import Circuit, ProbePolicy
+from conveyor.domain.randomness import Random
+from conveyor.ports.blobs import Blobs
+from conveyor.ports.errors import StorageFull, Unavailable, is_resource_shortage
+
+log = logging.getLogger(__name__)
+
+# One failure may be a single lost call, which is repeated; several in a row are an outage.
+FAILURES_MAX = 3
+# An outage of seconds costs little more than it lasted, and a long one few calls. A write may take
+# the 60 s of a call to S3 and the writer's own repeats.
+PROBES = ProbePolicy(first_s=0.5, delay_s_max=10.0, lost_after_s=90.0)
+# Held pages are written within seconds once the storage is back. One that still fails alone does
+# not keep all others waiting for longer than this.
+RECOVER_S_MAX = 30.0
+PROBE_PREFIX = "probes"
+# About a page: a few bytes may still fit where no page does.
+PROBE_BYTES = 64 * 1024
+_FULL = "the storage is full; nothing is fetched until there is room"
+_AWAY = "pages cannot be stored now; nothing is fetched until they can be"
+
+
+class StorageBreaker:
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._circuit = Circuit(policy=PROBES)
+        self._failures = 0
+        self._is_recovering = False
+        self._closed_at = 0.0
+        self._changed = trio.Event()
+        self.held_count = 0
+        self.held_bytes = 0
+        self.detail = _AWAY
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is to be fetched now."""
+        if not self._circuit.is_closed:
+            return True
+        return self._is_recovering and trio.current_time() < self._closed_at + RECOVER_S_MAX
+
+    def may_fetch(self, blobs: Blobs) -> bool:
+        """Whether a page may be fetched now: the circuit is closed and the storage has room."""
+        if not self.is_open:
+            try:
+                blobs.check_room()
+            except Unavailable as error:
+                self.note_failure(error)
+                return False
+        return not self.is_open
+
+    def note_success(self, probe: int | None = None) -> None:
+        """A page was written, as the probe of that number if it was one."""
+        self._failures = 0
+        if probe is not None:
+            self._closed_at = trio.current_time()
+            self._move(self._circuit.pass_probe(probe))
+
+    def note_failure(self, error: BaseException, probe: int | None = None) -> None:
+        """A page could not be written, as the probe of that number if it was one."""
+        now = trio.current_time()
+        self._failures += 1
+        self.detail = _FULL if isinstance(error, StorageFull) else _AWAY
+        if probe is not None:
+            self._move(self._circuit.fail_probe(probe, now=now, random=self._random))
+        elif self._failures >= FAILURES_MAX or isinstance(error, StorageFull):
+            if self._circuit.is_closed:
+                log.warning("pages cannot be stored: fetching stops", extra={"cause": str(error)})
+            self._is_recovering = True
+            self._move(self._circuit.trip(now=now, random=self._random))
+
+    def abandon_probe(self, probe: int | None) -> None:
+        """The write that was this probe was cut off, and says nothing."""
+        if probe is not None:
+            now = trio.current_time()
+            self._move(self._circuit.abandon_probe(probe, now=now, random=self._random))
+
+    def hold(self, size_bytes: int) -> bool:
+        """Makes room for a page that could not be written; False when there is none."""
+        if self.held_bytes + size_bytes > limits.HELD_BYTES_MAX:
+            return False
+        self.held_count += 1
+        self.held_bytes += size_bytes
+        return True
+
+    def release(self, size_bytes: int) -> None:
+        """A held page was written, or given up."""
+        self.held_count -= 1
+        self.held_bytes -= size_bytes
+        self._move(self._circuit)
+
+    async def wait_turn(self) -> int | None:
+        """Waits until a held page may be written; the number of the probe that this makes it, or
+        None when the circuit is closed."""
+        while not self._circuit.is_closed:
+            now = trio.current_time()
+            probing = self._circuit.start_probe(now=now)
+            if probing is not None:
+                self._circuit = probing
+                return probing.probe
+            await self._wait_changed(self._circuit.wait_s(now))
+        return None
+
+    async def wait_recovered(self, blobs: Blobs, owner: str) -> None:
+        """Waits until pages may be fetched again. While no page is held, one of those that wait
+        here tests the storage."""
+        while self.is_open:
+            if self.held_count or self._circuit.is_closed:
+                await self._wait_changed(PROBES.delay_s_max)
+                continue
+            now = trio.current_time()
+            probing = self._circuit.start_probe(now=now)
+            if probing is None:
+                await self._wait_changed(self._circuit.wait_s(now))
+            else:
+                self._circuit = probing
+                await self._probe(blobs, owner, probing.probe)
+
+    async def test(self, blobs: Blobs, owner: str, size_bytes: int) -> bool:
+        """Whether the storage takes a body of so many bytes."""
+        return await self._put(blobs, owner, size_bytes) is None
+
+    async def _probe(self, blobs: Blobs, owner: str, probe: int) -> None:
+        try:
+            error = await self._put(blobs, owner, PROBE_BYTES)
+            if error is None:
+                self.note_success(probe)
+            else:
+                self.note_failure(error, probe)
+        finally:
+            self.abandon_probe(probe)  # Nothing, if it has reported.
+
+    async def _put(self, blobs: Blobs, owner: str, size_bytes: int) -> Exception | None:
+        """Stores a body and removes it; answers the error if the storage does not take it."""
+        prefix = f"{PROBE_PREFIX}/{owner}"
+        try:
+            blobs.check_room()
+            await blobs.add(prefix, "body", (bytes(size_bytes),))  # As pages are stored.
+            await blobs.delete_prefix(prefix)
+        except Unavailable as error:
+            return error
+        except (OSError, MemoryError, RuntimeError) as error:
+            if not is_resource_shortage(error):
+                raise
+            return error
+        return None
+
+    async def _wait_changed(self, timeout_s: float) -> None:
+        # At least a moment: the time that is left may round to an instant that has not come.
+        with trio.move_on_after(max(timeout_s, 0.01)):
+            await self._changed.wait()
+
+    def _move(self, circuit: Circuit) -> None:
+        self._circuit = circuit
+        if self._is_recovering and circuit.is_closed and not self.held_count:
+            self._is_recovering = False
+            log.warning("pages can be stored again: fetching goes on")
+        self._changed.set()
+        self._changed = trio.Event()

@@ -1,0 +1,123 @@
+"""Quotas: how much one caller, or one client address, may have or ask for (SPEC 9.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from conveyor.domain.errors import Refused
+
+
+class Quota(StrEnum):
+    """Each is of one caller, and those of an address of all callers behind it."""
+
+    LIVE_RUNS = "live_runs"
+    OPEN_JOBS = "open_jobs"
+    STORED_TASKS = "stored_tasks"
+    STORED_BYTES = "stored_bytes"
+    EXPORTS_PER_RUN = "exports_per_run"
+    UPLOAD_SLOTS = "upload_slots"
+    REQUESTS_PER_S = "requests_per_s"
+    STREAMS = "streams"
+    AUDITS = "audits"
+    WEBHOOK_TESTS_PER_MIN = "webhook_tests_per_min"
+    ADDRESS_CALLERS = "address_callers"
+    ADDRESS_REQUESTS_PER_S = "address_requests_per_s"
+    ADDRESS_STREAMS = "address_streams"
+
+
+# A list of a million lines and several reruns of it fit in; what one caller can do to a disk, to
+# the loop and to the others stays bounded.
+DEFAULTS: Mapping[Quota, int] = {
+    Quota.LIVE_RUNS: 1_000,
+    Quota.OPEN_JOBS: 500,
+    Quota.STORED_TASKS: 20_000_000,
+    Quota.STORED_BYTES: 500 * 1024**3,
+    Quota.EXPORTS_PER_RUN: 10,
+    Quota.UPLOAD_SLOTS: 50,
+    Quota.REQUESTS_PER_S: 200,
+    Quota.STREAMS: 50,
+    Quota.AUDITS: 1,
+    Quota.WEBHOOK_TESTS_PER_MIN: 10,
+    Quota.ADDRESS_CALLERS: 100,
+    Quota.ADDRESS_REQUESTS_PER_S: 500,
+    Quota.ADDRESS_STREAMS: 200,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """The quotas of a server; None lifts one."""
+
+    limits: Mapping[Quota, int | None] = field(default_factory=lambda: DEFAULTS)
+
+    def limit(self, quota: Quota) -> int | None:
+        return self.limits.get(quota)
+
+
+class QuotaExceeded(Refused):
+    """The caller, or its address, has or asks for as much as it may."""
+
+    status = 429
+    code = "quota_exceeded"
+    title = "Quota exceeded"
+
+    def __init__(self, quota: Quota, limit: int, *, retry_after_s: float) -> None:
+        super().__init__(
+            f"The quota {quota} is used up: its limit is {limit:,}.", retry_after_s=retry_after_s
+        )
+        self.quota = quota
+
+
+class GrowsTooMuch(Refused):
+    """A request that would take up far more room than its own bytes."""
+
+    status = 413
+    code = "request_too_large"
+    title = "Request too large"
+
+
+# What one line takes up on disk, and what one does that is refused and kept with its problem.
+TASK_BYTES = 420
+BAD_TASK_BYTES = 1_000
+GROWTH_MAX = 100
+# A short list may be as repetitive as it likes.
+GROWTH_FREE_BYTES = 4_000_000
+
+
+def check_growth(sent_bytes: int, *, tasks_count: int, bad_count: int) -> None:
+    """GrowsTooMuch for a list that takes up more than 100 times the bytes that were sent."""
+    stored_bytes = (tasks_count - bad_count) * TASK_BYTES + bad_count * BAD_TASK_BYTES
+    if stored_bytes > max(GROWTH_MAX * sent_bytes, GROWTH_FREE_BYTES):
+        raise GrowsTooMuch(
+            f"{tasks_count:,} lines in {sent_bytes:,} bytes would take up more than {GROWTH_MAX} "
+            "times as much on disk; send a list that long without compression."
+        )
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Allows `rate_per_s` on average, and `burst` at once."""
+
+    rate_per_s: float
+    burst: float
+    tokens: float
+    at: float
+
+    @classmethod
+    def full(cls, rate_per_s: float, burst: float, *, now: float) -> TokenBucket:
+        return cls(rate_per_s, burst, burst, now)
+
+    def take(self, now: float) -> float:
+        """Takes a token; answers how many seconds to wait where there is none, else 0."""
+        elapsed_s = max(0.0, now - self.at)
+        self.tokens = min(self.burst, self.tokens + elapsed_s * self.rate_per_s)
+        self.at = now
+        if self.tokens < 1.0:
+            return (1.0 - self.tokens) / self.rate_per_s
+        self.tokens -= 1.0
+        return 0.0
+
+    def is_full(self, now: float) -> bool:
+        return self.tokens + (now - self.at) * self.rate_per_s >= self.burst

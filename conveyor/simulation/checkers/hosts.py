@@ -1,0 +1,52 @@
+"""Hosts: a job with host limits keeps to them, in concurrency and in rate (SPEC 6.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conveyor.domain import limits
+from conveyor.domain.hosts import HostLimit, host_of
+from conveyor.domain.model import Job
+from conveyor.simulation.checkers.fetches import OVERSHOOT
+from conveyor.simulation.history import Fetch
+from conveyor.simulation.watcher import Moment
+
+WINDOW_S = 10.0
+
+
+def no_host_is_fetched_beyond_its_limits(moment: Moment, fetch: Fetch) -> Iterator[str]:
+    """No more pages of a host are fetched at once than the job allows, nor more in ten seconds;
+    twice as many where leases can be lost, and as many by each worker where they are lost often."""
+    found = _limit_of(moment, fetch)
+    if found is None:
+        return
+    job, host, limit = found
+    own = [each for each in moment.history.fetches if _is_of(moment, each, job, host)]
+    history = moment.history
+    times = 1 if history.is_spared else max(OVERSHOOT, history.workers_count)
+    count = sum(each.ended_at is None for each in own)
+    if limit.concurrency is not None and count > limit.concurrency * times:
+        yield f"{count} pages of {host} are fetched at once for job {job.job_id}"
+    if limit.rate_per_s is not None and history.is_spared:
+        since = fetch.started_at - WINDOW_S
+        recent = sum(each.started_at > since for each in own)
+        most = limit.rate_per_s * (WINDOW_S + limits.HOST_SLACK_S) + 1
+        if recent > most:
+            yield f"{recent} pages of {host} were fetched in {WINDOW_S:.0f} s, of {most:.1f}"
+
+
+def _limit_of(moment: Moment, fetch: Fetch) -> tuple[Job, str, HostLimit] | None:
+    run = moment.after.run_by_id.get(fetch.run_id)
+    job = moment.after.jobs.get((run.job_id,)) if run is not None else None
+    task = moment.after.tasks.get((fetch.run_id, fetch.task_id))
+    if job is None or task is None or job.host_limits is None:
+        return None
+    host = host_of(task.url)
+    return None if host is None else (job, host, job.host_limits.limit_for(host))
+
+
+def _is_of(moment: Moment, fetch: Fetch, job: Job, host: str) -> bool:
+    run = moment.after.run_by_id.get(fetch.run_id)
+    task = moment.after.tasks.get((fetch.run_id, fetch.task_id))
+    is_own = run is not None and run.job_id == job.job_id
+    return is_own and task is not None and host_of(task.url) == host

@@ -1,0 +1,117 @@
+"""Hostile callers: what somebody does who means harm to the service or to its other callers.
+
+Whatever they do, the service stays up, other callers are served, and what they were promised is
+kept as well. Each kind has a name, which the options of a world refer to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import trio
+
+from conveyor.simulation.clients.client import Client
+from conveyor.simulation.faults import Fault
+from conveyor.simulation.web import LATE_ANSWER
+
+NAME = "hostile0"
+PAUSE_S = (0.0, 10.0)
+
+_LONE_SURROGATE = "\ud800"
+_DIGITS = "9" * 5000
+_URL = "https://site1.example/hostile"
+# Values that parse as JSON and that some handler may not be prepared for.
+_ODD_PARAMS: tuple[Any, ...] = (
+    {"allowed_status_codes": _DIGITS},
+    {"allowed_status_codes": "404," * 500},
+    {"allowed_status_codes": "٤٠٤"},
+    {"allowed_status_codes": 404},
+    {"js_render": "true", "wait": _DIGITS},
+    {"custom_headers": {"x-injected": "a\r\nb: c"}},
+    {"custom_headers": {"": ""}},
+    {"proxy_country": _LONE_SURROGATE},
+    {_DIGITS: "1"},
+)
+_ODD_FIELDS: tuple[Mapping[str, Any], ...] = (
+    {"max_attempts": 10**30},
+    {"max_inflight": -1},
+    {"priority": 1e308},
+    {"metadata": {"a": _LONE_SURROGATE}},
+    {"metadata": {"key": "v" * 100_000}},
+    {"name": "\x00\x1b[2J"},
+    {"name": _LONE_SURROGATE},
+    {"external_id": _DIGITS},
+    {"budget": {"credits": 10**40}},
+    {"budget": {"cost": "NaN"}},
+    {"host_limits": {"rate_per_s": 1e-300}},
+    {"host_limits": {"concurrency": 1, "hosts": {_DIGITS: {"concurrency": 1}}}},
+    {"type": "scheduled", "schedule": {"cron": "0 0 31 2 *", "timezone": "UTC"}},
+    {"type": "scheduled", "schedule": {"cron": "*/0 * * * *", "timezone": "../../etc/passwd"}},
+    {"type": "scheduled", "schedule": {"rate": {"every": 10**18, "unit": "day"}}},
+    {"type": "scheduled", "schedule": {"at": "9999-12-31T23:59:59", "timezone": "UTC"}},
+    {"webhook": {"url": "https://[::1", "signature": False}},
+    {"webhook": {"url": "https://a@b@c/" + _LONE_SURROGATE, "signature": False}},
+    {"result_ttl_days": 10**12},
+)
+_ODD_URLS = (
+    "https://site1.example/\x00",
+    "https://site1.example/" + _LONE_SURROGATE,
+    "https://" + "a" * 300 + ".example/",
+    "https://xn--a-ecp.example/",
+    "https://site1.example:99999/",
+    "https://site1.example/?q=" + "%" * 3000,
+)
+_ODD_TEXTS = (
+    b'{"tasks":' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"tasks":[{"url":"https://site1.example/"}],"max_attempts":' + b"9" * 6000 + b"}",
+    b'{"tasks":[{"url":"https://site1.example/"}],"priority":NaN}',
+    b'\xff\xfe{"tasks":[]}',
+    b'{"tasks":[{"url":"\\ud800"}]}',
+)
+
+
+async def act_hostile(client: Client) -> None:
+    """One hostile act after the other, until it is cancelled."""
+    act = KINDS[client.stage.options.neighbours.hostile]
+    while True:
+        await act(client)
+        await trio.sleep(client.random.uniform(*PAUSE_S) / client.stage.options.haste)
+
+
+async def send_odd_values(client: Client) -> None:
+    """A request with a value that is legal JSON, and a bad idea."""
+    client.stage.faults.count(Fault.ODD_VALUES)
+    random = client.random
+    body: dict[str, Any] = {"tasks": [{"url": f"{_URL}/odd/{client.new_key()}"}]}
+    kind = random.randrange(4)
+    if kind == 0:
+        body["zenrows_params"] = random.choice(_ODD_PARAMS)
+    elif kind == 1:
+        body |= random.choice(_ODD_FIELDS)
+    elif kind == 2:
+        body["tasks"][0] = {"url": random.choice(_ODD_URLS)}
+    text = random.choice(_ODD_TEXTS) if kind == 3 else json.dumps(body).encode()
+    await _submit(client, text)
+
+
+async def leave_late_answers(client: Client) -> None:
+    """Requests to a site that answers them twice, the second time when somebody else asks."""
+    client.stage.faults.count(Fault.LATE_ANSWERS)
+    site = client.random.randint(1, 3)
+    base = f"https://site{site}.example/hostile/{LATE_ANSWER}/{client.new_key()}"
+    lines = [{"url": f"{base}/{n}", "method": "POST", "body": "GET / HTTP/1.1"} for n in range(5)]
+    await _submit(client, json.dumps({"tasks": lines}).encode())
+
+
+async def _submit(client: Client, text: bytes) -> None:
+    call = await client.send_json("POST", "/v1/jobs", text)
+    if call.is_accepted:
+        client.promised(call, is_open=False, is_scheduled=b'"scheduled"' in text)
+
+
+KINDS: Mapping[str, Callable[[Client], Awaitable[None]]] = {
+    "odd_values": send_odd_values,
+    "late_answers": leave_late_answers,
+}

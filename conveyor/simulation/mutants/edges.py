@@ -1,0 +1,127 @@
+"""Mutants of the edges: whose connection, whose bill, which limit, and what a power cut leaves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.domain.model import Job, Result, Task, TaskRef
+from conveyor.ports.coordinator import Door
+from conveyor.ports.gateway import Scraped, ScrapeRequest
+from conveyor.simulation.mutants.mutant import Mutant, swapping
+from conveyor.simulation.neighbours import Neighbours
+from conveyor.usecases.env import Env
+from conveyor.usecases.tasks import Finish
+
+POWER_CUTS = Neighbours(power_cut_every_s=15.0)
+ORDERLY = Neighbours(is_orderly=True)
+
+
+def _for_everybody(request_for: Any) -> Any:
+    def mutated(env: Env, job: Job, task: Task) -> ScrapeRequest:
+        request: ScrapeRequest = request_for(env, job, task)
+        return msgspec.structs.replace(request, partition="")
+
+    return mutated
+
+
+def _free_of_charge(judge_success: Any) -> Any:
+    def mutated(env: Env, ref: TaskRef, task: Task, scraped: Scraped, result: Result) -> Finish:
+        free = msgspec.structs.replace(scraped, credits=0, cost_micros=0)
+        finish: Finish = judge_success(env, ref, task, free, result)
+        return finish
+
+    return mutated
+
+
+def _as_wide_as_the_job(door: Any) -> Any:
+    def mutated(self: Any, host: str) -> Door:
+        narrow: Door = door(self, host)
+        return msgspec.structs.replace(narrow, cap=self._job.max_inflight, spacing_s=0.0)
+
+    return mutated
+
+
+def _not_at_all(_: Any) -> Any:
+    def mutated(directory: str) -> None:
+        return
+
+    return mutated
+
+
+def _without_syncing_bytes(write: Any) -> Any:
+    def mutated(self: Any, prefix: str, adds: Sequence[Any]) -> None:
+        system: Any = os
+        synced, system.fdatasync = os.fdatasync, lambda _: None
+        try:
+            write(self, prefix, adds)
+        finally:
+            system.fdatasync = synced
+
+    return mutated
+
+
+def _only_closed(_: Any) -> Any:
+    def mutated(put: Any) -> None:
+        os.close(put.descriptor)
+        put.descriptor = None
+
+    return mutated
+
+
+MUTANTS = (
+    Mutant(
+        name="connections_shared_by_callers",
+        window=108,
+        invariants=(55,),
+        what="A connection that served one caller serves another.",
+        apply=swapping("conveyor.usecases.tasks:request_for", _for_everybody),
+        world={"neighbours": Neighbours(hostile="late_answers"), "has_gateway": False},
+    ),
+    Mutant(
+        name="page_not_in_spend",
+        window=109,
+        invariants=(52,),
+        what="A page that was paid for is neither in the spend nor in the history.",
+        apply=swapping("conveyor.usecases.tasks:judge_success", _free_of_charge),
+        world={"is_spared": True, "neighbours": ORDERLY, "has_gateway": True},
+    ),
+    Mutant(
+        name="host_limits_ignored",
+        window=111,
+        invariants=(29,),
+        what="A job goes to a host with all that it may have in flight.",
+        apply=swapping("actors.doorkeeper:Doorkeeper._door", _as_wide_as_the_job),
+        world={"is_spared": True, "temper": "polite", "haste": 10.0},
+    ),
+    Mutant(
+        name="pack_name_not_synced",
+        window=113,
+        invariants=(66,),
+        what="The name of a pack is not durable when its first body is.",
+        apply=swapping("conveyor.engines.embedded.packs:sync_directory", _not_at_all),
+        engines=("embedded",),
+        world={"neighbours": POWER_CUTS},
+    ),
+    Mutant(
+        name="pack_bytes_not_synced",
+        window=113,
+        invariants=(66,),
+        what="A body in a pack is told to be stored before its bytes are durable.",
+        apply=swapping("conveyor.engines.embedded.packs:Packs._write", _without_syncing_bytes),
+        engines=("embedded",),
+        world={"neighbours": POWER_CUTS},
+    ),
+    Mutant(
+        name="body_bytes_not_synced",
+        window=113,
+        invariants=(66,),
+        what="A body of its own gets its name before its bytes are durable.",
+        apply=swapping("conveyor.engines.embedded.blobs:_sync", _only_closed),
+        engines=("embedded",),
+        world={"neighbours": POWER_CUTS, "sync_tasks_max": 5, "at_once_max": 0},
+    ),
+)

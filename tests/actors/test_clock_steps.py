@@ -1,0 +1,90 @@
+"""A whole worker whose wall clock is set while it works (SPEC 5.12)."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from conveyor.domain.ids import JobId
+from conveyor.domain.lifecycle import RUN_VISIBLE
+from conveyor.domain.model import RunStatus
+from conveyor.domain.queries import RunsOf
+from conveyor.domain.schedules import Cron, Overlap
+from conveyor.domain.submission import TaskDraft
+from conveyor.usecases import schedules
+from conveyor.usecases.jobs import Submission
+from tests.actors.world import CALLER, SetClock, World, make_world, urls
+
+HOUR_S, DAY_S = 3_600.0, 86_400.0
+STEPS_S = (-40 * DAY_S, -DAY_S, -HOUR_S, HOUR_S, DAY_S, 40 * DAY_S)
+
+
+@pytest.mark.parametrize("step_s", STEPS_S)
+async def test_a_run_whose_clock_is_set_ends_in_time_with_each_page_fetched_once(
+    autojump_clock: MockClock, step_s: float
+) -> None:
+    clock = SetClock()
+    world = make_world(think_s=2.0, clock=clock)
+    async with world.working():
+        accepted = await world.submit(urls(60), max_inflight=10)
+        await trio.sleep(5)
+
+        clock.offset_s += step_s
+        run, totals = await world.ended(accepted, within_s=40)
+
+    assert run.status is RunStatus.COMPLETED
+    assert totals.successful == 60
+    assert set(world.gateway.calls.values()) == {1}
+
+
+@pytest.mark.parametrize("step_s", STEPS_S)
+async def test_a_long_fetch_survives_a_step_of_the_clock(
+    autojump_clock: MockClock, step_s: float
+) -> None:
+    clock = SetClock()
+    world = make_world(think_s=170.0, clock=clock)
+    async with world.working():
+        accepted = await world.submit(urls(3))
+        await trio.sleep(40)
+
+        clock.offset_s += step_s
+        _, totals = await world.ended(accepted, within_s=180)
+
+    assert totals.successful == 3
+    assert set(world.gateway.calls.values()) == {1}
+
+
+async def _nominal_times(world: World, job_id: JobId) -> list[float | None]:
+    query = RunsOf(job_id=job_id, statuses=RUN_VISIBLE, limit=1_000)
+    return [run.scheduled_for for run in reversed(await world.env.store.find(query))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead_s", [HOUR_S, 40 * DAY_S])
+async def test_a_schedule_fires_every_minute_while_the_clock_goes_ahead_and_comes_back(
+    autojump_clock: MockClock, ahead_s: float
+) -> None:
+    clock = SetClock()
+    world = make_world(clock=clock)
+    async with world.working():
+        request = Submission(drafts=[TaskDraft(url="https://example.com/")])
+        made = await schedules.submit(
+            world.env,
+            CALLER,
+            request,
+            Cron("* * * * *", "UTC"),
+            Overlap.SKIP,
+            job_id=JobId(world.env.mint()),
+        )
+        job_id = made.job.job_id
+        counts = []
+        for step_s in (0.0, ahead_s, -ahead_s):
+            clock.offset_s += step_s
+            before = len(await _nominal_times(world, job_id))
+            await trio.sleep(300)
+            counts.append(len(await _nominal_times(world, job_id)) - before)
+        fired = await _nominal_times(world, job_id)
+
+    assert all(4 <= count <= 6 for count in counts), counts
+    assert len(set(fired)) == len(fired)

@@ -1,0 +1,1 @@
+"""Attacks on a running server by hostile callers, sites, gateways and disks."""

@@ -1,0 +1,56 @@
+"""All attacks by name, in the order of the table in `docs/hardening.md`."""
+
+from __future__ import annotations
+
+from tests.attack import disks, front, gateways, numbers, paid, reach, soak, storm, tenants
+from tests.attack.report import Scenario
+
+_ALL: tuple[Scenario, ...] = (
+    paid.storage_full,
+    paid.storage_gone,
+    paid.poisoned_parameter,
+    paid.gateway_with_a_plan,
+    paid.gateway_away,
+    gateways.plan_for_two_processes,
+    gateways.plan_that_others_use,
+    gateways.outage_of_the_gateway,
+    gateways.targets_that_the_gateway_fails_for,
+    gateways.gateway_that_lies,
+    gateways.stop_of_paid_calls,
+    paid.descriptors_used_up,
+    tenants.planted_responses,
+    tenants.silent_pages,
+    tenants.silent_pages_of_many_callers,
+    tenants.dripping_bodies,
+    tenants.stalled_large_bodies,
+    tenants.silent_name_servers,
+    tenants.silent_name_servers_of_many_callers,
+    tenants.empty_zstd_frames,
+    tenants.empty_gzip_members,
+    tenants.encodings_without_output,
+    tenants.empty_members_in_requests,
+    tenants.idle_open_jobs,
+    tenants.event_streams,
+    tenants.audits_of_a_large_run,
+    tenants.requests_that_grow,
+    numbers.keys_by_the_hundred,
+    numbers.things_without_end,
+    numbers.lists_that_grow,
+    front.idle_http2,
+    front.refused_long_body,
+    front.memory_used_up,
+    front.ambiguous_framing,
+    front.misspelt_parameters,
+    front.links_from_the_host_header,
+    front.modules_in_the_working_directory,
+    reach.wrapped_addresses,
+    reach.redirects_with_secrets,
+    disks.full_volume,
+    disks.open_directory,
+    disks.another_secret,
+    disks.damaged_bodies,
+    disks.damaged_database,
+    soak.soak,
+    storm.kill_storm,
+)
+SCENARIOS: dict[str, Scenario] = {each.__name__: each for each in _ALL}

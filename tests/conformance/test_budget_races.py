@@ -1,0 +1,51 @@
+"""A cap that is lowered while workers take from the budget (I65)."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.domain import spending
+from conveyor.domain.budget import BudgetCap, Unit
+from conveyor.domain.changes import Applied, BudgetKey
+from conveyor.ports.store import Store
+from tests.builders import JOB, RUN, T0, a_budget, a_job, a_run, a_share, keep
+
+CAP = BudgetCap(Unit.CREDITS, 100)
+
+
+@pytest.mark.parametrize(("lowered_to", "is_applied"), [(59, False), (60, True), (61, True)])
+async def test_a_cap_is_never_lowered_below_what_was_taken_since_it_was_read(
+    store: Store, lowered_to: int, is_applied: bool
+) -> None:
+    """Who lowers a cap read the budget whole; before the write a worker took 60 of it."""
+    job, run = a_job(active_run_id=RUN, budget=CAP), a_run(budget=CAP)
+    seen = a_budget(cap=100, left=100)
+    await keep(store, job, run, seen)
+    fresh = a_share(taken=0, seq=0)
+
+    (took,) = await store.commit([spending.move(fresh, taken=60)])
+    cap = BudgetCap(Unit.CREDITS, lowered_to)
+    (lowered,) = await store.commit([spending.set_cap(job, run, seen, cap, T0)])
+
+    assert isinstance(took, Applied)
+    assert isinstance(lowered, Applied) == is_applied
+    row = await store.read(BudgetKey(JOB, RUN))
+    assert row is not None
+    assert (row.cap, row.left) == ((lowered_to, lowered_to - 60) if is_applied else (100, 40))
+
+
+async def test_a_worker_takes_no_more_than_a_cap_that_was_lowered_meanwhile(store: Store) -> None:
+    """A worker read the budget whole; before it takes, the cap is lowered."""
+    job, run = a_job(active_run_id=RUN, budget=CAP), a_run(budget=CAP)
+    seen = a_budget(cap=100, left=100)
+    await keep(store, job, run, seen)
+    cap = BudgetCap(Unit.CREDITS, 50)
+
+    (lowered,) = await store.commit([spending.set_cap(job, run, seen, cap, T0)])
+    (took,) = await store.commit([spending.move(a_share(taken=0, seq=0), taken=60)])
+
+    assert isinstance(lowered, Applied)
+    assert not isinstance(took, Applied)
+    row = await store.read(BudgetKey(JOB, RUN))
+    assert row is not None
+    assert (row.cap, row.left) == (50, 50)

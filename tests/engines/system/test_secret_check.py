@@ -1,0 +1,60 @@
+"""A start with another secret than the data was sealed with is refused."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from conveyor.engines.system import AesVault
+from conveyor.engines.system.secret_check import check_secret, refuse_lost_secret
+from conveyor.ports.vault import WrongSecret, make_check, opens_check
+
+OURS, OTHER = AesVault(b"a" * 32), AesVault(b"b" * 32)
+
+
+def test_the_same_secret_is_let_in_again(tmp_path: Path) -> None:
+    check_secret(tmp_path, OURS)
+
+    check_secret(tmp_path, AesVault(b"a" * 32))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.check"]
+    assert stat.S_IMODE((tmp_path / "secret.check").stat().st_mode) == 0o600
+
+
+def test_another_secret_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    check_secret(tmp_path, OURS)
+    before = (tmp_path / "secret.check").read_bytes()
+
+    with pytest.raises(WrongSecret, match="CONVEYOR_SECRET_KEY"):
+        check_secret(tmp_path, OTHER)
+
+    assert (tmp_path / "secret.check").read_bytes() == before
+    check_secret(tmp_path, OURS)
+
+
+def test_a_check_that_was_changed_is_not_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "secret.check").write_bytes(b"\xff not ours")
+
+    with pytest.raises(WrongSecret):
+        check_secret(tmp_path, OURS)
+
+
+def test_a_check_opens_for_the_secret_that_made_it_only() -> None:
+    check = make_check(OURS)
+
+    assert opens_check(OURS, check)
+    assert not opens_check(OTHER, check)
+    assert not opens_check(OURS, OURS.seal(b"conveyor", place="elsewhere"))
+
+
+def test_a_secret_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    refuse_lost_secret(tmp_path)
+    check_secret(tmp_path, OURS)
+
+    with pytest.raises(WrongSecret, match="missing"):
+        refuse_lost_secret(tmp_path)
+
+    (tmp_path / "secret.key").write_text("00" * 32)
+    refuse_lost_secret(tmp_path)

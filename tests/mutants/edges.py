@@ -1,0 +1,101 @@
+"""Probes of the edges: what a mutant changes about partitions, bills, limits and syncs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+
+from actors.doorkeeper import Doorkeeper
+from conveyor.domain.hosts import HostLimit, HostLimits
+from conveyor.domain.model import Result
+from conveyor.engines.embedded import blobs, packs
+from conveyor.ports.gateway import Scraped
+from conveyor.simulation.power import SyncLog
+from conveyor.usecases import tasks
+from conveyor.usecases.env import Env
+from tests.builders import a_job, a_ref, a_task
+
+PAGE = Scraped(status=200, content_type="text/html", body=b"page", credits=5)
+
+
+async def a_partition(env: Env) -> object:
+    await trio.lowlevel.checkpoint()
+    return tasks.request_for(env, a_job(), a_task()).partition
+
+
+async def a_paid_success(env: Env) -> object:
+    await trio.lowlevel.checkpoint()
+    result = Result("body.1", 4, "digest", "text/html", 200)
+    return tasks.judge_success(env, a_ref(), a_task(), PAGE, result).change.writes[1]
+
+
+async def a_door(env: Env) -> object:
+    await trio.lowlevel.checkpoint()
+    narrow = HostLimits(HostLimit(concurrency=1))
+    keeper: Any = SimpleNamespace(_job=a_job(max_inflight=9), _limits=narrow)
+    return Doorkeeper._door(keeper, "slow.example")
+
+
+async def a_pack_after_a_power_cut(env: Env) -> object:
+    await trio.lowlevel.checkpoint()
+    with tempfile.TemporaryDirectory() as root:
+        log = SyncLog(root)
+        hands: Any = None  # Nothing here enters a thread.
+        store = packs.Packs(root, Random(1), _make, hands, check_room=_check_nothing)
+        with log.recording():
+            packs.sync_directory(root)
+            store._write("run", [packs._Add("run", [b"body"], None)])
+            _sync(root)
+        store.close()
+        log.lose_unsynced()
+        return sorted(path.stat().st_size for path in Path(root).rglob("pack*"))
+
+
+async def a_body_after_a_power_cut(env: Env) -> object:
+    await trio.lowlevel.checkpoint()
+    with tempfile.TemporaryDirectory() as root:
+        log = SyncLog(root)
+        put: Any = SimpleNamespace(descriptor=_open(f"{root}/body"))
+        with log.recording():
+            blobs._sync(put)
+            _sync(root)
+        log.lose_unsynced()
+        return Path(root, "body").read_bytes()
+
+
+def _make(path: str) -> None:
+    Path(path).mkdir()
+
+
+def _check_nothing(size_bytes: int) -> None:
+    """There is room for everything."""
+
+
+def _open(path: str) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    os.write(descriptor, b"body")
+    return descriptor
+
+
+def _sync(directory: str) -> None:
+    """As the product would, had no mutant swapped that."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+EDGES: dict[str, Callable[[Env], Awaitable[object]]] = {
+    "connections_shared_by_callers": a_partition,
+    "page_not_in_spend": a_paid_success,
+    "host_limits_ignored": a_door,
+    "pack_name_not_synced": a_pack_after_a_power_cut,
+    "pack_bytes_not_synced": a_pack_after_a_power_cut,
+    "body_bytes_not_synced": a_body_after_a_power_cut,
+}

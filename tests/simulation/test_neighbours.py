@@ -1,0 +1,134 @@
+"""Neighbours of a simulated world: the gateway's plan and outages, storage, power, late answers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+from trio.testing import MockClock
+
+from conveyor.domain.urls import Target, parse_url
+from conveyor.net.errors import ConnectFailed
+from conveyor.net.message import Request
+from conveyor.ports.errors import StorageFull, Unavailable
+from conveyor.simulation.faults import Fault, Faults
+from conveyor.simulation.gateway import GatewayModel
+from conveyor.simulation.history import History
+from conveyor.simulation.options import draw
+from conveyor.simulation.power import SyncLog
+from conveyor.simulation.storage import storage_error
+
+
+def a_gateway(plan: int = 0, *, lies: bool = False) -> GatewayModel:
+    faults = Faults({}, Random(1))
+    return GatewayModel(plan=plan, lies=lies, random=Random(1), faults=faults, history=History())
+
+
+def a_request(key: str = "one") -> Request:
+    target = parse_url(f"https://gateway.example/v1/?url=https%3A%2F%2Fa.example%2F&apikey={key}")
+    assert isinstance(target, Target)
+    return Request(method="GET", target=target)
+
+
+async def test_a_plan_refuses_calls_of_its_key_until_the_gateway_is_done(
+    autojump_clock: MockClock,
+) -> None:
+    gateway = a_gateway(plan=1)
+    assert gateway.refuse(a_request()) is None
+    gateway.occupy(a_request(), 10.0)
+
+    refused = gateway.refuse(a_request())
+
+    assert refused is not None
+    assert refused.status == 429
+    assert refused.header(b"concurrency-limit") == "1"
+    assert refused.header(b"concurrency-remaining") == "0"
+    assert gateway.refuse(a_request("other")) is None
+    autojump_clock.jump(11.0)
+    assert gateway.refuse(a_request()) is None
+
+
+async def test_an_outage_is_for_every_key_until_the_world_calms_down() -> None:
+    gateway = a_gateway()
+    gateway.outage = Fault.GATEWAY_UNREACHABLE
+    with pytest.raises(ConnectFailed):
+        gateway.refuse(a_request())
+    gateway.outage = Fault.GATEWAY_FAILING
+    refused = gateway.refuse(a_request())
+    assert refused is not None
+    assert refused.status >= 500
+
+    gateway.faults.calm_down()
+
+    assert gateway.refuse(a_request()) is None
+
+
+async def test_a_gateway_that_lies_says_something_else_at_times() -> None:
+    honest, lying = a_gateway(plan=3), a_gateway(plan=3, lies=True)
+
+    assert len({honest.page_headers(a_request()) for _ in range(50)}) == 1
+    assert len({lying.page_headers(a_request()) for _ in range(50)}) > 3
+
+
+def test_a_full_storage_can_be_read_and_no_outage_concerns_rows() -> None:
+    full, missing = Fault.STORAGE_FULL, Fault.STORAGE_MISSING
+
+    assert isinstance(storage_error(full, "blobs", "add"), StorageFull)
+    assert storage_error(full, "blobs", "open") is None
+    assert isinstance(storage_error(missing, "blobs", "open"), Unavailable)
+    assert storage_error(missing, "s3", "GetObject") is not None
+    assert storage_error(missing, "store", "commit") is None
+    assert storage_error(None, "blobs", "add") is None
+
+
+def _write(path: Path, data: bytes, *, syncs: bool) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(descriptor, data)
+    if syncs:
+        os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def test_a_power_cut_loses_bytes_and_names_that_were_not_synced(tmp_path: Path) -> None:
+    log = SyncLog(str(tmp_path))
+    with log.recording():
+        _write(tmp_path / "whole", b"kept", syncs=True)
+        _write(tmp_path / "torn", b"kept", syncs=True)
+        _write(tmp_path / "torn", b" and lost", syncs=False)
+        _write(tmp_path / "empty", b"lost", syncs=False)
+        _sync_directory(tmp_path)
+        _write(tmp_path / "nameless", b"synced", syncs=True)
+
+    assert log.lose_unsynced() == 3
+
+    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert left == {"whole": b"kept", "torn": b"kept", "empty": b""}
+
+
+def test_a_directory_whose_name_was_not_synced_is_lost_with_all_in_it(tmp_path: Path) -> None:
+    log = SyncLog(str(tmp_path))
+    inner = tmp_path / "inner"
+    with log.recording():
+        inner.mkdir()
+        _write(inner / "body", b"synced", syncs=True)
+        _sync_directory(inner)
+
+    assert log.lose_unsynced() == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_neighbours_stand_in_some_worlds_and_move_nothing_in_the_others() -> None:
+    drawn = [draw(seed) for seed in range(200)]
+    with_some = [each for each in drawn if each.neighbours != type(each.neighbours)()]
+
+    assert 40 < len(with_some) < 120
+    assert any(each.neighbours.is_orderly for each in with_some)
+    assert all(each.has_gateway for each in drawn if each.neighbours.gateway_plan)
