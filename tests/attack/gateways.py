@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from tests.attack.gateway import PaidGateway
 from tests.attack.origin import serve, wait_until
@@ -27,6 +28,10 @@ def _a_target(ground: Ground, gateway: PaidGateway, processes: int = 1) -> Itera
 
 def _pages(ground: Ground, count: int, name: str = "page") -> list[str]:
     return [f"http://{ground.arena.victim_address}/{name}/{number}" for number in range(count)]
+
+
+def _is_waiting_on(reason: str, target: Target, job_id: str) -> bool:
+    return reason in str(target.run_of(job_id).get("waiting_on"))
 
 
 def _report_pages(
@@ -82,11 +87,11 @@ def outage_of_the_gateway(ground: Ground, report: Report) -> None:
         time.sleep(UP_S)
         gateway.is_down = True
         time.sleep(away_s / 2)
-        waits = str(target.run_of(job_id).get("waiting_on"))
+        named = partial(_is_waiting_on, "gateway_unavailable", target, job_id)
+        wait_until("waiting_on to name the gateway", named)
     try:
         time.sleep(away_s / 2)
         stats = target.run_of(job_id)["stats"]
-        report.equals("waiting_on says gateway", float("gateway_unavailable" in waits), 1)
         report.equals("tasks failed while it was away", stats["failed"], 0)
         in_vain = sum(gateway.asked.values()) - gateway.paid_count
         gateway.is_down = False
@@ -128,9 +133,9 @@ def gateway_that_lies(ground: Ground, report: Report) -> None:
         _report_pages(report, gateway, target, job_id, count)
         gateway.plan, gateway.retry_after, gateway.refused_count = 0, "31536000", 0
         job_id = target.submit(_pages(ground, 5, "later"))
+        named = partial(_is_waiting_on, "gateway_limit", target, job_id)
+        wait_until("waiting_on to name the gateway's limit", named)
         time.sleep(UP_S)
-        waits = str(target.run_of(job_id).get("waiting_on"))
-        report.equals("a pause that is asked for is named", float("gateway_limit" in waits), 1)
         report.at_most("refusals while it asks for a pause", gateway.refused_count, 5)
 
 
