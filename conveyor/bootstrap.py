@@ -5,6 +5,7 @@ Roles are functions here. Nothing is opened at import; everything is closed in r
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
 import logging
@@ -63,6 +64,10 @@ log = logging.getLogger(__name__)
 
 # How long a worker that has noticed a stop takes to end its fetches, most of the time.
 _ENDING_S = 1.0
+
+_M_MMAP_THRESHOLD = -3  # The name of this parameter in glibc's malloc.h.
+# Above most pages (20 KB), so that they cost no system call; far below the largest body (25 MiB).
+_LARGE_BLOCK_BYTES = 256 * 1024
 
 
 class Engine(Protocol):
@@ -181,7 +186,7 @@ async def open_world(settings: Settings, *, role: str) -> AsyncGenerator[World, 
     """Opens the engine that the settings name: an embedded one as its owner, a shared one as one
     of many."""
     refuse_optimised_python()
-    settle_the_collector()
+    tune_memory()
     clock, randomness = SystemClock(), random.SystemRandom()
     if settings.engine == AWS:
         async with _open_shared_world(settings, clock, randomness, role) as world:
@@ -259,7 +264,7 @@ def _its_packages() -> Iterator[None]:
 async def join_world(settings: Settings) -> AsyncGenerator[World, None]:
     """Works on data that another process owns."""
     refuse_optimised_python()
-    settle_the_collector()
+    tune_memory()
     clock, randomness = SystemClock(), random.SystemRandom()
     async with join_engine(settings.data_dir, clock=clock, random=randomness) as engine:
         with _around(settings, engine, clock, randomness, Mailboxes()) as world:
@@ -419,11 +424,29 @@ def _secret(settings: Settings) -> bytes:
         ) from None
 
 
-def settle_the_collector() -> None:
-    """Rows and messages come and go by reference counts; the collector found next to nothing, at a
-    cost of 6 % of the CPU of a page. What is loaded by now stays for good and is not looked at."""
+def tune_memory() -> None:
+    """Tunes the garbage collector and the C allocator for processes that run for weeks.
+
+    Rows and messages are freed by reference counts: the collector found almost nothing, and cost
+    6 % of the CPU of a page with its default thresholds. Modules that are loaded by now are frozen,
+    so that a full collection, which frees the cycles of failed requests, is cheap.
+    """
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(50_000, 20, 10)
+    _keep_large_blocks_apart()
+
+
+def _keep_large_blocks_apart() -> None:
+    """Has glibc return freed bodies to the system.
+
+    By default glibc raises its mmap threshold to the size of the largest freed block, so bodies end
+    up in the heap between small blocks that live on. Under a mixed load the resident memory grew by
+    2 MB a minute, and `malloc_trim` gave more than half of the heap back. With a fixed threshold
+    each large block has pages of its own. Other C libraries have no `mallopt`, or ignore it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 def refuse_optimised_python() -> None:

@@ -55,14 +55,50 @@ def soak(ground: Ground, report: Report) -> None:
 
 
 def _make_and_delete(target: Target, site: Site, number: int) -> int:
+    """Small and large pages, redirects, bad encodings and pages that fail; each job is read, then
+    stopped, run again or exported in turn, and deleted."""
     keys = [f"caller-{(number + offset) % 50}" for offset in range(JOBS_AT_ONCE)]
     urls = [site.url(f"/page/{number}-{page}") for page in range(10)]
-    made = [(target.submit(urls, key), key) for key in keys]
-    for job_id, key in made:
-        target.wait_ended(job_id, key)
-        target.call("GET", f"/v1/jobs/{job_id}/results", key)
+    odd_urls = [
+        site.url("/large"),
+        site.url(f"/redirect?to={site.url('/page/other')}&status=302"),
+        site.url("/encoded?kind=zstd-frames"),
+        site.url("/late"),
+        site.url("/slow/1"),
+    ]
+    started = [
+        (target.submit(urls + odd_urls[offset : offset + 1], key, max_attempts=1), key)
+        for offset, key in enumerate(keys)
+    ]
+    uses = [_stop, _read_and_rerun, _export, _read]
+    for (job_id, key), use in zip(started, uses, strict=True):
+        use(target, job_id, key)
         target.call("DELETE", f"/v1/jobs/{job_id}", key)
-    return len(made)
+    return len(started)
+
+
+def _stop(target: Target, job_id: str, key: str) -> None:
+    target.call("POST", f"/v1/jobs/{job_id}/stop", key)
+
+
+def _read(target: Target, job_id: str, key: str) -> None:
+    target.wait_ended(job_id, key)
+    target.call("GET", f"/v1/jobs/{job_id}/results", key)
+
+
+def _read_and_rerun(target: Target, job_id: str, key: str) -> None:
+    _read(target, job_id, key)
+    rerun = target.call("POST", f"/v1/jobs/{job_id}/rerun", key, json={})
+    assert rerun.is_success, rerun.text
+    target.wait_ended(job_id, key)
+
+
+def _export(target: Target, job_id: str, key: str) -> None:
+    target.wait_ended(job_id, key)
+    run_id = target.run_of(job_id, key)["run_id"]
+    made = target.call("POST", f"/v1/jobs/{job_id}/runs/{run_id}/exports", key, json={})
+    assert made.is_success, made.text
+    time.sleep(0.2)  # Some are deleted while they are made.
 
 
 def _measure(target: Target, at_s: float, jobs: int) -> Sample:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import platform
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -75,3 +78,38 @@ async def test_making_and_deleting_jobs_leaves_no_objects_behind(tmp_path: Path)
     # An object for each job would be ROUND more a round; caches and pools fill in the first.
     grown = {kind: n for kind, n in (counts[2] - counts[0]).items() if n >= ROUND}
     assert grown == {}
+
+
+STORY = """
+import os
+from conveyor.bootstrap import tune_memory
+
+def rss():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+if {is_tuned}:
+    tune_memory()
+blocks = [b"x" * size for size in (500_000, 1_000_000, 2_000_000, 4_000_000)]
+del blocks  # From here on, glibc by itself would take such blocks from its heap.
+started = rss()
+blocks = []
+for number in range(60):
+    blocks.append((b"x" * (1_000_000 + number), b"x" * (20_000 + number)))
+kept = [small for _, small in blocks]  # A heap with small blocks above the large cannot shrink.
+del blocks
+print(rss() - started)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes glibc")
+def test_the_memory_of_freed_bodies_goes_back_to_the_system() -> None:
+    left = {
+        is_tuned: int(
+            subprocess.check_output([sys.executable, "-c", STORY.format(is_tuned=is_tuned)])
+        )
+        for is_tuned in (False, True)
+    }
+
+    assert left[False] > 30_000_000, "the story shows nothing without the tuning"
+    assert left[True] < 5_000_000
