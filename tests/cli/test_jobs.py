@@ -214,17 +214,23 @@ def test_an_open_job_takes_lists_until_it_is_closed(caller: Program, site: Site)
 
 
 def test_a_paused_run_waits_until_it_is_resumed(caller: Program, site: Site) -> None:
-    job_id = submit(caller, site, *range(40), options=("--max-inflight", "1"))
-
+    # An open job cannot end before it is paused, however busy the machine is.
+    job_id = submit(caller, site, 0, options=("--open",))
     paused = caller.run("jobs", "pause", job_id)
+    caller.write("more.txt", *pages(site, *range(1, MISSING + 1)))
+    caller.run("jobs", "add", job_id, "more.txt")
+
     with caller.start("jobs", "watch", job_id) as process:
         assert process.stderr is not None
-        remark = process.stderr.readline()
+        remarks = process.stderr.readline() + process.stderr.readline()
+        asked = len(site.asked)
         resumed = caller.run("jobs", "resume", job_id, "--json")
+        caller.run("jobs", "close", job_id)
         ended = finish(process)
 
     assert "paused" in paused.out
-    assert f"`conveyor jobs resume {job_id}` lets it go on" in remark
+    assert f"`conveyor jobs resume {job_id}` lets it go on" in remarks
+    assert asked <= 1
     assert told(resumed)["status"] == "running"
     assert ended.code == 1
     assert "completed" in ended.out
