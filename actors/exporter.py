@@ -20,7 +20,7 @@ import trio
 from conveyor.domain.changes import JobKey
 from conveyor.domain.export import Export
 from conveyor.domain.ids import CallerId, ExportId, JobId
-from conveyor.ports.errors import Unavailable
+from conveyor.ports.errors import RowDamaged, Unavailable
 from conveyor.usecases import exports
 from conveyor.usecases.env import Env
 from conveyor.usecases.isolation import Crash, isolate
@@ -63,8 +63,7 @@ class Exporter:
         owners: dict[JobId, CallerId] = {}
         for export in await exports.due(self.env, limit=DUE_MAX):
             if export.job_id not in owners:
-                job = await self.env.store.read(JobKey(export.job_id))
-                owners[export.job_id] = CallerId("") if job is None else job.caller
+                owners[export.job_id] = await self._owner_of(export.job_id)
             if export.export_id not in under_way:
                 due.setdefault(owners[export.job_id], []).append(export)
         busy = Counter(under_way.values())
@@ -80,6 +79,14 @@ class Exporter:
             if busy[caller] + turn < share
         ]
         return firsts[:room]
+
+    async def _owner_of(self, job_id: JobId) -> CallerId:
+        """Exports of a job that is gone, or whose row cannot be decoded, share a caller."""
+        try:
+            job = await self.env.store.read(JobKey(job_id))
+        except RowDamaged:
+            job = None
+        return CallerId("") if job is None else job.caller
 
     async def _see_to(self, export: Export, under_way: dict[ExportId, CallerId]) -> None:
         extra = {"run": export.run_id, "export": export.export_id}

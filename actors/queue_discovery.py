@@ -3,15 +3,17 @@
 Owns:    the pollers: which runs have one, and how to reach it.
 Hears:   RunChanged, TearDown.
 Says:    RunUpdated to pollers; a receipt to whoever asked for a teardown.
-Crashes: only by bug. A new incarnation stops the pollers it finds and starts over from a scan.
+Crashes: only by bug, and over no single run: one that crashes it is put off. A new incarnation
+         stops the pollers it finds and starts over from a scan.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import assert_never
 
 import trio
@@ -38,6 +40,7 @@ from conveyor.ports.errors import Unavailable
 from conveyor.ports.signals import Receipt
 from conveyor.usecases import runs
 from conveyor.usecases.env import Env
+from conveyor.usecases.isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +53,30 @@ DELTA_S = 10.0
 # for a slow store.
 LET_GO_S = 12.0
 
+# Between two tries of a run that crashes this actor; a later release may know what to do with it.
+RETRY_S_MAX = 600.0
+
 MakePoller = Callable[[Job, Run, Mailbox[PollerMessage]], Child]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crashes:
+    """How often a run crashed this actor in a row, and when it is tried again."""
+
+    count: int
+    retry_at: float
+
+    def is_over(self, now: float) -> bool:
+        """Whether the run has not been met since: it has ended."""
+        return now > self.retry_at + 2 * RETRY_S_MAX
+
+
+@dataclass(slots=True)
+class _State:
+    """What one incarnation knows: how to reach each poller, and which runs crashed it."""
+
+    addresses: dict[RunId, Address[PollerMessage]] = field(default_factory=dict)
+    crashes: dict[RunId, _Crashes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,35 +88,35 @@ class QueueDiscovery:
     resync_s: float = 120.0
 
     async def run(self, inbox: Inbox[DiscoveryMessage]) -> None:
-        known: dict[RunId, Address[PollerMessage]] = {}
+        state = _State()
         for name in self.pollers.names():
             await self.pollers.stop_child(name)
         async with inbox, trio.open_nursery() as nursery:
-            nursery.start_soon(self._scan_forever, known)
+            nursery.start_soon(self._scan_forever, state)
             while True:
                 batch = await receive_batch(inbox, MAIL_MAX)
                 changed = {(m.job_id, m.run_id) for m in batch if isinstance(m, RunChanged)}
                 for job_id, run_id in sorted(changed):
-                    nursery.start_soon(self._look_at, known, job_id, run_id)
+                    nursery.start_soon(self._look_at, state, job_id, run_id)
                 for message in batch:
                     match message:
                         case TearDown():
-                            nursery.start_soon(self._tear_down, known, message)
+                            nursery.start_soon(self._tear_down, state, message)
                         case RunChanged():
                             pass
                         case _:
                             assert_never(message)
 
-    async def _scan_forever(self, known: dict[RunId, Address[PollerMessage]]) -> None:
+    async def _scan_forever(self, state: _State) -> None:
         """A cold-start scan, deltas with overlap, and now and then everything again."""
         since, resync_at = 0.0, 0.0
         while True:
-            self._forget_ended(known)
+            self._forget_ended(state)
             started_at = self.env.now()
             # A wall clock that was set back by more than the overlap would hide what changes now.
             is_full = trio.current_time() >= resync_at or started_at < since
             try:
-                await self._scan(known, 0.0 if is_full else since)
+                await self._scan(state, 0.0 if is_full else since)
                 since = started_at - OVERLAP_S
                 if is_full:
                     resync_at = trio.current_time() + self.resync_s
@@ -98,78 +124,98 @@ class QueueDiscovery:
                 log.warning("scan put off", extra={"cause": str(error)})
             await trio.sleep(self.delta_s)
 
-    async def _scan(self, known: dict[RunId, Address[PollerMessage]], since: float) -> None:
+    async def _scan(self, state: _State, since: float) -> None:
         after: RunId | None = None
         while True:
             query = RunsIn(statuses=RUN_LIVE, updated_since=since, after=after, limit=PAGE)
             page = await self.env.store.find(query)
             for run in page:
-                await self._consider(known, run)
+                await self._isolate(state, run.run_id, partial(self._consider, state, run))
             if len(page) < PAGE:
                 return
             after = page[-1].run_id
 
-    def _forget_ended(self, known: dict[RunId, Address[PollerMessage]]) -> None:
+    def _forget_ended(self, state: _State) -> None:
         """A poller ends by itself once its run is over; its address is of no use then."""
-        for run_id in known.keys() - set(self.pollers.names()):
-            del known[run_id]
+        for run_id in state.addresses.keys() - set(self.pollers.names()):
+            del state.addresses[run_id]
+        now = trio.current_time()
+        for run_id in [each for each, at in state.crashes.items() if at.is_over(now)]:
+            del state.crashes[run_id]
 
-    async def _look_at(
-        self, known: dict[RunId, Address[PollerMessage]], job_id: JobId, run_id: RunId
-    ) -> None:
+    async def _look_at(self, state: _State, job_id: JobId, run_id: RunId) -> None:
         try:
-            run = await self.env.store.read(RunKey(job_id, run_id))
-            if run is not None and run.status in RUN_LIVE:
-                await self._consider(known, run, is_signalled=True)
-            else:
-                await self._retire(known, run_id)
+            read = partial(self._read_and_consider, state, job_id, run_id)
+            await self._isolate(state, run_id, read)
         except Unavailable as error:
             log.warning("run not looked at", extra={"run": run_id, "cause": str(error)})
 
+    async def _read_and_consider(self, state: _State, job_id: JobId, run_id: RunId) -> None:
+        run = await self.env.store.read(RunKey(job_id, run_id))
+        if run is not None and run.status in RUN_LIVE:
+            await self._consider(state, run, is_signalled=True)
+        else:
+            await self._retire(state, run_id)
+
+    async def _isolate(
+        self, state: _State, run_id: RunId, handle: Callable[[], Awaitable[None]]
+    ) -> None:
+        """A run that crashes this actor is tried again after a growing delay; its first crash is
+        logged as an error."""
+        crashes = state.crashes.get(run_id)
+        if crashes is not None and trio.current_time() < crashes.retry_at:
+            return
+        level = logging.ERROR if crashes is None else logging.DEBUG
+        done = await isolate(handle, "a run", extra={"run": run_id}, level=level)
+        if isinstance(done, Crash):
+            count = 1 if crashes is None else crashes.count + 1
+            delay_s = min(self.delta_s * 2**count, RETRY_S_MAX)
+            state.crashes[run_id] = _Crashes(count, trio.current_time() + delay_s)
+        else:
+            state.crashes.pop(run_id, None)
+
     async def _consider(
         self,
-        known: dict[RunId, Address[PollerMessage]],
+        state: _State,
         run: Run,
         *,
         is_signalled: bool = False,
     ) -> None:
         """Makes a live run's poller be there and know; a run asked to stop is seen to its end."""
         if run.stop_requested_at is not None:
-            await self._retire(known, run.run_id)
+            await self._retire(state, run.run_id)
             # Whoever still works on it elsewhere will come by here too, and be the last.
             if not await self._is_held(run):
                 with suppress(Conflict):  # Whoever keeps changing it is done when we come again.
                     await runs.finish_stop(self.env, run.job_id, run.run_id)
             return
-        address = known.get(run.run_id)
+        address = state.addresses.get(run.run_id)
         if address is not None and run.run_id in self.pollers.names():
             try:
                 address.tell_nowait(RunUpdated(run, is_signalled))
             except MailboxFull:
                 log.debug("poller has news enough", extra={"run": run.run_id})
             return
-        await self._start_poller(known, run)
+        await self._start_poller(state, run)
 
-    async def _start_poller(self, known: dict[RunId, Address[PollerMessage]], run: Run) -> None:
+    async def _start_poller(self, state: _State, run: Run) -> None:
         job = await self.env.store.read(JobKey(run.job_id))
         if job is None or run.run_id in self.pollers.names():
             return
         mailbox: Mailbox[PollerMessage] = Mailbox(capacity=4)
         try:
             await self.pollers.start_child(self.make_poller(job, run, mailbox))
-            known[run.run_id] = mailbox.address
+            state.addresses[run.run_id] = mailbox.address
         except (NameTaken, NotSupervising):
             return
 
-    async def _retire(self, known: dict[RunId, Address[PollerMessage]], run_id: RunId) -> bool:
-        known.pop(run_id, None)
+    async def _retire(self, state: _State, run_id: RunId) -> bool:
+        state.addresses.pop(run_id, None)
         return await self.pollers.stop_child(run_id)
 
-    async def _tear_down(
-        self, known: dict[RunId, Address[PollerMessage]], message: TearDown
-    ) -> None:
+    async def _tear_down(self, state: _State, message: TearDown) -> None:
         held = await self._held(message.run_id)
-        is_complete = await self._retire(known, message.run_id)
+        is_complete = await self._retire(state, message.run_id)
         # What another fetches for us goes on there when we hang up.
         abandoned = held if self.env.policy.targets is None else 0
         message.reply.send(Receipt(held, abandoned, complete=is_complete))

@@ -32,11 +32,13 @@ from actors.runtime import Address, MailboxFull, NoAnswer, Reply, bounded_cleanu
 from actors.storage_breaker import StorageBreaker
 from conveyor.domain import problems, settlement
 from conveyor.domain.backpressure import bounce_delay_s
+from conveyor.domain.damage import DamagedTask
 from conveyor.domain.model import Problem, RunFailure, Task
 from conveyor.domain.settlement import (
     AlreadyDone,
     Claimed,
     HeldByOther,
+    LostClaim,
     NoSuchTask,
     NotSettled,
     NotTaken,
@@ -44,6 +46,7 @@ from conveyor.domain.settlement import (
     Settled,
     SettleVerdict,
     Spent,
+    Unreadable,
 )
 from conveyor.domain.waiting import GATEWAY_REASONS, WaitReason
 from conveyor.ports.errors import Unavailable, is_resource_shortage
@@ -145,8 +148,22 @@ class TaskRunner:
                 # Deleted, not visible yet, or not now: the run's own end removes the message.
                 self.metrics.messages_bounced.inc()
                 return await self._bounce(work, bounce_delay_s(work.message.receives))
+            case Unreadable(task):
+                return await self._end_unreadable(work, task)
             case _:
                 assert_never(work.claim)
+
+    async def _end_unreadable(self, work: Work, task: DamagedTask) -> float | None:
+        """Fails a task whose row is damaged, unfetched. Where somebody has changed the row since,
+        its message comes back, and it is judged anew."""
+        verdict = tasks.judge_unreadable(self.env, work.message.ref, task)
+        settled = await self._settle(work, task, verdict)
+        if isinstance(settled, LostClaim):
+            return await self._bounce(work, bounce_delay_s(work.message.receives))
+        if isinstance(settled, Settled):
+            extra = {"task": task.task_id, "run": task.run_id, "fields": task.damaged}
+            log.error("the stored row of a task is damaged: it failed unfetched", extra=extra)
+        return None
 
     async def _try(self, attempt: _Attempt) -> float | None:
         """Works under a claim, and gives it back if the work is cut off before an outcome. Not

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from conveyor.domain import feed, lifecycle
+from conveyor.domain import feed, lifecycle, problems
 from conveyor.domain.admission import counts_of, make_ref, make_tasks
 from conveyor.domain.changes import BatchKey, Change, Chunk, Guard, Insert, RunKey, Update
+from conveyor.domain.damage import DamagedTask, without_marks
 from conveyor.domain.events import EventType
 from conveyor.domain.ids import RunId, event_id
 from conveyor.domain.inputs import UploadedList
@@ -95,6 +96,8 @@ def replay(row: Task, run: Run, source: RowsOf, now: float) -> Task:
     new run from ever ending. A bad line is refused again: its row has only what was fit to be kept
     of it, and must never be fetched.
     """
+    if isinstance(row, DamagedTask):
+        return _replay_damaged(row, run, source, now)
     is_refused = row.status is TaskStatus.FAILED and not row.claim
     if row.status in TASK_TERMINAL and not is_asked_for(row, source):
         return msgspec.structs.replace(
@@ -122,6 +125,21 @@ def replay(row: Task, run: Run, source: RowsOf, now: float) -> Task:
         created_at=now,
         updated_at=now,
     )
+
+
+def _replay_damaged(row: DamagedTask, run: Run, source: RowsOf, now: float) -> Task:
+    """Inherited as far as it can be read; what would start over fails instead: nobody knows what
+    was to be fetched."""
+    if row.status not in TASK_TERMINAL or is_asked_for(row, source):
+        row = msgspec.structs.replace(
+            row,
+            status=TaskStatus.FAILED,
+            problem=problems.row_damaged(row.damaged),
+            reason=FailureReason.OTHER,
+            result=None,
+            claim=0,
+        )
+    return replay(without_marks(row), run, source, now)
 
 
 def _chunk(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from conveyor.domain.model import Problem
 
 
@@ -28,6 +30,15 @@ def handler_crashed() -> Problem:
         "The worker crashed over this task",
         500,
         "An error in the worker, not in the site, ended this attempt. Its log says more.",
+    )
+
+
+def row_damaged(fields: Collection[str]) -> Problem:
+    return make_problem(
+        "row_damaged",
+        "The stored task cannot be read",
+        500,
+        f"Fields of its row are damaged: {', '.join(sorted(fields))}. It was not fetched.",
     )
 
 

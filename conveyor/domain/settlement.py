@@ -22,6 +22,7 @@ from conveyor.domain.changes import (
     Update,
     Verdict,
 )
+from conveyor.domain.damage import DamagedTask
 from conveyor.domain.lifecycle import RELEASES_PASS, SETTLES_PASS, TASK
 from conveyor.domain.model import (
     Attempt,
@@ -62,7 +63,13 @@ class NotTaken(msgspec.Struct, frozen=True):
     """The store had no room for the claim just now, and wrote nothing."""
 
 
-Claim = Claimed | AlreadyDone | HeldByOther | NoSuchTask | NotTaken
+class Unreadable(msgspec.Struct, frozen=True):
+    """The row is damaged, and nobody works on the task: it fails without being fetched."""
+
+    task: DamagedTask
+
+
+Claim = Claimed | AlreadyDone | HeldByOther | NoSuchTask | NotTaken | Unreadable
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -120,6 +127,8 @@ def claim_again(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change 
     row = verdict.row if isinstance(verdict, Stale) else None
     if not isinstance(row, Task) or row.status in lifecycle.TASK_TERMINAL:
         return None
+    if isinstance(row, DamagedTask):
+        return None
     is_past, is_unreal = row.claim_until < now, _is_unreal(row, now)
     if not (is_unreal or (is_past and row.attempts)):
         return None
@@ -162,15 +171,25 @@ def read_claim(verdict: Verdict | None, *, now: float) -> Claim:
     if isinstance(verdict, Applied):
         row = verdict.rows[0]
         assert isinstance(row, Task)
-        return Claimed(row)
+        return Unreadable(row) if isinstance(row, DamagedTask) else Claimed(row)
     if isinstance(verdict, Missing) or verdict.row is None or isinstance(verdict.row, Stats):
         return NoSuchTask()  # With its counters shut, the run has ended.
     assert isinstance(verdict.row, Task)
     if verdict.row.status in lifecycle.TASK_TERMINAL:
         return AlreadyDone()
+    if isinstance(verdict.row, DamagedTask) and not _is_held(verdict.row, now):
+        return Unreadable(verdict.row)
     until = max(verdict.row.claim_until, now)
     # Where its end cannot be believed, another was quicker to take it over.
     return HeldByOther(until=now if _is_unreal(verdict.row, now) else until)
+
+
+def _is_held(task: DamagedTask, now: float) -> bool:
+    """Whether a worker may have claimed the task before its row was damaged: it knows the task as
+    it was, and may still settle it."""
+    if {"status", "claim", "claim_until", "attempts"} & {*task.damaged}:
+        return False
+    return now <= task.claim_until and not _is_unreal(task, now)
 
 
 def extend_claim(ref: TaskRef, claim_number: int, *, now: float) -> Change:
@@ -216,6 +235,38 @@ def fail(
     values = {"problem": problem, "reason": reason}
     counts = {"done": 1, "failed": 1, reason.value: 1}
     return _settle(ref, task, "failed", values, counts, (problem, spent, now))
+
+
+def fail_unreadable(ref: TaskRef, task: DamagedTask, *, now: float) -> Change:
+    """Ends a task whose row is damaged, and makes the row readable: stand-ins are stored in the
+    places of what is lost.
+
+    No claim is needed: whatever settled the task or took it meanwhile has changed what the guard
+    names. Claim 0 marks a row that was never fit to be fetched, so no rerun fetches it either.
+    """
+    problem = problems.row_damaged(task.damaged)
+    values = {
+        **{name: getattr(task, name) for name in task.damaged},
+        "status": lifecycle.target(TASK, "failed"),
+        "claim": 0,
+        "claim_until": 0.0,
+        "attempts": task.attempts + 1,
+        "history": _history(task, problem, Spent(), now),
+        "updated_at": now,
+        "problem": problem,
+        "reason": FailureReason.OTHER,
+        "result": None,
+    }
+    known: dict[str, Any] = {"claim": task.claim, "claim_until": task.claim_until}
+    if "status" in task.damaged:
+        known |= {"result": None, "reason": None}
+    equals = tuple((name, value) for name, value in known.items() if name not in task.damaged)
+    status_in = None if "status" in task.damaged else frozenset({task.status})
+    flip = Update(task_key(ref), Guard(status_in=status_in, equals=equals), values, is_quiet=True)
+    counts = {"done": 1, "failed": 1, FailureReason.OTHER.value: 1}
+    if task.attempts and task.status not in lifecycle.sources(TASK, "released"):
+        counts["retrying"] = -1
+    return Change((flip, _count(ref, SETTLES_PASS, counts)))
 
 
 def release_for_retry(

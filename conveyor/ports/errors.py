@@ -46,6 +46,15 @@ class BlobTooLarge(ConveyorError):
     """The body under this key is larger than it may be."""
 
 
+class RowDamaged(ConveyorError):
+    """A stored row cannot be decoded. Asking again is of no use; other rows are as good as ever."""
+
+    def __init__(self, kind: str, address: str, cause: str) -> None:
+        super().__init__(f"the row {address} of {kind} cannot be decoded: {cause}")
+        self.kind = kind
+        self.address = address
+
+
 class StorageDamaged(Unavailable):
     """What is stored cannot be read, and will not be: a person has to mend it. Asking again is of
     no use."""

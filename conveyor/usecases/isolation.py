@@ -39,9 +39,11 @@ async def isolate(
     *,
     expects: tuple[type[Exception], ...] = (),
     extra: Mapping[str, object] | None = None,
+    level: int = logging.ERROR,
 ) -> T | Crash:
     """Runs the handler of one item. A crash is logged with its traceback and returned; an outage,
-    a cancellation and what the caller `expects` are raised."""
+    a cancellation and what the caller `expects` are raised. `level` is lower for an item whose
+    crash has been logged before."""
     try:
         return await handle()
     except expects:
@@ -52,5 +54,5 @@ async def isolate(
         if is_resource_shortage(error):
             log.warning("%s met a shortage: %r", what, error, extra=extra)
         else:
-            log.exception("%s crashed its handler", what, extra=extra)
+            log.log(level, "%s crashed its handler", what, extra=extra, exc_info=error)
         return Crash(error)

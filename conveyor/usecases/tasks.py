@@ -9,6 +9,7 @@ import msgspec
 
 from conveyor.domain import limits, problems, settlement
 from conveyor.domain.changes import Change, Verdict
+from conveyor.domain.damage import DamagedTask
 from conveyor.domain.model import FailureReason, Job, Problem, Result, Task, TaskRef
 from conveyor.domain.settlement import Claim, NotTaken, Spent
 from conveyor.ports.errors import PartlyUnavailable, Unavailable
@@ -124,6 +125,11 @@ def judge_exhausted(env: Env, ref: TaskRef, task: Task, problem: Problem) -> Fin
     reason = settlement.LOST_WORKER_REASON
     change = settlement.fail(ref, task, reason, problem, spent=Spent(), now=env.now())
     return Finish(change)
+
+
+def judge_unreadable(env: Env, ref: TaskRef, task: DamagedTask) -> Finish:
+    """Its row is damaged: nobody knows for certain what was to be fetched."""
+    return Finish(settlement.fail_unreadable(ref, task, now=env.now()))
 
 
 def judge_crash(env: Env, job: Job, ref: TaskRef, task: Task, spent: Spent) -> Retry | Finish:

@@ -10,9 +10,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from actors.messages import RunChanged
 from conveyor.domain import limits
 from conveyor.domain.changes import JobKey
 from conveyor.domain.export import ExportFormat, ExportStatus
+from conveyor.domain.ids import JobId
 from conveyor.domain.model import Webhook
 from conveyor.domain.queries import NoticesOf
 from conveyor.ports.notifier import Delivered, Message, NotDelivered
@@ -97,6 +99,49 @@ async def test_an_export_that_crashes_its_maker_fails_after_a_few_tries(
     )
     assert found.status is ExportStatus.FAILED
     assert tries < 20
+    assert not has_crashed_actor(caplog)
+
+
+async def test_a_run_that_crashes_discovery_is_put_off_and_the_others_are_served(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world()
+    reads: list[float] = []
+    store = world.env.store
+
+    class AllergicStore:
+        """Crashes whenever the job of one run is read."""
+
+        async def read(self, key: Any) -> Any:
+            if poisoned and key == JobKey(poisoned[0]):
+                reads.append(trio.current_time())
+                raise ValueError("a job that nobody thought of")
+            return await store.read(key)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+    poisoned: list[JobId] = []
+    bad = await world.submit(urls(2))
+    world = replace(world, env=replace(world.env, store=cast("Any", AllergicStore())))
+    poisoned.append(bad.job.job_id)
+
+    async with world.working():
+        good = [await world.submit(urls(5)) for _ in range(3)]
+        for accepted in good:
+            await world.ended(accepted)
+        started_at = trio.current_time()
+        while trio.current_time() < started_at + 1800:
+            world.mail.discovery.address.tell_nowait(RunChanged(bad.job.job_id, bad.run.run_id))
+            await trio.sleep(60)
+        tries = len(reads)
+        poisoned.clear()
+        _, totals = await world.ended(bad, within_s=900)
+
+    assert totals.successful == 2
+    assert 4 <= tries <= 10
+    crashes = [each for each in caplog.records if "a run crashed" in each.getMessage()]
+    assert sum(each.levelno >= logging.ERROR for each in crashes) == 1
     assert not has_crashed_actor(caplog)
 
 

@@ -174,8 +174,9 @@ async def scans(env: Env) -> object:
             raise InterruptedError
 
     discovery: Any = SimpleNamespace(env=env, delta_s=1.0, resync_s=600.0, _scan=scan)
+    state: Any = SimpleNamespace(addresses={}, crashes={})
     with suppress(InterruptedError):
-        await QueueDiscovery._scan_forever(discovery, {})
+        await QueueDiscovery._scan_forever(discovery, state)
     return seen
 
 

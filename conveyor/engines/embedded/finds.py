@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, assert_never
 
 from conveyor.domain.queries import (
@@ -39,18 +39,45 @@ from conveyor.engines.embedded.rows import (
     TASKS,
     Table,
 )
-from conveyor.engines.embedded.statements import columns_sql
+from conveyor.engines.embedded.statements import columns_sql, fetch
+from conveyor.ports.errors import RowDamaged
 
 _NO_LIMIT = -1
 _Term = tuple[str, Any]
 
 
-def find(connection: sqlite3.Connection, query: AnyQuery) -> list[Any]:
+def find(
+    connection: sqlite3.Connection, query: AnyQuery, note_damage: Callable[[RowDamaged], None]
+) -> list[Any]:
+    """The rows that can be decoded, as many as were asked for. Where all rows of a run are asked
+    for, each of them counts: RowDamaged if one cannot be decoded."""
     table, terms, order, limit = _plan(query)
     where = " AND ".join(term for term, _ in terms)
     parameters = [value for _, values in terms for value in values]
     sql = f"SELECT {columns_sql(table)} FROM {table.name} WHERE {where} ORDER BY {order} LIMIT ?"
-    return [table.from_row(row) for row in connection.execute(sql, [*parameters, limit])]
+    if limit == _NO_LIMIT:
+        return list(fetch(connection, table, sql, [*parameters, limit]))
+    skipped = 0
+    while True:
+        read_max = limit + skipped
+        rows, damages = _split(fetch(connection, table, sql, [*parameters, read_max]))
+        if len(damages) == skipped or len(rows) + len(damages) < read_max:
+            for each in damages:
+                note_damage(each)
+            return rows
+        skipped = len(damages)
+
+
+def _split(rows: Iterator[Any]) -> tuple[list[Any], list[RowDamaged]]:
+    good: list[Any] = []
+    damages: list[RowDamaged] = []
+    while True:
+        try:
+            good.extend(rows)
+        except RowDamaged as error:
+            damages.append(error)
+        else:
+            return good, damages
 
 
 def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:  # noqa: C901, PLR0912 (one branch a kind)

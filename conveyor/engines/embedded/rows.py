@@ -35,12 +35,14 @@ from conveyor.domain.changes import (
     StatsKey,
     TaskKey,
 )
+from conveyor.domain.damage import UNREADABLE, salvage_task
 from conveyor.domain.events import Event, Feed
 from conveyor.domain.export import Export
 from conveyor.domain.hooks import SigningKeys
 from conveyor.domain.inputs import JobInput
 from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task
 from conveyor.domain.schedules import Schedule
+from conveyor.ports.errors import RowDamaged
 
 Convert = Callable[[Any], Any]
 Values = Sequence[Any]
@@ -72,11 +74,43 @@ class Table:
         return values
 
     def from_row(self, row: Values) -> Any:
+        """The value; a task of which not every field can be decoded is a DamagedTask. RowDamaged
+        for any other row that cannot be decoded."""
         values = list(row)
-        for at, decode in self.decoders_at:
-            if values[at] is not None:
-                values[at] = decode(values[at])
+        try:
+            for at, decode in self.decoders_at:
+                if values[at] is not None:
+                    values[at] = decode(values[at])
+        except UNREADABLE as error:
+            return self._salvage(row, error)
         return self.row_type(*values)
+
+    def from_bytes(self, row: Values) -> Any:
+        """The same for a row whose texts came as bytes, because one of them is no UTF-8."""
+        texts = [_to_text(value) for value in row]
+        if bytes not in map(type, texts):
+            return self.from_row(texts)
+        return self._salvage(texts, ValueError("a text is no UTF-8"))
+
+    def _salvage(self, row: Values, cause: Exception) -> Any:
+        decoders = dict(self.decoders_at)
+        readable: dict[str, Any] = {}
+        damaged: list[str] = []
+        for at, (name, value) in enumerate(zip(self.columns, row, strict=True)):
+            try:
+                if isinstance(value, bytes):
+                    damaged.append(name)
+                elif value is None or at not in decoders:
+                    readable[name] = value
+                else:
+                    readable[name] = decoders[at](value)
+            except UNREADABLE:
+                damaged.append(name)
+        task = salvage_task(readable, damaged) if self.row_type is Task else None
+        if task is None:
+            address = "/".join(str(readable.get(name, "?")) for name in self.key_columns)
+            raise RowDamaged(self.name, address, str(cause)) from cause
+        return task
 
     def to_column(self, name: str, value: Any) -> Any:
         encode = self.encoders.get(name)
@@ -129,6 +163,16 @@ def _bare(hint: Any) -> Any:
         rest = [each for each in get_args(hint) if each is not types.NoneType]
         return _bare(rest[0]) if len(rest) == 1 else Union[tuple(rest)]  # noqa: UP007
     return hint.__supertype__ if isinstance(hint, NewType) else hint
+
+
+def _to_text(value: Any) -> Any:
+    """The text that these bytes are; the bytes themselves where they are none."""
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def _to_json(value: Any) -> str:

@@ -7,6 +7,7 @@ guard admits. Values only ever travel as parameters.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,8 +22,37 @@ _Shape = tuple[int | None, tuple[str, ...], str | None, str | None]
 def select(connection: sqlite3.Connection, key: AnyKey) -> Any:
     """The row under this key, or None."""
     table = TABLES[type(key)]
-    row = connection.execute(_select_sql(table), table.address(key)).fetchone()
-    return None if row is None else table.from_row(row)
+    rows = fetch(connection, table, _select_sql(table), table.address(key))
+    return next(rows, None)
+
+
+def fetch(
+    connection: sqlite3.Connection, table: Table, sql: str, parameters: Sequence[Any]
+) -> Iterator[Any]:
+    """The rows that a SELECT of all columns answers, decoded one by one: RowDamaged for one that
+    cannot be does not end it."""
+    try:
+        rows, decode = connection.execute(sql, parameters).fetchall(), table.from_row
+    except sqlite3.OperationalError as error:
+        if not _is_no_text(error):
+            raise
+        rows, decode = _fetch_bytes(connection, sql, parameters), table.from_bytes
+    return map(decode, rows)
+
+
+def _fetch_bytes(
+    connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    connection.text_factory = bytes
+    try:
+        return connection.execute(sql, parameters).fetchall()
+    finally:
+        connection.text_factory = str
+
+
+def _is_no_text(error: sqlite3.OperationalError) -> bool:
+    """CPython gives no code for a stored text that is no UTF-8."""
+    return str(error).startswith("Could not decode to UTF-8")
 
 
 def holds(connection: sqlite3.Connection, key: AnyKey, guard: Guard) -> bool | None:
@@ -61,7 +91,13 @@ def update(connection: sqlite3.Connection, write: Update) -> Row | bool:
     cursor = connection.execute(plan.sql, parameters)
     if write.is_quiet:
         return cursor.rowcount == 1
-    row = cursor.fetchone()
+    try:
+        row = cursor.fetchone()
+    except sqlite3.OperationalError as error:
+        if not _is_no_text(error):
+            raise
+        shown: Row = select(connection, write.key)  # It was written; only its texts are no texts.
+        return shown
     return False if row is None else table.from_row(row)
 
 

@@ -59,6 +59,7 @@ from conveyor.engines.embedded.rows import (
 from conveyor.engines.embedded.space import Space
 from conveyor.engines.embedded.tallies import apply_tallies
 from conveyor.ports.clock import Clock
+from conveyor.ports.damage import DamageLog
 
 # Between two looks at what the file can give back, well within a minute of a delete.
 _TIDY_S = 10.0
@@ -93,6 +94,7 @@ class SqliteStore:
         self._clock = clock
         self._space = space
         self._tidied_at = 0.0
+        self._damage = DamageLog()
 
     async def read(self, key: Key[R]) -> R | None:
         def op(connection: sqlite3.Connection) -> Any:
@@ -120,7 +122,7 @@ class SqliteStore:
 
     async def find(self, query: Query[Q]) -> list[Q]:
         rows = await self._database.read(
-            lambda connection: find(connection, cast("AnyQuery", query))
+            lambda connection: find(connection, cast("AnyQuery", query), self._damage.note_skipped)
         )
         return cast("list[Q]", rows)
 

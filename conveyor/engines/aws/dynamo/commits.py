@@ -26,11 +26,12 @@ from conveyor.domain.changes import (
     Verdict,
     Write,
 )
+from conveyor.domain.damage import DamagedTask
 from conveyor.engines.aws.dynamo import expressions
 from conveyor.engines.aws.dynamo.expressions import Params, codec_for, pointer_item
 from conveyor.engines.aws.dynamo.items import Item
-from conveyor.engines.aws.dynamo.table import ROUNDS_MAX, Table
-from conveyor.engines.aws.errors import TurnedAway
+from conveyor.engines.aws.dynamo.table import INVALID, ROUNDS_MAX, Table
+from conveyor.engines.aws.errors import AwsError, TurnedAway
 from conveyor.engines.aws.retrying import backoff_s
 from conveyor.ports.errors import Unavailable
 
@@ -50,6 +51,8 @@ async def apply(table: Table, change: Change) -> Verdict:
                 rows = await _write_one(table, change.writes[0])
             except TurnedAway as error:
                 raise NotWritten(str(error)) from error
+            except AwsError as error:
+                return await _refuse_damaged(table, change.writes[0], error)
         else:
             rows = await _write_all(table, change.writes, steps)
         if rows is not None:
@@ -59,6 +62,15 @@ async def apply(table: Table, change: Change) -> Verdict:
             return refusal
         await trio.sleep(backoff_s(number, table.random))
     raise Unavailable("the rows of a change do not stand still")
+
+
+async def _refuse_damaged(table: Table, write: Write, error: AwsError) -> Stale:
+    """Nothing can be added to a number that is none: such a write is refused for what its row has
+    become. Any other fault of a write is our own, and raised."""
+    row = await table.get(write.key) if error.code == INVALID else None
+    if not isinstance(row, DamagedTask):
+        raise error
+    return Stale(write.key, row)
 
 
 def judge(writes: Sequence[Write], rows: Rows) -> Stale | Missing | None:
@@ -75,7 +87,8 @@ def _refusal(write: Write, row: Any) -> Stale | Missing | None:
         case Update():
             if row is None:
                 return Missing(write.key)
-            fits = holds(write.guard, row)
+            # What stands in for a damaged field says nothing about why the table refused.
+            fits = holds(write.guard, row) and not isinstance(row, DamagedTask)
         case Delete():
             fits = row is None or holds(write.guard, row)
         case _:

@@ -39,7 +39,6 @@ from conveyor.domain.queries import (
     TaskPage,
     TasksOf,
     UnplacedEvents,
-    page_of,
 )
 from conveyor.domain.schedules import Schedule
 from conveyor.engines.aws.dynamo import layout
@@ -132,19 +131,20 @@ def _is_due(query: DueSchedules, row: Schedule) -> bool:
 
 async def _tasks_of(table: Table, query: TasksOf) -> list[Task]:
     async with aclosing(merged(table, _ranges_of(query), limit=query.limit)) as items:
-        return [codec_of(Task).from_item(item) for item in await take(query.limit, items)]
+        return decode(table, Task, await take(query.limit, items))
 
 
 async def page_tasks(table: Table, query: TasksOf, *, read_max: int) -> TaskPage:
     """What is rare is not looked for to the end: the page says how far it went."""
     reach = Reach(read_max)
     async with aclosing(merged(table, _ranges_of(query), limit=query.limit, reach=reach)) as items:
-        tasks = [codec_of(Task).from_item(item) for item in await take(query.limit, items)]
+        taken = await take(query.limit, items)
+    tasks = decode(table, Task, taken)
     table.meter.rows_returned += len(tasks)
-    page = page_of(tasks, query)
-    if page.until is None and reach.until is not None:
-        return TaskPage(tasks, TaskId(reach.until.removeprefix(_tasks_prefix(query))))
-    return page
+    until = place_in(taken[-1])[1] if len(taken) == query.limit else reach.until
+    if until is None:
+        return TaskPage(tasks, None)
+    return TaskPage(tasks, TaskId(until.removeprefix(_tasks_prefix(query))))
 
 
 def _tasks_prefix(query: TasksOf) -> str:
@@ -258,7 +258,7 @@ async def _runs_in(table: Table, query: RunsIn) -> list[Run]:
     rows: list[Run] = []
     for some in slices(in_order, query.limit):
         found = await table.get_items(some)
-        read = [codec_of(Run).from_item(found[place]) for place in some if place in found]
+        read = decode(table, Run, [found[place] for place in some if place in found])
         rows += [
             run
             for run in read
@@ -305,10 +305,15 @@ async def _shown(
             fresh = [each for each in named if target_of(each) in targets]
             await table.remove([place_in(each) for each in fresh if is_dangling(each, found)])
             kept = [found[at] for at in targets if at in found]
-            rows += filter(passes, map(codec_of(row_type).from_item, kept))
+            rows += filter(passes, decode(table, row_type, kept))
             if not named:
                 break
     return rows
+
+
+def decode(table: Table, row_type: type[msgspec.Struct], items: Iterable[Item]) -> list[Any]:
+    """Rows, without those that cannot be decoded."""
+    return list(codec_of(row_type).from_items(items, table.damage.note_skipped))
 
 
 def target_of(item: Item) -> Place:

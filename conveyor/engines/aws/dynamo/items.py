@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+
+from conveyor.domain.damage import UNREADABLE, salvage_task
+from conveyor.domain.model import Task
+from conveyor.ports.errors import RowDamaged
 
 Attribute = dict[str, Any]
 Item = dict[str, Attribute]
@@ -35,14 +39,49 @@ class Codec:
         return {name: to_attribute(value) for name, value in fields if not self.omits(name, value)}
 
     def from_item(self, item: Item) -> Any:
-        """Attributes that are no fields, such as those of indexes, are passed over."""
-        values: dict[str, Any] = {}
+        """Attributes that are no fields, such as those of indexes, are passed over. A task of
+        which not every field can be decoded is a DamagedTask; RowDamaged for any other row."""
+        try:
+            names = [name for name in self.row_type.__struct_fields__ if name in item]
+            values = {name: self._value(name, item[name]) for name in names}
+            return msgspec.convert(values, self.row_type)
+        except UNREADABLE as error:
+            return self._salvage(item, error)
+
+    def _value(self, name: str, attribute: Attribute) -> Any:
+        value = from_attribute(attribute)
+        is_json = name in self.composite and value is not None
+        return _decode_json(value) if is_json else value
+
+    def _salvage(self, item: Item, cause: Exception) -> Any:
+        hints = get_type_hints(self.row_type)
+        readable: dict[str, Any] = {}
+        damaged: list[str] = []
         for name in self.row_type.__struct_fields__:
             if name in item:
-                value = from_attribute(item[name])
-                is_json = name in self.composite and value is not None
-                values[name] = _decode_json(value) if is_json else value
-        return msgspec.convert(values, self.row_type)
+                try:
+                    readable[name] = msgspec.convert(self._value(name, item[name]), hints[name])
+                except UNREADABLE:
+                    damaged.append(name)
+            elif name not in self.defaults:
+                damaged.append(name)
+        task = salvage_task(readable, damaged) if self.row_type is Task else None
+        if task is None:
+            address = "/".join(str(item.get(name, {}).get("S", "?")) for name in ("pk", "sk"))
+            raise RowDamaged(self.row_type.__name__, address, str(cause)) from cause
+        return task
+
+    def from_items(
+        self, items: Iterable[Item], note_damage: Callable[[RowDamaged], None]
+    ) -> Iterator[Any]:
+        """The rows of all items that can be decoded."""
+        for item in items:
+            try:
+                row = self.from_item(item)
+            except RowDamaged as error:
+                note_damage(error)
+            else:
+                yield row
 
     def omits(self, name: str, value: Any) -> bool:
         """An attribute that is not there means this value."""

@@ -22,12 +22,13 @@ from conveyor.domain.model import KeyRecord, Run
 from conveyor.engines.aws.dynamo import layout
 from conveyor.engines.aws.dynamo.commits import apply
 from conveyor.engines.aws.dynamo.expressions import pointer_item
-from conveyor.engines.aws.dynamo.finds import due, take, target_of
+from conveyor.engines.aws.dynamo.finds import decode, due, take, target_of
 from conveyor.engines.aws.dynamo.items import Item, codec_of
 from conveyor.engines.aws.dynamo.layout import BY_OWNER, Index, Place
 from conveyor.engines.aws.dynamo.pages import BASE, Range, merged, starting_with
 from conveyor.engines.aws.dynamo.table import Table, place_in
 from conveyor.engines.aws.dynamo.together import together
+from conveyor.ports.errors import RowDamaged
 
 _PAGE = 500
 _PURGED_AT_ONCE = 25
@@ -70,7 +71,8 @@ async def _shard_count(table: Table, job_id: JobId) -> int:
     counts = [1] if job is None else [job.shard_count]
     runs = starting_with(layout.job(job_id), "Run#")
     async with aclosing(merged(table, [runs], limit=_PAGE)) as items:
-        counts += [codec_of(Run).from_item(item).shard_count async for item in items]
+        found = [item async for item in items]
+    counts += [run.shard_count for run in decode(table, Run, found)]
     return max(counts)
 
 
@@ -105,8 +107,12 @@ async def _shown(table: Table, asked: Range) -> AsyncGenerator[Place, None]:
 
 
 def _pointers(item: Item) -> list[Place]:
-    """A run's; others are come by through their pointers, or swept by who finds them dangling."""
-    run = codec_of(Run).from_item(item)
+    """A run's; others are come by through their pointers, or swept by who finds them dangling,
+    as is that of a run whose row cannot be decoded."""
+    try:
+        run = codec_of(Run).from_item(item)
+    except RowDamaged:
+        return []
     pointer = pointer_item(RunKey(run.job_id, run.run_id), {"sequence": run.sequence})
     assert pointer is not None
     return [place_in(pointer)]
@@ -126,7 +132,7 @@ async def _purge(
     async with aclosing(merged(table, ranges, limit=_PURGED_AT_ONCE)) as items:
         while named := await take(_PURGED_AT_ONCE, items):
             found = await table.get_items([place_in(item) for item in named])
-            rows = [codec_of(row_type).from_item(item) for item in found.values()]
+            rows = decode(table, row_type, found.values())
             expired = [_removal(row, now) for row in rows if row.expires_at < now]
             if not expired:
                 break

@@ -20,6 +20,7 @@ from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.metering import Meter
 from conveyor.engines.aws.retrying import ATTEMPTS_MAX, backoff_s
 from conveyor.engines.aws.seam import Seam
+from conveyor.ports.damage import DamageLog
 from conveyor.ports.errors import Unavailable
 
 READ_MAX = 100
@@ -31,18 +32,20 @@ ROUNDS_S_MAX = 20.0
 REFUSED = "ConditionalCheckFailedException"
 THROTTLED = "ProvisionedThroughputExceededException"
 CANCELLED = "TransactionCanceledException"
+INVALID = "ValidationException"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """`meter` counts the rows that were read for the rows that were asked for; `lanes` remembers
-    what each shard can take."""
+    what each shard can take, `damage` which rows were left out."""
 
     name: str
     seam: Seam
     random: Random
     meter: Meter = field(default_factory=Meter)
     lanes: Lanes = field(default_factory=Lanes)
+    damage: DamageLog = field(default_factory=DamageLog)
 
     async def call(
         self, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX

@@ -1,0 +1,24 @@
+"""DamageLog: tells the operator of each stored row that cannot be decoded, once (SPEC 6.15)."""
+
+from __future__ import annotations
+
+import logging
+
+from conveyor.ports.errors import RowDamaged
+
+log = logging.getLogger(__name__)
+
+# A store with more damaged rows than this needs no longer list.
+_ROWS_MAX = 1_000
+
+
+class DamageLog:
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def note_skipped(self, error: RowDamaged) -> None:
+        """A find left this row out."""
+        row = (error.kind, error.address)
+        if row not in self._told and len(self._told) < _ROWS_MAX:
+            self._told.add(row)
+            log.error("a damaged row is left out: %s", error)
