@@ -23,7 +23,7 @@ BODY_TIMEOUT_S = 30.0
 BYTES_PER_S_MIN = 64 * 1024
 # No list that anybody wrote is that repetitive; a short one may be.
 INFLATION_MAX = 100
-INFLATION_FREE_BYTES = 1 << 20
+INFLATION_FREE_BYTES = 100_000
 
 _PLAIN, _GZIP = "identity", "gzip"
 _INFLATED_BYTES = 256 * 1024  # In one go: about a millisecond.
