@@ -122,7 +122,12 @@ class TaskRunner:
         task_id = work.message.ref.task_id
         try:
             for handle in (self._handle, self._end_crashed):
-                done = await isolate(partial(handle, attempt), "a task", extra={"task": task_id})
+                done = await isolate(
+                    partial(handle, attempt),
+                    "a task",
+                    extra={"task": task_id},
+                    logged=(WriterCrashed,),
+                )
                 if not isinstance(done, Crash):
                     return done
                 attempt.crash = done.error

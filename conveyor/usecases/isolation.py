@@ -40,14 +40,18 @@ async def isolate(
     expects: tuple[type[Exception], ...] = (),
     extra: Mapping[str, object] | None = None,
     level: int = logging.ERROR,
+    logged: tuple[type[Exception], ...] = (),
 ) -> T | Crash:
     """Runs the handler of one item. A crash is logged with its traceback and returned; an outage,
     a cancellation and what the caller `expects` are raised. `level` is lower for an item whose
-    crash has been logged before."""
+    crash has been logged before; `logged` are errors that report a crash which was logged where it
+    happened."""
     try:
         return await handle()
     except expects:
         raise
+    except logged as error:
+        return Crash(error)
     except Exception as error:
         if is_outage(error):
             raise

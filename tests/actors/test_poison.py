@@ -109,6 +109,8 @@ async def test_a_settle_that_crashes_the_writer_is_taken_out_of_its_group(
 
     assert (totals.successful, totals.failed) == (79, 1)
     assert world.gateway.calls.total() == 79 + 2
+    assert crashes(caplog, "a settle crashed its handler")
+    assert crashes(caplog, "a task crashed its handler") == 0, "logged where it happened"
     assert crashes(caplog, "child") == 0
 
 
