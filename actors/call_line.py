@@ -278,7 +278,7 @@ class CallLine:
         before = self.health_of(permit.caller)
         match report.contact:
             case Contact.ANSWERED:
-                health = before.note_answer(began_at=began_at)
+                health = before.note_answer(began_at=began_at, target=_digest(url))
                 self.window = self.window.note_answer(
                     limit=report.limit, remaining=report.remaining, inflight=inflight, now=now
                 )

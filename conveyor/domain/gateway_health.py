@@ -6,7 +6,8 @@ failure is in doubt: the task is deferred, and what happens next decides.
 
 - The target fails again, and when the call before began, the gateway took other calls that it
   answered: the target is at fault, and the failure counts as an attempt. What matters is when calls
-  began: a gateway that goes away may still answer what it had taken before.
+  began: a gateway that goes away may still answer what it had taken before. Each failure needs its
+  own proof: a target that was at fault earlier may fail now because the gateway is away.
 - Several targets fail in a row and nothing is answered: the gateway is away, the circuit opens.
 - The same few targets fail and nothing else is called: after a time they are at fault.
 
@@ -26,7 +27,8 @@ UNREACHABLE_TO_OPEN = 3
 # Ten in a row of three targets: where three of ten targets fail, once in 170,000 calls by chance.
 FAILURES_TO_OPEN = 10
 TARGETS_TO_OPEN = 3
-# How long one or two targets stay in doubt: if the gateway answered within LATELY_S before.
+# How long one or two targets stay in doubt, besides those that were at fault before: if the gateway
+# answered within LATELY_S before.
 DOUBT_S_ANSWERED = 15.0
 LATELY_S = 60.0
 # How long up to FEW_TARGETS stay in doubt, when nothing else was answered: twice a long restart.
@@ -60,20 +62,25 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class Streak(msgspec.Struct, frozen=True):
-    """The failures in doubt since the last answer: enough of their targets and hosts to decide."""
+    """The failures in doubt since the last answer: enough of their targets and hosts to decide.
+    `suspects` are those of the targets that were never found to be at fault, and `count` is how
+    often these failed: only they say that the gateway is away."""
 
     count: int = 0
     began_at: float = 0.0
     hosts: frozenset[str] = frozenset()
     targets: frozenset[str] = frozenset()
+    suspects: frozenset[str] = frozenset()
 
-    def lengthen(self, target: str, host: str, now: float) -> Streak:
+    def lengthen(self, target: str, host: str, now: float, *, is_suspect: bool) -> Streak:
         is_full = len(self.targets) > FEW_TARGETS
+        targets = self.targets if is_full else self.targets | {target}
         return Streak(
-            self.count + 1,
-            self.began_at if self.count else now,
+            self.count + is_suspect,
+            self.began_at if self.targets else now,
             self.hosts if len(self.hosts) >= HOSTS_KEPT else self.hosts | {host},
-            self.targets if is_full else self.targets | {target},
+            targets,
+            self.suspects | ({target} & targets) if is_suspect else self.suspects - {target},
         )
 
 
@@ -87,10 +94,15 @@ class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[tuple[float, float], ...] = ()
     unreachable_in_row: int = 0
 
-    def note_answer(self, *, began_at: float) -> GatewayHealth:
-        """The gateway answered a call, well or badly, in a way that shows that it works."""
+    def note_answer(self, *, began_at: float, target: str | None = None) -> GatewayHealth:
+        """The gateway answered a call, well or badly, in a way that shows that it works. A target
+        whose call was answered is in doubt no longer."""
+        doubts = self.doubts
+        if target in doubts:
+            doubts = {name: doubt for name, doubt in doubts.items() if name != target}
         return msgspec.structs.replace(
             self,
+            doubts=doubts,
             circuit=self.circuit if self.circuit.is_closed else self.circuit.close(),
             streak=Streak(),
             spans=_extend(self.spans, began_at),
@@ -119,13 +131,16 @@ class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
         fault, by all that is known."""
         before = self.doubts.get(target)
         is_at_fault = before is not None and self._is_proven(before)
-        is_known = before is not None and before.is_at_fault and is_at_fault
-        streak = self.streak if is_known else self.streak.lengthen(target, host, now)
+        was_at_fault = before is not None and before.is_at_fault
+        streak = self.streak
+        if not (was_at_fault and is_at_fault):
+            is_suspect = not (was_at_fault or is_at_fault)
+            streak = streak.lengthen(target, host, now, is_suspect=is_suspect)
         doubt = Doubt(
             began_at,
             1 if before is None else before.count + 1,
             streak.targets <= {target},
-            is_at_fault,
+            was_at_fault or is_at_fault,
         )
         health = msgspec.structs.replace(_keep(self, target, doubt), streak=streak)
         if is_at_fault:
@@ -134,7 +149,7 @@ class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
             circuit = health.circuit.close()
             given_up = _keep(health, target, msgspec.structs.replace(doubt, is_at_fault=True))
             return msgspec.structs.replace(given_up, circuit=circuit), True
-        is_away = streak.count >= FAILURES_TO_OPEN and len(streak.targets) >= TARGETS_TO_OPEN
+        is_away = streak.count >= FAILURES_TO_OPEN and len(streak.suspects) >= TARGETS_TO_OPEN
         return (_open(health, probe, now, random) if is_away or probe else health), False
 
     def retry_after_s(self, target: str, *, now: float) -> float:
@@ -152,7 +167,7 @@ class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
             return False
         is_covered = any(began <= doubt.last_at <= ended for began, ended in self.spans)
         is_followed = bool(self.spans) and self.spans[-1][1] > doubt.last_at
-        return doubt.is_at_fault or is_covered or (doubt.is_alone and is_followed)
+        return is_covered or (doubt.is_alone and is_followed)
 
 
 def _extend(
@@ -173,7 +188,7 @@ def _is_time_up(health: GatewayHealth, now: float) -> bool:
     """Whether what fails for so long, while nothing else is called, is at fault."""
     streak = health.streak
     failing_s = now - streak.began_at
-    if len(streak.targets) < TARGETS_TO_OPEN and failing_s >= DOUBT_S_ANSWERED:
+    if len(streak.suspects) < TARGETS_TO_OPEN and failing_s >= DOUBT_S_ANSWERED:
         answered_at = health.spans[-1][1] if health.spans else float("-inf")
         if answered_at >= streak.began_at - LATELY_S:
             return True

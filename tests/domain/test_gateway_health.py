@@ -74,6 +74,29 @@ def test_targets_that_failed_in_an_outage_are_not_at_fault_when_they_fail_in_the
             assert not is_at_fault or number == 1
 
 
+def test_each_failure_needs_its_own_proof_that_the_gateway_worked_when_its_call_began() -> None:
+    health = GatewayHealth()
+    for second in (1.0, 2.0):
+        health = health.note_answer(began_at=second - 0.1)
+        health, _ = _fail(health, "poison", second)
+    health = health.note_answer(began_at=2.1)
+
+    verdicts = []
+    for down_at in (100.0, 101.0, 103.0):
+        health, is_at_fault = _fail(health, "poison", down_at)
+        verdicts.append(is_at_fault)
+
+    # The first verdict counts the failure of second 2. The gateway may be away for the others.
+    assert verdicts == [True, False, False]
+
+
+def test_a_target_that_was_answered_is_no_longer_in_doubt() -> None:
+    health, _ = _fail(GatewayHealth().note_answer(began_at=0.9), "t", 1.0)
+    health = health.note_answer(began_at=1.1, target="t")
+
+    assert not _fail(health, "t", 100.0)[1]
+
+
 def test_an_answer_closes_the_circuit() -> None:
     health = GatewayHealth()
     for number in range(FAILURES_TO_OPEN):
