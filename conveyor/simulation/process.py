@@ -31,7 +31,7 @@ from conveyor.ports.signals import Signals
 from conveyor.simulation.backends import Ports
 from conveyor.simulation.canaries import secret_of
 from conveyor.simulation.clocks import WallClock
-from conveyor.simulation.exchange import Exchange
+from conveyor.simulation.exchange import HOST, Exchange
 from conveyor.simulation.faults import Fault
 from conveyor.simulation.fetching import WatchedGateway
 from conveyor.simulation.life import Killed, Life, Sabotage
@@ -330,6 +330,7 @@ class Process:
 def settings_of(options: Options) -> Settings:
     return Settings(
         data_dir=Path("simulated"),
+        public_url=f"https://{HOST}",
         gateway_url=f"https://{GATEWAY_HOST}/v1/" if options.has_gateway else "direct",
         table="simulated",
         bucket="simulated",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import conveyor.simulation.clients
@@ -14,8 +15,11 @@ from conveyor.simulation.checkers.tenancy import what_is_anothers_is_not_found
 from conveyor.simulation.clients.actions import ACTIONS
 from conveyor.simulation.clients.trespass import BODIES, FOREIGN_ROUTES
 from conveyor.simulation.history import Call, History, Promise
-from conveyor.simulation.moods import TEMPERS
+from conveyor.simulation.moods import TEMPERS, spared
+from conveyor.simulation.options import draw
+from conveyor.simulation.simulator import simulate
 from conveyor.simulation.snapshot import Snapshot
+from conveyor.simulation.trace import Line
 from conveyor.simulation.watcher import Moment
 
 OURS, THEIRS = "01HF7YAT002XS0WYH6KZCNQBY8", "01HF7YAT002XS0WYH6KZCNQBY9"
@@ -46,6 +50,24 @@ def test_whatever_a_temper_does_more_often_is_an_action() -> None:
     names = {action.__name__ for action in ACTIONS}
 
     assert names >= {name for often in TEMPERS.values() for name in often}
+
+
+def test_clients_upload_lists_that_the_service_takes() -> None:
+    options = msgspec.structs.replace(
+        spared(draw(1, engine="memory", hours=20 / 3600)), temper="uploading", haste=10.0
+    )
+
+    lines = simulate(options).lines
+
+    uploads = {line.detail.split()[0] for line in lines if _is_upload(line)}
+    answers = [line.detail.split()[:2] for line in lines if line.what == "was answered"]
+    statuses = {status for number, status in answers if number in uploads}
+    assert uploads
+    assert statuses == {"200"}
+
+
+def _is_upload(line: Line) -> bool:
+    return line.what == "PUT" and "/upload?" in line.detail
 
 
 def ask(job_id: str, status: int | None) -> Iterator[str]:
