@@ -15,8 +15,10 @@ from conveyor.domain.queries import RunsIn
 from conveyor.domain.settlement import Settled
 from conveyor.domain.totals import Totals
 from conveyor.simulation.faults import Fault
+from conveyor.simulation.models.pessimism import Pessimism, SqsFaults
 from conveyor.simulation.moods import NEVER_S
 from conveyor.simulation.mutants.mutant import Mutant, part, swapping
+from conveyor.simulation.options import RETENTION_S
 from conveyor.usecases.env import Env
 from conveyor.usecases.reconcile import Repairs
 
@@ -107,6 +109,17 @@ _LOST_ANSWERS = {
 }
 """Who closes a job that has nothing to do, and does not hear of it, leaves its end to others."""
 
+_LOST_MESSAGES = {
+    "temper": "restless",
+    "haste": 10.0,
+    "think_s": 5.0,
+    "max_inflight": 1,
+    "disturb_s": NEVER_S,
+    "pessimism": Pessimism(sqs=SqsFaults(retention_s_max=RETENTION_S)),
+}
+"""Messages expire while a run is paused or slow, and the sweeper alone sends them again. A stop or
+completion that was cut off is finished by queue discovery or by the caller's next try as well."""
+
 MUTANTS = (
     Mutant(
         name="add_after_close",
@@ -163,7 +176,7 @@ MUTANTS = (
         invariants=(27,),
         what="A completion that a crash has cut off is not made up for.",
         apply=swapping("conveyor.usecases.reconcile:_repair", _stops_and_refs_only),
-        world=_LOST_ANSWERS,
+        world={**_LOST_ANSWERS, "think_s": 1.0, "max_inflight": 1, "safety_s": 300.0},
     ),
     Mutant(
         name="sweeper_sees_its_first_page",
@@ -171,6 +184,7 @@ MUTANTS = (
         invariants=(20, 27),
         what="The sweeper looks at the first few runs and never at the others.",
         apply=swapping("conveyor.usecases.reconcile:sweep_runs", _first_page_only),
-        world={**_LOST_ANSWERS, "think_s": 1.0, "max_inflight": 1, "safety_s": 300.0},
+        engines=("aws",),
+        world=_LOST_MESSAGES,
     ),
 )
