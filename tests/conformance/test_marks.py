@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from conveyor.domain import limits
 from conveyor.ports.coordinator import Coordinator
-from tests.builders import ManualClock
+from tests.builders import JOB, RUN, ManualClock
 
 
 async def test_a_mark_stands_for_its_owner_until_that_leaves_another(
@@ -37,3 +38,16 @@ async def test_a_mark_that_lives_no_time_takes_the_last_one_back(coordinator: Co
     await coordinator.leave_marks("a", {"run": ""}, ttl_s=0)
 
     assert await coordinator.marks_on("run") == []
+
+
+async def test_a_mark_and_a_lease_can_live_as_long_as_a_call_of_the_gateway(
+    coordinator: Coordinator,
+) -> None:
+    ttl_s = limits.SCRAPE_DEADLINE_S
+    await coordinator.leave_marks("a", {"run": "a1"}, ttl_s=ttl_s)
+    leases = await coordinator.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=limits.LEASE_TTL_S)
+    await coordinator.renew(leases, ttl_s=ttl_s)
+
+    assert await coordinator.marks_on("run") == ["a1"]
+    assert await coordinator.count(RUN) == 1
+    assert await coordinator.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=ttl_s) == []

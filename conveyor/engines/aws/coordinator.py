@@ -27,6 +27,8 @@ ROUNDS_MAX = 20
 _REFUSED = "ConditionalCheckFailedException"
 # Longer than a call is on its way, all of its attempts included.
 _LATE_S = 120.0
+# Calls that were cut off keep their leases and their mark until the gateway is done with them.
+_TTL_S_MAX = max(limits.LEASE_TTL_S, limits.SIGHTING_TTL_S, limits.SCRAPE_DEADLINE_S)
 _DAY_S = 24 * 3600.0
 _HOUR_S = 3600.0
 _INTRODUCED_MAX = 10_000
@@ -257,7 +259,7 @@ def _latest_end(now: float) -> float:
     """When a lease or a mark dies at the latest that was written by a right clock. What seems to
     live for longer was written by one that was ahead, and is dead. A renewal may arrive late, so
     `now` may lie back by as much."""
-    return now + max(limits.LEASE_TTL_S, limits.SIGHTING_TTL_S) + _LATE_S + limits.CLOCK_SKEW_S
+    return now + _TTL_S_MAX + _LATE_S + limits.CLOCK_SKEW_S
 
 
 def _life(until: float) -> Item:
