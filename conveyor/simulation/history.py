@@ -43,7 +43,8 @@ class Call:
 class Fetch:
     """One call of the gateway for a task, under a claim. `outcome` is the kind of its outcome, or
     empty; `credits_billed` is what the gateway charged; `site_faults` are failures of the
-    site, `outage_faults` those of a gateway that serves nobody."""
+    site, `outage_faults` those of a gateway that serves nobody. `is_at_gateway` once the gateway
+    has taken the call."""
 
     process: str
     run_id: str
@@ -56,6 +57,7 @@ class Fetch:
     price_credits: int = 1
     site_faults: int = 0
     outage_faults: int = 0
+    is_at_gateway: bool = False
 
     @property
     def identity(self) -> str:
@@ -129,6 +131,14 @@ class History:
     gateway_outages: int = 0
     gateway_away_s: float = 0.0
     has_gateway: bool = False
+    has_wrong_clocks: bool = False
+    quotas: dict[str, int] = field(default_factory=dict)
+    small_jobs: list[str] = field(default_factory=list)
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether nothing happened to processes and engines that may cost time or a page."""
+        return (self.is_spared or self.is_orderly) and not self.kills_count
 
     def note_idle(self, run_ids: Iterable[str], at: float) -> None:
         """These runs have nobody at work and no message; since when, as far as anybody looked."""

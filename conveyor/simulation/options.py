@@ -91,7 +91,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     or to an engine (outage). `check_every` is how many writes pass between two looks. `limits` are
     those of the program that are others here; without `settle_max` its own holds. `temper` is what
     clients are given to. `next_release` is what another release does otherwise: each life of a
-    process is of one of both.
+    process is of one of both. `outlives_results` where clients come back when results of a day have
+    expired; some worlds do so anyway.
     """
 
     seed: int
@@ -129,6 +130,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     haste: float = 1.0
     temper: str = EVEN
     neighbours: Neighbours = Neighbours()
+    outlives_results: bool = False
 
     @property
     def calls_max(self) -> int:

@@ -22,6 +22,7 @@ from conveyor.bootstrap import World, make_env
 from conveyor.config import Settings
 from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.quotas import DEFAULTS, Quota, Quotas
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway
@@ -311,15 +312,19 @@ class Process:
         """Word gets around, though not to everybody."""
         await trio.sleep(self.random.uniform(0.0, 0.05))
         for process in self._others():
-            if process.mail is not None and self.random.random() < HEARD:
+            if process.mail is not None and self._is_heard():
                 mail = process.mail
                 signals = LocalSignals(mail.discovery.address, mail.streamer.address)
                 await signals.run_changed(job_id, run_id)
 
+    def _is_heard(self) -> bool:
+        """Where the time of jobs is measured nobody waits for the next look instead."""
+        return self.stage.options.neighbours.measures_fairness or self.random.random() < HEARD
+
     async def _ring(self, job_id: JobId, run_id: RunId) -> None:
         await trio.sleep(self.random.uniform(0.0, 0.05))
         others = self._others()
-        if others and self.random.random() < HEARD:
+        if others and self._is_heard():
             mail = self.random.choice(others).mail
             assert mail is not None
             await LocalSignals(mail.discovery.address, mail.streamer.address).batch_opened(
@@ -339,7 +344,13 @@ def settings_of(options: Options) -> Settings:
         task_shard_count=options.shard_count,
         max_inflight=options.max_inflight,
         concurrency=options.concurrency,
+        quotas=_quotas(options),
     )
+
+
+def _quotas(options: Options) -> Quotas:
+    tight = {Quota(name): limit for name, limit in options.neighbours.quotas.items()}
+    return Quotas({**DEFAULTS, **tight})
 
 
 def _cadence(options: Options) -> Cadence:

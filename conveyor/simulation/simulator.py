@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,15 +28,15 @@ from conveyor.simulation.backends import Backend, EmbeddedBackend, MemoryBackend
 from conveyor.simulation.chaos import Chaos
 from conveyor.simulation.checkers import ALL
 from conveyor.simulation.checkers.keys import KEYS_EXPIRED_S
-from conveyor.simulation.clients import hostile
+from conveyor.simulation.clients import calm, hostile
 from conveyor.simulation.clients.actions import act_forever
 from conveyor.simulation.clients.client import Client
 from conveyor.simulation.clients.closing import (
     let_everything_end,
+    look_at_expired_bodies,
     page_through_everything,
     use_an_old_key,
 )
-from conveyor.simulation.clients.hostile import act_hostile
 from conveyor.simulation.clients.insisting import ask_again
 from conveyor.simulation.clocks import WallClock
 from conveyor.simulation.faults import Fault, Faults
@@ -54,9 +54,12 @@ from conveyor.simulation.watcher import Violation, Watcher
 LOOK_S = 5.0
 AGAIN_S = 120.0
 LONG_REST_S = 4 * 3600.0
+EXPIRED_S = 900.0
 OLD_KEYS = 0.1
 """In so many worlds somebody comes back after keys have expired."""
 REST_WITHIN_S = 1800.0
+
+_ACTS = {hostile.NAME: hostile.act_hostile, calm.NAME: calm.submit_small_jobs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,8 @@ class _Simulation:
         clients = [Client(f"tenant{n}", stage) for n in range(self._options.clients_count)]
         if self._options.neighbours.hostile:
             clients.append(Client(hostile.NAME, stage))
+        if self._options.neighbours.measures_fairness:
+            clients.append(Client(calm.NAME, stage))
         chaos = Chaos(stage)
         with self._over:
             async with trio.open_nursery() as nursery:
@@ -127,8 +132,11 @@ class _Simulation:
             is_orderly=options.neighbours.is_orderly,
             has_gateway=options.has_gateway,
             gateway_lies=options.neighbours.gateway_lies,
+            has_wrong_clocks=bool(options.step_s or options.neighbours.clock_leap_s),
+            quotas=options.neighbours.quotas,
         )
-        faults = Faults(options.rate_of, _random_of(options, "faults"))
+        rates = options.rate_of | {Fault.OUT_OF_RESOURCES: options.neighbours.shortage_rate}
+        faults = Faults(rates, _random_of(options, "faults"))
         backend, clock = self._backend(faults)
         watcher = Watcher(
             peek=backend.peek,
@@ -186,12 +194,14 @@ class _Simulation:
         return MemoryBackend(random), None
 
     async def _safety(self, stage: Stage, clients: list[Client], chaos: Chaos) -> None:
+        for client in clients:
+            if client.name == calm.NAME:
+                await calm.submit_alone(client)
         with trio.move_on_after(self._options.safety_s):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(chaos.run)
                 for client in clients:
-                    is_hostile = client.name == hostile.NAME
-                    nursery.start_soon(act_hostile if is_hostile else act_forever, client)
+                    nursery.start_soon(_ACTS.get(client.name, act_forever), client)
         chaos.end()
 
     async def _liveness(self, stage: Stage, clients: list[Client]) -> None:
@@ -212,12 +222,16 @@ class _Simulation:
             while not _is_at_rest(stage):
                 await trio.sleep(LOOK_S)
         stage.watcher.end()
-        if stage.random("keys").random() < OLD_KEYS:
+        if self._options.outlives_results or stage.random("keys").random() < OLD_KEYS:
             # Workers would remove what has expired.
             away = {"worker"}
             await _leave_alone(stage, limits.IDEMPOTENCY_TTL_S + KEYS_EXPIRED_S, still_away=away)
             for client in clients:
                 await use_an_old_key(client)
+                await look_at_expired_bodies(client)
+            _bring_back(stage.processes)
+            await trio.sleep(EXPIRED_S)
+            stage.watcher.ease()
 
     async def _all_ended(
         self, stage: Stage, clients: list[Client], *, resumes: bool = True
@@ -265,11 +279,14 @@ async def _leave_alone(stage: Stage, seconds: float, *, still_away: Collection[s
             for process in stage.processes:
                 process.terminate()  # Again and again: somebody may just be starting.
             await trio.sleep(AGAIN_S)
-    for process in stage.processes:
-        if process.role not in still_away:
-            held, process.held = process.held, None
-            assert held is not None
-            held.set()
+    _bring_back([each for each in stage.processes if each.role not in still_away])
+
+
+def _bring_back(processes: Iterable[Process]) -> None:
+    for process in processes:
+        if process.held is not None:
+            process.held.set()
+            process.held = None
 
 
 def _live_runs(stage: Stage, *, paused: bool) -> list[Run]:

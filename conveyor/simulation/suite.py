@@ -25,9 +25,7 @@ MARKED_EVERY = 1_000
 
 _SEEDS_A_PROCESS = 20
 # The engine reads its table consistently, and what is stored here is too short for several parts.
-UNASKED = frozenset(
-    {"dynamodb.stale_read", "s3.left_open", "clock_leapt", "clock_leapt_back", "odd_values"}
-)
+UNASKED = frozenset({"dynamodb.stale_read", "s3.left_open"})
 """Faults that need not strike."""
 
 

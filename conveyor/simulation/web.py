@@ -22,6 +22,7 @@ from conveyor.net.errors import (
     ConnectFailed,
     ConnectionLost,
     FetchFailed,
+    OutOfResources,
     TimedOut,
     TlsFailed,
 )
@@ -36,6 +37,11 @@ GATEWAY_HOST = "gateway.example"
 RECEIVER_DOMAIN = ".hooks.example"
 POISON = b"poison"
 """What the addresses of pages have in them that kill whoever fetches them."""
+TAR_PIT = "tar-pit"
+"""What the addresses of pages have in them whose site never answers, while faults are on."""
+CALM_SITE = "calm.example"
+"""A site that answers every request after the same time."""
+CALM_SITE_S = 0.2
 LATE_ANSWER = "late-answer"
 """What the addresses of pages have in them whose site answers twice."""
 CALM_THINK_S = 0.1
@@ -119,6 +125,8 @@ class Web:
     async def fetch(self, request: Request) -> Response:
         """What HttpPool.fetch would answer or raise."""
         assert request.target.host != METADATA_HOST, "somebody went where a receiver sent it"
+        if self.faults.strikes(Fault.OUT_OF_RESOURCES):
+            raise OutOfResources("this process has no descriptor left")
         with trio.move_on_after(request.deadline_s):
             if request.target.host.endswith(RECEIVER_DOMAIN):
                 return await self._receive(request)
@@ -150,6 +158,8 @@ class Web:
         if refusal is not None:
             _note_outage(fetch)
             return refusal
+        if fetch is not None:
+            fetch.is_at_gateway = True
         response = await self._visit(request, fetch)
         if response.status in _SAID_BY_GATEWAY:
             status, body = _SAID_BY_GATEWAY[response.status]
@@ -163,14 +173,17 @@ class Web:
         if POISON.decode() in request.target.path_and_query:
             self.life.kill(Fault.KILLED_BEFORE)
             self.life.check()
-        fault = self._strike(_SITE_FAULTS)
-        if request.target.host == GATEWAY_HOST and self.faults.strikes(Fault.ACCOUNT_SPENT):
+        fault = self._find_fault(request.target)
+        is_bought = request.target.host == GATEWAY_HOST and not _is_calm(request.target)
+        if is_bought and self.faults.strikes(Fault.ACCOUNT_SPENT):
             fault = Fault.ACCOUNT_SPENT
             self.history.spent_count += 1
         if fault is not None and fetch is not None:
             fetch.site_faults += 1
         think_s = CALM_THINK_S if self.faults.is_calm else self.think_s
         pause_s = self.random.uniform(0.0, 2.0 * think_s)
+        if _is_calm(request.target):
+            pause_s = CALM_SITE_S
         if request.target.host == GATEWAY_HOST:
             hangs = fault in {Fault.SITE_HUNG, Fault.SITE_DRIPPED, Fault.SITE_ENDLESS}
             self.gateway.occupy(request, request.deadline_s if hangs else pause_s)
@@ -233,11 +246,23 @@ class Web:
         await trio.sleep(seconds)
         self.life.check()
 
+    def _find_fault(self, target: Target) -> Fault | None:
+        if _is_calm(target):
+            return None
+        if TAR_PIT in target.path_and_query and not self.faults.is_calm:
+            self.faults.count(Fault.TAR_PITS)
+            return Fault.SITE_HUNG
+        return self._strike(_SITE_FAULTS)
+
     def _strike(self, faults: tuple[Fault, ...]) -> Fault | None:
         for fault in faults:
             if self.faults.strikes(fault):
                 return fault
         return None
+
+
+def _is_calm(target: Target) -> bool:
+    return target.host == CALM_SITE or CALM_SITE in target.path_and_query
 
 
 def _note_outage(fetch: Fetch | None) -> None:

@@ -17,6 +17,7 @@ from tests.mutants.calls import CALLS, NotedSeam
 from tests.mutants.decisions import DECISIONS
 from tests.mutants.doings import DOINGS, outcome_of
 from tests.mutants.edges import EDGES
+from tests.mutants.neighbours import NEIGHBOURS
 
 every_mutant = pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 
@@ -69,7 +70,7 @@ async def probed(mutant: Mutant) -> object:
         return DECISIONS[mutant.name]()
     if mutant.name in CALLS:
         return await CALLS[mutant.name](NotedSeam())
-    return await outcome_of({**DOINGS, **EDGES}[mutant.name])
+    return await outcome_of({**DOINGS, **EDGES, **NEIGHBOURS}[mutant.name])
 
 
 @every_mutant

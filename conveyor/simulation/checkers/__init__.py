@@ -20,7 +20,9 @@ from conveyor.simulation.checkers import (
     cursors,
     deletes,
     execution,
+    expiry,
     exports,
+    fairness,
     fetches,
     hosts,
     ingest,
@@ -32,7 +34,10 @@ from conveyor.simulation.checkers import (
     outbox,
     paid,
     problems,
+    quotas,
     reads,
+    reasons,
+    receipts,
     reruns,
     schedules,
     secrets,
@@ -72,6 +77,8 @@ ALL = Checkers(
         spared.no_export_is_made_twice,
         spared.an_end_is_noticed_at_once,
         budgets.a_budget_adds_up_to_its_cap,
+        reasons.no_failure_names_our_resources,
+        quotas.no_caller_exceeds_a_quota,
         schedules.a_nominal_time_makes_one_run,
         schedules.no_nominal_time_is_left_out,
     ),
@@ -94,6 +101,8 @@ ALL = Checkers(
         problems.no_request_is_our_fault,
         secrets.no_secret_is_shown,
         exports.a_download_is_of_its_run,
+        receipts.a_stop_receipt_is_true,
+        expiry.an_expired_result_is_not_served,
     ),
     on_fetch=(
         fetches.no_fetch_without_a_claim,
@@ -115,6 +124,7 @@ ALL = Checkers(
     at_ease=(
         execution.an_idle_run_is_found,
         leases.an_ended_run_holds_nothing,
+        expiry.an_expired_body_is_gone,
     ),
     at_the_end=(
         acceptance.no_task_is_lost,
@@ -146,5 +156,6 @@ ALL = Checkers(
         paid.no_task_fails_for_an_outage,
         paid.refusals_of_a_plan_are_rare,
         paid.a_gateway_that_is_away_is_left_alone,
+        fairness.a_small_job_ends_soon_beside_hostile_callers,
     ),
 )

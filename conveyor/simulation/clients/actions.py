@@ -50,6 +50,8 @@ PAUSE_S = (0.0, 15.0)
 _PAGE_ROWS_MAX = 50
 LEFT_PAUSED = 0.3
 LOOKS_AT_ONCE = 0.3
+SHORT_KEPT = 3
+"""The results of one job of so many are kept for a day only."""
 
 
 async def act_forever(client: Client) -> None:
@@ -358,6 +360,8 @@ def _job(client: Client, lines: Sequence[Mapping[str, Any]] | None) -> dict[str,
         body["zenrows_params"] = {"custom_headers": {"authorization": client.secret("header")}}
     if random.random() < 0.02:
         body["host_limits"] = {"concurrency": 1}
+    if client.numbers % SHORT_KEPT == 0:
+        body["result_ttl_days"] = 1
     return body
 
 

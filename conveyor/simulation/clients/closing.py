@@ -55,6 +55,15 @@ async def use_an_old_key(client: Client) -> None:
         await client.reliably("POST", used[-1].path, body, key=used[-1].key)
 
 
+async def look_at_expired_bodies(client: Client) -> None:
+    """Some bodies of every job: those of jobs that keep results for a day have expired."""
+    for job in await _all_jobs(client):
+        path = f"/v1/jobs/{job['job_id']}"
+        call = await client.get(f"{path}/results?limit=3")
+        for result in call.json["results"] if call is not None and call.is_accepted else ():
+            await client.once("GET", f"{path}/tasks/{result['task_id']}/content")
+
+
 def _is_plain_submit(client: Client, call: Call) -> bool:
     is_own = call.tenant == client.name and call.is_accepted and call.key is not None
     is_submit = call.method == "POST" and call.path == "/v1/jobs"

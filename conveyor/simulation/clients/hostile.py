@@ -14,10 +14,13 @@ import trio
 
 from conveyor.simulation.clients.client import Client
 from conveyor.simulation.faults import Fault
-from conveyor.simulation.web import LATE_ANSWER
+from conveyor.simulation.web import LATE_ANSWER, TAR_PIT
 
 NAME = "hostile0"
 PAUSE_S = (0.0, 10.0)
+AT_ONCE = 4
+JOBS_MAX = 40
+"""More of the same shows nothing new, and takes its time."""
 
 _LONE_SURROGATE = "\ud800"
 _DIGITS = "9" * 5000
@@ -76,7 +79,8 @@ async def act_hostile(client: Client) -> None:
     """One hostile act after the other, until it is cancelled."""
     act = KINDS[client.stage.options.neighbours.hostile]
     while True:
-        await act(client)
+        if len(client.jobs) < JOBS_MAX:
+            await act(client)
         await trio.sleep(client.random.uniform(*PAUSE_S) / client.stage.options.haste)
 
 
@@ -105,13 +109,71 @@ async def leave_late_answers(client: Client) -> None:
     await _submit(client, json.dumps({"tasks": lines}).encode())
 
 
+async def exceed_quotas(client: Client) -> None:
+    """As many open jobs, exports and slots for uploads at once as requests can ask for."""
+    client.stage.faults.count(Fault.OVER_QUOTAS)
+    job = client.pick()
+    async with trio.open_nursery() as nursery:
+        for _ in range(AT_ONCE):
+            nursery.start_soon(_submit, client, _small_list(client, status="open"))
+            nursery.start_soon(_submit, client, _small_list(client))
+            nursery.start_soon(client.send_json, "POST", "/v1/job_inputs", b'{"format":"text"}')
+            if job is not None:
+                nursery.start_soon(_export, client, job.job_id)
+
+
+async def fill_tar_pits(client: Client) -> None:
+    """More requests than there are slots, to a site that never answers."""
+    base = f"https://site1.example/hostile/{TAR_PIT}/{client.new_key()}"
+    lines = [{"url": f"{base}/{n}"} for n in range(client.stage.options.concurrency + 10)]
+    body = {"tasks": lines, "max_inflight": 500, "max_attempts": 2}
+    await _submit(client, json.dumps(body).encode())
+
+
+async def leave_jobs_open(client: Client) -> None:
+    """Open jobs that nothing is ever added to."""
+    client.stage.faults.count(Fault.IDLE_JOBS)
+    for _ in range(AT_ONCE):
+        await _submit(client, json.dumps({"status": "open", "tasks": []}).encode())
+
+
+async def rerun_without_end(client: Client) -> None:
+    """Reruns and exports of the same job, again and again, whether or not the last has ended."""
+    client.stage.faults.count(Fault.ENDLESS_RERUNS)
+    job = client.jobs[0] if client.jobs else None
+    if job is None:
+        await _submit(client, _small_list(client))
+        return
+    for _ in range(AT_ONCE):
+        await client.send_json("POST", f"/v1/jobs/{job.job_id}/rerun", b"")
+        await _export(client, job.job_id)
+
+
+def _small_list(client: Client, **fields: Any) -> bytes:
+    url = f"{_URL}/{client.new_key()}"
+    return json.dumps({"tasks": [{"url": url}], **fields}).encode()
+
+
+async def _export(client: Client, job_id: str) -> None:
+    shown = await client.once("GET", f"/v1/jobs/{job_id}")
+    if shown.is_accepted and "latest_run" in shown.json:
+        run_id = shown.json["latest_run"]["run_id"]
+        path = f"/v1/jobs/{job_id}/runs/{run_id}/exports?format=jsonl"
+        await client.send_json("POST", path, b"")
+
+
 async def _submit(client: Client, text: bytes) -> None:
     call = await client.send_json("POST", "/v1/jobs", text)
     if call.is_accepted:
-        client.promised(call, is_open=False, is_scheduled=b'"scheduled"' in text)
+        is_open = b'"open"' in text
+        client.promised(call, is_open=is_open, is_scheduled=b'"scheduled"' in text)
 
 
 KINDS: Mapping[str, Callable[[Client], Awaitable[None]]] = {
     "odd_values": send_odd_values,
     "late_answers": leave_late_answers,
+    "over_quotas": exceed_quotas,
+    "tar_pits": fill_tar_pits,
+    "idle_jobs": leave_jobs_open,
+    "endless_reruns": rerun_without_end,
 }

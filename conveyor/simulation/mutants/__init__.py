@@ -11,6 +11,7 @@ from conveyor.simulation.mutants import (
     edges,
     ending,
     ingest,
+    neighbours,
     reading,
     settling,
     shared,
@@ -19,7 +20,18 @@ from conveyor.simulation.mutants.mutant import Mutant, PlaceGone
 
 __all__ = ["MUTANTS", "Mutant", "PlaceGone"]
 
-_FAMILIES = (acceptance, ingest, completion, dispatch, settling, ending, reading, shared, edges)
+_FAMILIES = (
+    acceptance,
+    ingest,
+    completion,
+    dispatch,
+    settling,
+    ending,
+    reading,
+    shared,
+    edges,
+    neighbours,
+)
 
 MUTANTS: Mapping[str, Mutant] = {
     mutant.name: mutant for family in _FAMILIES for mutant in family.MUTANTS

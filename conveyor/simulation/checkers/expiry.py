@@ -1,0 +1,42 @@
+"""Expiry: an expired result is not served, and its body is gone soon after (I64, SPEC 5.8)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from conveyor.simulation.history import Call
+from conveyor.simulation.watcher import Moment
+
+CLOCKS_APART_S = 10.0
+"""The API judges by its own clock, and checkers by the engine's."""
+GONE_WITHIN_S = 300.0
+
+_CONTENT = re.compile(r"/v1/jobs/(?P<job>[^/]+)(?:/runs/(?P<run>[^/]+))?/tasks/[^/]+/content")
+
+
+def an_expired_result_is_not_served(moment: Moment, call: Call) -> Iterator[str]:
+    """I64: the body of a result is not served after the time of its run is over."""
+    asked = _CONTENT.fullmatch(call.route)
+    if asked is None or call.status != 200 or moment.history.has_wrong_clocks:
+        return
+    job = moment.after.jobs.get((asked["job"],))
+    run_id = asked["run"] or (None if job is None else job.latest_run_id)
+    run = moment.after.run_by_id.get(run_id or "")
+    if run is None or run.expires_at is None:
+        return
+    over_s = moment.after.now - run.expires_at
+    if over_s > CLOCKS_APART_S:
+        yield f"call {call.number} was served a body of run {run.run_id}, {over_s:.0f} s expired"
+
+
+def an_expired_body_is_gone(moment: Moment) -> Iterator[str]:
+    """I64: while workers are there, no body of a run is stored some minutes after its results have
+    expired."""
+    for run in moment.after.runs.values():
+        if run.expires_at is None or run.expires_at + GONE_WITHIN_S >= moment.after.now:
+            continue
+        for task in moment.after.tasks_by_run.get(run.run_id, ()):
+            is_own = task.result is not None and task.source_run_id is None
+            if is_own and task.result is not None and moment.body(task.result.key) is not None:
+                yield f"task {run.run_id}/{task.task_id} has a body, and its result has expired"

@@ -1,0 +1,42 @@
+"""Quotas: what one caller has stays within its quotas, but for one request (I57)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from conveyor.domain.changes import ExportKey, JobKey
+from conveyor.domain.lifecycle import JOB_VISIBLE
+from conveyor.domain.model import JobStatus, JobType
+from conveyor.domain.quotas import Quota
+from conveyor.simulation.watcher import Moment
+
+ONE_REQUEST = 1
+"""A request that makes a job, a run or an export makes one."""
+
+
+def no_caller_exceeds_a_quota(moment: Moment) -> Iterator[str]:
+    """I57: no caller has more live runs or open jobs, and no run more exports, than its quota and
+    one request allow. Schedules start runs without a request, and where leases can be lost so can
+    the turn of a request: neither is counted."""
+    limits = moment.history.quotas
+    if not limits or not moment.history.is_undisturbed:
+        return
+    if moment.changed(JobKey):
+        jobs = [job for job in moment.after.jobs.values() if job.status in JOB_VISIBLE]
+        asked = [job for job in jobs if job.type is not JobType.SCHEDULED]
+        live = Counter(job.caller for job in asked if job.active_run_id is not None)
+        yield from _exceeding(limits, Quota.LIVE_RUNS, live)
+        is_open = Counter(job.caller for job in jobs if job.status is JobStatus.OPEN)
+        yield from _exceeding(limits, Quota.OPEN_JOBS, is_open)
+    if moment.changed(ExportKey):
+        exports = Counter(export.run_id for export in moment.after.exports.values())
+        yield from _exceeding(limits, Quota.EXPORTS_PER_RUN, exports)
+
+
+def _exceeding(limits: Mapping[str, int], quota: Quota, used: Mapping[Any, int]) -> Iterator[str]:
+    limit = limits.get(quota.value)
+    for name, count in used.items():
+        if limit is not None and count > limit + ONE_REQUEST:
+            yield f"{name} has {count} of {quota.value}, of {limit}"

@@ -1,0 +1,30 @@
+"""Reasons: why a task failed is a matter of the site, the gateway or the input (I54)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from conveyor.domain.changes import TaskKey
+from conveyor.domain.model import Problem, TaskStatus
+from conveyor.simulation.watcher import Moment
+
+_OURS = re.compile(
+    r"\b(storage|bucket|disk|room|database|store|queue|lease|redis|coordinator|descriptors?"
+    r"|resources?|threads?|memory|ports)\b"
+)
+
+
+def no_failure_names_our_resources(moment: Moment) -> Iterator[str]:
+    """I54: no task fails for want of storage, descriptors, memory or another resource of ours."""
+    for change in moment.changed(TaskKey):
+        task = change.new
+        if task is None or task.status is not TaskStatus.FAILED or task.problem is None:
+            continue
+        if named := _OURS.search(_text_of(task.problem)):
+            yield f"task {task.run_id}/{task.task_id} failed for our {named[0]}"
+
+
+def _text_of(problem: Problem) -> str:
+    words = (problem.code.replace("_", " "), problem.title, problem.detail or "")
+    return " ".join(words).lower()

@@ -1,0 +1,40 @@
+"""Receipts: what a stop says about calls in flight is true in every process (I58)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conveyor.simulation.history import Call, Fetch
+from conveyor.simulation.watcher import Moment
+
+
+def a_stop_receipt_is_true(moment: Moment, call: Call) -> Iterator[str]:
+    """I58: a receipt that says 0 in flight is true in every process, and with a gateway the calls
+    that the stop cut off are counted as abandoned. In a world that is not disturbed: a process
+    that is paused can say nothing about its calls."""
+    receipt = _receipt_of(call)
+    if receipt is None or not moment.history.is_undisturbed:
+        return
+    run_id = call.json["run_id"]
+    fetches = [fetch for fetch in moment.history.fetches if fetch.run_id == run_id]
+    open_count = sum(fetch.ended_at is None for fetch in fetches)
+    if receipt["complete"] and receipt["inflight"] == 0 and open_count:
+        yield f"call {call.number}: the receipt says 0 in flight, and {open_count} are"
+    cut_off = sum(_is_cut_off(fetch, call) for fetch in fetches)
+    if moment.history.has_gateway and cut_off > receipt["abandoned"]:
+        told = f"{receipt['abandoned']} calls were abandoned, and {cut_off} were"
+        yield f"call {call.number}: the receipt says {told}"
+
+
+def _receipt_of(call: Call) -> dict[str, int] | None:
+    is_stop = call.method == "POST" and call.route.endswith(("/stop", "/cancel"))
+    if not (is_stop and call.is_accepted):
+        return None
+    receipt: dict[str, int] | None = call.json.get("receipt")
+    return receipt
+
+
+def _is_cut_off(fetch: Fetch, call: Call) -> bool:
+    """Whether the call had reached the gateway and was ended by this stop."""
+    is_ended = fetch.ended_at is not None and fetch.ended_at >= call.sent_at
+    return is_ended and not fetch.outcome and fetch.is_at_gateway

@@ -1,0 +1,45 @@
+"""A calm caller: small jobs, one after the other, whose time shows whether the service is fair.
+
+Its site answers every request after the same time, so that what a job takes beyond its time alone
+was spent waiting for others (I56).
+"""
+
+from __future__ import annotations
+
+import trio
+
+from conveyor.simulation.clients.client import Client
+from conveyor.simulation.web import CALM_SITE
+
+NAME = "calm0"
+TASKS_COUNT = 10
+PAUSE_S = (1.0, 10.0)
+ALONE_S_MAX = 60.0
+LOOK_S = 0.5
+
+
+async def submit_alone(client: Client) -> None:
+    """The first small job: nobody else has begun."""
+    with trio.move_on_after(ALONE_S_MAX):
+        while not client.stage.history.small_jobs:
+            await _submit(client)
+        while (
+            client.stage.watcher.look().after.runs_by_job[client.jobs[0].job_id][0].ended_at is None
+        ):
+            await trio.sleep(LOOK_S)
+
+
+async def submit_small_jobs(client: Client) -> None:
+    """One small job after the other, until it is cancelled."""
+    while True:
+        await trio.sleep(client.random.uniform(*PAUSE_S))
+        await _submit(client)
+
+
+async def _submit(client: Client) -> None:
+    base = f"https://{CALM_SITE}/{client.new_key()}"
+    body = {"tasks": [{"url": f"{base}/{n}"} for n in range(TASKS_COUNT)]}
+    call = await client.post("/v1/jobs", body)
+    if call is not None and call.is_accepted:
+        known = client.promised(call, is_open=False)
+        client.stage.history.small_jobs.append(known.job_id)

@@ -1,0 +1,263 @@
+"""Mutants of what stands against neighbours: breakers, plans, poison, quotas, shares, clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from conveyor.domain.circuit import Circuit
+from conveyor.domain.gateway_health import GatewayHealth
+from conveyor.domain.ids import CallerId, RunId
+from conveyor.domain.model import Task
+from conveyor.domain.quotas import Quota, QuotaExceeded
+from conveyor.domain.randomness import Random
+from conveyor.simulation.mutants.mutant import Mutant, swapping, together
+from conveyor.simulation.neighbours import DAY_S, SLOTS, TIGHT, Neighbours
+from conveyor.usecases.env import Env
+from conveyor.usecases.quotas import Use
+
+
+def _never_open(_: Any) -> Any:
+    def mutated(
+        health: GatewayHealth, probe: int | None, now: float, random: Random
+    ) -> GatewayHealth:
+        return health
+
+    return mutated
+
+
+def _always_at_fault(note_failure: Any) -> Any:
+    def mutated(
+        self: GatewayHealth,
+        target: str,
+        host: str,
+        *,
+        began_at: float,
+        now: float,
+        probe: int | None,
+        random: Random,
+    ) -> tuple[GatewayHealth, bool]:
+        health, _ = note_failure(
+            self, target, host, began_at=began_at, now=now, probe=probe, random=random
+        )
+        return health, True
+
+    return mutated
+
+
+def _room_for_all(_: Any) -> Any:
+    def mutated(self: Any, inflight: int, *, now: float) -> int:
+        return 100
+
+    return mutated
+
+
+def _no_room_to_hold(_: Any) -> Any:
+    def mutated(self: Any, size_bytes: int) -> bool:
+        return False
+
+    return mutated
+
+
+def _never_trips(_: Any) -> Any:
+    def mutated(self: Any, circuit: Circuit) -> None:
+        return
+
+    return mutated
+
+
+def _unguarded(_: Any) -> Any:
+    async def mutated(
+        handle: Callable[[], Awaitable[Any]],
+        what: str,
+        *,
+        expects: tuple[type[Exception], ...] = (),
+        extra: Mapping[str, object] | None = None,
+    ) -> Any:
+        return await handle()
+
+    return mutated
+
+
+def _none_exceeded(_: Any) -> Any:
+    def mutated(self: Any, use: Use, quotas: Sequence[Quota]) -> QuotaExceeded | None:
+        return None
+
+    return mutated
+
+
+def _none_abandoned(_: Any) -> Any:
+    async def mutated(env: Env, run_id: RunId) -> int:
+        return 0
+
+    return mutated
+
+
+def _all_that_is_free(_: Any) -> Any:
+    def mutated(self: Any, caller: CallerId) -> int:
+        free: int = self._free
+        return free
+
+    return mutated
+
+
+def _nothing_preempted(_: Any) -> Any:
+    def mutated(self: Any) -> None:
+        return
+
+    return mutated
+
+
+def _every_deadline_is_real(_: Any) -> Any:
+    def mutated(until: float, *, now: float, ttl_s: float) -> bool:
+        return False
+
+    return mutated
+
+
+def _never_over(_: Any) -> Any:
+    def mutated(self: Any, task: Task) -> bool:
+        return False
+
+    return mutated
+
+
+def _nothing_swept(_: Any) -> Any:
+    async def mutated(env: Env) -> int:
+        return 0
+
+    return mutated
+
+
+_BOUGHT: dict[str, Any] = {"is_spared": True, "has_gateway": True}
+_AWAY = Neighbours(gateway_outage_every_s=20.0, is_orderly=True)
+_OUTLIVED: dict[str, Any] = {"outlives_results": True, "is_spared": True, "haste": 10.0}
+
+MUTANTS = (
+    Mutant(
+        name="gateway_circuit_never_opens",
+        window=114,
+        invariants=(60,),
+        what="A gateway that is away is called as if it were there.",
+        apply=swapping("conveyor.domain.gateway_health:_open", _never_open),
+        world={**_BOUGHT, "neighbours": _AWAY, "haste": 10.0, "think_s": 0.1},
+    ),
+    Mutant(
+        name="outage_counts_attempts",
+        window=115,
+        invariants=(60,),
+        what="A call that fails while the gateway is away is an attempt of its task.",
+        apply=swapping(
+            "conveyor.domain.gateway_health:GatewayHealth.note_failure", _always_at_fault
+        ),
+        world={**_BOUGHT, "neighbours": _AWAY, "haste": 10.0},
+    ),
+    Mutant(
+        name="plan_ignored",
+        window=116,
+        invariants=(59,),
+        what="Calls begin whatever limit the gateway states.",
+        apply=together(
+            swapping("conveyor.domain.call_window:CallWindow.room", _room_for_all),
+        ),
+        world={
+            **_BOUGHT,
+            "neighbours": Neighbours(gateway_plan=1, is_orderly=True),
+            "haste": 10.0,
+            "workers_count": 1,
+        },
+    ),
+    Mutant(
+        name="pages_not_held",
+        window=117,
+        invariants=(51,),
+        what="A page that cannot be stored is thrown away and fetched again.",
+        apply=together(
+            swapping("actors.storage_breaker:StorageBreaker.hold", _no_room_to_hold),
+            swapping("actors.storage_breaker:StorageBreaker._move", _never_trips),
+        ),
+        world={
+            "is_spared": True,
+            "neighbours": Neighbours(storage_outage_every_s=10.0, is_orderly=True),
+            "haste": 10.0,
+        },
+    ),
+    Mutant(
+        name="poison_not_isolated",
+        window=118,
+        invariants=(53,),
+        what="A task that crashes its handler crashes whatever runs beside it.",
+        apply=swapping("actors.task_runner:isolate", _unguarded),
+        world={"is_spared": True, "neighbours": Neighbours(poisons=("task",), is_orderly=True)},
+    ),
+    Mutant(
+        name="quotas_not_judged",
+        window=119,
+        invariants=(57,),
+        what="A caller that has as much as it may gets more.",
+        apply=swapping("conveyor.usecases.quotas:StorageQuotas._find_exceeded", _none_exceeded),
+        world={
+            "is_spared": True,
+            "neighbours": Neighbours(hostile="over_quotas", quotas=TIGHT, is_orderly=True),
+            "safety_s": 60.0,
+        },
+    ),
+    Mutant(
+        name="abandoned_calls_not_told",
+        window=120,
+        invariants=(58,),
+        what="The receipt of a stop leaves out the calls that the gateway goes on with.",
+        apply=swapping("conveyor.usecases.outlook:count_abandoned", _none_abandoned),
+        world={
+            **_BOUGHT,
+            "neighbours": Neighbours(is_orderly=True),
+            "temper": "restless",
+            "think_s": 5.0,
+        },
+    ),
+    Mutant(
+        name="slots_without_shares",
+        window=121,
+        invariants=(56,),
+        what="One caller may have every slot, for as long as its pages take.",
+        apply=together(
+            swapping("actors.gate:FairGate.room_for", _all_that_is_free),
+            swapping("actors.gate:FairGate._preempt_for_patient", _nothing_preempted),
+        ),
+        world={
+            "is_spared": True,
+            "has_gateway": False,
+            "neighbours": Neighbours(hostile="tar_pits", is_orderly=True),
+            "concurrency": SLOTS,
+            "workers_count": 1,
+            "safety_s": 60.0,
+        },
+    ),
+    Mutant(
+        name="deadlines_of_a_wrong_clock_hold",
+        window=122,
+        invariants=(61,),
+        what="A claim that was made while the clock was a day ahead holds for a day.",
+        apply=swapping("conveyor.domain.clocks:is_unreal", _every_deadline_is_real),
+        world={"neighbours": Neighbours(clock_leap_s=DAY_S), "haste": 10.0},
+    ),
+    Mutant(
+        name="expired_results_served",
+        window=123,
+        invariants=(64,),
+        what="A result is served as long as its body is there.",
+        apply=together(
+            swapping("conveyor.usecases.expiry:Expiries.is_over", _never_over),
+            swapping("conveyor.usecases.expiry:sweep_expired", _nothing_swept),
+        ),
+        world=_OUTLIVED,
+    ),
+    Mutant(
+        name="expired_bodies_stay",
+        window=123,
+        invariants=(64,),
+        what="The bodies of expired results are removed by nobody.",
+        apply=swapping("conveyor.usecases.expiry:sweep_expired", _nothing_swept),
+        world=_OUTLIVED,
+    ),
+)

@@ -1,0 +1,102 @@
+"""The checkers of reasons, quotas, receipts, fairness and expiry: I54, I56, I57, I58, I64."""
+
+from __future__ import annotations
+
+from conveyor.domain.ids import CallerId, JobId, RunId
+from conveyor.domain.model import Problem, Result, RunStatus, TaskStatus
+from conveyor.simulation.checkers.expiry import (
+    GONE_WITHIN_S,
+    an_expired_body_is_gone,
+    an_expired_result_is_not_served,
+)
+from conveyor.simulation.checkers.fairness import a_small_job_ends_soon_beside_hostile_callers
+from conveyor.simulation.checkers.quotas import no_caller_exceeds_a_quota
+from conveyor.simulation.checkers.reasons import no_failure_names_our_resources
+from conveyor.simulation.checkers.receipts import a_stop_receipt_is_true
+from conveyor.simulation.history import History
+from tests.builders import JOB, RUN, T0, a_job, a_run, a_task
+from tests.simulation.checkers.moments import a_call, a_fetch, a_moment
+
+OTHER_JOB = JobId(f"{JOB[:-1]}9")
+TASK = a_task(status=TaskStatus.PROCESSING, claim=1)
+
+
+def _failed(code: str, title: str) -> list[str]:
+    problem = Problem(type=code, title=title, status=500, code=code)
+    task = a_task(status=TaskStatus.FAILED, claim=1, attempts=1, problem=problem)
+    return [*no_failure_names_our_resources(a_moment(task, before=[TASK]))]
+
+
+def test_a_failure_that_names_our_storage_or_descriptors_is_reported() -> None:
+    assert _failed("storage_full", "No room for the page")
+    assert _failed("dns_failed", "This worker is out of descriptors")
+    assert _failed("gateway_502", "The request failed on its way") == []
+    assert _failed("worker_crashed", "The worker crashed over this task") == []
+
+
+def test_a_caller_with_more_than_its_quota_and_one_request_is_reported() -> None:
+    def found(jobs_count: int, **fields: object) -> list[str]:
+        jobs = [
+            a_job(job_id=JobId(f"{JOB[:-1]}{n}"), caller=CallerId("us"), active_run_id=RUN)
+            for n in range(jobs_count)
+        ]
+        history = History(quotas={"live_runs": 2}, **fields)  # type: ignore[arg-type]
+        return [*no_caller_exceeds_a_quota(a_moment(*jobs, history=history))]
+
+    assert found(4, is_orderly=True)
+    assert found(3, is_orderly=True) == []
+    assert found(4) == []  # A turn that was lost may let several requests in.
+
+
+def _receipt(fetch_fields: dict[str, object], abandoned: int = 0, **fields: object) -> list[str]:
+    receipt = {"complete": True, "inflight": 0, "leases": 0, "released": 1, "abandoned": abandoned}
+    answer = {"run_id": RUN, "receipt": receipt}
+    stop = a_call("POST", f"/v1/jobs/{JOB}/stop", answer=answer, at=5.0)
+    fetch = a_fetch(TASK.task_id, 1, **fetch_fields)
+    history = History(fetches=[fetch], **{"is_orderly": True, **fields})  # type: ignore[arg-type]
+    return [*a_stop_receipt_is_true(a_moment(history=history), stop)]
+
+
+def test_a_receipt_that_says_none_in_flight_while_a_fetch_is_open_is_reported() -> None:
+    assert _receipt({})
+    assert _receipt({}, kills_count=1) == []
+    assert _receipt({"ended_at": 5.0, "outcome": "Scraped"}) == []
+
+
+def test_a_call_that_the_stop_cut_off_and_the_receipt_leaves_out_is_reported() -> None:
+    cut_off: dict[str, object] = {"ended_at": 5.0, "is_at_gateway": True}
+
+    assert _receipt(cut_off, has_gateway=True)
+    assert _receipt(cut_off, abandoned=1, has_gateway=True) == []
+    assert _receipt({**cut_off, "is_at_gateway": False}, has_gateway=True) == []
+    assert _receipt(cut_off) == []
+
+
+def test_a_small_job_that_takes_more_than_twice_its_time_and_five_seconds_is_reported() -> None:
+    def found(took_s: float, **fields: object) -> list[str]:
+        runs = [
+            a_run(job_id=job_id, run_id=RunId(job_id), created_at=T0, ended_at=T0 + seconds)
+            for job_id, seconds in ((JOB, 2.0), (OTHER_JOB, took_s))
+        ]
+        history = History(small_jobs=[JOB, OTHER_JOB], **fields)  # type: ignore[arg-type]
+        return [*a_small_job_ends_soon_beside_hostile_callers(a_moment(*runs, history=history))]
+
+    assert found(9.5, is_orderly=True)
+    assert found(8.5, is_orderly=True) == []
+    assert found(9.5) == []
+
+
+def _expired(seconds: float) -> list[str]:
+    run = a_run(status=RunStatus.COMPLETED, expires_at=T0 - seconds)
+    result = Result("body", 1, "", "text/html", 200)
+    task = a_task(status=TaskStatus.SUCCESSFUL, claim=1, attempts=1, result=result)
+    moment = a_moment(a_job(), run, task, bodies={"body": b"x"})
+    content = a_call(path=f"/v1/jobs/{JOB}/runs/{RUN}/tasks/{task.task_id}/content")
+    served = an_expired_result_is_not_served(moment, content)
+    return [each for found in (an_expired_body_is_gone(moment), served) for each in found]
+
+
+def test_a_result_that_is_served_or_stored_after_its_time_is_reported() -> None:
+    assert len(_expired(GONE_WITHIN_S + 1.0)) == 2
+    assert len(_expired(GONE_WITHIN_S - 1.0)) == 1  # Its body may be there for a while.
+    assert _expired(-1.0) == []
