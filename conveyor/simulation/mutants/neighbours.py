@@ -129,9 +129,11 @@ def _nothing_swept(_: Any) -> Any:
     return mutated
 
 
-_BOUGHT: dict[str, Any] = {"is_spared": True, "has_gateway": True}
+# In worlds that are spared clients get far: a short time shows enough.
+_SPARED: dict[str, Any] = {"is_spared": True, "safety_s": 40.0, "clients_count": 2}
+_BOUGHT: dict[str, Any] = {**_SPARED, "has_gateway": True}
 _AWAY = Neighbours(gateway_outage_every_s=20.0, is_orderly=True)
-_OUTLIVED: dict[str, Any] = {"outlives_results": True, "is_spared": True, "haste": 10.0}
+_OUTLIVED: dict[str, Any] = {**_SPARED, "outlives_results": True, "haste": 10.0}
 
 MUTANTS = (
     Mutant(
@@ -157,9 +159,7 @@ MUTANTS = (
         window=116,
         invariants=(59,),
         what="Calls begin whatever limit the gateway states.",
-        apply=together(
-            swapping("conveyor.domain.call_window:CallWindow.room", _room_for_all),
-        ),
+        apply=swapping("conveyor.domain.call_window:CallWindow.room", _room_for_all),
         world={
             **_BOUGHT,
             "neighbours": Neighbours(gateway_plan=1, is_orderly=True),
@@ -177,7 +177,7 @@ MUTANTS = (
             swapping("actors.storage_breaker:StorageBreaker._move", _never_trips),
         ),
         world={
-            "is_spared": True,
+            **_SPARED,
             "neighbours": Neighbours(storage_outage_every_s=10.0, is_orderly=True),
             "haste": 10.0,
         },
@@ -188,7 +188,7 @@ MUTANTS = (
         invariants=(53,),
         what="A task that crashes its handler crashes whatever runs beside it.",
         apply=swapping("actors.task_runner:isolate", _unguarded),
-        world={"is_spared": True, "neighbours": Neighbours(poisons=("task",), is_orderly=True)},
+        world={**_SPARED, "neighbours": Neighbours(poisons=("task",), is_orderly=True)},
     ),
     Mutant(
         name="quotas_not_judged",
@@ -225,12 +225,11 @@ MUTANTS = (
             swapping("actors.gate:FairGate._preempt_for_patient", _nothing_preempted),
         ),
         world={
-            "is_spared": True,
+            **_SPARED,
             "has_gateway": False,
             "neighbours": Neighbours(hostile="tar_pits", is_orderly=True),
             "concurrency": SLOTS,
             "workers_count": 1,
-            "safety_s": 60.0,
         },
     ),
     Mutant(
@@ -239,7 +238,7 @@ MUTANTS = (
         invariants=(61,),
         what="A claim that was made while the clock was a day ahead holds for a day.",
         apply=swapping("conveyor.domain.clocks:is_unreal", _every_deadline_is_real),
-        world={"neighbours": Neighbours(clock_leap_s=DAY_S), "haste": 10.0},
+        world={"neighbours": Neighbours(clock_leap_s=DAY_S), "safety_s": 100.0},
     ),
     Mutant(
         name="expired_results_served",
