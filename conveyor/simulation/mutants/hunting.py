@@ -63,7 +63,10 @@ def fitted(options: Options, world: Mapping[str, Any]) -> Options:
         return options
     options = spared(options) if world.get("is_spared") else options
     changed = {"is_spared": False, **world, "rates": options.rates | world.get("rates", {})}
-    return msgspec.structs.replace(options, **changed)
+    options = msgspec.structs.replace(options, **changed)
+    if options.neighbours.storage_outage_every_s:  # It happens to our engine.
+        return msgspec.structs.replace(options, is_spared=False)
+    return options
 
 
 def run_mutant(name: str, seed: int) -> Report:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from conveyor.domain.circuit import Circuit
 from conveyor.domain.gateway_health import GatewayHealth
 from conveyor.domain.ids import CallerId, RunId
 from conveyor.domain.model import Task
@@ -59,8 +58,8 @@ def _no_room_to_hold(_: Any) -> Any:
     return mutated
 
 
-def _never_trips(_: Any) -> Any:
-    def mutated(self: Any, circuit: Circuit) -> None:
+def _not_noted(_: Any) -> Any:
+    def mutated(self: Any, error: BaseException, probe: int | None = None) -> None:
         return
 
     return mutated
@@ -174,7 +173,7 @@ MUTANTS = (
         what="A page that cannot be stored is thrown away and fetched again.",
         apply=together(
             swapping("actors.storage_breaker:StorageBreaker.hold", _no_room_to_hold),
-            swapping("actors.storage_breaker:StorageBreaker._move", _never_trips),
+            swapping("actors.storage_breaker:StorageBreaker.note_failure", _not_noted),
         ),
         world={
             **_SPARED,
@@ -238,7 +237,12 @@ MUTANTS = (
         invariants=(61,),
         what="A claim that was made while the clock was a day ahead holds for a day.",
         apply=swapping("conveyor.domain.clocks:is_unreal", _every_deadline_is_real),
-        world={"neighbours": Neighbours(clock_leap_s=DAY_S), "safety_s": 100.0},
+        world={
+            "neighbours": Neighbours(clock_leap_s=DAY_S),
+            "safety_s": 100.0,
+            "disturb_s": 20.0,
+            "rates": {"killed_before": 0.005, "killed_after": 0.005},
+        },
     ),
     Mutant(
         name="expired_results_served",
