@@ -18,6 +18,7 @@ QUESTIONS = {
     "cost": "What do a million tasks cost on AWS, beside the seeds' design?",
     "scale": "Where is the next limit of a fleet on AWS, and what lifts it?",
     "awsclient": "What does one call to AWS cost our lean client, and aioboto3?",
+    "walk": "Which modules and functions does one task pass, from POST to result and webhook?",
 }
 
 

@@ -1,0 +1,316 @@
+"""Which modules and functions does one task pass, from POST to its result and webhook?
+
+One job of one URL, with a webhook and an Idempotency-Key, on the embedded engine and on the AWS
+engine with Redis over the models of their services. The API, the scraped site and the receiver of
+the webhook are real sockets; the last two and the client are not traced.
+
+What is counted: each function in conveyor/ and actors/ that is called or resumed from the moment
+the client sends the POST until the webhook is delivered, the results and the body are read, and
+nothing is left to do. A file counts once, a function once. Not counted: the simulator, which is
+where the models are; bodies of modules and classes, which run at import; and the actors in
+STANDING, which run at their own pace whether there is a task or not. Everything else counts, also
+what the service would have done anyway in that time.
+
+The order is that of the first call in each step. Steps overlap: a worker may fetch a page before
+the response to its POST is written. `_steps` says where each one starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import logging
+import random
+import tempfile
+import textwrap
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import CodeType
+from typing import Any
+from urllib.parse import urlsplit
+
+import trio
+import trio.testing
+from prometheus_client import CollectorRegistry
+
+from actors.completion_notifier import CompletionNotifier
+from actors.exporter import Exporter
+from actors.gate import FairGate
+from actors.ingest_streamer import IngestStreamer
+from actors.lease_heartbeater import LeaseHeartbeater
+from actors.queue_discovery import QueueDiscovery
+from actors.reconcile_sweeper import ReconcileSweeper
+from actors.run_poller import RunPoller
+from actors.runtime import Child
+from actors.scheduler import Scheduler
+from actors.shard_writer import ShardWriter
+from actors.task_runner import TaskRunner
+from actors.tree import LocalSignals, one_writer
+from actors.wait_reporter import WaitReporter
+from bench.calltrace import BY_REQUEST, IGNORED, CallTrace, code_of
+from conveyor.api.server import HttpServer
+from conveyor.bootstrap import AWS, World, make_env, open_world
+from conveyor.config import Settings
+from conveyor.domain import ids
+from conveyor.domain.addresses import TargetPolicy
+from conveyor.engines.aws.engine import engine_on, make_ready
+from conveyor.engines.aws.porter import answer_forever
+from conveyor.engines.aws.seam import LayeredSeam
+from conveyor.engines.http.direct import DirectGateway
+from conveyor.engines.http.webhook import WebhookNotifier
+from conveyor.engines.redis.steady import SteadyCoordinator
+from conveyor.engines.system import SystemClock, ThreadAside
+from conveyor.http1.listener import Listener
+from conveyor.net.pool import HttpPool
+from conveyor.net.slots import PoolLimits
+from conveyor.shared_engine import names_of, share
+from conveyor.simulation.models import AwsModel, Fate, RedisModel
+from conveyor.telemetry import make_metrics
+from conveyor.usecases import runs, tasks
+
+SUBMIT, RESULTS, CONTENT = "submit", "read results", "read content"
+STEPS = (
+    SUBMIT,
+    "dispatch",
+    "fetch",
+    "store",
+    "settle",
+    "complete",
+    "webhook",
+    RESULTS,
+    CONTENT,
+)
+
+# Schedules, exports, lists, repairs, status reports, notifications of lists, the return of a lost
+# Redis: no part of one task, and their polls fall into a walk by chance.
+STANDING = (
+    Scheduler.run,
+    Exporter.run,
+    IngestStreamer.run,
+    ReconcileSweeper.run,
+    WaitReporter.run,
+    answer_forever,
+    SteadyCoordinator.mend_forever,
+)
+
+PAGE = b"<h1>A page</h1>"
+# On AWS settles wait up to 2 s for others, and the notifier looks for notices every 5 s.
+WEBHOOK_TIMEOUT_S = 60.0
+# Longer than any pause inside a step, shorter than the period of any actor that polls.
+QUIET_S = 0.2
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench walk",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    options = parser.parse_args(arguments)
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder, _site() as site:
+        traces = {
+            "embedded": _walk(site, lambda: _embedded_world(Path(folder))),
+            "aws": _walk(site, _aws_world),
+        }
+    for name, trace in traces.items():
+        _show(name, trace)
+    for name, trace in traces.items():
+        print(f"{name}: {len(trace.files)} files, {len(trace.functions)} functions")
+    if options.json:
+        counts = {f"{name}_files": len(trace.files) for name, trace in traces.items()}
+        print(json.dumps(counts))
+
+
+def _steps() -> Mapping[CodeType, str]:
+    """The function that starts each step. A request has no step of its own: the client knows."""
+    starts: dict[Callable[..., object], str] = {
+        Listener.serve: BY_REQUEST,
+        QueueDiscovery.run: "dispatch",
+        RunPoller.run: "dispatch",
+        TaskRunner.run: "fetch",
+        LeaseHeartbeater.run: "fetch",
+        tasks.store_body: "store",
+        ShardWriter.run: "settle",
+        runs.look: "complete",
+        CompletionNotifier.run: "webhook",
+        **dict.fromkeys(STANDING, IGNORED),
+    }
+    return {code_of(function): step for function, step in starts.items()}
+
+
+def _walk(site: Site, open_a_world: Callable[[], AbstractAsyncContextManager[World]]) -> CallTrace:
+    trace = CallTrace(_steps())
+    with trace.installed():
+        trio.run(_follow, trace, site, open_a_world)
+    missing = [step for step in STEPS if not any(trace.lines(step))]
+    assert not missing, f"nothing was called in {missing}: see _steps"
+    return trace
+
+
+async def _follow(
+    trace: CallTrace,
+    site: Site,
+    open_a_world: Callable[[], AbstractAsyncContextManager[World]],
+) -> None:
+    async with open_a_world() as world, _serving(world) as url:
+        await trio.testing.wait_all_tasks_blocked(QUIET_S)
+        await trio.to_thread.run_sync(_be_the_client, trace, site, url)
+        # The response to the webhook is still to be recorded, and the poller of the run to end.
+        await trio.testing.wait_all_tasks_blocked(QUIET_S)
+        trace.end()
+
+
+@asynccontextmanager
+async def _serving(world: World) -> AsyncGenerator[str, None]:
+    """The service as `conveyor dev` runs it: API and worker in one process."""
+    urls: list[str] = []
+    server = HttpServer(
+        make_app=lambda ready: world.app(ready=ready),
+        host="127.0.0.1",
+        port=0,
+        on_listening=urls.append,
+    )
+    service = world.service(Child("http_server", run=server.run, reports_ready=True))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.run)
+        yield urls[0]
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _embedded_world(data_dir: Path) -> AsyncGenerator[World, None]:
+    settings = Settings(data_dir=data_dir, allow_private_targets=True)
+    async with open_world(settings, role="dev") as world:
+        yield world
+
+
+@asynccontextmanager
+async def _aws_world() -> AsyncGenerator[World, None]:
+    """Put together as the composition root does, but for the models in place of a connection."""
+    settings = Settings(
+        engine=AWS,
+        table="walk",
+        bucket="walk",
+        secret_key="known to all",
+        redis_url="redis://model",
+        allow_private_targets=True,
+    )
+    clock, draw, mail = SystemClock(), random.Random(1), one_writer()
+    fate = Fate(random=draw)
+    model, redis = AwsModel(clock=clock, fate=fate), RedisModel(clock=clock, fate=fate)
+    seam, names = LayeredSeam(plane=model, random=draw), names_of(settings)
+    await make_ready(seam, names, region="us-east-1")
+    engine = await engine_on(seam, model, names, clock=clock, random=draw)
+    owner = ids.mint_ulid(clock.now(), draw)
+    local = LocalSignals(mail.discovery.address, mail.streamer.address)
+    async with share(
+        settings, engine, redis.link(), random=draw, owner=owner, local=local
+    ) as shared:
+        env = make_env(settings, shared, clock, draw, mail, ThreadAside())
+        env = replace(
+            env,
+            owner=owner,
+            signals=shared.signals,
+            workflows=shared.workflows,
+            cache=shared.cache,
+            is_apart=shared.is_away,
+        )
+        with _pool() as pages, _pool() as webhooks:
+            yield World(
+                settings=settings,
+                env=env,
+                mail=mail,
+                gateway=DirectGateway(pages, now=env.now),
+                notifier=WebhookNotifier(webhooks, now=env.now),
+                gate=FairGate(capacity=settings.concurrency),
+                metrics=make_metrics(CollectorRegistry()),
+                listeners=shared.listeners,
+                meter=shared.meter,
+            )
+
+
+def _pool() -> closing[HttpPool]:
+    pool = HttpPool(TargetPolicy(allow_private=True), PoolLimits(), aside=ThreadAside())
+    return closing(pool)
+
+
+@dataclass(slots=True)
+class Site:
+    """One page, and a receiver of webhooks."""
+
+    url: str
+    is_told: threading.Event = field(default_factory=threading.Event)
+
+
+@contextmanager
+def _site() -> Iterator[Site]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, PAGE)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer(200, b"")
+            site.is_told.set()
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        site = Site(f"http://127.0.0.1:{server.server_address[1]}")
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield site
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _be_the_client(trace: CallTrace, site: Site, url: str) -> None:
+    site.is_told.clear()
+    job = {"tasks": [{"url": f"{site.url}/page"}], "webhook": {"url": f"{site.url}/hook"}}
+    trace.begin(SUBMIT)
+    submitted = json.loads(_call(url, "POST", "/v1/jobs", job))
+    assert site.is_told.wait(WEBHOOK_TIMEOUT_S), "the webhook did not come"
+    path = f"/v1/jobs/{submitted['job_id']}"
+    trace.begin(RESULTS)
+    (result,) = json.loads(_call(url, "GET", f"{path}/results"))["results"]
+    trace.begin(CONTENT)
+    assert _call(url, "GET", f"{path}/tasks/{result['task_id']}/content") == PAGE
+
+
+def _call(url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+    headers = {"X-API-Key": "walk", "Connection": "close"}
+    if body is not None:
+        headers |= {"Content-Type": "application/json", "Idempotency-Key": "one-task"}
+    with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
+        connection.request(method, path, json.dumps(body) if body else None, headers)
+        response = connection.getresponse()
+        content = response.read()
+    assert response.status < 300, f"{method} {path}: {response.status} {content.decode()}"
+    return content
+
+
+def _show(name: str, trace: CallTrace) -> None:
+    print(f"{name}\n")
+    for step in STEPS:
+        print(f"  {step}")
+        for file, functions in trace.lines(step):
+            line = f"{file.removesuffix('.py')}: {', '.join(functions)}"
+            print(textwrap.fill(line, 100, initial_indent="    ", subsequent_indent="      "))
+        print()
