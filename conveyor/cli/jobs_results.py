@@ -14,7 +14,8 @@ import msgspec
 from conveyor.cli.jobs_session import Session, counted, json_option
 from conveyor.cli.jobs_tables import results_table
 from conveyor.cli.progress import progress
-from conveyor.cli.results import LIST_NAME, ResultLine, extension_for
+from conveyor.cli.results import LIST_NAME, ResultLine
+from conveyor.domain.content import extension_for
 from conveyor.domain.model import TaskStatus
 from conveyor.sdk import ApiError, Downloaded, RunResponse, TaskResult
 from conveyor.sdk.downloads import replacing
@@ -148,7 +149,7 @@ def _line(
     line = partial(ResultLine, result.index, result.url, result.status)
     match saved:
         case Downloaded():
-            file_name = name + extension_for(saved.content_type)
+            file_name = f"{name}.{extension_for(saved.content_type)}"
             (folder / f".{name}").replace(folder / file_name)
             return line(file=file_name, sha256=saved.sha256)
         case ApiError():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from mimetypes import guess_extension
 from pathlib import Path
 
 import msgspec
 import trio
 
+from conveyor.domain.content import extension_for
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Run, Task
 from conveyor.usecases.env import Env
@@ -17,7 +17,6 @@ from conveyor.usecases.walking import pages_of
 PAGE = 500
 AT_ONCE_MAX = 8
 LIST_NAME = "results.jsonl"
-_EXTENSIONS = {"text/html": ".html", "application/xhtml+xml": ".html", "text/plain": ".txt"}
 
 
 class CannotWrite(ConveyorError):
@@ -86,7 +85,7 @@ async def _write(env: Env, task: Task, folder: Path) -> ResultLine:
             error=problem.code if problem else None,
             detail=problem.detail if problem else None,
         )
-    name = f"{task.index:06d}{extension_for(task.result.content_type)}"
+    name = f"{task.index:06d}.{extension_for(task.result.content_type)}"
     async with aclosing(env.blobs.open(task.result.key)) as pieces:
         body = b"".join([piece async for piece in pieces])
     await _put(folder / name, body)
@@ -98,8 +97,3 @@ async def _write(env: Env, task: Task, folder: Path) -> ResultLine:
         http_status=task.result.http_status,
         sha256=task.result.sha256,
     )
-
-
-def extension_for(content_type: str) -> str:
-    kind = content_type.partition(";")[0].strip().lower()
-    return _EXTENSIONS.get(kind) or guess_extension(kind) or ".bin"
