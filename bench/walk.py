@@ -252,6 +252,9 @@ class Site:
 @contextmanager
 def _site() -> Iterator[Site]:
     class Handler(BaseHTTPRequestHandler):
+        # A response goes out in one piece: our client takes another path if the body comes later.
+        wbufsize = -1
+
         def do_GET(self) -> None:
             self._answer(200, PAGE)
 
@@ -266,6 +269,7 @@ def _site() -> Iterator[Site]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+            self.wfile.flush()
 
         def log_message(self, *_: object) -> None:
             return
