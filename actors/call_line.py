@@ -17,12 +17,13 @@ from typing import assert_never
 import msgspec
 import trio
 
-from conveyor.domain import hosts, limits
+from conveyor.domain import limits
 from conveyor.domain.backpressure import cooldown_s
 from conveyor.domain.call_window import CallWindow
 from conveyor.domain.circuit import Circuit
 from conveyor.domain.gateway_health import GatewayHealth
 from conveyor.domain.ids import CallerId, JobId, LeaseId, RunId
+from conveyor.domain.urls import host_of
 from conveyor.domain.waiting import WaitReason
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Contact, Deferred, GatewayReport, NotScraped, Outcome, Scraped
@@ -301,7 +302,7 @@ class CallLine:
                 wait_s = max(health.circuit.wait_s(now), DEFER_S_MIN)
                 judged = self._defer(outcome, WaitReason.GATEWAY_UNAVAILABLE, wait_s)
             case Contact.FAILED:
-                host, target = hosts.host_of(url) or "", _digest(url)
+                host, target = host_of(url) or "", _digest(url)
                 health, is_at_fault = before.note_failure(
                     target,
                     host,

@@ -21,6 +21,7 @@ from conveyor.domain.hosts import HostLimit, HostLimits
 from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import Job
+from conveyor.domain.urls import host_of
 from conveyor.ports.coordinator import Door
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.queue import Message
@@ -103,7 +104,7 @@ class Doorkeeper:
         task = await self._env.store.read(TaskKey(ref.job_id, ref.run_id, ref.task_id, ref.shard))
         if task is None or task.status in TASK_TERMINAL:
             return None
-        host = hosts.host_of(task.url)
+        host = host_of(task.url)
         is_limited = host is not None and self._limits.limit_for(host) != HostLimit()
         return host if is_limited else None
 

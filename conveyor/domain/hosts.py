@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from conveyor.domain import limits
-from conveyor.domain.urls import Target, parse_url
 
 
 class HostLimit(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -23,12 +22,6 @@ class HostLimits(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def limit_for(self, host: str) -> HostLimit:
         return self.hosts.get(host, self.every)
-
-
-def host_of(url: str) -> str | None:
-    """None for a line that was bad when it was admitted: a rerun tries it again, to fail again."""
-    target = parse_url(url)
-    return target.host if isinstance(target, Target) else None
 
 
 def turn_s(limit: HostLimit, *, fetch_s: float) -> float:

@@ -108,7 +108,10 @@ def parse_url(text: str, *, chars_max: int = limits.URL_CHARS_MAX) -> Target | B
 
 
 def host_of(url: str) -> str | None:
-    """The host of a URL, as `Target` has it; None for a text that is no URL."""
+    """The host of a URL, as `Target` has it; None for a text that is no URL.
+
+    Rows have such texts: a list may keep its bad lines as failed tasks, which a rerun tries again.
+    """
     target = parse_url(url)
     return target.host if isinstance(target, Target) else None
 

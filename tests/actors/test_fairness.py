@@ -11,8 +11,8 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain.budget import Price
-from conveyor.domain.hosts import host_of
 from conveyor.domain.ids import CallerId
+from conveyor.domain.urls import host_of
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from tests.actors.world import World, a_page, make_world, urls
 

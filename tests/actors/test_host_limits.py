@@ -16,8 +16,9 @@ from actors.gate import FairGate
 from actors.tree import LocalSignals, Mailboxes, helper_tree
 from conveyor.domain import limits
 from conveyor.domain.budget import Price
-from conveyor.domain.hosts import HostLimit, HostLimits, host_of
+from conveyor.domain.hosts import HostLimit, HostLimits
 from conveyor.domain.model import PauseState, RunStatus
+from conveyor.domain.urls import host_of
 from conveyor.ports.coordinator import Door
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.telemetry import make_metrics

@@ -8,6 +8,7 @@ from conveyor.domain import hosts, limits
 from conveyor.domain.hosts import HostLimit, HostLimits
 from conveyor.domain.ingestion import is_asked_for
 from conveyor.domain.model import RowsOf, TaskStatus
+from conveyor.domain.urls import host_of
 from tests.builders import RUN, a_task
 
 
@@ -20,14 +21,14 @@ def test_a_host_that_is_named_has_its_own_limits_and_no_others() -> None:
 
 
 def test_the_host_of_a_url_is_told_without_its_port_and_in_lower_case() -> None:
-    assert hosts.host_of("https://WWW.Example.com:8443/a?b") == "www.example.com"
+    assert host_of("https://WWW.Example.com:8443/a?b") == "www.example.com"
 
 
 def test_a_line_that_was_never_a_good_url_has_no_host() -> None:
     """Where bad lines are skipped they are tasks too, and a rerun tries them again."""
     bad = a_task(url="ftp://site.example/")
 
-    assert hosts.host_of(bad.url) is None
+    assert host_of(bad.url) is None
     assert not is_asked_for(
         bad,
         RowsOf(run_id=RUN, retry=frozenset(TaskStatus), hosts=frozenset({"site.example"})),

@@ -16,6 +16,7 @@ from actors.doorkeeper import Doorkeeper
 from conveyor.domain.hosts import HostLimit, HostLimits
 from conveyor.domain.model import Result
 from conveyor.engines.embedded import blobs, packs
+from conveyor.engines.files import sync_directory
 from conveyor.ports.gateway import Scraped
 from conveyor.simulation.power import SyncLog
 from conveyor.usecases import tasks
@@ -50,7 +51,7 @@ async def a_pack_after_a_power_cut(env: Env) -> object:
         hands: Any = None  # Nothing here enters a thread.
         store = packs.Packs(root, Random(1), _make, hands, check_room=_check_nothing)
         with log.recording():
-            packs.sync_directory(root)
+            sync_directory(root)
             store._write("run", [packs._Add("run", [b"body"], None)])
             _sync(root)
         store.close()

@@ -30,9 +30,10 @@ import trio
 
 from conveyor.engines.embedded.errors import raise_translated_os
 from conveyor.engines.embedded.hands import Hands
-from conveyor.engines.embedded.packs import MARK, Packs, Place, packed_place, sync_directory
+from conveyor.engines.embedded.packs import MARK, Packs, Place, packed_place
 from conveyor.engines.embedded.space import Space
 from conveyor.engines.embedded.streams import Scratch, aside, digest_file, fill
+from conveyor.engines.files import sync_directory
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, BlobTooLarge, StorageDamaged, Unavailable
 

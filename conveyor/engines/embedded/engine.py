@@ -21,13 +21,13 @@ from conveyor.engines.embedded.hands import Hands, Threads
 from conveyor.engines.embedded.health import Health
 from conveyor.engines.embedded.migrations import check_current, migrate
 from conveyor.engines.embedded.owner import owning
-from conveyor.engines.embedded.packs import sync_directory
 from conveyor.engines.embedded.private import make_private_directory, take_files_from_others
 from conveyor.engines.embedded.queue import SqliteQueue
 from conveyor.engines.embedded.recovery import recover
 from conveyor.engines.embedded.space import Space
 from conveyor.engines.embedded.store import SqliteStore
 from conveyor.engines.embedded.vacuum import rewrite_once
+from conveyor.engines.files import sync_directory
 from conveyor.ports.clock import Clock
 
 log = logging.getLogger(__name__)

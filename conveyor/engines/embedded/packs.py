@@ -23,6 +23,7 @@ import trio
 
 from conveyor.engines.embedded.errors import raise_translated_os
 from conveyor.engines.embedded.hands import Hands
+from conveyor.engines.files import sync_directory
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import Unavailable
 
@@ -246,12 +247,3 @@ def _append(descriptor: int, parts: list[bytes]) -> None:
             done += 1
         if count:
             parts[done] = parts[done][count:]
-
-
-def sync_directory(directory: str) -> None:
-    """A name is durable once its directory is synced."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

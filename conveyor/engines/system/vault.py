@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from conveyor.engines.files import sync_directory
 from conveyor.ports.vault import Unsealable
 
 SECRET_BYTES = 32
@@ -76,7 +77,7 @@ def keep_once(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         # A link puts the whole file there at once, and unlike a rename it never replaces another's.
         os.link(scratch, path)
-        _sync_directory(path.parent)
+        sync_directory(str(path.parent))
     except FileExistsError:
         pass
     finally:
@@ -88,14 +89,6 @@ def _load(path: Path) -> bytes:
     if len(secret) < SECRET_BYTES:
         raise ValueError(f"{path} does not hold a secret of {SECRET_BYTES} bytes in hex")
     return secret
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _derive(secret: bytes, use: bytes) -> bytes:

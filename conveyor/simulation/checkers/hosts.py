@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conveyor.domain import limits
-from conveyor.domain.hosts import HostLimit, host_of
+from conveyor.domain.hosts import HostLimit
 from conveyor.domain.model import Job
+from conveyor.domain.urls import host_of
 from conveyor.simulation.checkers.fetches import OVERSHOOT
 from conveyor.simulation.history import Fetch
 from conveyor.simulation.watcher import Moment
