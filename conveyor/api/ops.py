@@ -1,4 +1,4 @@
-"""For operators: health, readiness, metrics, the document and the live tree (SPEC 10)."""
+"""For operators: health, readiness, metrics, the document and the live tree (SPEC 1.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks: the machine's, and one that follows Trio's (SPEC 5.1)."""
+"""Clocks: the machine's, and one that follows Trio's (SPEC 5.12)."""
 
 from __future__ import annotations
 
