@@ -13,7 +13,6 @@ from conveyor.cli.progress import span
 from conveyor.config import Settings
 from conveyor.inspection import NobodyThere, RunLine, Snapshot, read_snapshot
 
-_COLUMNS = ("run", "job", "status", "done", "of", "successful", "failed", "left", "waits for")
 _STYLES = {"running": "green", "backing_off": "yellow", "overdue": "red", "failed": "red"}
 
 

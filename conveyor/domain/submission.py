@@ -18,7 +18,10 @@ from conveyor.domain.urls import BadUrl, parse_url
 
 T = TypeVar("T")
 
-_EXTERNAL_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+EXTERNAL_ID_PATTERN = f"^[A-Za-z0-9._-]{{1,{limits.EXTERNAL_ID_CHARS_MAX}}}$"
+
+# Matched as a whole: in Python `$` also matches before a last line break.
+_EXTERNAL_ID = re.compile(EXTERNAL_ID_PATTERN)
 _FORM = "application/x-www-form-urlencoded"
 
 
@@ -187,7 +190,7 @@ def _check_body(raw: msgspec.Raw | None, method: Method) -> tuple[bytes | None, 
 def _check_external_id(given: object) -> str | None:
     if given is None:
         return None
-    if not isinstance(given, str) or _EXTERNAL_ID.match(given) is None:
+    if not isinstance(given, str) or _EXTERNAL_ID.fullmatch(given) is None:
         raise Refusal("invalid_external_id", str(given)[:64])
     return given
 

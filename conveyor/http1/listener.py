@@ -66,10 +66,6 @@ class Listener:
         self._is_stopping = False
         self._warned_at = -_WARNING_PERIOD_S
 
-    @property
-    def connection_count(self) -> int:
-        return len(self._open)
-
     async def serve(
         self, listeners: Sequence[trio.SocketListener], stop: trio.Event, *, grace_s: float
     ) -> None:

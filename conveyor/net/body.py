@@ -43,10 +43,6 @@ class WholeBody:
         self.encoded_bytes = 0
         self.size = 0
 
-    @property
-    def is_encoded(self) -> bool:
-        return self._decoder is not None
-
     def expect(self, encoded_bytes: int | None) -> None:
         """Refuse an announced length before a byte of it is read."""
         if encoded_bytes is not None and encoded_bytes > self._encoded_bytes_max:

@@ -21,14 +21,14 @@ from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.inputs import ListFormat, ListSpec
 from conveyor.domain.json_keys import find_doubled_key
 from conveyor.domain.params import PARAMS, RESPONSE_TYPES
-from conveyor.domain.submission import TaskDraft
+from conveyor.domain.submission import EXTERNAL_ID_PATTERN, TaskDraft
 from conveyor.wire.limits import BudgetInput, HostLimitsInput
 from conveyor.wire.schedules import JobSchedule, UpdateScheduleStateRequest
 
 T = TypeVar("T")
 
 # In Python `$` also matches before a last line break; elsewhere the look-ahead changes nothing.
-_NAME = r"^[A-Za-z0-9._-]{1,128}$(?!\n)"
+_EXTERNAL_ID = EXTERNAL_ID_PATTERN + r"(?!\n)"
 # What a terminal, a log or a table would act on instead of showing it.
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$(?!\n)"
 
@@ -64,7 +64,7 @@ class TaskInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Any,
         Meta(
             description="The caller's own name for the line; need not be unique.",
-            extra_json_schema={"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+            extra_json_schema={"type": "string", "pattern": EXTERNAL_ID_PATTERN},
         ),
     ] = None
     metadata: Annotated[
@@ -138,7 +138,7 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = "closed"
     tasks: Annotated[list[TaskInput], Meta(max_length=limits.TASKS_MAX)] | None = None
     zenrows_params: Annotated[dict[str, Any], Meta(extra_json_schema=_PARAMS_SCHEMA)] | None = None
-    external_id: Annotated[str, Meta(pattern=_NAME)] | None = None
+    external_id: Annotated[str, Meta(pattern=_EXTERNAL_ID)] | None = None
     name: Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX, pattern=_NO_CONTROLS)] | None = None
     metadata: dict[str, Any] | None = None
     webhook: WebhookInput | None = None
