@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from conveyor.domain import spending
 from conveyor.domain.budget import Budget, BudgetCap, Unit
 from conveyor.domain.changes import Applied, BudgetKey, RunKey
@@ -10,8 +12,7 @@ from conveyor.domain.ids import CallerId
 from conveyor.domain.model import Job, Run
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import own_job
-
-_TRIES = 50
+from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
 
 
 def check_cap(env: Env, cap: BudgetCap | None) -> None:
@@ -39,17 +40,20 @@ async def is_spent(env: Env, run: Run, price: int) -> bool:
 async def set_cap(env: Env, caller: CallerId, job_id: str, cap: BudgetCap) -> Job:
     """A run that waits for money goes on when it gets some; doing it again changes nothing."""
     check_cap(env, cap)
-    for _ in range(_TRIES):
-        job = await own_job(env, caller, job_id)
-        run, budget = await _active(env, job)
-        if run is not None:
-            _refuse_if_unfit(budget, cap)
-        change = spending.set_cap(job, run, budget, cap, env.now())
-        if isinstance(await env.commit(change), Applied):
-            if run is not None:
-                await env.signals.run_changed(run.job_id, run.run_id)
-            return await own_job(env, caller, job_id)
-    raise Conflict("The budget is changing too fast; try again.", retry_after_s=1)
+    return await retry_or_refuse("The budget is", partial(_try_set_cap, env, caller, job_id, cap))
+
+
+async def _try_set_cap(env: Env, caller: CallerId, job_id: str, cap: BudgetCap) -> Job | Again:
+    job = await own_job(env, caller, job_id)
+    run, budget = await _active(env, job)
+    if run is not None:
+        _refuse_if_unfit(budget, cap)
+    change = spending.set_cap(job, run, budget, cap, env.now())
+    if not isinstance(await env.commit(change), Applied):
+        return AGAIN
+    if run is not None:
+        await env.signals.run_changed(run.job_id, run.run_id)
+    return await own_job(env, caller, job_id)
 
 
 async def _active(env: Env, job: Job) -> tuple[Run | None, Budget | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from conveyor.domain import hmac_keys
 from conveyor.domain.changes import Applied, SigningKeysKey
@@ -11,8 +12,9 @@ from conveyor.domain.hooks import SigningKey, SigningKeys
 from conveyor.domain.ids import CallerId
 from conveyor.domain.signing import SECRET_BYTES, Secret
 from conveyor.usecases.env import Env
+from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
 
-_TRIES = 50
+_SUBJECT = "The keys are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,47 +32,49 @@ async def keys_of(env: Env, caller: CallerId) -> SigningKeys | None:
 async def rotate(env: Env, caller: CallerId, *, kid: str) -> NewKey:
     """The caller's first key, or a candidate beside it. Repeated with the same `kid`, it answers
     with the key that the first call made."""
-    for _ in range(_TRIES):
-        keys = await keys_of(env, caller)
-        made = _find(keys, kid)
-        if made is not None:
-            return NewKey(made, _unseal(env, caller, made).key)
-        if keys is not None and keys.candidate is not None:
-            raise Conflict(
-                "A candidate key is waiting: finalize or cancel that rotation first.",
-                code="candidate_pending",
-            )
-        new = _generate(env, caller, kid)
-        change = (
-            hmac_keys.make_first(caller, new.key)
-            if keys is None
-            else hmac_keys.stage(keys, new.key)
+    return await retry_or_refuse(_SUBJECT, partial(_try_rotate, env, caller, kid))
+
+
+async def _try_rotate(env: Env, caller: CallerId, kid: str) -> NewKey | Again:
+    keys = await keys_of(env, caller)
+    made = _find(keys, kid)
+    if made is not None:
+        return NewKey(made, _unseal(env, caller, made).key)
+    if keys is not None and keys.candidate is not None:
+        raise Conflict(
+            "A candidate key is waiting: finalize or cancel that rotation first.",
+            code="candidate_pending",
         )
-        if isinstance(await env.commit(change), Applied):
-            return new
-    raise _too_fast()
+    new = _generate(env, caller, kid)
+    change = (
+        hmac_keys.make_first(caller, new.key) if keys is None else hmac_keys.stage(keys, new.key)
+    )
+    return new if isinstance(await env.commit(change), Applied) else AGAIN
 
 
 async def finalize(env: Env, caller: CallerId) -> SigningKey:
     """The candidate becomes the active key; the one before is forgotten."""
-    for _ in range(_TRIES):
-        keys = await keys_of(env, caller)
-        if keys is None or keys.candidate is None:
-            raise Conflict("There is no candidate key to finalize.", code="no_candidate")
-        if isinstance(await env.commit(hmac_keys.promote(keys)), Applied):
-            return keys.candidate
-    raise _too_fast()
+    return await retry_or_refuse(_SUBJECT, partial(_try_finalize, env, caller))
+
+
+async def _try_finalize(env: Env, caller: CallerId) -> SigningKey | Again:
+    keys = await keys_of(env, caller)
+    if keys is None or keys.candidate is None:
+        raise Conflict("There is no candidate key to finalize.", code="no_candidate")
+    is_applied = isinstance(await env.commit(hmac_keys.promote(keys)), Applied)
+    return keys.candidate if is_applied else AGAIN
 
 
 async def cancel(env: Env, caller: CallerId) -> None:
     """Drops the candidate; without one there is nothing to do."""
-    for _ in range(_TRIES):
-        keys = await keys_of(env, caller)
-        if keys is None or keys.candidate is None:
-            return
-        if isinstance(await env.commit(hmac_keys.drop(keys)), Applied):
-            return
-    raise _too_fast()
+    await retry_or_refuse(_SUBJECT, partial(_try_cancel, env, caller))
+
+
+async def _try_cancel(env: Env, caller: CallerId) -> Again | None:
+    keys = await keys_of(env, caller)
+    if keys is None or keys.candidate is None:
+        return None
+    return None if isinstance(await env.commit(hmac_keys.drop(keys)), Applied) else AGAIN
 
 
 async def open_secrets(env: Env, caller: CallerId) -> tuple[Secret, ...]:
@@ -96,7 +100,3 @@ def _unseal(env: Env, caller: CallerId, key: SigningKey) -> Secret:
 
 def _place(caller: CallerId, kid: str) -> str:
     return f"{caller}|hmac|{kid}"
-
-
-def _too_fast() -> Conflict:
-    return Conflict("The keys are changing too fast; try again.", retry_after_s=1)

@@ -7,6 +7,7 @@ first try left and finishes it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -14,7 +15,7 @@ from conveyor.domain import admission, endings, limits
 from conveyor.domain.admission import Path
 from conveyor.domain.budget import BudgetCap
 from conveyor.domain.changes import Applied, BatchKey, JobKey, RunKey, Stale
-from conveyor.domain.errors import Conflict, InvalidArgument
+from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.hosts import HostLimits
 from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, RunId
 from conveyor.domain.model import (
@@ -38,9 +39,8 @@ from conveyor.usecases import budgets, expiry, ingest, inputs, runs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.long_lists import LongList
 from conveyor.usecases.lookups import is_tombstone, need_latest_run, own_job, totals_of
+from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
 from conveyor.usecases.staging import OnInvalid
-
-_TRIES = 50
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,19 +248,20 @@ async def delete(env: Env, caller: CallerId, job_id: str) -> None:
 
     Deleting again is fine for as long as the tombstone stands.
     """
-    for _ in range(_TRIES):
-        if await is_tombstone(env, caller, job_id):
-            return
-        job = await own_job(env, caller, job_id)
-        active = None
-        if job.active_run_id is not None:
-            active = await env.store.read(RunKey(job.job_id, job.active_run_id))
-        change = endings.delete_job(job, active, scrub_id=env.mint(), now=env.now())
-        if isinstance(await env.commit(change), Applied):
-            if active is not None:
-                await env.signals.teardown(
-                    job.job_id, active.run_id, deadline_s=env.policy.teardown_s
-                )
-                await env.queue.close_run(active.run_id)
-            return
-    raise Conflict("The job is changing too fast; try again.", retry_after_s=1)
+    await retry_or_refuse("The job is", partial(_try_delete, env, caller, job_id))
+
+
+async def _try_delete(env: Env, caller: CallerId, job_id: str) -> Again | None:
+    if await is_tombstone(env, caller, job_id):
+        return None
+    job = await own_job(env, caller, job_id)
+    active = None
+    if job.active_run_id is not None:
+        active = await env.store.read(RunKey(job.job_id, job.active_run_id))
+    change = endings.delete_job(job, active, scrub_id=env.mint(), now=env.now())
+    if not isinstance(await env.commit(change), Applied):
+        return AGAIN
+    if active is not None:
+        await env.signals.teardown(job.job_id, active.run_id, deadline_s=env.policy.teardown_s)
+        await env.queue.close_run(active.run_id)
+    return None

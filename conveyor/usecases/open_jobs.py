@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from conveyor.domain import admission, endings
 from conveyor.domain.admission import Path
@@ -27,9 +28,8 @@ from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Accepted
 from conveyor.usecases.long_lists import LongList
 from conveyor.usecases.lookups import latest_run, need_latest_run, own_job, totals_of
+from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
 from conveyor.usecases.staging import OnInvalid
-
-_TRIES = 50
 
 
 async def add_tasks(
@@ -161,20 +161,24 @@ def _is_later(env: Env, batch: Batch) -> bool:
 
 async def close(env: Env, caller: CallerId, job_id: str) -> Job:
     """No more tasks will come. The closer looks: no settle may ever come by again."""
-    for _ in range(_TRIES):
-        job = await own_job(env, caller, job_id)
-        _refuse_scheduled(job)
-        if job.status is not JobStatus.OPEN:
-            return job
-        run = await latest_run(env, job)
-        if run is None:
-            await env.commit(endings.close_ended(job, now=env.now()))
-            continue
-        change = endings.close(job, run, now=env.now())
-        if isinstance(await env.commit(change), Applied):
-            await runs.look(env, job.job_id, run.run_id)
-            await env.signals.run_changed(job.job_id, run.run_id)
-            return await own_job(env, caller, job_id)
-        if run.ended_at is not None:
-            await env.commit(endings.close_ended(job, now=env.now()))
-    raise Conflict("The job is changing too fast; try again.", retry_after_s=1)
+    return await retry_or_refuse("The job is", partial(_try_close, env, caller, job_id))
+
+
+async def _try_close(env: Env, caller: CallerId, job_id: str) -> Job | Again:
+    job = await own_job(env, caller, job_id)
+    _refuse_scheduled(job)
+    if job.status is not JobStatus.OPEN:
+        return job
+    run = await latest_run(env, job)
+    if run is None:
+        # The next attempt answers: it finds the job closed, by this call or another.
+        await env.commit(endings.close_ended(job, now=env.now()))
+        return AGAIN
+    change = endings.close(job, run, now=env.now())
+    if isinstance(await env.commit(change), Applied):
+        await runs.look(env, job.job_id, run.run_id)
+        await env.signals.run_changed(job.job_id, run.run_id)
+        return await own_job(env, caller, job_id)
+    if run.ended_at is not None:
+        await env.commit(endings.close_ended(job, now=env.now()))
+    return AGAIN

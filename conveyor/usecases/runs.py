@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import trio
@@ -20,8 +21,8 @@ from conveyor.ports.signals import Receipt
 from conveyor.usecases import outlook
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import latest_run, own_job, own_run, totals_of
+from conveyor.usecases.optimistic import AGAIN, Again, retry, retry_or_refuse
 
-_TRIES = 50
 _LOOK_S = 0.02
 
 
@@ -38,21 +39,25 @@ async def look(env: Env, job_id: JobId, run_id: RunId) -> bool:
 
     Answers whether the run has ended, by this call or before.
     """
-    for _ in range(_TRIES):
-        run = await env.store.read(RunKey(job_id, run_id))
-        if run is None or run.status not in RUN_LIVE:
-            return True
-        totals = await totals_of(env, run)
-        if run.stop_requested_at is not None or not lifecycle.is_complete(run, totals):
-            return False
-        job = await env.store.read(JobKey(job_id))
-        if job is None:
-            return True
-        verdict = await env.commit(endings.complete(job, run, totals, now=env.now()))
-        if isinstance(verdict, Applied):
-            await env.queue.close_run(run_id)
-            return True
-    return False
+    has_ended = await retry(partial(_try_complete, env, job_id, run_id))
+    return False if isinstance(has_ended, Again) else has_ended
+
+
+async def _try_complete(env: Env, job_id: JobId, run_id: RunId) -> bool | Again:
+    run = await env.store.read(RunKey(job_id, run_id))
+    if run is None or run.status not in RUN_LIVE:
+        return True
+    totals = await totals_of(env, run)
+    if run.stop_requested_at is not None or not lifecycle.is_complete(run, totals):
+        return False
+    job = await env.store.read(JobKey(job_id))
+    if job is None:
+        return True
+    verdict = await env.commit(endings.complete(job, run, totals, now=env.now()))
+    if not isinstance(verdict, Applied):
+        return AGAIN
+    await env.queue.close_run(run_id)
+    return True
 
 
 async def reopen_queue(env: Env, job_id: JobId, run_id: RunId) -> bool:
@@ -133,18 +138,21 @@ async def _wait_no_leases(env: Env, run: Run) -> None:
 
 async def finish_stop(env: Env, job_id: JobId, run_id: RunId) -> Run | None:
     """Second half of a stop, by whoever comes: the caller, discovery, or the sweeper."""
-    for _ in range(_TRIES):
-        run = await env.store.read(RunKey(job_id, run_id))
-        if run is None or run.status not in RUN_LIVE or run.stop_requested_at is None:
-            return run
-        job = await env.store.read(JobKey(job_id))
-        if job is None:
-            return run
-        totals = await totals_of(env, run)
-        verdict = await env.commit(endings.finish_stop(job, run, totals, now=env.now()))
-        if isinstance(verdict, Applied):
-            await env.queue.close_run(run_id)
-    raise Conflict("The run is changing too fast; try again.", retry_after_s=1)
+    return await retry_or_refuse("The run is", partial(_try_finish_stop, env, job_id, run_id))
+
+
+async def _try_finish_stop(env: Env, job_id: JobId, run_id: RunId) -> Run | Again | None:
+    run = await env.store.read(RunKey(job_id, run_id))
+    if run is None or run.status not in RUN_LIVE or run.stop_requested_at is None:
+        return run
+    job = await env.store.read(JobKey(job_id))
+    if job is None:
+        return run
+    totals = await totals_of(env, run)
+    verdict = await env.commit(endings.finish_stop(job, run, totals, now=env.now()))
+    if isinstance(verdict, Applied):
+        await env.queue.close_run(run_id)
+    return AGAIN  # The next attempt reads the run as it ended, by this call or another.
 
 
 async def fail(env: Env, run: Run, cause: RunFailure, detail: str) -> None:
@@ -156,20 +164,23 @@ async def fail(env: Env, run: Run, cause: RunFailure, detail: str) -> None:
 async def set_pause(env: Env, caller: CallerId, job_id: str, state: PauseState) -> Run:
     """Suspends or resumes the latest run; what is in flight may still settle."""
     job = await own_job(env, caller, job_id)
-    for _ in range(_TRIES):
-        run = await latest_run(env, job)
-        if run is None:
-            raise Conflict("The job has no run to pause or resume.", code="run_not_pausable")
-        if run.status not in RUN_LIVE:
-            raise Conflict(
-                f"The latest run is {run.status}: only a live run can be paused or resumed.",
-                code="run_not_pausable",
-            )
-        if run.pause_state is state:
-            await env.signals.run_changed(run.job_id, run.run_id)
-            return run
-        await env.commit(endings.set_pause(run, state, EventId(env.mint()), now=env.now()))
-    raise Conflict("The run is changing too fast; try again.", retry_after_s=1)
+    return await retry_or_refuse("The run is", partial(_try_set_pause, env, job, state))
+
+
+async def _try_set_pause(env: Env, job: Job, state: PauseState) -> Run | Again:
+    run = await latest_run(env, job)
+    if run is None:
+        raise Conflict("The job has no run to pause or resume.", code="run_not_pausable")
+    if run.status not in RUN_LIVE:
+        raise Conflict(
+            f"The latest run is {run.status}: only a live run can be paused or resumed.",
+            code="run_not_pausable",
+        )
+    if run.pause_state is state:
+        await env.signals.run_changed(run.job_id, run.run_id)
+        return run
+    await env.commit(endings.set_pause(run, state, EventId(env.mint()), now=env.now()))
+    return AGAIN  # The next attempt reads the run as it is now, set by this call or another.
 
 
 async def delete_run(env: Env, caller: CallerId, job_id: str, run_id: str) -> None:
@@ -177,25 +188,28 @@ async def delete_run(env: Env, caller: CallerId, job_id: str, run_id: str) -> No
 
     Deleting again is fine for as long as its row stands.
     """
-    for _ in range(_TRIES):
-        job = await own_job(env, caller, job_id)
-        if await _is_deleted(env, job, run_id):
-            return
-        run = await own_run(env, job, run_id)
-        others = await _other_runs(env, job, run)
-        await _refuse_if_needed(env, run, others)
-        change = endings.delete_run(
-            job,
-            run,
-            next_latest=others[0].run_id if others else None,
-            scrub_id=env.mint(),
-            now=env.now(),
-        )
-        if isinstance(await env.commit(change), Applied):
-            await env.signals.teardown(job.job_id, run.run_id, deadline_s=env.policy.teardown_s)
-            await env.queue.close_run(run.run_id)
-            return
-    raise Conflict("The job is changing too fast; try again.", retry_after_s=1)
+    await retry_or_refuse("The job is", partial(_try_delete_run, env, caller, job_id, run_id))
+
+
+async def _try_delete_run(env: Env, caller: CallerId, job_id: str, run_id: str) -> Again | None:
+    job = await own_job(env, caller, job_id)
+    if await _is_deleted(env, job, run_id):
+        return None
+    run = await own_run(env, job, run_id)
+    others = await _other_runs(env, job, run)
+    await _refuse_if_needed(env, run, others)
+    change = endings.delete_run(
+        job,
+        run,
+        next_latest=others[0].run_id if others else None,
+        scrub_id=env.mint(),
+        now=env.now(),
+    )
+    if not isinstance(await env.commit(change), Applied):
+        return AGAIN
+    await env.signals.teardown(job.job_id, run.run_id, deadline_s=env.policy.teardown_s)
+    await env.queue.close_run(run.run_id)
+    return None
 
 
 async def _is_deleted(env: Env, job: Job, run_id: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import partial
 
 import msgspec
 
@@ -18,8 +19,9 @@ from conveyor.usecases import budgets, inputs, staging
 from conveyor.usecases.env import Env
 from conveyor.usecases.jobs import Submission, job_from, with_shards_for
 from conveyor.usecases.lookups import own_job
+from conveyor.usecases.optimistic import AGAIN, Again, retry, retry_or_refuse
 
-_TRIES = 50
+_SUBJECT = "The schedule is"
 
 
 class Scheduled(msgspec.Struct, frozen=True):
@@ -100,26 +102,37 @@ async def replace(
     env: Env, caller: CallerId, job_id: str, rule: Rule, overlap: Overlap
 ) -> Scheduled:
     """Another schedule from now on; a live run goes on, and the same one again changes nothing."""
-    for _ in range(_TRIES):
-        found = await _own(env, caller, job_id)
-        change = firing.replace(found.schedule, rule, overlap, now=env.now())
-        if change is None:
-            return found
-        _first_after(rule, env.now())
-        if isinstance(await env.commit(change), Applied):
-            return await _own(env, caller, job_id)
-    raise _too_fast()
+    attempt = partial(_try_replace, env, caller, job_id, rule, overlap)
+    return await retry_or_refuse(_SUBJECT, attempt)
+
+
+async def _try_replace(
+    env: Env, caller: CallerId, job_id: str, rule: Rule, overlap: Overlap
+) -> Scheduled | Again:
+    found = await _own(env, caller, job_id)
+    change = firing.replace(found.schedule, rule, overlap, now=env.now())
+    if change is None:
+        return found
+    _first_after(rule, env.now())
+    if not isinstance(await env.commit(change), Applied):
+        return AGAIN
+    return await _own(env, caller, job_id)
 
 
 async def set_state(env: Env, caller: CallerId, job_id: str, state: ScheduleStatus) -> Scheduled:
-    for _ in range(_TRIES):
-        found = await _own(env, caller, job_id)
-        if found.schedule.status is state:
-            return found
-        flip = firing.pause if state is ScheduleStatus.PAUSED else firing.resume
-        if isinstance(await env.commit(flip(found.schedule, now=env.now())), Applied):
-            return await _own(env, caller, job_id)
-    raise _too_fast()
+    return await retry_or_refuse(_SUBJECT, partial(_try_set_state, env, caller, job_id, state))
+
+
+async def _try_set_state(
+    env: Env, caller: CallerId, job_id: str, state: ScheduleStatus
+) -> Scheduled | Again:
+    found = await _own(env, caller, job_id)
+    if found.schedule.status is state:
+        return found
+    flip = firing.pause if state is ScheduleStatus.PAUSED else firing.resume
+    if not isinstance(await env.commit(flip(found.schedule, now=env.now())), Applied):
+        return AGAIN
+    return await _own(env, caller, job_id)
 
 
 async def coming(env: Env, *, by: float, after: Schedule | None, limit: int) -> list[Schedule]:
@@ -134,26 +147,30 @@ async def coming(env: Env, *, by: float, after: Schedule | None, limit: int) -> 
 
 async def fire(env: Env, job_id: JobId) -> Fired:
     """Does what is due of one schedule, once, whoever else is doing the same."""
-    for _ in range(_TRIES):
-        schedule = await env.store.read(ScheduleKey(job_id))
-        job = await env.store.read(JobKey(job_id))
-        if schedule is None or not firing.is_due(schedule, now=env.now()):
-            return Fired.NOT_DUE
-        if job is None or job.status not in JOB_VISIBLE:
-            return Fired.NOT_DUE
-        assert schedule.next_fire_at is not None
-        run_id = fire_id(job_id, schedule.next_fire_at)
-        made = await env.store.read(RunKey(job_id, run_id)) is not None
-        decided = firing.fire(job, schedule, run_id, made=made, now=env.now())
-        if decided is None:
-            return Fired.WAITING
-        if isinstance(await env.commit(decided.change), Applied):
-            if decided.run is None:
-                return Fired.PASSED
-            await env.signals.batch_opened(job_id, run_id)
-            await env.signals.run_changed(job_id, run_id)
-            return Fired.STARTED
-    return Fired.NOT_DUE
+    fired = await retry(partial(_try_fire, env, job_id))
+    return Fired.NOT_DUE if isinstance(fired, Again) else fired
+
+
+async def _try_fire(env: Env, job_id: JobId) -> Fired | Again:
+    schedule = await env.store.read(ScheduleKey(job_id))
+    job = await env.store.read(JobKey(job_id))
+    if schedule is None or not firing.is_due(schedule, now=env.now()):
+        return Fired.NOT_DUE
+    if job is None or job.status not in JOB_VISIBLE:
+        return Fired.NOT_DUE
+    assert schedule.next_fire_at is not None
+    run_id = fire_id(job_id, schedule.next_fire_at)
+    made = await env.store.read(RunKey(job_id, run_id)) is not None
+    decided = firing.fire(job, schedule, run_id, made=made, now=env.now())
+    if decided is None:
+        return Fired.WAITING
+    if not isinstance(await env.commit(decided.change), Applied):
+        return AGAIN
+    if decided.run is None:
+        return Fired.PASSED
+    await env.signals.batch_opened(job_id, run_id)
+    await env.signals.run_changed(job_id, run_id)
+    return Fired.STARTED
 
 
 async def _own(env: Env, caller: CallerId, job_id: str) -> Scheduled:
@@ -169,7 +186,3 @@ def _first_after(rule: Rule, now: float) -> float:
     if first_at is None:
         raise InvalidArgument("The schedule would never fire: no such time is to come.")
     return first_at
-
-
-def _too_fast() -> Conflict:
-    return Conflict("The schedule is changing too fast; try again.", retry_after_s=1)

@@ -9,19 +9,19 @@ import trio
 
 from conveyor.domain import deliveries, paging
 from conveyor.domain.changes import Applied, Change, Guard, JobKey, NoticeKey, Update
-from conveyor.domain.errors import Conflict, InvalidArgument, NotFound
+from conveyor.domain.errors import InvalidArgument, NotFound
 from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId, minted_at
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.domain.model import Notice, NoticeChannel, Webhook
+from conveyor.domain.model import Job, Notice, NoticeChannel, Webhook
 from conveyor.domain.payloads import try_out_payload
 from conveyor.domain.queries import NoticesOf
 from conveyor.ports.notifier import Delivered, Message, NotDelivered, Notifier
 from conveyor.usecases import hmac_keys
 from conveyor.usecases.env import Env
 from conveyor.usecases.lookups import own_job
+from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
 from conveyor.usecases.results import owner_scope
 
-_TRIES = 50
 _PAGE = 100
 
 
@@ -138,18 +138,21 @@ async def page(
 async def redeliver(env: Env, caller: CallerId, job_id: str, event_id: str) -> Notice:
     """Makes an event due again, whatever became of it: the same id and the same bytes."""
     job = await own_job(env, caller, job_id)
-    for _ in range(_TRIES):
-        notice = await env.store.read(NoticeKey(NoticeId(event_id)))
-        if notice is None or notice.job_id != job_id:
-            raise NotFound("There is no such event.")
-        if notice.channel is NoticeChannel.WEBHOOK and job.webhook is None:
-            raise NotFound("The job has no webhook.")
-        verdict = await env.commit(deliveries.redeliver(notice, now=env.now()))
-        if isinstance(verdict, Applied):
-            (changed,) = verdict.rows
-            assert isinstance(changed, Notice)
-            return changed
-    raise Conflict("The event is changing too fast; try again.", retry_after_s=1)
+    return await retry_or_refuse("The event is", partial(_try_redeliver, env, job, event_id))
+
+
+async def _try_redeliver(env: Env, job: Job, event_id: str) -> Notice | Again:
+    notice = await env.store.read(NoticeKey(NoticeId(event_id)))
+    if notice is None or notice.job_id != job.job_id:
+        raise NotFound("There is no such event.")
+    if notice.channel is NoticeChannel.WEBHOOK and job.webhook is None:
+        raise NotFound("The job has no webhook.")
+    verdict = await env.commit(deliveries.redeliver(notice, now=env.now()))
+    if not isinstance(verdict, Applied):
+        return AGAIN
+    (changed,) = verdict.rows
+    assert isinstance(changed, Notice)
+    return changed
 
 
 async def _set(env: Env, job_id: JobId, webhook: Webhook | None) -> None:
