@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from conveyor.domain.ids import CallerId
+from conveyor.domain.retry import backoff_s
 from conveyor.usecases.notices import Outcome
 
 SIDELINED_AFTER = 3
@@ -63,8 +64,8 @@ class _Lane:
         self.duration_s = duration_s
         self.failures += 1
         if self.is_sidelined:
-            doubled = SHUT_S * 2 ** min(self.failures - SIDELINED_AFTER, 16)
-            self.shut_until = now + min(doubled, SHUT_S_MAX)
+            doublings = self.failures - SIDELINED_AFTER
+            self.shut_until = now + backoff_s(doublings, first_s=SHUT_S, delay_s_max=SHUT_S_MAX)
 
 
 class Lanes:

@@ -13,6 +13,7 @@ from actors.purse import Purse, Toll
 from conveyor.domain import limits
 from conveyor.domain.ids import CallerId, LeaseId
 from conveyor.domain.model import Run
+from conveyor.domain.retry import backoff_s
 from conveyor.domain.settlement import Claim
 from conveyor.domain.waiting import WaitReason
 from conveyor.ports.coordinator import Coordinator
@@ -22,7 +23,7 @@ REUSE_S_MAX = limits.LEASE_TTL_S - 2 * limits.BEAT_S - 1.0
 MISSES_UNTIL_ONE = 2
 # How long a run that cannot be worked on rests: short enough that work goes on soon after the cause
 # has passed, long enough that tasks are not taken and handed back all the time.
-DEFER_S, DEFER_S_MAX, DEFER_DOUBLINGS_MAX = 0.5, 30.0, 6
+DEFER_S, DEFER_S_MAX = 0.5, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Desk:
         if now >= self.deferred_until:
             self.deferrals += 1
         if delay_s is None:
-            delay_s = DEFER_S * 2.0 ** min(self.deferrals - 1, DEFER_DOUBLINGS_MAX)
+            delay_s = backoff_s(self.deferrals - 1, first_s=DEFER_S, delay_s_max=DEFER_S_MAX)
         self.deferred_until = max(self.deferred_until, now + min(delay_s, DEFER_S_MAX))
         self.deferred_for, self.deferred_detail = reason, detail
         self.news.set()

@@ -7,6 +7,7 @@ from enum import Enum
 
 from conveyor.domain import limits
 from conveyor.domain.randomness import Random
+from conveyor.domain.retry import backoff_s, jitter_s
 
 IDLE_S_MIN = 0.02
 IDLE_S_MAX = 1.0
@@ -50,15 +51,16 @@ def permits_wanted(*, free_slots: int, cap: int, held: int, batch_max: int) -> i
 
 def bounce_delay_s(receives: int) -> float:
     """How long a message that had to go back stays hidden: 5 s, doubling, at most 300 s."""
-    return min(limits.BOUNCE_S_MAX, limits.BOUNCE_S_MIN * 2.0 ** min(max(receives, 1) - 1, 16))
+    doublings = max(receives, 1) - 1
+    return backoff_s(doublings, first_s=limits.BOUNCE_S_MIN, delay_s_max=limits.BOUNCE_S_MAX)
 
 
 def cooldown_s(refusals: int, random: Random) -> float:
     """How long a queue is left alone after its job had no permit to give, with jitter."""
-    ceiling = min(COOLDOWN_S_MAX, COOLDOWN_S_MIN * 2.0 ** min(refusals, 16))
-    return ceiling * random.uniform(0.5, 1.0)
+    ceiling = backoff_s(refusals, first_s=COOLDOWN_S_MIN, delay_s_max=COOLDOWN_S_MAX)
+    return jitter_s(ceiling, random)
 
 
 def idle_s(empties: int) -> float:
     """How long to wait before an empty queue is asked again, unless somebody says that it fills."""
-    return min(IDLE_S_MAX, IDLE_S_MIN * 2.0 ** min(empties, 16))
+    return backoff_s(empties, first_s=IDLE_S_MIN, delay_s_max=IDLE_S_MAX)

@@ -15,9 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from conveyor.domain.randomness import Random
-
-# 2 ** 64 times the first delay is above every bound; a larger exponent would overflow a float.
-_EXPONENT_MAX = 64
+from conveyor.domain.retry import backoff_s, jitter_s
 
 
 class CircuitState(StrEnum):
@@ -123,5 +121,6 @@ class Circuit(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is CircuitState.HALF_OPEN and probe == self.probe
 
     def _delay_s(self, failed_probes: int, random: Random) -> float:
-        ceiling = self.policy.first_s * 2.0 ** min(failed_probes, _EXPONENT_MAX)
-        return min(ceiling, self.policy.delay_s_max) * random.uniform(0.5, 1.0)
+        policy = self.policy
+        ceiling = backoff_s(failed_probes, first_s=policy.first_s, delay_s_max=policy.delay_s_max)
+        return jitter_s(ceiling, random)

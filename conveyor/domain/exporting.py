@@ -23,9 +23,11 @@ from conveyor.domain.export import Export, ExportFormat, ExportStatus, Manifest
 from conveyor.domain.ids import ExportId
 from conveyor.domain.lifecycle import EXPORT, EXPORT_UNDONE, JOB_VISIBLE, RUN_ENDED
 from conveyor.domain.model import Run
+from conveyor.domain.retry import backoff_s
 
 FAILURES_MAX = 5
 PUT_OFF_S = 5.0
+PUT_OFF_S_MAX = PUT_OFF_S * 2**FAILURES_MAX
 
 
 def export_key(export: Export) -> ExportKey:
@@ -93,13 +95,14 @@ def publish(
 
 def put_off(export: Export, error: str, *, now: float) -> Change:
     """It did not work out this time."""
-    due_at = min(now + PUT_OFF_S * 2 ** (export.failures - 1), export.expires_at)
+    delay_s = backoff_s(export.failures - 1, first_s=PUT_OFF_S, delay_s_max=PUT_OFF_S_MAX)
+    due_at = min(now + delay_s, export.expires_at)
     return _step(export, "completed", {"due_at": due_at, "error": error, "updated_at": now})
 
 
 def pull_back(export: Export, *, now: float) -> Change | None:
     """Due now, where it waits for longer than a claim or a delay can last: the clock was ahead."""
-    ttl_s = max(limits.EXPORT_CLAIM_S, PUT_OFF_S * 2**FAILURES_MAX)
+    ttl_s = max(limits.EXPORT_CLAIM_S, PUT_OFF_S_MAX)
     is_unreal = clocks.is_unreal(export.due_at, now=now, ttl_s=ttl_s)
     if export.status not in EXPORT_UNDONE or not is_unreal:
         return None

@@ -21,6 +21,7 @@ import msgspec
 
 from conveyor.domain.circuit import Circuit, ProbePolicy
 from conveyor.domain.randomness import Random
+from conveyor.domain.retry import backoff_s
 
 # A single refused connection happens at every gateway; three in a row with no answer do not.
 UNREACHABLE_TO_OPEN = 3
@@ -155,8 +156,8 @@ class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
     def retry_after_s(self, target: str, *, now: float) -> float:
         """Seconds until a target in doubt is worth another call."""
         doubt = self.doubts.get(target)
-        doublings = 0 if doubt is None else min(doubt.count - 1, 16)
-        own_s = min(RETRY_S_FIRST * 2.0**doublings, RETRY_S_MAX)
+        doublings = 0 if doubt is None else doubt.count - 1
+        own_s = backoff_s(doublings, first_s=RETRY_S_FIRST, delay_s_max=RETRY_S_MAX)
         return own_s if self.circuit.is_closed else max(self.circuit.wait_s(now), RETRY_S_FIRST)
 
     def _is_proven(self, doubt: Doubt) -> bool:

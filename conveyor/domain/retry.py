@@ -1,4 +1,4 @@
-"""When a failed try is worth another one, and how long to wait for it (SPEC 6.4)."""
+"""How long to wait before a failed try is made again (SPEC 6.4); the back-off of all others."""
 
 from __future__ import annotations
 
@@ -27,13 +27,25 @@ BACKOFF: Mapping[FailureReason, Backoff] = {
 }
 RETRY_AFTER_S_MAX = 3600.0
 
+# 2 ** 64 times the first delay is above every bound; a larger exponent would overflow a float.
+_DOUBLINGS_MAX = 64
+
+
+def backoff_s(doublings: int, *, first_s: float, delay_s_max: float) -> float:
+    """The first delay, doubled so many times, up to a bound."""
+    return min(delay_s_max, first_s * 2.0 ** min(doublings, _DOUBLINGS_MAX))
+
+
+def jitter_s(delay_s: float, random: Random) -> float:
+    """From half of a delay to all of it: those who failed together do not come back together."""
+    return delay_s * random.uniform(0.5, 1.0)
+
 
 def retry_delay_s(
     reason: FailureReason, *, attempt: int, retry_after_s: float | None, random: Random
 ) -> float:
     """Doubles per attempt, jittered down to half, and never sooner than the site asked for."""
     backoff = BACKOFF[reason]
-    ceiling = min(backoff.delay_s_max, backoff.first_s * 2.0 ** (attempt - 1))
-    delay = ceiling * random.uniform(0.5, 1.0)
+    ceiling = backoff_s(attempt - 1, first_s=backoff.first_s, delay_s_max=backoff.delay_s_max)
     asked = min(max(retry_after_s or 0.0, 0.0), RETRY_AFTER_S_MAX)
-    return max(delay, asked)
+    return max(jitter_s(ceiling, random), asked)

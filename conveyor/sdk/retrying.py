@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conveyor.domain.retry import backoff_s
 from conveyor.sdk.errors import ApiError, SdkError, Unreachable
 
 IN_PROGRESS = "idempotency_in_progress"
@@ -32,7 +33,7 @@ class RetryPolicy:
         asked = error.retry_after_s if isinstance(error, ApiError) else None
         if asked is not None:
             return asked if asked <= self.retry_after_s_max else None
-        longest = min(self.backoff_s * 2.0 ** (attempt - 1), self.backoff_s_max)
+        longest = backoff_s(attempt - 1, first_s=self.backoff_s, delay_s_max=self.backoff_s_max)
         return longest * (0.5 + luck / 2)
 
 

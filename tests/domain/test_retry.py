@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.domain.model import FailureReason
-from conveyor.domain.retry import BACKOFF, RETRY_AFTER_S_MAX, retry_delay_s
+from conveyor.domain.retry import BACKOFF, RETRY_AFTER_S_MAX, backoff_s, jitter_s, retry_delay_s
 
 reasons = st.sampled_from(FailureReason)
 attempts = st.integers(1, 10)
@@ -72,3 +72,14 @@ def test_a_negative_wish_changes_nothing(reason: FailureReason, attempt: int, as
     plain = retry_delay_s(reason, attempt=attempt, retry_after_s=None, random=Random(1))
 
     assert retry_delay_s(reason, attempt=attempt, retry_after_s=asked, random=Random(1)) == plain
+
+
+def test_a_delay_doubles_up_to_its_bound_however_often() -> None:
+    delays = [backoff_s(n, first_s=0.5, delay_s_max=3.0) for n in (0, 1, 2, 3, 10_000)]
+
+    assert delays == [0.5, 1.0, 2.0, 3.0, 3.0]
+
+
+@given(st.floats(0.0, 1e6), st.integers())
+def test_jitter_leaves_at_least_half_of_a_delay(delay_s: float, seed: int) -> None:
+    assert delay_s / 2 <= jitter_s(delay_s, Random(seed)) <= delay_s

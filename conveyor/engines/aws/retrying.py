@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from conveyor.domain import retry
 from conveyor.domain.randomness import Random
 from conveyor.engines.aws.errors import AwsError, NoAnswer, is_lost, is_refused_for_now
 
@@ -98,4 +99,6 @@ def retry_cost(
 
 
 def backoff_s(attempt: int, random: Random) -> float:
-    return random.uniform(0.0, min(BACKOFF_S_MAX, BACKOFF_S * 2.0**attempt))
+    """Anything up to the ceiling: calls that were throttled together are spread out the most."""
+    ceiling = retry.backoff_s(attempt, first_s=BACKOFF_S, delay_s_max=BACKOFF_S_MAX)
+    return random.uniform(0.0, ceiling)
