@@ -14,12 +14,12 @@ from conveyor.simulation.mutants.mutant import Mutant, swapping, together
 
 
 def _what_is_new_alone(_: Any) -> Any:
-    async def mutated(self: Any, known: Any) -> NoReturn:
+    async def mutated(self: Any, state: Any) -> NoReturn:
         since = 0.0
         while True:
             started_at = self.env.now()
             with suppress(Unavailable):
-                await self._scan(known, since)
+                await self._scan(state, since)
                 since = started_at
             await trio.sleep(self.delta_s)
 

@@ -36,11 +36,11 @@ def _half_stops_stay(repair: Any) -> Any:
 
 
 def _let_go_only(consider: Any) -> Any:
-    async def mutated(self: Any, known: Any, run: Run, *, is_signalled: bool = False) -> None:
+    async def mutated(self: Any, state: Any, run: Run, *, is_signalled: bool = False) -> None:
         if run.stop_requested_at is None:
-            await consider(self, known, run, is_signalled=is_signalled)
+            await consider(self, state, run, is_signalled=is_signalled)
         else:
-            await self._retire(known, run.run_id)
+            await self._retire(state, run.run_id)
 
     return mutated
 

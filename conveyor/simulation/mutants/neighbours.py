@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,8 @@ def _unguarded(_: Any) -> Any:
         *,
         expects: tuple[type[Exception], ...] = (),
         extra: Mapping[str, object] | None = None,
+        level: int = logging.ERROR,
+        logged: tuple[type[Exception], ...] = (),
     ) -> Any:
         return await handle()
 
