@@ -132,6 +132,7 @@ class History:
     gateway_away_s: float = 0.0
     has_gateway: bool = False
     has_wrong_clocks: bool = False
+    leaps_days: bool = False
     quotas: dict[str, int] = field(default_factory=dict)
     small_jobs: list[str] = field(default_factory=list)
 

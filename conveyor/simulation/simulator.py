@@ -45,6 +45,7 @@ from conveyor.simulation.history import History
 from conveyor.simulation.life import Killed, Sabotage
 from conveyor.simulation.moods import HASTY_KEYS, IDLE_S_MAX, SHORT_LISTS, SHORT_LIVES
 from conveyor.simulation.mutants.mutant import setting, together
+from conveyor.simulation.neighbours import DAY_S
 from conveyor.simulation.options import SWEEP_S, Options
 from conveyor.simulation.process import Process
 from conveyor.simulation.stage import Stage
@@ -133,6 +134,7 @@ class _Simulation:
             has_gateway=options.has_gateway,
             gateway_lies=options.neighbours.gateway_lies,
             has_wrong_clocks=bool(options.step_s or options.neighbours.clock_leap_s),
+            leaps_days=options.neighbours.clock_leap_s >= DAY_S,
             quotas=options.neighbours.quotas,
         )
         rates = options.rate_of | {Fault.OUT_OF_RESOURCES: options.neighbours.shortage_rate}

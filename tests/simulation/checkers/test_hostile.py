@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conveyor.domain.ids import CallerId, JobId, RunId
 from conveyor.domain.model import Problem, Result, RunStatus, TaskStatus
+from conveyor.simulation.checkers.bodies import every_success_keeps_its_body
 from conveyor.simulation.checkers.expiry import (
     GONE_WITHIN_S,
     an_expired_body_is_gone,
@@ -94,6 +95,18 @@ def _expired(seconds: float) -> list[str]:
     content = a_call(path=f"/v1/jobs/{JOB}/runs/{RUN}/tasks/{task.task_id}/content")
     served = an_expired_result_is_not_served(moment, content)
     return [each for found in (an_expired_body_is_gone(moment), served) for each in found]
+
+
+def test_a_body_that_is_gone_is_reported_unless_clocks_leap_by_days() -> None:
+    result = Result("body", 1, "", "text/html", 200)
+    task = a_task(status=TaskStatus.SUCCESSFUL, claim=1, attempts=1, result=result)
+
+    def found(*, leaps_days: bool) -> list[str]:
+        history = History(leaps_days=leaps_days)
+        return [*every_success_keeps_its_body(a_moment(a_job(), a_run(), task, history=history))]
+
+    assert found(leaps_days=False)
+    assert found(leaps_days=True) == []
 
 
 def test_a_result_that_is_served_or_stored_after_its_time_is_reported() -> None:
