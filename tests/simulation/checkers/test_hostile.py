@@ -11,6 +11,7 @@ from conveyor.simulation.checkers.expiry import (
     an_expired_result_is_not_served,
 )
 from conveyor.simulation.checkers.fairness import a_small_job_ends_soon_beside_hostile_callers
+from conveyor.simulation.checkers.keys import what_was_made_belongs_to_its_key
 from conveyor.simulation.checkers.quotas import no_caller_exceeds_a_quota
 from conveyor.simulation.checkers.reasons import no_failure_names_our_resources
 from conveyor.simulation.checkers.receipts import a_stop_receipt_is_true
@@ -104,6 +105,15 @@ def test_a_body_that_is_gone_is_reported_unless_clocks_leap_by_days() -> None:
     def found(*, leaps_days: bool) -> list[str]:
         history = History(leaps_days=leaps_days)
         return [*every_success_keeps_its_body(a_moment(a_job(), a_run(), task, history=history))]
+
+    assert found(leaps_days=False)
+    assert found(leaps_days=True) == []
+
+
+def test_a_job_of_no_key_is_reported_unless_clocks_leap_by_days() -> None:
+    def found(*, leaps_days: bool) -> list[str]:
+        history = History(leaps_days=leaps_days)
+        return [*what_was_made_belongs_to_its_key(a_moment(a_job(), history=history))]
 
     assert found(leaps_days=False)
     assert found(leaps_days=True) == []
