@@ -48,35 +48,65 @@ class BadSettings(ConveyorError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    engine: str = "embedded"
-    data_dir: Path = Path(".conveyor")
-    host: str = "127.0.0.1"
-    port: int = 8080
+    engine: str = "embedded"  #: The storage engine.
+    data_dir: Path = Path(".conveyor")  #: The data directory of the embedded engine.
+    host: str = "127.0.0.1"  #: The address that the API listens on.
+    port: int = 8080  #: The port that the API listens on; 0 picks a free one.
+    #: How callers reach the API, such as `https://scrape.example`; every link starts with it.
+    #: Needed behind a proxy, and where callers use a host name.
     public_url: str | None = None
+    #: Addresses and networks of proxies, separated by commas, whose forwarded headers are used.
     trusted_proxies: tuple[Network, ...] = ()
+    #: `direct` fetches pages itself; otherwise the URL of a ZenRows-compatible endpoint.
     gateway_url: str = "direct"
+    #: The most that one credit of that endpoint costs, such as 0.000276; budgets in money need it.
     credit_micros: int | None = None
+    #: Lets tasks and webhooks reach private and loopback addresses, any port, and plain-http
+    #: webhooks.
     allow_private_targets: bool = False
+    #: `passthrough`: any key names its caller and is forwarded to the gateway. `keys`: only listed
+    #: keys are accepted.
     auth: str = "passthrough"
+    #: A file with one API key per line, for `keys`; `#` starts a comment. The program reads the
+    #: file again when it changes.
     api_keys_file: Path | None = None
+    #: Seals secrets at rest, signs cursors and links, and names callers. The embedded engine
+    #: creates one in the data directory; the AWS engine needs one.
     secret_key: str | None = field(default=None, repr=False)
+    #: Lists with fewer lines are ingested before the response; longer ones are answered with 202.
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
+    #: Shards of a large or open job, fixed when the job is created.
     task_shard_count: int = limits.TASK_SHARD_COUNT
-    max_inflight: int = limits.MAX_INFLIGHT
+    max_inflight: int = limits.MAX_INFLIGHT  #: Cap on parallel tasks of a job that states none.
+    #: Tasks of one caller that one process runs at the same time, over all jobs; half as many again
+    #: are reserved for other callers.
     concurrency: int = limits.CONCURRENCY
+    #: Port of `CONVEYOR_HOST` on which a `worker` of the AWS engine serves `/metrics` and
+    #: `/healthz`; 0 picks a free one; without it the worker listens on no port.
     metrics_port: int | None = None
+    #: Seconds that a `worker` lets its fetches continue after SIGTERM; at least 20 s less than the
+    #: time until it is killed.
     drain_s: int = limits.DRAIN_S
+    #: Days after its fetch that a body is kept at most; no job may ask for more.
     body_days: int = limits.BODY_DAYS
+    #: Days that the rows of a run are kept after its results expired.
     row_days: int = limits.ROW_DAYS
+    #: The log style, `text` or `json`; by default `json`, but `text` for `dev` on a terminal.
     log: str | None = None
+    #: For tests: the engine call before or after which the process kills itself.
     crash_at: str | None = None
-    role: str | None = None
-    table: str = ""
-    bucket: str = ""
-    queue_prefix: str = "conveyor-"
+    role: str | None = None  #: The role of the program when no command is given.
+    table: str = ""  #: The DynamoDB table of the AWS engine.
+    bucket: str = ""  #: The S3 bucket of the AWS engine.
+    queue_prefix: str = "conveyor-"  #: Prefix of the names of the SQS queues.
+    #: The Redis of the AWS engine, `redis://` or `rediss://`; without one, leases are rows of the
+    #: table.
     redis_url: str | None = field(default=None, repr=False)
+    #: The client for AWS calls: `lean` is our own; `boto` is aioboto3, for comparison, and as a
+    #: fallback when a service sends a response that ours does not understand.
     aws_plane: str = "lean"
     quotas: Quotas = field(default_factory=Quotas)
+    #: Seconds that one AWS call has, all attempts included; calls to S3 have at least 60.
     aws_timeout_s: int = limits.AWS_TIMEOUT_S
 
 

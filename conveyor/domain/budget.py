@@ -23,17 +23,18 @@ class Unit(StrEnum):
 class BudgetCap(msgspec.Struct, frozen=True):
     """The most that each run of a job may spend."""
 
-    unit: Unit
-    amount: int
+    unit: Unit  #: credits or cost.
+    amount: int  #: Credits, or millionths of money.
 
 
 class Budget(msgspec.Struct, frozen=True):
     """The budget of one run. `left` is what nobody has taken: it pays for calls to come."""
 
-    job_id: JobId
-    run_id: RunId
-    unit: Unit
-    cap: int
+    job_id: JobId  #: The job of the budget.
+    run_id: RunId  #: The run of the budget.
+    unit: Unit  #: credits or cost.
+    cap: int  #: The most that the run may spend, in credits or millionths.
+    #: The part that no poller has reserved; negative only if a call cost more than its price.
     left: int
 
 
@@ -43,11 +44,11 @@ class Share(msgspec.Struct, frozen=True):
     `seq` counts its changes: one of unknown outcome cannot happen after the next.
     """
 
-    job_id: JobId
-    run_id: RunId
-    holder: str
-    taken: int
-    seq: int
+    job_id: JobId  #: The job of the reservation.
+    run_id: RunId  #: The run of the reservation.
+    holder: str  #: The poller that holds it: a ULID of its own.
+    taken: int  #: Reserved and not returned; the holder never spends more.
+    seq: int  #: Number of the latest change.
 
 
 class Price(msgspec.Struct, frozen=True):

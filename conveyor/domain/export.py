@@ -33,40 +33,40 @@ class ExportFormat(StrEnum):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a file holds. `tasks` are those of the run; `entries` the ones that had ended."""
 
-    schema: str = SCHEMA
-    export_id: ExportId
-    job_id: JobId
-    run_id: RunId
-    format: ExportFormat
-    created_at: float
-    tasks: int
-    entries: int
-    counts: dict[str, int]
-    body_bytes: int
-    entries_sha256: str
+    schema: str = SCHEMA  #: `conveyor.export/v1`.
+    export_id: ExportId  #: The export.
+    job_id: JobId  #: Its job.
+    run_id: RunId  #: Its run.
+    format: ExportFormat  #: The format of the file.
+    created_at: float  #: When the export was requested.
+    tasks: int  #: Tasks of the run.
+    entries: int  #: Tasks in the file: those that ended.
+    counts: dict[str, int]  #: The same, by status.
+    body_bytes: int  #: Bytes of all bodies.
+    entries_sha256: str  #: Digest over one line per entry.
 
 
 class Export(msgspec.Struct, frozen=True):
     """The intent to make a file of a run's results, and then where the file lies."""
 
-    job_id: JobId
-    run_id: RunId
-    export_id: ExportId
-    format: ExportFormat
-    status: ExportStatus
-    created_at: float
-    updated_at: float
-    expires_at: float
-    due_at: float
-    total: int
-    done: int = 0
-    epoch: int = 0
-    failures: int = 0
-    error: str | None = None
-    key: str | None = None
-    size_bytes: int = 0
-    sha256: str | None = None
-    manifest: Manifest | None = None
+    job_id: JobId  #: The job of the export.
+    run_id: RunId  #: The run of the export.
+    export_id: ExportId  #: ULID of the export.
+    format: ExportFormat  #: zip, jsonl, csv or warc.
+    status: ExportStatus  #: pending, running, completed or failed.
+    created_at: float  #: When it was requested.
+    updated_at: float  #: When the row last changed.
+    expires_at: float  #: When it counts as absent.
+    due_at: float  #: When an exporter has to act on it.
+    total: int  #: Tasks of the run.
+    done: int = 0  #: Tasks that are in the file so far.
+    epoch: int = 0  #: Number of the attempt that may publish the file.
+    failures: int = 0  #: Attempts that did not finish.
+    error: str | None = None  #: What went wrong in the latest attempt.
+    key: str | None = None  #: The blob of the file, once it is complete.
+    size_bytes: int = 0  #: The length of the file.
+    sha256: str | None = None  #: The digest of the file.
+    manifest: Manifest | None = None  #: What the file contains.
 
 
 class Tally:

@@ -10,24 +10,24 @@ from conveyor.domain.ids import CallerId
 class SigningKey(msgspec.Struct, frozen=True):
     """One HMAC key; its secret is sealed for its caller and `kid`."""
 
-    kid: str
-    created_at: float
-    sealed: str
+    kid: str  #: ULID; names the key in signatures.
+    created_at: float  #: When the key was created.
+    sealed: str  #: The 32 bytes of the key, encrypted.
 
 
 class SigningKeys(msgspec.Struct, frozen=True):
     """A caller's keys: the one that signs, and the one that is to follow it."""
 
-    caller: CallerId
-    active: SigningKey
-    version: int = 1
-    candidate: SigningKey | None = None
+    caller: CallerId  #: The caller that owns the keys.
+    active: SigningKey  #: The key that signs.
+    version: int = 1  #: Raised by every change; guards the next one.
+    candidate: SigningKey | None = None  #: The key that is to replace the active one.
 
 
 class Try(msgspec.Struct, frozen=True, array_like=True):
     """One try at delivering a notice; nothing of what the receiver said is kept but its status."""
 
-    at: float
-    duration_s: float
-    status: int | None = None
-    error: str | None = None
+    at: float  #: When the attempt began.
+    duration_s: float  #: How long it took.
+    status: int | None = None  #: The receiver's HTTP status, if it answered.
+    error: str | None = None  #: Why it was not a delivery.

@@ -10,15 +10,15 @@ from conveyor.domain import limits
 class HostLimit(msgspec.Struct, frozen=True, omit_defaults=True):
     """Limits for one host; what is not given is not limited."""
 
-    concurrency: int | None = None
-    rate_per_s: float | None = None
+    concurrency: int | None = None  #: Fetches at the same time.
+    rate_per_s: float | None = None  #: Fetches that may begin per second.
 
 
 class HostLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     """Limits for every host of a job, and others for the hosts that are named."""
 
-    every: HostLimit
-    hosts: dict[str, HostLimit] = {}
+    every: HostLimit  #: The limit of each host that is not named.
+    hosts: dict[str, HostLimit] = {}  #: The limits of named hosts.
 
     def limit_for(self, host: str) -> HostLimit:
         return self.hosts.get(host, self.every)

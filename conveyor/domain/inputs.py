@@ -22,33 +22,33 @@ class ListFormat(StrEnum):
 class ListSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the bytes of a list are to be read; all but the format is about CSV."""
 
-    format: ListFormat
-    url: Column = 0
-    external_id: Column | None = None
-    header: bool = False
-    delimiter: str = ","
-    quote: str = '"'
+    format: ListFormat  #: csv, ndjson or text.
+    url: Column = 0  #: The CSV column of the URL.
+    external_id: Column | None = None  #: The CSV column of the external id.
+    header: bool = False  #: Whether the first CSV row names the columns.
+    delimiter: str = ","  #: The character between CSV cells.
+    quote: str = '"'  #: The character around quoted CSV cells.
 
 
 class JobInput(msgspec.Struct, frozen=True):
     """A slot for one uploaded list. What was put into it is a blob, not a matter of this row."""
 
-    input_id: InputId
-    caller: CallerId
-    spec: ListSpec
-    created_at: float
-    expires_at: float
+    input_id: InputId  #: ULID of the file input.
+    caller: CallerId  #: The caller that owns it.
+    spec: ListSpec  #: How the uploaded list is read.
+    created_at: float  #: When it was created.
+    expires_at: float  #: When it counts as absent.
 
 
 class UploadedList(msgspec.Struct, frozen=True, tag="uploaded"):
     """A batch that is read from the job's own copy of an upload, as it was at submit."""
 
-    key: str
-    spec: ListSpec
-    size_bytes: int
-    sha256: str
-    origin_run_id: RunId
-    origin_batch_id: BatchId
+    key: str  #: The blob with the job's own copy.
+    spec: ListSpec  #: How the list is read.
+    size_bytes: int  #: Its length at submit.
+    sha256: str  #: Its digest at submit.
+    origin_run_id: RunId  #: The run that the task ids derive from.
+    origin_batch_id: BatchId  #: The batch that the task ids derive from.
 
 
 def slot_prefix(input_id: InputId) -> str:

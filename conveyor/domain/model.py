@@ -99,58 +99,60 @@ class Format(StrEnum):
 class FailureReason(StrEnum):
     """Why a task failed, in the contract's coarse words."""
 
-    AUTH_FAILED = "auth_failed"
-    BLOCKED = "blocked"
-    BAD_TARGET = "bad_target"
-    RATE_LIMITED = "rate_limited"
-    TIMEOUT = "timeout"
-    GATEWAY_ERROR = "gateway_error"
-    OTHER = "other"
+    AUTH_FAILED = "auth_failed"  #: The target or the gateway refused the credentials.
+    BLOCKED = "blocked"  #: The site refused the request, as with 403.
+    BAD_TARGET = "bad_target"  #: The URL cannot be fetched: no such host, page or scheme.
+    RATE_LIMITED = "rate_limited"  #: The site asked for fewer requests, as with 429.
+    TIMEOUT = "timeout"  #: No complete response within the deadline.
+    GATEWAY_ERROR = "gateway_error"  #: The gateway or the network failed on the way.
+    OTHER = "other"  #: Any other cause, such as a crash of the worker.
 
 
 class RunFailure(StrEnum):
     """The account-level errors that fail a whole run."""
 
+    #: The account at the gateway has no credits left.
     INSUFFICIENT_CREDITS = "insufficient_credits"
+    #: The account at the gateway has no active plan.
     SUBSCRIPTION_INACTIVE = "subscription_inactive"
-    API_KEY_CAP_REACHED = "api_key_cap_reached"
+    API_KEY_CAP_REACHED = "api_key_cap_reached"  #: The API key has used all that it may use.
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """RFC 9457 problem details, as stored on a failed task and answered by the API."""
 
-    type: str
-    title: str
-    status: int
-    code: str
-    detail: str | None = None
-    instance: str | None = None
+    type: str  #: `urn:conveyor:problem:` followed by the code.
+    title: str  #: The kind of problem, for people.
+    status: int  #: An HTTP status.
+    code: str  #: The word that programs branch on.
+    detail: str | None = None  #: This occurrence, in Conveyor's own words.
+    instance: str | None = None  #: The request id; only in API responses.
 
 
 class Webhook(msgspec.Struct, frozen=True):
-    url: str
-    signature: bool = False
+    url: str  #: The receiver's URL.
+    signature: bool = False  #: Whether deliveries are signed.
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
     """Where a body lies and how to tell that it is the right one."""
 
-    key: str
-    size_bytes: int
-    sha256: str
-    content_type: str
-    http_status: int
+    key: str  #: The blob key of the body.
+    size_bytes: int  #: The length of the body.
+    sha256: str  #: The digest of the body.
+    content_type: str  #: The content type that the site stated.
+    http_status: int  #: The HTTP status of the site.
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
     """One try at a task, as its history shows it."""
 
-    number: int
-    started_at: float
-    ended_at: float
-    problem: Problem | None = None
-    credits: int = 0
-    cost_micros: int = 0
+    number: int  #: 1 for the first entry; entries that count as no attempt are numbered too.
+    started_at: float  #: When the claim was taken.
+    ended_at: float  #: When the outcome was reported.
+    problem: Problem | None = None  #: Why it failed; absent on success.
+    credits: int = 0  #: Credits charged for it.
+    cost_micros: int = 0  #: Money charged for it, in millionths.
 
 
 class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -159,22 +161,22 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     `sealed` holds custom headers and the request body, encrypted: both may carry secrets.
     """
 
-    index: int
-    url: str
-    method: Method = Method.GET
-    external_id: str | None = None
-    metadata: dict[str, str] | None = None
-    params: dict[str, str] | None = None
-    sealed: str | None = None
-    problem: Problem | None = None
+    index: int  #: Position in the list, from 0.
+    url: str  #: The URL to fetch.
+    method: Method = Method.GET  #: GET or POST.
+    external_id: str | None = None  #: The caller's own name for the task.
+    metadata: dict[str, str] | None = None  #: The caller's own texts.
+    params: dict[str, str] | None = None  #: Scraper parameters of this line, without headers.
+    sealed: str | None = None  #: Custom headers and request body, encrypted.
+    problem: Problem | None = None  #: Why the line is not a valid task; absent if it is.
 
 
 class StagedList(msgspec.Struct, frozen=True, tag="staged"):
     """A batch that is read from a blob of TaskSpec lines; ids derive from `origin_run_id`."""
 
-    key: str
-    origin_run_id: RunId
-    origin_batch_id: BatchId
+    key: str  #: The blob with one TaskSpec per line.
+    origin_run_id: RunId  #: The run that the task ids derive from.
+    origin_batch_id: BatchId  #: The batch that the task ids derive from.
 
 
 class RowsOf(msgspec.Struct, frozen=True, tag="rows"):
@@ -184,91 +186,100 @@ class RowsOf(msgspec.Struct, frozen=True, tag="rows"):
     others are inherited with their results.
     """
 
-    run_id: RunId
-    retry: frozenset[TaskStatus]
-    batch_id: BatchId | None = None
+    run_id: RunId  #: The run whose tasks are replayed.
+    retry: frozenset[TaskStatus]  #: Tasks in these statuses start over; the others are inherited.
+    batch_id: BatchId | None = None  #: Replay this batch only; absent for all.
+    #: Of those that start over, only tasks that failed for these reasons.
     reasons: frozenset[FailureReason] | None = None
-    hosts: frozenset[str] | None = None
+    hosts: frozenset[str] | None = None  #: Of those that start over, only tasks of these hosts.
 
 
 Source = StagedList | UploadedList | RowsOf
 
 
 class Job(msgspec.Struct, frozen=True):
-    job_id: JobId
-    caller: CallerId
-    status: JobStatus
-    created_at: float
-    updated_at: float
-    format: Format = Format.HTML
-    params: dict[str, str] = {}
-    headers_sealed: str | None = None
-    auth_sealed: str | None = None
-    external_id: str | None = None
-    name: str | None = None
-    metadata: dict[str, str] | None = None
-    webhook: Webhook | None = None
-    max_inflight: int = limits.MAX_INFLIGHT
-    max_attempts: int = limits.MAX_ATTEMPTS
-    priority: int = 1
-    shard_count: int = 1
-    runs_count: int = 0
-    latest_run_id: RunId | None = None
-    active_run_id: RunId | None = None
-    type: JobType = JobType.REGULAR
+    job_id: JobId  #: ULID of the job.
+    caller: CallerId  #: The caller that owns the job.
+    status: JobStatus  #: open, closed or deleted.
+    created_at: float  #: When the job was submitted.
+    updated_at: float  #: When the row last changed.
+    format: Format = Format.HTML  #: The format of the bodies, derived from the parameters.
+    params: dict[str, str] = {}  #: Scraper parameters of the job, without headers.
+    headers_sealed: str | None = None  #: Custom headers, encrypted.
+    auth_sealed: str | None = None  #: The caller's API key for the gateway, encrypted.
+    external_id: str | None = None  #: The caller's own name for the job.
+    name: str | None = None  #: A title for people.
+    metadata: dict[str, str] | None = None  #: The caller's own texts.
+    webhook: Webhook | None = None  #: The receiver of the job's run events.
+    max_inflight: int = limits.MAX_INFLIGHT  #: Cap on parallel tasks, over all processes.
+    max_attempts: int = limits.MAX_ATTEMPTS  #: Attempts that a task has.
+    priority: int = 1  #: Weight among the caller's own runs.
+    shard_count: int = 1  #: Number of task shards, fixed when the job is created.
+    runs_count: int = 0  #: Runs that the job has ever had.
+    latest_run_id: RunId | None = None  #: The newest run that is not deleted.
+    active_run_id: RunId | None = None  #: The live run, if there is one.
+    type: JobType = JobType.REGULAR  #: regular or scheduled.
+    #: Days that results are kept after their run has ended.
     result_ttl_days: int = limits.RESULT_TTL_DAYS
-    budget: BudgetCap | None = None
-    host_limits: HostLimits | None = None
-    task_token_sealed: str | None = None
+    budget: BudgetCap | None = None  #: The most that each run may spend.
+    host_limits: HostLimits | None = None  #: Concurrency and rate limits per host.
+    task_token_sealed: str | None = None  #: Step Functions task token for the first run, encrypted.
 
 
 class Run(msgspec.Struct, frozen=True):
-    job_id: JobId
-    run_id: RunId
-    caller: CallerId
-    sequence: int
-    status: RunStatus
-    created_at: float
-    updated_at: float
-    shard_count: int = 1
-    pause_state: PauseState = PauseState.ACTIVE
-    planned: int = 0
-    total: int = 0
-    open_batches: int = 0
-    batches_seq: int = 0
-    last_batch_received: bool = False
+    job_id: JobId  #: The job of the run.
+    run_id: RunId  #: ULID of the run.
+    caller: CallerId  #: The caller that owns the run.
+    sequence: int  #: 1 for the first run of the job, then counting up.
+    status: RunStatus  #: The stored status: running until the run ends.
+    created_at: float  #: When the run was created.
+    updated_at: float  #: When the row last changed; discovery selects runs by it.
+    shard_count: int = 1  #: Copied from the job.
+    pause_state: PauseState = PauseState.ACTIVE  #: active or paused.
+    planned: int = 0  #: Lines accepted so far.
+    total: int = 0  #: Tasks of sealed batches.
+    open_batches: int = 0  #: Batches that are not sealed yet.
+    batches_seq: int = 0  #: Lists added after the first.
+    last_batch_received: bool = False  #: No further list can be added.
+    #: pending or done; only for lists that are ingested after the response.
     ingest_status: IngestStatus | None = None
-    stop_requested_at: float | None = None
-    stop_reason: str | None = None
-    failure_reason: RunFailure | None = None
+    stop_requested_at: float | None = None  #: When a stop or failure was recorded (its first half).
+    stop_reason: str | None = None  #: Why the run was stopped.
+    failure_reason: RunFailure | None = None  #: The account-level cause of a failed run.
+    #: The cause in words, at most 500 characters; or why a list was not ingested.
     failure_detail: str | None = None
-    rerun_of: RunId | None = None
-    retried: int = 0
-    source_run_ids: tuple[RunId, ...] = ()
-    ended_at: float | None = None
+    rerun_of: RunId | None = None  #: The run that this one replays.
+    retried: int = 0  #: Tasks that this run starts over.
+    source_run_ids: tuple[RunId, ...] = ()  #: Runs whose results this run inherited.
+    ended_at: float | None = None  #: When the run ended.
+    #: The nominal time that created the run; absent if a caller did.
     scheduled_for: float | None = None
-    expires_at: float | None = None
+    expires_at: float | None = None  #: When its results expire; absent while it is live.
+    #: When the sweeper has to act on expired results or rows; absent if never.
     sweep_at: float | None = None
+    #: The budget that the run was started with; absent if it has none.
     budget: BudgetCap | None = None
-    queue_closed: bool = False
+    queue_closed: bool = False  #: The sweeper has removed the run's queue after its end.
 
 
 class Batch(msgspec.Struct, frozen=True):
     """One admitted list on its way into a run: the durable intent to ingest it (SPEC 5.3)."""
 
-    job_id: JobId
-    run_id: RunId
-    batch_id: BatchId
-    status: BatchStatus
-    total: int
-    created_at: float
-    updated_at: float
+    job_id: JobId  #: The job of the batch.
+    run_id: RunId  #: The run of the batch.
+    batch_id: BatchId  #: Its name within the run; `0` for the first.
+    status: BatchStatus  #: open, sealed or abandoned.
+    total: int  #: Lines accepted; lines counted once the batch is sealed.
+    created_at: float  #: When the list was admitted.
+    updated_at: float  #: When the batch last progressed; stalled batches are found by it.
+    #: Where the lines are read from; absent if they were inserted at once.
     source: Source | None = None
-    epoch: int = 0
-    done: int = 0
+    epoch: int = 0  #: Number of the ingest attempt that may move the batch.
+    done: int = 0  #: Lines that are ingested.
+    #: Where the next step starts: a byte position, a task id or a line count.
     cursor: str | None = None
-    failures: int = 0
-    source_run_ids: tuple[RunId, ...] = ()
+    failures: int = 0  #: Ingest attempts since the last progress.
+    source_run_ids: tuple[RunId, ...] = ()  #: Runs whose results the batch's rows inherited.
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -277,54 +288,55 @@ class Stats(msgspec.Struct, frozen=True):
     `retrying` are tasks between two tries: tried, not ended, and in nobody's hand.
     """
 
-    job_id: JobId
-    run_id: RunId
-    shard: int
-    status: GateStatus
-    admitted: int = 0
-    done: int = 0
-    successful: int = 0
-    failed: int = 0
-    auth_failed: int = 0
-    blocked: int = 0
-    bad_target: int = 0
-    rate_limited: int = 0
-    timeout: int = 0
-    gateway_error: int = 0
-    other: int = 0
-    credits: int = 0
-    cost_micros: int = 0
-    retrying: int = 0
-    stored_bytes: int = 0
+    job_id: JobId  #: The job of the counters.
+    run_id: RunId  #: The run of the counters.
+    shard: int  #: The shard that is counted.
+    status: GateStatus  #: Counter state: open, draining or closed.
+    admitted: int = 0  #: Tasks of the shard.
+    done: int = 0  #: Tasks that ended.
+    successful: int = 0  #: Tasks that ended successfully.
+    failed: int = 0  #: Tasks that failed.
+    auth_failed: int = 0  #: Failed with reason auth_failed.
+    blocked: int = 0  #: Failed with reason blocked.
+    bad_target: int = 0  #: Failed with reason bad_target.
+    rate_limited: int = 0  #: Failed with reason rate_limited.
+    timeout: int = 0  #: Failed with reason timeout.
+    gateway_error: int = 0  #: Failed with reason gateway_error.
+    other: int = 0  #: Failed with reason other.
+    credits: int = 0  #: Credits charged, all attempts included.
+    cost_micros: int = 0  #: Money charged, in millionths.
+    retrying: int = 0  #: Tasks between two attempts.
+    stored_bytes: int = 0  #: Bytes of the bodies that the tasks stored.
 
 
 class Task(msgspec.Struct, frozen=True):
-    run_id: RunId
-    task_id: TaskId
-    shard: int
-    batch_id: BatchId
-    index: int
-    url: str
-    status: TaskStatus
-    created_at: float
-    updated_at: float
-    method: Method = Method.GET
-    external_id: str | None = None
-    metadata: dict[str, str] | None = None
-    params: dict[str, str] | None = None
-    sealed: str | None = None
-    claim: int = 0
-    claim_until: float = 0.0
-    attempts: int = 0
-    handed_back: int = 0
-    started_at: float | None = None
-    result: Result | None = None
-    problem: Problem | None = None
-    reason: FailureReason | None = None
+    run_id: RunId  #: The run of the task.
+    task_id: TaskId  #: A hash of the line's origin.
+    shard: int  #: The shard that holds the row.
+    batch_id: BatchId  #: The batch that brought the task.
+    index: int  #: Position in that list.
+    url: str  #: The URL to fetch.
+    status: TaskStatus  #: pending, processing, successful or failed.
+    created_at: float  #: When the row was written.
+    updated_at: float  #: When the row last changed.
+    method: Method = Method.GET  #: GET or POST.
+    external_id: str | None = None  #: The caller's own name for the task.
+    metadata: dict[str, str] | None = None  #: The caller's own texts.
+    params: dict[str, str] | None = None  #: Scraper parameters of the task, without headers.
+    sealed: str | None = None  #: Custom headers and request body, encrypted.
+    claim: int = 0  #: Number of the latest claim.
+    claim_until: float = 0.0  #: When that claim lapses; 0 when no worker holds it.
+    attempts: int = 0  #: Attempts that reported an outcome.
+    handed_back: int = 0  #: Claims that were released before an outcome.
+    started_at: float | None = None  #: When the latest claim was taken.
+    result: Result | None = None  #: Where the body is stored.
+    problem: Problem | None = None  #: Why the task failed.
+    reason: FailureReason | None = None  #: The failure reason that the task is counted under.
+    #: Every attempt that reported, the latest HISTORY_MAX of them.
     history: tuple[Attempt, ...] = ()
-    credits: int = 0
-    cost_micros: int = 0
-    source_run_id: RunId | None = None
+    credits: int = 0  #: Credits charged for the task.
+    cost_micros: int = 0  #: Money charged for the task, in millionths.
+    source_run_id: RunId | None = None  #: The run that owns an inherited result.
 
 
 class KeyRecord(msgspec.Struct, frozen=True):
@@ -334,51 +346,52 @@ class KeyRecord(msgspec.Struct, frozen=True):
     finishes the same thing.
     """
 
-    key_id: str
-    caller: CallerId
-    fingerprint: str
-    subject: str
-    owner: str
-    claimed_until: float
-    expires_at: float
-    response_status: int | None = None
-    response_body: str | None = None
+    key_id: str  #: Hash of caller, method, path and key.
+    caller: CallerId  #: The caller that sent the key.
+    fingerprint: str  #: Hash of the query and the body.
+    subject: str  #: The id of what the request creates.
+    owner: str  #: The process start that works on the request.
+    claimed_until: float  #: Until when that process works on it.
+    expires_at: float  #: When the record counts as absent.
+    response_status: int | None = None  #: Status of the stored response; absent until there is one.
+    response_body: str | None = None  #: Body of the stored response.
 
 
 class Notice(msgspec.Struct, frozen=True):
     """An event to be delivered by its channel, written with the change it tells of."""
 
-    notice_id: NoticeId
-    job_id: JobId
-    run_id: RunId
-    event_type: str
-    status: NoticeStatus
-    occurred_at: float
-    due_at: float
-    payload: str
-    attempts: int = 0
-    last_error: str | None = None
+    notice_id: NoticeId  #: Hash of run and event; the event id on the wire.
+    job_id: JobId  #: The job of the event.
+    run_id: RunId  #: The run of the event.
+    event_type: str  #: run.completed, run.stopped or run.failed.
+    status: NoticeStatus  #: due, delivered, exhausted or dropped.
+    occurred_at: float  #: When the run ended.
+    due_at: float  #: When the next delivery is attempted; when claimed, when the claim lapses.
+    payload: str  #: The bytes that every delivery attempt sends.
+    attempts: int = 0  #: Delivery attempts that were recorded.
+    last_error: str | None = None  #: How the latest attempt failed.
+    #: Start of the delivery period: the end of the run, or the latest redelivery.
     due_since: float = 0.0
-    claim: int = 0
-    tries: tuple[Try, ...] = ()
-    channel: NoticeChannel = NoticeChannel.WEBHOOK
+    claim: int = 0  #: Number of the latest claim or redelivery.
+    tries: tuple[Try, ...] = ()  #: The latest delivery attempts.
+    channel: NoticeChannel = NoticeChannel.WEBHOOK  #: webhook or step_functions.
 
 
 class Scrub(msgspec.Struct, frozen=True):
     """The intent to remove what is left of a deleted job, or of one of its runs."""
 
-    job_id: JobId
-    run_id: RunId | None
-    scrub_id: str
-    shard_count: int
-    due_at: float
-    passes_left: int
+    job_id: JobId  #: The deleted job, or the job of the deleted run.
+    run_id: RunId | None  #: The deleted run; absent for a whole job.
+    scrub_id: str  #: ULID of the intent.
+    shard_count: int  #: Number of shards to delete from.
+    due_at: float  #: When the next pass starts; when claimed, when the claim lapses.
+    passes_left: int  #: Passes that are still to come.
 
 
 class TaskRef(msgspec.Struct, frozen=True, array_like=True):
     """What a queue carries: enough to find the task's row without reading the job."""
 
-    job_id: JobId
-    run_id: RunId
-    task_id: TaskId
-    shard: int
+    job_id: JobId  #: The job of the task.
+    run_id: RunId  #: The run of the task, which names its queue.
+    task_id: TaskId  #: The task.
+    shard: int  #: The shard that holds the row.

@@ -12,19 +12,21 @@ from conveyor.domain.errors import Refused
 class Quota(StrEnum):
     """Each is of one caller, and those of an address of all callers behind it."""
 
-    LIVE_RUNS = "live_runs"
-    OPEN_JOBS = "open_jobs"
-    STORED_TASKS = "stored_tasks"
+    LIVE_RUNS = "live_runs"  #: Live runs of a caller.
+    OPEN_JOBS = "open_jobs"  #: Open jobs of a caller; only submits of open jobs are refused.
+    STORED_TASKS = "stored_tasks"  #: Tasks in all runs of a caller that are not deleted.
+    #: Bytes of a caller's bodies that have not expired, from the run counters.
     STORED_BYTES = "stored_bytes"
-    EXPORTS_PER_RUN = "exports_per_run"
-    UPLOAD_SLOTS = "upload_slots"
+    EXPORTS_PER_RUN = "exports_per_run"  #: Exports of one run that exist at the same time.
+    UPLOAD_SLOTS = "upload_slots"  #: File inputs of a caller that have not been removed.
+    #: Requests of a caller per second on average; five seconds' worth at once.
     REQUESTS_PER_S = "requests_per_s"
-    STREAMS = "streams"
-    AUDITS = "audits"
-    WEBHOOK_TESTS_PER_MIN = "webhook_tests_per_min"
-    ADDRESS_CALLERS = "address_callers"
-    ADDRESS_REQUESTS_PER_S = "address_requests_per_s"
-    ADDRESS_STREAMS = "address_streams"
+    STREAMS = "streams"  #: Event streams of a caller at the same time, per process.
+    AUDITS = "audits"  #: Audits of a caller at the same time, per process; two over all callers.
+    WEBHOOK_TESTS_PER_MIN = "webhook_tests_per_min"  #: Webhook tests of a caller per minute.
+    ADDRESS_CALLERS = "address_callers"  #: Callers that one client address may use within an hour.
+    ADDRESS_REQUESTS_PER_S = "address_requests_per_s"  #: Requests of one client address per second.
+    ADDRESS_STREAMS = "address_streams"  #: Event streams of one client address at the same time.
 
 
 # A list of a million lines and several reruns of it fit in; what one caller can do to a disk, to

@@ -34,30 +34,30 @@ _UNIT_S = {RateUnit.MINUTE: 60, RateUnit.HOUR: 3600, RateUnit.DAY: 86400}
 class At(msgspec.Struct, frozen=True, tag="at"):
     """Once, at this wall time."""
 
-    at: str
-    timezone: str
+    at: str  #: Local date and time.
+    timezone: str  #: IANA name of the time zone.
 
 
 class Rate(msgspec.Struct, frozen=True, tag="rate"):
     """Again and again after so much time, whatever the clocks on the wall do."""
 
-    every: int
-    unit: RateUnit
-    anchor_at: float
+    every: int  #: How many units between two nominal times.
+    unit: RateUnit  #: minute, hour or day.
+    anchor_at: float  #: When the rule was set, in whole seconds.
 
 
 class Calendar(msgspec.Struct, frozen=True, tag="calendar"):
     """At these wall times of every day, of these weekdays, or of these days of the month."""
 
-    times_of_day: tuple[str, ...]
-    timezone: str
-    weekdays: tuple[str, ...] | None = None
-    month_days: tuple[int, ...] | None = None
+    times_of_day: tuple[str, ...]  #: Local times, HH:MM.
+    timezone: str  #: IANA name of the time zone.
+    weekdays: tuple[str, ...] | None = None  #: Only on these days of the week.
+    month_days: tuple[int, ...] | None = None  #: Only on these days of the month.
 
 
 class Cron(msgspec.Struct, frozen=True, tag="cron"):
-    cron: str
-    timezone: str
+    cron: str  #: The five cron fields.
+    timezone: str  #: IANA name of the time zone.
 
 
 Rule = At | Rate | Calendar | Cron
@@ -84,26 +84,27 @@ class SkipReason(StrEnum):
 class Skip(msgspec.Struct, frozen=True, array_like=True):
     """Nominal times that made no run: from the first of them until that instant."""
 
-    first_at: float
-    until: float
-    reason: SkipReason
+    first_at: float  #: The first nominal time that created no run.
+    until: float  #: The end of the skipped period.
+    reason: SkipReason  #: missed, overlap or paused.
 
 
 class Schedule(msgspec.Struct, frozen=True):
     """When a scheduled job fires, and the list that it fires with."""
 
-    job_id: JobId
-    status: ScheduleStatus
-    rule: Rule
-    overlap: Overlap
-    source: Source
-    total: int
-    created_at: float
-    updated_at: float
-    version: int = 0
+    job_id: JobId  #: The job of the schedule.
+    status: ScheduleStatus  #: active or paused.
+    rule: Rule  #: When the schedule triggers.
+    overlap: Overlap  #: skip or queue.
+    source: Source  #: The list that every run ingests.
+    total: int  #: The lines of that list.
+    created_at: float  #: When the job was submitted.
+    updated_at: float  #: When the row last changed.
+    version: int = 0  #: Raised by every change; guards the next one.
+    #: The next nominal time, or the one that is due; absent if there is none.
     next_fire_at: float | None = None
-    last_fire_at: float | None = None
-    skips: tuple[Skip, ...] = ()
+    last_fire_at: float | None = None  #: The latest nominal time that created a run.
+    skips: tuple[Skip, ...] = ()  #: The latest skips.
 
 
 class BadRule(ConveyorError):

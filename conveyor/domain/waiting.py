@@ -19,19 +19,22 @@ from conveyor.domain.totals import Totals
 class WaitReason(StrEnum):
     """What holds a live run up."""
 
-    PAUSED = "paused"
-    INGEST = "ingest"
-    BUDGET = "budget"
-    STORAGE = "storage"
-    RESOURCES = "resources"
+    PAUSED = "paused"  #: The caller paused the run.
+    INGEST = "ingest"  #: The list is being ingested, and every task that is in has ended.
+    BUDGET = "budget"  #: The budget cannot pay for another call.
+    STORAGE = "storage"  #: Bodies cannot be stored, so no page is fetched.
+    RESOURCES = "resources"  #: A worker has no file descriptors, memory, threads or ports left.
+    #: The gateway does not answer, or fails for every target; probes test it.
     GATEWAY_UNAVAILABLE = "gateway_unavailable"
-    JOB_CAP = "job_cap"
+    JOB_CAP = "job_cap"  #: As many tasks are in flight as `max_inflight` allows.
+    #: The gateway accepts no more concurrent calls of this API key.
     GATEWAY_LIMIT = "gateway_limit"
-    HOST_CAP = "host_cap"
+    HOST_CAP = "host_cap"  #: The limits of the run's hosts are reached.
+    #: All remaining tasks wait to be retried; a site or the gateway asked to slow down.
     RATE_LIMITED = "rate_limited"
-    RETRY_BACKOFF = "retry_backoff"
-    WORKERS_BUSY = "workers_busy"
-    NO_WORKERS = "no_workers"
+    RETRY_BACKOFF = "retry_backoff"  #: All remaining tasks wait to be retried.
+    WORKERS_BUSY = "workers_busy"  #: Other runs use every slot of the workers.
+    NO_WORKERS = "no_workers"  #: Tasks are ready and no worker runs.
 
 
 # While one of these lasts nothing can be fetched, whatever else is free.
