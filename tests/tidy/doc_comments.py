@@ -1,0 +1,71 @@
+"""Doc comments: the `#:` comments that describe constants, fields and members of enums.
+
+A comment stands behind its statement, or on the lines directly above it. The documents are
+generated from these words, so a name without one is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Collection
+from types import ModuleType
+
+MARK = "#: "
+
+
+class Undescribed(LookupError):
+    """Something that the documents show has no doc comment."""
+
+
+def of_class(kind: type, *, without: Collection[str] = ()) -> dict[str, str]:
+    """The description of each field or member of a class, in the order of the source, but for
+    those `without` one."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    (node,) = ast.parse(source).body
+    assert isinstance(node, ast.ClassDef)
+    body = [each for each in node.body if _assigned(each) not in without]
+    return _described(f"{kind.__module__}.{kind.__name__}", body, source)
+
+
+def of_module(module: ModuleType) -> dict[str, str]:
+    """The description of each constant of a module, in the order of the source."""
+    source = inspect.getsource(module)
+    return _described(module.__name__, ast.parse(source).body, source)
+
+
+def _described(owner: str, body: list[ast.stmt], source: str) -> dict[str, str]:
+    lines = source.splitlines()
+    found = {}
+    for statement in body:
+        name = _assigned(statement)
+        if name is not None:
+            text = _behind(lines, statement) or _above(lines, statement)
+            if not text:
+                raise Undescribed(f"{owner}.{name} has no `#:` comment")
+            found[name] = text
+    return found
+
+
+def _assigned(statement: ast.stmt) -> str | None:
+    """The public name that a statement gives a value or a type to."""
+    match statement:
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+            return None if name.startswith("_") else name
+        case _:
+            return None
+
+
+def _behind(lines: list[str], statement: ast.stmt) -> str:
+    line = lines[(statement.end_lineno or statement.lineno) - 1]
+    return line.partition("  " + MARK)[2].strip()
+
+
+def _above(lines: list[str], statement: ast.stmt) -> str:
+    words: list[str] = []
+    for line in reversed(lines[: statement.lineno - 1]):
+        if not line.strip().startswith(MARK):
+            break
+        words.insert(0, line.strip().removeprefix(MARK))
+    return " ".join(words)

@@ -1,0 +1,74 @@
+"""`python -m tests.tidy.generate`: writes the parts of the documents that repeat the code.
+
+A part stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. Everything else in a
+document is written by hand. `tests/tidy/test_documents.py` compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.tidy import listings, tables
+from tests.tidy.sources import ROOT
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "checkers": listings.checker_table,
+    "commands": listings.commands,
+    "diagrams": tables.diagrams,
+    "events": tables.event_types,
+    "failure reasons": tables.failure_reasons,
+    "faults": listings.faults,
+    "laws": listings.laws,
+    "limits": tables.limits_table,
+    "log lines": listings.log_lines,
+    "metrics": listings.metrics,
+    "mutants": listings.mutants,
+    "packages": listings.packages,
+    "parameters": tables.params,
+    "problems": tables.problems,
+    "profiles": listings.profiles,
+    "queries": listings.query_table,
+    "quotas": tables.quota_table,
+    "routes": tables.routes,
+    "rows": tables.rows,
+    "run failures": tables.run_failures,
+    "settings": tables.settings,
+    "values": tables.values,
+    "wait reasons": tables.wait_reasons,
+}
+_PART = re.compile(r"<!-- generated: (.+?) -->\n(.*?)<!-- end: \1 -->", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    """Every document that may hold generated parts."""
+    return [ROOT / "SPEC.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def parts_of(text: str) -> list[str]:
+    """The names of the generated parts in a document."""
+    return [name for name, _ in _PART.findall(text)]
+
+
+def generated(text: str) -> str:
+    """The document with every generated part as the code has it now."""
+    return _PART.sub(lambda found: _part(found[1]), text)
+
+
+def _part(name: str) -> str:
+    return f"<!-- generated: {name} -->\n\n{PARTS[name]()}\n\n<!-- end: {name} -->"
+
+
+def main() -> None:
+    """Writes every document that has changed, and names it."""
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        made = generated(text)
+        if made != text:
+            path.write_text(made, encoding="utf-8")
+            print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

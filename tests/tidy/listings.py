@@ -1,0 +1,266 @@
+"""Listings for the documents that are made from the source: modules, log lines, metrics, commands,
+and the parts of the simulator."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import click
+from prometheus_client import CollectorRegistry
+
+from conveyor.cli.main import cli
+from conveyor.domain import queries
+from conveyor.ports import (
+    aside,
+    blobs,
+    cache,
+    clock,
+    coordinator,
+    gateway,
+    notifier,
+    queue,
+    signals,
+    store,
+    vault,
+)
+from conveyor.simulation import checkers
+from conveyor.simulation.faults import ONLY_ON, Fault
+from conveyor.simulation.moods import TEMPERS
+from conveyor.simulation.mutants import MUTANTS
+from conveyor.telemetry import EngineUsage, make_metrics
+from tests.tidy.sources import CODE, Module, modules
+from tests.tidy.tables import code, table
+
+PORTS: tuple[type, ...] = (
+    store.Store,
+    queue.Queue,
+    blobs.Blobs,
+    coordinator.Coordinator,
+    gateway.Gateway,
+    notifier.Notifier,
+    notifier.Workflows,
+    signals.Signals,
+    cache.Cache,
+    vault.Vault,
+    clock.Clock,
+    aside.Aside,
+)
+_REFERENCE = re.compile(r" ?\((?:SPEC|docs/)[^()]*\)")
+_LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
+
+
+def metrics() -> str:
+    """Every metric of a process, then those that an engine on AWS adds."""
+    found = [
+        (family.name, family.type, collector._labelnames, family.documentation)
+        for collector in _collectors(make_metrics(CollectorRegistry()))
+        for family in collector.describe()
+    ]
+    found += [
+        (family.name, family.type, tuple(family.samples[0].labels), family.documentation)
+        for family in EngineUsage(_Sample(), {"sample": 1}).collect()
+    ]
+    return table(
+        ("metric", "type", "labels", "meaning"),
+        (
+            (code(name + _suffix(kind)), kind, ", ".join(map(code, labels)), words)
+            for name, kind, labels, words in found
+        ),
+    )
+
+
+def _collectors(group: Any) -> Iterator[Any]:
+    """The collectors of a group of metrics and of the groups within it."""
+    for name in (each.name for each in fields(group) if each.name != "registry"):
+        member = getattr(group, name)
+        if is_dataclass(member):
+            yield from _collectors(member)
+        else:
+            yield member
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Usage of an engine, so that every family has a label."""
+
+    calls: Mapping[str, int] = field(default_factory=lambda: {"sample": 1})
+    failures: Mapping[str, int] = field(default_factory=lambda: {"sample": 1})
+    retries: Mapping[str, int] = field(default_factory=lambda: {"sample": 1})
+    read_units: float = 1
+    write_units: float = 1
+    rows_read: int = 1
+    rows_returned: int = 1
+    price_millionths: float = 1
+
+
+def _suffix(kind: str) -> str:
+    return "_total" if kind == "counter" else ""
+
+
+def log_lines() -> str:
+    """Every statement that logs in the product, by its level and message."""
+    found = sorted({line for module in _product() for line in _logged(module)})
+    return table(
+        ("level", "message", "fields", "module"),
+        (
+            (level, code(message), ", ".join(map(code, names)), code(name))
+            for level, message, names, name in found
+        ),
+    )
+
+
+def _product() -> Iterator[Module]:
+    for module in modules(*CODE):
+        if not module.name.startswith("conveyor/simulation/"):
+            yield module
+
+
+def _logged(module: Module) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="log"), attr=level),
+                args=[ast.Constant(value=str(message)), *_],
+                keywords=keywords,
+            ) if level in _LEVELS:
+                names = tuple(
+                    key.value
+                    for keyword in keywords
+                    if keyword.arg == "extra" and isinstance(keyword.value, ast.Dict)
+                    for key in keyword.value.keys
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str)
+                )
+                shown = "error" if level == "exception" else level
+                yield shown, message, names, module.name
+
+
+def commands() -> str:
+    """Every command of the program, with the first sentence of its help."""
+    return table(("command", "what it does"), _commands(cli, "conveyor"))
+
+
+def _commands(group: click.Group, path: str) -> Iterator[tuple[str, str]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if not command.hidden:
+            yield code(f"{path} {name}"), command.get_short_help_str(limit=200)
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{path} {name}")
+
+
+def packages() -> str:
+    """Every package of the product: the sentence that opens it, and its modules."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for module in modules(*CODE):
+        folder, _, file = module.name.rpartition("/")
+        _, names = found.setdefault(folder, ("", []))
+        if file == "__init__.py":
+            found[folder] = (first_sentence(module), names)
+        else:
+            names.append(file.removesuffix(".py"))
+    return table(
+        ("package", "what it is", "modules"),
+        (
+            (code(f"{folder}/"), words, ", ".join(map(code, names)))
+            for folder, (words, names) in sorted(found.items())
+        ),
+    )
+
+
+def first_sentence(module: Module) -> str:
+    paragraph = (ast.get_docstring(module.tree) or "").partition("\n\n")[0]
+    text = _REFERENCE.sub("", " ".join(paragraph.split()))
+    return text.partition(". ")[0].rstrip(".") + "."
+
+
+def query_table() -> str:
+    return table(
+        ("query", "result"),
+        (
+            (code(name), " ".join((inspect.getdoc(kind) or "").split()))
+            for name, kind in vars(queries).items()
+            if inspect.isclass(kind)
+            and kind is not queries.Query
+            and issubclass(kind, queries.Query)
+        ),
+    )
+
+
+def laws() -> str:
+    """The laws of each port, as its docstring has them."""
+    return "\n\n".join(f"### {port.__name__}\n\n{_law_of(port)}" for port in PORTS)
+
+
+def _law_of(port: type) -> str:
+    methods = ", ".join(
+        code(name)
+        for name, member in vars(port).items()
+        if inspect.isfunction(member) and not name.startswith("_")
+    )
+    words = (inspect.getdoc(port) or "").removeprefix("Laws:").strip()
+    return f"Methods: {methods}.\n\n{words}"
+
+
+def faults() -> str:
+    return table(
+        ("fault", "engines"),
+        (
+            (code(fault), ", ".join(sorted(ONLY_ON[fault])) if fault in ONLY_ON else "all")
+            for fault in Fault
+        ),
+    )
+
+
+def profiles() -> str:
+    return table(
+        ("profile", "what its clients do more often"),
+        (
+            (code(name), ", ".join(f"{code(action)} x{times}" for action, times in more.items()))
+            for name, more in TEMPERS.items()
+        ),
+    )
+
+
+def mutants() -> str:
+    return table(
+        ("mutant", "invariants", "engines", "defect"),
+        (
+            (
+                code(mutant.name),
+                ", ".join(f"I{number}" for number in mutant.invariants),
+                ", ".join(mutant.engines) or "all",
+                mutant.what,
+            )
+            for mutant in MUTANTS.values()
+        ),
+    )
+
+
+def checker_table() -> str:
+    """Each invariant with the functions that check it."""
+    found: dict[int, list[str]] = {}
+    for number, name in checked():
+        found.setdefault(number, []).append(name)
+    return table(
+        ("invariant", "checkers"),
+        ((f"I{number}", ", ".join(map(code, names))) for number, names in sorted(found.items())),
+    )
+
+
+def checked() -> Iterator[tuple[int, str]]:
+    """Every checker with each number that its docstring begins with."""
+    found: dict[tuple[int, str], None] = {}
+    for group in fields(checkers.ALL):
+        for checker in getattr(checkers.ALL, group.name):
+            module = checker.__module__.rpartition(".")[2]
+            words = inspect.getdoc(checker) or ""
+            for number in re.findall(r"I(\d+)", words.partition(":")[0]):
+                found[int(number), f"{module}.{checker.__name__}"] = None
+    yield from found

@@ -1,0 +1,294 @@
+"""Tables for the documents that are made from values: rows, limits, settings, codes, diagrams."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from conveyor import config
+from conveyor.api.routes import ROUTES
+from conveyor.domain import (
+    budget,
+    events,
+    export,
+    hooks,
+    hosts,
+    inputs,
+    lifecycle,
+    limits,
+    model,
+    quotas,
+    schedules,
+    waiting,
+)
+from conveyor.domain.changes import Row
+from conveyor.domain.params import PARAMS
+from conveyor.domain.retry import BACKOFF
+from conveyor.simulation.checkers.problems import CODES
+from tests.tidy import doc_comments
+from tests.tidy.problem_codes import MEANINGS
+from tests.tidy.sources import modules
+
+DIAGRAMS: Mapping[str, lifecycle.Table[Any]] = {
+    "Job": lifecycle.JOB,
+    "Run": lifecycle.RUN,
+    "Task": lifecycle.TASK,
+    "Batch": lifecycle.BATCH,
+    "Counter state": lifecycle.GATE,
+    "Webhook event": lifecycle.NOTICE,
+    "Schedule": lifecycle.SCHEDULE,
+    "Export": lifecycle.EXPORT,
+}
+ROWS: tuple[type[msgspec.Struct], ...] = Row.__args__
+# Structs that are stored within rows, staged lists and messages.
+VALUES: tuple[type[msgspec.Struct], ...] = (
+    model.TaskSpec,
+    model.TaskRef,
+    model.Result,
+    model.Attempt,
+    model.Problem,
+    model.Webhook,
+    model.StagedList,
+    model.RowsOf,
+    inputs.UploadedList,
+    inputs.ListSpec,
+    hooks.SigningKey,
+    hooks.Try,
+    schedules.At,
+    schedules.Rate,
+    schedules.Calendar,
+    schedules.Cron,
+    schedules.Skip,
+    budget.BudgetCap,
+    hosts.HostLimits,
+    hosts.HostLimit,
+    export.Manifest,
+)
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table; a bar within a cell is escaped."""
+    heads = list(header)
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+def code(text: object) -> str:
+    return f"`{text}`"
+
+
+def diagrams() -> str:
+    """Every state machine, as the diagram that its table draws."""
+    return "\n\n".join(
+        f"{name}:\n\n```mermaid\n{lifecycle.mermaid(rules)}\n```"
+        for name, rules in DIAGRAMS.items()
+    )
+
+
+def rows() -> str:
+    return "\n\n".join(map(_struct, ROWS))
+
+
+def values() -> str:
+    return "\n\n".join(map(_struct, VALUES))
+
+
+def _struct(kind: type[msgspec.Struct]) -> str:
+    words = doc_comments.of_class(kind)
+    assert list(words) == list(kind.__struct_fields__), kind
+    types = kind.__annotations__
+    fields = (
+        (code(name), code(_plain_type(types[name])), _default(kind, name), text)
+        for name, text in words.items()
+    )
+    return f"### {kind.__name__}\n\n" + table(("field", "type", "default", "meaning"), fields)
+
+
+def _plain_type(annotation: object) -> str:
+    return str(annotation).replace(" | None", "?")
+
+
+def _default(kind: type[msgspec.Struct], name: str) -> str:
+    info = next(field for field in msgspec.structs.fields(kind) if field.name == name)
+    if info.required:
+        return ""
+    if info.default is msgspec.NODEFAULT:
+        return code("{}")
+    if info.default is None:
+        return "absent"
+    return code(info.default if info.default != "" else '""')
+
+
+def limits_table() -> str:
+    words = doc_comments.of_module(limits)
+    return table(
+        ("limit", "value", "meaning"),
+        ((code(name), _number(vars(limits)[name]), text) for name, text in words.items()),
+    )
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def settings() -> str:
+    """Each variable with its default and its values, from the calls that read the environment."""
+    words = doc_comments.of_class(config.Settings, without={"quotas"})
+    read = _variables_read()
+    found = [
+        (code(variable), default, allowed, words[field])
+        for field, (variable, default, allowed) in read.items()
+    ]
+    quota_words = doc_comments.of_class(quotas.Quota)
+    for variable, quota in config.QUOTAS.items():
+        default = code(quotas.DEFAULTS[quota])
+        text = f"Quota: {quota_words[quota.name]}"
+        found.append((code(variable), default, "a number; `off` or 0 lifts it", text))
+    return table(("variable", "default", "values", "meaning"), found)
+
+
+def _variables_read() -> dict[str, tuple[str, str, str]]:
+    """By field: its variable, default and values. `read(name, default, parse)` is how most of them
+    are read."""
+    found: dict[str, tuple[str, str, str]] = {}
+    local: dict[str, ast.expr] = {}
+    (source,) = (each for each in modules("conveyor") if each.name == "conveyor/config.py")
+    (function,) = (
+        node
+        for node in source.tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == "settings_from"
+    )
+    for node in function.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                local[name] = value
+            case ast.Return(value=ast.Call(keywords=keywords)):
+                for keyword in keywords:
+                    assert keyword.arg is not None
+                    value = keyword.value
+                    if isinstance(value, ast.Name):
+                        value = local[value.id]
+                    if keyword.arg != "quotas":
+                        found[keyword.arg] = _variable(value)
+    return found
+
+
+def _variable(value: ast.expr) -> tuple[str, str, str]:
+    text = ast.unparse(value)
+    (name,) = set(re.findall(r"CONVEYOR_[A-Z_]+", text)) or {config.KEYS_FILE}
+    for node in ast.walk(value):
+        match node:
+            case ast.Call(func=ast.Name(id="read"), args=[_, default, parse]):
+                shown = str(_evaluated(default))
+                return name, code(shown) if shown else "", _allowed(parse)
+    return name, "", ""
+
+
+def _evaluated(node: ast.expr) -> object:
+    return eval(ast.unparse(node), {"limits": limits, "str": str})
+
+
+def _allowed(parse: ast.expr) -> str:
+    match parse:
+        case ast.Call(func=ast.Name(id="_between"), args=[least, most]):
+            return f"{_evaluated(least)} to {_evaluated(most)}"
+        case ast.Call(func=ast.Name(id="_one_of"), args=choices):
+            return ", ".join(code(_evaluated(choice)) for choice in choices if _evaluated(choice))
+        case ast.Name(id="_switch"):
+            return "`on`, `off`"
+        case ast.Name(id="_port_if_given"):
+            return "0 to 65535"
+        case _:
+            return ""
+
+
+def quota_table() -> str:
+    words = doc_comments.of_class(quotas.Quota)
+    variables = {quota: variable for variable, quota in config.QUOTAS.items()}
+    return table(
+        ("quota", "default", "setting", "what is counted"),
+        (
+            (code(quota), quotas.DEFAULTS[quota], code(variables[quota]), words[quota.name])
+            for quota in quotas.Quota
+        ),
+    )
+
+
+def wait_reasons() -> str:
+    words = doc_comments.of_class(waiting.WaitReason)
+    return table(
+        ("reason", "meaning"),
+        ((code(reason), words[reason.name]) for reason in waiting.WaitReason),
+    )
+
+
+def failure_reasons() -> str:
+    words = doc_comments.of_class(model.FailureReason)
+    return table(
+        ("reason", "meaning", "first delay", "longest delay"),
+        (
+            (
+                code(reason),
+                words[reason.name],
+                f"{BACKOFF[reason].first_s:g} s",
+                f"{BACKOFF[reason].delay_s_max:g} s",
+            )
+            for reason in model.FailureReason
+        ),
+    )
+
+
+def run_failures() -> str:
+    words = doc_comments.of_class(model.RunFailure)
+    return table(
+        ("failure reason of a run", "meaning"),
+        ((code(reason), words[reason.name]) for reason in model.RunFailure),
+    )
+
+
+def event_types() -> str:
+    words = doc_comments.of_class(events.EventType)
+    return table(
+        ("event", "meaning"), ((code(kind), words[kind.name]) for kind in events.EventType)
+    )
+
+
+def problems() -> str:
+    """The codes that the simulator accepts, which tests/tidy compares with those of the code."""
+    unused = MEANINGS.keys() - {each for codes in CODES.values() for each in codes}
+    assert not unused, f"codes that no response has: {sorted(unused)}"
+    order = list(MEANINGS)
+    return table(
+        ("status", "code", "when"),
+        (
+            (status, code(each), MEANINGS[each])
+            for status in sorted(CODES)
+            for each in sorted(CODES[status], key=order.index)
+        ),
+    )
+
+
+def routes() -> str:
+    return table(
+        ("operation", "responses", "query", "access", "summary"),
+        (
+            (
+                code(f"{route.method} {route.path}"),
+                ", ".join(map(str, route.answers)),
+                ", ".join(code(parameter.name) for parameter in route.query),
+                route.access.name.lower(),
+                route.summary,
+            )
+            for route in ROUTES
+        ),
+    )
+
+
+def params() -> str:
+    return ", ".join(code(key) for key in sorted(PARAMS)) + "."
