@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Most tests wait for processes and sockets more than they compute: two for each core.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 
-.PHONY: demo test check format mutants clean
+.PHONY: demo test check format docs mutants clean
 
 demo: .venv/.installed
 	$(BIN)/conveyor demo
@@ -27,6 +27,10 @@ check: .venv/.installed-test
 format: .venv/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Writes the parts of the documents that repeat the code; tests/tidy compares them.
+docs: .venv/.installed-test
+	$(BIN)/python -m tests.tidy.generate
 
 # When the simulator or the program has changed, other seeds kill the mutants.
 mutants: .venv/.installed-test
