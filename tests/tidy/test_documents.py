@@ -21,13 +21,13 @@ from tests.tidy.listings import checked
 from tests.tidy.problem_codes import MEANINGS
 from tests.tidy.sources import ALL_PYTHON, ROOT, modules
 
-SPEC_BYTES_MAX = 45_000
+SPEC_BYTES_MAX = 43_000
 WRITTEN = (
     *(path for path in documents() if path.name != "hardening.md"),
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
 )
 # What liveness and the tests of faults show, and no checker does.
-UNCHECKED = {13, 53, 66}
+UNCHECKED = {13, 53, 54, 56, 57, 58, 64, 66}
 
 _GENERATED = re.compile(r"<!-- generated: .*?<!-- end: [^>]*-->", re.DOTALL)
 _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
