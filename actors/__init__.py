@@ -1,1 +1,1 @@
-"""The actors of a Conveyor worker, on a runtime of their own (SPEC 6)."""
+"""The actors of a Conveyor worker, on a runtime of their own (docs/architecture.md, The worker)."""

@@ -1,4 +1,5 @@
-"""CallLimiter: how many calls each API key has under way at a remote gateway (SPEC 6.3).
+"""CallLimiter: how many calls each API key has under way at a remote gateway
+(docs/engines.md, Gateways).
 
 Owns:    for each key a line of calls, and the leases by which all processes together keep to a
          limit that the gateway states.

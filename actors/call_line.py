@@ -1,4 +1,5 @@
-"""CallLine: the calls that are made with one API key, and the permits for them (SPEC 6.3).
+"""CallLine: the calls that are made with one API key, and the permits for them
+(docs/engines.md, Gateways).
 
 A permit is taken before a message is received, and is in one of three states: held, calling, over.
 A call that is cut off keeps its place, and its lease, until its deadline: the gateway goes on with

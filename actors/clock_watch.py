@@ -1,4 +1,4 @@
-"""ClockWatch: tells an actor that the wall clock of its machine was set (SPEC 5.12)."""
+"""ClockWatch: tells an actor that the wall clock of its machine was set (SPEC.md 4.22)."""
 
 from __future__ import annotations
 

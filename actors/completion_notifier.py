@@ -1,4 +1,4 @@
-"""CompletionNotifier: delivers what the outbox holds, however long it takes (SPEC 6.6).
+"""CompletionNotifier: delivers what the outbox holds, however long it takes (SPEC.md 4.16).
 
 Owns:    the deliveries under way, and what is known of the receivers.
 Hears:   nothing: the outbox is the queue, and is asked when something may be due.

@@ -1,4 +1,4 @@
-"""Doorkeeper: lets the tasks of one poller through to hosts that take few at a time (SPEC 6.13).
+"""Doorkeeper: lets the tasks of one poller through to hosts that take few at a time (SPEC.md 4.8).
 
 A task whose host is full is parked, unclaimed and uncounted; where there is no room for it, it goes
 back to the queue until about its turn.

@@ -1,4 +1,4 @@
-"""Exporter: makes the files that were asked for, and removes them in time (SPEC 5.7).
+"""Exporter: makes the files that were asked for, and removes them in time (SPEC.md 4.19).
 
 Owns:    the exports under way, a few at a time.
 Hears:   nothing: the rows are the queue, and are asked when something may be due.

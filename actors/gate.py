@@ -1,4 +1,4 @@
-"""FairGate: the slots in which this process fetches, shared by caller, then by run (SPEC 6.7).
+"""FairGate: the slots in which this process fetches, shared by caller, then by run (SPEC.md 4.7).
 
 A caller that fetches slow pages must not keep the slots from the others, however many keys it has.
 Three rules see to that:

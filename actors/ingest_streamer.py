@@ -1,4 +1,4 @@
-"""IngestStreamer: walks staged lists into their runs, off the request path (SPEC 6.5).
+"""IngestStreamer: walks staged lists into their runs, off the request path (SPEC.md 4.3).
 
 Owns:    the batches that are being walked here, a few at a time.
 Hears:   BatchOpened, BatchStalled.
@@ -61,7 +61,7 @@ class IngestStreamer:
         extra = {"run": batch.run_id, "batch": batch.batch_id}
         try:
             async with room:
-                # One that crashes its walker is given up after a few walks (SPEC 6.5).
+                # One that crashes its walker is given up after a few walks (SPEC.md 4.3).
                 walk = partial(reconcile.finish_batch, self.env, batch)
                 outcome = await isolate(
                     walk, "a batch", expects=(BlobMissing, ValueError), extra=extra

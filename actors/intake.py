@@ -1,4 +1,4 @@
-"""What a poller takes from its queue, and what it puts back for want of leases (SPEC 6.7)."""
+"""What a poller takes from its queue, and what it puts back for want of leases (SPEC.md 4.6)."""
 
 from __future__ import annotations
 

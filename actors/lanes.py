@@ -1,4 +1,5 @@
-"""Lanes: how many deliveries go to one receiver, and to one caller's receivers, at once (SPEC 6.6).
+"""Lanes: how many deliveries go to one receiver, and to one caller's receivers, at once
+(SPEC.md 4.16).
 
 A receiver that fails again and again is sidelined: for a growing while nothing is sent to it, then
 one probe at a time, until a delivery succeeds. So neither a dead receiver nor a slow one takes the

@@ -1,4 +1,4 @@
-"""LeaseHeartbeater: one beat keeps lease, message and claim of running work alive (SPEC 6.7).
+"""LeaseHeartbeater: one beat keeps lease, message and claim of running work alive (SPEC.md 4.6).
 
 Owns:    which work is under way here, and what each piece of it holds.
 Hears:   Hold, Release.

@@ -1,4 +1,5 @@
-"""Every message that actors send each other, grouped by who hears it (SPEC 6).
+"""Every message that actors send each other, grouped by who hears it
+(docs/architecture.md, The worker).
 
 Commands are imperative, facts are in the past tense. A message may carry a live cancel scope or
 a reply slip; nothing here is ever stored.

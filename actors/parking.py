@@ -1,4 +1,4 @@
-"""ParkingLot: messages in hand whose hosts are full, until there is room (SPEC 6.13).
+"""ParkingLot: messages in hand whose hosts are full, until there is room (SPEC.md 4.8).
 
 A parked message has neither slot nor lease nor claim. If its receipt lapses, somebody else has it.
 """

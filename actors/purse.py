@@ -1,4 +1,4 @@
-"""Purse: pays for the calls of one poller out of the budget of its run (SPEC 6.12).
+"""Purse: pays for the calls of one poller out of the budget of its run (SPEC.md 4.9).
 
 What it holds is on the run's books as its share, before any call begins; so the run as a whole
 never spends more than its budget, whoever dies when.

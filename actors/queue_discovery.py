@@ -1,4 +1,5 @@
-"""QueueDiscovery: learns which runs are live and keeps one poller for each (SPEC 6.1).
+"""QueueDiscovery: learns which runs are live and keeps one poller for each
+(docs/architecture.md, Discovery).
 
 Owns:    the pollers: which runs have one, and how to reach it.
 Hears:   RunChanged, TearDown.

@@ -1,4 +1,4 @@
-"""ReconcileSweeper: finds what a crash left half done and has it finished (SPEC 6.9).
+"""ReconcileSweeper: finds what a crash left half done and has it finished (SPEC.md 4.14).
 
 Owns:    nothing: every repair is conditional on what it read.
 Hears:   nothing: it comes round by the clock, first of all right after a start.

@@ -1,4 +1,4 @@
-"""What a poller has on its desk: its run, its leases, and the tasks in hand (SPEC 6.7)."""
+"""What a poller has on its desk: its run, its leases, and the tasks in hand (SPEC.md 4.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RunPoller: drains the queue of one run, taking permits before it receives (SPEC 6.7).
+"""RunPoller: drains the queue of one run, taking permits before it receives (SPEC.md 4.6).
 
 Owns:    the run's leases and the tasks that run under them, in a nursery of its own; its share of
          the run's budget, and its places at hosts that take few at a time.

@@ -1,4 +1,4 @@
-"""Scheduler: fires what is due, in the order of time (SPEC 6.11).
+"""Scheduler: fires what is due, in the order of time (SPEC.md 4.17).
 
 Owns:    nothing: the schedules' rows say what is due, and their versions say who was first.
 Hears:   nothing: it looks again when the next time has come, and now and then in between.

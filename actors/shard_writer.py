@@ -1,4 +1,4 @@
-"""ShardWriter: settles tasks in groups, then looks for completion, then acks (SPEC 6.2).
+"""ShardWriter: settles tasks in groups, then looks for completion, then acks (SPEC.md 4.4).
 
 Owns:    nothing but the group in hand.
 Hears:   Settle.

@@ -1,4 +1,5 @@
-"""SharedSignals: signals between processes that share an engine, and nothing else (SPEC 6.8)."""
+"""SharedSignals: signals between processes that share an engine, and nothing else
+(SPEC.md 4.13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""StorageBreaker: stops fetching while pages cannot be written, and tests the storage (SPEC 6.15).
+"""StorageBreaker: stops fetching while pages cannot be written, and tests the storage
+(SPEC.md 4.11).
 
 One for each process. A page that was fetched and cannot be written is held in memory: it has been
 paid for. While the circuit is open, pollers receive nothing. The writes of held pages, one at a

@@ -1,4 +1,4 @@
-"""TaskRunner: scrapes, stores and settles one claimed task (SPEC 6.2, 6.15).
+"""TaskRunner: scrapes, stores and settles one claimed task (SPEC.md 4.4, 4.11).
 
 Owns:    one message, one lease and one claim, for as long as one call of `run` takes, and the
          outcome of the fetch until it is written.

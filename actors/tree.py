@@ -1,4 +1,5 @@
-"""Who supervises whom, as data; start order is dependency order, stop order its reverse (SPEC 6).
+"""Who supervises whom, as data; start order is dependency order, stop order its reverse
+(docs/architecture.md, The worker).
 
 REST_FOR_ONE: when one crashes, everything that was started after it, and so may lean on it, is
 stopped and started again with it.

@@ -1,4 +1,5 @@
-"""WaitReporter: leaves marks of what this process sees, for those who show runs (SPEC 4.8).
+"""WaitReporter: leaves marks of what this process sees, for those who show runs
+(docs/api.md, Waiting).
 
 Owns:    the marks of this process: its presence, and a sighting of each run it polls.
 Hears:   nothing: it looks at the board that the pollers write on.

@@ -1,4 +1,4 @@
-"""WorkerProcess: keeps one more process at work on the same data (SPEC 1.2).
+"""WorkerProcess: keeps one more process at work on the same data (docs/operations.md, Roles).
 
 Owns:    the process, from its start to its end.
 Hears:   nothing.

@@ -1,4 +1,4 @@
-"""The composition root: the one place that knows which engine runs (SPEC 1.2).
+"""The composition root: the one place that knows which engine runs (docs/architecture.md, Layers).
 
 Roles are functions here. Nothing is opened at import; everything is closed in reverse order.
 """
@@ -112,7 +112,7 @@ class World:
         return KeyFile(path)
 
     def origins(self) -> Origins:
-        """How callers reach this server (SPEC 8.5)."""
+        """How callers reach this server (docs/operations.md, Behind a proxy)."""
         return Origins(public_url=self.settings.public_url, proxies=self.settings.trusted_proxies)
 
     def app(self, *, ready: Callable[[], bool]) -> QuartTrio:

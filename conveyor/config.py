@@ -1,4 +1,4 @@
-"""Settings: the environment, read once into a frozen value (SPEC 1.3)."""
+"""Settings: the environment, read once into a frozen value (docs/operations.md, Settings)."""
 
 from __future__ import annotations
 

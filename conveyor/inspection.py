@@ -1,4 +1,5 @@
-"""Inspection: a running process tells over a local socket what it is doing (SPEC 1.2).
+"""Inspection: a running process tells over a local socket what it is doing
+(docs/operations.md, Endpoints for operators).
 
 The socket lies in the data directory and belongs to its owner; whoever connects is sent one
 snapshot as JSON. `conveyor ps` reads it.

@@ -1,4 +1,5 @@
-"""Monitoring: a process without an API tells how it fares, over HTTP (SPEC 1.2).
+"""Monitoring: a process without an API tells how it fares, over HTTP
+(docs/operations.md, Endpoints for operators).
 
 For scrapers of metrics and checks of health inside one's own network: a request, an answer, and
 the connection ends. Nothing here names a caller.

@@ -1,6 +1,7 @@
 """The shared engine, put together: AWS, with Redis or without; the composition root's other half.
 
-Many processes work on it, none owns it (SPEC 5.6). Only the composition root comes here.
+Many processes work on it, none owns it
+(docs/engines.md, Embedded engine). Only the composition root comes here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Telemetry: the name and the fields of every metric, and how log lines are written (SPEC 1.2).
+"""Telemetry: the name and the fields of every metric, and how log lines are written
+(docs/operations.md, Metrics).
 
 Log lines never carry headers or keys, and URLs lose their query strings before they are written:
 tokens live there. Nothing here knows Conveyor.

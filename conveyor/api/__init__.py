@@ -1,1 +1,1 @@
-"""The HTTP API: reads requests, calls use cases, writes answers (SPEC 4)."""
+"""The HTTP API: reads requests, calls use cases, writes answers (docs/api.md)."""

@@ -1,4 +1,4 @@
-"""The application: a plain factory that ties the route table to Quart (SPEC 4.1).
+"""The application: a plain factory that ties the route table to Quart (docs/api.md, Conventions).
 
 What changes something runs under a shield: a client that hangs up cancels its handler, and a
 write that was begun must end. `except Exception` stands here once: the last handler.

@@ -1,4 +1,4 @@
-"""Audits over HTTP (SPEC 4.9)."""
+"""Audits over HTTP (docs/api.md, Audit)."""
 
 from __future__ import annotations
 

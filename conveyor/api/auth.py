@@ -1,4 +1,4 @@
-"""Who is calling: the one header that says it, and the two ways to judge it (SPEC 8.1)."""
+"""Who is calling: the one header that says it, and the two ways to judge it (SPEC.md 5.1)."""
 
 from __future__ import annotations
 

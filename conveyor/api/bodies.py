@@ -1,4 +1,4 @@
-"""Request bodies: how large, how slow and of which kind they may be (SPEC 4.1)."""
+"""Request bodies: how large, how slow and of which kind they may be (docs/api.md, Conventions)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A call: one request as handlers see it, and the two shapes of their answers (SPEC 4.1)."""
+"""A call: one request as handlers see it, and the two shapes of their answers
+(docs/api.md, Conventions)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Damage of stored bodies is told to the operator, wherever in a download it is found (5.5)."""
+"""Damage of stored bodies is told to the operator, wherever in a download it is found
+(docs/storage.md, Damaged bodies)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Bodies that the storage hands out itself: a redirect for those who ask, minted on every read.
 
-Not for everybody (SPEC 4.5): clients of the contract follow none, and would save its empty body.
+Not for everybody
+(docs/api.md, Results): clients of the contract follow none, and would save its empty body.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dry runs over HTTP: `dry_run=true` on a submit or a rerun (SPEC 4.10)."""
+"""Dry runs over HTTP: `dry_run=true` on a submit or a rerun (docs/api.md, Dry run)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The feed over HTTP: pages to poll, or a stream of server-sent events (SPEC 6.10)."""
+"""The feed over HTTP: pages to poll, or a stream of server-sent events (SPEC.md 4.15)."""
 
 from __future__ import annotations
 

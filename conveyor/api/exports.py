@@ -1,4 +1,4 @@
-"""Exports over HTTP: ask for one, look how far it is, fetch the file (SPEC 4.12)."""
+"""Exports over HTTP: ask for one, look how far it is, fetch the file (docs/api.md, Exports)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters: what the query of a rerun says about which tasks start over (SPEC 4.6)."""
+"""Filters: what the query of a rerun says about which tasks start over (SPEC.md 4.18)."""
 
 from __future__ import annotations
 

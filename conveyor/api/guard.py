@@ -1,4 +1,4 @@
-"""The guard in front of Quart: answers what Quart must not see (SPEC 4.1).
+"""The guard in front of Quart: answers what Quart must not see (docs/api.md, Conventions).
 
 Quart reads the Host header before any handler of ours runs, and an error there would break the
 connection instead of answering it. Requests that the server could not read come here too, so that

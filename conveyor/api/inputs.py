@@ -1,4 +1,4 @@
-"""Uploaded lists over HTTP: slots, and what is put into them (SPEC 4.13)."""
+"""Uploaded lists over HTTP: slots, and what is put into them (docs/api.md, Uploaded lists)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The routes of jobs: their lists, their schedules, what happens to them (SPEC 4.1)."""
+"""The routes of jobs: their lists, their schedules, what happens to them
+(docs/api.md, Conventions)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Jobs over HTTP: submit, list, show, feed, close, rerun, delete (SPEC 4.2)."""
+"""Jobs over HTTP: submit, list, show, feed, close, rerun, delete
+(docs/api.md, Submitting lists)."""
 
 from __future__ import annotations
 

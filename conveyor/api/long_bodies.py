@@ -1,4 +1,4 @@
-"""Long bodies over HTTP: a list that is staged while it arrives (SPEC 4.2).
+"""Long bodies over HTTP: a list that is staged while it arrives (docs/api.md, Submitting lists).
 
 A body that breaks off, is no JSON or holds what is refused leaves nothing behind.
 """

@@ -1,4 +1,5 @@
-"""Long lists of jobs over HTTP: where they are laid down, and what comes of them (SPEC 4.2)."""
+"""Long lists of jobs over HTTP: where they are laid down, and what comes of them
+(docs/api.md, Submitting lists)."""
 
 from __future__ import annotations
 

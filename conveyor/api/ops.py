@@ -1,4 +1,5 @@
-"""For operators: health, readiness, metrics, the document and the live tree (SPEC 1.2)."""
+"""For operators: health, readiness, metrics, the document and the live tree
+(docs/operations.md, Endpoints for operators)."""
 
 from __future__ import annotations
 

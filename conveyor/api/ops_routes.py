@@ -1,4 +1,4 @@
-"""The routes for those who run the service (SPEC 1.2)."""
+"""The routes for those who run the service (docs/operations.md, Endpoints for operators)."""
 
 from __future__ import annotations
 

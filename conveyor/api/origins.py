@@ -1,4 +1,5 @@
-"""Origins: how callers reach this server, and from which address they call (SPEC 8.5).
+"""Origins: how callers reach this server, and from which address they call
+(docs/operations.md, Behind a proxy).
 
 Links carry tokens, so they must point at us. The Host header is the client's word, and so are
 forwarded headers unless a proxy that the operator trusts has written them. A link therefore begins

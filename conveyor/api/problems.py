@@ -1,4 +1,5 @@
-"""Problems: the one place where errors become answers, all as application/problem+json (SPEC 4.3).
+"""Problems: the one place where errors become answers, all as application/problem+json
+(docs/api.md, Errors).
 
 A refusal brings its own status, code and title. The table below has the rest.
 """

@@ -1,4 +1,5 @@
-"""Quotas on requests: how often and how many at once, by caller and by client address (SPEC 9.1).
+"""Quotas on requests: how often and how many at once, by caller and by client address
+(SPEC.md 4.21).
 
 They are counted in this process; what callers have stored is counted from rows
 (conveyor/usecases/quotas.py).

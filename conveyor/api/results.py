@@ -1,4 +1,4 @@
-"""Results over HTTP: pages of tasks, their bodies, their histories (SPEC 4.5)."""
+"""Results over HTTP: pages of tasks, their bodies, their histories (docs/api.md, Results)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of runs: their tasks, results and exports (SPEC 4.1)."""
+"""The routes of runs: their tasks, results and exports (docs/api.md, Conventions)."""
 
 from __future__ import annotations
 

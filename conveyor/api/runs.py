@@ -1,4 +1,4 @@
-"""Runs over HTTP: list, show, stop, pause, resume, delete (SPEC 2.5)."""
+"""Runs over HTTP: list, show, stop, pause, resume, delete (SPEC.md 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Scheduled jobs over HTTP: submit one, replace its schedule, pause it, resume it (SPEC 4.11)."""
+"""Scheduled jobs over HTTP: submit one, replace its schedule, pause it, resume it
+(docs/api.md, Schedules)."""
 
 from __future__ import annotations
 

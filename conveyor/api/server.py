@@ -1,4 +1,5 @@
-"""The HTTP server as one actor among the others: listens, and ends in a bounded time (SPEC 4.1).
+"""The HTTP server as one actor among the others: listens, and ends in a bounded time
+(docs/api.md, Conventions).
 
 It is a sibling of the worker's actors under our own supervisor: a crash of any of them takes the
 process through one door, and never leaves a server that answers for a dead worker.

@@ -1,4 +1,4 @@
-"""The routes of webhooks and signing keys (SPEC 6.6)."""
+"""The routes of webhooks and signing keys (docs/api.md, Webhooks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Webhooks and HMAC keys over HTTP: set, try out, look at deliveries, rotate (SPEC 6.6)."""
+"""Webhooks and HMAC keys over HTTP: set, try out, look at deliveries, rotate
+(docs/api.md, Webhooks)."""
 
 from __future__ import annotations
 

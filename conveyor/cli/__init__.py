@@ -1,1 +1,1 @@
-"""The command line: one file per command (SPEC 1.2)."""
+"""The command line: one file per command (docs/operations.md, Roles)."""

@@ -1,4 +1,5 @@
-"""`conveyor api`: the API without a worker, on an engine that others share (SPEC 1.2)."""
+"""`conveyor api`: the API without a worker, on an engine that others share
+(docs/operations.md, Roles)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`conveyor demo`: a real job of a thousand pages against a site of our own (SPEC 1.2)."""
+"""`conveyor demo`: a real job of a thousand pages against a site of our own
+(docs/operations.md, Roles)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`conveyor dev`: the whole service in one process on one data directory (SPEC 1.2)."""
+"""`conveyor dev`: the whole service in one process on one data directory
+(docs/operations.md, Roles)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The entry of the program: handles signals before anything else is loaded (SPEC 1.2)."""
+"""The entry of the program: handles signals before anything else is loaded
+(docs/operations.md, Starting and stopping)."""
 
 from __future__ import annotations
 

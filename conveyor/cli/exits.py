@@ -1,4 +1,5 @@
-"""Exits: the process ends by a deadline, whatever hangs in it (SPEC 1.2).
+"""Exits: the process ends by a deadline, whatever hangs in it
+(docs/operations.md, Starting and stopping).
 
 Everything that Conveyor promises holds on `kill -9` as well, so a process that cannot end in order
 ends without it. The signal handlers here also work in process 1 of a container, which ignores every

@@ -1,4 +1,5 @@
-"""`conveyor simulate --hunt`: shows that each mutant is found, and keeps the seeds (SPEC 6.14)."""
+"""`conveyor simulate --hunt`: shows that each mutant is found, and keeps the seeds
+(docs/simulator.md, Mutants)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`conveyor init`: makes what the AWS engine needs, where it is not there (SPEC 1.2)."""
+"""`conveyor init`: makes what the AWS engine needs, where it is not there
+(docs/operations.md, Roles)."""
 
 from __future__ import annotations
 

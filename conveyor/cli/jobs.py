@@ -1,4 +1,4 @@
-"""`conveyor jobs`: submit and manage jobs on a running server (SPEC 1.2)."""
+"""`conveyor jobs`: submit and manage jobs on a running server (docs/operations.md, Roles)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`conveyor jobs schedule`, and the options with which a job is given a schedule (SPEC 4.11)."""
+"""`conveyor jobs schedule`, and the options with which a job is given a schedule
+(docs/api.md, Schedules)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Running a job in this very process: what `scrape` and `demo` share (SPEC 1.2)."""
+"""Running a job in this very process: what `scrape` and `demo` share
+(docs/operations.md, Roles)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`conveyor`: the program; without a command it takes its role from CONVEYOR_ROLE (SPEC 1.2)."""
+"""`conveyor`: the program; without a command it takes its role from CONVEYOR_ROLE
+(docs/operations.md, Roles)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`conveyor scrape`: a list in, a folder of pages out; no server, no account (SPEC 1.2)."""
+"""`conveyor scrape`: a list in, a folder of pages out; no server, no account
+(docs/operations.md, Roles)."""
 
 from __future__ import annotations
 

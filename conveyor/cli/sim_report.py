@@ -1,4 +1,5 @@
-"""What many seeds came to, as a page to keep: `conveyor simulate --report FILE` (SPEC 6.14)."""
+"""What many seeds came to, as a page to keep: `conveyor simulate --report FILE`
+(docs/simulator.md)."""
 
 from __future__ import annotations
 

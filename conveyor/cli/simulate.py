@@ -1,4 +1,5 @@
-"""`conveyor simulate`: the program in worlds that are worse than the real one (SPEC 6.14)."""
+"""`conveyor simulate`: the program in worlds that are worse than the real one
+(docs/simulator.md)."""
 
 from __future__ import annotations
 

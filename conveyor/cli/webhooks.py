@@ -1,4 +1,4 @@
-"""`conveyor webhooks`: the keys that sign, and trying a receiver out (SPEC 6.6)."""
+"""`conveyor webhooks`: the keys that sign, and trying a receiver out (docs/api.md, Webhooks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`conveyor worker`: a process that does the work, of its own or for an owner (SPEC 1.2)."""
+"""`conveyor worker`: a process that does the work, of its own or for an owner
+(docs/operations.md, Roles)."""
 
 from __future__ import annotations
 

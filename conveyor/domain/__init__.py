@@ -1,1 +1,1 @@
-"""The domain: pure values and decisions; no I/O, no clock, no randomness of its own (SPEC 2)."""
+"""The domain: pure values and decisions; no I/O, no clock, no randomness of its own (SPEC.md 2)."""

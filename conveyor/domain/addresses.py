@@ -1,4 +1,5 @@
-"""Which hosts, addresses and ports a fetch may reach: the SSRF rules, as pure tables (SPEC 8.2).
+"""Which hosts, addresses and ports a fetch may reach: the SSRF rules, as pure tables
+(docs/engines.md, Targets).
 
 An address is refused unless it is plainly public. `is_global` alone is not enough: it says yes
 to NAT64, v4-compatible and other wrapped forms of private addresses, to cloud metadata services

@@ -1,4 +1,4 @@
-"""Admitting lists: the path one takes, and the change that makes it part of a run (SPEC 4.2).
+"""Admitting lists: the path one takes, and the change that makes it part of a run (SPEC.md 4.1).
 
 Whatever is admitted is durable before anybody is told: in the first transaction when it is small,
 else as a staged list that an open batch points at.

@@ -1,4 +1,4 @@
-"""Auditing: a recount of a run's rows, held against its counters (SPEC 4.9).
+"""Auditing: a recount of a run's rows, held against its counters (docs/api.md, Audit).
 
 While a run is live both move. But everything that is counted only ever grows, so a recount lies
 between the counters before it and the counters after it; once the run has ended, all three agree.

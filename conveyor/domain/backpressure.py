@@ -1,4 +1,5 @@
-"""Three lines against receiving what cannot be run: permits, cooldown, bounce delay (SPEC 6.7)."""
+"""Three lines against receiving what cannot be run: permits, cooldown, bounce delay
+(SPEC.md 4.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a run may spend, who has taken how much of it, and what a call may cost (SPEC 5.3, 6.12)."""
+"""What a run may spend, who has taken how much of it, and what a call may cost (SPEC.md 4.9;
+docs/storage.md, Rows)."""
 
 from __future__ import annotations
 

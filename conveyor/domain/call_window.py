@@ -1,4 +1,4 @@
-"""How many calls of one API key may be under way at a gateway (SPEC 6.3).
+"""How many calls of one API key may be under way at a gateway (docs/engines.md, Gateways).
 
 The window starts small, jumps to what the first answer says is free, or grows with every answer
 (slow start), up to the limit that the gateway states. A refusal for concurrency shrinks it to half

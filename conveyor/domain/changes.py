@@ -1,4 +1,5 @@
-"""Change: what a decision wants written, in words that every engine can obey (SPEC 5.1).
+"""Change: what a decision wants written, in words that every engine can obey
+(docs/engines.md, Changes and guards).
 
 One guarded write decides; everything after it is commutative, idempotent or repairable. A guard
 carries facts, never code, so that SQL, DynamoDB and memory can each check it in their own way.

@@ -1,4 +1,4 @@
-"""What to make of instants that were written by a clock which was set since (SPEC 5.12).
+"""What to make of instants that were written by a clock which was set since (SPEC.md 4.22).
 
 Wall clocks are set, by a day or by 40. An instant that was to come soon when it was written may
 then lie far ahead. Nothing waits for it: whoever reads a deadline compares it with the longest time

@@ -1,4 +1,5 @@
-"""What a body is called: its type, and the ending of a file that holds it (SPEC 4.5)."""
+"""What a body is called: its type, and the ending of a file that holds it
+(docs/api.md, Results)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Cron expressions: five fields, read into the numbers that they stand for (SPEC 2.6)."""
+"""Cron expressions: five fields, read into the numbers that they stand for
+(docs/api.md, Schedules)."""
 
 from __future__ import annotations
 

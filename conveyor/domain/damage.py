@@ -1,4 +1,5 @@
-"""Damage: what a stored task still says when some of its fields cannot be decoded (SPEC 6.15).
+"""Damage: what a stored task still says when some of its fields cannot be decoded
+(docs/storage.md, Damaged rows).
 
 A task must be counted whatever its row has become, so a damaged one is read field by field: what
 can be decoded is kept, and stand-ins take the places of the rest. It is never fetched.

@@ -1,6 +1,6 @@
 """What becomes of a notice: claimed for a try, delivered, put off, given up, made due again.
 
-Every change is fenced by the number of the claim (SPEC 6.6).
+Every change is fenced by the number of the claim (SPEC.md 4.16).
 """
 
 from __future__ import annotations

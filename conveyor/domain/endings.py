@@ -1,4 +1,4 @@
-"""How runs and jobs end: complete, stop, fail, delete; one guarded change each (SPEC 2.5)."""
+"""How runs and jobs end: complete, stop, fail, delete; one guarded change each (SPEC.md 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of the domain, named by whose fault they are (SPEC 4.3)."""
+"""The errors of the domain, named by whose fault they are (docs/api.md, Errors)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events: what a caller's feed tells of, and the rows it is kept in (SPEC 6.10)."""
+"""Events: what a caller's feed tells of, and the rows it is kept in (SPEC.md 4.15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Export: a run's results as one file, what is told of it, and how that can be checked (SPEC 5.7).
+"""Export: a run's results as one file, what is told of it, and how that can be checked
+(SPEC.md 4.19).
 
 The manifest's digest runs over one line per task, in id order, so that neither who writes a file
 nor who checks it ever holds more than one task of it.

@@ -1,4 +1,4 @@
-"""What happens to an export: asked for, taken up, made, put off, given up, removed (SPEC 5.7).
+"""What happens to an export: asked for, taken up, made, put off, given up, removed (SPEC.md 4.19).
 
 `due_at` is when somebody has to look at it: at once when it is new, after the claim of whoever
 makes it, and when it expires once it is over. Whoever takes it up fences off all others by epoch.

@@ -1,4 +1,4 @@
-"""The feed: events are written with what they tell of, then given their places (SPEC 6.10).
+"""The feed: events are written with what they tell of, then given their places (SPEC.md 4.15).
 
 A place is given by one guarded change of the caller's feed row. Readers go by places alone, so an
 event that was committed late, by whichever process, comes after all that anybody has read.

@@ -1,5 +1,5 @@
 """Firing: the one guarded change by which a nominal time makes a run, and by which a schedule is
-made, replaced, paused and resumed (SPEC 6.11).
+made, replaced, paused and resumed (SPEC.md 4.17).
 
 Every change of a schedule's row raises its version and is guarded by it, so whatever two processes
 and a caller do to it at the same time happens one after the other. A run's id is a function of the

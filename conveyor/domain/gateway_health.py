@@ -1,4 +1,4 @@
-"""Whether a gateway is away, or only fails for some targets (SPEC 6.3).
+"""Whether a gateway is away, or only fails for some targets (docs/engines.md, Gateways).
 
 A call that was never sent says that the gateway is unreachable. An answer such as 502 that says
 nothing about the target, or no answer at all, may be the gateway's fault or the target's. Such a

@@ -1,4 +1,5 @@
-"""A caller's HMAC keys: make the first, stage a candidate, promote it or drop it (SPEC 6.6).
+"""A caller's HMAC keys: make the first, stage a candidate, promote it or drop it
+(docs/api.md, Webhooks).
 
 One row a caller; every change is guarded by its version, so of two at once one is refused.
 """

@@ -1,4 +1,5 @@
-"""The values around webhooks: the keys that sign them, and tries at delivering one (SPEC 6.6)."""
+"""The values around webhooks: the keys that sign them, and tries at delivering one
+(docs/api.md, Webhooks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How gently a host is treated: how many fetches at once, how many a second (SPEC 6.13)."""
+"""How gently a host is treated: how many fetches at once, how many a second (SPEC.md 4.8)."""
 
 from __future__ import annotations
 

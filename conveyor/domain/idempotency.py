@@ -1,4 +1,5 @@
-"""What an Idempotency-Key means when it comes: first, again, in progress, or misused (SPEC 7)."""
+"""What an Idempotency-Key means when it comes: first, again, in progress, or misused
+(SPEC.md 4.2)."""
 
 from __future__ import annotations
 

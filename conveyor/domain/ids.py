@@ -1,4 +1,4 @@
-"""Identities: ULIDs for jobs and runs, a function of the input for tasks (SPEC 2.2)."""
+"""Identities: ULIDs for jobs and runs, a function of the input for tasks (SPEC.md 2.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one ingest path: chunk by chunk, insert-only, fenced by epoch, sealed once (SPEC 6.5)."""
+"""The one ingest path: chunk by chunk, insert-only, fenced by epoch, sealed once (SPEC.md 4.3)."""
 
 from __future__ import annotations
 

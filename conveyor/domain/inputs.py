@@ -1,5 +1,5 @@
 """Uploaded lists: how one is to be read, the slot it is put into, and the copy a job keeps of it
-(SPEC 4.13)."""
+(docs/api.md, Uploaded lists)."""
 
 from __future__ import annotations
 

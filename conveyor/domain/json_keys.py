@@ -1,4 +1,5 @@
-"""Keys that a JSON object names twice: found without building the document (SPEC 4.1).
+"""Keys that a JSON object names twice: found without building the document
+(docs/api.md, Conventions).
 
 Decoders take the last of two equal keys and say nothing, while a proxy or a reviewer may have read
 the first. The standard library's scanner hands over each object's pairs: measured, that costs 0.2

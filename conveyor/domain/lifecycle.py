@@ -1,4 +1,4 @@
-"""Every legal transition, in tables; nothing elsewhere decides what may follow what (SPEC 2.4).
+"""Every legal transition, in tables; nothing elsewhere decides what may follow what (SPEC.md 3.1).
 
 Two rules: a terminal status has no way out but deletion (a notice's, but redelivery), and an
 engine never spells a status: it is handed the set that `sources` yields.
@@ -134,7 +134,7 @@ def is_complete(run: Run, totals: Totals) -> bool:
 
 
 def mermaid(table: Table[Status]) -> str:
-    """The table as a state diagram; SPEC 2.4 holds exactly this text."""
+    """The table as a state diagram; SPEC.md 3.1 holds exactly this text."""
     lines = ["stateDiagram-v2"]
     for event, (starts, end) in table.items():
         lines += [f"    {start} --> {end}: {event}" for start in sorted(starts)]

@@ -1,4 +1,4 @@
-"""Every limit, once: the validator, the OpenAPI document and SPEC 9 all read this page."""
+"""Every limit, once. The table in docs/api.md, Limits, is made of the `#:` comments."""
 
 from __future__ import annotations
 

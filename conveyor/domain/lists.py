@@ -1,4 +1,4 @@
-"""Reading lists: bytes in, lines out, a piece at a time (SPEC 4.13).
+"""Reading lists: bytes in, lines out, a piece at a time (docs/api.md, Uploaded lists).
 
 Pure. What comes out does not depend on where the bytes were cut, so that a list which is read
 again gives the same lines; never more is held than one line, the piece in hand, and what it
@@ -25,7 +25,8 @@ _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # The largest window, in a gzip wrapping.
 _BOM = b"\xef\xbb\xbf"
 _INFLATED_BYTES = 256 * 1024
-# Work that gives no lines is bounded, as for any encoded body (SPEC 8.4): tools that cut a stream
+# Work that gives no lines is bounded, as for any encoded body
+# (SPEC.md 5.4): tools that cut a stream
 # into members make them of 64 KiB and more, and no honest data is larger when it is compressed.
 _MEMBERS_MAX = 256
 _MEMBER_BYTES_MIN = 4 * 1024

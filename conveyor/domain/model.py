@@ -1,4 +1,5 @@
-"""The values that Conveyor keeps: Job, Run, Batch, Task, Stats and their companions (SPEC 2, 5).
+"""The values that Conveyor keeps: Job, Run, Batch, Task, Stats and their companions (SPEC.md 2;
+docs/storage.md).
 
 Rows are frozen msgspec structs: building one costs about a tenth of a frozen dataclass, and the
 settle path builds several per task. Instants are epoch seconds; money is millionths.
@@ -263,7 +264,8 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One admitted list on its way into a run: the durable intent to ingest it (SPEC 5.3)."""
+    """One admitted list on its way into a run: the durable intent to ingest it
+    (docs/storage.md, Rows)."""
 
     job_id: JobId  #: The job of the batch.
     run_id: RunId  #: The run of the batch.

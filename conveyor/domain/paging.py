@@ -1,4 +1,5 @@
-"""Cursors: signed, bound to what they were made for; one last id is a whole position (SPEC 4.5)."""
+"""Cursors: signed, bound to what they were made for; one last id is a whole position
+(docs/api.md, Results)."""
 
 from __future__ import annotations
 

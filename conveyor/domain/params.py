@@ -1,4 +1,5 @@
-"""Scraper parameters: the keys that exist, their canonical strings, and what follows (SPEC 4.4)."""
+"""Scraper parameters: the keys that exist, their canonical strings, and what follows
+(docs/api.md, Scraper parameters)."""
 
 from __future__ import annotations
 

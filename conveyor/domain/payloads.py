@@ -1,4 +1,5 @@
-"""Payloads: the bytes that a notice carries, made once and sent on every try (SPEC 6.6)."""
+"""Payloads: the bytes that a notice carries, made once and sent on every try
+(docs/api.md, Webhooks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pricing: what a page costs at a ZenRows-compatible gateway, in credits (SPEC 4.10).
+"""Pricing: what a page costs at a ZenRows-compatible gateway, in credits (docs/api.md, Dry run).
 
 A page that is fetched once and well. What failed costs nothing there, so tries do not count.
 """

@@ -1,4 +1,4 @@
-"""Problem details: the one place where their types and titles are written (SPEC 4.3)."""
+"""Problem details: the one place where their types and titles are written (docs/api.md, Errors)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Query: the few ways in which rows are looked up by anything but their key (SPEC 5.2)."""
+"""Query: the few ways in which rows are looked up by anything but their key
+(docs/storage.md, Queries)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas: how much one caller, or one client address, may have or ask for (SPEC 9.1)."""
+"""Quotas: how much one caller, or one client address, may have or ask for (SPEC.md 4.21)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long to wait before a failed try is made again (SPEC 6.4); the back-off of all others."""
+"""How long to wait before a failed try is made again (SPEC.md 4.5); the back-off of all others."""
 
 from __future__ import annotations
 

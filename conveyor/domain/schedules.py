@@ -1,4 +1,4 @@
-"""Schedules: the rules by which a job fires, and the row that says how far it is (SPEC 2.6)."""
+"""Schedules: the rules by which a job fires, and the row that says how far it is (SPEC.md 4.17)."""
 
 from __future__ import annotations
 

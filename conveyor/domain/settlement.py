@@ -1,4 +1,4 @@
-"""What a claim and an outcome do to a task and to its run's counters (SPEC 6.2).
+"""What a claim and an outcome do to a task and to its run's counters (SPEC.md 4.4).
 
 A claim is a number: settling, retrying and handing back are all fenced by it, so a worker that
 lost its claim can change nothing. The flip of a task and the count of its shard are one change.

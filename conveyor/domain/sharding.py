@@ -1,4 +1,4 @@
-"""Which shard a task lives in; the layout is pinned on the job when it is made (SPEC 5.4)."""
+"""Which shard a task lives in; the layout is pinned on the job when it is made (SPEC.md 2.4)."""
 
 from __future__ import annotations
 

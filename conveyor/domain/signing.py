@@ -1,4 +1,5 @@
-"""Signatures of webhooks: the contract's header and those of Standard Webhooks (SPEC 6.6).
+"""Signatures of webhooks: the contract's header and those of Standard Webhooks
+(docs/api.md, Webhooks).
 
 Both name the second at which the try is made, because receivers refuse old ones; id and body
 are the same on every try.

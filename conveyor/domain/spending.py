@@ -1,4 +1,4 @@
-"""Taking from a run's budget before a call, and giving back what was not needed (SPEC 6.12).
+"""Taking from a run's budget before a call, and giving back what was not needed (SPEC.md 4.9).
 
 Who calls a gateway first takes the most that the call may cost. What is taken is never given back
 by anybody else: if its holder is lost, so is what it held, and the budget is never overshot.

@@ -1,4 +1,5 @@
-"""Which lines of a list are tasks, and what is wrong with those that are not (SPEC 4.2)."""
+"""Which lines of a list are tasks, and what is wrong with those that are not
+(docs/api.md, Submitting lists)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Totals: a run's counters, summed over its shards (SPEC 2.3)."""
+"""Totals: a run's counters, summed over its shards (SPEC.md 2.3)."""
 
 from __future__ import annotations
 

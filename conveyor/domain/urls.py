@@ -1,4 +1,5 @@
-"""The one strict URL parser: at submit, at every redirect and at connect (SPEC 4.2).
+"""The one strict URL parser: at submit, at every redirect and at connect
+(docs/engines.md, Targets).
 
 What was checked is what is connected to: no second parser ever sees the text. Userinfo, control
 characters, spaces, backslashes and hosts that only look numeric are refused, never repaired.

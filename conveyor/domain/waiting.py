@@ -1,5 +1,5 @@
 """Waiting: why a run is not moving, from the nearest cause outwards, and when it may be over
-(SPEC 4.8).
+(docs/api.md, Waiting).
 
 Facts come from rows, from leases, and from sightings: what each process last saw of the run. None
 of it guards truth; at worst it is half a minute old.

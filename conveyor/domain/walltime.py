@@ -1,4 +1,5 @@
-"""Wall time: what instant a local date and time is, through all changes of clocks (SPEC 2.6).
+"""Wall time: what instant a local date and time is, through all changes of clocks
+(docs/api.md, Schedules).
 
 A wall time is read with the offset that held before a change. So one that a change skips comes as
 much later as the clocks were put forward, and one that comes twice means the first.

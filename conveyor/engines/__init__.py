@@ -1,1 +1,1 @@
-"""The engines: adapters that implement the ports; strangers to each other (SPEC 5)."""
+"""The engines: adapters that implement the ports; strangers to each other (docs/engines.md)."""

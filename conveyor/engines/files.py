@@ -1,4 +1,4 @@
-"""What engines on a file system share: making a name durable (SPEC 5.6)."""
+"""What engines on a file system share: making a name durable (docs/engines.md, Embedded engine)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A connection: one client's requests in turn, with a deadline in every state (SPEC 4.1).
+"""A connection: one client's requests in turn, with a deadline in every state
+(docs/api.md, Conventions).
 
     state                          ends after
     before the first byte          FIRST_BYTE_S

@@ -1,4 +1,5 @@
-"""An exchange: one request and its response, as the events of an ASGI application (SPEC 4.1).
+"""An exchange: one request and its response, as the events of an ASGI application
+(docs/api.md, Conventions).
 
 The body is read no faster than the application takes it: the framework in between holds whatever it
 is given, so reading waits while more than `UNTAKEN_BYTES_MAX` lie there. Once the response has

@@ -1,4 +1,5 @@
-"""The head of a request: request line and headers, read strictly (SPEC 4.1, RFC 9112).
+"""The head of a request: request line and headers, read strictly
+(docs/api.md, Conventions, RFC 9112).
 
 Whatever two parsers could read in two ways is refused, because a proxy in front of this server may
 read it in the other way: both framing headers together, a framing header twice, folded lines, bare

@@ -1,4 +1,4 @@
-"""The listener: accepts connections, and bounds how many there are (SPEC 4.1).
+"""The listener: accepts connections, and bounds how many there are (docs/api.md, Conventions).
 
 Each connection takes a file descriptor, and fetching pages, storing them and serving need
 descriptors too: so inbound connections get a part of what the process may open. When that part is

@@ -1,1 +1,2 @@
-"""The ports: what Conveyor needs from the world, Protocols whose docstrings are laws (SPEC 5)."""
+"""The ports: what Conveyor needs from the world, Protocols whose docstrings are laws
+(docs/engines.md)."""

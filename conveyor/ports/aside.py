@@ -1,4 +1,4 @@
-"""Aside: heavy computing that must not hold up everybody else (SPEC 5.7)."""
+"""Aside: heavy computing that must not hold up everybody else (SPEC.md 4.19)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blobs: bodies and staged lists, each whole or absent (SPEC 5.5)."""
+"""Blobs: bodies and staged lists, each whole or absent (docs/storage.md, Blob keys)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache: what was read a moment ago, for those who only look (SPEC 5.6).
+"""Cache: what was read a moment ago, for those who only look (docs/engines.md, Counter cache).
 
 It saves reads and never guards truth. Forgetting everything in it is harmless.
 """

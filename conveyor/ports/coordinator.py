@@ -1,4 +1,5 @@
-"""Coordinator: shared permits that cap how much of a job is in flight (SPEC 6.7, 6.13), and marks.
+"""Coordinator: shared permits that cap how much of a job is in flight
+(SPEC.md 4.6, 4.8), and marks.
 
 Leases save work and keep caps; they never guard truth. Forgetting every lease is harmless. Marks
 are what processes let each other know: short, short-lived, and harmless to forget, too.

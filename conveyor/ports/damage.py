@@ -1,4 +1,5 @@
-"""DamageLog: tells the operator of each stored row that cannot be decoded, once (SPEC 6.15)."""
+"""DamageLog: tells the operator of each stored row that cannot be decoded, once
+(docs/storage.md, Damaged rows)."""
 
 from __future__ import annotations
 

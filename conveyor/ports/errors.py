@@ -1,4 +1,5 @@
-"""What can go wrong between Conveyor and the world, whatever the engine (SPEC 5.1)."""
+"""What can go wrong between Conveyor and the world, whatever the engine
+(docs/engines.md, Changes and guards)."""
 
 from __future__ import annotations
 

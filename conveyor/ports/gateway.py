@@ -1,4 +1,5 @@
-"""Gateway: fetches one URL and answers with a value, even when the site fails (SPEC 6.3)."""
+"""Gateway: fetches one URL and answers with a value, even when the site fails
+(docs/engines.md, Gateways)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notifier and Workflows: tell those who wait that something happened (SPEC 6.6)."""
+"""Notifier and Workflows: tell those who wait that something happened (SPEC.md 4.16)."""
 
 from __future__ import annotations
 

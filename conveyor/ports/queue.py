@@ -1,4 +1,4 @@
-"""Queue: one queue of task refs per run, at least once (SPEC 6.1)."""
+"""Queue: one queue of task refs per run, at least once (SPEC.md 4.4)."""
 
 from __future__ import annotations
 

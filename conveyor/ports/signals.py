@@ -1,4 +1,5 @@
-"""Signals: tells the workers of a run that it changed, without waiting for them to look (SPEC 6.8).
+"""Signals: tells the workers of a run that it changed, without waiting for them to look
+(SPEC.md 4.13).
 
 An optimisation with a receipt, never the truth: discovery finds out by itself.
 """

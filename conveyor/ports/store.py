@@ -1,4 +1,5 @@
-"""Store: the system of record for jobs, runs, batches, tasks, counters and intents (SPEC 5)."""
+"""Store: the system of record for jobs, runs, batches, tasks, counters and intents
+(docs/engines.md)."""
 
 from __future__ import annotations
 

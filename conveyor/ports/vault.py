@@ -1,4 +1,4 @@
-"""Vault: seals secrets at rest (SPEC 8.3)."""
+"""Vault: seals secrets at rest (SPEC.md 5.3)."""
 
 from __future__ import annotations
 

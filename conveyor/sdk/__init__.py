@@ -1,4 +1,4 @@
-"""The SDK: a typed client for the HTTP API (SPEC 4).
+"""The SDK: a typed client for the HTTP API (docs/api.md).
 
 from conveyor.sdk import Client
 

@@ -1,4 +1,5 @@
-"""Exchange: one HTTP request and its answer, without a socket: what ASGI says (SPEC 4.1)."""
+"""Exchange: one HTTP request and its answer, without a socket: what ASGI says
+(docs/api.md, Conventions)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exported: the files of exports, read as somebody reads them who has only SPEC 5.7."""
+"""Exported: the files of exports, read as somebody reads them who has only docs/api.md, Exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults: everything that this world does to the program, counted (SPEC 6.14).
+"""Faults: everything that this world does to the program, counted (docs/simulator.md, Faults).
 
 To add one: name it here, draw its rate or its chance in options.py, and call `strikes` (or
 `count`) where it happens. A suite in which a named fault never struck fails.

@@ -1,4 +1,5 @@
-"""A model of a scraping gateway: its plan, its outages, its headers and its bill (SPEC 6.3, 6.14).
+"""A model of a scraping gateway: its plan, its outages, its headers and its bill
+(docs/engines.md, Gateways; docs/simulator.md).
 
 The gateway bills every page that it hands out. A call occupies its plan from the request until the
 gateway is done with it, whether or not the caller still waits.

@@ -1,4 +1,5 @@
-"""History: what the outside saw: calls and their answers, fetches, deliveries (SPEC 6.14)."""
+"""History: what the outside saw: calls and their answers, fetches, deliveries
+(docs/simulator.md)."""
 
 from __future__ import annotations
 

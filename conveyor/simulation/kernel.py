@@ -1,4 +1,5 @@
-"""Kernel: a Trio that does the same twice: seeded scheduling, and time that jumps (SPEC 6.14).
+"""Kernel: a Trio that does the same twice: seeded scheduling, and time that jumps
+(docs/simulator.md, How a world runs).
 
 The one module that touches Trio's private parts. Nothing that runs under it may enter a thread:
 time does not wait for threads.

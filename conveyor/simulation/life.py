@@ -1,4 +1,5 @@
-"""Life: one incarnation of a process, through which each of its calls has to pass (SPEC 6.14).
+"""Life: one incarnation of a process, through which each of its calls has to pass
+(docs/simulator.md, How a world runs).
 
 A dead process does nothing more: its calls have no effect and no answer, so that no clean-up of
 its actors reaches anybody. A paused one is held up at its next call.

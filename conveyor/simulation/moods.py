@@ -1,4 +1,5 @@
-"""Moods: what some worlds are like as a whole, whatever faults they have (SPEC 6.14).
+"""Moods: what some worlds are like as a whole, whatever faults they have
+(docs/simulator.md, Profiles).
 
 One in eight is spared: nothing happens there to engines, processes or clocks. What is done twice or
 late in such a world has no excuse. In others keys and exports lapse while somebody is at work on

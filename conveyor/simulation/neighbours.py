@@ -1,4 +1,5 @@
-"""Neighbours: what stands beside the engines and the ordinary callers of a world (SPEC 6.14).
+"""Neighbours: what stands beside the engines and the ordinary callers of a world
+(docs/simulator.md, Profiles).
 
 A gateway with a plan, outages and false headers; a storage of bodies that is full, missing or
 closed to us; callers and sites that mean harm; wall clocks that leap; input that crashes its

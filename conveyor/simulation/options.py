@@ -1,4 +1,5 @@
-"""Options: the world that a seed stands for, drawn before anything runs (SPEC 6.14).
+"""Options: the world that a seed stands for, drawn before anything runs
+(docs/simulator.md, How a world runs).
 
 Swarm testing: each seed leaves most faults out and has some of the others often, since a world
 with everything in it at once never gets far.

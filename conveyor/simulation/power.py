@@ -1,4 +1,5 @@
-"""Power cuts: what a directory of bodies looks like when the machine comes back (SPEC 5.5, 6.14).
+"""Power cuts: what a directory of bodies looks like when the machine comes back
+(docs/storage.md, Blob keys; docs/simulator.md).
 
 Bytes survive once their file was synced, a name once its directory was synced after the name was
 made. Everything else is lost, which is the worst that a file system may do. The database is not

@@ -1,4 +1,4 @@
-"""Remains: what an engine holds beside its rows, as it is stored (SPEC 6.14)."""
+"""Remains: what an engine holds beside its rows, as it is stored (docs/simulator.md)."""
 
 from __future__ import annotations
 

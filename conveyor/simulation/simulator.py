@@ -1,4 +1,4 @@
-"""Simulator: one seed from its beginning to its verdict (SPEC 6.14).
+"""Simulator: one seed from its beginning to its verdict (docs/simulator.md, How a world runs).
 
 First everything happens at once, and what must always hold is checked; then the faults end, and
 what was promised must come about within a bounded time.

@@ -1,4 +1,4 @@
-"""Snapshot: every row of an engine at one moment, and what a write changed (SPEC 6.14)."""
+"""Snapshot: every row of an engine at one moment, and what a write changed (docs/simulator.md)."""
 
 from __future__ import annotations
 

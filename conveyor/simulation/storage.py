@@ -1,4 +1,5 @@
-"""Outages of the storage of bodies: full, missing, or closed to us, for minutes (SPEC 6.14).
+"""Outages of the storage of bodies: full, missing, or closed to us, for minutes
+(docs/simulator.md).
 
 While it is full, what is stored can still be read and removed. Rows and queues are not affected.
 """

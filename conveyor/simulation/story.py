@@ -1,4 +1,4 @@
-"""Story: of a long trace, what a reader needs to see why a seed failed (SPEC 6.14)."""
+"""Story: of a long trace, what a reader needs to see why a seed failed (docs/simulator.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Suite: many seeds, on all cores, with their reports in the order of the seeds (SPEC 6.14)."""
+"""Suite: many seeds, on all cores, with their reports in the order of the seeds
+(docs/simulator.md)."""
 
 from __future__ import annotations
 

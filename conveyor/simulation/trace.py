@@ -1,4 +1,4 @@
-"""Trace: who did what, when, in virtual time; and one hash over all of it (SPEC 6.14)."""
+"""Trace: who did what, when, in virtual time; and one hash over all of it (docs/simulator.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watcher: looks at the engine after its writes and asks the checkers (SPEC 6.14).
+"""Watcher: looks at the engine after its writes and asks the checkers (SPEC.md 6).
 
 A look reads the engine directly, between two steps of the program: it takes no time, draws no
 random number and is seen by nobody, so that a history does not depend on being watched.

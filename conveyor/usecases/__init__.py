@@ -1,1 +1,2 @@
-"""The use cases: load, decide, commit; they spawn nothing (SPEC 4, 6)."""
+"""The use cases: load, decide, commit; they spawn nothing (docs/api.md;
+docs/architecture.md, The worker)."""

@@ -1,4 +1,4 @@
-"""Audits: every row of a run recounted, and some of its bodies read again (SPEC 4.9)."""
+"""Audits: every row of a run recounted, and some of its bodies read again (docs/api.md, Audit)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets: show what is left of one, and change its cap (SPEC 6.12)."""
+"""Budgets: show what is left of one, and change its cap (SPEC.md 4.9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Choosing: which tasks of an ended run a rerun starts over, and how many they are (SPEC 4.6)."""
+"""Choosing: which tasks of an ended run a rerun starts over, and how many they are
+(SPEC.md 4.18)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Clock repairs: what a wall clock that was set back would leave waiting is made due (SPEC 5.12).
+"""Clock repairs: what a wall clock that was set back would leave waiting is made due
+(SPEC.md 4.22).
 
 Deadlines of running work need none of this: messages and leases go by clocks that are never set,
 and a claim that ends too far ahead is not believed. What is found by its instant is looked for here

@@ -1,4 +1,4 @@
-"""Counts: what a live run has done so far, for those who only look (SPEC 2.3).
+"""Counts: what a live run has done so far, for those who only look (SPEC.md 2.3).
 
 Whoever decides anything reads the counters themselves (`totals_of`).
 """

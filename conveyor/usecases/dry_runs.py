@@ -1,5 +1,5 @@
 """Dry runs: what a submit or a rerun would do, and what it would cost; nothing is kept
-(SPEC 4.10)."""
+(docs/api.md, Dry run)."""
 
 from __future__ import annotations
 

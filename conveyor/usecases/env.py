@@ -30,7 +30,7 @@ from conveyor.usecases.feeds import News
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long things wait for company: where each call has its price, longer (SPEC D12).
+    """How long things wait for company: where each call has its price, longer (decision 0012).
 
     A group of settles waits `settle_s`, or for `settle_max`. A poller waits `receive_share` of what
     a task takes, or for the room that one receive fills, and receives up to `receive_max`.

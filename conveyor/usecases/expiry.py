@@ -1,4 +1,5 @@
-"""Expiry: results are kept for a while after their run has ended, then their bodies go (SPEC 5.8).
+"""Expiry: results are kept for a while after their run has ended, then their bodies go
+(SPEC.md 4.20).
 
 A result expires with the run that made it, also where a rerun has inherited it; and in any case
 when its body is `body_days` old, for a bucket sweeps bodies by their age, whatever their run does.

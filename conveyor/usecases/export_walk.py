@@ -1,4 +1,4 @@
-"""Walk: once over the tasks of a run: rows by the page, bodies by the group (SPEC 5.7).
+"""Walk: once over the tasks of a run: rows by the page, bodies by the group (SPEC.md 4.19).
 
 What is in memory at any time is one page of rows, and one group of bodies with what became of it.
 """

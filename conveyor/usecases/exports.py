@@ -1,4 +1,4 @@
-"""Exports: asked for, made in one walk over a run's rows, published whole, removed (SPEC 5.7).
+"""Exports: asked for, made in one walk over a run's rows, published whole, removed (SPEC.md 4.19).
 
 A run that has ended does not change, so the walk can be begun anew by anybody at any time; what
 was half made is never seen, and the row's epoch decides whose file it is in the end.

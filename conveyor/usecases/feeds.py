@@ -1,4 +1,4 @@
-"""Feeds: giving events their places, and reading them in order (SPEC 6.10)."""
+"""Feeds: giving events their places, and reading them in order (SPEC.md 4.15)."""
 
 from __future__ import annotations
 

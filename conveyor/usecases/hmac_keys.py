@@ -1,4 +1,4 @@
-"""HMAC keys: rotate, cancel, finalize, and open those that sign (SPEC 6.6)."""
+"""HMAC keys: rotate, cancel, finalize, and open those that sign (docs/api.md, Webhooks)."""
 
 from __future__ import annotations
 

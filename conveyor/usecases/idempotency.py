@@ -1,4 +1,5 @@
-"""Idempotency: a POST with a key happens once, and its answer is the same for ever (SPEC 7.2)."""
+"""Idempotency: a POST with a key happens once, and its answer is the same for ever
+(SPEC.md 4.2)."""
 
 from __future__ import annotations
 

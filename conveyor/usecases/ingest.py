@@ -1,4 +1,4 @@
-"""Ingest: walks the source of one open batch into its run, step by step (SPEC 6.5).
+"""Ingest: walks the source of one open batch into its run, step by step (SPEC.md 4.3).
 
 Safe to run twice, to be cut off anywhere and to be taken over: rows are only inserted, counts and
 checkpoint move together, and the batch's epoch fences off whoever came before.

@@ -1,4 +1,5 @@
-"""Slots for uploaded lists: made, filled, taken into a job, and removed in the end (SPEC 4.13).
+"""Slots for uploaded lists: made, filled, taken into a job, and removed in the end
+(docs/api.md, Uploaded lists).
 
 What was put into a slot is a blob under a key of the slot's own; a later upload replaces it as a
 whole. A job takes a copy at submit, so no upload and no other job can change what it reads.

@@ -1,4 +1,4 @@
-"""Jobs: submit and delete (SPEC 4.2).
+"""Jobs: submit and delete (SPEC.md 4.1).
 
 A submit takes the id of the job it makes as an argument: a retry with the same id finds what the
 first try left and finishes it.

@@ -1,4 +1,4 @@
-"""Links: tokens that make one address work without a key, for a while (SPEC 4.5)."""
+"""Links: tokens that make one address work without a key, for a while (docs/api.md, Results)."""
 
 from __future__ import annotations
 

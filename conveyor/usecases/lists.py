@@ -1,4 +1,4 @@
-"""Uploaded lists as lines, from the job's own copy (SPEC 4.13).
+"""Uploaded lists as lines, from the job's own copy (docs/api.md, Uploaded lists).
 
 A list is always read from its first byte: a walk that goes on skips the lines that are in. That
 takes a second or two at the end of a million lines, and is the same for gzip as for plain text.

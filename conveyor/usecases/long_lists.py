@@ -1,4 +1,5 @@
-"""Long lists: judged and staged while they arrive, whatever their length (SPEC 4.2).
+"""Long lists: judged and staged while they arrive, whatever their length
+(docs/api.md, Submitting lists).
 
 A list is staged under a key of its own, so that no other try can change it, and only a batch or a
 schedule that names the key makes it count. Whoever stages one takes it away again if none does.

@@ -1,4 +1,4 @@
-"""Finding what a caller names: a foreign id is an unknown id (SPEC 8.1)."""
+"""Finding what a caller names: a foreign id is an unknown id (SPEC.md 5.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices: deliver one from the outbox and record what came of it (SPEC 6.6)."""
+"""Notices: deliver one from the outbox and record what came of it (SPEC.md 4.16)."""
 
 from __future__ import annotations
 

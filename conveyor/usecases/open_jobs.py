@@ -1,4 +1,5 @@
-"""Open jobs: add a batch of tasks, close (SPEC 4.2). Each excludes the other on the job's row."""
+"""Open jobs: add a batch of tasks, close
+(SPEC.md 4.1). Each excludes the other on the job's row."""
 
 from __future__ import annotations
 

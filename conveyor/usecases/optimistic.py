@@ -1,4 +1,5 @@
-"""Optimistic retry: read, decide, commit; if another writer came first, all of it again (SPEC 5.1).
+"""Optimistic retry: read, decide, commit; if another writer came first, all of it again
+(docs/engines.md, Changes and guards).
 
 A guard that fails says only that the rows have changed, so an attempt starts with its first read.
 There is no pause between attempts: where one fails, another writer has got on.

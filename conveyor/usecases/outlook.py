@@ -1,5 +1,5 @@
 """Outlook: why a run is not moving and when it may be over, from rows, leases and marks
-(SPEC 4.8)."""
+(docs/api.md, Waiting)."""
 
 from __future__ import annotations
 

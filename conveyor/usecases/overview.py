@@ -1,4 +1,5 @@
-"""Overview: what is live right now, for the people who run this process (SPEC 1.2)."""
+"""Overview: what is live right now, for the people who run this process
+(docs/operations.md, Endpoints for operators)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What callers have stored, counted from their rows, and refused beyond their quotas (SPEC 9.1).
+"""What callers have stored, counted from their rows, and refused beyond their quotas
+(SPEC.md 4.21).
 
 Nothing is kept beside the rows, so nothing can drift from them. A request is admitted on what the
 caller had before it; while the caller is near a limit its requests are judged one at a time, in all

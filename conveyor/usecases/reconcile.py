@@ -1,4 +1,5 @@
-"""Reconcile: finds what a crash left half done and finishes it by the ordinary paths (SPEC 6.9).
+"""Reconcile: finds what a crash left half done and finishes it by the ordinary paths
+(SPEC.md 4.14).
 
 Everything here is small, paginated, conditional on what it read, and safe to repeat.
 """

@@ -1,4 +1,5 @@
-"""Rehearsal: a use case run for real up to its first commit, which does not happen (SPEC 4.10).
+"""Rehearsal: a use case run for real up to its first commit, which does not happen
+(docs/api.md, Dry run).
 
 So a dry run is refused for the very reasons, and in the very order, that the real call would be.
 """

@@ -1,4 +1,4 @@
-"""Reruns: a new run over the tasks of the last one, all of them or some (SPEC 4.6)."""
+"""Reruns: a new run over the tasks of the last one, all of them or some (SPEC.md 4.18)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Results: pages of tasks, their bodies and their histories, and the links to them (SPEC 4.5)."""
+"""Results: pages of tasks, their bodies and their histories, and the links to them
+(docs/api.md, Results)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention: some time after its results have expired, nothing of a run is kept (SPEC 5.8).
+"""Retention: some time after its results have expired, nothing of a run is kept (SPEC.md 4.20).
 
 Rows go by the path of any deletion: a run alone, or its job where no other run is left.
 """

@@ -1,4 +1,4 @@
-"""Runs: look whether one is complete, stop, fail, pause, resume, delete (SPEC 2.5, 6.8)."""
+"""Runs: look whether one is complete, stop, fail, pause, resume, delete (SPEC.md 3, 4.13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Schedules: submit a scheduled job, replace, pause and resume its schedule, fire (SPEC 6.11)."""
+"""Schedules: submit a scheduled job, replace, pause and resume its schedule, fire
+(SPEC.md 4.17)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Staging: checks the lines of a list, seals their secrets, and lays it down durably (SPEC 4.2)."""
+"""Staging: checks the lines of a list, seals their secrets, and lays it down durably
+(SPEC.md 4.1)."""
 
 from __future__ import annotations
 

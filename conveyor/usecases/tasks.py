@@ -1,4 +1,4 @@
-"""Tasks: claim one, judge its outcome, hand one back (SPEC 6.2)."""
+"""Tasks: claim one, judge its outcome, hand one back (SPEC.md 4.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Webhooks of jobs: check one, try one out, set, remove, and the log of deliveries (SPEC 6.6)."""
+"""Webhooks of jobs: check one, try one out, set, remove, and the log of deliveries
+(docs/api.md, Webhooks)."""
 
 from __future__ import annotations
 

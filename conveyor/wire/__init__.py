@@ -1,4 +1,5 @@
-"""The wire: what requests and responses look like as JSON, and nothing of how they travel (SPEC 4).
+"""The wire: what requests and responses look like as JSON, and nothing of how they travel
+(docs/api.md).
 
 `requests` decodes strictly, `responses` holds the shapes, `views` makes them from rows.
 """

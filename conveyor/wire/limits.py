@@ -1,4 +1,5 @@
-"""Budgets and host limits as callers write and read them (SPEC 4.2, 4.7)."""
+"""Budgets and host limits as callers write and read them (docs/api.md, Submitting lists;
+docs/api.md, Budgets and host limits)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Long bodies: a submitted list read as it arrives, a piece of it in hand at a time (SPEC 4.2).
+"""Long bodies: a submitted list read as it arrives, a piece of it in hand at a time
+(docs/api.md, Submitting lists).
 
 The lines of `tasks` come out as they become whole. Everything else is gathered, with `tasks` left
 empty, and decoded at the end like any other body. Only brackets and strings are looked for here,

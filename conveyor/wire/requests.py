@@ -1,4 +1,4 @@
-"""Requests: the bodies that callers send, decoded strictly (SPEC 4.2).
+"""Requests: the bodies that callers send, decoded strictly (docs/api.md, Submitting lists).
 
 Unknown fields are refused with a JSON pointer. The lines of a list are the exception: a line's
 fields may have any type here, and the domain judges each line, so that one bad line among a

@@ -1,4 +1,4 @@
-"""Responses: the shapes that Conveyor answers with (SPEC 4).
+"""Responses: the shapes that Conveyor answers with (docs/api.md).
 
 A field with a default is left out when it has nothing to say; one without is always there.
 """

@@ -1,4 +1,5 @@
-"""Schedules on the wire: one shape, in which callers give them and see them again (SPEC 4.11)."""
+"""Schedules on the wire: one shape, in which callers give them and see them again
+(docs/api.md, Schedules)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views: rows of the domain as responses. Pure; secrets never come through here (SPEC 4)."""
+"""Views: rows of the domain as responses. Pure; secrets never come through here (docs/api.md)."""
 
 from __future__ import annotations
 

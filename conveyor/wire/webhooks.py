@@ -1,4 +1,5 @@
-"""Webhooks, signing keys and deliveries as they are answered (SPEC 6.6). Secrets come through
+"""Webhooks, signing keys and deliveries as they are answered
+(docs/api.md, Webhooks). Secrets come through
 here once, in the answer to a rotation."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Calls to a remote gateway: within its limit, through its outages, and after a stop (SPEC 6.3)."""
+"""Calls to a remote gateway: within its limit, through its outages, and after a stop
+(docs/engines.md, Gateways)."""
 
 from __future__ import annotations
 

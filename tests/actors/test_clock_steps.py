@@ -1,4 +1,4 @@
-"""A whole worker whose wall clock is set while it works (SPEC 5.12)."""
+"""A whole worker whose wall clock is set while it works (SPEC.md 4.22)."""
 
 from __future__ import annotations
 

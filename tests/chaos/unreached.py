@@ -1,7 +1,7 @@
 """Call sites at which no story of the embedded kill matrix dies, by name, each with its reason.
 
 The matrix fails over a site that is neither died at nor here. The simulator kills at most of these
-(SPEC 6.14): it has clocks, faults and rivals that a story with one real process has not.
+(docs/simulator.md): it has clocks, faults and rivals that a story with one real process has not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Roles that need a shared engine, and what they say where there is none (SPEC 1.2)."""
+"""Roles that need a shared engine, and what they say where there is none
+(docs/operations.md, Roles)."""
 
 from __future__ import annotations
 

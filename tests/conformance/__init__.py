@@ -1,1 +1,1 @@
-"""The laws of each port, run by every engine (SPEC 5)."""
+"""The laws of each port, run by every engine (docs/engines.md)."""

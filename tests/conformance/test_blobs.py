@@ -1,4 +1,5 @@
-"""The laws of Blobs: whole or absent, replaced as a whole, plain keys only (SPEC 5.5)."""
+"""The laws of Blobs: whole or absent, replaced as a whole, plain keys only
+(docs/storage.md, Blob keys)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The laws of Store.put_chunk: ingest inserts, counts once, and is fenced (SPEC 5.3)."""
+"""The laws of Store.put_chunk: ingest inserts, counts once, and is fenced
+(docs/storage.md, Rows)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Clocks on walls are set: what waits for a time waits neither longer nor shorter (SPEC 5.12)."""
+"""Clocks on walls are set: what waits for a time waits neither longer nor shorter
+(SPEC.md 4.22)."""
 
 from __future__ import annotations
 

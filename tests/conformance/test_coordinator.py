@@ -1,4 +1,4 @@
-"""The laws of Coordinator: leases keep a cap, and age out by themselves (SPEC 6.7)."""
+"""The laws of Coordinator: leases keep a cap, and age out by themselves (SPEC.md 4.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of Coordinator.enter: doors let few through at a time, and one by one (SPEC 6.13)."""
+"""The laws of Coordinator.enter: doors let few through at a time, and one by one (SPEC.md 4.8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The laws of Store.find: what each query filters, in which order, up to which limit (SPEC 5.2)."""
+"""The laws of Store.find: what each query filters, in which order, up to which limit
+(docs/storage.md, Queries)."""
 
 from __future__ import annotations
 

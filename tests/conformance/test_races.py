@@ -1,4 +1,4 @@
-"""The laws of Store when many use it at once (SPEC 5)."""
+"""The laws of Store when many use it at once (docs/engines.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of Store.read: every kind of row comes back as it was written (SPEC 5)."""
+"""The laws of Store.read: every kind of row comes back as it was written (docs/engines.md)."""
 
 from __future__ import annotations
 

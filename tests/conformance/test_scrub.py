@@ -1,4 +1,4 @@
-"""The laws of Store.scrub and Store.purge: what goes, and what stays (SPEC 5)."""
+"""The laws of Store.scrub and Store.purge: what goes, and what stays (docs/engines.md)."""
 
 from __future__ import annotations
 

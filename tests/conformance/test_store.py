@@ -1,4 +1,4 @@
-"""The laws of Store: changes, verdicts and effects (SPEC 5)."""
+"""The laws of Store: changes, verdicts and effects (docs/engines.md)."""
 
 from __future__ import annotations
 

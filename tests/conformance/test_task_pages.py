@@ -1,4 +1,5 @@
-"""The laws of Store.page_tasks: bounded looks at the tasks of a run (SPEC 5.1)."""
+"""The laws of Store.page_tasks: bounded looks at the tasks of a run
+(docs/engines.md, Changes and guards)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The laws of Blobs that uploads lean on: streams and copies (SPEC 5.5), and of their slots."""
+"""The laws of Blobs that uploads lean on: streams and copies
+(docs/storage.md, Blob keys), and of their slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which addresses, names and ports a fetch may reach (SPEC 8.2)."""
+"""Which addresses, names and ports a fetch may reach (docs/engines.md, Targets)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The URL parser refuses what two parsers could read differently (SPEC 8.2)."""
+"""The URL parser refuses what two parsers could read differently (SPEC.md 5.2)."""
 
 from __future__ import annotations
 

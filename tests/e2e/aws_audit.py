@@ -1,5 +1,6 @@
 """An auditor of the AWS engine: reads table, bucket and Redis from outside, and checks that rows,
-counters and bodies agree. It knows the layout of SPEC 5.10, and none of the program."""
+counters and bodies agree. It knows the layout of
+docs/storage.md, DynamoDB table, and none of the program."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ AT_ONCE = 5
 DISTANCES = (1, 2, 3, 5, 8, 13, 21)
 SIDES = ("before", "after")
 FED = ("submit", "submit later", "rerun", "delete", "export")
-# What five workers in a row were lost over is given up, and says so (SPEC 5.7, 6.5).
+# What five workers in a row were lost over is given up, and says so (SPEC.md 4.19, 4.3).
 GIVEN_UP = ("ingest_failed", "the export could not be made")
 # A token that no task has is refused, and a refusal is not passed on its far side.
 REFUSED = ("stepfunctions.SendTaskSuccess",)

@@ -1,4 +1,4 @@
-"""The bucket of the AWS engine is away while a gateway charges for each page (SPEC 6.15).
+"""The bucket of the AWS engine is away while a gateway charges for each page (SPEC.md 4.11).
 
 With `CONVEYOR_TEST_OUTAGE_S=300` the outage lasts five minutes; `-s` prints the figures.
 """

@@ -1,4 +1,5 @@
-"""Bodies are decoded under a cap: bombs, lies and endless streams end early (SPEC 8.4)."""
+"""Bodies are decoded under a cap: bombs, lies and endless streams end early
+(docs/engines.md, Decoding)."""
 
 from __future__ import annotations
 

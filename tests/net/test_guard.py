@@ -1,4 +1,4 @@
-"""The SSRF guard holds where the socket is opened (SPEC 8.2)."""
+"""The SSRF guard holds where the socket is opened (SPEC.md 5.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock is set while things wait: claims, notices, lists, schedules and ids (SPEC 5.12)."""
+"""The clock is set while things wait: claims, notices, lists, schedules and ids (SPEC.md 4.22)."""
 
 from __future__ import annotations
 

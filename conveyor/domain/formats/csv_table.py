@@ -1,4 +1,4 @@
-"""CsvTable: a row for each task, without its body; no cell is a formula (SPEC 5.7)."""
+"""CsvTable: a row for each task, without its body; no cell is a formula (docs/api.md, Exports)."""
 
 from __future__ import annotations
 

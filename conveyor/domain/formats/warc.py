@@ -1,4 +1,4 @@
-"""Warc: WARC 1.1, one gzip member a record (SPEC 5.7).
+"""Warc: WARC 1.1, one gzip member a record (docs/api.md, Exports).
 
 A page is a `response` with the status and type that were kept of the site's answer; a task without
 a page is a `metadata` record with its line. The manifest is the last record.

@@ -1,4 +1,5 @@
-"""ZipFile: a file for each body, then a listing of all tasks, then the manifest (SPEC 5.7).
+"""ZipFile: a file for each body, then a listing of all tasks, then the manifest
+(docs/api.md, Exports).
 
 Written by hand because it is small and every general writer keeps a kilobyte per entry: here it is
 one row of the directory, 80 bytes. A body is at hand when its header is written, so its header

@@ -1,4 +1,4 @@
-"""S3Blobs: every body is an object of its own in one bucket (SPEC 5.5).
+"""S3Blobs: every body is an object of its own in one bucket (docs/storage.md, S3 objects).
 
 S3 shows an object whole or not at all, and a GET that has begun goes on with the object it began
 with. A list that a caller may still upload again is pinned by copying it: nobody else writes there.

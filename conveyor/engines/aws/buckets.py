@@ -1,4 +1,4 @@
-"""The bucket, made so that making it again is fine (SPEC 5.5).
+"""The bucket, made so that making it again is fine (docs/storage.md, S3 objects).
 
 Its lifecycle is the backstop behind what we remove ourselves: uploads that broke off, lists in
 slots that the sweeper has missed, what a bucket with versions keeps of the removed, and bodies that

@@ -1,4 +1,5 @@
-"""DynamoCoordinator: leases as slot rows, where there is no Redis (SPEC 6.7).
+"""DynamoCoordinator: leases as slot rows, where there is no Redis
+(docs/engines.md, Leases in DynamoDB).
 
 A pool of `cap` leases has the slots 0 to cap - 1, and a conditional write takes one: of two who
 want it one has it. Clocks are the workers' own, so a slot is free only `SKEW_S` after it died.

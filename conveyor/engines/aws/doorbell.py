@@ -1,4 +1,5 @@
-"""Doorbell: tells some worker, over the control queue, that there is a batch to ingest (SPEC 6.1).
+"""Doorbell: tells some worker, over the control queue, that there is a batch to ingest
+(docs/engines.md, Queues on SQS).
 
 A ring is never the truth: one that is lost costs the time until the sweeper looks, and one that is
 heard twice, or too late, is only a look in vain. So ringing never fails. What nobody could answer

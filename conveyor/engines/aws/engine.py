@@ -1,4 +1,5 @@
-"""The AWS engine: every durable port on a table, a bucket and queues (SPEC 5.6)."""
+"""The AWS engine: every durable port on a table, a bucket and queues
+(docs/operations.md, AWS resources)."""
 
 from __future__ import annotations
 

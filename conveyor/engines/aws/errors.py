@@ -1,4 +1,5 @@
-"""What a service says when it says no, and what that means to callers (SPEC 5.9).
+"""What a service says when it says no, and what that means to callers
+(docs/engines.md, AWS client).
 
 A call has three outcomes. Applied: there is an answer. Refused: an AwsError, nothing was done.
 Unknown: Unavailable, and only a read tells.

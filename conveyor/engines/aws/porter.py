@@ -1,4 +1,5 @@
-"""The porter answers the doorbell: a batch that was opened anywhere is walked here (SPEC 6.1)."""
+"""The porter answers the doorbell: a batch that was opened anywhere is walked here
+(docs/engines.md, Queues on SQS)."""
 
 from __future__ import annotations
 

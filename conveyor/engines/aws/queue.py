@@ -1,4 +1,4 @@
-"""SqsQueue: an SQS queue for each run, made and removed with it (SPEC 6.1).
+"""SqsQueue: an SQS queue for each run, made and removed with it (docs/engines.md, Queues on SQS).
 
 What SQS does not tell is reckoned here. It grants an extension with a receipt that has lapsed, and
 then hides a message that somebody else may have in hand; so this engine knows until when each of

@@ -1,4 +1,5 @@
-"""Queues as such: their names, their attributes, and making them so that twice is once (SPEC 6.1).
+"""Queues as such: their names, their attributes, and making them so that twice is once
+(docs/engines.md, Queues on SQS).
 
 A run's queue has no redrive: a ref that comes back again and again is judged by its task's row.
 """

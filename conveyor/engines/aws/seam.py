@@ -1,4 +1,5 @@
-"""The seam: everything that acts through AWS is one `call(service, operation, params)` (SPEC 5.9).
+"""The seam: everything that acts through AWS is one `call(service, operation, params)`
+(docs/engines.md, AWS client).
 
 Deadlines, retries, metering, injected faults and the crash switch live here, once. Behind it is a
 plane, which makes one attempt: the lean one for data, aioboto3 for the rest and as reference.

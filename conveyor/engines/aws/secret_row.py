@@ -1,4 +1,5 @@
-"""The secret check of the AWS engine: a row of the table that only the right secret opens (8.3)."""
+"""The secret check of the AWS engine: a row of the table that only the right secret opens
+(SPEC.md 5.3)."""
 
 from __future__ import annotations
 

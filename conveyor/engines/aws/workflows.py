@@ -1,4 +1,4 @@
-"""StepFunctions: ends the task of a state machine that waits for a run (SPEC 6.6)."""
+"""StepFunctions: ends the task of a state machine that waits for a run (SPEC.md 4.16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded engine: SQLite and files, for one machine (SPEC 5.6)."""
+"""The embedded engine: SQLite and files, for one machine (docs/engines.md, Embedded engine)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Puts that wait are taken together by a few threads. A batch pays one hop each way, is written as a
 whole before any of it is synced, which halves what a sync costs, and syncs each of its directories
 once: 250 us a body, where one after the other takes 500. Small bodies that are added, the many
-that a run brings, go into packs instead (packs.py; SPEC 5.5).
+that a run brings, go into packs instead (packs.py; docs/storage.md, Blob keys).
 
 The key `a/b/c` lies in the file `a/b,c`. No key has a comma in it, so a file never stands where
 another key needs a directory.

@@ -1,4 +1,4 @@
-"""SqliteCoordinator: leases and marks as rows, counted and taken in one step (SPEC 6.7).
+"""SqliteCoordinator: leases and marks as rows, counted and taken in one step (SPEC.md 4.6).
 
 Instants are those of the steady clock, which all processes of a machine share.
 """

@@ -1,4 +1,5 @@
-"""Database: one SQLite file in WAL mode, a writer with group commit, and readers (SPEC 5.6).
+"""Database: one SQLite file in WAL mode, a writer with group commit, and readers
+(docs/engines.md, Embedded engine).
 
 A row by its key is read where the caller stands, on the Trio thread: 30 us, where a thread takes
 160 us to come and go. Anything that may read many rows goes to a thread.

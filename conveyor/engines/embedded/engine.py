@@ -1,4 +1,5 @@
-"""The embedded engine: every durable port on one data directory (SPEC 5.6)."""
+"""The embedded engine: every durable port on one data directory
+(docs/engines.md, Embedded engine)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Why a data directory cannot be opened, and what SQLite's errors mean to callers (SPEC 5.6)."""
+"""Why a data directory cannot be opened, and what SQLite's errors mean to callers
+(docs/engines.md, Embedded engine)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds: each query as SQL, in the order that it promises (SPEC 5.2)."""
+"""Finds: each query as SQL, in the order that it promises (docs/storage.md, Queries)."""
 
 from __future__ import annotations
 

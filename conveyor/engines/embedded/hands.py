@@ -1,4 +1,5 @@
-"""Hands: who does what may block: threads, or a world that has none (SPEC 5.6).
+"""Hands: who does what may block: threads, or a world that has none
+(docs/engines.md, Embedded engine).
 
 Everything of this engine that waits for a disk goes through here, so that virtual time, which does
 not wait for threads, can do it on the spot instead.

@@ -1,4 +1,5 @@
-"""Health: whether the database of a data directory can be read and written (SPEC 5.6)."""
+"""Health: whether the database of a data directory can be read and written
+(docs/engines.md, Room and damage)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Migrations: the numbered scripts under schema/, applied in order, each once (SPEC 5.6)."""
+"""Migrations: the numbered scripts under schema/, applied in order, each once
+(docs/storage.md, SQLite files)."""
 
 from __future__ import annotations
 

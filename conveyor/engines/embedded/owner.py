@@ -1,4 +1,5 @@
-"""The owner lock: one process at a time answers for a data directory (SPEC 5.6).
+"""The owner lock: one process at a time answers for a data directory
+(docs/engines.md, Ownership and recovery).
 
 The lock is the kernel's and dies with its process; `owner.json` only tells who it is.
 """

@@ -5,7 +5,8 @@ as all the rest of a page. Appended to a pack it costs 10 us (20 KB bodies, grou
 whole or absent all the same: nobody hears of its place before the group is synced, and a tail that
 a crash tore is never read nor written to again, since every process begins packs of its own.
 
-The key of a packed body names its place: `<prefix>/pack.<name>.<offset>.<size>` (SPEC 5.5).
+The key of a packed body names its place: `<prefix>/pack.<name>.<offset>.<size>`
+(docs/storage.md, Blob keys).
 """
 
 from __future__ import annotations

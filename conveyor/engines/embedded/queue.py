@@ -1,4 +1,4 @@
-"""SqliteQueue: one table of messages for all runs, in the same database as the rows (SPEC 6.1).
+"""SqliteQueue: one table of messages for all runs, in the same database as the rows (SPEC.md 4.4).
 
 A message is visible once `visible_at` has come, and that is also its place in the queue. Instants
 here are those of the steady clock, which all processes of a machine share: setting the wall clock

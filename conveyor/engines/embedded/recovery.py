@@ -1,4 +1,5 @@
-"""Recovery: what a new owner does with the hands of processes that are gone (SPEC 5.6).
+"""Recovery: what a new owner does with the hands of processes that are gone
+(docs/engines.md, Ownership and recovery).
 
 There is one owner at a time and it opens the data directory first, so whatever is in hand at that
 moment is in nobody's hand. It goes through the messages in hand, never through all tasks.

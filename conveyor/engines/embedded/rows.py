@@ -1,4 +1,5 @@
-"""Rows: the mapping between the model's values and SQLite's, derived from the types (SPEC 5.6).
+"""Rows: the mapping between the model's values and SQLite's, derived from the types
+(docs/engines.md, Embedded engine).
 
 Strings, numbers and instants stand as they are, enums as their text, booleans as 0 and 1, and
 anything composite as JSON. Pure, and made once per type: a claim decodes its task in about 4 us.

@@ -1,4 +1,5 @@
-"""Room on the volume of a data directory: a floor for new work, and a reserve for deleting (5.6).
+"""Room on the volume of a data directory: a floor for new work, and a reserve for deleting
+(docs/engines.md, Room and damage).
 
 A full disk can be helped through the API only if a DELETE still commits. So new work (bodies,
 lists, jobs, runs, tasks, exports) is refused while some room is left, and a file of a fixed size is

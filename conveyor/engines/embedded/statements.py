@@ -1,4 +1,5 @@
-"""Statements: the SQL of reads and guarded writes, its text built once per shape (SPEC 5.6).
+"""Statements: the SQL of reads and guarded writes, its text built once per shape
+(docs/engines.md, Embedded engine).
 
 A shape is what the text depends on: the table, the names of the fields, and how many statuses a
 guard admits. Values only ever travel as parameters.

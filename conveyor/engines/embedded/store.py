@@ -1,4 +1,4 @@
-"""SqliteStore: every change is one step of a transaction, its effects included (SPEC 5).
+"""SqliteStore: every change is one step of a transaction, its effects included (docs/engines.md).
 
 Each write carries its guard and answers with its row, so that the common case is one statement a
 write; only a refusal is looked into. A change of several writes is undone through a savepoint,

@@ -1,4 +1,5 @@
-"""Streams: a body that comes piece by piece, of any size, and still appears whole (SPEC 5.5).
+"""Streams: a body that comes piece by piece, of any size, and still appears whole
+(docs/storage.md, Blob keys).
 
 Pieces are gathered before they go to a thread: a hop for each would cost more than its write.
 """

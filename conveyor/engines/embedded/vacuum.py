@@ -1,4 +1,4 @@
-"""Vacuum: the database file gives room back that deleted rows left (SPEC 5.6).
+"""Vacuum: the database file gives room back that deleted rows left (docs/storage.md, SQLite files).
 
 A file of this release is shrunk in small steps, each a transaction like any other (SQLite's
 incremental vacuum). A file that an earlier release made cannot be, so it is rewritten once, at a

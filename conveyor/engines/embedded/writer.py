@@ -1,4 +1,5 @@
-"""Writer: group commit, one transaction for everybody who waits to write (SPEC 5.6).
+"""Writer: group commit, one transaction for everybody who waits to write
+(docs/engines.md, Group commit).
 
 The operations of a group run on the Trio thread, one after the other; only the COMMIT, which is
 the fsync, runs in the writer thread: one hop there and one back for a group, none per operation.

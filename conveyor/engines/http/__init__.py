@@ -1,1 +1,2 @@
-"""Adapters that speak HTTP to the world: two gateways and the webhook notifier (SPEC 6.3, 6.6)."""
+"""Adapters that speak HTTP to the world: two gateways and the webhook notifier (SPEC.md 4.16;
+docs/engines.md, Gateways)."""

@@ -1,4 +1,5 @@
-"""DirectGateway: fetches pages itself, with redirects re-checked hop by hop (SPEC 6.3).
+"""DirectGateway: fetches pages itself, with redirects re-checked hop by hop
+(docs/engines.md, Gateways).
 
 Nothing is shared between callers: no cookie, no credential, no cache of answers. A redirect from
 https to http is followed, since many sites still do it, but each hop is parsed, resolved and

@@ -1,4 +1,4 @@
-"""WebhookNotifier: posts one notice to a customer's receiver (SPEC 6.6).
+"""WebhookNotifier: posts one notice to a customer's receiver (SPEC.md 4.16).
 
 Guarded like any fetch: one resolution, checked addresses, no redirect, 15 seconds in all and at
 most 64 KiB of the answer, none of which is kept. Each try is signed for the moment it is made.

@@ -1,4 +1,5 @@
-"""ZenrowsGateway: hands the fetch to an endpoint that speaks the ZenRows API (SPEC 6.3).
+"""ZenrowsGateway: hands the fetch to an endpoint that speaks the ZenRows API
+(docs/engines.md, Gateways).
 
 The endpoint takes the target as `url`, the caller's key as `apikey` and every scraper parameter
 in its query; custom headers travel as the request's own. It answers with the page, or with

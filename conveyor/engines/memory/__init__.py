@@ -1,4 +1,5 @@
-"""The memory engine: every durable port as dicts of rows, for tests and the simulator (SPEC 5.6).
+"""The memory engine: every durable port as dicts of rows, for tests and the simulator
+(docs/engines.md, Memory engine).
 
 It is the reference that the other engines are compared with, so it is obvious on purpose. Each
 method passes a checkpoint before it acts and none while it acts: callers race, writes do not tear.

@@ -1,4 +1,4 @@
-"""MemoryBlobs: bodies in a dict (SPEC 5.5)."""
+"""MemoryBlobs: bodies in a dict (docs/storage.md, Blob keys)."""
 
 from __future__ import annotations
 

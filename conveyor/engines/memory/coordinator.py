@@ -1,4 +1,4 @@
-"""MemoryCoordinator: leases and marks, each with the instant at which it dies (SPEC 6.7)."""
+"""MemoryCoordinator: leases and marks, each with the instant at which it dies (SPEC.md 4.6)."""
 
 from __future__ import annotations
 

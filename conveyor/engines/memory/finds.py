@@ -1,4 +1,4 @@
-"""Finds: the tables of the memory engine, and each query over them (SPEC 5.2)."""
+"""Finds: the tables of the memory engine, and each query over them (docs/storage.md, Queries)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MemoryQueue: each run's messages in a dict, in the order of their sending (SPEC 6.1)."""
+"""MemoryQueue: each run's messages in a dict, in the order of their sending (SPEC.md 4.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MemoryStore: one dict per kind of row, and the queue that effects go to (SPEC 5)."""
+"""MemoryStore: one dict per kind of row, and the queue that effects go to (docs/engines.md)."""
 
 from __future__ import annotations
 

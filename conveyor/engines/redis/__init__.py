@@ -1,4 +1,5 @@
-"""The Redis engine: leases, doors, marks and a cache by its own clock, and signals (SPEC 5.6)."""
+"""The Redis engine: leases, doors, marks and a cache by its own clock, and signals
+(docs/engines.md, Redis)."""
 
 from __future__ import annotations
 

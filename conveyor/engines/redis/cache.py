@@ -1,4 +1,5 @@
-"""RedisCache: short-lived texts on a Redis server, by its own clock (SPEC 5.6).
+"""RedisCache: short-lived texts on a Redis server, by its own clock
+(docs/engines.md, Counter cache).
 
 A server that does not answer is left alone for a while. What was shown meanwhile nobody could be
 told of, so for as long again everything is read anew.

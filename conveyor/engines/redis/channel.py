@@ -1,4 +1,4 @@
-"""RedisChannel: which runs have changed, told from process to process (SPEC 6.8).
+"""RedisChannel: which runs have changed, told from process to process (SPEC.md 4.13).
 
 Whoever misses it finds out by looking. The truth is in the rows: this only says where to look.
 """

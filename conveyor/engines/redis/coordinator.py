@@ -1,4 +1,4 @@
-"""RedisCoordinator: leases, doors and marks on a Redis server, by its own clock (SPEC 6.7)."""
+"""RedisCoordinator: leases, doors and marks on a Redis server, by its own clock (SPEC.md 4.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RedisLink: the way to one Redis, a single server or a cluster (SPEC 5.6).
+"""RedisLink: the way to one Redis, a single server or a cluster (docs/engines.md, Redis).
 
 Which of the two it is, is asked at the first contact, so that a program starts while it is away.
 Deadlines and the translation of errors live here, once.

@@ -1,4 +1,4 @@
-"""What leases and keys are called (SPEC 6.7).
+"""What leases and keys are called (docs/storage.md, Redis keys).
 
 A lease's name says where it lies: `<job>/<host>/<run>/<token>`; of a lease of a job the host is
 empty, of one behind a door the run. Keys that are used together share a hash tag.

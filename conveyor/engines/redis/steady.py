@@ -1,4 +1,5 @@
-"""SteadyCoordinator: goes on with a smaller cap of its own while the shared one is away (SPEC 6.7).
+"""SteadyCoordinator: goes on with a smaller cap of its own while the shared one is away
+(docs/engines.md, Fallback coordinator).
 
 Neither without a limit nor standing still: each process keeps to its share of every cap, by the
 number of workers last seen. What is held meanwhile is told to the other side when it is back.

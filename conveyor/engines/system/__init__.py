@@ -1,4 +1,5 @@
-"""The system engine: real and virtual clocks, threads for computing, the vault (SPEC 5.12, 8.3)."""
+"""The system engine: real and virtual clocks, threads for computing, the vault
+(SPEC.md 4.22, 5.3)."""
 
 from __future__ import annotations
 

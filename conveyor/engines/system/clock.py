@@ -1,4 +1,4 @@
-"""Clocks: the machine's, and one that follows Trio's (SPEC 5.12)."""
+"""Clocks: the machine's, and one that follows Trio's (SPEC.md 4.22)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The crash switch: ends the process at the n-th call of a named engine method (SPEC 1.3).
+"""The crash switch: ends the process at the n-th call of a named engine method
+(docs/operations.md, Settings).
 
 `CONVEYOR_CRASH_AT=store.commit:3:after` ends it right after the third commit took effect and
 before anybody heard of it. Nothing is cleaned up: that is the point.

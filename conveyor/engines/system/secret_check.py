@@ -1,7 +1,7 @@
 """The secret check: a sealed text beside the data tells at a start that the secret is another one.
 
 With another secret no sealed header or key opens, every caller has another name, and so nobody
-finds their jobs: a process that was started so must not serve (SPEC 8.3).
+finds their jobs: a process that was started so must not serve (SPEC.md 5.3).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AesVault: seals secrets with AES-256-GCM and signs with HMAC-SHA256 (SPEC 8.3).
+"""AesVault: seals secrets with AES-256-GCM and signs with HMAC-SHA256 (SPEC.md 5.3).
 
 Every use has its own key, derived from the one secret, so that nothing made for one use is of any
 use for another. Sealed text is `v1.` and base64url of nonce, ciphertext and tag.

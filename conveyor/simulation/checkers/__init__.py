@@ -1,4 +1,4 @@
-"""Checkers: one small function an invariant of SPEC 6.14, named as its sentence.
+"""Checkers: one small function an invariant of SPEC.md 6, named as its sentence.
 
 To add one: write a generator of sentences about what is wrong, in the file of its group, and list
 it below. `on_write` checkers get a Moment after each write that changed a row: the rows before

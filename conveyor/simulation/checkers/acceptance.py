@@ -1,4 +1,4 @@
-"""Acceptance and idempotency (SPEC 6.14: I1 to I7)."""
+"""Acceptance and idempotency (SPEC.md 6: I1 to I7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters, totals and lifecycles of runs and jobs (SPEC 6.14: I21 to I28)."""
+"""Counters, totals and lifecycles of runs and jobs (SPEC.md 6: I21 to I28)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delete and stop (SPEC 6.14: I32 to I36)."""
+"""Delete and stop (SPEC.md 6: I32 to I36)."""
 
 from __future__ import annotations
 

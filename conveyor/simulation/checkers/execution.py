@@ -1,4 +1,4 @@
-"""Tasks: their transitions, claims, bodies and messages (SPEC 6.14: I14 to I20)."""
+"""Tasks: their transitions, claims, bodies and messages (SPEC.md 6: I14 to I20)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expiry: an expired result is not served, and its body is gone soon after (I64, SPEC 5.8)."""
+"""Expiry: an expired result is not served, and its body is gone soon after (I64, SPEC.md 4.20)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts: a job with host limits keeps to them, in concurrency and in rate (SPEC 6.13)."""
+"""Hosts: a job with host limits keeps to them, in concurrency and in rate (SPEC.md 4.8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ingest: ids, insert-only rows and totals (SPEC 6.14: I8 to I12)."""
+"""Ingest: ids, insert-only rows and totals (SPEC.md 6: I8 to I12)."""
 
 from __future__ import annotations
 

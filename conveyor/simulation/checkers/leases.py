@@ -1,4 +1,4 @@
-"""Leases (SPEC 6.14: I29 to I31)."""
+"""Leases (SPEC.md 6: I29 to I31)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices: webhooks (SPEC 6.14: I41 to I43)."""
+"""Notices: webhooks (SPEC.md 6: I41 to I43)."""
 
 from __future__ import annotations
 

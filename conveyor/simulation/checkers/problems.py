@@ -1,4 +1,5 @@
-"""Problems: what is refused is told in the words of SPEC 4.3, and never for a fault of ours
+"""Problems: what is refused is told in the words of
+docs/api.md, Errors, and never for a fault of ours
 (I48)."""
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ CODES: Mapping[int, frozenset[str]] = {
     503: frozenset(("storage_damaged", "unavailable", "not_ready", "too_many_connections")),
     507: frozenset(("storage_full",)),
 }
-"""The table of SPEC 4.3."""
+"""The table of docs/api.md, Errors."""
 
 
 def every_refusal_is_a_problem(moment: Moment, call: Call) -> Iterator[str]:

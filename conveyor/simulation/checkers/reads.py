@@ -1,4 +1,4 @@
-"""Reads: pages (SPEC 6.14: I37 to I40)."""
+"""Reads: pages (SPEC.md 6: I37 to I40)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: each nominal time makes one run or one skip (SPEC 2.6)."""
+"""Schedules: each nominal time makes one run or one skip (SPEC.md 4.17)."""
 
 from __future__ import annotations
 

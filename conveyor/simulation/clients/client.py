@@ -1,4 +1,4 @@
-"""Client: one caller, its calls to whichever API process is up, and what it knows (SPEC 4).
+"""Client: one caller, its calls to whichever API process is up, and what it knows (docs/api.md).
 
 A client repeats what it got no answer to, with the same key, as SDKs do; and sometimes what it
 did get an answer to.

@@ -1,4 +1,5 @@
-"""Pessimism: how badly the modelled services behave, as rates and bounds (SPEC 5.11).
+"""Pessimism: how badly the modelled services behave, as rates and bounds
+(docs/simulator.md, Models).
 
 A rate is a probability for each occasion. Everything is off by default: the services are then as
 good as the real ones ever are.

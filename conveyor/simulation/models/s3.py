@@ -1,4 +1,5 @@
-"""S3Model: buckets of whole objects, uploads in parts, and links that anybody may use (SPEC 5.11).
+"""S3Model: buckets of whole objects, uploads in parts, and links that anybody may use
+(docs/simulator.md, Models).
 
 An object is its bytes, which nobody changes: a read that has begun goes on with what it began with.
 """

@@ -1,4 +1,4 @@
-"""SqsModel: queues as SQS has them where emulators are kind (SPEC 5.11).
+"""SqsModel: queues as SQS has them where emulators are kind (docs/simulator.md, Models).
 
 A visibility change with a lapsed receipt is granted, and hides the message whoever has it. A delete
 with an old receipt is granted and does nothing. A receipt of another queue is refused.

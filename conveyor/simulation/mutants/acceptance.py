@@ -1,4 +1,4 @@
-"""Mutants of acceptance: lists that are not there, keys that mean the wrong thing (SPEC 7)."""
+"""Mutants of acceptance: lists that are not there, keys that mean the wrong thing (SPEC.md 4.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of open jobs and completion: too early, too late, never (SPEC 2.5)."""
+"""Mutants of open jobs and completion: too early, too late, never (SPEC.md 3.2)."""
 
 from __future__ import annotations
 

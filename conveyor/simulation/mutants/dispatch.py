@@ -1,4 +1,5 @@
-"""Mutants of dispatch: runs that nobody finds, permits that nobody counts (SPEC 6.1, 6.7)."""
+"""Mutants of dispatch: runs that nobody finds, permits that nobody counts (SPEC.md 4.6;
+docs/architecture.md, Discovery)."""
 
 from __future__ import annotations
 

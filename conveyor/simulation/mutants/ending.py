@@ -1,4 +1,5 @@
-"""Mutants of stops, reruns, deletes and notices: half done, done twice, undone (SPEC 2.5, 6.6)."""
+"""Mutants of stops, reruns, deletes and notices: half done, done twice, undone
+(SPEC.md 3, 4.16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Hunting: seed after seed until one shows that a mutant is no healthy program (SPEC 6.14).
+"""Hunting: seed after seed until one shows that a mutant is no healthy program
+(docs/simulator.md, Mutants).
 
 A seed kills a mutant when the program fails on it with the mutant, and is well without. Which seed
 that is, is worth keeping: it shows in one run what took a hunt to find.

@@ -1,4 +1,5 @@
-"""Mutants of ingest: rows overwritten, lost, renumbered, counted twice or not at all (SPEC 6.5)."""
+"""Mutants of ingest: rows overwritten, lost, renumbered, counted twice or not at all
+(SPEC.md 4.3)."""
 
 from __future__ import annotations
 

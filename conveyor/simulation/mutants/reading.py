@@ -1,4 +1,5 @@
-"""Mutants of reads: pages, cursors, exports, and whose they are (SPEC 4.5, 5.7)."""
+"""Mutants of reads: pages, cursors, exports, and whose they are (SPEC.md 4.19;
+docs/api.md, Results)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of claims, work and settling: whose, how often, and in which order (SPEC 6.2)."""
+"""Mutants of claims, work and settling: whose, how often, and in which order (SPEC.md 4.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Mutants of the engine on AWS: partial answers, old reads, steps that are not one (SPEC 5.10)."""
+"""Mutants of the engine on AWS: partial answers, old reads, steps that are not one
+(docs/engines.md, DynamoDB store)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The laws of Queue, for every engine's queue and for SQS (SPEC 6.1)."""
+"""The laws of Queue, for every engine's queue and for SQS (docs/architecture.md, Discovery)."""

@@ -1,4 +1,5 @@
-"""The laws of Queue about messages: at least once, one receipt that speaks (SPEC 6.1)."""
+"""The laws of Queue about messages: at least once, one receipt that speaks
+(docs/architecture.md, Discovery)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The laws of Queue about queues: one for each run, made and removed (SPEC 6.1)."""
+"""The laws of Queue about queues: one for each run, made and removed
+(docs/architecture.md, Discovery)."""
 
 from __future__ import annotations
 

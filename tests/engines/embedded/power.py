@@ -1,4 +1,4 @@
-"""A model of a power cut: of a directory only what was synced is left (SPEC 5.5).
+"""A model of a power cut: of a directory only what was synced is left (docs/storage.md, Blob keys).
 
 The file system is the real one; `fsync` and `fdatasync` are watched. A file has the content of its
 last sync, a directory the names of its last sync, and nothing else survives. The kernel may write

@@ -1,4 +1,4 @@
-"""DirectGateway follows redirects, and checks every hop like the first (SPEC 8.2)."""
+"""DirectGateway follows redirects, and checks every hop like the first (SPEC.md 5.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebhookNotifier: what a receiver gets, and what its answers mean (SPEC 6.6)."""
+"""WebhookNotifier: what a receiver gets, and what its answers mean (SPEC.md 4.16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The store on DynamoDB: one table, tasks in shards, two sparse indexes (SPEC 5.10)."""
+"""The store on DynamoDB: one table, tasks in shards, two sparse indexes
+(docs/engines.md, DynamoDB store)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Chunks: one ingest step, safe to be cut off anywhere and to be done by two at once (SPEC 5.10).
+"""Chunks: one ingest step, safe to be cut off anywhere and to be done by two at once
+(docs/engines.md, DynamoDB store).
 
 Rows, then counts, then refs, then the checkpoint. The counts move in a transaction that also notes
 on the batch, in `counted`, how far they go: a step that is done again, be it by one that takes

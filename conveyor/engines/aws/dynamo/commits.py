@@ -1,4 +1,5 @@
-"""Commits: a change as one conditional write, or as one transaction (SPEC 5.10).
+"""Commits: a change as one conditional write, or as one transaction
+(docs/engines.md, DynamoDB store).
 
 The write decides, and whoever is refused reads afterwards what stood in the way. If nothing does
 any more, somebody else was at it meanwhile, and the write is tried again.

@@ -1,4 +1,4 @@
-"""Expressions: guards and writes as DynamoDB puts them (SPEC 5.10).
+"""Expressions: guards and writes as DynamoDB puts them (docs/engines.md, DynamoDB store).
 
 Names and values only ever travel as parameters. No update lacks a condition that its row is there,
 so none creates one.

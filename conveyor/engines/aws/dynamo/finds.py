@@ -1,4 +1,5 @@
-"""Finds: each query as ranges to walk and rows to take from them (SPEC 5.2, 5.10).
+"""Finds: each query as ranges to walk and rows to take from them (docs/storage.md, Queries;
+docs/engines.md, DynamoDB store).
 
 What lies in one partition is read there, consistently and in order. What an index or a pointer
 names is read again by its key, and must still be what was asked for: an index may be late, so such

@@ -1,4 +1,5 @@
-"""Items: the mapping between rows and DynamoDB's attributes, derived from the types (SPEC 5.10).
+"""Items: the mapping between rows and DynamoDB's attributes, derived from the types
+(docs/storage.md, DynamoDB table).
 
 Texts and enums are S, numbers and instants N, booleans BOOL, anything composite JSON in an S. What
 is empty by default and empty in the row is left out: a task stays below one write unit.

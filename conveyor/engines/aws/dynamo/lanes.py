@@ -1,4 +1,5 @@
-"""Lanes: how many writes are on their way to a shard at once, as many as it takes (SPEC 5.10).
+"""Lanes: how many writes are on their way to a shard at once, as many as it takes
+(docs/engines.md, DynamoDB store).
 
 A partition takes so many writes a second, and nobody tells beforehand how many that are just now.
 So each shard has a lane of its own width: one more after every wave that went well, half as many

@@ -1,4 +1,5 @@
-"""The layout: where every kind of row lies, and which indexes show it (SPEC 5.10).
+"""The layout: where every kind of row lies, and which indexes show it
+(docs/storage.md, DynamoDB table).
 
 A row is shown in an index under its kind, its own status as it stands there, and a bucket, so that
 no status is spelled here: who asks names them. A pointer is a second, tiny item that orders rows

@@ -1,4 +1,5 @@
-"""Pages: sorted streams of items, read a little ahead, and merged into one (SPEC 5.10).
+"""Pages: sorted streams of items, read a little ahead, and merged into one
+(docs/engines.md, DynamoDB store).
 
 A page of a sharded run takes about `limit / shards` rows from each shard, and goes on only where
 it runs dry: it reads little more than it returns. Every stream follows its pages to the end, also

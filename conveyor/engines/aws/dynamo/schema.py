@@ -1,4 +1,5 @@
-"""The schema: the table, its indexes and its expiry, made where they are not there (SPEC 5.10)."""
+"""The schema: the table, its indexes and its expiry, made where they are not there
+(docs/storage.md, DynamoDB table)."""
 
 from __future__ import annotations
 

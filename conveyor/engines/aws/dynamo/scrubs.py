@@ -1,4 +1,5 @@
-"""Scrubs: the rows of what was deleted, and of what has expired, go for good (SPEC 5.10)."""
+"""Scrubs: the rows of what was deleted, and of what has expired, go for good
+(docs/engines.md, DynamoDB store)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DynamoStore: the system of record on one DynamoDB table (SPEC 5.10).
+"""DynamoStore: the system of record on one DynamoDB table (docs/engines.md, DynamoDB store).
 
 A change is one conditional write where it has one row, one transaction where it has several. Refs
 go out after the rows they name; what is lost in between the sweeper sends again.

@@ -1,4 +1,5 @@
-"""Table: DynamoDB's own verbs, each until it is done: leftovers are sent again (SPEC 5.10)."""
+"""Table: DynamoDB's own verbs, each until it is done: leftovers are sent again
+(docs/engines.md, DynamoDB store)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tallies: settles of one shard in one transaction, with one write to their counter (SPEC 5.10).
+"""Tallies: settles of one shard in one transaction, with one write to their counter
+(docs/engines.md, DynamoDB store).
 
 Of a group that was cancelled the refused members are dropped and the others tried again, so that
 one lost claim costs its neighbours a round and nothing else.

@@ -1,4 +1,4 @@
--- How many bytes of bodies a shard's tasks have stored: a quota counts them (SPEC 9.1).
+-- How many bytes of bodies a shard's tasks have stored: a quota counts them (SPEC.md 4.21).
 ALTER TABLE stats ADD COLUMN stored_bytes INTEGER NOT NULL DEFAULT 0;
 UPDATE stats SET stored_bytes = stored.size_bytes
 FROM (

@@ -1,4 +1,5 @@
-"""DynamoModel: the operations on items that we use, each done at one instant (SPEC 5.11).
+"""DynamoModel: the operations on items that we use, each done at one instant
+(docs/simulator.md, Models).
 
 Parameters that it does not know raise NotModelled: what is asked of DynamoDB is never passed over.
 """

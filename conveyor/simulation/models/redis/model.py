@@ -1,4 +1,5 @@
-"""RedisModel: one Redis of a world, its replica, and the links of processes to it (SPEC 5.11)."""
+"""RedisModel: one Redis of a world, its replica, and the links of processes to it
+(docs/simulator.md, Models)."""
 
 from __future__ import annotations
 
