@@ -18,15 +18,15 @@ from contextlib import suppress
 
 import trio
 
-from actors.call_line import CallLine, CallPermit
+from actors.api_key_limiter import ApiKeyLimiter, CallPermit
 from conveyor.domain import limits
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import Job
-from conveyor.domain.waiting import WaitReason
+from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.errors import Unavailable
 from conveyor.telemetry import Metrics
-from conveyor.usecases import outlook
-from conveyor.usecases.env import Env
+from conveyor.usecases import run_progress
+from conveyor.usecases.context import Context
 
 log = logging.getLogger(__name__)
 
@@ -35,18 +35,18 @@ IDLE_S = 600.0
 SHARED_KEY = "shared"
 # How often time alone may let a call begin: when a pause, an outage or an abandoned call ends.
 TICK_S = 0.25
-MARK_S = limits.SCRAPE_DEADLINE_S + 2 * limits.LEASE_TTL_S
+STATUS_S = limits.SCRAPE_DEADLINE_S + 2 * limits.LEASE_TTL_S
 # How often leases that no call needs are given back.
-KEEP_S = 1.0
+RETURN_S = 1.0
 
 
 class CallLimiter:
     """The lines of all keys that this process makes calls with."""
 
-    def __init__(self, env: Env, metrics: Metrics) -> None:
+    def __init__(self, env: Context, metrics: Metrics) -> None:
         self._env = env
         self._metrics = metrics
-        self._lines: dict[str, CallLine] = {}
+        self._lines: dict[str, ApiKeyLimiter] = {}
         self._has_lines = trio.Event()
         metrics.gateway.calls.set_function(
             lambda: sum(line.inflight_count for line in self._lines.values())
@@ -62,14 +62,14 @@ class CallLimiter:
             )
         )
 
-    def line_of(self, job: Job) -> CallLine:
+    def line_of(self, job: Job) -> ApiKeyLimiter:
         """The line of the key that the job's calls are made with: its caller's, or the one in the
         gateway's URL, which all callers share."""
         is_own = job.auth_sealed is not None and not self._env.policy.has_gateway_key
         name = job.caller if is_own else SHARED_KEY
         line = self._lines.get(name)
         if line is None:
-            line = self._lines[name] = CallLine(self._env, self._metrics, name)
+            line = self._lines[name] = ApiKeyLimiter(self._env, self._metrics, name)
             self._has_lines.set()
         return line
 
@@ -79,7 +79,7 @@ class CallLimiter:
     def reason_for(self, job: Job) -> WaitReason:
         return self.line_of(job).reason_for(job.caller)
 
-    async def take(self, job: Job, run_id: RunId, *, count_max: int) -> list[CallPermit]:
+    async def acquire(self, job: Job, run_id: RunId, *, count_max: int) -> list[CallPermit]:
         """Permits that can be had at once; none where the gateway or its limit says no."""
         line = self.line_of(job)
         permits = line.take_nowait(job.caller, run_id, count_max=count_max)
@@ -88,7 +88,7 @@ class CallLimiter:
     async def wait(self, job: Job, run_id: RunId, *, count_max: int) -> list[CallPermit]:
         """Permits as soon as this process may have one; none where other processes have them."""
         line = self.line_of(job)
-        permits = await line.take(job.caller, run_id, weight=job.priority)
+        permits = await line.acquire(job.caller, run_id, weight=job.priority)
         permits += line.take_nowait(job.caller, run_id, count_max=count_max - len(permits))
         return await self._lease(line, permits)
 
@@ -99,20 +99,20 @@ class CallLimiter:
         count = await line.keep_abandoned(run_id)
         await self._leave_marks([line])
         if count:
-            await outlook.leave_abandoned(self._env, run_id, count)
+            await run_progress.leave_abandoned(self._env, run_id, count)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick_forever)
             nursery.start_soon(self._keep_forever)
 
-    async def _lease(self, line: CallLine, permits: list[CallPermit]) -> list[CallPermit]:
+    async def _lease(self, line: ApiKeyLimiter, permits: list[CallPermit]) -> list[CallPermit]:
         if not permits:
             return []
         try:
             if not line.window.is_answered:
                 with suppress(Unavailable):  # Then the gateway tells.
-                    line.adopt(await self._env.coordinator.marks_on(_subject(line)))
+                    line.adopt(await self._env.coordinator.list_status(_subject(line)))
         except BaseException:
             for permit in permits:
                 permit.close()
@@ -130,14 +130,14 @@ class CallLimiter:
         beat_at = trio.current_time()
         while True:
             await self._has_lines.wait()
-            await trio.sleep(KEEP_S)
+            await trio.sleep(RETURN_S)
             try:
                 await self._give_back_unused()
                 await self._leave_marks(
                     [line for line in self._lines.values() if line.mark != line.marked]
                 )
                 if trio.current_time() >= beat_at:
-                    beat_at = trio.current_time() + limits.BEAT_S
+                    beat_at = trio.current_time() + limits.HEARTBEAT_S
                     await self._beat()
             except Unavailable as error:
                 log.warning("call leases not kept", extra={"cause": str(error)})
@@ -160,13 +160,13 @@ class CallLimiter:
             await line.keep_leases_of_abandoned()
         await self._leave_marks([line for line in lines if not line.is_idle])
 
-    async def _leave_marks(self, lines: Sequence[CallLine]) -> None:
+    async def _leave_marks(self, lines: Sequence[ApiKeyLimiter]) -> None:
         """Tells other processes the limits, for longer than any lease lives: who starts with leases
         of others about must know how many there may be."""
         marks = {line: line.mark for line in lines}
         texts = {_subject(line): mark for line, mark in marks.items() if mark is not None}
         if texts:
-            await self._env.coordinator.leave_marks(self._env.owner, texts, ttl_s=MARK_S)
+            await self._env.coordinator.put_status(self._env.process_id, texts, ttl_s=STATUS_S)
         for line, mark in marks.items():
             line.marked = mark
 
@@ -179,5 +179,5 @@ class CallLimiter:
             self._has_lines = trio.Event()
 
 
-def _subject(line: CallLine) -> str:
+def _subject(line: ApiKeyLimiter) -> str:
     return f"limit-{line.pool}"

@@ -10,37 +10,39 @@ Crashes: only by bug. A notice that was delivered but not recorded goes out agai
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import trio
 
-from actors.lanes import Lanes
-from conveyor.domain.ids import NoticeId
+from conveyor.domain.ids import CallerId, NoticeId
 from conveyor.domain.model import Notice
+from conveyor.domain.run.settlement import backoff_s
 from conveyor.ports.errors import Unavailable
-from conveyor.ports.notifier import Notifier
-from conveyor.usecases import notices
-from conveyor.usecases.env import Env
-from conveyor.usecases.isolation import Crash, isolate
-from conveyor.usecases.notices import Postponed, Ready
+from conveyor.ports.webhook_sender import WebhookSender
+from conveyor.usecases import webhook_delivery
+from conveyor.usecases.context import Context
+from conveyor.usecases.crash_isolation import Crash, isolate
+from conveyor.usecases.webhook_delivery import DeferredDelivery, DeliveryOutcome, DueDelivery
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Desk:
+class _DeliveryState:
     """What one incarnation has at hand."""
 
-    lanes: Lanes
+    limiter: DeliveryLimiter
     under_way: set[NoticeId] = field(default_factory=set)
     room_made: trio.Event = field(default_factory=trio.Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionNotifier:
-    env: Env
-    notifier: Notifier
+    env: Context
+    notifier: WebhookSender
     period_s: float = 1.0
     page_max: int = 100
     at_once_max: int = 64
@@ -48,8 +50,8 @@ class CompletionNotifier:
     per_receiver_max: int = 4
 
     async def run(self) -> None:
-        desk = _Desk(
-            Lanes(
+        state = _DeliveryState(
+            DeliveryLimiter(
                 at_once_max=self.at_once_max,
                 per_caller_max=self.per_caller_max,
                 per_receiver_max=self.per_receiver_max,
@@ -57,59 +59,181 @@ class CompletionNotifier:
         )
         async with trio.open_nursery() as nursery:
             while True:
-                desk.room_made = trio.Event()
+                state.room_made = trio.Event()
                 try:
-                    made_way = await self._start_due(desk, nursery)
+                    made_way = await self._start_due(state, nursery)
                 except Unavailable as error:
                     log.warning("outbox not read", extra={"cause": str(error)})
                     made_way = False
                 with trio.move_on_after(0 if made_way else self.period_s):
-                    await desk.room_made.wait()
+                    await state.room_made.wait()
 
-    async def _start_due(self, desk: _Desk, nursery: trio.Nursery) -> bool:
+    async def _start_due(self, state: _DeliveryState, nursery: trio.Nursery) -> bool:
         """Starts whatever has its turn. What cannot go makes way for others, which would not be
         seen behind a full page; answers whether some did."""
-        page = await notices.due(self.env, limit=self.page_max)
+        page = await webhook_delivery.due(self.env, limit=self.page_max)
         is_crowded = len(page) == self.page_max
-        postponed: list[Postponed] = []
+        postponed: list[DeferredDelivery] = []
         for notice in page:
-            if desk.lanes.is_full:
+            if state.limiter.is_full:
                 break
-            if notice.notice_id in desk.under_way:
+            if notice.notice_id in state.under_way:
                 continue
             ready = await self._prepare(notice)
             if ready is None:
                 continue
-            later = desk.lanes.enter(ready.job.caller, ready.receiver, now=self.env.now())
+            later = state.limiter.acquire(ready.job.caller, ready.receiver, now=self.env.now())
             if later is None:
-                desk.under_way.add(notice.notice_id)
-                nursery.start_soon(self._deliver, ready, desk)
-            elif later.is_sidelined or is_crowded:
-                postponed.append(Postponed(notice, later.at, later.is_sidelined))
-        await notices.postpone(self.env, postponed)
+                state.under_way.add(notice.notice_id)
+                nursery.start_soon(self._deliver, ready, state)
+            elif later.is_deferred or is_crowded:
+                postponed.append(DeferredDelivery(notice, later.at, later.is_deferred))
+        await webhook_delivery.postpone(self.env, postponed)
         return is_crowded and bool(postponed)
 
-    async def _prepare(self, notice: Notice) -> Ready | None:
+    async def _prepare(self, notice: Notice) -> DueDelivery | None:
         fields = {"event": notice.notice_id}
-        ready = await isolate(partial(notices.prepare, self.env, notice), "a notice", extra=fields)
+        ready = await isolate(
+            partial(webhook_delivery.prepare, self.env, notice), "a notice", extra=fields
+        )
         if isinstance(ready, Crash):
-            await notices.fail_crashed(self.env, notice)
+            await webhook_delivery.fail_crashed(self.env, notice)
             return None
         return ready
 
-    async def _deliver(self, ready: Ready, desk: _Desk) -> None:
+    async def _deliver(self, ready: DueDelivery, state: _DeliveryState) -> None:
         outcome = None
         fields = {"event": ready.notice.notice_id}
         try:
-            deliver = partial(notices.deliver, self.env, self.notifier, ready)
+            deliver = partial(webhook_delivery.deliver, self.env, self.notifier, ready)
             done = await isolate(deliver, "a notice", extra=fields)
             if isinstance(done, Crash):
-                await notices.fail_crashed(self.env, ready.notice)
+                await webhook_delivery.fail_crashed(self.env, ready.notice)
             else:
                 outcome = done
         except Unavailable as error:
             log.warning("delivery not recorded", extra={"cause": str(error)})
         finally:
-            desk.under_way.discard(ready.notice.notice_id)
-            desk.lanes.leave(ready.job.caller, ready.receiver, outcome, now=self.env.now())
-            desk.room_made.set()
+            state.under_way.discard(ready.notice.notice_id)
+            state.limiter.release(ready.job.caller, ready.receiver, outcome, now=self.env.now())
+            state.room_made.set()
+
+
+# Lanes: how many deliveries go to one receiver, and to one caller's receivers, at once
+# (SPEC.md 4.16).
+#
+# A receiver that fails again and again is sidelined: for a growing while nothing is sent to it,
+# then one probe at a time, until a delivery succeeds. So neither a dead receiver nor a slow one
+# takes the room that others need.
+
+
+DEFERRED_AFTER = 3
+SHUT_S, SHUT_S_MAX = 30.0, 600.0
+NOT_BEFORE_S_MAX = 60.0
+RECEIVERS_MAX = 4096
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class NotBefore:
+    """There is no room before this instant."""
+
+    at: float
+    is_deferred: bool = False
+
+
+@dataclass(slots=True)
+class _ReceiverState:
+    width: int
+    inflight: int = 0
+    failures: int = 0
+    shut_until: float = 0.0
+    duration_s: float = 0.1
+    booked_until: float = 0.0
+
+    @property
+    def is_deferred(self) -> bool:
+        return self.failures >= DEFERRED_AFTER
+
+    def has_room(self, now: float) -> bool:
+        if self.is_deferred:
+            return self.inflight == 0 and now >= self.shut_until
+        return self.inflight < self.width
+
+    def next_slot(self, now: float) -> NotBefore:
+        """Another appointment, at the pace at which deliveries end here."""
+        begin = max(now, self.shut_until)
+        booked = max(begin, self.booked_until) + self.duration_s / self.width
+        self.booked_until = min(booked, begin + NOT_BEFORE_S_MAX)
+        return NotBefore(self.booked_until, self.is_deferred)
+
+    def record_success(self, duration_s: float) -> None:
+        self.duration_s = duration_s
+        self.failures, self.shut_until, self.booked_until = 0, 0.0, 0.0
+
+    def record_failure(self, now: float, duration_s: float) -> None:
+        self.duration_s = duration_s
+        self.failures += 1
+        if self.is_deferred:
+            doublings = self.failures - DEFERRED_AFTER
+            self.shut_until = now + backoff_s(doublings, first_s=SHUT_S, delay_s_max=SHUT_S_MAX)
+
+
+class DeliveryLimiter:
+    """A lane per caller and one per caller and URL, for as long as there is something to know."""
+
+    def __init__(self, *, at_once_max: int, per_caller_max: int, per_receiver_max: int) -> None:
+        assert 1 <= per_receiver_max <= per_caller_max <= at_once_max
+        self._room = at_once_max
+        self._per_caller_max = per_caller_max
+        self._per_receiver_max = per_receiver_max
+        self._callers: dict[CallerId, _ReceiverState] = {}
+        self._receivers: dict[tuple[CallerId, str], _ReceiverState] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return self._room == 0
+
+    def acquire(self, caller: CallerId, url: str, *, now: float) -> NotBefore | None:
+        """Takes the room for one delivery; or says when to come back."""
+        assert not self.is_full
+        whole = self._callers.setdefault(caller, _ReceiverState(self._per_caller_max))
+        state = self._receivers.setdefault((caller, url), _ReceiverState(self._per_receiver_max))
+        crowded = next((each for each in (state, whole) if not each.has_room(now)), None)
+        if crowded is not None:
+            later = crowded.next_slot(now)
+            self._tidy(caller, url)
+            return later
+        self._room -= 1
+        whole.inflight += 1
+        state.inflight += 1
+        return None
+
+    def release(
+        self, caller: CallerId, url: str, outcome: DeliveryOutcome | None, *, now: float
+    ) -> None:
+        """Gives the room back, and remembers how it went if there was a try."""
+        whole, state = self._callers[caller], self._receivers[caller, url]
+        self._room += 1
+        whole.inflight -= 1
+        state.inflight -= 1
+        if outcome is not None:
+            whole.record_success(outcome.duration_s)
+            if outcome.is_delivered:
+                state.record_success(outcome.duration_s)
+            else:
+                state.record_failure(now, outcome.duration_s)
+        self._tidy(caller, url)
+
+    def _tidy(self, caller: CallerId, url: str) -> None:
+        _forget(self._callers, caller)
+        _forget(self._receivers, (caller, url))
+
+
+def _forget(states: dict[K, _ReceiverState], key: K) -> None:
+    """An idle lane that has not failed says nothing; of too many others the oldest goes."""
+    if not (states[key].inflight or states[key].failures):
+        del states[key]
+    if len(states) > RECEIVERS_MAX:
+        del states[next(key for key, state in states.items() if not state.inflight)]

@@ -18,12 +18,12 @@ from functools import partial
 import trio
 
 from conveyor.domain.changes import JobKey
-from conveyor.domain.export import Export
+from conveyor.domain.export.export import Export
 from conveyor.domain.ids import CallerId, ExportId, JobId
 from conveyor.ports.errors import RowDamaged, Unavailable
-from conveyor.usecases import exports
-from conveyor.usecases.env import Env
-from conveyor.usecases.isolation import Crash, isolate
+from conveyor.usecases import export as exports
+from conveyor.usecases.context import Context
+from conveyor.usecases.crash_isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ DUE_MAX = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
-    env: Env
+    env: Context
     period_s: float = 0.5
     at_once_max: int = 4
 
@@ -46,7 +46,7 @@ class Exporter:
                     for export, caller in await self._choose(under_way, served_at):
                         under_way[export.export_id] = caller
                         served_at[caller] = trio.current_time()
-                        nursery.start_soon(self._see_to, export, under_way)
+                        nursery.start_soon(self._run_export, export, under_way)
                 except Unavailable as error:
                     log.warning("exports not read", extra={"cause": str(error)})
                 await trio.sleep(self.period_s)
@@ -88,12 +88,12 @@ class Exporter:
             job = None
         return CallerId("") if job is None else job.caller
 
-    async def _see_to(self, export: Export, under_way: dict[ExportId, CallerId]) -> None:
+    async def _run_export(self, export: Export, under_way: dict[ExportId, CallerId]) -> None:
         extra = {"run": export.run_id, "export": export.export_id}
         try:
             # One that crashes its maker is due again when its claim lapses, a few times.
             outcome = await isolate(
-                partial(exports.see_to, self.env, export), "an export", extra=extra
+                partial(exports.process, self.env, export), "an export", extra=extra
             )
             if isinstance(outcome, Crash):
                 return

@@ -21,15 +21,15 @@ from conveyor.domain.ids import BatchId, RunId
 from conveyor.domain.model import Batch
 from conveyor.ports.errors import BlobMissing, Unavailable
 from conveyor.usecases import ingest, reconcile
-from conveyor.usecases.env import Env
-from conveyor.usecases.isolation import Crash, isolate
+from conveyor.usecases.context import Context
+from conveyor.usecases.crash_isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestStreamer:
-    env: Env
+    env: Context
     at_once_max: int = 4
 
     async def run(self, inbox: Inbox[StreamerMessage]) -> None:

@@ -18,10 +18,11 @@ import trio
 
 from actors.messages import HeartbeaterMessage, Hold, Release
 from actors.runtime import Inbox, Reply, receive_batch
-from conveyor.domain import limits, settlement
+from conveyor.domain import limits
 from conveyor.domain.changes import Applied
+from conveyor.domain.run import settlement
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Desk:
+class _HeldWork:
     """What is held, and who waits to hear that a beat in progress has let go of their work.
 
     Without that wait, a beat could hide a message for a minute that its worker just put back.
@@ -68,8 +69,8 @@ class _Desk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseHeartbeater:
-    env: Env
-    interval_s: float = limits.BEAT_S
+    env: Context
+    interval_s: float = limits.HEARTBEAT_S
 
     def __post_init__(self) -> None:
         # One beat may be missed: the next still lands before anything ages out.
@@ -84,37 +85,37 @@ class LeaseHeartbeater:
         return min(limits.VISIBILITY_S / 2, limits.VISIBILITY_S - 2 * self.interval_s - _SPARE_S)
 
     async def run(self, inbox: Inbox[HeartbeaterMessage]) -> None:
-        desk = _Desk()
+        held = _HeldWork()
         async with inbox, trio.open_nursery() as nursery:
-            nursery.start_soon(self._beat_forever, desk)
+            nursery.start_soon(self._beat_forever, held)
             while True:
                 for message in await receive_batch(inbox, _MAIL_MAX):
                     match message:
                         case Hold():
-                            desk.hold(message)
+                            held.hold(message)
                         case Release(receipt, reply):
-                            desk.held.pop(receipt, None)
-                            desk.answer_later(reply)
+                            held.held.pop(receipt, None)
+                            held.answer_later(reply)
                         case _:
                             assert_never(message)
-                desk.answer_between_beats()
+                held.answer_between_beats()
 
-    async def _beat_forever(self, desk: _Desk) -> None:
+    async def _beat_forever(self, held: _HeldWork) -> None:
         while True:
             await trio.sleep(self.interval_s)
-            if not desk.held:
+            if not held.held:
                 continue
-            desk.is_beating = True
+            held.is_beating = True
             try:
-                lost = await self._beat(tuple(desk.held.values()))
+                lost = await self._beat(tuple(held.held.values()))
             except Unavailable as error:
-                log.warning("beat missed", extra={"held": len(desk.held), "cause": str(error)})
+                log.warning("beat missed", extra={"held": len(held.held), "cause": str(error)})
                 lost = []
-            desk.is_beating = False
-            desk.answer_between_beats()
+            held.is_beating = False
+            held.answer_between_beats()
             for each in lost:
                 # A Release may have landed meanwhile.
-                if desk.held.pop(each.hold.message.receipt, None) is not None:
+                if held.held.pop(each.hold.message.receipt, None) is not None:
                     each.hold.work.cancel(reason="its lease, message or claim was lost")
 
     async def _beat(self, held: Sequence[_Held]) -> list[_Held]:
@@ -131,12 +132,14 @@ class LeaseHeartbeater:
 
     async def _renew_leases(self, held: Sequence[_Held]) -> list[_Held]:
         leases = [each.hold.lease_id for each in held if each.hold.lease_id is not None]
-        visits = [each.hold.visit_id for each in held if each.hold.visit_id is not None]
+        visits = [each.hold.host_lease_id for each in held if each.hold.host_lease_id is not None]
         if not leases and not visits:
             return []
         lost = await self.env.coordinator.renew([*leases, *visits], ttl_s=limits.LEASE_TTL_S)
         return [
-            each for each in held if not lost.isdisjoint((each.hold.lease_id, each.hold.visit_id))
+            each
+            for each in held
+            if not lost.isdisjoint((each.hold.lease_id, each.hold.host_lease_id))
         ]
 
     async def _renew_rest(self, held: Sequence[_Held]) -> list[_Held]:

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 import trio
 
-from actors.call_line import CallPermit
-from actors.purse import Toll
+from actors.api_key_limiter import CallPermit
+from actors.poller.budget import CallReservation
 from actors.runtime import Reply
 from conveyor.domain.changes import Change
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.model import Batch, Job, Run, Task, TaskRef
-from conveyor.domain.settlement import Claim, SettleVerdict
-from conveyor.domain.waiting import WaitReason
+from conveyor.domain.run.settlement import Claim, SettleVerdict
+from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.queue import Message
-from conveyor.ports.signals import Receipt
+from conveyor.ports.worker_signals import TeardownResult
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TaskAssignment:
     """One message in hand, under one lease, and what came of claiming its task.
 
     `make_room` passes slot and lease on to the next task: nothing is left to do but to write. It
@@ -40,10 +40,10 @@ class Work:
     message: Message
     lease_id: LeaseId
     claim: Claim
-    make_room: Callable[[], bool]
+    release_early: Callable[[], bool]
     defer: Callable[[WaitReason, str, float | None], None]
-    toll: Toll | None = None
-    visit_id: LeaseId | None = None
+    reservation: CallReservation | None = None
+    host_lease_id: LeaseId | None = None
     permit: CallPermit | None = None
 
 
@@ -58,7 +58,7 @@ class Hold:
     message: Message
     claim: int
     work: trio.CancelScope
-    visit_id: LeaseId | None = None
+    host_lease_id: LeaseId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class TearDown:
 
     job_id: JobId
     run_id: RunId
-    reply: Reply[Receipt]
+    reply: Reply[TeardownResult]
 
 
 DiscoveryMessage = RunChanged | TearDown

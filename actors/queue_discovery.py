@@ -38,10 +38,10 @@ from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import RunsIn
 from conveyor.ports.errors import Unavailable
-from conveyor.ports.signals import Receipt
+from conveyor.ports.worker_signals import TeardownResult
 from conveyor.usecases import runs
-from conveyor.usecases.env import Env
-from conveyor.usecases.isolation import Crash, isolate
+from conveyor.usecases.context import Context
+from conveyor.usecases.crash_isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDiscovery:
-    env: Env
+    env: Context
     pollers: DynamicSupervisor
     make_poller: MakePoller
     delta_s: float = DELTA_S
@@ -98,7 +98,7 @@ class QueueDiscovery:
                 batch = await receive_batch(inbox, MAIL_MAX)
                 changed = {(m.job_id, m.run_id) for m in batch if isinstance(m, RunChanged)}
                 for job_id, run_id in sorted(changed):
-                    nursery.start_soon(self._look_at, state, job_id, run_id)
+                    nursery.start_soon(self._refresh_run, state, job_id, run_id)
                 for message in batch:
                     match message:
                         case TearDown():
@@ -131,7 +131,7 @@ class QueueDiscovery:
             query = RunsIn(statuses=RUN_LIVE, updated_since=since, after=after, limit=PAGE)
             page = await self.env.store.find(query)
             for run in page:
-                await self._isolate(state, run.run_id, partial(self._consider, state, run))
+                await self._isolate(state, run.run_id, partial(self._reconcile_run, state, run))
             if len(page) < PAGE:
                 return
             after = page[-1].run_id
@@ -144,7 +144,7 @@ class QueueDiscovery:
         for run_id in [each for each, at in state.crashes.items() if at.is_over(now)]:
             del state.crashes[run_id]
 
-    async def _look_at(self, state: _State, job_id: JobId, run_id: RunId) -> None:
+    async def _refresh_run(self, state: _State, job_id: JobId, run_id: RunId) -> None:
         try:
             read = partial(self._read_and_consider, state, job_id, run_id)
             await self._isolate(state, run_id, read)
@@ -154,9 +154,9 @@ class QueueDiscovery:
     async def _read_and_consider(self, state: _State, job_id: JobId, run_id: RunId) -> None:
         run = await self.env.store.read(RunKey(job_id, run_id))
         if run is not None and run.status in RUN_LIVE:
-            await self._consider(state, run, is_signalled=True)
+            await self._reconcile_run(state, run, is_signalled=True)
         else:
-            await self._retire(state, run_id)
+            await self._stop_poller(state, run_id)
 
     async def _isolate(
         self, state: _State, run_id: RunId, handle: Callable[[], Awaitable[None]]
@@ -175,7 +175,7 @@ class QueueDiscovery:
         else:
             state.crashes.pop(run_id, None)
 
-    async def _consider(
+    async def _reconcile_run(
         self,
         state: _State,
         run: Run,
@@ -184,7 +184,7 @@ class QueueDiscovery:
     ) -> None:
         """Makes a live run's poller be there and know; a run asked to stop is seen to its end."""
         if run.stop_requested_at is not None:
-            await self._retire(state, run.run_id)
+            await self._stop_poller(state, run.run_id)
             # Whoever still works on it elsewhere will come by here too, and be the last.
             if not await self._is_held(run):
                 with suppress(Conflict):  # Whoever keeps changing it is done when we come again.
@@ -210,16 +210,16 @@ class QueueDiscovery:
         except (NameTaken, NotSupervising):
             return
 
-    async def _retire(self, state: _State, run_id: RunId) -> bool:
+    async def _stop_poller(self, state: _State, run_id: RunId) -> bool:
         state.addresses.pop(run_id, None)
         return await self.pollers.stop_child(run_id)
 
     async def _tear_down(self, state: _State, message: TearDown) -> None:
         held = await self._held(message.run_id)
-        is_complete = await self._retire(state, message.run_id)
+        is_complete = await self._stop_poller(state, message.run_id)
         # What another fetches for us goes on there when we hang up.
         abandoned = held if self.env.policy.targets is None else 0
-        message.reply.send(Receipt(held, abandoned, complete=is_complete))
+        message.reply.send(TeardownResult(held, abandoned, complete=is_complete))
 
     async def _is_held(self, run: Run) -> bool:
         """Whether work on a run that is being stopped still holds leases. Where these cannot be

@@ -16,16 +16,16 @@ from typing import TypeVar
 
 import trio
 
-from actors.clock_watch import ClockWatch
+from actors.clock_step import ClockStepDetector
 from actors.messages import BatchStalled, StreamerMessage
 from actors.runtime import Address
 from conveyor.domain.errors import Refused
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import clock_repairs, expiry, reconcile, retention
-from conveyor.usecases.env import Env
-from conveyor.usecases.isolation import Crash, isolate
+from conveyor.usecases import clock_repairs, reconcile, retention
+from conveyor.usecases.context import Context
+from conveyor.usecases.crash_isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _SWEEP_POOL, _SWEEP_RUN = JobId("sweep"), RunId("sweeper")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileSweeper:
-    env: Env
+    env: Context
     streamer: Address[StreamerMessage]
     period_s: float = 15.0
     scrub_period_s: float = 2.0
@@ -49,7 +49,7 @@ class ReconcileSweeper:
         idle_s = self.batch_idle_at_start_s
         drained: dict[RunId, Run] = {}
         queues_at: float | None = None
-        watch = ClockWatch(self.env.clock)
+        watch = ClockStepDetector(self.env.clock)
         # Before this process started, its clock may have been ahead.
         is_suspect = True
         async with trio.open_nursery() as nursery:
@@ -66,7 +66,7 @@ class ReconcileSweeper:
                     is_suspect = False
                     await self._attempt("runs", partial(self._sweep_runs, drained))
                     queues_at = await self._close_queues(queues_at)
-                    await self._attempt("expiries", partial(expiry.sweep_expired, self.env))
+                    await self._attempt("expiries", partial(retention.sweep_expired, self.env))
                     await self._attempt("rows", partial(retention.remove_old_rows, self.env))
                 idle_s = self.batch_idle_s
                 await trio.sleep(self.period_s)
@@ -95,7 +95,7 @@ class ReconcileSweeper:
 
     async def _scrub_forever(self) -> None:
         while True:
-            is_left = await self._attempt("scrubs", partial(reconcile.scrub_due, self.env))
+            is_left = await self._attempt("scrubs", partial(reconcile.delete_due, self.env))
             await trio.sleep(0 if is_left else self.scrub_period_s)
 
     async def _attempt(self, what: str, sweep: Callable[[], Awaitable[T]]) -> T | None:

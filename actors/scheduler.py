@@ -15,15 +15,16 @@ from functools import partial
 
 import trio
 
-from actors.clock_watch import ClockWatch
+from actors.clock_step import ClockStepDetector
 from conveyor.domain.ids import JobId
-from conveyor.domain.schedules import Schedule
-from conveyor.domain.walltime import UnknownZone
+from conveyor.domain.schedule.cron import UnknownZone
+from conveyor.domain.schedule.schedule import Schedule
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import clock_repairs, schedules
-from conveyor.usecases.env import Env
-from conveyor.usecases.isolation import Crash, isolate
-from conveyor.usecases.schedules import Fired
+from conveyor.usecases import clock_repairs
+from conveyor.usecases import schedule as schedules
+from conveyor.usecases.context import Context
+from conveyor.usecases.crash_isolation import Crash, isolate
+from conveyor.usecases.schedule import Fired
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +35,13 @@ CRASHES_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    env: Env
+    env: Context
     period_s: float = 1.0
     page_rows: int = 200
     crashes: Counter[JobId] = field(default_factory=Counter)
 
     async def run(self) -> None:
-        watch = ClockWatch(self.env.clock)
+        watch = ClockStepDetector(self.env.clock)
         is_suspect = True  # Before this process started, its clock may have been ahead.
         while True:
             is_suspect |= watch.was_set_back()
@@ -64,7 +65,9 @@ class Scheduler:
         last: Schedule | None = None
         horizon = self.env.now() + self.period_s
         while True:
-            page = await schedules.coming(self.env, by=horizon, after=last, limit=self.page_rows)
+            page = await schedules.due_schedules(
+                self.env, by=horizon, after=last, limit=self.page_rows
+            )
             for last in page:
                 assert last.next_fire_at is not None
                 wait_s = last.next_fire_at - self.env.now()
@@ -81,7 +84,7 @@ class Scheduler:
         if self.crashes[schedule.job_id] >= CRASHES_MAX:
             return
         try:
-            fire = partial(schedules.fire, self.env, schedule.job_id)
+            fire = partial(schedules.trigger_schedule, self.env, schedule.job_id)
             fired = await isolate(fire, "a schedule", expects=(UnknownZone,), extra=extra)
         except (Unavailable, UnknownZone) as error:
             log.warning("fire put off", extra={**extra, "cause": str(error)})

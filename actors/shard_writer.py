@@ -20,15 +20,15 @@ import trio
 
 from actors.messages import Settle, ShardWriterMessage
 from actors.runtime import Inbox, drain_nowait
-from conveyor.domain import settlement
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.settlement import NotSettled, NoVerdict, Settled, SettleVerdict
+from conveyor.domain.run import settlement
+from conveyor.domain.run.settlement import NotSettled, OutcomeUnknown, Settled, SettleVerdict
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
 from conveyor.usecases import runs
-from conveyor.usecases.env import Env
-from conveyor.usecases.isolation import Crash, isolate
+from conveyor.usecases.context import Context
+from conveyor.usecases.crash_isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _RETRY_S = (0.1, 0.3, 1.0, 3.0)
 class ShardWriter:
     """`is_urgent` when waiting for company would gain nothing, or hold up fetches."""
 
-    env: Env
+    env: Context
     metrics: Metrics
     is_urgent: Callable[[], bool] = lambda: False
 
@@ -52,13 +52,13 @@ class ShardWriter:
                     verdicts = await self._commit_isolated(group)
                 except BaseException:
                     for settle in group:
-                        settle.reply.send(NoVerdict())
+                        settle.reply.send(OutcomeUnknown())
                     raise
                 for settle, verdict in zip(group, verdicts, strict=True):
                     settle.reply.send(verdict)
                 self._count(group, verdicts)
                 # The next group need not wait for these acks; the engine writes both together.
-                nursery.start_soon(self._look_and_ack, group, verdicts)
+                nursery.start_soon(self._complete_and_ack, group, verdicts)
 
     def _count(self, group: Sequence[Settle], verdicts: Sequence[SettleVerdict]) -> None:
         self.metrics.group_size.labels("settle").observe(len(group))
@@ -88,7 +88,7 @@ class ShardWriter:
             )
         except Unavailable as error:
             log.warning("settles given up", extra={"count": len(group), "cause": str(error)})
-            return [NoVerdict()] * len(group)
+            return [OutcomeUnknown()] * len(group)
         if not isinstance(verdicts, Crash):
             return verdicts
         if len(group) == 1:
@@ -113,11 +113,11 @@ class ShardWriter:
         else:
             verdicts = await self.env.store.commit(changes)
         return [
-            settlement.read_settle(verdict, settle.task)
+            settlement.settle_result(verdict, settle.task)
             for verdict, settle in zip(verdicts, group, strict=True)
         ]
 
-    async def _look_and_ack(
+    async def _complete_and_ack(
         self, group: Sequence[Settle], verdicts: Sequence[SettleVerdict]
     ) -> None:
         """Write, then look, then ack: a crash in between is repaired by redelivery."""
@@ -126,11 +126,11 @@ class ShardWriter:
         for settle, verdict in zip(group, verdicts, strict=True):
             if isinstance(verdict, Settled) and settle.message is not None:
                 messages.append(settle.message)
-                if settlement.is_worth_a_look(verdict):
+                if settlement.may_be_drained(verdict):
                     drained.add((settle.ref.job_id, settle.ref.run_id))
         try:
             for job_id, run_id in sorted(drained):
-                look = partial(runs.look, self.env, job_id, run_id)
+                look = partial(runs.complete_if_done, self.env, job_id, run_id)
                 if isinstance(await isolate(look, "a run", extra={"run": run_id}), Crash):
                     # Not acked: whoever receives these looks again, later and later.
                     messages = [each for each in messages if each.ref.run_id != run_id]

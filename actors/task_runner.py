@@ -19,42 +19,43 @@ from typing import assert_never
 import msgspec
 import trio
 
-from actors.board import WaitBoard
 from actors.messages import (
     HeartbeaterMessage,
     Hold,
     Release,
     Settle,
     ShardWriterMessage,
-    Work,
+    TaskAssignment,
 )
-from actors.runtime import Address, MailboxFull, NoAnswer, Reply, bounded_cleanup
+from actors.runtime import Address, AskTimedOut, MailboxFull, Reply, bounded_cleanup
 from actors.storage_breaker import StorageBreaker
-from conveyor.domain import problems, settlement
-from conveyor.domain.backpressure import bounce_delay_s
+from actors.wait_status import WaitStatus
+from conveyor.domain import problems
+from conveyor.domain.backpressure.permits import bounce_delay_s
 from conveyor.domain.damage import DamagedTask
 from conveyor.domain.model import Problem, RunFailure, Task
-from conveyor.domain.settlement import (
+from conveyor.domain.run import settlement
+from conveyor.domain.run.settlement import (
     AlreadyDone,
     Claimed,
+    Cost,
     HeldByOther,
     LostClaim,
     NoSuchTask,
     NotSettled,
-    NotTaken,
-    NoVerdict,
+    OutcomeUnknown,
     Settled,
     SettleVerdict,
-    Spent,
+    Throttled,
     Unreadable,
 )
-from conveyor.domain.waiting import GATEWAY_REASONS, WaitReason
+from conveyor.domain.run.wait_reason import GATEWAY_REASONS, WaitReason
 from conveyor.ports.errors import Unavailable, is_resource_shortage
 from conveyor.ports.gateway import Deferred, Gateway, NotScraped, Outcome, Scraped
 from conveyor.telemetry import Metrics
 from conveyor.usecases import runs, tasks
-from conveyor.usecases.env import Env
-from conveyor.usecases.isolation import Crash, is_outage, isolate
+from conveyor.usecases.context import Context
+from conveyor.usecases.crash_isolation import Crash, is_outage, isolate
 from conveyor.usecases.tasks import Finish, Retry
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class _Attempt:
     """One try at a task: the claim, the outcome of its call once there is one, and the change that
     records it. `crash` is the error that the try ended with, if it was our own."""
 
-    work: Work
+    work: TaskAssignment
     outcome: Outcome | None = None
     verdict: Finish | Retry | None = None
     crash: Exception | None = None
@@ -96,10 +97,10 @@ class _Attempt:
         return self.work.claim.task
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> Cost:
         if self.outcome is None:
-            return Spent()
-        return Spent(self.outcome.credits, self.outcome.cost_micros)
+            return Cost()
+        return Cost(self.outcome.credits, self.outcome.cost_micros)
 
     @property
     def page_bytes(self) -> int:
@@ -108,20 +109,20 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRunner:
-    env: Env
+    env: Context
     gateway: Gateway
     heartbeater: Address[HeartbeaterMessage]
     writers: Sequence[Address[ShardWriterMessage]]
     metrics: Metrics
     storage: StorageBreaker
-    board: WaitBoard = field(default_factory=WaitBoard)
+    wait_status: WaitStatus = field(default_factory=WaitStatus)
 
-    async def run(self, work: Work) -> float | None:
+    async def run(self, work: TaskAssignment) -> float | None:
         """Sees one message through; answers in how many seconds it will be back, if it will."""
         attempt = _Attempt(work)
         task_id = work.message.ref.task_id
         try:
-            for handle in (self._handle, self._end_crashed):
+            for handle in (self._dispatch, self._end_crashed):
                 done = await isolate(
                     partial(handle, attempt),
                     "a task",
@@ -137,19 +138,19 @@ class TaskRunner:
         # A claim that lapses counts as a lost worker, and a task may lose only so many.
         return None
 
-    async def _handle(self, attempt: _Attempt) -> float | None:
+    async def _dispatch(self, attempt: _Attempt) -> float | None:
         work, ref = attempt.work, attempt.work.message.ref
         match work.claim:
             case Claimed():
-                return await self._try(attempt)
+                return await self._attempt(attempt)
             case AlreadyDone():
-                await runs.look(self.env, ref.job_id, ref.run_id)
+                await runs.complete_if_done(self.env, ref.job_id, ref.run_id)
                 await self.env.queue.ack((work.message,))
                 return None
             case HeldByOther(until):
                 self.metrics.messages_bounced.inc()
                 return await self._bounce(work, max(until - self.env.now(), 0.0) + 1.0)
-            case NoSuchTask() | NotTaken():
+            case NoSuchTask() | Throttled():
                 # Deleted, not visible yet, or not now: the run's own end removes the message.
                 self.metrics.messages_bounced.inc()
                 return await self._bounce(work, bounce_delay_s(work.message.receives))
@@ -158,7 +159,7 @@ class TaskRunner:
             case _:
                 assert_never(work.claim)
 
-    async def _end_unreadable(self, work: Work, task: DamagedTask) -> float | None:
+    async def _end_unreadable(self, work: TaskAssignment, task: DamagedTask) -> float | None:
         """Fails a task whose row is damaged, unfetched. Where somebody has changed the row since,
         its message comes back, and it is judged anew."""
         verdict = tasks.judge_unreadable(self.env, work.message.ref, task)
@@ -170,11 +171,11 @@ class TaskRunner:
             log.error("the stored row of a task is damaged: it failed unfetched", extra=extra)
         return None
 
-    async def _try(self, attempt: _Attempt) -> float | None:
+    async def _attempt(self, attempt: _Attempt) -> float | None:
         """Works under a claim, and gives it back if the work is cut off before an outcome. Not
         after a crash: then the attempt is settled as failed."""
         try:
-            problem = settlement.exhausted(attempt.task)
+            problem = settlement.lost_workers_problem(attempt.task)
             if problem is None:
                 return await self._scrape(attempt)
             ref = attempt.work.message.ref
@@ -204,14 +205,18 @@ class TaskRunner:
         work, claim = attempt.work, attempt.task.claim
         with trio.CancelScope() as scope:
             hold = partial(Hold, message=work.message, claim=claim, work=scope)
-            await self.heartbeater.post(hold(work.lease_id, visit_id=work.visit_id))
+            await self.heartbeater.tell_without_checkpoint(
+                hold(work.lease_id, host_lease_id=work.host_lease_id)
+            )
             try:
                 attempt.outcome = await self._fetch(attempt)
-                if work.make_room():
-                    await self.heartbeater.post(hold(None, visit_id=work.visit_id))
-                return await self._judge(attempt)
+                if work.release_early():
+                    await self.heartbeater.tell_without_checkpoint(
+                        hold(None, host_lease_id=work.host_lease_id)
+                    )
+                return await self._apply_outcome(attempt)
             finally:
-                self._let_go(work)
+                self._release_early(work)
         log.warning("work lost", extra={"task": attempt.task.task_id, "claim": claim})
         return await self._give_up(attempt, _CUT_OFF)
 
@@ -220,38 +225,38 @@ class TaskRunner:
         if not self.storage.may_fetch(self.env.blobs):
             return Deferred(reason=WaitReason.STORAGE, detail=self.storage.detail)
         request = tasks.request_for(self.env, work.job, attempt.task)
-        if work.toll is not None:
-            work.toll.begin()
+        if work.reservation is not None:
+            work.reservation.start()
         if work.permit is not None:
-            work.permit.begin()
+            work.permit.start()
         outcome = await self.gateway.scrape(request)
         if work.permit is not None:
-            outcome = work.permit.end(outcome, request.url)
-        if work.toll is not None:
-            work.toll.end(outcome)
+            outcome = work.permit.finish(outcome, request.url)
+        if work.reservation is not None:
+            work.reservation.finish(outcome)
         return outcome
 
-    async def _judge(self, attempt: _Attempt) -> float | None:
+    async def _apply_outcome(self, attempt: _Attempt) -> float | None:
         work, ref, outcome = attempt.work, attempt.work.message.ref, attempt.outcome
         match outcome:
             case Scraped():
                 return await self._conclude(attempt)
             case NotScraped(run_failure=RunFailure() as cause):
                 detail = outcome.problem.detail or outcome.problem.title
-                await self._hand_back(attempt, outcome.problem)
+                await self._release_claim(attempt, outcome.problem)
                 await self._put_back(work, bounce_delay_s(work.message.receives))
                 await runs.fail(self.env, work.run, cause, detail)
                 return None
             case Deferred():
                 if work.permit is None or outcome.reason not in GATEWAY_REASONS:
                     work.defer(outcome.reason, outcome.detail, outcome.retry_after_s)
-                await self._hand_back(attempt, problems.call_deferred(outcome.detail))
+                await self._release_claim(attempt, problems.call_deferred(outcome.detail))
                 delay_s = outcome.retry_after_s
                 if delay_s is None:
                     delay_s = bounce_delay_s(work.message.receives)
                 return await self._put_back(work, delay_s)
             case NotScraped():
-                self.board.note_miss(ref.run_id, outcome.reason)
+                self.wait_status.set_last_failure(ref.run_id, outcome.reason)
                 attempt.verdict = tasks.judge_failure(
                     self.env, work.job, ref, attempt.task, outcome
                 )
@@ -323,7 +328,7 @@ class TaskRunner:
         size_bytes = attempt.page_bytes
         if not size_bytes:  # Only its settle is missing.
             return False
-        return await self.storage.test(self.env.blobs, self.env.owner, size_bytes)
+        return await self.storage.test(self.env.blobs, self.env.process_id, size_bytes)
 
     async def _write(self, attempt: _Attempt) -> SettleVerdict:
         """One try to store and settle. What is durable already is not written again."""
@@ -336,16 +341,18 @@ class TaskRunner:
             attempt.outcome = msgspec.structs.replace(attempt.outcome, body=b"")
         return await self._settle(attempt.work, task, attempt.verdict)
 
-    async def _settle(self, work: Work, task: Task, verdict: Finish | Retry) -> SettleVerdict:
+    async def _settle(
+        self, work: TaskAssignment, task: Task, verdict: Finish | Retry
+    ) -> SettleVerdict:
         """Has it written. The writer answers every settle, even one that it crashes over."""
         message = work.message if isinstance(verdict, Finish) else None
         ref = work.message.ref
         reply: Reply[SettleVerdict] = Reply()
         writer = self.writers[ref.shard % len(self.writers)]
-        await writer.post(Settle(ref, task, verdict.change, message, reply))
+        await writer.tell_without_checkpoint(Settle(ref, task, verdict.change, message, reply))
         await self._wait_settled(reply)
         settled = reply.result()
-        if isinstance(settled, NoVerdict):
+        if isinstance(settled, OutcomeUnknown):
             raise Unavailable("the writer gave no verdict")
         if isinstance(settled, NotSettled):
             raise WriterCrashed(task.task_id)
@@ -363,28 +370,28 @@ class TaskRunner:
     async def _give_up(self, attempt: _Attempt, why: str) -> float:
         """Gives up a claim without an outcome; what is not ours any more is left alone. A call
         that was paid for counts, although its page is lost."""
-        await self._hand_back(attempt, problems.page_discarded(why))
+        await self._release_claim(attempt, problems.page_discarded(why))
         return await self._put_back(attempt.work, 0.0)
 
-    async def _hand_back(self, attempt: _Attempt, problem: Problem) -> None:
+    async def _release_claim(self, attempt: _Attempt, problem: Problem) -> None:
         ref, spent = attempt.work.message.ref, attempt.spent
-        await tasks.hand_back(self.env, ref, attempt.task, spent=spent, problem=problem)
+        await tasks.release_claim(self.env, ref, attempt.task, spent=spent, problem=problem)
 
-    async def _put_back(self, work: Work, delay_s: float) -> float:
+    async def _put_back(self, work: TaskAssignment, delay_s: float) -> float:
         """Returns a message that was held, once no beat can hide it again."""
 
         def release(reply: Reply[None]) -> Release:
             return Release(work.message.receipt, reply)
 
-        with suppress(NoAnswer):
+        with suppress(AskTimedOut):
             await self.heartbeater.ask(release, deadline_s=RELEASE_S)
         return await self._bounce(work, delay_s)
 
-    async def _bounce(self, work: Work, delay_s: float) -> float:
+    async def _bounce(self, work: TaskAssignment, delay_s: float) -> float:
         await self.env.queue.bounce((work.message,), delay_s=delay_s)
         return delay_s
 
-    def _let_go(self, work: Work) -> None:
+    def _release_early(self, work: TaskAssignment) -> None:
         # Without room for it, the beat finds the claim gone and forgets the work by itself.
         with suppress(MailboxFull):
             self.heartbeater.tell_nowait(Release(work.message.receipt))

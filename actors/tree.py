@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from actors.board import WaitBoard
 from actors.call_limiter import CallLimiter
 from actors.completion_notifier import CompletionNotifier
 from actors.exporter import Exporter
-from actors.gate import FairGate
+from actors.fair_limiter import FairLimiter
 from actors.ingest_streamer import IngestStreamer
 from actors.lease_heartbeater import LeaseHeartbeater
 from actors.messages import (
@@ -28,17 +27,17 @@ from actors.messages import (
     StreamerMessage,
     TearDown,
 )
+from actors.poller.poller import RunPoller
 from actors.queue_discovery import POLLER_GRACE_S, QueueDiscovery
 from actors.reconcile_sweeper import ReconcileSweeper
-from actors.run_poller import RunPoller
 from actors.runtime import (
     Address,
+    AskTimedOut,
     Child,
     DynamicSupervisor,
-    Exhaustion,
     Mailbox,
     MailboxFull,
-    NoAnswer,
+    OnExhausted,
     Policy,
     Strategy,
     Supervisor,
@@ -46,16 +45,17 @@ from actors.runtime import (
 )
 from actors.scheduler import Scheduler
 from actors.shard_writer import ShardWriter
+from actors.status_reporter import StatusReporter
 from actors.storage_breaker import StorageBreaker
 from actors.task_runner import TaskRunner
-from actors.wait_reporter import WaitReporter
+from actors.wait_status import WaitStatus
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Job, Run
 from conveyor.ports.gateway import Gateway
-from conveyor.ports.notifier import Notifier
-from conveyor.ports.signals import Receipt
+from conveyor.ports.webhook_sender import WebhookSender
+from conveyor.ports.worker_signals import TeardownResult
 from conveyor.telemetry import Metrics
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 
 WRITERS_COUNT = 4
 
@@ -74,7 +74,7 @@ class Mailboxes:
     )
 
 
-def one_writer() -> Mailboxes:
+def single_writer_mailboxes() -> Mailboxes:
     """For an engine that writes many shards at once: what settles together is acked together."""
     return Mailboxes(writers=[Mailbox(capacity=WRITERS_COUNT * 1_000)])
 
@@ -94,22 +94,22 @@ class LocalSignals:
         with suppress(MailboxFull):  # The sweeper brings it.
             self.streamer.tell_nowait(BatchOpened(job_id, run_id))
 
-    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> TeardownResult:
         try:
             return await self.discovery.ask(
                 lambda reply: TearDown(job_id, run_id, reply), deadline_s=deadline_s
             )
-        except NoAnswer:
-            return Receipt(complete=False)
+        except AskTimedOut:
+            return TeardownResult(complete=False)
 
 
 def worker_tree(
-    env: Env,
+    env: Context,
     mail: Mailboxes,
     *,
     gateway: Gateway,
-    notifier: Notifier,
-    gate: FairGate,
+    notifier: WebhookSender,
+    limiter: FairLimiter,
     metrics: Metrics,
     also: Sequence[Child] = (),
 ) -> Supervisor:
@@ -127,7 +127,7 @@ def worker_tree(
         "worker",
         strategy=Strategy.REST_FOR_ONE,
         children=[
-            *_fetching(env, mail, gateway=gateway, gate=gate, metrics=metrics),
+            *fetch_children(env, mail, gateway=gateway, limiter=limiter, metrics=metrics),
             Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
             Child("scheduler", run=Scheduler(env=env, period_s=every.schedules_s).run),
             Child("completion_notifier", run=notify.run),
@@ -139,11 +139,11 @@ def worker_tree(
 
 
 def helper_tree(
-    env: Env,
+    env: Context,
     mail: Mailboxes,
     *,
     gateway: Gateway,
-    gate: FairGate,
+    limiter: FairLimiter,
     metrics: Metrics,
 ) -> Supervisor:
     """A worker that only fetches, beside the one that owns the data. No signal reaches it, so its
@@ -151,28 +151,28 @@ def helper_tree(
     return Supervisor(
         "helper",
         strategy=Strategy.REST_FOR_ONE,
-        children=_fetching(
+        children=fetch_children(
             env,
             mail,
             gateway=gateway,
-            gate=gate,
+            limiter=limiter,
             metrics=metrics,
             discover_s=env.policy.cadence.helper_discover_s,
         ),
     )
 
 
-def _fetching(
-    env: Env,
+def fetch_children(
+    env: Context,
     mail: Mailboxes,
     *,
     gateway: Gateway,
-    gate: FairGate,
+    limiter: FairLimiter,
     metrics: Metrics,
     discover_s: float | None = None,
 ) -> list[Child]:
-    metrics.inflight.set_function(lambda: gate.inflight_count)
-    board = WaitBoard()
+    metrics.inflight.set_function(lambda: limiter.inflight_count)
+    wait_status = WaitStatus()
     storage = StorageBreaker(env.random)
     metrics.storage.away.set_function(lambda: storage.is_open)
     metrics.storage.pages_held.set_function(lambda: storage.held_count)
@@ -183,23 +183,23 @@ def _fetching(
         writers=[mailbox.address for mailbox in mail.writers],
         metrics=metrics,
         storage=storage,
-        board=board,
+        wait_status=wait_status,
     )
     # Only a gateway elsewhere has limits and outages of its own.
     calls = CallLimiter(env, metrics) if env.policy.targets is None else None
-    pollers = DynamicSupervisor("runs", stop_grace_s=POLLER_GRACE_S, exhaustion=Exhaustion.DROP)
+    pollers = DynamicSupervisor("runs", stop_grace_s=POLLER_GRACE_S, exhaustion=OnExhausted.DROP)
 
     def make_poller(job: Job, run: Run, mailbox: Mailbox[PollerMessage]) -> Child:
         poller = RunPoller(
             env=env,
             job=job,
             run_at_start=run,
-            gate=gate,
+            limiter=limiter,
             run_task=runner.run,
             price=gateway.price,
             metrics=metrics,
             storage=storage,
-            board=board,
+            wait_status=wait_status,
             calls=calls,
         )
         return Child(
@@ -210,7 +210,7 @@ def _fetching(
             mailbox=mailbox,
         )
 
-    writer = ShardWriter(env=env, metrics=metrics, is_urgent=lambda: gate.is_settling_urgent)
+    writer = ShardWriter(env=env, metrics=metrics, is_urgent=lambda: limiter.is_settling_urgent)
     discovery = QueueDiscovery(
         env=env,
         pollers=pollers,
@@ -226,5 +226,7 @@ def _fetching(
         *([] if calls is None else [Child("call_limiter", run=calls.run)]),
         nest(pollers),
         Child("queue_discovery", run=discovery.run, mailbox=mail.discovery),
-        Child("wait_reporter", run=WaitReporter(env=env, board=board, gate=gate).run),
+        Child(
+            "wait_reporter", run=StatusReporter(env=env, wait_status=wait_status, gate=limiter).run
+        ),
     ]

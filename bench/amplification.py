@@ -21,12 +21,12 @@ import trio
 from trio.testing import MockClock
 
 from bench.dispatch import Arm, Drained, Link, Shared, drain
-from bench.figure import Panel, draw, is_whole, place_of
-from conveyor.domain.backpressure import Lines, Permits
+from bench.svg_chart import Panel, draw, is_whole, place_of
+from conveyor.domain.backpressure.permits import Backpressure, PermitOrder
 from conveyor.engines.memory import memory_engine
 from conveyor.engines.system import VirtualClock
 from conveyor.simulation.models.aws import AwsModel
-from conveyor.simulation.models.fate import Fate
+from conveyor.simulation.models.fault_source import FaultSource
 
 SQS_S, LEASES_S = 0.02, 0.01
 DEFINITIONS = """\
@@ -35,9 +35,9 @@ calls     receive calls, of up to ten messages each; some find nothing
 dead      tasks that were given up: run queues have no dead letters
 """
 
-OFF = Lines(permits=Permits.AFTER_RECEIVE, cools_down=False, bounces_longer=False)
+OFF = Backpressure(permits=PermitOrder.AFTER_RECEIVE, cools_down=False, bounces_longer=False)
 # With longer bounces too, messages are hidden for minutes while there is room for them.
-LOCAL_GATE = Lines(permits=Permits.LOCAL_GATE, bounces_longer=False)
+LOCAL_GATE = Backpressure(permits=PermitOrder.LOCAL_GATE, bounces_longer=False)
 
 ONE_PROCESS = {
     "off": Arm(name="off", lines=OFF),
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> None:
     modelled = run_all({**ONE_PROCESS, **PROCESSES, **KILLED}, in_model)
     wired: Results = {}
     if not options.model_only:
-        from bench.wire import run_wire
+        from bench.multi_process import run_wire
 
         wired = run_wire(short=options.short)
     panels = panels_of("modelled SQS", modelled) + panels_of("SQS over the wire", wired)
@@ -115,7 +115,7 @@ async def model(arm: Arm, watch: Watch = lambda done: None) -> Drained:
     clock, randomness = VirtualClock(1_700_000_000.0), random.Random(1)
     memory = memory_engine(clock=clock, random=randomness)
     shared = Shared(
-        plane=AwsModel(clock=clock, fate=Fate(random=randomness)),
+        transport=AwsModel(clock=clock, fault_source=FaultSource(random=randomness)),
         coordinator=memory.coordinator,
         memory=memory,
         clock=clock,

@@ -15,9 +15,9 @@ from statistics import median
 
 import msgspec
 
-from bench.awsarms import CALLS
+from bench.awsclient_variants import CALLS
 from bench.awsstub import a_stub
-from bench.figure import Panel, draw, is_whole, place_of
+from bench.svg_chart import Panel, draw, is_whole, place_of
 
 ARMS = ("lean", "seam", "metered", "aioboto3")
 INFLIGHT = 16
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
 
 def _run(arm: str, operation: str, url: str, count: int) -> float:
     count = count // SLOW_SHARE if arm == "aioboto3" else count
-    command = (sys.executable, "-m", "bench.awsarms", arm, operation, url, str(count))
+    command = (sys.executable, "-m", "bench.awsclient_variants", arm, operation, url, str(count))
     done = subprocess.run((*command, str(INFLIGHT)), check=True, stdout=subprocess.PIPE)
     return float(done.stdout)
 

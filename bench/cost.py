@@ -22,20 +22,20 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from bench.coststeps import BENCH, STANDING, STEPS, STORE_BODY, for_step, stepped
-from bench.figure import Panel, draw, is_whole, place_of
-from bench.seeds import RECEIVES, Step, seeds_path
-from conveyor.bootstrap import World, make_ready, open_world
-from conveyor.cli.local import start_job
+from bench.cost_by_step import BENCH, STANDING, STEPS, STORE_BODY, for_step, stepped
+from bench.reference_design import RECEIVES, Step, seeds_path
+from bench.svg_chart import Panel, draw, is_whole, place_of
+from conveyor.bootstrap.runtime import Runtime, create_resources, open_runtime
+from conveyor.cli.local_run import start_job
 from conveyor.config import Settings
-from conveyor.domain.budget import Price
+from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.changes import RunKey, TaskKey
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import TasksOf
-from conveyor.engines.aws import prices
-from conveyor.engines.aws.dynamo.expressions import to_item
-from conveyor.engines.aws.metering import Meter, Usage, item_bytes
+from conveyor.engines.aws.client import usage as prices
+from conveyor.engines.aws.client.usage import Meter, Usage, item_bytes
+from conveyor.engines.aws.dynamodb.expressions import to_item
 from conveyor.ports.gateway import Outcome, Scraped, ScrapeRequest
 from tests.servers import ACCESS_KEY, SECRET_KEY, a_ministack, a_redis
 
@@ -132,8 +132,8 @@ async def measure(settings: Settings, load: Load) -> Measured:
         max_inflight=load.inflight,
         concurrency=max(settings.concurrency, load.inflight),
     )
-    await make_ready(settings)
-    async with open_world(settings, role="worker") as opened, trio.open_nursery() as nursery:
+    await create_resources(settings)
+    async with open_runtime(settings, role="worker") as opened, trio.open_nursery() as nursery:
         world = replace(opened, env=stepped(opened.env), gateway=Site(load.page_s))
         assert isinstance(world.meter, Meter)
         await nursery.start(world.worker().run)
@@ -145,7 +145,7 @@ async def measure(settings: Settings, load: Load) -> Measured:
     return Measured(load, world.meter.steps, seconds, _group_size(world), largest)
 
 
-async def _drained(world: World, load: Load) -> tuple[Job, Run]:
+async def _drained(world: Runtime, load: Load) -> tuple[Job, Run]:
     env = world.env
     urls = [f"https://example.com/a/page/somewhere?id={number}" for number in range(load.count)]
     submit = partial(start_job, env, urls, concurrency=load.inflight, attempts=3)
@@ -159,7 +159,7 @@ async def _drained(world: World, load: Load) -> tuple[Job, Run]:
     return job, run
 
 
-async def _largest_row(world: World, job: Job, run: Run) -> int:
+async def _largest_row(world: Runtime, job: Job, run: Run) -> int:
     """Of some tasks, in bytes: above 1,024 each write would be two units, and the meter too low."""
     query = TasksOf(job_id=job.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=100)
     return max(
@@ -168,7 +168,7 @@ async def _largest_row(world: World, job: Job, run: Run) -> int:
     )
 
 
-def _group_size(world: World) -> float:
+def _group_size(world: Runtime) -> float:
     sample = world.metrics.registry.get_sample_value
     count = sample("conveyor_group_size_count", {"kind": "settle"})
     total = sample("conveyor_group_size_sum", {"kind": "settle"})

@@ -19,33 +19,33 @@ import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.gate import FairGate
+from actors.fair_limiter import FairLimiter
 from actors.lease_heartbeater import LeaseHeartbeater
 from actors.messages import PollerMessage
-from actors.run_poller import RunPoller
+from actors.poller.poller import RunPoller
 from actors.runtime import Mailbox
 from actors.shard_writer import ShardWriter
 from actors.storage_breaker import StorageBreaker
 from actors.task_runner import TaskRunner
 from actors.tree import LocalSignals, Mailboxes
-from conveyor.domain.backpressure import Lines
-from conveyor.domain.budget import Price
+from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.backpressure.permits import Backpressure
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Run
-from conveyor.domain.submission import TaskDraft
-from conveyor.domain.totals import Totals
-from conveyor.engines.aws.queue import SqsQueue
-from conveyor.engines.aws.seam import Answer, LayeredSeam, Params, Plane
+from conveyor.domain.run.counters import Totals
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.engines.aws.client.client import Answer, AwsTransport, Params, RetryingAwsClient
+from conveyor.engines.aws.sqs.queue import SqsQueue
 from conveyor.engines.memory import MemoryEngine
-from conveyor.engines.system import AesVault
+from conveyor.engines.system import AesSecretBox
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.gateway import Outcome, Scraped, ScrapeRequest
 from conveyor.telemetry import make_metrics
-from conveyor.usecases.env import Env, Policy
+from conveyor.usecases.context import Context, RuntimeConfig
 from conveyor.usecases.jobs import Accepted, Submission, submit
-from conveyor.usecases.lookups import totals_of
+from conveyor.usecases.lookup import totals_of
 
 PREFIX = "bench-"
 P = TypeVar("P")
@@ -55,7 +55,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """`killed_at` is how many tasks are done when a process is killed; none is at 0."""
 
     name: str
-    lines: Lines = Lines()
+    lines: Backpressure = Backpressure()
     tasks: int = 500
     cap: int = 5
     processes: int = 1
@@ -101,13 +101,13 @@ class Tally:
 class CountedPlane:
     """A plane that tells how many messages each receive brought."""
 
-    plane: Plane
+    transport: AwsTransport
     count: Callable[[int], None]
 
     async def call(
         self, service: str, operation: str, params: Params, *, deadline_s: float
     ) -> Answer:
-        answer = await self.plane.call(service, operation, params, deadline_s=deadline_s)
+        answer = await self.transport.call(service, operation, params, deadline_s=deadline_s)
         if operation == "ReceiveMessage":
             self.count(len(answer.get("Messages", ())))
         return answer
@@ -116,7 +116,7 @@ class CountedPlane:
     async def open(
         self, service: str, operation: str, params: Params, *, deadline_s: float
     ) -> AsyncGenerator[Answer, None]:
-        async with self.plane.open(service, operation, params, deadline_s=deadline_s) as answer:
+        async with self.transport.open(service, operation, params, deadline_s=deadline_s) as answer:
             yield answer
 
 
@@ -187,40 +187,42 @@ class ThinkingGateway:
 class Shared:
     """What the processes of an arm share: a queue service, leases, and a store."""
 
-    plane: Plane
+    transport: AwsTransport
     coordinator: Coordinator
     memory: MemoryEngine
     clock: Clock
     random: random.Random
     tally: Tally = field(default_factory=Tally)
 
-    def env(self, link: Link, lines: Lines) -> Env:
+    def env(self, link: Link, lines: Backpressure) -> Context:
         """The world as a process sees it at the end of its link."""
-        seam = LayeredSeam(
-            plane=CountedPlane(self.plane, self.tally.count), random=self.random, faults=link
+        client = RetryingAwsClient(
+            transport=CountedPlane(self.transport, self.tally.count),
+            random=self.random,
+            faults=link,
         )
         mail = Mailboxes()
-        return Env(
+        return Context(
             store=link.to(self.memory.store),
-            queue=SqsQueue(seam=seam, clock=self.clock, random=self.random, prefix=PREFIX),
+            queue=SqsQueue(client=client, clock=self.clock, random=self.random, prefix=PREFIX),
             blobs=link.to(self.memory.blobs),
             coordinator=link.to(self.coordinator, link.coordinator_s),
             clock=self.clock,
-            vault=AesVault(bytes(32)),
+            secret_box=AesSecretBox(bytes(32)),
             signals=LocalSignals(mail.discovery.address, mail.streamer.address),
             random=self.random,
-            owner="bench",
-            policy=Policy(at_once_max=100_000, lines=lines),
+            process_id="bench",
+            policy=RuntimeConfig(at_once_max=100_000, backpressure=lines),
         )
 
-    async def submit(self, env: Env, arm: Arm) -> Accepted:
+    async def submit(self, env: Context, arm: Arm) -> Accepted:
         """The store of the memory engine knows only its own queue: its refs are carried over."""
         drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(arm.tasks)]
         accepted = await submit(
             env,
             CallerId("bench"),
             Submission(drafts=drafts, max_inflight=arm.cap),
-            job_id=JobId(env.mint()),
+            job_id=JobId(env.new_id()),
         )
         run_id = accepted.run.run_id
         sent = await self.memory.queue.receive(run_id, count_max=arm.tasks, visibility_s=0)
@@ -232,10 +234,10 @@ class Shared:
 @dataclass(frozen=True, slots=True)
 class Process:
     link: Link
-    gate: FairGate
+    gate: FairLimiter
 
 
-async def dispatch(env: Env, gate: FairGate, arm: Arm, accepted: Accepted) -> None:
+async def dispatch(env: Context, limiter: FairLimiter, arm: Arm, accepted: Accepted) -> None:
     """One process: its dispatchers on one queue, until they are cancelled or the run is over."""
     mail = Mailboxes()
     metrics, gateway = make_metrics(CollectorRegistry()), ThinkingGateway(arm.think_s)
@@ -258,7 +260,7 @@ async def dispatch(env: Env, gate: FairGate, arm: Arm, accepted: Accepted) -> No
                 env=env,
                 job=accepted.job,
                 run_at_start=accepted.run,
-                gate=gate,
+                limiter=limiter,
                 run_task=runner.run,
                 price=gateway.price,
                 metrics=metrics,
@@ -273,7 +275,7 @@ async def drain(
 ) -> Drained:
     """The whole arm; `watch` is told how many tasks are done."""
     processes = [
-        Process(make_link(), FairGate(capacity=arm.dispatchers)) for _ in range(arm.processes)
+        Process(make_link(), FairLimiter(capacity=arm.dispatchers)) for _ in range(arm.processes)
     ]
     outside = shared.env(make_link(), arm.lines)
     accepted = await shared.submit(outside, arm)
@@ -303,7 +305,7 @@ def drained(arm: Arm, totals: Totals, tally: Tally, seconds: float) -> Drained:
 
 
 async def _ended(
-    env: Env,
+    env: Context,
     arm: Arm,
     accepted: Accepted,
     processes: Sequence[Process],

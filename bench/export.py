@@ -22,16 +22,16 @@ from random import Random
 import msgspec
 import trio
 
-from bench.arms import Measured
+from bench.throughput_variants import Measured
 from conveyor.config import Settings
 from conveyor.domain.changes import Change, Insert, JobKey, RunKey, TaskKey
-from conveyor.domain.export import ExportFormat
+from conveyor.domain.export.export import ExportFormat
 from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, RunId, task_id
 from conveyor.domain.model import Job, JobStatus, Result, Run, RunStatus, Task, TaskStatus
 from conveyor.domain.queries import TasksOf
-from conveyor.usecases import exports
-from conveyor.usecases.env import Env
-from conveyor.usecases.exports import Exported
+from conveyor.usecases import export as exports
+from conveyor.usecases.context import Context
+from conveyor.usecases.export import Exported
 
 ARMS = {"bare": "zipfile, read from disk", "zip": "Conveyor, zip", "jsonl": "Conveyor, jsonl"}
 CALLER = CallerId("bench")
@@ -68,10 +68,10 @@ def run_arm(arm: str, folder: Path) -> Measured:
 
 async def fill(folder: Path, count: int, size_bytes: int) -> None:
     """A run of this many tasks that has ended well."""
-    from conveyor.bootstrap import open_world
+    from conveyor.bootstrap.runtime import open_runtime
 
     random = Random(1)
-    async with open_world(Settings(data_dir=folder / "data"), role="bench") as world:
+    async with open_runtime(Settings(data_dir=folder / "data"), role="bench") as world:
         env, now = world.env, world.env.now()
         job = Job(JOB, CALLER, JobStatus.CLOSED, now, now, latest_run_id=RUN)
         run = Run(JOB, RUN, CALLER, 1, RunStatus.COMPLETED, now, now, planned=count, total=count)
@@ -86,7 +86,7 @@ async def fill(folder: Path, count: int, size_bytes: int) -> None:
             await env.store.commit([Change((insert,)) for insert in inserts])
 
 
-async def _add(env: Env, index: int, body: bytes, tasks: list[Task]) -> None:
+async def _add(env: Context, index: int, body: bytes, tasks: list[Task]) -> None:
     stored = await env.blobs.add(f"jobs/{JOB}/runs/{RUN}", str(index), [body])
     task = Task(
         run_id=RUN,
@@ -104,12 +104,14 @@ async def _add(env: Env, index: int, body: bytes, tasks: list[Task]) -> None:
 
 
 async def ours(arm: str, folder: Path) -> int:
-    from conveyor.bootstrap import open_world
+    from conveyor.bootstrap.runtime import open_runtime
 
-    async with open_world(Settings(data_dir=folder / "data"), role="bench") as world:
+    async with open_runtime(Settings(data_dir=folder / "data"), role="bench") as world:
         env = world.env
-        export = await exports.start(env, CALLER, JOB, RUN, ExportFormat(arm), export_id=env.mint())
-        assert await exports.see_to(env, export) is Exported.COMPLETED
+        export = await exports.start(
+            env, CALLER, JOB, RUN, ExportFormat(arm), export_id=env.new_id()
+        )
+        assert await exports.process(env, export) is Exported.COMPLETED
         made = await exports.own_export(env, CALLER, JOB, RUN, export.export_id)
         assert made.manifest is not None
         return made.manifest.entries
@@ -117,10 +119,10 @@ async def ours(arm: str, folder: Path) -> int:
 
 async def bare(folder: Path) -> int:
     """Page by page, body by body, into a file that may be anything when the machine stops."""
-    from conveyor.bootstrap import open_world
+    from conveyor.bootstrap.runtime import open_runtime
 
     done, after = 0, None
-    async with open_world(Settings(data_dir=folder / "data"), role="bench") as world:
+    async with open_runtime(Settings(data_dir=folder / "data"), role="bench") as world:
         with zipfile.ZipFile(
             folder / "bare.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=zlib.Z_BEST_SPEED
         ) as archive:

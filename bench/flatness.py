@@ -15,10 +15,10 @@ from statistics import median
 
 import msgspec
 
-from bench.arms import Measured
-from bench.figure import Panel, draw, is_whole, place_of
 from bench.origin import an_origin
+from bench.svg_chart import Panel, draw, is_whole, place_of
 from bench.throughput import run_arm
+from bench.throughput_variants import Measured
 
 PAGES_A_ROUND = 10_000  # A small size is run as often as it takes to make this many,
 RUNS_A_ROUND = 10  # but not more often than this.

@@ -17,30 +17,30 @@ from typing import TypeVar
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.gate import FairGate
-from actors.tree import LocalSignals, one_writer
-from conveyor.bootstrap import AWS, World, make_env
+from actors.fair_limiter import FairLimiter
+from actors.tree import LocalSignals, single_writer_mailboxes
+from conveyor.bootstrap.aws import names_of, open_on
+from conveyor.bootstrap.runtime import AWS, Runtime, make_env
 from conveyor.config import Settings
 from conveyor.domain import ids
-from conveyor.domain.budget import Price
+from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Webhook
-from conveyor.domain.submission import TaskDraft
-from conveyor.engines.aws.dynamo.layout import INDEXES
-from conveyor.engines.aws.engine import engine_on, make_ready
-from conveyor.engines.aws.metering import Meter
-from conveyor.engines.aws.seam import LayeredSeam
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.engines.aws.client.client import RetryingAwsClient
+from conveyor.engines.aws.client.usage import Meter
+from conveyor.engines.aws.dynamodb.keys import INDEXES
+from conveyor.engines.aws.engine import build_engine, check_resources
 from conveyor.engines.system import VirtualClock
 from conveyor.ports.gateway import Contact, GatewayReport, Outcome, Scraped, ScrapeRequest
-from conveyor.ports.notifier import Delivered, Message, NotDelivered, Unresolved
-from conveyor.shared_engine import names_of, share
-from conveyor.simulation.models import AwsModel, Fate, Pessimism, RedisModel
+from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
+from conveyor.simulation.models import AwsModel, FaultRates, FaultSource, RedisModel
 from conveyor.simulation.models.dynamodb.capacity import Place
-from conveyor.simulation.models.pessimism import CallFaults, CapacityLimits, DynamoFaults
+from conveyor.simulation.models.fault_rates import CallFaults, CapacityLimits, DynamoFaults
 from conveyor.simulation.models.redis.keyspace import Keyspace
 from conveyor.simulation.models.redis.model import ModelledLink
 from conveyor.telemetry import make_metrics
-from conveyor.usecases.env import Env, Here
+from conveyor.usecases.context import Context, InlineExecutor
 from conveyor.usecases.jobs import Accepted, Submission, submit
 
 EPOCH_S = 1_800_000_000.0
@@ -65,10 +65,10 @@ class Plan:
     think_s: float
 
     @property
-    def pessimism(self) -> Pessimism:
+    def pessimism(self) -> FaultRates:
         """No faults: what a service can take in a second, and how long it takes to answer."""
         limits = CapacityLimits(table_writes=self.table_writes, table_reads=3 * self.table_writes)
-        return Pessimism(
+        return FaultRates(
             calls=CallFaults(latency_s=LATENCY_S), dynamodb=DynamoFaults(capacity=limits)
         )
 
@@ -152,13 +152,13 @@ class Fleet:
     model: AwsModel
     meter: Meter
     gateway: SlowGateway
-    env: Env
-    watch: Env
+    env: Context
+    watch: Context
 
     async def submit(self, caller: str, count: int, *, max_inflight: int) -> Accepted:
         drafts = [TaskDraft(url=f"https://{caller}.example/{n}") for n in range(count)]
         submission = Submission(drafts=drafts, max_inflight=max_inflight)
-        job_id = JobId(self.env.mint())
+        job_id = JobId(self.env.new_id())
         return await submit(self.env, CallerId(caller), submission, job_id=job_id)
 
     def written(self) -> Mapping[Place, float]:
@@ -170,14 +170,19 @@ class Fleet:
 async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
     """Everybody at work; callers go through the process of the first worker."""
     draw, clock = random.Random(seed), VirtualClock(EPOCH_S)
-    fate = Fate(random=draw, pessimism=plan.pessimism)
-    model, redis = AwsModel(clock=clock, fate=fate), MeteredRedis(clock=clock, fate=fate)
+    fate = FaultSource(random=draw, pessimism=plan.pessimism)
+    model, redis = (
+        AwsModel(clock=clock, fault_source=fate),
+        MeteredRedis(clock=clock, fault_source=fate),
+    )
     meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
     redis.meter = meter
     redis.primary.kept_s = 0.0  # It never fails over here: what it could take back fills gigabytes.
     names = names_of(plan.settings)
-    await make_ready(_a_seam(model, draw, meter), names, region="us-east-1")
-    watch = await engine_on(_a_seam(model, draw, Meter()), model, names, clock=clock, random=draw)
+    await check_resources(_a_seam(model, draw, meter), names, region="us-east-1")
+    watch = await build_engine(
+        _a_seam(model, draw, Meter()), model, names, clock=clock, random=draw
+    )
     gateway = SlowGateway(plan.think_s, draw, calls_max=PLAN_SLOTS * plan.workers * plan.slots)
     async with AsyncExitStack() as stack:
         worlds = [
@@ -200,35 +205,35 @@ async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
         nursery.cancel_scope.cancel()
 
 
-def _a_seam(model: AwsModel, draw: random.Random, meter: Meter) -> LayeredSeam:
+def _a_seam(model: AwsModel, draw: random.Random, meter: Meter) -> RetryingAwsClient:
     """Every process has a retry budget of its own; what all of them pay is one bill."""
-    return LayeredSeam(plane=model, random=draw, meter=meter)
+    return RetryingAwsClient(transport=model, random=draw, meter=meter)
 
 
 @asynccontextmanager
 async def _a_worker(
     plan: Plan,
-    seam: LayeredSeam,
+    client: RetryingAwsClient,
     model: AwsModel,
     redis: MeteredRedis,
     gateway: SlowGateway,
     draw: random.Random,
-) -> AsyncGenerator[World, None]:
-    settings, clock, mail = plan.settings, VirtualClock(EPOCH_S), one_writer()
-    engine = await engine_on(seam, model, names_of(settings), clock=clock, random=draw)
+) -> AsyncGenerator[Runtime, None]:
+    settings, clock, mail = plan.settings, VirtualClock(EPOCH_S), single_writer_mailboxes()
+    engine = await build_engine(client, model, names_of(settings), clock=clock, random=draw)
     owner = ids.mint_ulid(clock.now(), draw)
     local = LocalSignals(mail.discovery.address, mail.streamer.address)
-    async with share(
+    async with open_on(
         settings, engine, redis.link(), random=draw, owner=owner, local=local
     ) as shared:
-        env = make_env(settings, shared, clock, draw, mail, Here())
-        yield World(
+        env = make_env(settings, shared, clock, draw, mail, InlineExecutor())
+        yield Runtime(
             settings=settings,
-            env=replace(env, owner=owner, signals=shared.signals),
+            env=replace(env, process_id=owner, signals=shared.signals),
             mail=mail,
             gateway=gateway,
             notifier=NobodyToTell(),
-            gate=FairGate(capacity=plan.slots),
+            gate=FairLimiter(capacity=plan.slots),
             metrics=make_metrics(CollectorRegistry()),
             listeners=shared.listeners,
         )

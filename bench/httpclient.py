@@ -20,9 +20,9 @@ from statistics import median
 import msgspec
 
 from bench import certificate
-from bench.figure import Panel, draw, is_whole, place_of
-from bench.httparms import BODY_BYTES
+from bench.httpclient_variants import BODY_BYTES
 from bench.origin import an_origin
+from bench.svg_chart import Panel, draw, is_whole, place_of
 
 FLIGHTS = (1, 16, 64, 200, 1_000)
 TLS_FLIGHTS = (16, 200, 1_000)
@@ -93,7 +93,7 @@ def _add_round(point: Point, url: str, count: int, ca: Path) -> None:
                 continue
             count = min(count, HTTPX_COUNT_MAX)
         arguments = (client, url, str(count), str(point.inflight), str(ca))
-        command = (sys.executable, "-m", "bench.httparms", *arguments)
+        command = (sys.executable, "-m", "bench.httpclient_variants", *arguments)
         spent = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
         point.rounds.setdefault(client, []).append(float(spent))
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from bench.figure import Panel, draw, is_whole, place_of
-from bench.ingestarms import Ingested, run_arm
+from bench.ingest_variants import Ingested, run_arm
 from bench.ingestmodel import SHARD_COUNTS, Modelled, ingest_modelled
+from bench.svg_chart import Panel, draw, is_whole, place_of
 
 SIZES = (10_000, 100_000, 1_000_000)
 MODELLED = 12_000  # Enough to see the pace at which it goes on.

@@ -15,27 +15,27 @@ import trio.testing
 from conveyor.domain import limits
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId, RunId
-from conveyor.domain.submission import TaskDraft
-from conveyor.engines.aws.engine import Names, engine_on, make_ready
-from conveyor.engines.aws.metering import Meter
-from conveyor.engines.aws.seam import LayeredSeam
-from conveyor.engines.system import AesVault, VirtualClock
-from conveyor.ports.signals import Receipt
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.engines.aws.client.client import RetryingAwsClient
+from conveyor.engines.aws.client.usage import Meter
+from conveyor.engines.aws.engine import Names, build_engine, check_resources
+from conveyor.engines.system import AesSecretBox, VirtualClock
+from conveyor.ports.worker_signals import TeardownResult
 from conveyor.simulation.models.aws import AwsModel
-from conveyor.simulation.models.fate import Fate
-from conveyor.simulation.models.pessimism import (
+from conveyor.simulation.models.fault_rates import (
     CALM,
     CallFaults,
     CapacityLimits,
     DynamoFaults,
-    Pessimism,
+    FaultRates,
 )
+from conveyor.simulation.models.fault_source import FaultSource
 from conveyor.usecases import ingest, jobs, reconcile
-from conveyor.usecases.env import Env, Policy
+from conveyor.usecases.context import Context, RuntimeConfig
 
 SHARD_COUNTS = (1, 4, 8, 16)
 NAMES = Names(table="bench", bucket="bench", queue_prefix="bench-")
-LIMITS = Pessimism(
+LIMITS = FaultRates(
     calls=CallFaults(latency_s=(0.002, 0.006)), dynamodb=DynamoFaults(capacity=CapacityLimits())
 )
 
@@ -61,8 +61,8 @@ class Progress:
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None: ...
 
-    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
-        return Receipt()
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> TeardownResult:
+        return TeardownResult()
 
 
 def ingest_modelled(shards: int, count: int) -> Modelled:
@@ -72,26 +72,26 @@ def ingest_modelled(shards: int, count: int) -> Modelled:
 async def _ingest(shards: int, count: int) -> Modelled:
     assert count % limits.CHUNK_TASKS == 0, "whole chunks"
     random, clock, progress = Random(shards), VirtualClock(1_700_000_000.0), Progress()
-    fate = Fate(random=random, pessimism=CALM)
-    model = AwsModel(clock=clock, fate=fate)
-    seam = LayeredSeam(plane=model, random=random, meter=Meter())
-    await make_ready(seam, NAMES, region="eu-west-1")
-    engine = await engine_on(seam, model, NAMES, clock=clock, random=random)
-    env = Env(
+    fate = FaultSource(random=random, pessimism=CALM)
+    model = AwsModel(clock=clock, fault_source=fate)
+    client = RetryingAwsClient(transport=model, random=random, meter=Meter())
+    await check_resources(client, NAMES, region="eu-west-1")
+    engine = await build_engine(client, model, NAMES, clock=clock, random=random)
+    env = Context(
         store=engine.store,
         queue=engine.queue,
         blobs=engine.blobs,
         coordinator=engine.coordinator,
         clock=clock,
-        vault=AesVault(b"s" * 32),
+        secret_box=AesSecretBox(b"s" * 32),
         signals=progress,
         random=random,
-        owner="bench",
-        policy=Policy(sync_tasks_max=1, shard_count=shards),
+        process_id="bench",
+        policy=RuntimeConfig(sync_tasks_max=1, shard_count=shards),
     )
     drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(count)]
     asked = jobs.Submission(drafts=drafts)
-    accepted = await jobs.submit(env, CallerId("bench"), asked, job_id=JobId(env.mint()))
+    accepted = await jobs.submit(env, CallerId("bench"), asked, job_id=JobId(env.new_id()))
     fate.pessimism = LIMITS
     progress.at.clear()
     (batch,) = await ingest.open_batches_of(env, accepted.job.job_id, accepted.run.run_id)

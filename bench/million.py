@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from bench.ingestarms import send
+from bench.ingest_variants import send
 
 PAGE = 1_000
 GIVE_UP_S = 1_200.0

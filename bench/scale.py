@@ -30,7 +30,7 @@ from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.models.dynamodb.capacity import Place
 from conveyor.usecases.jobs import Accepted
-from conveyor.usecases.lookups import totals_of
+from conveyor.usecases.lookup import totals_of
 
 WARM = 40_000.0
 PART_MIN = 6_000
@@ -136,7 +136,7 @@ async def measure(plan: Plan, load: Load, seed: int, tell: Tell) -> Measured:
     began = time.process_time()
     async with a_fleet(plan, seed) as fleet:
         solo_s = await _time(fleet, "alone")
-        meter, fired = fleet.meter, fleet.model.fate.fired
+        meter, fired = fleet.meter, fleet.model.fault_source.fired
         calls, units, usd = Counter(meter.calls), meter.write_units, meter.price_millionths
         served, throttled = fleet.gateway.served, fired["dynamodb.throttled"]
         slots = plan.workers * plan.slots

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.figure import Panel, draw
+from bench.svg_chart import Panel, draw
 
 RESULTS = Path(__file__).parent / "results"
 COLD = 4_000.0

@@ -22,19 +22,19 @@ from actors.messages import Settle, ShardWriterMessage
 from actors.runtime import Mailbox, Reply
 from actors.shard_writer import ShardWriter
 from actors.tree import LocalSignals, Mailboxes
-from bench.bare import bare_database, insert_run, settle
-from conveyor.domain import settlement
-from conveyor.domain.admission import make_ref
+from bench.sqlite_baseline import bare_database, insert_run, settle
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Result, Task, TaskRef
 from conveyor.domain.queries import TasksOf
-from conveyor.domain.settlement import Claimed, Settled, SettleVerdict, Spent
-from conveyor.domain.submission import TaskDraft
-from conveyor.engines.embedded import EmbeddedEngine, open_engine
-from conveyor.engines.system import AesVault, SystemClock
+from conveyor.domain.run import settlement
+from conveyor.domain.run.settlement import Claimed, Cost, Settled, SettleVerdict
+from conveyor.domain.submit.admission import make_ref
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.engines.sqlite import EmbeddedEngine, open_engine
+from conveyor.engines.system import AesSecretBox, SystemClock
 from conveyor.telemetry import make_metrics
 from conveyor.usecases import jobs
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 
 RESULT = Result("jobs/x/runs/y/z/1", 20_000, "0" * 64, "text/html", 200)
 Pair = tuple[TaskRef, Task]
@@ -98,26 +98,26 @@ async def _conveyor_arms(folder: Path, count: int) -> list[Arm]:
         return arms
 
 
-def _env(engine: EmbeddedEngine, clock: SystemClock, randomness: random.Random) -> Env:
+def _env(engine: EmbeddedEngine, clock: SystemClock, randomness: random.Random) -> Context:
     mail = Mailboxes()
-    return Env(
+    return Context(
         store=engine.store,
         queue=engine.queue,
         blobs=engine.blobs,
         coordinator=engine.coordinator,
         clock=clock,
-        vault=AesVault(bytes(32)),
+        secret_box=AesSecretBox(bytes(32)),
         signals=LocalSignals(mail.discovery.address, mail.streamer.address),
         random=randomness,
-        owner="bench",
+        process_id="bench",
     )
 
 
-async def _claimed(env: Env, count: int) -> list[Pair]:
+async def _claimed(env: Context, count: int) -> list[Pair]:
     """A fresh run of `count` tasks, every one of them claimed."""
     drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(count)]
     accepted = await jobs.submit(
-        env, CallerId("bench"), jobs.Submission(drafts=drafts), job_id=JobId(env.mint())
+        env, CallerId("bench"), jobs.Submission(drafts=drafts), job_id=JobId(env.new_id())
     )
     run = accepted.run
     query = TasksOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=count)
@@ -128,30 +128,30 @@ async def _claimed(env: Env, count: int) -> list[Pair]:
         group = refs[start : start + 500]
         verdicts = await env.store.commit([settlement.claim(ref, now=now) for ref in group])
         for ref, verdict in zip(group, verdicts, strict=True):
-            claim = settlement.read_claim(verdict, now=now)
+            claim = settlement.claim_result(verdict, now=now)
             assert isinstance(claim, Claimed)
             claimed.append((ref, claim.task))
     return claimed
 
 
-async def _settle_each(env: Env, claimed: Sequence[Pair]) -> None:
+async def _settle_each(env: Context, claimed: Sequence[Pair]) -> None:
     """64 tasks at a time, each committing its own settle: the engine groups them."""
 
     async def one(ref: TaskRef, task: Task) -> None:
-        change = settlement.succeed(ref, task, RESULT, spent=Spent(), now=env.now())
-        verdict = settlement.read_settle(await env.commit(change), task)
+        change = settlement.succeed(ref, task, RESULT, spent=Cost(), now=env.now())
+        verdict = settlement.settle_result(await env.commit(change), task)
         assert isinstance(verdict, Settled)
 
     await _in_parallel(claimed, one)
 
 
-async def _settle_through_writer(env: Env, claimed: Sequence[Pair]) -> None:
+async def _settle_through_writer(env: Context, claimed: Sequence[Pair]) -> None:
     """The real path: 200 task runners ask one shard writer."""
     mailbox: Mailbox[ShardWriterMessage] = Mailbox(capacity=1_000)
     writer = ShardWriter(env=env, metrics=make_metrics(CollectorRegistry()))
 
     async def one(ref: TaskRef, task: Task) -> None:
-        change = settlement.succeed(ref, task, RESULT, spent=Spent(), now=env.now())
+        change = settlement.succeed(ref, task, RESULT, spent=Cost(), now=env.now())
 
         def make(reply: Reply[SettleVerdict]) -> Settle:
             return Settle(ref, task, change, None, reply)

@@ -19,12 +19,12 @@ import httpx
 import msgspec
 import trio
 
-from bench.bare import bare_database, insert_run
-from conveyor.api.server import HttpServer
-from conveyor.bootstrap import World, open_world
+from bench.sqlite_baseline import bare_database, insert_run
+from conveyor.api.server.server import HttpServer
+from conveyor.bootstrap.runtime import Runtime, open_runtime
 from conveyor.config import Settings
 from conveyor.domain.ids import CallerId, JobId
-from conveyor.domain.submission import TaskDraft
+from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.usecases import jobs
 
 SIZES = (1, 100, 9_999)
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
 async def _measure(folder: Path, repeats: int) -> list[Row]:
     settings = Settings(data_dir=folder / "data", port=0)
     urls: list[str] = []
-    async with open_world(settings, role="bench") as world, trio.open_nursery() as nursery:
+    async with open_runtime(settings, role="bench") as world, trio.open_nursery() as nursery:
         server = HttpServer(
             make_app=lambda ready: world.app(ready=ready),
             host=settings.host,
@@ -75,7 +75,7 @@ async def _measure(folder: Path, repeats: int) -> list[Row]:
 
 
 async def _row(
-    folder: Path, world: World, client: httpx.AsyncClient, size: int, repeats: int
+    folder: Path, world: Runtime, client: httpx.AsyncClient, size: int, repeats: int
 ) -> Row:
     repeats = repeats if size < 1_000 else max(3, repeats // 3)
     urls = [f"https://example.com/{number}" for number in range(size)]
@@ -85,7 +85,7 @@ async def _row(
 
     async def usecase() -> None:
         request = jobs.Submission(drafts=drafts)
-        await jobs.submit(world.env, CallerId("bench"), request, job_id=JobId(world.env.mint()))
+        await jobs.submit(world.env, CallerId("bench"), request, job_id=JobId(world.env.new_id()))
 
     async def http() -> None:
         headers = {"X-API-Key": "bench", "Content-Type": "application/json"}

@@ -19,9 +19,9 @@ from statistics import median
 
 import msgspec
 
-from bench.arms import Measured
-from bench.figure import Panel, draw, is_whole, place_of
 from bench.origin import an_origin
+from bench.svg_chart import Panel, draw, is_whole, place_of
+from bench.throughput_variants import Measured
 
 HTTPX_SHARE = 20  # httpx is so much slower that a part of the list tells as much.
 NAMES = {
@@ -91,7 +91,15 @@ def summarised(arm: str, rounds: Sequence[Mapping[str, Measured]]) -> Summary:
 def run_arm(arm: str, url: str, count: int, concurrency: int) -> Measured:
     folder = Path(tempfile.mkdtemp(dir=".", prefix=".bench-"))
     try:
-        command = [sys.executable, "-m", "bench.arms", arm, url, str(count), str(concurrency)]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.throughput_variants",
+            arm,
+            url,
+            str(count),
+            str(concurrency),
+        ]
         done = subprocess.run([*command, str(folder)], check=True, stdout=subprocess.PIPE)
         return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
     finally:

@@ -40,36 +40,36 @@ from prometheus_client import CollectorRegistry
 
 from actors.completion_notifier import CompletionNotifier
 from actors.exporter import Exporter
-from actors.gate import FairGate
+from actors.fair_limiter import FairLimiter
 from actors.ingest_streamer import IngestStreamer
 from actors.lease_heartbeater import LeaseHeartbeater
+from actors.poller.poller import RunPoller
 from actors.queue_discovery import QueueDiscovery
 from actors.reconcile_sweeper import ReconcileSweeper
-from actors.run_poller import RunPoller
 from actors.runtime import Child
 from actors.scheduler import Scheduler
 from actors.shard_writer import ShardWriter
+from actors.status_reporter import StatusReporter
 from actors.task_runner import TaskRunner
-from actors.tree import LocalSignals, one_writer
-from actors.wait_reporter import WaitReporter
+from actors.tree import LocalSignals, single_writer_mailboxes
 from bench.calltrace import BY_REQUEST, IGNORED, CallTrace, code_of
-from conveyor.api.server import HttpServer
-from conveyor.bootstrap import AWS, World, make_env, open_world
+from conveyor.api.server.server import HttpServer
+from conveyor.bootstrap.aws import names_of, open_on
+from conveyor.bootstrap.runtime import AWS, Runtime, make_env, open_runtime
 from conveyor.config import Settings
 from conveyor.domain import ids
-from conveyor.domain.addresses import TargetPolicy
-from conveyor.engines.aws.engine import engine_on, make_ready
-from conveyor.engines.aws.porter import answer_forever
-from conveyor.engines.aws.seam import LayeredSeam
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.engines.aws.client.client import RetryingAwsClient
+from conveyor.engines.aws.engine import build_engine, check_resources
+from conveyor.engines.aws.sqs.control_queue import listen_forever
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
-from conveyor.engines.redis.steady import SteadyCoordinator
-from conveyor.engines.system import SystemClock, ThreadAside
-from conveyor.http1.listener import Listener
-from conveyor.net.pool import HttpPool
-from conveyor.net.slots import PoolLimits
-from conveyor.shared_engine import names_of, share
-from conveyor.simulation.models import AwsModel, Fate, RedisModel
+from conveyor.engines.redis.fallback_coordinator import FallbackCoordinator
+from conveyor.engines.system import SystemClock, ThreadExecutor
+from conveyor.http_client.connection_limits import PoolLimits
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_server.listener import Listener
+from conveyor.simulation.models import AwsModel, FaultSource, RedisModel
 from conveyor.telemetry import make_metrics
 from conveyor.usecases import runs, tasks
 
@@ -93,9 +93,9 @@ STANDING = (
     Exporter.run,
     IngestStreamer.run,
     ReconcileSweeper.run,
-    WaitReporter.run,
-    answer_forever,
-    SteadyCoordinator.mend_forever,
+    StatusReporter.run,
+    listen_forever,
+    FallbackCoordinator.reconnect_forever,
 )
 
 PAGE = b"<h1>A page</h1>"
@@ -138,14 +138,16 @@ def _steps() -> Mapping[CodeType, str]:
         LeaseHeartbeater.run: "fetch",
         tasks.store_body: "store",
         ShardWriter.run: "settle",
-        runs.look: "complete",
+        runs.complete_if_done: "complete",
         CompletionNotifier.run: "webhook",
         **dict.fromkeys(STANDING, IGNORED),
     }
     return {code_of(function): step for function, step in starts.items()}
 
 
-def _walk(site: Site, open_a_world: Callable[[], AbstractAsyncContextManager[World]]) -> CallTrace:
+def _walk(
+    site: Site, open_a_world: Callable[[], AbstractAsyncContextManager[Runtime]]
+) -> CallTrace:
     trace = CallTrace(_steps())
     with trace.installed():
         trio.run(_follow, trace, site, open_a_world)
@@ -157,7 +159,7 @@ def _walk(site: Site, open_a_world: Callable[[], AbstractAsyncContextManager[Wor
 async def _follow(
     trace: CallTrace,
     site: Site,
-    open_a_world: Callable[[], AbstractAsyncContextManager[World]],
+    open_a_world: Callable[[], AbstractAsyncContextManager[Runtime]],
 ) -> None:
     async with open_a_world() as world, _serving(world) as url:
         await trio.testing.wait_all_tasks_blocked(QUIET_S)
@@ -168,7 +170,7 @@ async def _follow(
 
 
 @asynccontextmanager
-async def _serving(world: World) -> AsyncGenerator[str, None]:
+async def _serving(world: Runtime) -> AsyncGenerator[str, None]:
     """The service as `conveyor dev` runs it: API and worker in one process."""
     urls: list[str] = []
     server = HttpServer(
@@ -185,14 +187,14 @@ async def _serving(world: World) -> AsyncGenerator[str, None]:
 
 
 @asynccontextmanager
-async def _embedded_world(data_dir: Path) -> AsyncGenerator[World, None]:
+async def _embedded_world(data_dir: Path) -> AsyncGenerator[Runtime, None]:
     settings = Settings(data_dir=data_dir, allow_private_targets=True)
-    async with open_world(settings, role="dev") as world:
+    async with open_runtime(settings, role="dev") as world:
         yield world
 
 
 @asynccontextmanager
-async def _aws_world() -> AsyncGenerator[World, None]:
+async def _aws_world() -> AsyncGenerator[Runtime, None]:
     """Put together as the composition root does, but for the models in place of a connection."""
     settings = Settings(
         engine=AWS,
@@ -202,34 +204,37 @@ async def _aws_world() -> AsyncGenerator[World, None]:
         redis_url="redis://model",
         allow_private_targets=True,
     )
-    clock, draw, mail = SystemClock(), random.Random(1), one_writer()
-    fate = Fate(random=draw)
-    model, redis = AwsModel(clock=clock, fate=fate), RedisModel(clock=clock, fate=fate)
-    seam, names = LayeredSeam(plane=model, random=draw), names_of(settings)
-    await make_ready(seam, names, region="us-east-1")
-    engine = await engine_on(seam, model, names, clock=clock, random=draw)
+    clock, draw, mail = SystemClock(), random.Random(1), single_writer_mailboxes()
+    fate = FaultSource(random=draw)
+    model, redis = (
+        AwsModel(clock=clock, fault_source=fate),
+        RedisModel(clock=clock, fault_source=fate),
+    )
+    client, names = RetryingAwsClient(transport=model, random=draw), names_of(settings)
+    await check_resources(client, names, region="us-east-1")
+    engine = await build_engine(client, model, names, clock=clock, random=draw)
     owner = ids.mint_ulid(clock.now(), draw)
     local = LocalSignals(mail.discovery.address, mail.streamer.address)
-    async with share(
+    async with open_on(
         settings, engine, redis.link(), random=draw, owner=owner, local=local
     ) as shared:
-        env = make_env(settings, shared, clock, draw, mail, ThreadAside())
+        env = make_env(settings, shared, clock, draw, mail, ThreadExecutor())
         env = replace(
             env,
-            owner=owner,
+            process_id=owner,
             signals=shared.signals,
             workflows=shared.workflows,
             cache=shared.cache,
             is_apart=shared.is_away,
         )
         with _pool() as pages, _pool() as webhooks:
-            yield World(
+            yield Runtime(
                 settings=settings,
                 env=env,
                 mail=mail,
                 gateway=DirectGateway(pages, now=env.now),
                 notifier=WebhookNotifier(webhooks, now=env.now),
-                gate=FairGate(capacity=settings.concurrency),
+                gate=FairLimiter(capacity=settings.concurrency),
                 metrics=make_metrics(CollectorRegistry()),
                 listeners=shared.listeners,
                 meter=shared.meter,
@@ -237,7 +242,7 @@ async def _aws_world() -> AsyncGenerator[World, None]:
 
 
 def _pool() -> closing[HttpPool]:
-    pool = HttpPool(TargetPolicy(allow_private=True), PoolLimits(), aside=ThreadAside())
+    pool = HttpPool(TargetPolicy(allow_private=True), PoolLimits(), executor=ThreadExecutor())
     return closing(pool)
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from conveyor.api.origins import Network, parse_networks
+from conveyor.api.server.origin import Network, parse_networks
 from conveyor.domain import limits
-from conveyor.domain.budget import MICROS, micros_from
+from conveyor.domain.backpressure.budget import MICROS, micros_from
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.quotas import DEFAULTS, Quota, Quotas
+from conveyor.domain.quota import DEFAULTS, Quota, Quotas
 
 V = TypeVar("V")
 

@@ -7,19 +7,19 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random
 
-from conveyor.domain.addresses import TargetPolicy
-from conveyor.engines.aws.boto import open_boto_plane
-from conveyor.engines.aws.credentials import Access, GivenAccess
-from conveyor.engines.aws.dynamo import create_table
-from conveyor.engines.aws.dynamo.layout import TTL
-from conveyor.engines.aws.dynamo.table import Table
-from conveyor.engines.aws.engine import AwsEngine, Names, engine_on, make_ready
-from conveyor.engines.aws.metering import Meter
-from conveyor.engines.aws.plane import LeanPlane
-from conveyor.engines.aws.seam import CrashPoint, Faults, LayeredSeam, Plane
-from conveyor.engines.aws.signing import Credentials
-from conveyor.net.pool import HttpPool
-from conveyor.net.slots import PoolLimits
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.engines.aws.client.boto_transport import open_boto_transport
+from conveyor.engines.aws.client.client import AwsTransport, CrashPoint, Faults, RetryingAwsClient
+from conveyor.engines.aws.client.credentials import AwsAccess, StaticAccess
+from conveyor.engines.aws.client.http_transport import HttpTransport
+from conveyor.engines.aws.client.sigv4 import Credentials
+from conveyor.engines.aws.client.usage import Meter
+from conveyor.engines.aws.dynamodb import create_table
+from conveyor.engines.aws.dynamodb.keys import TTL
+from conveyor.engines.aws.dynamodb.table import Table
+from conveyor.engines.aws.engine import AwsEngine, Names, build_engine, check_resources
+from conveyor.http_client.connection_limits import PoolLimits
+from conveyor.http_client.pool import HttpPool
 from conveyor.ports.clock import Clock
 from conveyor.simulation.models import AwsModel
 from tests.servers import ACCESS_KEY, SECRET_KEY
@@ -28,36 +28,36 @@ REGION = "us-east-1"
 # Local servers on a busy machine may take longer than AWS ever does.
 CALL_TIMEOUT_S = 60.0
 
-OpenPlane = Callable[[Access], AbstractAsyncContextManager[Plane]]
+OpenPlane = Callable[[AwsAccess], AbstractAsyncContextManager[AwsTransport]]
 
 
-def an_access(**endpoints: str) -> GivenAccess:
-    return GivenAccess(REGION, Credentials(ACCESS_KEY, SECRET_KEY), endpoints)
+def an_access(**endpoints: str) -> StaticAccess:
+    return StaticAccess(REGION, Credentials(ACCESS_KEY, SECRET_KEY), endpoints)
 
 
 @asynccontextmanager
-async def a_lean_plane(access: Access) -> AsyncGenerator[LeanPlane, None]:
+async def a_lean_plane(access: AwsAccess) -> AsyncGenerator[HttpTransport, None]:
     pool = HttpPool(TargetPolicy(allow_private=True), PoolLimits(trusts_peers=True))
     try:
-        yield LeanPlane(access=access, pool=pool, now=time.time)
+        yield HttpTransport(access=access, pool=pool, now=time.time)
     finally:
         pool.close()
 
 
-PLANES: dict[str, OpenPlane] = {"lean": a_lean_plane, "boto": open_boto_plane}
+PLANES: dict[str, OpenPlane] = {"lean": a_lean_plane, "boto": open_boto_transport}
 
 
 def a_seam(
-    plane: Plane,
+    transport: AwsTransport,
     *,
     faults: Faults | None = None,
     crash: CrashPoint | None = None,
     deadline_s: float = CALL_TIMEOUT_S,
-) -> LayeredSeam:
+) -> RetryingAwsClient:
     """A seam with a meter of its own, which sees the bytes where the plane counts them."""
-    meter = Meter(traffic=plane.traffic) if isinstance(plane, LeanPlane) else Meter()
-    return LayeredSeam(
-        plane=plane,
+    meter = Meter(traffic=transport.traffic) if isinstance(transport, HttpTransport) else Meter()
+    return RetryingAwsClient(
+        transport=transport,
         random=Random(1),
         meter=meter,
         faults=faults,
@@ -70,23 +70,23 @@ async def a_modelled_engine(
     model: AwsModel, names: Names, *, clock: Clock, random: Random
 ) -> AwsEngine:
     """All of the AWS engine over a model; nothing expires, as in `a_table`."""
-    seam = LayeredSeam(plane=model, random=random, meter=Meter())
-    await make_ready(seam, names, region=REGION)
-    await _keep_rows(seam, names.table)
-    return await engine_on(seam, model, names, clock=clock, random=random)
+    client = RetryingAwsClient(transport=model, random=random, meter=Meter())
+    await check_resources(client, names, region=REGION)
+    await _keep_rows(client, names.table)
+    return await build_engine(client, model, names, clock=clock, random=random)
 
 
-async def a_table(seam: LayeredSeam, name: str) -> Table:
+async def a_table(client: RetryingAwsClient, name: str) -> Table:
     """A table from which nothing expires: the server goes by the clock on the wall, tests by T0."""
-    await create_table(seam, name)
-    await _keep_rows(seam, name)
-    assert seam.meter is not None
+    await create_table(client, name)
+    await _keep_rows(client, name)
+    assert client.meter is not None
     # Tokens of transactions are drawn at random, and the server remembers those of all tables.
-    return Table(name=name, seam=seam, random=Random(), meter=seam.meter)
+    return Table(name=name, client=client, random=Random(), meter=client.meter)
 
 
-async def _keep_rows(seam: LayeredSeam, table: str) -> None:
+async def _keep_rows(client: RetryingAwsClient, table: str) -> None:
     expiry = {"AttributeName": TTL, "Enabled": False}
-    await seam.call(
+    await client.call(
         "dynamodb", "UpdateTimeToLive", {"TableName": table, "TimeToLiveSpecification": expiry}
     )

@@ -7,7 +7,7 @@ from typing import Any, assert_never, cast, overload
 
 import msgspec
 
-from conveyor.domain.budget import Budget, Share, Unit
+from conveyor.domain.backpressure.budget import Budget, BudgetReservation, Unit
 from conveyor.domain.changes import (
     ANY,
     AnyKey,
@@ -37,9 +37,8 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
-from conveyor.domain.events import Event, EventType, Feed
-from conveyor.domain.export import Export, ExportFormat, ExportStatus
-from conveyor.domain.hooks import SigningKey, SigningKeys
+from conveyor.domain.event import Event, EventSequence, EventType
+from conveyor.domain.export.export import Export, ExportFormat, ExportStatus
 from conveyor.domain.ids import (
     FIRST_BATCH,
     CallerId,
@@ -51,27 +50,28 @@ from conveyor.domain.ids import (
     RunId,
     task_id,
 )
-from conveyor.domain.inputs import JobInput, ListFormat, ListSpec
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
-    GateStatus,
+    CounterState,
+    DeletionIntent,
+    IdempotencyRecord,
     Job,
     JobStatus,
-    KeyRecord,
     Notice,
     NoticeStatus,
     Run,
     RunStatus,
-    Scrub,
+    ShardCounters,
     StagedList,
-    Stats,
     Task,
     TaskRef,
     TaskStatus,
 )
 from conveyor.domain.problems import make_problem
-from conveyor.domain.schedules import Overlap, Rate, RateUnit, Schedule, ScheduleStatus
+from conveyor.domain.schedule.schedule import Overlap, Rate, RateUnit, Schedule, ScheduleStatus
+from conveyor.domain.submit.upload import JobInput, ListFormat, ListSpec
+from conveyor.domain.webhook.keys import SigningKey, SigningKeys
 from conveyor.ports.clock import Clock
 from conveyor.ports.store import Store
 
@@ -157,8 +157,8 @@ def a_batch(run_id: RunId = RUN, **fields: Any) -> Batch:
     return msgspec.structs.replace(batch, **fields)
 
 
-def a_stats(shard: int = 0, run_id: RunId = RUN, **fields: Any) -> Stats:
-    stats = Stats(job_id=JOB, run_id=run_id, shard=shard, status=GateStatus.OPEN)
+def a_stats(shard: int = 0, run_id: RunId = RUN, **fields: Any) -> ShardCounters:
+    stats = ShardCounters(job_id=JOB, run_id=run_id, shard=shard, status=CounterState.OPEN)
     return msgspec.structs.replace(stats, **fields)
 
 
@@ -179,8 +179,8 @@ def a_task(index: int = 0, run_id: RunId = RUN, **fields: Any) -> Task:
     return msgspec.structs.replace(task, **fields)
 
 
-def a_record(key_id: str = "key-1", **fields: Any) -> KeyRecord:
-    record = KeyRecord(
+def a_record(key_id: str = "key-1", **fields: Any) -> IdempotencyRecord:
+    record = IdempotencyRecord(
         key_id=key_id,
         caller=CALLER,
         fingerprint="fingerprint",
@@ -207,8 +207,8 @@ def a_notice(number: int = 1, **fields: Any) -> Notice:
     return msgspec.structs.replace(notice, **fields)
 
 
-def a_scrub(number: int = 1, **fields: Any) -> Scrub:
-    scrub = Scrub(
+def a_scrub(number: int = 1, **fields: Any) -> DeletionIntent:
+    scrub = DeletionIntent(
         job_id=JOB, run_id=None, scrub_id=f"scrub-{number}", shard_count=1, due_at=T0, passes_left=2
     )
     return msgspec.structs.replace(scrub, **fields)
@@ -226,8 +226,8 @@ def an_event(number: int = 1, **fields: Any) -> Event:
     return msgspec.structs.replace(event, **fields)
 
 
-def a_feed(seq: int = 1, caller: CallerId = CALLER) -> Feed:
-    return Feed(caller, seq)
+def a_feed(seq: int = 1, caller: CallerId = CALLER) -> EventSequence:
+    return EventSequence(caller, seq)
 
 
 def some_keys(caller: CallerId = CALLER, **fields: Any) -> SigningKeys:
@@ -283,8 +283,8 @@ def a_budget(run_id: RunId = RUN, **fields: Any) -> Budget:
     return msgspec.structs.replace(budget, **fields)
 
 
-def a_share(run_id: RunId = RUN, **fields: Any) -> Share:
-    share = Share(job_id=JOB, run_id=run_id, holder="holder-1", taken=0, seq=1)
+def a_share(run_id: RunId = RUN, **fields: Any) -> BudgetReservation:
+    share = BudgetReservation(job_id=JOB, run_id=run_id, holder="holder-1", taken=0, seq=1)
     return msgspec.structs.replace(share, **fields)
 
 
@@ -303,19 +303,19 @@ def key_of(row: Run) -> RunKey: ...
 @overload
 def key_of(row: Batch) -> BatchKey: ...
 @overload
-def key_of(row: Stats) -> StatsKey: ...
+def key_of(row: ShardCounters) -> StatsKey: ...
 @overload
 def key_of(row: Task, job_id: JobId = JOB) -> TaskKey: ...
 @overload
-def key_of(row: KeyRecord) -> RecordKey: ...
+def key_of(row: IdempotencyRecord) -> RecordKey: ...
 @overload
 def key_of(row: Notice) -> NoticeKey: ...
 @overload
-def key_of(row: Scrub) -> ScrubKey: ...
+def key_of(row: DeletionIntent) -> ScrubKey: ...
 @overload
 def key_of(row: Event) -> EventKey: ...
 @overload
-def key_of(row: Feed) -> FeedKey: ...
+def key_of(row: EventSequence) -> FeedKey: ...
 @overload
 def key_of(row: SigningKeys) -> SigningKeysKey: ...
 @overload
@@ -327,7 +327,7 @@ def key_of(row: JobInput) -> InputKey: ...
 @overload
 def key_of(row: Budget) -> BudgetKey: ...
 @overload
-def key_of(row: Share) -> ShareKey: ...
+def key_of(row: BudgetReservation) -> ShareKey: ...
 @overload
 def key_of(row: Row) -> AnyKey: ...
 def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:  # noqa: C901, PLR0912 (one branch a kind)
@@ -339,19 +339,19 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:  # noqa: C901, PLR0912 (one
             return RunKey(row.job_id, row.run_id)
         case Batch():
             return BatchKey(row.job_id, row.run_id, row.batch_id)
-        case Stats():
+        case ShardCounters():
             return StatsKey(row.job_id, row.run_id, row.shard)
         case Task():
             return TaskKey(job_id, row.run_id, row.task_id, row.shard)
-        case KeyRecord():
+        case IdempotencyRecord():
             return RecordKey(row.key_id)
         case Notice():
             return NoticeKey(row.notice_id)
-        case Scrub():
+        case DeletionIntent():
             return ScrubKey(row.scrub_id)
         case Event():
             return EventKey(row.caller, row.event_id)
-        case Feed():
+        case EventSequence():
             return FeedKey(row.caller)
         case SigningKeys():
             return SigningKeysKey(row.caller)
@@ -363,7 +363,7 @@ def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:  # noqa: C901, PLR0912 (one
             return InputKey(row.input_id)
         case Budget():
             return BudgetKey(row.job_id, row.run_id)
-        case Share():
+        case BudgetReservation():
             return ShareKey(row.job_id, row.run_id, row.holder)
         case _:
             assert_never(row)

@@ -1,22 +1,20 @@
 """The actor runtime: mailboxes, supervision and inspection, knowing nothing of Conveyor."""
 
-from actors.runtime.child import Child, State, nest
-from actors.runtime.cleanup import bounded_cleanup
-from actors.runtime.dynamic import (
+from actors.runtime.child import Child, RestartsExhausted, State, bounded_cleanup, nest
+from actors.runtime.dynamic_supervisor import (
     DynamicSupervisor,
-    Exhaustion,
     NameTaken,
     NeverReady,
     NotSupervising,
+    OnExhausted,
 )
 from actors.runtime.inspect import Node, render, tree
-from actors.runtime.life import RestartsExhausted
 from actors.runtime.mailbox import (
     Address,
+    AskTimedOut,
     Inbox,
     Mailbox,
     MailboxFull,
-    NoAnswer,
     Reply,
     drain_nowait,
     receive_batch,
@@ -26,18 +24,18 @@ from actors.runtime.supervisor import Supervisor
 
 __all__ = [
     "Address",
+    "AskTimedOut",
     "Child",
     "DynamicSupervisor",
-    "Exhaustion",
     "Inbox",
     "Intensity",
     "Mailbox",
     "MailboxFull",
     "NameTaken",
     "NeverReady",
-    "NoAnswer",
     "Node",
     "NotSupervising",
+    "OnExhausted",
     "Policy",
     "Reply",
     "RestartsExhausted",

@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from actors.runtime.child import Slot, State, Supervises
+from actors.runtime.child import ChildState, State, SupervisorInfo
 
 DOWN = frozenset(
     {State.WAITING, State.BACKING_OFF, State.STOPPED, State.FINISHED, State.FAILED},
@@ -33,7 +33,7 @@ class Node:
         return asdict(self)
 
 
-def tree(supervisor: Supervises) -> Node:
+def tree(supervisor: SupervisorInfo) -> Node:
     """What runs under a supervisor right now. Call it from within Trio."""
     return Node(
         name=supervisor.name,
@@ -48,11 +48,11 @@ def tree(supervisor: Supervises) -> Node:
     )
 
 
-def _children_of(supervisor: Supervises | None) -> tuple[Node, ...]:
+def _children_of(supervisor: SupervisorInfo | None) -> tuple[Node, ...]:
     return () if supervisor is None else tuple(map(_node_from, supervisor.slots()))
 
 
-def _node_from(slot: Slot) -> Node:
+def _node_from(slot: ChildState) -> Node:
     nested, mailbox, error = slot.child.supervisor, slot.child.mailbox, slot.last_error
     mail = None if mailbox is None else mailbox.statistics()
     return Node(

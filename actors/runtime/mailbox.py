@@ -26,7 +26,7 @@ class MailboxFull(Exception):
     """`tell_nowait` found no room."""
 
 
-class NoAnswer(Exception):
+class AskTimedOut(Exception):
     """The deadline of an `ask` passed before the actor answered."""
 
 
@@ -74,7 +74,7 @@ class Address(Generic[T_contra]):
         """Deliver a message, waiting for room. Only ever await this downstream."""
         await self._send.send(message)
 
-    async def post(self, message: T_contra) -> None:
+    async def tell_without_checkpoint(self, message: T_contra) -> None:
         """Like `tell`, but does not give way when there is room: for the hottest paths."""
         try:
             self._send.send_nowait(message)
@@ -91,7 +91,7 @@ class Address(Generic[T_contra]):
             raise MailboxFull(f"no room for {kind}: all {capacity} places are taken") from None
 
     async def ask(self, make_message: Callable[[Reply[R]], T_contra], *, deadline_s: float) -> R:
-        """Send a question and return its answer, or raise `NoAnswer` after `deadline_s`.
+        """Send a question and return its answer, or raise `AskTimedOut` after `deadline_s`.
 
         The deadline covers the wait for room too: a full mailbox is one more way of silence.
         """
@@ -101,7 +101,7 @@ class Address(Generic[T_contra]):
             await reply.wait_answered()
         # Looked at after the scope: an answer that ties with the deadline is still an answer.
         if not reply.is_answered:
-            raise NoAnswer(f"no answer within {deadline_s} s")
+            raise AskTimedOut(f"no answer within {deadline_s} s")
         return reply.result()
 
 

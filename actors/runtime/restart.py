@@ -58,12 +58,12 @@ USUAL_INTENSITY: Final = Intensity()
 
 
 @dataclass(frozen=True, slots=True)
-class RunAgain:
+class Restart:
     after_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
+class DoNotRestart:
     pass
 
 
@@ -72,10 +72,10 @@ class GiveUp:
     pass
 
 
-Verdict: TypeAlias = RunAgain | LetGo | GiveUp
+Verdict: TypeAlias = Restart | DoNotRestart | GiveUp
 
 
-def judge(
+def decide_restart(
     policy: Policy,
     outcome: Outcome,
     *,
@@ -85,11 +85,11 @@ def judge(
 ) -> Verdict:
     """What to do about a child that ended, given the instants of its earlier restarts."""
     if not is_restarted(policy, outcome):
-        return LetGo()
+        return DoNotRestart()
     restart_count = len(recent(restarts_at, within_s=intensity.within_s, now=now))
     if restart_count >= intensity.restarts_max:
         return GiveUp()
-    return RunAgain(after_s=intensity.backoff_at(restart_count))
+    return Restart(after_s=intensity.backoff_at(restart_count))
 
 
 def is_restarted(policy: Policy, outcome: Outcome) -> bool:

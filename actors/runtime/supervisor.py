@@ -17,9 +17,16 @@ from typing import Final, assert_never
 
 import trio
 
-from actors.runtime.child import Child, Slot, State
-from actors.runtime.life import exhausted, incarnate, stop_in_turn, ungrouped
-from actors.runtime.restart import GiveUp, LetGo, Policy, RunAgain, Strategy, siblings_of
+from actors.runtime.child import (
+    Child,
+    ChildState,
+    State,
+    exhausted,
+    run_once,
+    stop_in_turn,
+    unwrapping_group,
+)
+from actors.runtime.restart import DoNotRestart, GiveUp, Policy, Restart, Strategy, siblings_of
 
 RESTING: Final = frozenset({State.WAITING, State.STOPPED, State.FAILED, State.FINISHED})
 
@@ -35,7 +42,7 @@ class Supervisor:
         self.children = tuple(children)
         self.state = State.WAITING
         self.started_at: float | None = None
-        self._slots: tuple[Slot, ...] = ()
+        self._slots: tuple[ChildState, ...] = ()
         self._changed = trio.Event()
         # Set when it begins to stop for whatever reason: what follows should not take long.
         self.stopping = trio.Event()
@@ -46,7 +53,7 @@ class Supervisor:
     def stop_grace_s(self) -> float:
         return math.fsum(child.stop_grace_s for child in self.children)
 
-    def slots(self) -> Sequence[Slot]:
+    def slots(self) -> Sequence[ChildState]:
         return self._slots
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -55,8 +62,8 @@ class Supervisor:
         Raises `RestartsExhausted` from the last crash of a child that was given up.
         """
         self._open()
-        given_up: Slot | None = None
-        with ungrouped():
+        given_up: ChildState | None = None
+        with unwrapping_group():
             async with trio.open_nursery() as nursery:
                 try:
                     given_up = await self._supervise(nursery, task_status)
@@ -71,7 +78,7 @@ class Supervisor:
         self.state = State.STARTING
         self.stopping = trio.Event()
         self.started_at = trio.current_time()
-        self._slots = tuple(Slot(child, on_change=self._wake) for child in self.children)
+        self._slots = tuple(ChildState(child, on_change=self._wake) for child in self.children)
 
     async def _stop(self) -> None:
         self.state = State.STOPPING
@@ -82,7 +89,7 @@ class Supervisor:
 
     async def _supervise(
         self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]
-    ) -> Slot | None:
+    ) -> ChildState | None:
         """Returns the child that was given up, or None when every child was let go."""
         while True:
             for slot in self._slots:
@@ -97,23 +104,23 @@ class Supervisor:
             self._start_due(nursery)
             await self._wait_change()
 
-    async def _deal_with(self, slot: Slot) -> bool:
+    async def _deal_with(self, slot: ChildState) -> bool:
         """Do what the verdict says; False when the child is given up."""
         now = trio.current_time()
         match slot.judge(now):
-            case LetGo():
+            case DoNotRestart():
                 slot.state = State.FINISHED
             case GiveUp():
                 slot.state = State.FAILED
                 return False
-            case RunAgain(after_s):
-                slot.put_off(now, after_s)
-                await self._stand_down_with(slot)
+            case Restart(after_s):
+                slot.schedule_restart(now, after_s)
+                await self._stop_siblings(slot)
             case verdict:
                 assert_never(verdict)
         return True
 
-    async def _stand_down_with(self, slot: Slot) -> None:
+    async def _stop_siblings(self, slot: ChildState) -> None:
         """Stop the siblings that restart along with a child, and put them back in the queue."""
         indexes = siblings_of(self.strategy, self._slots.index(slot), len(self._slots))
         siblings = [self._slots[index] for index in indexes]
@@ -138,7 +145,7 @@ class Supervisor:
             await self._changed.wait()
         self._changed = trio.Event()
 
-    def _next_to_start(self) -> Iterator[Slot]:
+    def _next_to_start(self) -> Iterator[ChildState]:
         """In order, each once those before it are up; one that crashed alone waits for nobody."""
         are_up = True
         for slot in self._slots:
@@ -151,13 +158,13 @@ class Supervisor:
         self._changed.set()
 
 
-async def _live(slot: Slot) -> None:
+async def _live(slot: ChildState) -> None:
     try:
-        await incarnate(slot)
+        await run_once(slot)
     finally:  # A KeyboardInterrupt passes through, and still closes the books.
         slot.end()
 
 
-def _is_up(slot: Slot) -> bool:
+def _is_up(slot: ChildState) -> bool:
     """Needs no waiting for: it runs, or it will not run again."""
     return slot.is_over or (slot.state is State.RUNNING and slot.is_alive)

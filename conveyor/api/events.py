@@ -8,26 +8,26 @@ from contextlib import aclosing
 import msgspec
 import trio
 
-from conveyor.api.call import Call, Download, Reply, json_reply
-from conveyor.api.quotas import Held
+from conveyor.api.server.quota import Held
+from conveyor.api.server.request_context import Download, RequestContext, Response, json_reply
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
-from conveyor.domain.events import Event
+from conveyor.domain.event import Event
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import feeds
-from conveyor.wire.responses import ListEventsResponse
-from conveyor.wire.views import event_view
+from conveyor.schemas.responses import ListEventsResponse
+from conveyor.schemas.views import event_view
+from conveyor.usecases import event_log
 
 STREAM = "text/event-stream"
 LATEST = "latest"
 # Other processes cannot wake a stream: this is how soon what happened there is seen here. What all
 # streams of a process cost by it is bounded: they look less often, the more there are.
-LOOK_S = 1.0
+POLL_S = 1.0
 LOOKS_PER_S_MAX = 50
 PLACE_DIGITS_MAX = 15
 
 
-async def list_events(call: Call) -> Reply | Download:
+async def list_events(call: RequestContext) -> Response | Download:
     limit = call.limit(default=limits.EVENT_ROWS, limit_max=limits.EVENT_ROWS_MAX)
     if STREAM in call.headers.get("accept", ""):
         given = call.headers.get("last-event-id") or call.parameter("after")
@@ -36,16 +36,16 @@ async def list_events(call: Call) -> Reply | Download:
         held = call.api.requests.hold_stream(call.caller, call.address)
         return Download(_stream(call, after, held), headers, timeout_s=None)
     after = await _place(call, call.parameter("after"))
-    rows = await feeds.page(call.env.store, call.caller, after=after, limit=limit)
+    rows = await event_log.page(call.env.store, call.caller, after=after, limit=limit)
     last = rows[-1].seq if rows else after
     return json_reply(ListEventsResponse([event_view(row) for row in rows], str(last)))
 
 
-async def _place(call: Call, given: str | None) -> int:
+async def _place(call: RequestContext, given: str | None) -> int:
     if given is None:
         return 0
     if given == LATEST:
-        return await feeds.newest(call.env.store, call.caller)
+        return await event_log.newest(call.env.store, call.caller)
     if not (given.isascii() and given.isdigit() and len(given) <= PLACE_DIGITS_MAX):
         raise InvalidArgument(
             "after must be the id of an event, or latest for what comes from now on.",
@@ -54,7 +54,7 @@ async def _place(call: Call, given: str | None) -> int:
     return int(given)
 
 
-async def _stream(call: Call, after: int, held: Held) -> AsyncGenerator[bytes, None]:
+async def _stream(call: RequestContext, after: int, held: Held) -> AsyncGenerator[bytes, None]:
     """Every event behind a place, then each as it comes, until the server goes."""
     news = call.env.news
     news.streams_count += 1
@@ -67,7 +67,7 @@ async def _stream(call: Call, after: int, held: Held) -> AsyncGenerator[bytes, N
         held.release()
 
 
-async def _pieces(call: Call, after: int) -> AsyncGenerator[bytes, None]:
+async def _pieces(call: RequestContext, after: int) -> AsyncGenerator[bytes, None]:
     yield b"retry: 2000\n\n"
     silent_since = trio.current_time()
     while call.api.is_ready():
@@ -82,20 +82,22 @@ async def _pieces(call: Call, after: int) -> AsyncGenerator[bytes, None]:
             continue
         with trio.move_on_after(_look_s(call)):
             await news.wait()
-        if trio.current_time() - silent_since >= limits.EVENT_BEAT_S:
+        if trio.current_time() - silent_since >= limits.EVENT_HEARTBEAT_S:
             silent_since = trio.current_time()
             yield b": still here\n\n"
 
 
-def _look_s(call: Call) -> float:
+def _look_s(call: RequestContext) -> float:
     """How long a silent stream waits before it looks: at most as long as it may be silent."""
     shared_s = call.env.news.streams_count / LOOKS_PER_S_MAX
-    return min(max(LOOK_S, shared_s), limits.EVENT_BEAT_S)
+    return min(max(POLL_S, shared_s), limits.EVENT_HEARTBEAT_S)
 
 
-async def _look(call: Call, after: int) -> list[Event]:
+async def _look(call: RequestContext, after: int) -> list[Event]:
     try:
-        return await feeds.page(call.env.store, call.caller, after=after, limit=limits.EVENT_ROWS)
+        return await event_log.page(
+            call.env.store, call.caller, after=after, limit=limits.EVENT_ROWS
+        )
     except Unavailable:
         return []  # The next look may do better; nothing is skipped.
 

@@ -5,36 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from enum import StrEnum
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from conveyor.api import dry_runs, schedules
-from conveyor.api.call import Call, Reply, Work, json_reply
-from conveyor.api.filters import choice_from
-from conveyor.api.runs import show_run
-from conveyor.api.schedules import glance_at_job, show_job
-from conveyor.api.webhooks import webhook_from
-from conveyor.domain import limits, paging, submission
-from conveyor.domain.budget import BudgetCap
+from conveyor.api import dry_run, schedule
+from conveyor.api.runs import fresh_run_response
+from conveyor.api.schedule import cached_job_response, show_job
+from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
+from conveyor.api.webhook import webhook_from
+from conveyor.domain import limits, queries
+from conveyor.domain.backpressure.budget import BudgetCap
 from conveyor.domain.changes import JobKey, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.domain.model import JobStatus, JobType, Webhook
-from conveyor.domain.params import InvalidParam, Params, check_params
+from conveyor.domain.model import FailureReason, JobStatus, JobType, TaskStatus, Webhook
 from conveyor.domain.queries import JobsOf
-from conveyor.domain.quotas import Quota
-from conveyor.domain.submission import Refusal, TaskDraft
-from conveyor.usecases import budgets, jobs, open_jobs, reruns, webhooks
-from conveyor.usecases.choosing import Choice
-from conveyor.usecases.env import Env
-from conveyor.usecases.jobs import Submission
-from conveyor.usecases.long_lists import LongList
-from conveyor.usecases.lookups import own_job
-from conveyor.usecases.results import owner_scope
-from conveyor.usecases.staging import OnInvalid
-from conveyor.wire.limits import cap_from, host_limits_from
-from conveyor.wire.requests import (
+from conveyor.domain.quota import Quota
+from conveyor.domain.submit import task_validation
+from conveyor.domain.submit.scraper_params import InvalidParam, Params, check_params
+from conveyor.domain.submit.task_validation import Refusal, TaskDraft
+from conveyor.domain.submit.url import host_of
+from conveyor.schemas.budget import cap_from, host_limits_from
+from conveyor.schemas.requests import (
     AddTasksRequest,
     SubmitJobRequest,
     WebhookInput,
@@ -44,35 +38,44 @@ from conveyor.wire.requests import (
     drafts_of,
     escape_pointer,
 )
-from conveyor.wire.responses import (
+from conveyor.schemas.responses import (
     AddTasksResponse,
     ListJobsResponse,
     RerunJobResponse,
     SubmitJobResponse,
 )
-from conveyor.wire.views import webhook_view
+from conveyor.schemas.views import webhook_view
+from conveyor.usecases import add_tasks as adding_tasks
+from conveyor.usecases import budget, jobs, webhook
+from conveyor.usecases import rerun as reruns
+from conveyor.usecases.context import Context
+from conveyor.usecases.jobs import Submission
+from conveyor.usecases.lookup import load_owned_job
+from conveyor.usecases.rerun import RerunFilter
+from conveyor.usecases.results import owner_scope
+from conveyor.usecases.staging import OnInvalid, StagedTasks
 
 # What every request that brings tasks adds to.
 STORING = (Quota.STORED_TASKS, Quota.STORED_BYTES)
 
 
-def submit(call: Call) -> Work:
+def submit(call: RequestContext) -> Work:
     request = decode_submit(call.body)
     asked = submission_from(call, request)
     if call.is_dry_run:
-        return partial(dry_runs.submit, call, asked, partial(work_of, request=request, asked=asked))
+        return partial(dry_run.submit, call, asked, partial(work_of, request=request, asked=asked))
     return work_of(call, request, asked)
 
 
-def work_of(call: Call, request: SubmitJobRequest, asked: Submission) -> Work:
+def work_of(call: RequestContext, request: SubmitJobRequest, asked: Submission) -> Work:
     if JobType(request.type) is JobType.SCHEDULED:
-        return schedules.submit(call, request.schedule, asked)
+        return schedule.submit(call, request.schedule, asked)
     return partial(_submit, call, asked)
 
 
-async def _submit(call: Call, asked: Submission, job_id: str) -> Reply:
+async def _submit(call: RequestContext, asked: Submission, job_id: str) -> Response:
     if asked.webhook is not None:
-        await webhooks.check_for_new_job(
+        await webhook.validate_new(
             call.env, call.api.notifier, call.caller, asked.webhook, JobId(job_id)
         )
     opened = (Quota.OPEN_JOBS,) if asked.is_open else ()
@@ -85,13 +88,13 @@ async def _submit(call: Call, asked: Submission, job_id: str) -> Reply:
         job_id=accepted.job.job_id,
         status=accepted.job.status,
         accepted_tasks=accepted.accepted,
-        latest_run=await show_run(call.env, accepted.run, accepted.totals),
+        latest_run=await fresh_run_response(call.env, accepted.run, accepted.totals),
         webhook=webhook_view(accepted.job.webhook),
     )
     return json_reply(body, 202 if accepted.is_later else 201)
 
 
-def submission_from(call: Call, request: SubmitJobRequest) -> Submission:
+def submission_from(call: RequestContext, request: SubmitJobRequest) -> Submission:
     if request.file_input_id is not None:
         _refuse_unfit_for_upload(request)
     assert call.principal is not None
@@ -121,7 +124,7 @@ def refuse_both() -> NoReturn:
     raise InvalidArgument("Give tasks or a file_input_id, not both.", pointer="/file_input_id")
 
 
-def _task_token_from(env: Env, request: SubmitJobRequest) -> str | None:
+def _task_token_from(env: Context, request: SubmitJobRequest) -> str | None:
     token, pointer = request.sfn_task_token, "/sfn_task_token"
     if token is None:
         return None
@@ -158,7 +161,7 @@ def _params_from(request: SubmitJobRequest) -> Params:
 
 def _metadata_from(request: SubmitJobRequest) -> dict[str, str] | None:
     try:
-        return submission.check_metadata(request.metadata)
+        return task_validation.check_metadata(request.metadata)
     except Refusal as refusal:
         raise InvalidArgument(
             f"metadata holds up to {limits.METADATA_KEYS_MAX} texts of up to "
@@ -168,11 +171,11 @@ def _metadata_from(request: SubmitJobRequest) -> dict[str, str] | None:
         ) from None
 
 
-def _webhook_from(env: Env, given: WebhookInput | None) -> Webhook | None:
+def _webhook_from(env: Context, given: WebhookInput | None) -> Webhook | None:
     return None if given is None else webhook_from(env, given, pointer="/webhook")
 
 
-async def list_jobs(call: Call) -> Reply:
+async def list_jobs(call: RequestContext) -> Response:
     status, kind = call.parameter("status"), call.parameter("type")
     limit = call.limit(default=limits.LIST_ROWS, limit_max=limits.LIST_ROWS_MAX)
     statuses = JOB_VISIBLE if status is None else JOB_VISIBLE & {_job_status_from(status)}
@@ -181,9 +184,9 @@ async def list_jobs(call: Call) -> Reply:
     external_id = call.parameter("external_id")
     named = "" if external_id is None else f"|{external_id}"
     scope = owner_scope(call.caller, f"jobs|{status}|{kind}{named}")
-    sign = partial(call.env.vault.sign, purpose="cursor")
+    sign = partial(call.env.secret_box.sign, purpose="cursor")
     cursor = call.parameter("cursor")
-    before = None if cursor is None else paging.read_cursor(cursor, scope=scope, sign=sign)
+    before = None if cursor is None else queries.read_cursor(cursor, scope=scope, sign=sign)
     if not statuses:
         return json_reply(ListJobsResponse([], None))
     query = JobsOf(
@@ -195,9 +198,11 @@ async def list_jobs(call: Call) -> Reply:
         limit=limit + 1,
     )
     rows = await call.env.store.find(query)
-    shown = [await glance_at_job(call.env, job) for job in rows[:limit]]
+    shown = [await cached_job_response(call.env, job) for job in rows[:limit]]
     more = len(rows) > limit
-    following = paging.make_cursor(rows[limit - 1].job_id, scope=scope, sign=sign) if more else None
+    following = (
+        queries.make_cursor(rows[limit - 1].job_id, scope=scope, sign=sign) if more else None
+    )
     return json_reply(ListJobsResponse(shown, following))
 
 
@@ -207,37 +212,40 @@ def _job_status_from(text: str) -> JobStatus:
     return JobStatus(text)
 
 
-async def get_job(call: Call) -> Reply:
-    job = await own_job(call.env, call.caller, call.ids["job_id"])
-    return json_reply(await glance_at_job(call.env, job))
+async def get_job(call: RequestContext) -> Response:
+    job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
+    return json_reply(await cached_job_response(call.env, job))
 
 
-def delete_job(call: Call) -> Work:
+def delete_job(call: RequestContext) -> Work:
     return partial(_delete_job, call)
 
 
-async def _delete_job(call: Call, _: str) -> Reply:
+async def _delete_job(call: RequestContext, _: str) -> Response:
     await jobs.delete(call.env, call.caller, call.ids["job_id"])
-    return Reply(202)
+    return Response(202)
 
 
-def add_tasks(call: Call) -> Work:
+def add_tasks(call: RequestContext) -> Work:
     request = decode_add_tasks(call.body)
-    return partial(feed, call, request, drafts_of(request.tasks))
+    return partial(run_add_tasks, call, request, drafts_of(request.tasks))
 
 
-async def feed(
-    call: Call, request: AddTasksRequest, drafts: Sequence[TaskDraft] | LongList, batch_id: str
-) -> Reply:
+async def run_add_tasks(
+    call: RequestContext,
+    request: AddTasksRequest,
+    drafts: Sequence[TaskDraft] | StagedTasks,
+    batch_id: str,
+) -> Response:
     sent = call.sent.size_bytes
-    if not isinstance(drafts, LongList):
+    if not isinstance(drafts, StagedTasks):
         job_id = call.ids["job_id"]
-        await open_jobs.refuse_growth(call.env, call.caller, job_id, drafts, bytes_sent=sent)
+        await adding_tasks.refuse_growth(call.env, call.caller, job_id, drafts, bytes_sent=sent)
     find_begun = partial(
-        open_jobs.find_batch, call.env, call.caller, call.ids["job_id"], BatchId(batch_id)
+        adding_tasks.find_batch, call.env, call.caller, call.ids["job_id"], BatchId(batch_id)
     )
     async with call.api.storage.admit(call.caller, STORING, find_begun, bytes_sent=sent):
-        accepted = await open_jobs.add_tasks(
+        accepted = await adding_tasks.add_tasks(
             call.env,
             call.caller,
             call.ids["job_id"],
@@ -249,38 +257,38 @@ async def feed(
     body = AddTasksResponse(
         accepted_tasks=accepted.accepted,
         job_status=accepted.job.status,
-        latest_run=await show_run(call.env, accepted.run, accepted.totals),
+        latest_run=await fresh_run_response(call.env, accepted.run, accepted.totals),
     )
     return json_reply(body)
 
 
-def close(call: Call) -> Work:
+def close(call: RequestContext) -> Work:
     return partial(_close, call)
 
 
-async def _close(call: Call, _: str) -> Reply:
-    job = await open_jobs.close(call.env, call.caller, call.ids["job_id"])
+async def _close(call: RequestContext, _: str) -> Response:
+    job = await adding_tasks.close(call.env, call.caller, call.ids["job_id"])
     return json_reply(await show_job(call.env, job))
 
 
-def set_budget(call: Call) -> Work:
+def set_budget(call: RequestContext) -> Work:
     cap = cap_from(decode_budget(call.body), at="")
     return partial(_set_budget, call, cap)
 
 
-async def _set_budget(call: Call, cap: BudgetCap, _: str) -> Reply:
-    job = await budgets.set_cap(call.env, call.caller, call.ids["job_id"], cap)
+async def _set_budget(call: RequestContext, cap: BudgetCap, _: str) -> Response:
+    job = await budget.set_cap(call.env, call.caller, call.ids["job_id"], cap)
     return json_reply(await show_job(call.env, job))
 
 
-def rerun(call: Call) -> Work:
+def rerun(call: RequestContext) -> Work:
     choice = choice_from(call)
     if call.is_dry_run:
-        return partial(dry_runs.rerun, call, choice, partial(_rerun, choice=choice))
+        return partial(dry_run.rerun, call, choice, partial(_rerun, choice=choice))
     return partial(_rerun, call, choice)
 
 
-async def _rerun(call: Call, choice: Choice, run_id: str) -> Reply:
+async def _rerun(call: RequestContext, choice: RerunFilter, run_id: str) -> Response:
     # A filter by host reads every row of the run before, like an audit.
     reads = call.api.requests.hold_audit(call.caller) if choice.hosts else nullcontext()
     key = RunKey(JobId(call.ids["job_id"]), RunId(run_id))
@@ -299,9 +307,60 @@ async def _rerun(call: Call, choice: Choice, run_id: str) -> Reply:
     body = RerunJobResponse(
         job_id=started.job.job_id,
         status=started.job.status,
-        latest_run=await show_run(call.env, started.run, started.totals),
+        latest_run=await fresh_run_response(call.env, started.run, started.totals),
         rerun_of=started.rerun_of,
         retried_tasks=started.retried,
         inherited_tasks=started.inherited,
     )
     return json_reply(body, 202 if started.is_later else 201)
+
+
+# Filters: what the query of a rerun says about which tasks start over (SPEC.md 4.18).
+
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def choice_from(call: RequestContext) -> RerunFilter:
+    return RerunFilter(
+        retry=_members(call, "status", TaskStatus),
+        reasons=_members(call, "reason", FailureReason),
+        hosts=_hosts(call),
+    )
+
+
+def _members(call: RequestContext, name: str, kind: type[E]) -> frozenset[E] | None:
+    texts = _texts(call, name)
+    if texts is None:
+        return None
+    if not set(texts) <= set(kind):
+        raise InvalidArgument(
+            f"{name} must be a comma-separated list of {', '.join(kind)}.", pointer=f"/{name}"
+        )
+    return frozenset(kind(text) for text in texts)
+
+
+def _hosts(call: RequestContext) -> frozenset[str] | None:
+    """As the URL parser writes them, so that what looks alike is alike."""
+    texts = _texts(call, "host")
+    if texts is None:
+        return None
+    hosts = [host_of(f"https://{text}/") if _is_bare(text) else None for text in texts]
+    known = frozenset(host for host in hosts if host is not None)
+    if None in hosts or len(known) > limits.RERUN_HOSTS_MAX:
+        raise InvalidArgument(
+            f"host must be a comma-separated list of up to {limits.RERUN_HOSTS_MAX} hosts.",
+            pointer="/host",
+        )
+    return known
+
+
+def _is_bare(text: str) -> bool:
+    """A host, without a port or anything else of a URL; an IPv6 address stands in brackets."""
+    name = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text.replace(":", "/")
+    return not set(name) & set("/?#@")
+
+
+def _texts(call: RequestContext, name: str) -> list[str] | None:
+    given = call.parameter(name)
+    return None if given is None else [text.strip() for text in given.split(",")]

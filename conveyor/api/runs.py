@@ -6,69 +6,74 @@ from functools import partial
 
 import msgspec
 
-from conveyor.api.call import Call, Reply, Work, json_reply
-from conveyor.domain import limits, paging
+from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
+from conveyor.domain import limits, queries
 from conveyor.domain.lifecycle import RUN_VISIBLE
 from conveyor.domain.model import PauseState, Run
 from conveyor.domain.queries import RunsOf
-from conveyor.domain.totals import Totals
-from conveyor.usecases import counts, expiry, outlook, runs
-from conveyor.usecases.budgets import budget_of
-from conveyor.usecases.env import Env
-from conveyor.usecases.lookups import own_job, own_run, totals_of
+from conveyor.domain.run.counters import Totals
+from conveyor.schemas.responses import (
+    AuditResponse,
+    ListJobRunsResponse,
+    ReceiptResponse,
+    RunResponse,
+)
+from conveyor.schemas.views import run_view
+from conveyor.usecases import audit, retention, run_progress, runs
+from conveyor.usecases.budget import budget_of
+from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import load_owned_job, load_owned_run, totals_of
 from conveyor.usecases.results import owner_scope
-from conveyor.wire.responses import ListJobRunsResponse, ReceiptResponse, RunResponse
-from conveyor.wire.views import run_view
 
 
-async def show_run(env: Env, run: Run, totals: Totals | None = None) -> RunResponse:
+async def fresh_run_response(env: Context, run: Run, totals: Totals | None = None) -> RunResponse:
     """For who changed something: what it is shown is as new as its change."""
     if totals is None:
         totals = await totals_of(env, run)
-    await counts.outdate(env, run)
+    await run_progress.invalidate_totals(env, run)
     return await _view(env, run, totals)
 
 
-async def glance_at_run(env: Env, run: Run) -> RunResponse:
+async def cached_run_response(env: Context, run: Run) -> RunResponse:
     """For who only looks."""
-    return await _view(env, run, await counts.glance(env, run))
+    return await _view(env, run, await run_progress.cached_totals(env, run))
 
 
-async def _view(env: Env, run: Run, totals: Totals) -> RunResponse:
-    seen = await outlook.look_at(env, run, totals)
+async def _view(env: Context, run: Run, totals: Totals) -> RunResponse:
+    seen = await run_progress.load_progress(env, run, totals)
     budget = await budget_of(env, run)
-    shown = msgspec.structs.replace(run, expires_at=expiry.run_instant(env, run))
+    shown = msgspec.structs.replace(run, expires_at=retention.run_instant(env, run))
     return run_view(shown, totals, seen.inflight, seen.waiting_on, seen.eta_s, budget)
 
 
-async def list_runs(call: Call) -> Reply:
+async def list_runs(call: RequestContext) -> Response:
     env = call.env
     limit = call.limit(default=limits.LIST_ROWS, limit_max=limits.LIST_ROWS_MAX)
-    job = await own_job(env, call.caller, call.ids["job_id"])
+    job = await load_owned_job(env, call.caller, call.ids["job_id"])
     scope = owner_scope(call.caller, f"runs|{job.job_id}")
-    sign = partial(env.vault.sign, purpose="cursor")
+    sign = partial(env.secret_box.sign, purpose="cursor")
     cursor = call.parameter("cursor")
-    before = None if cursor is None else int(paging.read_cursor(cursor, scope=scope, sign=sign))
+    before = None if cursor is None else int(queries.read_cursor(cursor, scope=scope, sign=sign))
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, before=before, limit=limit + 1)
     rows = await env.store.find(query)
-    shown = [await glance_at_run(env, run) for run in rows[:limit]]
+    shown = [await cached_run_response(env, run) for run in rows[:limit]]
     if len(rows) <= limit:
         return json_reply(ListJobRunsResponse(shown, None))
-    following = paging.make_cursor(str(rows[limit - 1].sequence), scope=scope, sign=sign)
+    following = queries.make_cursor(str(rows[limit - 1].sequence), scope=scope, sign=sign)
     return json_reply(ListJobRunsResponse(shown, following))
 
 
-async def get_run(call: Call) -> Reply:
-    job = await own_job(call.env, call.caller, call.ids["job_id"])
-    run = await own_run(call.env, job, call.ids["run_id"])
-    return json_reply(await glance_at_run(call.env, run))
+async def get_run(call: RequestContext) -> Response:
+    job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
+    run = await load_owned_run(call.env, job, call.ids["run_id"])
+    return json_reply(await cached_run_response(call.env, run))
 
 
-def stop(call: Call) -> Work:
+def stop(call: RequestContext) -> Work:
     return partial(_stop, call)
 
 
-async def _stop(call: Call, _: str) -> Reply:
+async def _stop(call: RequestContext, _: str) -> Response:
     stopped = await runs.stop(call.env, call.caller, call.ids["job_id"])
     leases = await runs.count_leases(call.env, stopped.run)
     receipt = ReceiptResponse(
@@ -79,27 +84,48 @@ async def _stop(call: Call, _: str) -> Reply:
         released=stopped.receipt.released,
         abandoned=stopped.receipt.abandoned,
     )
-    view = await show_run(call.env, stopped.run, stopped.totals)
+    view = await fresh_run_response(call.env, stopped.run, stopped.totals)
     return json_reply(msgspec.structs.replace(view, receipt=receipt))
 
 
-def pause(call: Call) -> Work:
+def pause(call: RequestContext) -> Work:
     return partial(_set_pause, call, PauseState.PAUSED)
 
 
-def resume(call: Call) -> Work:
+def resume(call: RequestContext) -> Work:
     return partial(_set_pause, call, PauseState.ACTIVE)
 
 
-async def _set_pause(call: Call, state: PauseState, _: str) -> Reply:
+async def _set_pause(call: RequestContext, state: PauseState, _: str) -> Response:
     run = await runs.set_pause(call.env, call.caller, call.ids["job_id"], state)
-    return json_reply(await show_run(call.env, run))
+    return json_reply(await fresh_run_response(call.env, run))
 
 
-def delete_run(call: Call) -> Work:
+def delete_run(call: RequestContext) -> Work:
     return partial(_delete_run, call)
 
 
-async def _delete_run(call: Call, _: str) -> Reply:
+async def _delete_run(call: RequestContext, _: str) -> Response:
     await runs.delete_run(call.env, call.caller, call.ids["job_id"], call.ids["run_id"])
-    return Reply(202)
+    return Response(202)
+
+
+# Audits over HTTP (docs/api.md, Audit).
+
+
+async def get_audit(call: RequestContext) -> Response:
+    job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
+    run = await load_owned_run(call.env, job, call.ids["run_id"])
+    with call.api.requests.hold_audit(call.caller):
+        seen = await audit.audit(call.env, run)
+    body = AuditResponse(
+        job_id=run.job_id,
+        run_id=run.run_id,
+        ok=seen.is_ok,
+        live=seen.is_live,
+        counts=seen.counts,
+        differences=seen.differences,
+        bodies_checked=seen.bodies,
+        bad_bodies=seen.bad_bodies,
+    )
+    return json_reply(body)

@@ -9,23 +9,18 @@ import sys
 import click
 
 from conveyor import __version__
-from conveyor.cli.exits import (
-    LAST_STEPS_S,
-    install_handlers,
-    raise_descriptor_limit,
-    set_deadline,
-)
+from conveyor.cli.entry import LAST_STEPS_S, install_handlers, raise_descriptor_limit, set_deadline
 from conveyor.config import BadSettings, load_settings, protect_imports
 from conveyor.domain.errors import ConveyorError
 
 _COMMANDS = {
     "scrape": ("conveyor.cli.scrape", "Scrape a list of URLs into a folder, without a server."),
-    "dev": ("conveyor.cli.dev", "Run the service on this machine: API and worker in one."),
-    "api": ("conveyor.cli.api", "Run the API alone, on the AWS engine."),
-    "worker": ("conveyor.cli.worker", "Run a worker on the AWS engine, or help a data's owner."),
-    "init": ("conveyor.cli.init", "Make the table, bucket and queues of the AWS engine."),
+    "dev": ("conveyor.cli.roles", "Run the service on this machine: API and worker in one."),
+    "api": ("conveyor.cli.roles", "Run the API alone, on the AWS engine."),
+    "worker": ("conveyor.cli.roles", "Run a worker on the AWS engine, or help a data's owner."),
+    "init": ("conveyor.cli.roles", "Make the table, bucket and queues of the AWS engine."),
     "demo": ("conveyor.cli.demo", "Scrape a thousand pages of a bundled local site."),
-    "jobs": ("conveyor.cli.jobs", "Submit and manage jobs on a running server."),
+    "jobs": ("conveyor.cli.jobs.commands", "Submit and manage jobs on a running server."),
     "webhooks": ("conveyor.cli.webhooks", "Manage signing keys and try receivers out."),
     "simulate": (
         "conveyor.cli.simulate",

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from conveyor.domain.waiting import WaitReason
+from conveyor.domain.run.wait_reason import WaitReason
 
 PLAIN_STEP = 0.1
 

@@ -11,7 +11,7 @@ from rich.tree import Tree
 from actors.runtime import Node
 from conveyor.cli.progress import span
 from conveyor.config import Settings
-from conveyor.inspection import NobodyThere, RunLine, Snapshot, read_snapshot
+from conveyor.process_status import NotRunning, RunLine, Snapshot, read_snapshot
 
 _STYLES = {"running": "green", "backing_off": "yellow", "overdue": "red", "failed": "red"}
 
@@ -23,7 +23,7 @@ def ps(settings: Settings, as_json: bool) -> None:
     """Show what the process on this data directory is doing."""
     try:
         snapshot = read_snapshot(settings.data_dir)
-    except NobodyThere as error:
+    except NotRunning as error:
         raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(msgspec.json.encode(snapshot).decode())

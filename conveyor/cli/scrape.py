@@ -16,20 +16,27 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from conveyor.cli.limits import LimitOptions, host_limits, limit_options
-from conveyor.cli.lists import read_urls
-from conveyor.cli.local import CALLER, Ended, find_unfinished, see_through, start_job, working
+from conveyor.cli.limit_options import LimitOptions, host_limits, limit_options
+from conveyor.cli.local_run import (
+    CALLER,
+    RunSummary,
+    find_resumable,
+    running_worker,
+    start_job,
+    watch_run,
+)
 from conveyor.cli.progress import progress
-from conveyor.cli.results import LIST_NAME, make_folder, write_results
-from conveyor.cli.signals import run_command
+from conveyor.cli.result_files import LIST_NAME, make_folder, write_results
+from conveyor.cli.shutdown import run_command
+from conveyor.cli.url_list import read_urls
 from conveyor.config import Settings
 from conveyor.domain import limits
-from conveyor.domain.addresses import TargetPolicy
-from conveyor.domain.budget import BudgetCap
-from conveyor.domain.hosts import HostLimits
+from conveyor.domain.backpressure.budget import BudgetCap
+from conveyor.domain.backpressure.host_limit import HostLimits
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.schemas.budget import cap_from, host_limits_from
 from conveyor.telemetry import set_up_logging
-from conveyor.usecases.budgets import set_cap
-from conveyor.wire.limits import cap_from, host_limits_from
+from conveyor.usecases.budget import set_cap
 
 EXIT_SOME_FAILED = 1
 LONG_LIST = 2_000
@@ -48,7 +55,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ScrapeJob:
     """What a person asked for."""
 
     urls: list[str]
@@ -116,7 +123,7 @@ def scrape(settings: Settings, source: str, **options: Unpack[Options]) -> None:
     settings = replace(settings, concurrency=concurrency, max_inflight=concurrency)
     processes = options["processes"] or useful_processes(len(urls))
     budget, gentleness = options["budget"], host_limits(options["per_host"], options["rate"])
-    order = Order(
+    order = ScrapeJob(
         urls,
         options["output"],
         options["attempts"],
@@ -133,7 +140,7 @@ def useful_processes(urls_count: int) -> int:
     return 1 if urls_count < LONG_LIST else min(os.cpu_count() or 1, PROCESSES_MAX)
 
 
-def run_order(settings: Settings, order: Order, *, role: str) -> int:
+def run_order(settings: Settings, order: ScrapeJob, *, role: str) -> int:
     """Does it and tells; the exit code."""
     console = Console(stderr=True)
     set_up_logging("text", level=logging.WARNING)  # What holds the work up, and why.
@@ -143,9 +150,9 @@ def run_order(settings: Settings, order: Order, *, role: str) -> int:
     return report(ended, order, time.monotonic() - started_at, console)
 
 
-async def _do(settings: Settings, order: Order, role: str, console: Console) -> Ended:
-    async with working(settings, role=role, processes=order.processes) as world:
-        begun = await find_unfinished(world.env, order.urls)
+async def _do(settings: Settings, order: ScrapeJob, role: str, console: Console) -> RunSummary:
+    async with running_worker(settings, role=role, processes=order.processes) as world:
+        begun = await find_resumable(world.env, order.urls)
         if begun is not None:
             console.print("Going on with this list where it stopped.")
         if begun is not None and order.budget is not None:
@@ -160,13 +167,13 @@ async def _do(settings: Settings, order: Order, role: str, console: Console) -> 
         )
         price = world.gateway.price(job.params)
         with progress(console, "Scraping", len(order.urls)) as show:
-            ended = await see_through(world.env, job, run, show, price=price)
+            ended = await watch_run(world.env, job, run, show, price=price)
         if not ended.was_cut_off:
             await write_results(world.env, ended.run, order.folder)
     return ended
 
 
-def report(ended: Ended, order: Order, seconds: float, console: Console) -> int:
+def report(ended: RunSummary, order: ScrapeJob, seconds: float, console: Console) -> int:
     totals = ended.totals
     if ended.was_cut_off:
         console.print(
@@ -193,7 +200,7 @@ def report(ended: Ended, order: Order, seconds: float, console: Console) -> int:
     return EXIT_SOME_FAILED if totals.failed or ended.is_broke else 0
 
 
-def _table(ended: Ended, seconds: float) -> Table:
+def _table(ended: RunSummary, seconds: float) -> Table:
     totals = ended.totals
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("pages", f"{ended.run.planned:,}", f"{ended.done_here / seconds:,.0f} a second")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -13,13 +13,21 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
-from conveyor.cli.hunt import hunt, run_until_killed
-from conveyor.cli.sim_report import EVERY, write_report
 from conveyor.simulation.mutants import MUTANTS
+from conveyor.simulation.mutants.search import (
+    Kill,
+    cause_of,
+    hunt_all,
+    huntable,
+    read_kills,
+    run_mutant,
+    world_of,
+    write_kills,
+)
 from conveyor.simulation.options import ENGINES, Options, draw
 from conveyor.simulation.simulator import Report
-from conveyor.simulation.story import story_of
-from conveyor.simulation.suite import Summary, run_seeds
+from conveyor.simulation.suite import JUDGED_FROM, UNASKED, Summary, run_seeds
+from conveyor.simulation.trace.summary import story_of
 
 CRASHED, NEVER_ENDED, VIOLATED, NEVER_STRUCK = 127, 128, 129, 126
 HUNTED_SEEDS = 500
@@ -155,3 +163,104 @@ def _exit_code(summary: Summary) -> int:
     if summary.crashes:
         return CRASHED
     return NEVER_STRUCK if summary.never_struck() else 0
+
+
+# `conveyor simulate --hunt`: shows that each mutant is found, and keeps the seeds
+# (docs/simulator.md, Mutants).
+
+
+def hunt(names: Sequence[str], seeds: Sequence[int], record: Path | None) -> bool:
+    """Whether all were killed. What is known from before is kept, but for what is shown wrong."""
+    kills = read_kills(record) if record is not None else {}
+    survivors = []
+    for name, kill in hunt_all(names or huntable(), seeds, kills):
+        kills.pop(name, None)
+        if kill is None:
+            survivors.append(name)
+        else:
+            kills[name] = kill
+        click.echo(_line(name, kill))
+        if record is not None:
+            write_kills(record, kills)
+    click.echo(f"{len(survivors)} survived {len(seeds)} seeds: {', '.join(survivors) or 'none'}")
+    return not survivors
+
+
+def run_until_killed(name: str, seeds: Sequence[int]) -> Report:
+    """The report of the first seed that fails, or of the last."""
+    assert seeds
+    report: Report | None = None
+    for seed in seeds:
+        report = run_mutant(name, seed)
+        click.echo(f"seed {world_of(name, seed).seed}: {cause_of(report) or 'well'}")
+        if not report.is_well:
+            break
+    assert report is not None
+    return report
+
+
+def _line(name: str, kill: Kill | None) -> str:
+    how = "survived" if kill is None else f"seed {kill.seed:<4} {kill.tried:>3} tried  {kill.by}"
+    return f"{name:<28} window {MUTANTS[name].window:<4} {how}"
+
+
+# What many seeds came to, as a page to keep: `conveyor simulate --report FILE`
+# (docs/simulator.md).
+
+
+EVERY = 50
+"""It is written anew after so many seeds: a long run that is cut off has told what it saw."""
+
+
+def write_report(path: Path, summary: Summary, seeds: range) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines_of(summary, seeds)), encoding="utf-8")
+
+
+def lines_of(summary: Summary, seeds: range) -> Iterator[str]:
+    done = seeds[: summary.seeds]
+    yield "# The program in simulated worlds"
+    yield ""
+    yield f"`conveyor simulate --from {seeds.start} --seeds {len(done)}`"
+    yield ""
+    engines = ", ".join(f"{count:,} {name}" for name, count in sorted(summary.engines.items()))
+    yield from _table(
+        ("", ""),
+        {
+            "seeds": f"{summary.seeds:,} ({engines})",
+            "virtual hours": f"{summary.virtual_s / 3600:,.0f}",
+            "seconds a seed": f"{summary.took_s / max(summary.seeds, 1):.1f} (of one core)",
+            "requests of clients": f"{summary.requests:,}",
+            "calls of engines": f"{summary.calls:,}",
+            "processes killed": f"{summary.kills:,}",
+            "faults": f"{sum(summary.faults.values()):,}",
+            "invariants broken": f"{summary.violations:,}",
+            "runs that never ended": f"{summary.liveness_failures:,}",
+            "crashes": f"{summary.crashes:,}",
+            "seeds that failed": ", ".join(map(str, summary.failed)) or "none",
+            "hash": f"`{summary.hash}`",
+        }
+        | {f"hash of the first {count:,}": f"`{mark}`" for count, mark in summary.marks.items()},
+    )
+    yield ""
+    yield _never_struck(summary)
+    yield ""
+    names = sorted({*summary.possible(), *summary.faults})
+    yield from _table(("fault", "struck"), {name: f"{summary.faults[name]:,}" for name in names})
+
+
+def _never_struck(summary: Summary) -> str:
+    """What the suite fails for, and what it lets be."""
+    if summary.seeds < JUDGED_FROM:
+        return (
+            f"Fewer than {JUDGED_FROM} seeds: faults that never struck are not held against them."
+        )
+    missing = ", ".join(summary.never_struck()) or "none"
+    unasked = ", ".join(sorted(UNASKED & {*summary.possible()} - {*+summary.faults})) or "none"
+    return f"Should have struck and never did: {missing}; nothing asks for it: {unasked}."
+
+
+def _table(heads: tuple[str, str], rows: dict[str, str]) -> Iterator[str]:
+    yield f"| {heads[0]} | {heads[1]} |"
+    yield "|---|---|"
+    for name, text in rows.items():
+        yield f"| {name} | {text} |"

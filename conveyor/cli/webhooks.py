@@ -6,9 +6,14 @@ import sys
 
 import click
 
-from conveyor.cli.jobs_session import Session, json_option
-from conveyor.cli.jobs_tables import moment
-from conveyor.cli.server_group import ServerGroup, open_session, server_options
+from conveyor.cli.jobs.context import (
+    ServerGroup,
+    Session,
+    json_option,
+    open_session,
+    server_options,
+)
+from conveyor.cli.jobs.tables import moment
 from conveyor.sdk import HmacKeyMeta, WebhookInput
 
 

@@ -11,10 +11,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from conveyor.domain.budget import Budget, Share
-from conveyor.domain.events import Event, Feed
-from conveyor.domain.export import Export
-from conveyor.domain.hooks import SigningKeys
+from conveyor.domain.backpressure.budget import Budget, BudgetReservation
+from conveyor.domain.event import Event, EventSequence
+from conveyor.domain.export.export import Export
 from conveyor.domain.ids import (
     BatchId,
     CallerId,
@@ -26,46 +25,57 @@ from conveyor.domain.ids import (
     RunId,
     TaskId,
 )
-from conveyor.domain.inputs import JobInput
-from conveyor.domain.model import Batch, Job, KeyRecord, Notice, Run, Scrub, Stats, Task, TaskRef
-from conveyor.domain.schedules import Schedule
+from conveyor.domain.model import (
+    Batch,
+    DeletionIntent,
+    IdempotencyRecord,
+    Job,
+    Notice,
+    Run,
+    ShardCounters,
+    Task,
+    TaskRef,
+)
+from conveyor.domain.schedule.schedule import Schedule
+from conveyor.domain.submit.upload import JobInput
+from conveyor.domain.webhook.keys import SigningKeys
 
 Row = (
     Job
     | Run
     | Batch
-    | Stats
+    | ShardCounters
     | Task
-    | KeyRecord
+    | IdempotencyRecord
     | Notice
-    | Scrub
+    | DeletionIntent
     | Event
-    | Feed
+    | EventSequence
     | SigningKeys
     | Schedule
     | Export
     | JobInput
     | Budget
-    | Share
+    | BudgetReservation
 )
 R = TypeVar(
     "R",
     Job,
     Run,
     Batch,
-    Stats,
+    ShardCounters,
     Task,
-    KeyRecord,
+    IdempotencyRecord,
     Notice,
-    Scrub,
+    DeletionIntent,
     Event,
-    Feed,
+    EventSequence,
     SigningKeys,
     Schedule,
     Export,
     JobInput,
     Budget,
-    Share,
+    BudgetReservation,
 )
 
 
@@ -88,7 +98,7 @@ class BatchKey(Key[Batch], frozen=True):
     batch_id: BatchId
 
 
-class StatsKey(Key[Stats], frozen=True):
+class StatsKey(Key[ShardCounters], frozen=True):
     job_id: JobId
     run_id: RunId
     shard: int
@@ -101,7 +111,7 @@ class TaskKey(Key[Task], frozen=True):
     shard: int
 
 
-class RecordKey(Key[KeyRecord], frozen=True):
+class RecordKey(Key[IdempotencyRecord], frozen=True):
     key_id: str
 
 
@@ -109,7 +119,7 @@ class NoticeKey(Key[Notice], frozen=True):
     notice_id: NoticeId
 
 
-class ScrubKey(Key[Scrub], frozen=True):
+class ScrubKey(Key[DeletionIntent], frozen=True):
     scrub_id: str
 
 
@@ -118,7 +128,7 @@ class EventKey(Key[Event], frozen=True):
     event_id: EventId
 
 
-class FeedKey(Key[Feed], frozen=True):
+class FeedKey(Key[EventSequence], frozen=True):
     caller: CallerId
 
 
@@ -145,7 +155,7 @@ class BudgetKey(Key[Budget], frozen=True):
     run_id: RunId
 
 
-class ShareKey(Key[Share], frozen=True):
+class ShareKey(Key[BudgetReservation], frozen=True):
     job_id: JobId
     run_id: RunId
     holder: str

@@ -7,11 +7,11 @@ import hashlib
 
 import msgspec
 
-from conveyor.domain import clocks, limits
+from conveyor.domain import clock_step, limits
 from conveyor.domain.changes import Change, Guard, Insert, RecordKey, Update
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import CallerId
-from conveyor.domain.model import KeyRecord
+from conveyor.domain.model import IdempotencyRecord
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -47,11 +47,11 @@ class InProgress(msgspec.Struct, frozen=True):
     retry_after_s: float
 
 
-class Misused(msgspec.Struct, frozen=True):
+class KeyReusedWithOtherRequest(msgspec.Struct, frozen=True):
     """The key was used with another request."""
 
 
-KeyVerdict = First | Replay | InProgress | Misused
+KeyVerdict = First | Replay | InProgress | KeyReusedWithOtherRequest
 
 
 def check_key(key: str) -> str:
@@ -84,7 +84,7 @@ class Fingerprint:
         return self._digest.hexdigest()
 
 
-def judge(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdict:
+def decide(record: IdempotencyRecord | None, request: Request, *, now: float) -> KeyVerdict:
     """An expired record counts as absent, whether or not anybody removed it.
 
     Both instants are read as the store's guards read them: over only when they lie before `now`.
@@ -92,7 +92,7 @@ def judge(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdi
     if record is None or record.expires_at < now:
         return First()
     if record.fingerprint != request.fingerprint:
-        return Misused()
+        return KeyReusedWithOtherRequest()
     if record.response_status is not None and record.response_body is not None:
         return Replay(record.response_status, record.response_body)
     if record.claimed_until >= now and not _is_unreal(record, now):
@@ -101,7 +101,7 @@ def judge(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdi
 
 
 def claim_key(
-    request: Request, record: KeyRecord | None, *, subject: str, owner: str, now: float
+    request: Request, record: IdempotencyRecord | None, *, subject: str, owner: str, now: float
 ) -> Change:
     """Starts on a request, or takes it over from a lost owner and keeps its subject."""
     key = RecordKey(request.key_id)
@@ -112,7 +112,7 @@ def claim_key(
         if _is_unreal(record, now):
             guard = Guard(equals=(*as_seen, ("claimed_until", record.claimed_until)))
         return Change((Update(key, guard, {"owner": owner, "claimed_until": until}),))
-    fresh = KeyRecord(
+    fresh = IdempotencyRecord(
         key_id=request.key_id,
         caller=request.caller,
         fingerprint=request.fingerprint,
@@ -124,9 +124,9 @@ def claim_key(
     return Change((Insert(key, fresh, over_expired_at=now),))
 
 
-def _is_unreal(record: KeyRecord, now: float) -> bool:
+def _is_unreal(record: IdempotencyRecord, now: float) -> bool:
     """Its claim was made by a clock that was ahead of ours."""
-    return clocks.is_unreal(record.claimed_until, now=now, ttl_s=limits.IDEMPOTENCY_CLAIM_S)
+    return clock_step.is_unreal(record.claimed_until, now=now, ttl_s=limits.IDEMPOTENCY_CLAIM_S)
 
 
 def answer(request: Request, status: int, body: str) -> Change:
@@ -136,7 +136,7 @@ def answer(request: Request, status: int, body: str) -> Change:
     return Change((Update(RecordKey(request.key_id), guard, values),))
 
 
-def let_go(claimed: KeyRecord) -> Change:
+def release(claimed: IdempotencyRecord) -> Change:
     """No final answer came of this claim: the next call may start at once."""
     guard = Guard(
         equals=(

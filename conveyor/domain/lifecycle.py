@@ -11,18 +11,18 @@ from enum import StrEnum
 from typing import TypeVar
 
 from conveyor.domain.errors import IllegalTransition
-from conveyor.domain.export import ExportStatus
+from conveyor.domain.export.export import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,
-    GateStatus,
+    CounterState,
     JobStatus,
     NoticeStatus,
     Run,
     RunStatus,
     TaskStatus,
 )
-from conveyor.domain.schedules import ScheduleStatus
-from conveyor.domain.totals import Totals
+from conveyor.domain.run.counters import Totals
+from conveyor.domain.schedule.schedule import ScheduleStatus
 
 Status = TypeVar("Status", bound=StrEnum)
 Table = Mapping[str, tuple[frozenset[Status], Status]]
@@ -65,9 +65,9 @@ BATCH: Table[BatchStatus] = _table(
     abandoned=({BatchStatus.OPEN}, BatchStatus.ABANDONED),
 )
 
-GATE: Table[GateStatus] = _table(
-    draining=({GateStatus.OPEN, GateStatus.DRAINING}, GateStatus.DRAINING),
-    closed=({GateStatus.OPEN, GateStatus.DRAINING}, GateStatus.CLOSED),
+GATE: Table[CounterState] = _table(
+    draining=({CounterState.OPEN, CounterState.DRAINING}, CounterState.DRAINING),
+    closed=({CounterState.OPEN, CounterState.DRAINING}, CounterState.CLOSED),
 )
 
 NOTICE: Table[NoticeStatus] = _table(
@@ -94,8 +94,8 @@ RUN_LIVE = frozenset(_LIVE)
 RUN_TERMINAL = frozenset(RunStatus) - RUN_LIVE
 TASK_TERMINAL = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED})
 TASK_UNFINISHED = frozenset(TaskStatus) - TASK_TERMINAL
-SETTLES_PASS = frozenset({GateStatus.OPEN})
-RELEASES_PASS = frozenset({GateStatus.OPEN, GateStatus.DRAINING})
+SETTLES_PASS = frozenset({CounterState.OPEN})
+RELEASES_PASS = frozenset({CounterState.OPEN, CounterState.DRAINING})
 JOB_VISIBLE = frozenset({JobStatus.OPEN, JobStatus.CLOSED})
 RUN_VISIBLE = frozenset(RunStatus) - {RunStatus.DELETED}
 SCHEDULE_FIRES = frozenset({ScheduleStatus.ACTIVE})
@@ -120,7 +120,7 @@ def step(table: Table[Status], status: Status, event: str) -> Status:
     return table[event][1]
 
 
-def seen_status(run: Run, totals: Totals) -> RunStatus:
+def displayed_status(run: Run, totals: Totals) -> RunStatus:
     """The status to show: a live open run with nothing left to do is `pending`."""
     idle = not run.last_batch_received and not run.open_batches and totals.done == run.total
     if run.status in RUN_LIVE and idle:

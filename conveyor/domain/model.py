@@ -12,11 +12,11 @@ from enum import StrEnum
 import msgspec
 
 from conveyor.domain import limits
-from conveyor.domain.budget import BudgetCap
-from conveyor.domain.hooks import Try
-from conveyor.domain.hosts import HostLimits
+from conveyor.domain.backpressure.budget import BudgetCap
+from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.ids import BatchId, CallerId, JobId, NoticeId, RunId, TaskId
-from conveyor.domain.inputs import UploadedList
+from conveyor.domain.submit.upload import UploadedList
+from conveyor.domain.webhook.keys import DeliveryAttempt
 
 
 class JobType(StrEnum):
@@ -52,7 +52,7 @@ class BatchStatus(StrEnum):
     ABANDONED = "abandoned"
 
 
-class GateStatus(StrEnum):
+class CounterState(StrEnum):
     """Whether a run's counters still take changes: all, hand-backs only, or none."""
 
     OPEN = "open"
@@ -284,7 +284,7 @@ class Batch(msgspec.Struct, frozen=True):
     source_run_ids: tuple[RunId, ...] = ()  #: Runs whose results the batch's rows inherited.
 
 
-class Stats(msgspec.Struct, frozen=True):
+class ShardCounters(msgspec.Struct, frozen=True):
     """The counters of one shard of a run; `status` is the gate that settles pass through.
 
     `retrying` are tasks between two tries: tried, not ended, and in nobody's hand.
@@ -293,7 +293,7 @@ class Stats(msgspec.Struct, frozen=True):
     job_id: JobId  #: The job of the counters.
     run_id: RunId  #: The run of the counters.
     shard: int  #: The shard that is counted.
-    status: GateStatus  #: Counter state: open, draining or closed.
+    status: CounterState  #: Counter state: open, draining or closed.
     admitted: int = 0  #: Tasks of the shard.
     done: int = 0  #: Tasks that ended.
     successful: int = 0  #: Tasks that ended successfully.
@@ -341,7 +341,7 @@ class Task(msgspec.Struct, frozen=True):
     source_run_id: RunId | None = None  #: The run that owns an inherited result.
 
 
-class KeyRecord(msgspec.Struct, frozen=True):
+class IdempotencyRecord(msgspec.Struct, frozen=True):
     """What an Idempotency-Key was used for: who works on it now, and the answer once there is one.
 
     `subject` is the id of whatever the request creates, minted with the claim, so that any retry
@@ -375,11 +375,11 @@ class Notice(msgspec.Struct, frozen=True):
     #: Start of the delivery period: the end of the run, or the latest redelivery.
     due_since: float = 0.0
     claim: int = 0  #: Number of the latest claim or redelivery.
-    tries: tuple[Try, ...] = ()  #: The latest delivery attempts.
+    tries: tuple[DeliveryAttempt, ...] = ()  #: The latest delivery attempts.
     channel: NoticeChannel = NoticeChannel.WEBHOOK  #: webhook or step_functions.
 
 
-class Scrub(msgspec.Struct, frozen=True):
+class DeletionIntent(msgspec.Struct, frozen=True):
     """The intent to remove what is left of a deleted job, or of one of its runs."""
 
     job_id: JobId  #: The deleted job, or the job of the deleted run.

@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
 
-from conveyor.domain.events import Event
-from conveyor.domain.export import Export
+from conveyor.domain import limits
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.event import Event
+from conveyor.domain.export.export import Export
 from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId, TaskId
-from conveyor.domain.inputs import JobInput
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
+    DeletionIntent,
     Job,
     JobStatus,
     JobType,
@@ -21,14 +27,27 @@ from conveyor.domain.model import (
     NoticeStatus,
     Run,
     RunStatus,
-    Scrub,
-    Stats,
+    ShardCounters,
     Task,
     TaskStatus,
 )
-from conveyor.domain.schedules import Schedule, ScheduleStatus
+from conveyor.domain.schedule.schedule import Schedule, ScheduleStatus
+from conveyor.domain.submit.upload import JobInput
 
-Q = TypeVar("Q", Job, Run, Batch, Stats, Task, Notice, Scrub, Event, Schedule, Export, JobInput)
+Q = TypeVar(
+    "Q",
+    Job,
+    Run,
+    Batch,
+    ShardCounters,
+    Task,
+    Notice,
+    DeletionIntent,
+    Event,
+    Schedule,
+    Export,
+    JobInput,
+)
 
 
 class Query(msgspec.Struct, Generic[Q], frozen=True):
@@ -64,7 +83,7 @@ def page_of(tasks: list[Task], query: TasksOf) -> TaskPage:
     return TaskPage(tasks, tasks[-1].task_id if is_full else None)
 
 
-class StatsOf(Query[Stats], frozen=True, kw_only=True):
+class StatsOf(Query[ShardCounters], frozen=True, kw_only=True):
     """All stats rows of a run, by shard."""
 
     job_id: JobId
@@ -134,7 +153,7 @@ class NoticesOf(Query[Notice], frozen=True, kw_only=True):
     limit: int
 
 
-class DueScrubs(Query[Scrub], frozen=True, kw_only=True):
+class DueScrubs(Query[DeletionIntent], frozen=True, kw_only=True):
     """Scrubs whose time has come, oldest first."""
 
     due_by: float
@@ -207,3 +226,44 @@ AnyQuery = (
     | DueExpiries
     | ExpiredInputs
 )
+
+
+# Cursors: signed, bound to what they were made for; one last id is a whole position
+# (docs/api.md, Results).
+
+
+Sign = Callable[[str], str]
+
+
+def make_cursor(position: str, *, scope: str, sign: Sign) -> str:
+    """A cursor for `position` that is good for `scope` only."""
+    signature = sign(f"{scope}\n{position}")
+    packed = base64.urlsafe_b64encode(position.encode()).decode().rstrip("=")
+    return f"v1.{packed}.{signature}"
+
+
+def read_cursor(cursor: str, *, scope: str, sign: Sign) -> str:
+    """The position in a cursor; InvalidArgument for anything that was not made here for `scope`."""
+    if len(cursor) > limits.CURSOR_CHARS_MAX or not cursor.isascii():
+        raise _invalid()
+    version, _, rest = cursor.partition(".")
+    packed, _, signature = rest.partition(".")
+    if version != "v1" or not packed:
+        raise _invalid()
+    try:
+        position = base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        raise _invalid() from None
+    expected = sign(f"{scope}\n{position}")
+    same_text = make_cursor(position, scope=scope, sign=lambda _: signature) == cursor
+    if not same_text or not hmac.compare_digest(expected, signature):
+        raise _invalid()
+    return position
+
+
+def _invalid() -> InvalidArgument:
+    return InvalidArgument(
+        "The cursor is not one that this list answered with; start again without it.",
+        pointer="/cursor",
+        code="invalid_cursor",
+    )

@@ -10,11 +10,11 @@ from typing import Protocol
 import msgspec
 
 
-class Found(msgspec.Struct, frozen=True):
+class CachedValue(msgspec.Struct, frozen=True):
     text: str
 
 
-class Ticket(msgspec.Struct, frozen=True):
+class ReadTicket(msgspec.Struct, frozen=True):
     """The right to keep what is read from now on, until somebody else is given one."""
 
     token: str
@@ -35,13 +35,13 @@ class Cache(Protocol):
     that is older than what anybody has shown before.
     """
 
-    async def look(
+    async def get(
         self, name: str, version: str, *, ttl_s: float, insists: bool = False
-    ) -> Found | Ticket | None:
+    ) -> CachedValue | ReadTicket | None:
         """None while somebody else reads it."""
 
-    async def keep(self, name: str, ticket: Ticket, text: str) -> Found | None:
+    async def put(self, name: str, ticket: ReadTicket, text: str) -> CachedValue | None:
         """Keeps what was read under the ticket; answers what stands instead, if that is late."""
 
-    async def forget(self, name: str) -> None:
+    async def delete(self, name: str) -> None:
         """What was read before is found no more."""

@@ -15,7 +15,7 @@ import msgspec
 from conveyor.domain.ids import JobId, LeaseId, RunId
 
 
-class Door(msgspec.Struct, frozen=True):
+class HostPool(msgspec.Struct, frozen=True):
     """The way to one host for one job: at most `cap` behind it, one every `spacing_s` through it.
 
     Somebody late may be made up for within `HOST_SLACK_S`.
@@ -51,7 +51,9 @@ class Coordinator(Protocol):
     ) -> list[LeaseId]:
         """Takes up to `count_max` leases while the job stays within `cap`; never waits."""
 
-    async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
+    async def acquire_hosts(
+        self, pools: Sequence[HostPool], *, ttl_s: float
+    ) -> list[LeaseId | None]:
         """Goes through each door in turn, never waits: a lease, or None where it is shut."""
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
@@ -63,8 +65,8 @@ class Coordinator(Protocol):
     async def count(self, run_id: RunId) -> int:
         """How many live leases the run's work holds."""
 
-    async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+    async def put_status(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
         """Leaves a text on each of these subjects; one that lives 0 seconds takes the last back."""
 
-    async def marks_on(self, subject: str) -> list[str]:
+    async def list_status(self, subject: str) -> list[str]:
         """The live marks on a subject, one an owner, in the order of their owners."""

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from conveyor.domain.budget import Price
+from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.model import FailureReason, Method, Problem, RunFailure
-from conveyor.domain.waiting import WaitReason
+from conveyor.domain.run.wait_reason import WaitReason
 
 
 class ScrapeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,11 +56,11 @@ class Store(Protocol):
         - Every page gets further than the one before.
         """
 
-    async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+    async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         """Removes up to `limit` rows of a deleted run, or of a whole job (all but its own row).
 
         Answers how many rows went; 0 means that nothing is left. The job's own row stays.
         """
 
-    async def purge(self, now: float) -> int:
+    async def delete_expired(self, now: float) -> int:
         """Removes key records and events that expired before `now`; answers how many."""

@@ -11,13 +11,8 @@ with Client("http://127.0.0.1:8080", "my-key") as client:
 
 from __future__ import annotations
 
-from conveyor.sdk.client import Client
-from conveyor.sdk.downloads import Downloaded
-from conveyor.sdk.errors import ApiError, BadId, InvalidTask, SdkError, Unreachable
-from conveyor.sdk.retrying import RetryPolicy
-from conveyor.sdk.trio_client import TrioClient
-from conveyor.wire.limits import BudgetInput, HostLimitInput, HostLimitsInput
-from conveyor.wire.requests import (
+from conveyor.schemas.budget import BudgetInput, HostLimitInput, HostLimitsInput
+from conveyor.schemas.requests import (
     CreateJobInputRequest,
     CsvFields,
     CsvInput,
@@ -25,7 +20,7 @@ from conveyor.wire.requests import (
     TaskInput,
     WebhookInput,
 )
-from conveyor.wire.responses import (
+from conveyor.schemas.responses import (
     AddTasksResponse,
     AuditResponse,
     EventResponse,
@@ -42,7 +37,7 @@ from conveyor.wire.responses import (
     TaskResult,
     WebhookResponse,
 )
-from conveyor.wire.schedules import (
+from conveyor.schemas.schedules import (
     Cadence,
     CalendarInput,
     Daily,
@@ -51,7 +46,7 @@ from conveyor.wire.schedules import (
     RateInput,
     Weekly,
 )
-from conveyor.wire.webhooks import (
+from conveyor.schemas.webhooks import (
     DeliveryResponse,
     DeliveryTry,
     HmacKeyCreated,
@@ -60,6 +55,11 @@ from conveyor.wire.webhooks import (
     HmacKeyMeta,
     WebhookTestResponse,
 )
+from conveyor.sdk.client import Client
+from conveyor.sdk.downloads import Downloaded
+from conveyor.sdk.errors import ApiError, BadId, InvalidTask, SdkError, Unreachable
+from conveyor.sdk.retry import RetryPolicy
+from conveyor.sdk.trio_client import TrioClient
 
 __all__ = [
     "AddTasksResponse",

@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from conveyor.domain.lifecycle import EXPORT_UNDONE
-from conveyor.sdk import calls
-from conveyor.sdk.calls import Choice
-from conveyor.sdk.connection import Connection
-from conveyor.sdk.downloads import (
-    Downloaded,
-    is_direct,
-    save_all,
+from conveyor.schemas.budget import BudgetInput
+from conveyor.schemas.requests import (
+    CreateJobInputRequest,
+    SubmitJobRequest,
+    TaskInput,
+    WebhookInput,
 )
-from conveyor.sdk.errors import ApiError, SdkError
-from conveyor.sdk.polling import Pace, run_of
-from conveyor.wire.limits import BudgetInput
-from conveyor.wire.requests import CreateJobInputRequest, SubmitJobRequest, TaskInput, WebhookInput
-from conveyor.wire.responses import (
+from conveyor.schemas.responses import (
     AddTasksResponse,
     AuditResponse,
     EventResponse,
@@ -36,14 +31,20 @@ from conveyor.wire.responses import (
     TaskResult,
     WebhookResponse,
 )
-from conveyor.wire.schedules import JobSchedule
-from conveyor.wire.webhooks import (
+from conveyor.schemas.schedules import JobSchedule
+from conveyor.schemas.webhooks import (
     DeliveryResponse,
     HmacKeyCreated,
     HmacKeyFinalized,
     HmacKeyList,
     WebhookTestResponse,
 )
+from conveyor.sdk import operations
+from conveyor.sdk.connection import Connection
+from conveyor.sdk.downloads import Downloaded, is_direct, save_all
+from conveyor.sdk.errors import ApiError, SdkError
+from conveyor.sdk.operations import Choice
+from conveyor.sdk.retry import PollBackoff, run_of
 
 JOBS_PAGE = 100
 RESULTS_PAGE = 500
@@ -65,18 +66,18 @@ class Client(Connection):
         self, job: SubmitJobRequest | Iterable[str], *, idempotency_key: str | None = None
     ) -> SubmitJobResponse:
         """Submits a job, or a plain list of URLs as one."""
-        return self._ask(calls.submit(job), idempotency_key)
+        return self._ask(operations.submit(job), idempotency_key)
 
     def preview(self, job: SubmitJobRequest | Iterable[str]) -> SubmitDryRunResponse:
         """What submitting this would do and cost; nothing is created."""
-        return self._ask(calls.preview(job))
+        return self._ask(operations.preview(job))
 
     def upload(self, path: Path, request: CreateJobInputRequest | None = None) -> str:
         """Uploads a list and answers with the `file_input_id` that `submit` takes for it.
 
         The list is text, a URL a line, unless `request` says how else it is to be read.
         """
-        made = self._ask(calls.create_input(request or CreateJobInputRequest(format="text")))
+        made = self._ask(operations.create_input(request or CreateJobInputRequest(format="text")))
         self._put_file(made.upload, path)
         return made.file_input_id
 
@@ -89,20 +90,20 @@ class Client(Connection):
         idempotency_key: str | None = None,
     ) -> AddTasksResponse:
         """Adds a list to an open job; `last` closes the job behind it."""
-        return self._ask(calls.add_tasks(job_id, tasks, last=last), idempotency_key)
+        return self._ask(operations.add_tasks(job_id, tasks, last=last), idempotency_key)
 
     def close(self, job_id: str) -> JobResponse:
         """No more tasks will come: the run ends when those it has are done."""
-        return self._ask(calls.close(job_id))
+        return self._ask(operations.close(job_id))
 
     def get(self, job_id: str) -> JobResponse:
-        return self._ask(calls.get(job_id))
+        return self._ask(operations.get(job_id))
 
     def list(self, *, status: str | None = None) -> Iterator[JobResponse]:
         """The caller's jobs, newest first, read page by page as they are asked for."""
         cursor = None
         while True:
-            page = self._ask(calls.list_jobs(status, limit=JOBS_PAGE, cursor=cursor))
+            page = self._ask(operations.list_jobs(status, limit=JOBS_PAGE, cursor=cursor))
             yield from page.jobs
             if (cursor := page.next_cursor) is None:
                 return
@@ -111,27 +112,27 @@ class Client(Connection):
         """The runs of a job, newest first."""
         cursor = None
         while True:
-            page = self._ask(calls.list_runs(job_id, limit=JOBS_PAGE, cursor=cursor))
+            page = self._ask(operations.list_runs(job_id, limit=JOBS_PAGE, cursor=cursor))
             yield from page.runs
             if (cursor := page.next_cursor) is None:
                 return
 
     def run(self, job_id: str, run_id: str) -> RunResponse:
-        return self._ask(calls.get_run(job_id, run_id))
+        return self._ask(operations.get_run(job_id, run_id))
 
     def set_budget(self, job_id: str, budget: BudgetInput) -> JobResponse:
         """Another budget for a job: a run that waits for it goes on."""
-        return self._ask(calls.set_budget(job_id, budget))
+        return self._ask(operations.set_budget(job_id, budget))
 
     def stop(self, job_id: str) -> RunResponse:
         """Stops the latest run; its `receipt` tells what was let go."""
-        return self._ask(calls.stop(job_id))
+        return self._ask(operations.stop(job_id))
 
     def pause(self, job_id: str) -> RunResponse:
-        return self._ask(calls.pause(job_id))
+        return self._ask(operations.pause(job_id))
 
     def resume(self, job_id: str) -> RunResponse:
-        return self._ask(calls.resume(job_id))
+        return self._ask(operations.resume(job_id))
 
     def rerun(
         self,
@@ -144,7 +145,9 @@ class Client(Connection):
     ) -> RerunJobResponse:
         """Runs everything again; or only tasks that all of `statuses`, `reasons` of failure and
         `hosts` name, and inherits the others."""
-        return self._ask(calls.rerun(job_id, Choice(statuses, reasons, hosts)), idempotency_key)
+        return self._ask(
+            operations.rerun(job_id, Choice(statuses, reasons, hosts)), idempotency_key
+        )
 
     def preview_rerun(
         self,
@@ -155,19 +158,19 @@ class Client(Connection):
         hosts: Iterable[str] | None = None,
     ) -> RerunDryRunResponse:
         """What a rerun would do and cost; nothing is created."""
-        return self._ask(calls.preview_rerun(job_id, Choice(statuses, reasons, hosts)))
+        return self._ask(operations.preview_rerun(job_id, Choice(statuses, reasons, hosts)))
 
     def audit(self, job_id: str, *, run_id: str | None = None) -> AuditResponse:
         """A run (the latest, if none is named) recounted from its rows. Reads every row: a large
         run takes a while, and a client with a longer `timeout_s`."""
         run_id = run_id or run_of(self.get(job_id)).run_id
-        return self._ask(calls.audit(job_id, run_id))
+        return self._ask(operations.audit(job_id, run_id))
 
     def events(self, *, after: str | None = None) -> Iterator[EventResponse]:
         """What happened to the caller's jobs, oldest first, up to now; only what came behind the
         event of this id, if one is named."""
         while True:
-            page = self._ask(calls.list_events(after, limit=EVENTS_PAGE))
+            page = self._ask(operations.list_events(after, limit=EVENTS_PAGE))
             yield from page.events
             if len(page.events) < EVENTS_PAGE:
                 return
@@ -186,19 +189,19 @@ class Client(Connection):
 
     def set_schedule(self, job_id: str, schedule: JobSchedule) -> JobResponse:
         """Replaces the schedule of a scheduled job; a run that is live goes on."""
-        return self._ask(calls.set_schedule(job_id, schedule))
+        return self._ask(operations.set_schedule(job_id, schedule))
 
     def set_schedule_state(self, job_id: str, state: Literal["active", "paused"]) -> JobResponse:
         """Pauses or resumes the schedule; times that pass meanwhile make no run."""
-        return self._ask(calls.set_schedule_state(job_id, state))
+        return self._ask(operations.set_schedule_state(job_id, state))
 
     def delete(self, job_id: str) -> None:
         """Deletes a job with everything it made."""
-        self._ask(calls.delete(job_id))
+        self._ask(operations.delete(job_id))
 
     def delete_run(self, job_id: str, run_id: str) -> None:
         """Deletes one run and its results."""
-        self._ask(calls.delete_run(job_id, run_id))
+        self._ask(operations.delete_run(job_id, run_id))
 
     def results(
         self, job_id: str, *, run_id: str | None = None, status: str | None = None
@@ -207,7 +210,7 @@ class Client(Connection):
         cursor = None
         while True:
             page = self._ask(
-                calls.list_results(job_id, run_id, status, limit=RESULTS_PAGE, cursor=cursor)
+                operations.list_results(job_id, run_id, status, limit=RESULTS_PAGE, cursor=cursor)
             )
             yield from page.results
             if (cursor := page.next_cursor) is None:
@@ -217,18 +220,18 @@ class Client(Connection):
         self, job_id: str, task_id: str, *, run_id: str | None = None
     ) -> tuple[TaskHistoryEvent, ...]:
         """Every try at a task."""
-        return tuple(self._ask(calls.get_history(job_id, task_id, run_id)).events)
+        return tuple(self._ask(operations.get_history(job_id, task_id, run_id)).events)
 
     def content(self, job_id: str, task_id: str, *, run_id: str | None = None) -> bytes:
         """The body of a task, in memory."""
-        call = calls.get_content(job_id, task_id, run_id)
+        call = operations.get_content(job_id, task_id, run_id)
         return self._trying(lambda: self._content(call))
 
     def download(
         self, job_id: str, task_id: str, path: Path, *, run_id: str | None = None
     ) -> Downloaded:
         """The body of a task as a file, which is whole or not there."""
-        call = calls.get_content(job_id, task_id, run_id)
+        call = operations.get_content(job_id, task_id, run_id)
         return self._trying(lambda: self._download(call, path))
 
     def download_all(
@@ -239,7 +242,7 @@ class Client(Connection):
         Not to be called from within an event loop of Trio. Through a proxy, one at a time.
         """
         wanted = {
-            task_id: (calls.get_content(job_id, task_id, run_id), path)
+            task_id: (operations.get_content(job_id, task_id, run_id), path)
             for task_id, path in paths.items()
         }
         if is_direct(self.base_url, trust_env=self._http.trust_env):
@@ -249,57 +252,57 @@ class Client(Connection):
 
     def webhook(self, job_id: str) -> WebhookResponse:
         """The job's webhook; ApiError 404 where there is none."""
-        return self._ask(calls.get_webhook(job_id))
+        return self._ask(operations.get_webhook(job_id))
 
     def set_webhook(self, job_id: str, webhook: WebhookInput) -> WebhookResponse:
         """Holds for every delivery that has not been made yet."""
-        return self._ask(calls.put_webhook(job_id, webhook))
+        return self._ask(operations.put_webhook(job_id, webhook))
 
     def remove_webhook(self, job_id: str) -> None:
         """Removes the webhook and drops what was not delivered."""
-        self._ask(calls.delete_webhook(job_id))
+        self._ask(operations.delete_webhook(job_id))
 
     def deliveries(self, job_id: str) -> Iterator[DeliveryResponse]:
         """The job's events, newest first, each with the latest tries at delivering it."""
         cursor = None
         while True:
-            page = self._ask(calls.list_deliveries(job_id, limit=JOBS_PAGE, cursor=cursor))
+            page = self._ask(operations.list_deliveries(job_id, limit=JOBS_PAGE, cursor=cursor))
             yield from page.deliveries
             if (cursor := page.next_cursor) is None:
                 return
 
     def redeliver(self, job_id: str, event_id: str) -> DeliveryResponse:
         """Delivers an event once more: the same id, the same bytes."""
-        return self._ask(calls.redeliver(job_id, event_id))
+        return self._ask(operations.redeliver(job_id, event_id))
 
     def test_webhook(self, webhook: WebhookInput) -> WebhookTestResponse:
         """Has a test event sent to a receiver, and tells how it took it."""
-        return self._ask(calls.test_webhook(webhook))
+        return self._ask(operations.test_webhook(webhook))
 
     def hmac_keys(self) -> HmacKeyList:
         """The keys that sign webhooks, without their secrets."""
-        return self._ask(calls.list_hmac_keys())
+        return self._ask(operations.list_hmac_keys())
 
     def rotate_hmac_key(self, *, idempotency_key: str | None = None) -> HmacKeyCreated:
         """Makes the first key, or a candidate to follow it. Its secret is shown this once."""
-        return self._ask(calls.rotate_hmac_key(), idempotency_key)
+        return self._ask(operations.rotate_hmac_key(), idempotency_key)
 
     def finalize_hmac_key(self) -> HmacKeyFinalized:
         """Makes the candidate the active key."""
-        return self._ask(calls.finalize_hmac_key())
+        return self._ask(operations.finalize_hmac_key())
 
     def cancel_hmac_rotation(self) -> None:
         """Drops the candidate, if there is one."""
-        self._ask(calls.cancel_hmac_rotation())
+        self._ask(operations.cancel_hmac_rotation())
 
     def start_export(
         self, job_id: str, run_id: str, *, kind: str = "zip", idempotency_key: str | None = None
     ) -> StartExportResponse:
         """Asks for the results of an ended run as one file: zip, jsonl, csv or warc."""
-        return self._ask(calls.start_export(job_id, run_id, kind), idempotency_key)
+        return self._ask(operations.start_export(job_id, run_id, kind), idempotency_key)
 
     def get_export(self, job_id: str, run_id: str, export_id: str) -> ExportResponse:
-        return self._ask(calls.get_export(job_id, run_id, export_id))
+        return self._ask(operations.get_export(job_id, run_id, export_id))
 
     def wait_for_export(
         self,
@@ -311,7 +314,7 @@ class Client(Connection):
         timeout_s: float | None = None,
     ) -> ExportResponse:
         """Looks at an export until it is made, or has failed."""
-        pace = Pace(begun_at=time.monotonic(), timeout_s=timeout_s)
+        pace = PollBackoff(begun_at=time.monotonic(), timeout_s=timeout_s)
         while True:
             export = self.get_export(job_id, run_id, export_id)
             if on_progress is not None:
@@ -322,7 +325,7 @@ class Client(Connection):
 
     def download_export(self, job_id: str, run_id: str, export_id: str, path: Path) -> Downloaded:
         """The file of an export, which is whole or not there."""
-        call = calls.get_export_content(job_id, run_id, export_id)
+        call = operations.get_export_content(job_id, run_id, export_id)
         return self._trying(lambda: self._download(call, path))
 
     def wait(
@@ -339,7 +342,7 @@ class Client(Connection):
         of an open job ends only once the job is closed.
         """
         run = self.run(job_id, run_id) if run_id else run_of(self.get(job_id))
-        pace = Pace(begun_at=time.monotonic(), timeout_s=timeout_s)
+        pace = PollBackoff(begun_at=time.monotonic(), timeout_s=timeout_s)
         while True:
             if on_progress is not None:
                 on_progress(run)

@@ -15,17 +15,11 @@ from typing import Self, TypeVar
 
 import httpx
 
-from conveyor.sdk.calls import Call
-from conveyor.sdk.downloads import (
-    REDIRECTS_MAX,
-    Damaged,
-    Download,
-    Downloaded,
-    replacing,
-)
+from conveyor.schemas.responses import UploadTarget
+from conveyor.sdk.downloads import REDIRECTS_MAX, Damaged, Download, Downloaded, replacing
 from conveyor.sdk.errors import ApiError, SdkError, Unreachable, error_from
-from conveyor.sdk.retrying import RetryPolicy
-from conveyor.wire.responses import UploadTarget
+from conveyor.sdk.operations import Call
+from conveyor.sdk.retry import RetryPolicy
 
 T = TypeVar("T")
 

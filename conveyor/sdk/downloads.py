@@ -24,16 +24,16 @@ from urllib.request import getproxies
 import httpx
 import trio
 
-from actors.runtime.life import ungrouped
-from conveyor.domain.addresses import TargetPolicy
-from conveyor.domain.urls import BadUrl, Target, join, parse_url
-from conveyor.net.errors import FetchFailed
-from conveyor.net.message import Headers, Request, Response
-from conveyor.net.pool import HttpPool
-from conveyor.net.slots import PoolLimits
-from conveyor.sdk.calls import Call
+from actors.runtime.child import unwrapping_group
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.url import BadUrl, Target, join, parse_url
+from conveyor.http_client.connection_limits import PoolLimits
+from conveyor.http_client.errors import FetchFailed
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.request import Headers, Request, Response
 from conveyor.sdk.errors import ApiError, SdkError, Unreachable, error_from
-from conveyor.sdk.retrying import RetryPolicy
+from conveyor.sdk.operations import Call
+from conveyor.sdk.retry import RetryPolicy
 
 AT_ONCE = 16
 DEADLINE_S = 600.0
@@ -132,7 +132,7 @@ class Bodies:
                 failures.append(error)
                 nursery.cancel_scope.cancel()
 
-        with ungrouped():
+        with unwrapping_group():
             async with trio.open_nursery() as nursery:
                 for _ in range(min(AT_ONCE, len(wanted))):
                     nursery.start_soon(work)

@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from conveyor.wire.responses import FieldError, ProblemResponse
+from conveyor.schemas.responses import FieldError, ProblemResponse
 
 UNEXPECTED = "unexpected_answer"
 

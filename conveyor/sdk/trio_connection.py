@@ -17,11 +17,11 @@ from urllib.parse import urlencode
 import httpx
 import trio
 
-from conveyor.domain.urls import BadUrl, parse_url
-from conveyor.net.errors import FetchFailed
-from conveyor.net.httpx_transport import PoolTransport
-from conveyor.net.message import Request, Response
-from conveyor.sdk.calls import Call
+from conveyor.domain.submit.url import BadUrl, parse_url
+from conveyor.http_client.errors import FetchFailed
+from conveyor.http_client.httpx_transport import PoolTransport
+from conveyor.http_client.request import Request, Response
+from conveyor.schemas.responses import UploadTarget
 from conveyor.sdk.connection import PIECE_BYTES, checked_key, checked_url
 from conveyor.sdk.downloads import (
     Bodies,
@@ -34,8 +34,8 @@ from conveyor.sdk.downloads import (
     trying,
 )
 from conveyor.sdk.errors import Unreachable, error_from
-from conveyor.sdk.retrying import RetryPolicy
-from conveyor.wire.responses import UploadTarget
+from conveyor.sdk.operations import Call
+from conveyor.sdk.retry import RetryPolicy
 
 T = TypeVar("T")
 

@@ -12,18 +12,18 @@ from random import Random
 
 import msgspec
 
-from conveyor.simulation.faults import Fault
-from conveyor.simulation.models.pessimism import (
+from conveyor.simulation.environment.neighbours import Neighbours, with_neighbours
+from conveyor.simulation.faults.faults import Fault
+from conveyor.simulation.models.fault_rates import (
     CallFaults,
     CapacityLimits,
     DynamoFaults,
-    Pessimism,
+    FaultRates,
     RedisFaults,
     S3Faults,
     SqsFaults,
 )
-from conveyor.simulation.moods import EVEN, with_mood
-from conveyor.simulation.neighbours import Neighbours, with_neighbours
+from conveyor.simulation.profiles import EVEN, with_profile
 
 ENGINES = ("memory", "embedded", "aws")
 SAFETY_S = (50.0, 100.0, 200.0)
@@ -122,7 +122,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     check_every: int
     has_redis: bool
-    pessimism: Pessimism
+    pessimism: FaultRates
     rates: dict[str, float]
     limits: dict[str, int | float] = {}
     next_release: dict[str, int] = {}
@@ -186,7 +186,7 @@ def draw(seed: int, *, engine: str | None = None, hours: float | None = None) ->
         next_release=_draw_release(Random(f"release {seed}")),
         settle_max=Random(f"settles {seed}").choice((None, None, None, 1)),
     )
-    return with_neighbours(with_mood(options))
+    return with_neighbours(with_profile(options))
 
 
 def _draw_release(random: Random) -> dict[str, int]:
@@ -203,14 +203,14 @@ def _draw_release(random: Random) -> dict[str, int]:
     }
 
 
-def _draw_pessimism(random: Random) -> Pessimism:
+def _draw_pessimism(random: Random) -> FaultRates:
     """How the services of the AWS engine behave; half of their faults are off."""
 
     def rate(most: float) -> float:
         return random.choice((0.0, 0.0, most / 4, most))
 
     tight = CapacityLimits(partition_writes=20.0, partition_reads=100.0)
-    return Pessimism(
+    return FaultRates(
         calls=CallFaults(
             latency_s=(0.0, random.choice((0.001, 0.01, 0.1))),
             refused_rate=rate(0.1),

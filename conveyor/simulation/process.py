@@ -15,37 +15,37 @@ import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.gate import FairGate
-from actors.shared_signals import SharedSignals
+from actors.cross_process_signals import CrossProcessSignals
+from actors.fair_limiter import FairLimiter
 from actors.tree import LocalSignals, Mailboxes
-from conveyor.bootstrap import World, make_env
+from conveyor.bootstrap.runtime import Runtime, make_env
 from conveyor.config import Settings
-from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.quotas import DEFAULTS, Quota, Quotas
+from conveyor.domain.quota import DEFAULTS, Quota, Quotas
+from conveyor.domain.submit.ssrf import TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Gateway
-from conveyor.ports.signals import Signals
-from conveyor.simulation.backends import Ports
-from conveyor.simulation.canaries import secret_of
-from conveyor.simulation.clocks import WallClock
-from conveyor.simulation.exchange import HOST, Exchange
-from conveyor.simulation.faults import Fault
-from conveyor.simulation.fetching import WatchedGateway
-from conveyor.simulation.life import Killed, Life, Sabotage
+from conveyor.ports.worker_signals import Signals
+from conveyor.simulation.backends.backends import Ports
+from conveyor.simulation.context import SimContext
+from conveyor.simulation.environment.fake_internet import GATEWAY_HOST, FakeInternet
+from conveyor.simulation.environment.http_exchange import HOST, Exchange
+from conveyor.simulation.environment.recording_gateway import WatchedGateway
+from conveyor.simulation.faults.faults import Fault
+from conveyor.simulation.faults.process_faults import InjectedCrash, Killed, ProcessFaults
+from conveyor.simulation.faults.skewed_clock import WallClock
 from conveyor.simulation.options import Options
-from conveyor.simulation.stage import Stage
-from conveyor.simulation.web import GATEWAY_HOST, Web
+from conveyor.simulation.secret_markers import secret_of
 from conveyor.telemetry import make_metrics
-from conveyor.usecases.env import Cadence, Env, Here
+from conveyor.usecases.context import Context, InlineExecutor, PollIntervals
 
 if TYPE_CHECKING:
     from quart_trio import QuartTrio
 
-    from conveyor.shared_engine import Shared
+    from conveyor.bootstrap.aws import AwsRuntime
 
 STOP_S = 110.0
 REQUESTS_GRACE_S = 10.0
@@ -63,10 +63,10 @@ class Process:
 
     name: str
     role: str
-    stage: Stage
+    stage: SimContext
     clock: WallClock
     random: Random = field(init=False)
-    life: Life | None = None
+    life: ProcessFaults | None = None
     mail: Mailboxes | None = None
     held: trio.Event | None = None
     _app: QuartTrio | None = None
@@ -133,7 +133,7 @@ class Process:
     async def _live(self) -> None:
         stage = self.stage
         self._stop = trio.Event()
-        life = self.life = Life(
+        life = self.life = ProcessFaults(
             name=self.name,
             trace=stage.trace,
             faults=stage.faults,
@@ -148,12 +148,13 @@ class Process:
                 async with stage.backend.open(
                     life, self.clock, self.random, role=self.role, mail=mail
                 ) as ports:
-                    stage.watcher.look()  # Who opens an engine may free what the dead have held.
+                    # Who opens an engine may free what the dead have held.
+                    stage.watcher.check_snapshot()
                     await self._work(self._world(life, ports, mail))
         except* Killed:
             pass
         except* Exception as errors:  # noqa: BLE001 (it ends a process, not the world)
-            meant = Sabotage if self._app is not None else (Sabotage, Unavailable)
+            meant = InjectedCrash if self._app is not None else (InjectedCrash, Unavailable)
             if errors.split(meant)[1] is None:
                 stage.trace.note(self.name, "gave up", _told(errors))
             elif not life.is_dead:
@@ -173,7 +174,7 @@ class Process:
                 if process.role == "helper":
                     process.terminate()
 
-    async def _work(self, world: World) -> None:
+    async def _work(self, world: Runtime) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             work = trio.CancelScope()
@@ -188,7 +189,7 @@ class Process:
                 self._nursery = None  # Nobody may knock while it closes.
             nursery.cancel_scope.cancel()
 
-    async def _do_its_part(self, world: World) -> None:
+    async def _do_its_part(self, world: Runtime) -> None:
         if self.role in _WORKS:
             await world.worker().run()
         elif self.role == "helper":
@@ -229,10 +230,10 @@ class Process:
             if exchange in self._exchanges:
                 self._exchanges.remove(exchange)
 
-    def _world(self, life: Life, ports: Ports, mail: Mailboxes) -> World:
+    def _world(self, life: ProcessFaults, ports: Ports, mail: Mailboxes) -> Runtime:
         stage, options = self.stage, self._release()
         settings = settings_of(options)
-        env = make_env(settings, ports, self.clock, self.random, mail, Here())
+        env = make_env(settings, ports, self.clock, self.random, mail, InlineExecutor())
         policy = replace(
             env.policy,
             at_once_max=options.at_once_max,
@@ -251,7 +252,7 @@ class Process:
             cache=None if ports.shared is None else ports.shared.cache,
             is_apart=env.is_apart if ports.shared is None else ports.shared.is_away,
         )
-        web = Web(
+        web = FakeInternet(
             life=life,
             faults=stage.faults,
             random=self.random,
@@ -261,13 +262,13 @@ class Process:
             policy=TargetPolicy(),
             gateway=stage.gateway,
         )
-        return World(
+        return Runtime(
             settings=settings,
             env=env,
             mail=mail,
             gateway=WatchedGateway(self._gateway(web, env), life, stage.history, stage.watcher),
             notifier=WebhookNotifier(cast("Any", web), now=env.now),
-            gate=FairGate(capacity=options.concurrency),
+            gate=FairLimiter(capacity=options.concurrency),
             metrics=make_metrics(CollectorRegistry()),
             listeners=() if ports.shared is None else ports.shared.listeners,
         )
@@ -281,23 +282,23 @@ class Process:
         self.stage.trace.note(self.name, "is of another release")
         return msgspec.structs.replace(options, **options.next_release)
 
-    def _gateway(self, web: Web, env: Env) -> Gateway:
+    def _gateway(self, web: FakeInternet, env: Context) -> Gateway:
         pool = cast("Any", web)
         if self.stage.options.has_gateway:
             return ZenrowsGateway(pool, f"https://{GATEWAY_HOST}/v1/", now=env.now)
         return DirectGateway(pool, now=env.now)
 
-    def _signals(self, env: Env, mail: Mailboxes, shared: Shared | None) -> Signals:
+    def _signals(self, env: Context, mail: Mailboxes, shared: AwsRuntime | None) -> Signals:
         if shared is not None:
             return shared.signals if self.works else replace(shared.signals, local=None)
         local = LocalSignals(mail.discovery.address, mail.streamer.address)
         if self.stage.backend.is_one_machine:
             return local
-        return SharedSignals(
+        return CrossProcessSignals(
             coordinator=env.coordinator,
             local=local if self.works else None,
             tell=self._tell,
-            ring=self._ring,
+            notify=self._ring,
             can_abandon=self.stage.options.has_gateway,
         )
 
@@ -353,8 +354,8 @@ def _quotas(options: Options) -> Quotas:
     return Quotas({**DEFAULTS, **tight})
 
 
-def _cadence(options: Options) -> Cadence:
-    return Cadence(
+def _cadence(options: Options) -> PollIntervals:
+    return PollIntervals(
         helper_discover_s=2.0,
         sweeps_s=options.sweep_s,
         scrubs_s=options.look_s,

@@ -17,42 +17,42 @@ from random import Random
 
 import trio
 
-from conveyor.api.app import OUTAGE_LOGGED
+from conveyor.api.server.app import OUTAGE_LOGGED
 from conveyor.domain import limits
 from conveyor.domain.changes import ScrubKey
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE
 from conveyor.domain.model import NoticeStatus, PauseState, Run
 from conveyor.ports.errors import Unavailable
-from conveyor.simulation import kernel
-from conveyor.simulation.backends import Backend, EmbeddedBackend, MemoryBackend
-from conveyor.simulation.chaos import Chaos
+from conveyor.simulation import deterministic_trio
+from conveyor.simulation.backends.backends import Backend, EmbeddedBackend, MemoryBackend
 from conveyor.simulation.checkers import ALL
-from conveyor.simulation.checkers.keys import KEYS_EXPIRED_S
+from conveyor.simulation.checkers.idempotency import KEYS_EXPIRED_S
+from conveyor.simulation.client_history import History
 from conveyor.simulation.clients import calm, hostile
 from conveyor.simulation.clients.actions import act_forever
 from conveyor.simulation.clients.client import Client
-from conveyor.simulation.clients.closing import (
+from conveyor.simulation.clients.retry_unanswered import ask_again
+from conveyor.simulation.clients.wind_down import (
     let_everything_end,
     look_at_expired_bodies,
     page_through_everything,
     use_an_old_key,
 )
-from conveyor.simulation.clients.insisting import ask_again
-from conveyor.simulation.clocks import WallClock
-from conveyor.simulation.faults import Fault, Faults
-from conveyor.simulation.gateway import GatewayModel
-from conveyor.simulation.history import History
-from conveyor.simulation.life import Killed, Sabotage
-from conveyor.simulation.moods import HASTY_KEYS, IDLE_S_MAX, SHORT_LISTS, SHORT_LIVES
-from conveyor.simulation.mutants.mutant import setting, together
-from conveyor.simulation.neighbours import DAY_S
+from conveyor.simulation.context import SimContext
+from conveyor.simulation.environment.gateway import GatewayModel
+from conveyor.simulation.environment.neighbours import DAY_S
+from conveyor.simulation.faults.fault_scheduler import FaultScheduler
+from conveyor.simulation.faults.faults import Fault, Faults
+from conveyor.simulation.faults.process_faults import InjectedCrash, Killed
+from conveyor.simulation.faults.skewed_clock import WallClock
+from conveyor.simulation.invariant_monitor import InvariantMonitor, Violation
+from conveyor.simulation.mutants.mutant import combined, setting
 from conveyor.simulation.options import SWEEP_S, Options
 from conveyor.simulation.process import Process
-from conveyor.simulation.stage import Stage
-from conveyor.simulation.trace import Line, Trace
-from conveyor.simulation.watcher import Violation, Watcher
+from conveyor.simulation.profiles import HASTY_KEYS, IDLE_S_MAX, SHORT_LISTS, SHORT_LIVES
+from conveyor.simulation.trace.trace import Line, Trace
 
-LOOK_S = 5.0
+POLL_S = 5.0
 AGAIN_S = 120.0
 LONG_REST_S = 4 * 3600.0
 EXPIRED_S = 900.0
@@ -89,9 +89,9 @@ class Report:
 def simulate(options: Options) -> Report:
     """Runs one seed, here and now."""
     odd = [setting(f"conveyor.domain.limits:{name}", s) for name, s in options.limits.items()]
-    odd.append(setting("conveyor.domain.backpressure:IDLE_S_MAX", IDLE_S_MAX))
-    with _scratch(options) as data_dir, _quiet() as logs, together(*odd)():
-        return kernel.run(options.seed, _Simulation(options, data_dir, logs).run)
+    odd.append(setting("conveyor.domain.backpressure.permits:IDLE_S_MAX", IDLE_S_MAX))
+    with _scratch(options) as data_dir, _quiet() as logs, combined(*odd)():
+        return deterministic_trio.run(options.seed, _Simulation(options, data_dir, logs).run)
 
 
 class _Simulation:
@@ -111,7 +111,7 @@ class _Simulation:
             clients.append(Client(hostile.NAME, stage))
         if self._options.neighbours.measures_fairness:
             clients.append(Client(calm.NAME, stage))
-        chaos = Chaos(stage)
+        chaos = FaultScheduler(stage)
         with self._over:
             async with trio.open_nursery() as nursery:
                 for process in stage.processes:
@@ -122,7 +122,7 @@ class _Simulation:
         stage.backend.close()
         return self._report(stage)
 
-    def _stage(self) -> Stage:
+    def _stage(self) -> SimContext:
         options, trace = self._options, Trace()
         history = History(
             is_spared=options.is_spared,
@@ -140,7 +140,7 @@ class _Simulation:
         rates = options.rate_of | {Fault.OUT_OF_RESOURCES: options.neighbours.shortage_rate}
         faults = Faults(rates, _random_of(options, "faults"))
         backend, clock = self._backend(faults)
-        watcher = Watcher(
+        watcher = InvariantMonitor(
             peek=backend.peek,
             body=backend.body,
             bodies=backend.bodies,
@@ -155,7 +155,7 @@ class _Simulation:
             on_violation=lambda: self._over.cancel(reason="an invariant is broken"),
             on_flood=self._flooded,
         )
-        stage = Stage(
+        stage = SimContext(
             options=options,
             trace=trace,
             faults=faults,
@@ -190,12 +190,14 @@ class _Simulation:
                 has_power_cuts=self._options.neighbours.power_cut_every_s > 0,
             ), clock
         if self._options.engine == "aws":
-            from conveyor.simulation.aws_backend import AwsBackend
+            from conveyor.simulation.backends.aws import AwsBackend
 
             return AwsBackend(self._options, faults, random), None
         return MemoryBackend(random), None
 
-    async def _safety(self, stage: Stage, clients: list[Client], chaos: Chaos) -> None:
+    async def _safety(
+        self, stage: SimContext, clients: list[Client], chaos: FaultScheduler
+    ) -> None:
         for client in clients:
             if client.name == calm.NAME:
                 await calm.submit_alone(client)
@@ -206,7 +208,7 @@ class _Simulation:
                     nursery.start_soon(_ACTS.get(client.name, act_forever), client)
         chaos.end()
 
-    async def _liveness(self, stage: Stage, clients: list[Client]) -> None:
+    async def _liveness(self, stage: SimContext, clients: list[Client]) -> None:
         for resumes in (False, True):  # Whoever is paused keeps nobody else waiting.
             if not await self._all_ended(stage, clients, resumes=resumes):
                 return
@@ -222,7 +224,7 @@ class _Simulation:
         await _leave_alone(stage, LONG_REST_S)
         with trio.move_on_after(REST_WITHIN_S):
             while not _is_at_rest(stage):
-                await trio.sleep(LOOK_S)
+                await trio.sleep(POLL_S)
         stage.watcher.end()
         if self._options.outlives_results or stage.random("keys").random() < OLD_KEYS:
             # Workers would remove what has expired.
@@ -236,7 +238,7 @@ class _Simulation:
             stage.watcher.ease()
 
     async def _all_ended(
-        self, stage: Stage, clients: list[Client], *, resumes: bool = True
+        self, stage: SimContext, clients: list[Client], *, resumes: bool = True
     ) -> bool:
         """Clients close what they see; a list of jobs may be behind, so they look again."""
         with trio.move_on_after(self._options.liveness_s):
@@ -245,7 +247,7 @@ class _Simulation:
                     await let_everything_end(client, resumes=resumes)
                 with trio.move_on_after(AGAIN_S):
                     while _live_runs(stage, paused=resumes):
-                        await trio.sleep(LOOK_S)
+                        await trio.sleep(POLL_S)
                     return True
         self._failures += [
             f"run {run.run_id} of job {run.job_id} never ended"
@@ -253,7 +255,7 @@ class _Simulation:
         ]
         return False
 
-    def _report(self, stage: Stage) -> Report:
+    def _report(self, stage: SimContext) -> Report:
         return Report(
             options=self._options,
             hash=stage.trace.hash,
@@ -272,7 +274,9 @@ class _Simulation:
         )
 
 
-async def _leave_alone(stage: Stage, seconds: float, *, still_away: Collection[str] = ()) -> None:
+async def _leave_alone(
+    stage: SimContext, seconds: float, *, still_away: Collection[str] = ()
+) -> None:
     """All processes go, and come back after a while, but for some roles."""
     for process in stage.processes:
         process.held = trio.Event()
@@ -291,7 +295,7 @@ def _bring_back(processes: Iterable[Process]) -> None:
             process.held = None
 
 
-def _live_runs(stage: Stage, *, paused: bool) -> list[Run]:
+def _live_runs(stage: SimContext, *, paused: bool) -> list[Run]:
     """Those that are paused count if they are to go on, or to stop."""
     live = [run for run in stage.watcher.ease().after.runs.values() if run.status in RUN_LIVE]
     if paused:
@@ -303,9 +307,9 @@ def _live_runs(stage: Stage, *, paused: bool) -> list[Run]:
     ]
 
 
-def _is_at_rest(stage: Stage) -> bool:
+def _is_at_rest(stage: SimContext) -> bool:
     """Nothing is left that somebody would do within the hour."""
-    now = stage.watcher.look().after
+    now = stage.watcher.check_snapshot().after
     return not (
         any(notice.status is NoticeStatus.DUE for notice in now.notices.values())
         or any(export.status in EXPORT_UNDONE for export in now.exports.values())
@@ -314,7 +318,7 @@ def _is_at_rest(stage: Stage) -> bool:
     )
 
 
-def _processes(stage: Stage, shared_clock: WallClock | None) -> list[Process]:
+def _processes(stage: SimContext, shared_clock: WallClock | None) -> list[Process]:
     options = stage.options
     if shared_clock is not None:
         names = ["dev"] + [f"helper{n}" for n in range(1, options.workers_count)]
@@ -369,7 +373,7 @@ class _Logs(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.stage: Stage | None = None
+        self.stage: SimContext | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.stage is None:
@@ -388,7 +392,7 @@ def _is_meant(error: BaseException | None, child: str) -> bool:
         return all(_is_meant(each, child) for each in error.exceptions)
     if isinstance(error, Unavailable):
         return child.startswith("shard_writer")
-    return isinstance(error, Killed | Sabotage | trio.Cancelled)
+    return isinstance(error, Killed | InjectedCrash | trio.Cancelled)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from conveyor.simulation.faults import ONLY_ON, Fault
-from conveyor.simulation.models.pessimism import FAULTS as MODEL_FAULTS
+from conveyor.simulation.faults.faults import ONLY_ON, Fault
+from conveyor.simulation.models.fault_rates import FAULTS as MODEL_FAULTS
 from conveyor.simulation.options import draw
 from conveyor.simulation.simulator import Report, simulate
 

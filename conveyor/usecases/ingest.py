@@ -6,24 +6,26 @@ checkpoint move together, and the batch's epoch fences off whoever came before.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
+import trio
 
-from conveyor.domain import endings, ingestion
 from conveyor.domain.changes import Applied, Chunk, JobKey, RunKey
+from conveyor.domain.errors import ConveyorError
 from conveyor.domain.ids import JobId, RunId, TaskId
-from conveyor.domain.inputs import UploadedList
 from conveyor.domain.lifecycle import RUN_LIVE
-from conveyor.domain.lists import ListUnusable
 from conveyor.domain.model import Batch, BatchStatus, RowsOf, Run, StagedList, TaskSpec
 from conveyor.domain.queries import BatchesOf
-from conveyor.usecases import lists, runs, staging
-from conveyor.usecases.ahead import use_each
-from conveyor.usecases.env import Env
-from conveyor.usecases.walking import pages_of
+from conveyor.domain.run import ingestion, termination
+from conveyor.domain.submit.list_parser import ListUnusable
+from conveyor.domain.submit.upload import UploadedList
+from conveyor.usecases import runs, staging, upload
+from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import pages_of
 
 _SPEC = msgspec.json.Decoder(TaskSpec)
 
@@ -36,15 +38,15 @@ class Ingested(Enum):
     GIVEN_UP = "the list as a whole cannot be taken"
 
 
-async def take_over(env: Env, batch: Batch) -> Batch | None:
+async def acquire_batch(env: Context, batch: Batch) -> Batch | None:
     """Makes an open batch ours; None when somebody was quicker, or it is over.
 
     A batch that makes no progress however often it is taken up stops its run with a reason.
     """
-    if ingestion.is_hopeless(batch):
-        await give_up(env, batch, "The list could not be read, however often it was tried.")
+    if ingestion.failed_too_often(batch):
+        await fail_batch(env, batch, "The list could not be read, however often it was tried.")
         return None
-    verdict = await env.commit(ingestion.take_over(batch, now=env.now()))
+    verdict = await env.commit(ingestion.acquire_batch(batch, now=env.now()))
     if not isinstance(verdict, Applied):
         return None
     (taken,) = verdict.rows
@@ -52,19 +54,19 @@ async def take_over(env: Env, batch: Batch) -> Batch | None:
     return taken
 
 
-async def give_up(env: Env, batch: Batch, detail: str) -> None:
+async def fail_batch(env: Context, batch: Batch, detail: str) -> None:
     """The list cannot be read: the run is stopped and says so."""
     run = await env.store.read(RunKey(batch.job_id, batch.run_id))
     if run is not None and run.status in RUN_LIVE:
-        change = endings.request_stop(
-            run, reason=endings.INGEST_FAILED, detail=detail, now=env.now()
+        change = termination.request_stop(
+            run, reason=termination.INGEST_FAILED, detail=detail, now=env.now()
         )
         await env.commit(change)
         await env.signals.run_changed(run.job_id, run.run_id)
     await env.commit(ingestion.abandon(batch, now=env.now()))
 
 
-async def walk(env: Env, batch: Batch) -> Ingested:
+async def ingest_batch(env: Context, batch: Batch) -> Ingested:
     """Ingests what is left of the batch, seals it, and looks whether the run is complete."""
     run = await env.store.read(RunKey(batch.job_id, batch.run_id))
     if run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None:
@@ -74,14 +76,14 @@ async def walk(env: Env, batch: Batch) -> Ingested:
         if not await _put_chunks(env, batch, run):
             return Ingested.FENCED
     except ListUnusable as error:
-        await give_up(env, batch, str(error))
+        await fail_batch(env, batch, str(error))
         return Ingested.GIVEN_UP
     sealed = await seal(env, batch)
-    await runs.look(env, batch.job_id, batch.run_id)
+    await runs.complete_if_done(env, batch.job_id, batch.run_id)
     return sealed
 
 
-async def _put_chunks(env: Env, batch: Batch, run: Run) -> bool:
+async def _put_chunks(env: Context, batch: Batch, run: Run) -> bool:
     """Whether all of them are in; not if somebody else has taken over."""
 
     async def put(chunk: Chunk) -> bool:
@@ -91,10 +93,10 @@ async def _put_chunks(env: Env, batch: Batch, run: Run) -> bool:
         await env.signals.run_changed(run.job_id, run.run_id)
         return True
 
-    return await use_each(_chunks(env, batch, run), put)
+    return await prefetch_each(_chunks(env, batch, run), put)
 
 
-async def seal(env: Env, batch: Batch) -> Ingested:
+async def seal(env: Context, batch: Batch) -> Ingested:
     current = await env.store.read(ingestion.batch_key(batch))
     run = await env.store.read(RunKey(batch.job_id, batch.run_id))
     if current is None or run is None or current.epoch != batch.epoch:
@@ -105,12 +107,12 @@ async def seal(env: Env, batch: Batch) -> Ingested:
     return Ingested.SEALED if isinstance(verdict, Applied) else Ingested.FENCED
 
 
-async def open_batches_of(env: Env, job_id: JobId, run_id: RunId) -> list[Batch]:
+async def open_batches_of(env: Context, job_id: JobId, run_id: RunId) -> list[Batch]:
     batches = await env.store.find(BatchesOf(job_id=job_id, run_id=run_id))
     return [batch for batch in batches if batch.status is BatchStatus.OPEN]
 
 
-def _chunks(env: Env, batch: Batch, run: Run) -> AsyncGenerator[Chunk, None]:
+def _chunks(env: Context, batch: Batch, run: Run) -> AsyncGenerator[Chunk, None]:
     match batch.source:
         case StagedList():
             return _chunks_of_list(env, batch, run, batch.source)
@@ -123,7 +125,7 @@ def _chunks(env: Env, batch: Batch, run: Run) -> AsyncGenerator[Chunk, None]:
 
 
 async def _chunks_of_list(
-    env: Env, batch: Batch, run: Run, source: StagedList
+    env: Context, batch: Batch, run: Run, source: StagedList
 ) -> AsyncGenerator[Chunk, None]:
     start = int(batch.cursor or 0)
     async with aclosing(_groups(env, source.key, start)) as groups:
@@ -134,17 +136,17 @@ async def _chunks_of_list(
 
 
 async def _chunks_of_upload(
-    env: Env, batch: Batch, run: Run, source: UploadedList
+    env: Context, batch: Batch, run: Run, source: UploadedList
 ) -> AsyncGenerator[Chunk, None]:
     job = await env.store.read(JobKey(batch.job_id))
     if job is None:
         return
     behind = 0
-    async with aclosing(lists.groups(env, source)) as groups:
+    async with aclosing(upload.groups(env, source)) as groups:
         async for lines in groups:
             start, behind = behind, behind + len(lines)
             specs = [
-                staging.judge(env, job, index, line.draft)
+                staging.validate(env, job, index, line.draft)
                 for index, line in enumerate(lines, start)
                 if index >= batch.done
             ]
@@ -156,7 +158,7 @@ async def _chunks_of_upload(
 
 
 async def _groups(
-    env: Env, key: str, start: int
+    env: Context, key: str, start: int
 ) -> AsyncGenerator[tuple[list[TaskSpec], int], None]:
     """Fixed counts of lines, each with the byte position behind it."""
     specs: list[TaskSpec] = []
@@ -175,7 +177,7 @@ async def _groups(
 
 
 async def _chunks_of_rows(
-    env: Env, batch: Batch, run: Run, source: RowsOf
+    env: Context, batch: Batch, run: Run, source: RowsOf
 ) -> AsyncGenerator[Chunk, None]:
     after = TaskId(batch.cursor) if batch.cursor else None
     previous = msgspec.structs.replace(run, run_id=source.run_id)
@@ -191,3 +193,49 @@ async def _chunks_of_rows(
 def _advanced(batch: Batch, chunk: Chunk) -> Batch:
     """The batch as it stands once the chunk is in."""
     return msgspec.structs.replace(batch, **chunk.values)
+
+
+# Ahead: the next thing is made while the last one is used.
+
+
+T = TypeVar("T")
+
+
+async def prefetch_each(
+    source: AsyncGenerator[T, None], use: Callable[[T], Awaitable[bool]]
+) -> bool:
+    """Uses one after the other; ends, and answers False, as soon as `use` does.
+
+    At most one that is not used yet has been made, and another is in the making. What either side
+    raises comes through by itself, not in a group.
+    """
+    made, taken = trio.open_memory_channel[T](0)
+    failures: list[ConveyorError | ValueError] = []
+    are_all_made = are_all_used = False
+
+    async def make() -> None:
+        nonlocal are_all_made
+        with made:  # Not async: a cancellation there would hide what was raised.
+            try:
+                async with aclosing(source) as things:
+                    async for thing in things:
+                        await made.send(thing)
+                are_all_made = True
+            except (ConveyorError, ValueError) as error:
+                failures.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(make)
+        try:
+            async for thing in taken:
+                if not await use(thing):
+                    nursery.cancel_scope.cancel()
+                    break
+            else:
+                are_all_used = True
+        except (ConveyorError, ValueError) as error:
+            failures.append(error)
+            nursery.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+    return are_all_made and are_all_used

@@ -11,12 +11,11 @@ from functools import partial
 
 import msgspec
 
-from conveyor.domain import admission, endings, limits
-from conveyor.domain.admission import Path
-from conveyor.domain.budget import BudgetCap
+from conveyor.domain import limits
+from conveyor.domain.backpressure.budget import BudgetCap
+from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.changes import Applied, BatchKey, JobKey, RunKey, Stale
 from conveyor.domain.errors import InvalidArgument
-from conveyor.domain.hosts import HostLimits
 from conveyor.domain.ids import FIRST_BATCH, CallerId, JobId, RunId
 from conveyor.domain.model import (
     Batch,
@@ -31,16 +30,18 @@ from conveyor.domain.model import (
     TaskSpec,
     Webhook,
 )
-from conveyor.domain.params import Params, derive_format
-from conveyor.domain.sharding import pin_shard_count
-from conveyor.domain.submission import Secrets, TaskDraft
-from conveyor.domain.totals import Totals
-from conveyor.usecases import budgets, expiry, ingest, inputs, runs, staging
-from conveyor.usecases.env import Env
-from conveyor.usecases.long_lists import LongList
-from conveyor.usecases.lookups import is_tombstone, need_latest_run, own_job, totals_of
+from conveyor.domain.run import termination
+from conveyor.domain.run.counters import Totals, pin_shard_count
+from conveyor.domain.submit import admission
+from conveyor.domain.submit.admission import AdmissionMode
+from conveyor.domain.submit.scraper_params import Params, derive_format
+from conveyor.domain.submit.task_validation import Secrets, TaskDraft
+from conveyor.usecases import budget as budgets
+from conveyor.usecases import ingest, retention, runs, staging, upload
+from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import is_tombstone, load_owned_job, require_latest_run, totals_of
 from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
-from conveyor.usecases.staging import OnInvalid
+from conveyor.usecases.staging import OnInvalid, StagedTasks
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +49,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     as it came, or was uploaded to the slot `input_id`."""
 
     drafts: Sequence[TaskDraft] = ()
-    staged: LongList | None = None
+    staged: StagedTasks | None = None
     input_id: str | None = None
     on_invalid: OnInvalid = OnInvalid.REJECT
     is_open: bool = False
@@ -83,7 +84,7 @@ class Accepted(msgspec.Struct, frozen=True):
     is_later: bool
 
 
-async def submit(env: Env, caller: CallerId, request: Submission, *, job_id: JobId) -> Accepted:
+async def submit(env: Context, caller: CallerId, request: Submission, *, job_id: JobId) -> Accepted:
     """Makes the job and its first run, or finds them and finishes what was begun."""
     refuse_empty(request)
     budgets.check_cap(env, request.budget)
@@ -106,9 +107,9 @@ def refuse_empty(request: Submission) -> None:
         raise InvalidArgument("A closed job needs at least one task.", pointer="/tasks")
 
 
-async def _admit_upload(env: Env, job: Job, input_id: str) -> Accepted:
+async def _admit_upload(env: Context, job: Job, input_id: str) -> Accepted:
     """Always ingested after the answer, however short the list is."""
-    source, total = await inputs.take(env, job, _first_run(env, job).run_id, input_id)
+    source, total = await upload.take(env, job, _first_run(env, job).run_id, input_id)
     job = with_shards_for(env, job, total)
     run = msgspec.structs.replace(
         _first_run(env, job), planned=total, open_batches=1, ingest_status=IngestStatus.PENDING
@@ -117,9 +118,9 @@ async def _admit_upload(env: Env, job: Job, input_id: str) -> Accepted:
     return await _admit(env, job, run, batch, [])
 
 
-async def _admit_list(env: Env, job: Job, specs: list[TaskSpec]) -> Accepted:
+async def _admit_list(env: Context, job: Job, specs: list[TaskSpec]) -> Accepted:
     run, total = _first_run(env, job), len(specs)
-    if env.policy.path_for(total) is not Path.AT_ONCE:
+    if env.policy.path_for(total) is not AdmissionMode.AT_ONCE:
         source = await staging.stage(env, job.job_id, run.run_id, FIRST_BATCH, specs)
         return await _admit_staged(env, job, source, total)
     run = msgspec.structs.replace(run, planned=total, total=total)
@@ -130,8 +131,8 @@ async def _admit_list(env: Env, job: Job, specs: list[TaskSpec]) -> Accepted:
     return await _admit(env, job, run, batch, tasks)
 
 
-async def _admit_staged(env: Env, job: Job, source: StagedList, total: int) -> Accepted:
-    is_later = env.policy.path_for(total) is Path.LATER
+async def _admit_staged(env: Context, job: Job, source: StagedList, total: int) -> Accepted:
+    is_later = env.policy.path_for(total) is AdmissionMode.LATER
     run = msgspec.structs.replace(
         _first_run(env, job),
         planned=total,
@@ -142,7 +143,9 @@ async def _admit_staged(env: Env, job: Job, source: StagedList, total: int) -> A
     return await _admit(env, job, run, batch, [])
 
 
-async def _admit(env: Env, job: Job, run: Run, batch: Batch | None, tasks: list[Task]) -> Accepted:
+async def _admit(
+    env: Context, job: Job, run: Run, batch: Batch | None, tasks: list[Task]
+) -> Accepted:
     verdict = await env.commit(admission.new_job(job, run, batch, tasks))
     if isinstance(verdict, Stale):
         existing = await env.store.read(JobKey(job.job_id))
@@ -152,37 +155,37 @@ async def _admit(env: Env, job: Job, run: Run, batch: Batch | None, tasks: list[
     return await _answer(env, job, run, batch)
 
 
-async def _resume(env: Env, job: Job) -> Accepted:
+async def _resume(env: Context, job: Job) -> Accepted:
     """Somebody began this very job: an earlier try, or another one right now."""
-    job = await own_job(env, job.caller, job.job_id)
-    run = await need_latest_run(env, job)
+    job = await load_owned_job(env, job.caller, job.job_id)
+    run = await require_latest_run(env, job)
     batch = await env.store.read(BatchKey(job.job_id, run.run_id, FIRST_BATCH))
     if batch is not None and batch.status is BatchStatus.OPEN and run.ingest_status is None:
-        batch = await ingest.take_over(env, batch) or batch
+        batch = await ingest.acquire_batch(env, batch) or batch
     return await _answer(env, job, run, batch)
 
 
-async def _answer(env: Env, job: Job, run: Run, batch: Batch | None) -> Accepted:
+async def _answer(env: Context, job: Job, run: Run, batch: Batch | None) -> Accepted:
     is_later = run.ingest_status is not None
     if is_later:
         await env.signals.batch_opened(job.job_id, run.run_id)
     elif batch is not None and batch.status is BatchStatus.OPEN:
-        await ingest.walk(env, batch)
+        await ingest.ingest_batch(env, batch)
     await env.signals.run_changed(job.job_id, run.run_id)
     current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
     totals = await totals_of(env, current)
     if totals.done:  # Bad lines have failed already, and may be all there are.
-        await runs.look(env, job.job_id, run.run_id)
+        await runs.complete_if_done(env, job.job_id, run.run_id)
         current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
     accepted = batch.total if batch is not None else 0
     return Accepted(job, current, totals, accepted, is_later)
 
 
-def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> Job:
+def job_from(env: Context, caller: CallerId, request: Submission, job_id: JobId) -> Job:
     """The row of a job as it was asked for, with an id for its first run."""
     now = env.now()
     staged = request.staged
-    run_id = RunId(env.mint()) if staged is None else staged.source.origin_run_id
+    run_id = RunId(env.new_id()) if staged is None else staged.source.origin_run_id
     seal = staging.seal_secrets
     headers, key, token = request.params.headers, request.api_key, request.task_token
     job = Job(
@@ -204,7 +207,7 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
         max_inflight=request.max_inflight or env.policy.max_inflight,
         max_attempts=request.max_attempts or limits.MAX_ATTEMPTS,
         priority=request.priority,
-        result_ttl_days=expiry.ttl_days(env, request.result_ttl_days),
+        result_ttl_days=retention.ttl_days(env, request.result_ttl_days),
         runs_count=1,
         latest_run_id=run_id,
         active_run_id=run_id,
@@ -217,7 +220,7 @@ def job_from(env: Env, caller: CallerId, request: Submission, job_id: JobId) -> 
     return with_shards_for(env, job, request.inline_count)
 
 
-def with_shards_for(env: Env, job: Job, tasks_count: int) -> Job:
+def with_shards_for(env: Context, job: Job, tasks_count: int) -> Job:
     shard_count = pin_shard_count(
         tasks_count=tasks_count,
         is_open=job.status is JobStatus.OPEN,
@@ -227,7 +230,7 @@ def with_shards_for(env: Env, job: Job, tasks_count: int) -> Job:
     return msgspec.structs.replace(job, shard_count=shard_count)
 
 
-def _first_run(env: Env, job: Job) -> Run:
+def _first_run(env: Context, job: Job) -> Run:
     assert job.latest_run_id is not None
     return Run(
         job_id=job.job_id,
@@ -243,7 +246,7 @@ def _first_run(env: Env, job: Job) -> Run:
     )
 
 
-async def delete(env: Env, caller: CallerId, job_id: str) -> None:
+async def delete(env: Context, caller: CallerId, job_id: str) -> None:
     """Every read answers 404 from here on; the rest is removed in the background, twice.
 
     Deleting again is fine for as long as the tombstone stands.
@@ -251,14 +254,14 @@ async def delete(env: Env, caller: CallerId, job_id: str) -> None:
     await retry_or_refuse("The job is", partial(_try_delete, env, caller, job_id))
 
 
-async def _try_delete(env: Env, caller: CallerId, job_id: str) -> Again | None:
+async def _try_delete(env: Context, caller: CallerId, job_id: str) -> Again | None:
     if await is_tombstone(env, caller, job_id):
         return None
-    job = await own_job(env, caller, job_id)
+    job = await load_owned_job(env, caller, job_id)
     active = None
     if job.active_run_id is not None:
         active = await env.store.read(RunKey(job.job_id, job.active_run_id))
-    change = endings.delete_job(job, active, scrub_id=env.mint(), now=env.now())
+    change = termination.delete_job(job, active, scrub_id=env.new_id(), now=env.now())
     if not isinstance(await env.commit(change), Applied):
         return AGAIN
     if active is not None:

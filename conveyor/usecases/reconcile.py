@@ -12,23 +12,23 @@ from functools import partial
 
 import msgspec
 
-from conveyor.domain import endings, ingestion, lifecycle, limits
+from conveyor.domain import lifecycle, limits
 from conveyor.domain.changes import Applied, Change, Delete, Guard, JobKey, ScrubKey, Update
 from conveyor.domain.errors import Conflict, Refused
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, RUN_TERMINAL, TASK_UNFINISHED
-from conveyor.domain.model import Batch, Run, RunStatus, Scrub, TaskRef
+from conveyor.domain.model import Batch, DeletionIntent, Run, RunStatus, TaskRef
 from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, RunsOf
+from conveyor.domain.run import ingestion, termination
 from conveyor.ports.errors import QueueGone, Unavailable
-from conveyor.usecases import feeds, ingest, inputs, runs, staging
-from conveyor.usecases.env import Env
+from conveyor.usecases import event_log, ingest, runs, staging, upload
+from conveyor.usecases.context import Context
+from conveyor.usecases.crash_isolation import isolate
 from conveyor.usecases.ingest import Ingested
-from conveyor.usecases.isolation import isolate
-from conveyor.usecases.lookups import totals_of
-from conveyor.usecases.walking import pages_of
+from conveyor.usecases.lookup import pages_of, totals_of
 
 _PAGE = 200
-_SCRUB_ROWS, _SCRUB_BODIES = 2_000, 1_000
+_DELETION_ROWS, _SCRUB_BODIES = 2_000, 1_000
 _TURN_S = 10.0
 _ENDED_LOOKBACK_S = 3600.0
 # Whoever makes a queue anew reads the run's row afterwards, and removes the queue if the run has
@@ -37,7 +37,7 @@ _REOPENED_S = 60.0
 _UNPLACED_S = 2.0
 
 
-class Repairs(msgspec.Struct):
+class SweepResult(msgspec.Struct):
     """What one sweep did."""
 
     completed: int = 0
@@ -46,32 +46,32 @@ class Repairs(msgspec.Struct):
     scrubbed: int = 0
 
 
-async def stalled_batches(env: Env, *, idle_s: float) -> list[Batch]:
+async def stalled_batches(env: Context, *, idle_s: float) -> list[Batch]:
     """Open batches that nobody has moved for a while."""
     statuses = lifecycle.sources(BATCH, "sealed")
     query = BatchesIn(statuses=statuses, idle_since=env.now() - idle_s, limit=_PAGE)
     return await env.store.find(query)
 
 
-async def finish_batch(env: Env, batch: Batch) -> Ingested:
+async def finish_batch(env: Context, batch: Batch) -> Ingested:
     """Takes a batch up where it stands; ends the intent if its run is over."""
-    taken = await ingest.take_over(env, batch)
+    taken = await ingest.acquire_batch(env, batch)
     if taken is None:
         return Ingested.FENCED
     try:
-        return await ingest.walk(env, taken)
+        return await ingest.ingest_batch(env, taken)
     except Unavailable:
-        await env.commit(ingestion.forgive(taken))
+        await env.commit(ingestion.undo_failure_count(taken))
         raise
 
 
-async def sweep_runs(env: Env, drained: dict[RunId, Run] | None = None) -> Repairs:
+async def sweep_runs(env: Context, drained: dict[RunId, Run] | None = None) -> SweepResult:
     """Looks at every live run once: missed completions, half stops, lost messages.
 
     `drained` are open runs whose tasks had all ended at an earlier sweep, as their rows stood then:
     while the row is the same there is nothing to repair, and the run costs nothing.
     """
-    repairs = Repairs()
+    repairs = SweepResult()
     before, now_drained = drained or {}, {}
     after: RunId | None = None
     while True:
@@ -91,7 +91,7 @@ async def sweep_runs(env: Env, drained: dict[RunId, Run] | None = None) -> Repai
         after = page[-1].run_id
 
 
-async def close_ended_queues(env: Env, *, last_at: float | None = None) -> float:
+async def close_ended_queues(env: Context, *, last_at: float | None = None) -> float:
     """A crash may fall between a run's end and the removal of its queue. Each ended run has its
     queue removed here once, some time after its end, and its row says so from then on.
 
@@ -118,19 +118,19 @@ async def close_ended_queues(env: Env, *, last_at: float | None = None) -> float
         after = page[-1].run_id
 
 
-async def _close_queue(env: Env, run: Run) -> None:
+async def _close_queue(env: Context, run: Run) -> None:
     await env.queue.close_run(run.run_id)
-    await env.commit(endings.note_queue_closed(run))
+    await env.commit(termination.note_queue_closed(run))
 
 
-async def _repair(env: Env, run: Run, repairs: Repairs) -> bool:
+async def _repair(env: Context, run: Run, repairs: SweepResult) -> bool:
     """Answers whether the run is open and has no task that has not ended."""
     if run.stop_requested_at is not None:
         await env.signals.teardown(run.job_id, run.run_id, deadline_s=env.policy.teardown_s)
         with suppress(Conflict):  # Whoever keeps changing it is done when we come again.
             await runs.finish_stop(env, run.job_id, run.run_id)
             repairs.stopped += 1
-    elif await runs.look(env, run.job_id, run.run_id):
+    elif await runs.complete_if_done(env, run.job_id, run.run_id):
         repairs.completed += 1
     elif await _is_drained(env, run):
         return True
@@ -139,14 +139,14 @@ async def _repair(env: Env, run: Run, repairs: Repairs) -> bool:
     return False
 
 
-async def _is_drained(env: Env, run: Run) -> bool:
+async def _is_drained(env: Context, run: Run) -> bool:
     if run.open_batches:
         return False
     totals = await totals_of(env, run)
     return totals.admitted == totals.done == run.planned
 
 
-async def _resend(env: Env, run: Run) -> int:
+async def _resend(env: Context, run: Run) -> int:
     """Sends refs again when a run has unfinished tasks but not one message.
 
     Only then: a queue that is merely slow must not be flooded. A task that somebody has in hand
@@ -157,7 +157,7 @@ async def _resend(env: Env, run: Run) -> int:
     depth = await env.queue.depth(run.run_id)
     if depth.visible or depth.hidden:
         return 0
-    if not await runs.reopen_queue(env, run.job_id, run.run_id):
+    if not await runs.ensure_queue(env, run.job_id, run.run_id):
         return 0
     sent = 0
     async with aclosing(pages_of(env, run, statuses=TASK_UNFINISHED)) as pages:
@@ -173,12 +173,12 @@ async def _resend(env: Env, run: Run) -> int:
     return sent
 
 
-async def place_events(env: Env) -> int:
+async def place_events(env: Context) -> int:
     """Events whose writer did not come to giving them their places."""
-    return await feeds.place_left(env.store, env.news, before=env.now() - _UNPLACED_S)
+    return await event_log.number_orphans(env.store, env.news, before=env.now() - _UNPLACED_S)
 
 
-async def scrub_due(env: Env) -> bool:
+async def delete_due(env: Context) -> bool:
     """Removes what is left of deleted jobs and runs; each is done twice, some time apart.
 
     Nobody waits for a large one: it has its turn, and then the others. Answers whether one was left
@@ -187,65 +187,65 @@ async def scrub_due(env: Env) -> bool:
     is_left = False
     for scrub in await env.store.find(DueScrubs(due_by=env.now(), limit=_PAGE)):
         done = await isolate(
-            partial(_scrub, env, scrub),
+            partial(_delete_slice, env, scrub),
             "a scrub",
             expects=(Refused,),
             extra={"scrub": scrub.scrub_id},
         )
         is_left |= done is False
-    await inputs.remove_expired(env)
-    await env.store.purge(env.now())
+    await upload.remove_expired(env)
+    await env.store.delete_expired(env.now())
     return is_left
 
 
-async def _scrub(env: Env, scrub: Scrub) -> bool:
+async def _delete_slice(env: Context, scrub: DeletionIntent) -> bool:
     """Whether that was all, or somebody else is at it."""
     until = env.now() + _TURN_S
-    taken = await _claim(env, scrub, limits.SCRUB_CLAIM_S)
+    taken = await _claim(env, scrub, limits.DELETION_CLAIM_S)
     if taken is None:
         return True
     if scrub.run_id is None:
         await _close_queues(env, scrub)
     else:
         await env.queue.close_run(scrub.run_id)
-    async with aclosing(_bites(env, scrub)) as bites:
+    async with aclosing(_delete_slices(env, scrub)) as bites:
         async for _ in bites:
             is_turn_over = env.now() >= until
-            taken = await _claim(env, taken, 0.0 if is_turn_over else limits.SCRUB_CLAIM_S)
+            taken = await _claim(env, taken, 0.0 if is_turn_over else limits.DELETION_CLAIM_S)
             if taken is None or is_turn_over:
                 return taken is None
-    await env.commit(_scrubbed(env, taken))
+    await env.commit(_next_pass(env, taken))
     return True
 
 
-async def _claim(env: Env, scrub: Scrub, claim_s: float) -> Scrub | None:
+async def _claim(env: Context, scrub: DeletionIntent, claim_s: float) -> DeletionIntent | None:
     """It is due again when the claim lapses, so who is lost over it costs only time. None if
     somebody else was faster: everybody finds it when it is due."""
     change = Change(
-        (Update(ScrubKey(scrub.scrub_id), _as(scrub), {"due_at": env.now() + claim_s}),)
+        (Update(ScrubKey(scrub.scrub_id), _unchanged(scrub), {"due_at": env.now() + claim_s}),)
     )
     verdict = await env.commit(change)
     if not isinstance(verdict, Applied):
         return None
     (row,) = verdict.rows
-    assert isinstance(row, Scrub)
+    assert isinstance(row, DeletionIntent)
     return row
 
 
-def _as(scrub: Scrub) -> Guard:
+def _unchanged(scrub: DeletionIntent) -> Guard:
     return Guard(equals=(("passes_left", scrub.passes_left), ("due_at", scrub.due_at)))
 
 
-async def _bites(env: Env, scrub: Scrub) -> AsyncGenerator[None, None]:
+async def _delete_slices(env: Context, scrub: DeletionIntent) -> AsyncGenerator[None, None]:
     """Bodies, then rows, some at a time."""
     for prefix in _prefixes(scrub):
         while await env.blobs.delete_prefix(prefix, limit=_SCRUB_BODIES):
             yield
-    while await env.store.scrub(scrub.job_id, scrub.run_id, limit=_SCRUB_ROWS):
+    while await env.store.delete_run_rows(scrub.job_id, scrub.run_id, limit=_DELETION_ROWS):
         yield
 
 
-def _prefixes(scrub: Scrub) -> list[str]:
+def _prefixes(scrub: DeletionIntent) -> list[str]:
     job = f"jobs/{scrub.job_id}"
     if scrub.run_id is None:
         return [job, f"sources/{scrub.job_id}"]
@@ -257,7 +257,7 @@ def _prefixes(scrub: Scrub) -> list[str]:
     ]
 
 
-async def _close_queues(env: Env, scrub: Scrub) -> None:
+async def _close_queues(env: Context, scrub: DeletionIntent) -> None:
     """While the rows of the job's runs still tell which queues it had."""
     before: int | None = None
     while True:
@@ -272,10 +272,10 @@ async def _close_queues(env: Env, scrub: Scrub) -> None:
         before = page[-1].sequence
 
 
-def _scrubbed(env: Env, scrub: Scrub) -> Change:
-    key, seen = ScrubKey(scrub.scrub_id), _as(scrub)
+def _next_pass(env: Context, scrub: DeletionIntent) -> Change:
+    key, seen = ScrubKey(scrub.scrub_id), _unchanged(scrub)
     if scrub.passes_left > 1:
-        values = {"due_at": env.now() + limits.SECOND_SCRUB_S}
+        values = {"due_at": env.now() + limits.SECOND_DELETION_PASS_S}
         return Change((Update(key, seen, values, {"passes_left": -1}),))
     if scrub.run_id is None and scrub.passes_left == 1:
         values = {"due_at": env.now() + limits.TOMBSTONE_TTL_S}

@@ -9,18 +9,17 @@ from math import inf
 
 import msgspec
 
-from conveyor.domain import limits, paging
+from conveyor.domain import limits, queries
 from conveyor.domain.errors import InvalidArgument, NotFound, TaskNotReady
 from conveyor.domain.ids import CallerId, JobId, RunId, TaskId
 from conveyor.domain.lifecycle import TASK_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Job, Result, Run, Task, TaskStatus
 from conveyor.domain.queries import TasksOf
-from conveyor.usecases import links
-from conveyor.usecases.env import Env
-from conveyor.usecases.expiry import Expiries, expiries_of, refuse_expired
-from conveyor.usecases.links import LetsIn, let_all_in
-from conveyor.usecases.lookups import task_of, totals_of, visible_run
-from conveyor.usecases.streams import whole_body
+from conveyor.usecases import blob_download
+from conveyor.usecases.blob_download import LetsIn, let_all_in, whole_body
+from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import load_task, totals_of, visible_run
+from conveyor.usecases.retention import ResultExpiry, expiries_of, refuse_expired
 
 FILTERS: dict[str, frozenset[TaskStatus] | None] = {
     "all": None,
@@ -33,11 +32,11 @@ FILTERS: dict[str, frozenset[TaskStatus] | None] = {
 class ResultPage(msgspec.Struct, frozen=True):
     tasks: list[Task]
     next_cursor: str | None
-    expiries: Expiries
+    expiries: ResultExpiry
 
 
 async def page(
-    env: Env, job: Job, run: Run, *, status: str, cursor: str | None, limit: int
+    env: Context, job: Job, run: Run, *, status: str, cursor: str | None, limit: int
 ) -> ResultPage:
     """One page of a run's tasks in id order; exact once the run has ended. It may be short where
     those asked for are rare: only the cursor tells that nothing is left."""
@@ -60,12 +59,12 @@ async def page(
     until = rows[-1].task_id if len(found.tasks) > limit else found.until
     following = None
     if until is not None:
-        sign = partial(env.vault.sign, purpose="cursor")
-        following = paging.make_cursor(until, scope=scope, sign=sign)
+        sign = partial(env.secret_box.sign, purpose="cursor")
+        following = queries.make_cursor(until, scope=scope, sign=sign)
     return ResultPage(rows, following, await expiries_of(env, run))
 
 
-async def _is_none(env: Env, run: Run, status: str) -> bool:
+async def _is_none(env: Context, run: Run, status: str) -> bool:
     """Whether the counters know of no such task: nobody need look through all the others then."""
     if FILTERS[status] is None:
         return False
@@ -75,22 +74,22 @@ async def _is_none(env: Env, run: Run, status: str) -> bool:
     return counts[status] == 0
 
 
-async def _position(env: Env, run: Run, cursor: str, scope: str) -> TaskId:
+async def _position(env: Context, run: Run, cursor: str, scope: str) -> TaskId:
     """A signed cursor, or the plain id of a task of this run (what older clients kept)."""
-    sign = partial(env.vault.sign, purpose="cursor")
+    sign = partial(env.secret_box.sign, purpose="cursor")
     try:
-        return TaskId(paging.read_cursor(cursor, scope=scope, sign=sign))
+        return TaskId(queries.read_cursor(cursor, scope=scope, sign=sign))
     except InvalidArgument:
         try:
-            return (await task_of(env, run, cursor)).task_id
+            return (await load_task(env, run, cursor)).task_id
         except NotFound:
             pass
         raise
 
 
-async def ended_task(env: Env, run: Run, task_id: str) -> tuple[Task, float]:
+async def ended_task(env: Context, run: Run, task_id: str) -> tuple[Task, float]:
     """The task, and until when its body may be read if it has one; TaskNotReady before it ended."""
-    task = await task_of(env, run, task_id)
+    task = await load_task(env, run, task_id)
     if task.status not in TASK_TERMINAL:
         raise TaskNotReady("The task has not ended yet.")
     if task.result is None:
@@ -100,7 +99,7 @@ async def ended_task(env: Env, run: Run, task_id: str) -> tuple[Task, float]:
     return task, expiries.instant_of(task)
 
 
-async def body_of(env: Env, result: Result) -> AsyncGenerator[bytes, None]:
+async def body_of(env: Context, result: Result) -> AsyncGenerator[bytes, None]:
     """Checked: at once if it is short, at the end if it is long."""
     return await whole_body(
         env,
@@ -111,14 +110,16 @@ async def body_of(env: Env, result: Result) -> AsyncGenerator[bytes, None]:
     )
 
 
-def link_token(env: Env, run: Run, task: Task) -> str:
+def link_token(env: Context, run: Run, task: Task) -> str:
     """What makes a body's address work without a key, for a day."""
     what = _linked(run.job_id, run.run_id, task.task_id)
-    return links.make_token(env, what, purpose="result", until=env.now() + limits.RESULT_URL_TTL_S)
+    return blob_download.make_token(
+        env, what, purpose="result", until=env.now() + limits.RESULT_URL_TTL_S
+    )
 
 
 async def run_by_link(
-    env: Env,
+    env: Context,
     job_id: str,
     run_id: str,
     task_id: str,
@@ -130,7 +131,7 @@ async def run_by_link(
     those of a caller whose key is let in no longer."""
     absent = "There is no such task."
     what = _linked(job_id, run_id, task_id)
-    links.check_token(env, token, what, purpose="result", absent=absent)
+    blob_download.check_token(env, token, what, purpose="result", absent=absent)
     job, run = await visible_run(env, JobId(job_id), RunId(run_id), absent=absent)
     if not lets_in(run.caller):
         raise NotFound(absent)

@@ -1,34 +1,153 @@
-"""Retention: some time after its results have expired, nothing of a run is kept (SPEC.md 4.20).
+"""Expiry: results are kept for a while after their run has ended, then their bodies go
+(SPEC.md 4.20).
 
-Rows go by the path of any deletion: a run alone, or its job where no other run is left.
+A result expires with the run that made it, also where a rerun has inherited it; and in any case
+when its body is `body_days` old, for a bucket sweeps bodies by their age, whatever their run does.
 """
 
 from __future__ import annotations
 
-from conveyor.domain.changes import JobKey
-from conveyor.domain.errors import Conflict
+from datetime import UTC, datetime
+from math import inf
+
+import msgspec
+
+from conveyor.domain import limits
+from conveyor.domain.changes import Change, Guard, JobKey, RunKey, Update
+from conveyor.domain.errors import Conflict, InvalidArgument, ResultExpired
+from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
-from conveyor.domain.model import Job, JobType, Run
+from conveyor.domain.model import Job, JobType, Run, Task
 from conveyor.domain.queries import DueExpiries, RunsOf
-from conveyor.usecases import expiry, jobs, runs
-from conveyor.usecases.env import Env
+from conveyor.usecases import jobs, runs
+from conveyor.usecases.context import Context
 
 _PAGE = 100
+_DAY_S = 86_400.0
+
+
+class ResultExpiry(msgspec.Struct, frozen=True):
+    """When the results that a run shows expire, by the run that made them, as seen `at`; none is
+    older than `body_s`."""
+
+    run_id: RunId
+    instants: dict[RunId, float]
+    body_s: float
+    at: float
+
+    def instant_of(self, task: Task) -> float:
+        """When the body of the task is over, if it has one."""
+        with_its_run = self.instants.get(task.source_run_id or self.run_id, inf)
+        return min(with_its_run, _stored_after(task) + self.body_s)
+
+    def is_over(self, task: Task) -> bool:
+        """Whether the task had a body, and has it no longer."""
+        return task.result is not None and self.instant_of(task) <= self.at
+
+
+async def expiries_of(env: Context, run: Run) -> ResultExpiry:
+    made = [run]
+    for source_run_id in run.source_run_ids:
+        source = await env.store.read(RunKey(run.job_id, source_run_id))
+        if source is not None:
+            made.append(source)
+    instants = {each.run_id: each.expires_at for each in made if each.expires_at is not None}
+    return ResultExpiry(run.run_id, instants, _body_s(env), env.now())
+
+
+def _stored_after(task: Task) -> float:
+    """When the try began that fetched the body: the storage counts from when it got it, and so
+    never removes it sooner. A rerun inherits the history with the result."""
+    return task.history[-1].started_at if task.history else task.created_at
+
+
+def _body_s(env: Context) -> float:
+    return env.policy.body_days * _DAY_S
+
+
+def ttl_days(env: Context, asked: int | None) -> int:
+    """How many days the results of a job are kept; InvalidArgument for more than bodies last."""
+    days_max = env.policy.body_days
+    if asked is None:
+        return min(limits.RESULT_TTL_DAYS, days_max)
+    if asked > days_max:
+        raise InvalidArgument(
+            f"This server keeps bodies for at most {days_max} days: result_ttl_days must be "
+            f"from 1 to {days_max}.",
+            pointer="/result_ttl_days",
+        )
+    return asked
+
+
+def run_instant(env: Context, run: Run) -> float | None:
+    """When the last result that the run itself made expires; None while it is live."""
+    if run.expires_at is None or run.ended_at is None:
+        return run.expires_at
+    return min(run.expires_at, run.ended_at + _body_s(env))
+
+
+def refuse_expired(expiries: ResultExpiry, task: Task) -> None:
+    if expiries.is_over(task):
+        raise ResultExpired(f"The result was kept until {_shown(expiries.instant_of(task))}.")
+
+
+def refuse_expired_run(env: Context, run: Run) -> None:
+    instant = run_instant(env, run)
+    if instant is not None and instant <= env.now():
+        raise ResultExpired(f"The results of the run were kept until {_shown(instant)}.")
+
+
+async def sweep_expired(env: Context) -> int:
+    """Removes the bodies of runs whose time is over; their rows stay for some days and tell of
+    it."""
+    due = await env.store.find(DueExpiries(due_by=env.now(), limit=_PAGE))
+    with_bodies = [run for run in due if not is_old(env, run)]
+    for run in with_bodies:
+        await env.blobs.delete_prefix(f"jobs/{run.job_id}/runs/{run.run_id}")
+        await env.commit(swept(run, sweep_at=_rows_until(env, run)))
+    return len(with_bodies)
+
+
+def is_old(env: Context, run: Run) -> bool:
+    """Whether not even the rows of the run are to be kept."""
+    until = _rows_until(env, run)
+    return until is not None and until <= env.now()
+
+
+def _rows_until(env: Context, run: Run) -> float | None:
+    return None if run.expires_at is None else run.expires_at + env.policy.row_days * _DAY_S
+
+
+def swept(run: Run, *, sweep_at: float | None) -> Change:
+    """The run is looked at again at that time."""
+    guard = Guard(equals=(("sweep_at", run.sweep_at),))
+    return Change((Update(RunKey(run.job_id, run.run_id), guard, {"sweep_at": sweep_at}),))
+
+
+def _shown(instant: float) -> str:
+    return datetime.fromtimestamp(int(instant), UTC).isoformat().replace("+00:00", "Z")
+
+
+# Retention: some time after its results have expired, nothing of a run is kept (SPEC.md 4.20).
+#
+# Rows go by the path of any deletion: a run alone, or its job where no other run is left.
+
+
 # A run that others inherited from outlives them; how often they are looked at.
 _NEEDED_S = 86_400.0
 
 
-async def remove_old_rows(env: Env) -> int:
+async def remove_old_rows(env: Context) -> int:
     """Deletes runs whose results expired `row_days` ago; answers how many."""
     due = await env.store.find(DueExpiries(due_by=env.now(), limit=_PAGE))
-    old = [run for run in due if expiry.is_old(env, run)]
+    old = [run for run in due if is_old(env, run)]
     return sum([await _remove(env, run) for run in old])
 
 
-async def _remove(env: Env, run: Run) -> bool:
+async def _remove(env: Context, run: Run) -> bool:
     job = await env.store.read(JobKey(run.job_id))
     if job is None or job.status not in JOB_VISIBLE:
-        await env.commit(expiry.swept(run, sweep_at=None))  # Its scrub is on the way.
+        await env.commit(swept(run, sweep_at=None))  # Its scrub is on the way.
         return False
     try:
         if await _is_all_of_job(env, job, run):
@@ -36,12 +155,12 @@ async def _remove(env: Env, run: Run) -> bool:
         else:
             await runs.delete_run(env, job.caller, job.job_id, run.run_id)
     except Conflict:
-        await env.commit(expiry.swept(run, sweep_at=env.now() + _NEEDED_S))
+        await env.commit(swept(run, sweep_at=env.now() + _NEEDED_S))
         return False
     return True
 
 
-async def _is_all_of_job(env: Env, job: Job, run: Run) -> bool:
+async def _is_all_of_job(env: Context, job: Job, run: Run) -> bool:
     """Whether nothing would be left of the job: a scheduled one has its list and its rule."""
     if job.type is JobType.SCHEDULED:
         return False

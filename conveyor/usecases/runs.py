@@ -8,19 +8,20 @@ from functools import partial
 import msgspec
 import trio
 
-from conveyor.domain import endings, lifecycle
+from conveyor.domain import lifecycle
 from conveyor.domain.changes import Applied, JobKey, RunKey
 from conveyor.domain.errors import Conflict, NotFound
 from conveyor.domain.ids import CallerId, EventId, JobId, RunId, is_ulid
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
 from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus
 from conveyor.domain.queries import BatchesOf, RunsOf
-from conveyor.domain.totals import Totals
+from conveyor.domain.run import termination
+from conveyor.domain.run.counters import Totals
 from conveyor.ports.errors import Unavailable
-from conveyor.ports.signals import Receipt
-from conveyor.usecases import outlook
-from conveyor.usecases.env import Env
-from conveyor.usecases.lookups import latest_run, own_job, own_run, totals_of
+from conveyor.ports.worker_signals import TeardownResult
+from conveyor.usecases import run_progress
+from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import latest_run, load_owned_job, load_owned_run, totals_of
 from conveyor.usecases.optimistic import AGAIN, Again, retry, retry_or_refuse
 
 _LOOK_S = 0.02
@@ -31,10 +32,10 @@ class Stopped(msgspec.Struct, frozen=True):
 
     run: Run
     totals: Totals
-    receipt: Receipt
+    receipt: TeardownResult
 
 
-async def look(env: Env, job_id: JobId, run_id: RunId) -> bool:
+async def complete_if_done(env: Context, job_id: JobId, run_id: RunId) -> bool:
     """Flips the run to completed if nothing is left; whoever commits second sees both sides.
 
     Answers whether the run has ended, by this call or before.
@@ -43,7 +44,7 @@ async def look(env: Env, job_id: JobId, run_id: RunId) -> bool:
     return False if isinstance(has_ended, Again) else has_ended
 
 
-async def _try_complete(env: Env, job_id: JobId, run_id: RunId) -> bool | Again:
+async def _try_complete(env: Context, job_id: JobId, run_id: RunId) -> bool | Again:
     run = await env.store.read(RunKey(job_id, run_id))
     if run is None or run.status not in RUN_LIVE:
         return True
@@ -53,14 +54,14 @@ async def _try_complete(env: Env, job_id: JobId, run_id: RunId) -> bool | Again:
     job = await env.store.read(JobKey(job_id))
     if job is None:
         return True
-    verdict = await env.commit(endings.complete(job, run, totals, now=env.now()))
+    verdict = await env.commit(termination.complete(job, run, totals, now=env.now()))
     if not isinstance(verdict, Applied):
         return AGAIN
     await env.queue.close_run(run_id)
     return True
 
 
-async def reopen_queue(env: Env, job_id: JobId, run_id: RunId) -> bool:
+async def ensure_queue(env: Context, job_id: JobId, run_id: RunId) -> bool:
     """Makes the queue of a live run anew; False if the run is over by then.
 
     Looked at afterwards: scrubs find queues by the rows of runs, so one that is made when these are
@@ -74,15 +75,17 @@ async def reopen_queue(env: Env, job_id: JobId, run_id: RunId) -> bool:
     return False
 
 
-async def stop(env: Env, caller: CallerId, job_id: str, *, reason: str | None = None) -> Stopped:
+async def stop(
+    env: Context, caller: CallerId, job_id: str, *, reason: str | None = None
+) -> Stopped:
     """Ends the latest run: gates first, then its work, then the flip."""
-    job = await own_job(env, caller, job_id)
+    job = await load_owned_job(env, caller, job_id)
     run = await latest_run(env, job)
     if run is None:
         raise Conflict("The job has no run to stop.", code="run_not_stoppable")
     if run.status in RUN_LIVE and run.stop_requested_at is None:
-        await env.commit(endings.request_stop(run, reason=reason, now=env.now()))
-    receipt = await _let_go(env, run)
+        await env.commit(termination.request_stop(run, reason=reason, now=env.now()))
+    receipt = await _tear_down_workers(env, run)
     ended = await finish_stop(env, run.job_id, run.run_id)
     if ended is None:
         raise NotFound("There is no such job.")
@@ -94,10 +97,10 @@ async def stop(env: Env, caller: CallerId, job_id: str, *, reason: str | None = 
     return Stopped(ended, await totals_of(env, ended), receipt)
 
 
-async def _let_go(env: Env, run: Run) -> Receipt:
+async def _tear_down_workers(env: Context, run: Run) -> TeardownResult:
     """Ends the work on a run: here at once, and in other processes as soon as they look."""
     deadline_s, began_at = env.policy.teardown_s, trio.current_time()
-    receipt = Receipt()
+    receipt = TeardownResult()
     with trio.move_on_after(deadline_s), suppress(Unavailable):
         receipt = await env.signals.teardown(run.job_id, run.run_id, deadline_s=deadline_s)
         await _wait_no_leases(env, run)
@@ -106,13 +109,13 @@ async def _let_go(env: Env, run: Run) -> Receipt:
     return await _with_abandoned(env, run, msgspec.structs.replace(receipt, complete=False))
 
 
-async def _with_abandoned(env: Env, run: Run, receipt: Receipt) -> Receipt:
+async def _with_abandoned(env: Context, run: Run, receipt: TeardownResult) -> TeardownResult:
     """The calls that a gateway elsewhere goes on with: those that pollers cut off, and those of
     pollers that have not ended yet, which hold leases."""
     if env.policy.targets is not None:
         return receipt
     try:
-        count = await outlook.count_abandoned(env, run.run_id)
+        count = await run_progress.count_abandoned(env, run.run_id)
         if not receipt.complete:
             count += await env.coordinator.count(run.run_id)
     except Unavailable:
@@ -120,7 +123,7 @@ async def _with_abandoned(env: Env, run: Run, receipt: Receipt) -> Receipt:
     return msgspec.structs.replace(receipt, abandoned=count)
 
 
-async def count_leases(env: Env, run: Run) -> int | None:
+async def count_leases(env: Context, run: Run) -> int | None:
     """The leases that work on the run still holds; None while they cannot be counted."""
     try:
         return await env.coordinator.count(run.run_id)
@@ -128,7 +131,7 @@ async def count_leases(env: Env, run: Run) -> int | None:
         return None
 
 
-async def _wait_no_leases(env: Env, run: Run) -> None:
+async def _wait_no_leases(env: Context, run: Run) -> None:
     """Other processes cannot tell us: the leases are all that we share with them."""
     is_held = True
     while is_held:
@@ -136,12 +139,12 @@ async def _wait_no_leases(env: Env, run: Run) -> None:
         await trio.sleep(_LOOK_S if is_held else 0)
 
 
-async def finish_stop(env: Env, job_id: JobId, run_id: RunId) -> Run | None:
+async def finish_stop(env: Context, job_id: JobId, run_id: RunId) -> Run | None:
     """Second half of a stop, by whoever comes: the caller, discovery, or the sweeper."""
     return await retry_or_refuse("The run is", partial(_try_finish_stop, env, job_id, run_id))
 
 
-async def _try_finish_stop(env: Env, job_id: JobId, run_id: RunId) -> Run | Again | None:
+async def _try_finish_stop(env: Context, job_id: JobId, run_id: RunId) -> Run | Again | None:
     run = await env.store.read(RunKey(job_id, run_id))
     if run is None or run.status not in RUN_LIVE or run.stop_requested_at is None:
         return run
@@ -149,25 +152,25 @@ async def _try_finish_stop(env: Env, job_id: JobId, run_id: RunId) -> Run | Agai
     if job is None:
         return run
     totals = await totals_of(env, run)
-    verdict = await env.commit(endings.finish_stop(job, run, totals, now=env.now()))
+    verdict = await env.commit(termination.finish_stop(job, run, totals, now=env.now()))
     if isinstance(verdict, Applied):
         await env.queue.close_run(run_id)
     return AGAIN  # The next attempt reads the run as it ended, by this call or another.
 
 
-async def fail(env: Env, run: Run, cause: RunFailure, detail: str) -> None:
+async def fail(env: Context, run: Run, cause: RunFailure, detail: str) -> None:
     """First half of failing a run; discovery tears its work down and finishes."""
-    await env.commit(endings.request_failure(run, cause, detail, now=env.now()))
+    await env.commit(termination.request_failure(run, cause, detail, now=env.now()))
     await env.signals.run_changed(run.job_id, run.run_id)
 
 
-async def set_pause(env: Env, caller: CallerId, job_id: str, state: PauseState) -> Run:
+async def set_pause(env: Context, caller: CallerId, job_id: str, state: PauseState) -> Run:
     """Suspends or resumes the latest run; what is in flight may still settle."""
-    job = await own_job(env, caller, job_id)
+    job = await load_owned_job(env, caller, job_id)
     return await retry_or_refuse("The run is", partial(_try_set_pause, env, job, state))
 
 
-async def _try_set_pause(env: Env, job: Job, state: PauseState) -> Run | Again:
+async def _try_set_pause(env: Context, job: Job, state: PauseState) -> Run | Again:
     run = await latest_run(env, job)
     if run is None:
         raise Conflict("The job has no run to pause or resume.", code="run_not_pausable")
@@ -179,11 +182,11 @@ async def _try_set_pause(env: Env, job: Job, state: PauseState) -> Run | Again:
     if run.pause_state is state:
         await env.signals.run_changed(run.job_id, run.run_id)
         return run
-    await env.commit(endings.set_pause(run, state, EventId(env.mint()), now=env.now()))
+    await env.commit(termination.set_pause(run, state, EventId(env.new_id()), now=env.now()))
     return AGAIN  # The next attempt reads the run as it is now, set by this call or another.
 
 
-async def delete_run(env: Env, caller: CallerId, job_id: str, run_id: str) -> None:
+async def delete_run(env: Context, caller: CallerId, job_id: str, run_id: str) -> None:
     """Makes one run disappear; its rows and bodies are removed in the background.
 
     Deleting again is fine for as long as its row stands.
@@ -191,18 +194,18 @@ async def delete_run(env: Env, caller: CallerId, job_id: str, run_id: str) -> No
     await retry_or_refuse("The job is", partial(_try_delete_run, env, caller, job_id, run_id))
 
 
-async def _try_delete_run(env: Env, caller: CallerId, job_id: str, run_id: str) -> Again | None:
-    job = await own_job(env, caller, job_id)
+async def _try_delete_run(env: Context, caller: CallerId, job_id: str, run_id: str) -> Again | None:
+    job = await load_owned_job(env, caller, job_id)
     if await _is_deleted(env, job, run_id):
         return None
-    run = await own_run(env, job, run_id)
+    run = await load_owned_run(env, job, run_id)
     others = await _other_runs(env, job, run)
     await _refuse_if_needed(env, run, others)
-    change = endings.delete_run(
+    change = termination.delete_run(
         job,
         run,
         next_latest=others[0].run_id if others else None,
-        scrub_id=env.mint(),
+        scrub_id=env.new_id(),
         now=env.now(),
     )
     if not isinstance(await env.commit(change), Applied):
@@ -212,18 +215,18 @@ async def _try_delete_run(env: Env, caller: CallerId, job_id: str, run_id: str) 
     return None
 
 
-async def _is_deleted(env: Env, job: Job, run_id: str) -> bool:
+async def _is_deleted(env: Context, job: Job, run_id: str) -> bool:
     run = await env.store.read(RunKey(job.job_id, RunId(run_id))) if is_ulid(run_id) else None
     return run is not None and run.status not in RUN_VISIBLE
 
 
-async def _other_runs(env: Env, job: Job, run: Run) -> list[Run]:
+async def _other_runs(env: Context, job: Job, run: Run) -> list[Run]:
     """All other runs that can still be seen, newest first."""
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, limit=10_000)
     return [other for other in await env.store.find(query) if other.run_id != run.run_id]
 
 
-async def _refuse_if_needed(env: Env, run: Run, others: list[Run]) -> None:
+async def _refuse_if_needed(env: Context, run: Run, others: list[Run]) -> None:
     for other in others:
         if run.run_id in other.source_run_ids or await _reads_from(env, other, run):
             raise Conflict(
@@ -232,7 +235,7 @@ async def _refuse_if_needed(env: Env, run: Run, others: list[Run]) -> None:
             )
 
 
-async def _reads_from(env: Env, other: Run, run: Run) -> bool:
+async def _reads_from(env: Context, other: Run, run: Run) -> bool:
     """A replay that is still being ingested from the run."""
     if other.rerun_of != run.run_id or other.open_batches == 0:
         return False

@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 
 import msgspec
 import trio
 
-from conveyor.domain import limits, submission
+from conveyor.domain import limits
+from conveyor.domain.changes import BatchKey, ScheduleKey
 from conveyor.domain.errors import InvalidTask, InvalidTasks
 from conveyor.domain.ids import BatchId, CallerId, JobId, RunId
-from conveyor.domain.model import Job, StagedList, TaskSpec
-from conveyor.domain.quotas import check_growth
-from conveyor.domain.submission import Refusal, Secrets, TaskDraft
-from conveyor.usecases.env import Env
+from conveyor.domain.model import Job, Method, StagedList, TaskSpec
+from conveyor.domain.quota import check_growth
+from conveyor.domain.submit import task_validation
+from conveyor.domain.submit.scraper_params import NOT_WITH_POST
+from conveyor.domain.submit.task_validation import Refusal, Secrets, TaskDraft
+from conveyor.usecases.context import Context
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -27,24 +30,28 @@ class OnInvalid(Enum):
     SKIP = "each bad line is a task that has failed already"
 
 
-def place_of(caller: CallerId, job_id: JobId, field: str) -> str:
+def sealing_context(caller: CallerId, job_id: JobId, field: str) -> str:
     """Where a sealed secret belongs; it opens nowhere else."""
     return f"{caller}|{job_id}|{field}"
 
 
-def seal_secrets(env: Env, caller: CallerId, job_id: JobId, field: str, secrets: Secrets) -> str:
-    return env.vault.seal(_ENCODER.encode(secrets), place=place_of(caller, job_id, field))
+def seal_secrets(
+    env: Context, caller: CallerId, job_id: JobId, field: str, secrets: Secrets
+) -> str:
+    return env.secret_box.seal(
+        _ENCODER.encode(secrets), place=sealing_context(caller, job_id, field)
+    )
 
 
-def unseal_secrets(env: Env, job: Job, field: str, sealed: str | None) -> Secrets:
+def unseal_secrets(env: Context, job: Job, field: str, sealed: str | None) -> Secrets:
     if sealed is None:
         return Secrets()
-    opened = env.vault.unseal(sealed, place=place_of(job.caller, job.job_id, field))
+    opened = env.secret_box.unseal(sealed, place=sealing_context(job.caller, job.job_id, field))
     return msgspec.json.decode(opened, type=Secrets)
 
 
 async def check_tasks(
-    env: Env,
+    env: Context,
     job: Job,
     drafts: Iterable[TaskDraft],
     on_invalid: OnInvalid,
@@ -65,16 +72,16 @@ async def check_tasks(
         try:
             specs.append(check(env, job, index, draft))
         except Refusal as refusal:
-            invalid.append(submission.invalid_task(index, refusal))
-            specs.append(refused(env, index, draft, refusal))
+            invalid.append(task_validation.invalid_task(index, refusal))
+            specs.append(invalid_task(env, index, draft, refusal))
     if on_invalid is OnInvalid.REJECT:
-        refuse_any(invalid, count=len(invalid), of=len(specs))
+        raise_if_invalid(invalid, count=len(invalid), of=len(specs))
     if bytes_sent is not None:
         check_growth(bytes_sent, tasks_count=len(specs), bad_count=len(invalid))
     return specs
 
 
-def refuse_any(invalid: Sequence[InvalidTask], *, count: int, of: int) -> None:
+def raise_if_invalid(invalid: Sequence[InvalidTask], *, count: int, of: int) -> None:
     """InvalidTasks if there are any; `count` of them, whether or not all are here."""
     if count:
         raise InvalidTasks(
@@ -83,22 +90,22 @@ def refuse_any(invalid: Sequence[InvalidTask], *, count: int, of: int) -> None:
         )
 
 
-def judge(env: Env, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
+def validate(env: Context, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
     """One line of a list whose bad lines are tasks too."""
     try:
         return check(env, job, index, draft)
     except Refusal as refusal:
-        return refused(env, index, draft, refusal)
+        return invalid_task(env, index, draft, refusal)
 
 
-def refused(env: Env, index: int, draft: TaskDraft, refusal: Refusal) -> TaskSpec:
+def invalid_task(env: Context, index: int, draft: TaskDraft, refusal: Refusal) -> TaskSpec:
     """A bad line as the task that has failed already."""
-    return submission.refused_task(index, draft, refusal, env.policy.targets)
+    return task_validation.refused_task(index, draft, refusal, env.policy.targets)
 
 
-def check(env: Env, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
+def check(env: Context, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
     """One good line, its secrets sealed; Refusal for a bad one."""
-    spec, secrets = submission.check_task(index, draft, job.params, env.policy.targets)
+    spec, secrets = task_validation.check_task(index, draft, job.params, env.policy.targets)
     if secrets is None:
         return spec
     sealed = seal_secrets(env, job.caller, job.job_id, "task", secrets)
@@ -115,7 +122,7 @@ def source_key(job_id: JobId, run_id: RunId, batch_id: BatchId) -> str:
 
 
 async def stage(
-    env: Env, job_id: JobId, run_id: RunId, batch_id: BatchId, specs: Sequence[TaskSpec]
+    env: Context, job_id: JobId, run_id: RunId, batch_id: BatchId, specs: Sequence[TaskSpec]
 ) -> StagedList:
     """Writes the list where ingest will read it, whole and durable."""
     key = source_key(job_id, run_id, batch_id)
@@ -126,3 +133,93 @@ async def stage(
 def _encoded(specs: Sequence[TaskSpec]) -> Iterator[bytes]:
     for start in range(0, len(specs), limits.CHUNK_TASKS):
         yield _ENCODER.encode_lines(specs[start : start + limits.CHUNK_TASKS])
+
+
+# Long lists: judged and staged while they arrive, whatever their length
+# (docs/api.md, Submitting lists).
+#
+# A list is staged under a key of its own, so that no other try can change it, and only a batch or a
+# schedule that names the key makes it count. Whoever stages one takes it away again if none does.
+
+
+class StagedTasks(msgspec.Struct, frozen=True):
+    """A list that lies staged, every line of it judged."""
+
+    source: StagedList
+    total: int
+
+
+class StreamingValidator:
+    """Judges the lines of one list as they come. Nobody else uses it: it may work aside."""
+
+    def __init__(self, env: Context, job: Job) -> None:
+        self._env = env
+        self._job = job
+        self.count = 0
+        self._invalid: list[InvalidTask] = []
+        self._invalid_count = 0
+        self._posts: list[int] = []
+        self._posts_count = 0
+
+    def take(self, drafts: Sequence[TaskDraft]) -> bytes:
+        """These lines as ingest will read them."""
+        specs = [self._judged(index, draft) for index, draft in enumerate(drafts, self.count)]
+        self.count += len(drafts)
+        return _ENCODER.encode_lines(specs)
+
+    def refuse_invalid(self, on_invalid: OnInvalid, params: Mapping[str, str]) -> None:
+        """InvalidTasks if the list is to be refused for its bad lines.
+
+        `params` are those of the job, which may have come behind the list. A POST that clashes with
+        them refuses the list in any case: its line is written.
+        """
+        clash = sorted(NOT_WITH_POST & params.keys())
+        clashing = self._posts if clash else []
+        if on_invalid is OnInvalid.SKIP and not clashing:
+            return
+        refusals = [
+            task_validation.invalid_task(index, Refusal("method_param_conflict", clash[0]))
+            for index in clashing
+        ]
+        count = self._invalid_count + (self._posts_count if clash else 0)
+        shown = sorted([*self._invalid, *refusals], key=lambda invalid: invalid.index)
+        raise_if_invalid(shown, count=count, of=self.count)
+
+    def refuse_growth(self, bytes_sent: int) -> None:
+        """GrowsTooMuch if the list takes up far more room than what was sent."""
+        check_growth(bytes_sent, tasks_count=self.count, bad_count=self._invalid_count)
+
+    def _judged(self, index: int, draft: TaskDraft) -> TaskSpec:
+        try:
+            spec = check(self._env, self._job, index, draft)
+        except Refusal as refusal:
+            self._invalid_count += 1
+            if len(self._invalid) < limits.INVALID_TASKS_SHOWN_MAX:
+                self._invalid.append(task_validation.invalid_task(index, refusal))
+            return invalid_task(self._env, index, draft, refusal)
+        if spec.method is Method.POST:
+            self._posts_count += 1
+            if len(self._posts) < limits.INVALID_TASKS_SHOWN_MAX:
+                self._posts.append(index)
+        return spec
+
+
+def staging_key(env: Context, job: Job, run_id: RunId, batch_id: BatchId) -> StagedList:
+    """Where one try lays down its list."""
+    prefix = sources_prefix(job.job_id, run_id)
+    key = f"{prefix}/{env.new_id()}/{batch_id}"
+    return StagedList(key=key, origin_run_id=run_id, origin_batch_id=batch_id)
+
+
+async def stage_stream(env: Context, source: StagedList, lines: AsyncIterable[bytes]) -> None:
+    """Writes the list as it comes; whatever `lines` raises comes through, and nothing is left."""
+    await env.blobs.put_stream(source.key, lines)
+
+
+async def delete_if_unreferenced(env: Context, job: Job, source: StagedList) -> None:
+    """Takes the list away if nothing came of it. Only for when that is certain."""
+    batch = await env.store.read(BatchKey(job.job_id, source.origin_run_id, source.origin_batch_id))
+    schedule = await env.store.read(ScheduleKey(job.job_id))
+    used = [row.source for row in (batch, schedule) if row is not None]
+    if not any(isinstance(each, StagedList) and each.key == source.key for each in used):
+        await env.blobs.delete_prefix(source.key.rpartition("/")[0])

@@ -7,15 +7,16 @@ from contextlib import suppress
 
 import msgspec
 
-from conveyor.domain import limits, problems, settlement
+from conveyor.domain import limits, problems
 from conveyor.domain.changes import Change, Verdict
 from conveyor.domain.damage import DamagedTask
 from conveyor.domain.model import FailureReason, Job, Problem, Result, Task, TaskRef
-from conveyor.domain.settlement import Claim, NotTaken, Spent
+from conveyor.domain.run import settlement
+from conveyor.domain.run.settlement import Claim, Cost, Throttled
 from conveyor.ports.errors import PartlyUnavailable, Unavailable
 from conveyor.ports.gateway import NotScraped, Scraped, ScrapeRequest
 from conveyor.usecases import staging
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -31,7 +32,7 @@ class Finish(msgspec.Struct, frozen=True):
     change: Change
 
 
-async def claim(env: Env, refs: Sequence[TaskRef]) -> list[Claim]:
+async def claim(env: Context, refs: Sequence[TaskRef]) -> list[Claim]:
     """Takes tasks. After an unknown outcome our own claim is indistinguishable from another's,
     so it is left to lapse: that costs time, never the task, nor those claimed beside it. Where it
     is certain that nothing was written, there is nothing to wait for."""
@@ -40,7 +41,7 @@ async def claim(env: Env, refs: Sequence[TaskRef]) -> list[Claim]:
     again = {
         number: change
         for number, (ref, verdict) in enumerate(zip(refs, verdicts, strict=True))
-        if (change := settlement.claim_again(ref, verdict, now=now)) is not None
+        if (change := settlement.reclaim(ref, verdict, now=now)) is not None
     }
     if again:
         # Those that were taken stay taken, even if this is not answered.
@@ -49,13 +50,13 @@ async def claim(env: Env, refs: Sequence[TaskRef]) -> list[Claim]:
             for number, verdict in zip(again, second, strict=True):
                 verdicts[number] = verdict
     return [
-        NotTaken() if number in turned_away else settlement.read_claim(verdict, now=now)
+        Throttled() if number in turned_away else settlement.claim_result(verdict, now=now)
         for number, verdict in enumerate(verdicts)
     ]
 
 
 async def _verdicts(
-    env: Env, changes: Sequence[Change]
+    env: Context, changes: Sequence[Change]
 ) -> tuple[list[Verdict | None], Collection[int]]:
     """None where nobody knows, and the numbers of those of which nothing was written; Unavailable
     when nothing at all is known."""
@@ -65,7 +66,7 @@ async def _verdicts(
         return [*partly.verdicts], partly.turned_away
 
 
-def request_for(env: Env, job: Job, task: Task) -> ScrapeRequest:
+def request_for(env: Context, job: Job, task: Task) -> ScrapeRequest:
     """What to send: job parameters under task parameters, secrets opened."""
     own = staging.unseal_secrets(env, job, "task", task.sealed)
     headers = own.headers
@@ -87,7 +88,7 @@ def request_for(env: Env, job: Job, task: Task) -> ScrapeRequest:
     )
 
 
-async def store_body(env: Env, ref: TaskRef, task: Task, scraped: Scraped) -> Result:
+async def store_body(env: Context, ref: TaskRef, task: Task, scraped: Scraped) -> Result:
     """The claim is part of the name: a worker that lost it cannot write over the winner's body."""
     prefix = f"jobs/{ref.job_id}/runs/{ref.run_id}"
     stored = await env.blobs.add(prefix, f"{task.task_id}.{task.claim}", (scraped.body,))
@@ -96,13 +97,17 @@ async def store_body(env: Env, ref: TaskRef, task: Task, scraped: Scraped) -> Re
     )
 
 
-def judge_success(env: Env, ref: TaskRef, task: Task, scraped: Scraped, result: Result) -> Finish:
-    spent = Spent(scraped.credits, scraped.cost_micros)
+def judge_success(
+    env: Context, ref: TaskRef, task: Task, scraped: Scraped, result: Result
+) -> Finish:
+    spent = Cost(scraped.credits, scraped.cost_micros)
     return Finish(settlement.succeed(ref, task, result, spent=spent, now=env.now()))
 
 
-def judge_failure(env: Env, job: Job, ref: TaskRef, task: Task, miss: NotScraped) -> Retry | Finish:
-    spent = Spent(miss.credits, miss.cost_micros)
+def judge_failure(
+    env: Context, job: Job, ref: TaskRef, task: Task, miss: NotScraped
+) -> Retry | Finish:
+    spent = Cost(miss.credits, miss.cost_micros)
     if miss.retryable:
         delay_s = settlement.may_retry(
             task,
@@ -120,19 +125,19 @@ def judge_failure(env: Env, job: Job, ref: TaskRef, task: Task, miss: NotScraped
     return Finish(change)
 
 
-def judge_exhausted(env: Env, ref: TaskRef, task: Task, problem: Problem) -> Finish:
+def judge_exhausted(env: Context, ref: TaskRef, task: Task, problem: Problem) -> Finish:
     """Counted out before it was tried again: it keeps losing its workers."""
     reason = settlement.LOST_WORKER_REASON
-    change = settlement.fail(ref, task, reason, problem, spent=Spent(), now=env.now())
+    change = settlement.fail(ref, task, reason, problem, spent=Cost(), now=env.now())
     return Finish(change)
 
 
-def judge_unreadable(env: Env, ref: TaskRef, task: DamagedTask) -> Finish:
+def judge_unreadable(env: Context, ref: TaskRef, task: DamagedTask) -> Finish:
     """Its row is damaged: nobody knows for certain what was to be fetched."""
     return Finish(settlement.fail_unreadable(ref, task, now=env.now()))
 
 
-def judge_crash(env: Env, job: Job, ref: TaskRef, task: Task, spent: Spent) -> Retry | Finish:
+def judge_crash(env: Context, job: Job, ref: TaskRef, task: Task, spent: Cost) -> Retry | Finish:
     """Our own code crashed over the task: an attempt that failed."""
     crashed = NotScraped(
         reason=FailureReason.OTHER,
@@ -144,16 +149,16 @@ def judge_crash(env: Env, job: Job, ref: TaskRef, task: Task, spent: Spent) -> R
     return judge_failure(env, job, ref, task, crashed)
 
 
-async def hand_back(
-    env: Env,
+async def release_claim(
+    env: Context,
     ref: TaskRef,
     task: Task,
     *,
-    spent: Spent | None = None,
+    spent: Cost | None = None,
     problem: Problem | None = None,
 ) -> None:
     """Gives up a claim without an outcome; a claim that is lost already is fine."""
-    change = settlement.hand_back(ref, task, spent=spent, problem=problem, now=env.now())
+    change = settlement.release_claim(ref, task, spent=spent, problem=problem, now=env.now())
     try:
         await env.commit(change)
     except Unavailable:

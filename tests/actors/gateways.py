@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from actors.tree import LocalSignals, Mailboxes
-from conveyor.domain.budget import Price
+from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.model import FailureReason
 from conveyor.domain.problems import make_problem
 from conveyor.ports.gateway import (
@@ -20,7 +20,7 @@ from conveyor.ports.gateway import (
     Scraped,
     ScrapeRequest,
 )
-from conveyor.usecases.env import Policy
+from conveyor.usecases.context import RuntimeConfig
 from tests.actors.world import World, a_page, make_world
 
 
@@ -106,7 +106,7 @@ def a_failure(report: GatewayReport) -> NotScraped:
 def make_remote_world(gateway: PlanGateway, *, capacity: int = 200) -> World:
     """A world whose pages are fetched by a gateway elsewhere."""
     world = make_world(capacity=capacity)
-    env = replace(world.env, policy=Policy(targets=None))
+    env = replace(world.env, policy=RuntimeConfig(targets=None))
     return replace(world, env=env, gateway=gateway)  # type: ignore[arg-type]
 
 
@@ -115,5 +115,5 @@ def another_process(world: World, owner: str) -> World:
     other = make_world(capacity=world.gate.capacity)
     mail = Mailboxes()
     signals = LocalSignals(mail.discovery.address, mail.streamer.address)
-    env = replace(world.env, owner=owner, signals=signals)
+    env = replace(world.env, process_id=owner, signals=signals)
     return replace(other, env=env, engine=world.engine, mail=mail, gateway=world.gateway)

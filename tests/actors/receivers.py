@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import trio
 
-from conveyor.domain.addresses import TargetPolicy
+from conveyor.domain.submit.ssrf import TargetPolicy
 from conveyor.engines.http.webhook import WebhookNotifier
-from conveyor.net.dialer import default_tls
-from conveyor.net.errors import ConnectFailed
-from conveyor.net.pool import HttpPool
+from conveyor.http_client.connector import default_tls
+from conveyor.http_client.errors import ConnectFailed
+from conveyor.http_client.pool import HttpPool
 from conveyor.ports.clock import Clock
 
 TLS = default_tls()

@@ -13,12 +13,12 @@ from trio.testing import MockClock
 
 from conveyor.domain import limits
 from conveyor.domain.ids import CallerId, JobId, LeaseId, RunId
-from conveyor.domain.waiting import WaitReason
+from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.gateway import Contact
-from conveyor.usecases import outlook, runs
+from conveyor.usecases import run_progress, runs
 from conveyor.usecases.jobs import Accepted
-from conveyor.usecases.lookups import totals_of
+from conveyor.usecases.lookup import totals_of
 from tests.actors.faults import Faults, faulty
 from tests.actors.gateways import PlanGateway, another_process, make_remote_world
 from tests.actors.world import CALLER, World, urls
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 async def reason_of(world: World, accepted: Accepted) -> WaitReason | None:
     run = await world.run_of(accepted)
-    seen = await outlook.look_at(world.env, run, await totals_of(world.env, run))
+    seen = await run_progress.load_progress(world.env, run, await totals_of(world.env, run))
     return None if seen.waiting_on is None else seen.waiting_on.reason
 
 
@@ -301,7 +301,7 @@ async def test_a_receipt_counts_calls_that_another_process_cut_off(
 ) -> None:
     gateway = PlanGateway(plan=8, think_s=60.0)
     world = make_remote_world(gateway)
-    idle = replace(world, env=replace(world.env, owner="api"))
+    idle = replace(world, env=replace(world.env, process_id="api"))
 
     async with world.working():
         await world.ended(await world.submit(urls(1)))

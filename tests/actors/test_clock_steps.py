@@ -10,9 +10,9 @@ from conveyor.domain.ids import JobId
 from conveyor.domain.lifecycle import RUN_VISIBLE
 from conveyor.domain.model import RunStatus
 from conveyor.domain.queries import RunsOf
-from conveyor.domain.schedules import Cron, Overlap
-from conveyor.domain.submission import TaskDraft
-from conveyor.usecases import schedules
+from conveyor.domain.schedule.schedule import Cron, Overlap
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.usecases import schedule
 from conveyor.usecases.jobs import Submission
 from tests.actors.world import CALLER, SetClock, World, make_world, urls
 
@@ -69,13 +69,13 @@ async def test_a_schedule_fires_every_minute_while_the_clock_goes_ahead_and_come
     world = make_world(clock=clock)
     async with world.working():
         request = Submission(drafts=[TaskDraft(url="https://example.com/")])
-        made = await schedules.submit(
+        made = await schedule.submit(
             world.env,
             CALLER,
             request,
             Cron("* * * * *", "UTC"),
             Overlap.SKIP,
-            job_id=JobId(world.env.mint()),
+            job_id=JobId(world.env.new_id()),
         )
         job_id = made.job.job_id
         counts = []

@@ -19,8 +19,8 @@ from conveyor.domain import limits
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Notice, NoticeStatus, Webhook
 from conveyor.domain.queries import NoticesOf
-from conveyor.usecases import hmac_keys
-from conveyor.usecases.env import Env
+from conveyor.usecases import webhook as hmac_keys
+from conveyor.usecases.context import Context
 from conveyor.usecases.jobs import Accepted
 from tests.actors.receivers import Heard, Internet
 from tests.actors.world import CALLER, World, make_world, urls
@@ -55,11 +55,11 @@ async def scraped(world: World, internet: Internet, count: int, webhook: Webhook
     return accepted
 
 
-async def told(env: Env, job_id: JobId) -> list[Notice]:
+async def told(env: Context, job_id: JobId) -> list[Notice]:
     return await env.store.find(NoticesOf(job_id=job_id, limit=1000))
 
 
-async def a_backlog(env: Env, url: str, count: int, first: int = 0) -> list[Notice]:
+async def a_backlog(env: Context, url: str, count: int, first: int = 0) -> list[Notice]:
     """Events of as many runs, all due, for one receiver."""
     job_id = JobId(a_ulid(first))
     notices = [

@@ -14,28 +14,22 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.domain.changes import (
-    AnyKey,
-    ExportKey,
-    NoticeKey,
-    RunKey,
-    TaskKey,
-)
-from conveyor.domain.export import ExportFormat, ExportStatus
+from conveyor.domain.changes import AnyKey, ExportKey, NoticeKey, RunKey, TaskKey
+from conveyor.domain.export.export import ExportFormat, ExportStatus
 from conveyor.domain.model import Task, TaskStatus, Webhook
 from conveyor.domain.queries import NoticesOf
-from conveyor.engines.aws.dynamo import DynamoStore
-from conveyor.engines.aws.dynamo.expressions import key_item
-from conveyor.engines.aws.dynamo.layout import place_of
-from conveyor.engines.embedded import open_engine
-from conveyor.engines.embedded.rows import TABLES
-from conveyor.engines.embedded.store import SqliteStore
+from conveyor.engines.aws.dynamodb import DynamoStore
+from conveyor.engines.aws.dynamodb.expressions import key_item
+from conveyor.engines.aws.dynamodb.keys import item_key
+from conveyor.engines.sqlite import open_engine
+from conveyor.engines.sqlite.row_mapping import TABLES
+from conveyor.engines.sqlite.store import SqliteStore
 from conveyor.engines.system import VirtualClock
 from conveyor.ports.store import Store
-from conveyor.simulation.faults import Faults
-from conveyor.simulation.hands import VirtualHands
-from conveyor.simulation.models import AwsModel, Fate
-from conveyor.usecases import audits, exports
+from conveyor.simulation.faults.faults import Faults
+from conveyor.simulation.models import AwsModel, FaultSource
+from conveyor.simulation.virtual_executor import VirtualExecutor
+from conveyor.usecases import audit, export
 from conveyor.usecases.jobs import Accepted
 from tests.actors.world import CALLER, World, make_world, urls
 from tests.aws import a_modelled_engine
@@ -49,10 +43,10 @@ Open = Callable[[Path], Any]
 
 @asynccontextmanager
 async def _embedded(data_dir: Path) -> AsyncIterator[Engine]:
-    hands = VirtualHands(Faults({}, Random(1)), Random(1))
+    executor = VirtualExecutor(Faults({}, Random(1)), Random(1))
     clock = VirtualClock(1_700_000_000.0)
     async with open_engine(
-        data_dir, clock=clock, random=Random(1), owner="tests", hands=hands
+        data_dir, clock=clock, random=Random(1), owner="tests", executor=executor
     ) as engine:
         yield engine
 
@@ -60,7 +54,7 @@ async def _embedded(data_dir: Path) -> AsyncIterator[Engine]:
 @asynccontextmanager
 async def _aws(data_dir: Path) -> AsyncIterator[Engine]:
     clock = VirtualClock(1_700_000_000.0)
-    model = AwsModel(clock=ServerClock(clock), fate=Fate(random=Random(1)))
+    model = AwsModel(clock=ServerClock(clock), fault_source=FaultSource(random=Random(1)))
     yield cast("Engine", await a_modelled_engine(model, NAMES, clock=clock, random=Random(1)))
 
 
@@ -98,7 +92,7 @@ async def spoil(store: Store, key: AnyKey, **fields: str | bytes) -> None:
         texts = {name: as_text(value) for name, value in fields.items()}
         params = {
             "TableName": NAMES.table,
-            "Key": key_item(place_of(key)),
+            "Key": key_item(item_key(key)),
             "UpdateExpression": "SET " + ", ".join(f"#{name} = :{name}" for name in fields),
             "ExpressionAttributeNames": {f"#{name}": name for name in fields},
             "ExpressionAttributeValues": {f":{name}": {"S": each} for name, each in texts.items()},
@@ -149,7 +143,7 @@ async def test_a_damaged_task_fails_unfetched_and_its_neighbours_do_not_notice(
     assert failed.task_id == damaged.task_id
     assert failed.problem is not None
     assert failed.problem.code == "row_damaged"
-    assert (await audits.audit(world.env, run)).differences == []
+    assert (await audit.audit(world.env, run)).differences == []
     assert not has_crashed_actor(caplog)
 
 
@@ -236,8 +230,8 @@ async def test_a_damaged_export_does_not_hold_up_another(
         await world.ended(accepted)
 
     bad, good = [
-        await exports.start(
-            world.env, CALLER, job_id, run_id, ExportFormat.CSV, export_id=world.env.mint()
+        await export.start(
+            world.env, CALLER, job_id, run_id, ExportFormat.CSV, export_id=world.env.new_id()
         )
         for _ in range(2)
     ]
@@ -247,7 +241,7 @@ async def test_a_damaged_export_does_not_hold_up_another(
             status = good.status
             while status is not ExportStatus.COMPLETED:
                 await trio.sleep(0.1)
-                seen = await exports.own_export(world.env, CALLER, job_id, run_id, good.export_id)
+                seen = await export.own_export(world.env, CALLER, job_id, run_id, good.export_id)
                 status = seen.status
 
     assert not has_crashed_actor(caplog)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import trio
 from trio.testing import MockClock
 
-from actors.gate import FairGate
+from actors.fair_limiter import FairLimiter
 from actors.tree import Mailboxes
 from tests.actors.world import make_world, urls
 
@@ -41,7 +41,7 @@ async def test_what_a_drained_worker_left_is_fetched_once_by_the_next(
         await trio.sleep(5)
         await world.gate.drain()
 
-    heir = replace(world, mail=Mailboxes(), gate=FairGate(capacity=50))
+    heir = replace(world, mail=Mailboxes(), gate=FairLimiter(capacity=50))
     async with heir.working():
         _, totals = await heir.ended(accepted)
 

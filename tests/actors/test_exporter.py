@@ -8,14 +8,15 @@ import trio
 from trio.testing import MockClock
 
 from actors.exporter import Exporter
-from conveyor.domain import exporting, limits
+from conveyor.domain import limits
 from conveyor.domain.changes import ExportKey
-from conveyor.domain.export import Export, ExportFormat, ExportStatus
+from conveyor.domain.export import progress
+from conveyor.domain.export.export import Export, ExportFormat, ExportStatus
 from conveyor.domain.ids import CallerId
 from conveyor.domain.model import Run
 from conveyor.ports.blobs import Blobs
-from conveyor.usecases import exports
-from conveyor.usecases.env import Env
+from conveyor.usecases import export as exports
+from conveyor.usecases.context import Context
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, World, make_world, urls
 from tests.builders import a_change, update
@@ -27,12 +28,12 @@ async def an_ended_run(world: World) -> Run:
     return run
 
 
-async def asked(env: Env, run: Run) -> Export:
+async def asked(env: Context, run: Run) -> Export:
     kind = ExportFormat.ZIP
-    return await exports.start(env, CALLER, run.job_id, run.run_id, kind, export_id=env.mint())
+    return await exports.start(env, CALLER, run.job_id, run.run_id, kind, export_id=env.new_id())
 
 
-async def status_of(env: Env, export: Export) -> ExportStatus | None:
+async def status_of(env: Context, export: Export) -> ExportStatus | None:
     key = ExportKey(export.job_id, export.run_id, export.export_id)
     current = await env.store.read(key)
     return None if current is None else current.status
@@ -90,7 +91,7 @@ async def test_an_export_that_a_lost_process_had_is_taken_up_when_its_claim_laps
     world = make_world()
     run = await an_ended_run(world)
     export = await asked(world.env, run)
-    await world.env.commit(exporting.take_up(export, now=world.env.now()))
+    await world.env.commit(progress.take_up(export, now=world.env.now()))
 
     async with world.working():
         await trio.sleep(limits.EXPORT_CLAIM_S / 2)
@@ -155,7 +156,7 @@ async def test_a_callers_large_exports_do_not_hold_up_anothers(autojump_clock: M
         nursery.start_soon(hoarder.run)
         await trio.sleep(5)
         export = await exports.start(
-            slow, other, theirs.job_id, theirs.run_id, ExportFormat.ZIP, export_id=slow.mint()
+            slow, other, theirs.job_id, theirs.run_id, ExportFormat.ZIP, export_id=slow.new_id()
         )
         await trio.sleep(5)
         assert await status_of(slow, export) is ExportStatus.RUNNING

@@ -13,9 +13,10 @@ from trio.testing import MockClock
 from actors.lease_heartbeater import LeaseHeartbeater
 from actors.messages import HeartbeaterMessage, Hold, Release
 from actors.runtime import Address, Mailbox
-from conveyor.domain import limits, settlement
+from conveyor.domain import limits
 from conveyor.domain.ids import LeaseId
-from conveyor.domain.settlement import Claimed
+from conveyor.domain.run import settlement
+from conveyor.domain.run.settlement import Claimed
 from conveyor.ports.queue import Message
 from conveyor.usecases import tasks
 from tests.actors.faults import Faults, faulty
@@ -72,7 +73,7 @@ async def test_work_that_lost_its_lease_is_cancelled(autojump_clock: MockClock) 
             await world.env.coordinator.release([lease_id])
             await trio.sleep_forever()
 
-    assert trio.current_time() < 2 * limits.BEAT_S
+    assert trio.current_time() < 2 * limits.HEARTBEAT_S
 
 
 async def test_work_whose_message_went_to_another_is_cancelled_before_it_would_have_come_back(
@@ -160,7 +161,7 @@ async def test_what_is_over_before_it_is_due_is_not_extended(autojump_clock: Moc
         await heartbeater.tell(Hold(lease_id, message, claim, trio.CancelScope()))
         await trio.sleep(LeaseHeartbeater(env=world.env).due_s - 1)
         before_due = await world.env.store.read(settlement.task_key(message.ref))
-        await trio.sleep(limits.BEAT_S)
+        await trio.sleep(limits.HEARTBEAT_S)
         after = await world.env.store.read(settlement.task_key(message.ref))
 
     assert before is not None

@@ -11,7 +11,7 @@ from actors.runtime import Supervisor
 from conveyor.domain.model import NoticeStatus, RunStatus, TaskStatus, Webhook
 from conveyor.domain.queries import DueNotices
 from conveyor.usecases import jobs
-from conveyor.usecases.env import Policy
+from conveyor.usecases.context import RuntimeConfig
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, World, make_world, urls
 
@@ -49,7 +49,7 @@ async def test_a_list_that_nobody_walks_is_found_by_the_sweeper(
     autojump_clock: MockClock,
 ) -> None:
     world = deaf(make_world(think_s=0))
-    policy = Policy(sync_tasks_max=100)
+    policy = RuntimeConfig(sync_tasks_max=100)
     world = replace(world, env=replace(world.env, policy=policy))
 
     async with world.working():
@@ -65,7 +65,7 @@ async def test_a_list_that_cannot_be_read_stops_its_run_with_a_reason(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
-    policy = Policy(sync_tasks_max=100)
+    policy = RuntimeConfig(sync_tasks_max=100)
     world = replace(world, env=replace(world.env, policy=policy))
     accepted = await world.submit(urls(150))
     await world.env.blobs.delete_prefix(f"sources/{accepted.job.job_id}")

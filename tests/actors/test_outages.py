@@ -14,7 +14,7 @@ from conveyor.domain.errors import Conflict
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run, RunStatus
 from conveyor.usecases import runs
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import World, make_world, urls
 
@@ -72,7 +72,7 @@ async def test_a_stop_that_cannot_be_finished_for_all_the_changes_is_finished_la
 ) -> None:
     tries, finish = count(1), runs.finish_stop
 
-    async def contended(env: Env, job_id: JobId, run_id: RunId) -> Run | None:
+    async def contended(env: Context, job_id: JobId, run_id: RunId) -> Run | None:
         if next(tries) <= 4:
             raise Conflict("The run is changing too fast; try again.", retry_after_s=1)
         return await finish(env, job_id, run_id)

@@ -15,12 +15,12 @@ from trio.testing import MockClock
 
 from conveyor.domain.changes import Change, TaskKey, Update, Verdict
 from conveyor.domain.model import TaskStatus
-from conveyor.domain.waiting import WaitReason
+from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.gateway import Outcome, ScrapeRequest
+from conveyor.ports.secret_box import CannotUnseal
 from conveyor.ports.store import Store
-from conveyor.ports.vault import Unsealable
-from conveyor.usecases import outlook
-from conveyor.usecases.lookups import totals_of
+from conveyor.usecases import run_progress
+from conveyor.usecases.lookup import totals_of
 from tests.actors.world import a_page, make_world, urls
 
 POISON = urls(1)[0]
@@ -36,7 +36,7 @@ def crashes(caplog: pytest.LogCaptureFixture, text: str) -> int:
     "error",
     [
         ValueError("Exceeds the limit (4300 digits) for integer string conversion"),
-        Unsealable(),
+        CannotUnseal(),
         AssertionError(),
         ExceptionGroup("", [KeyError("a")]),
         RecursionError(),
@@ -135,7 +135,7 @@ async def test_a_worker_out_of_resources_puts_its_tasks_off_and_says_so(
         accepted = await world.submit(urls(100), max_attempts=1)
         await trio.sleep(30)
         run = await world.run_of(accepted)
-        seen = await outlook.look_at(world.env, run, await totals_of(world.env, run))
+        seen = await run_progress.load_progress(world.env, run, await totals_of(world.env, run))
         calls = world.gateway.calls.total()
         _, totals = await world.ended(accepted)
 

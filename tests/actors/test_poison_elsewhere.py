@@ -13,12 +13,13 @@ from trio.testing import MockClock
 from actors.messages import RunChanged
 from conveyor.domain import limits
 from conveyor.domain.changes import JobKey
-from conveyor.domain.export import ExportFormat, ExportStatus
+from conveyor.domain.export.export import ExportFormat, ExportStatus
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Webhook
 from conveyor.domain.queries import NoticesOf
-from conveyor.ports.notifier import Delivered, Message, NotDelivered
-from conveyor.usecases import exports, runs
+from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
+from conveyor.usecases import export as exports
+from conveyor.usecases import runs
 from tests.actors.world import CALLER, make_world, urls
 
 
@@ -90,7 +91,7 @@ async def test_an_export_that_crashes_its_maker_fails_after_a_few_tries(
             accepted.job.job_id,
             run_id,
             ExportFormat.CSV,
-            export_id=world.env.mint(),
+            export_id=world.env.new_id(),
         )
         await trio.sleep(900)
 
@@ -150,7 +151,7 @@ async def test_a_run_that_crashes_the_sweeper_does_not_hide_those_behind_it(
 ) -> None:
     world = make_world(think_s=5.0)
     looked: set[str] = set()
-    look = runs.look
+    look = runs.complete_if_done
 
     async def picky(env: Any, job_id: Any, run_id: Any) -> bool:
         looked.add(run_id)
@@ -161,7 +162,7 @@ async def test_a_run_that_crashes_the_sweeper_does_not_hide_those_behind_it(
     async with world.working():
         accepted = [await world.submit(urls(2)) for _ in range(3)]
         ids = [each.run.run_id for each in accepted]
-        monkeypatch.setattr(runs, "look", picky)
+        monkeypatch.setattr(runs, "complete_if_done", picky)
         await trio.sleep(60)
 
     assert looked == set(ids)

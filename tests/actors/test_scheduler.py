@@ -18,10 +18,11 @@ from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.lifecycle import RUN_VISIBLE
 from conveyor.domain.model import Job, Run, RunStatus
 from conveyor.domain.queries import RunsOf
-from conveyor.domain.schedules import Cron, Overlap, Rate, RateUnit, Rule, Schedule
-from conveyor.domain.submission import TaskDraft
-from conveyor.usecases import reruns, runs, schedules
-from conveyor.usecases.env import Env
+from conveyor.domain.schedule.schedule import Cron, Overlap, Rate, RateUnit, Rule, Schedule
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.usecases import rerun, runs
+from conveyor.usecases import schedule as schedules
+from conveyor.usecases.context import Context
 from conveyor.usecases.jobs import Submission
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, World, make_world, urls
@@ -33,17 +34,17 @@ async def schedule(
     world: World, rule: Rule = EVERY_MINUTE, overlap: Overlap = Overlap.SKIP, *, count: int = 2
 ) -> Job:
     request = Submission(drafts=[TaskDraft(url=url) for url in urls(count)])
-    job_id = JobId(world.env.mint())
+    job_id = JobId(world.env.new_id())
     made = await schedules.submit(world.env, CALLER, request, rule, overlap, job_id=job_id)
     return made.job
 
 
-async def runs_of(env: Env, job: Job) -> list[Run]:
+async def runs_of(env: Context, job: Job) -> list[Run]:
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, limit=1_000)
     return (await env.store.find(query))[::-1]
 
 
-async def row_of(env: Env, job: Job) -> Schedule:
+async def row_of(env: Context, job: Job) -> Schedule:
     row = await env.store.read(ScheduleKey(job.job_id))
     assert row is not None
     return row
@@ -134,8 +135,8 @@ async def test_schedules_that_wait_keep_no_other_waiting(autojump_clock: MockClo
     world = make_world()
     held = [await schedule(world, overlap=Overlap.QUEUE) for _ in range(7)]
     for job in held:
-        run_id = RunId(world.env.mint())
-        await reruns.rerun(world.env, CALLER, job.job_id, retry=None, run_id=run_id)
+        run_id = RunId(world.env.new_id())
+        await rerun.rerun(world.env, CALLER, job.job_id, retry=None, run_id=run_id)
     await trio.sleep(60)
     job = await schedule(world)
 

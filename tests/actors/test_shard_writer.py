@@ -12,19 +12,13 @@ from trio.testing import MockClock
 from actors.messages import Settle, ShardWriterMessage
 from actors.runtime import Address, Mailbox, Reply
 from actors.shard_writer import ShardWriter
-from conveyor.domain import settlement
 from conveyor.domain.changes import Change
 from conveyor.domain.model import Result, RunStatus, Task
-from conveyor.domain.settlement import (
-    Claimed,
-    LostClaim,
-    Settled,
-    SettleVerdict,
-    Spent,
-)
+from conveyor.domain.run import settlement
+from conveyor.domain.run.settlement import Claimed, Cost, LostClaim, Settled, SettleVerdict
 from conveyor.ports.queue import Message
 from conveyor.usecases import tasks
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 from conveyor.usecases.jobs import Accepted
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import World, make_world, urls
@@ -33,7 +27,7 @@ RESULT = Result("jobs/j/runs/r/t/1", 3, "0" * 64, "text/html", 200)
 
 
 @asynccontextmanager
-async def writing(world: World, env: Env) -> AsyncGenerator[Address[ShardWriterMessage], None]:
+async def writing(world: World, env: Context) -> AsyncGenerator[Address[ShardWriterMessage], None]:
     mailbox: Mailbox[ShardWriterMessage] = Mailbox(capacity=1_000)
     async with trio.open_nursery() as nursery:
         writer = ShardWriter(env=env, metrics=world.metrics)
@@ -64,7 +58,7 @@ async def settle(
 
 def succeeded(world: World, message: Message, task: Task) -> Change:
     now = world.env.now()
-    return settlement.succeed(message.ref, task, RESULT, spent=Spent(), now=now)
+    return settlement.succeed(message.ref, task, RESULT, spent=Cost(), now=now)
 
 
 async def test_the_last_settle_completes_the_run_and_acks_its_messages(
@@ -107,7 +101,7 @@ async def test_one_lost_claim_does_not_spoil_the_group(autojump_clock: MockClock
     accepted = await world.submit(urls(3))
     pairs = await claimed_tasks(world, accepted)
     (lost_message, lost_task), *others = pairs
-    await tasks.hand_back(world.env, lost_message.ref, lost_task)
+    await tasks.release_claim(world.env, lost_message.ref, lost_task)
 
     verdicts: list[SettleVerdict] = []
     async with writing(world, world.env) as writer, trio.open_nursery() as nursery:

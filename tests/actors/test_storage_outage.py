@@ -13,14 +13,14 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain import limits
-from conveyor.domain.budget import BudgetCap, Price, Unit
+from conveyor.domain.backpressure.budget import BudgetCap, Price, Unit
 from conveyor.domain.changes import BudgetKey, StatsKey
-from conveyor.domain.waiting import WaitReason
+from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import StorageFull, Unavailable
 from conveyor.ports.gateway import Outcome, ScrapeRequest
-from conveyor.usecases import outlook
-from conveyor.usecases.lookups import totals_of
+from conveyor.usecases import run_progress
+from conveyor.usecases.lookup import totals_of
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import World, a_miss, a_page, make_world, urls
 
@@ -88,7 +88,7 @@ async def test_a_run_that_waits_for_storage_says_so(autojump_clock: MockClock) -
         accepted = await world.submit(urls(30))
         await trio.sleep(20)
         run = await world.run_of(accepted)
-        seen = await outlook.look_at(world.env, run, await totals_of(world.env, run))
+        seen = await run_progress.load_progress(world.env, run, await totals_of(world.env, run))
         blobs.error = None
         await trio.sleep(30)
         await world.ended(accepted)

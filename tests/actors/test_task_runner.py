@@ -16,8 +16,8 @@ from conveyor.domain import limits
 from conveyor.domain.changes import Change, TaskKey, Verdict
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.model import FailureReason, RunStatus
-from conveyor.domain.waiting import WaitReason
-from conveyor.ports.coordinator import Coordinator, Door
+from conveyor.domain.run.wait_reason import WaitReason
+from conveyor.ports.coordinator import Coordinator, HostPool
 from conveyor.ports.errors import PartlyUnavailable
 from conveyor.ports.gateway import Deferred, Outcome, ScrapeRequest
 from conveyor.ports.store import Store
@@ -26,7 +26,9 @@ from tests.actors.faults import Faults, faulty
 from tests.actors.world import a_miss, a_page, make_world, urls
 
 
-@pytest.mark.parametrize("think_s", [limits.BEAT_S - 0.02, limits.BEAT_S, limits.BEAT_S + 0.02])
+@pytest.mark.parametrize(
+    "think_s", [limits.HEARTBEAT_S - 0.02, limits.HEARTBEAT_S, limits.HEARTBEAT_S + 0.02]
+)
 async def test_a_retry_that_is_settled_during_a_beat_comes_back_on_time(
     autojump_clock: MockClock, think_s: float
 ) -> None:
@@ -192,8 +194,10 @@ class RememberingCoordinator:
         self.leases += acquired
         return acquired
 
-    async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
-        entered = await self.inner.enter(doors, ttl_s=ttl_s)
+    async def acquire_hosts(
+        self, pools: Sequence[HostPool], *, ttl_s: float
+    ) -> list[LeaseId | None]:
+        entered = await self.inner.acquire_hosts(pools, ttl_s=ttl_s)
         self.leases += [lease_id for lease_id in entered if lease_id is not None]
         return entered
 
@@ -206,11 +210,11 @@ class RememberingCoordinator:
     async def count(self, run_id: RunId) -> int:
         return await self.inner.count(run_id)
 
-    async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
-        await self.inner.leave_marks(owner, marks, ttl_s=ttl_s)
+    async def put_status(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+        await self.inner.put_status(owner, marks, ttl_s=ttl_s)
 
-    async def marks_on(self, subject: str) -> list[str]:
-        return await self.inner.marks_on(subject)
+    async def list_status(self, subject: str) -> list[str]:
+        return await self.inner.list_status(subject)
 
 
 async def test_work_that_lost_its_lease_is_handed_back_at_once(autojump_clock: MockClock) -> None:
@@ -227,7 +231,7 @@ async def test_work_that_lost_its_lease_is_handed_back_at_once(autojump_clock: M
     assert totals.successful == 1
     assert world.gateway.calls.total() == 2
     assert run.ended_at is not None
-    assert run.ended_at - run.created_at < limits.BEAT_S + 25 + 5
+    assert run.ended_at - run.created_at < limits.HEARTBEAT_S + 25 + 5
 
 
 async def test_the_next_page_is_fetched_while_the_last_is_being_written(

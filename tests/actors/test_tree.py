@@ -13,8 +13,8 @@ from conveyor.domain.ids import CallerId, RunId
 from conveyor.domain.model import FailureReason, PauseState, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.problems import make_problem
 from conveyor.ports.gateway import NotScraped, Outcome, ScrapeRequest
-from conveyor.usecases import open_jobs, runs
-from conveyor.usecases.reruns import rerun
+from conveyor.usecases import add_tasks, runs
+from conveyor.usecases.rerun import rerun
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, a_miss, a_page, make_world, urls
 
@@ -185,7 +185,7 @@ async def test_an_account_error_fails_the_run_and_a_rerun_takes_up_what_is_left(
             CALLER,
             accepted.job.job_id,
             retry=frozenset({TaskStatus.PENDING}),
-            run_id=RunId(world.env.mint()),
+            run_id=RunId(world.env.new_id()),
         )
         run, totals_again = await world.ended(again)
 
@@ -251,7 +251,7 @@ async def test_lists_of_any_length_are_worked_off_completely(
     async with world.working():
         accepted = await world.submit(urls(count), is_open=count == 0)
         if count == 0:
-            await open_jobs.close(world.env, CALLER, accepted.job.job_id)
+            await add_tasks.close(world.env, CALLER, accepted.job.job_id)
         run, totals = await world.ended(accepted)
 
     assert run.status is RunStatus.COMPLETED
@@ -263,7 +263,7 @@ async def test_lists_of_any_length_are_worked_off_completely(
 async def test_a_lease_that_is_between_two_tasks_at_every_beat_does_not_age_out(
     autojump_clock: MockClock, gap_s: float, early_s: float
 ) -> None:
-    world = make_world(capacity=1, think_s=limits.BEAT_S - early_s)
+    world = make_world(capacity=1, think_s=limits.HEARTBEAT_S - early_s)
     slow = faulty(world.env.queue, Faults(latency_s={"receive": gap_s}))
     world = replace(world, env=replace(world.env, queue=slow))
 

@@ -8,12 +8,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.run_poller import WATCH_S
+from actors.poller.poller import WATCH_S
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import PauseState
-from conveyor.ports.signals import Receipt
+from conveyor.ports.worker_signals import TeardownResult
 from conveyor.usecases import jobs, runs
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 from tests.actors.world import CALLER, World, make_world, urls
 
 STOP_S_MAX = 12.0
@@ -28,12 +28,12 @@ class NoSignals:
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> TeardownResult:
         await trio.lowlevel.checkpoint()
-        return Receipt(complete=False)
+        return TeardownResult(complete=False)
 
 
-def _elsewhere(world: World) -> Env:
+def _elsewhere(world: World) -> Context:
     return replace(world.env, signals=NoSignals())
 
 

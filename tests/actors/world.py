@@ -12,28 +12,28 @@ from typing import Any
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.gate import FairGate
+from actors.fair_limiter import FairLimiter
 from actors.runtime import Supervisor, tree
 from actors.tree import LocalSignals, Mailboxes, worker_tree
-from conveyor.domain.addresses import TargetPolicy
-from conveyor.domain.budget import Price
+from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import FailureReason, Run, Task, Webhook
 from conveyor.domain.problems import make_problem
 from conveyor.domain.queries import TasksOf
-from conveyor.domain.submission import TaskDraft
-from conveyor.domain.totals import Totals
+from conveyor.domain.run.counters import Totals
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.engines.memory import MemoryEngine, memory_engine
-from conveyor.engines.system import AesVault, VirtualClock
+from conveyor.engines.system import AesSecretBox, VirtualClock
 from conveyor.ports.clock import Clock
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
-from conveyor.ports.notifier import Delivered, Message, NotDelivered
+from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
 from conveyor.telemetry import Metrics, make_metrics
-from conveyor.usecases.env import Env, Policy
+from conveyor.usecases.context import Context, RuntimeConfig
 from conveyor.usecases.jobs import Accepted, Submission, submit
-from conveyor.usecases.lookups import totals_of
-from conveyor.usecases.reruns import Rerun
+from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.rerun import Rerun
 
 CALLER = CallerId("a caller")
 
@@ -98,12 +98,12 @@ class RecordingNotifier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    env: Env
+    env: Context
     engine: MemoryEngine
     mail: Mailboxes
     gateway: ScriptedGateway
     notifier: RecordingNotifier
-    gate: FairGate
+    gate: FairLimiter
     metrics: Metrics
 
     def supervisor(self) -> Supervisor:
@@ -112,7 +112,7 @@ class World:
             self.mail,
             gateway=self.gateway,
             notifier=self.notifier,
-            gate=self.gate,
+            limiter=self.gate,
             metrics=self.metrics,
         )
 
@@ -128,7 +128,7 @@ class World:
         self, urls: Sequence[str], *, caller: CallerId = CALLER, **fields: Any
     ) -> Accepted:
         request = Submission(drafts=[TaskDraft(url=url) for url in urls], **fields)
-        return await submit(self.env, caller, request, job_id=JobId(self.env.mint()))
+        return await submit(self.env, caller, request, job_id=JobId(self.env.new_id()))
 
     async def run_of(self, accepted: Accepted | Rerun) -> Run:
         key = RunKey(accepted.job.job_id, accepted.run.run_id)
@@ -185,17 +185,17 @@ def make_world(
     gateway = ScriptedGateway(think_s=think_s)
     if script is not None:
         gateway = replace(gateway, script=script)
-    env = Env(
+    env = Context(
         store=engine.store,
         queue=engine.queue,
         blobs=engine.blobs,
         coordinator=engine.coordinator,
         clock=clock,
-        vault=AesVault(bytes(32)),
+        secret_box=AesSecretBox(bytes(32)),
         signals=LocalSignals(mail.discovery.address, mail.streamer.address),
         random=randomness,
-        owner="tests",
-        policy=Policy(targets=TargetPolicy()),
+        process_id="tests",
+        policy=RuntimeConfig(targets=TargetPolicy()),
     )
     return World(
         env=env,
@@ -203,7 +203,7 @@ def make_world(
         mail=mail,
         gateway=gateway,
         notifier=RecordingNotifier(),
-        gate=FairGate(capacity=capacity),
+        gate=FairLimiter(capacity=capacity),
         metrics=make_metrics(CollectorRegistry()),
     )
 

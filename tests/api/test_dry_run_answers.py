@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_inputs import CSV, a_slot, path_of, put
+from tests.api.test_upload import CSV, a_slot, path_of, put
 from tests.api.world import Seen, World, make_world
 
 GOOD = {"url": "https://example.com/"}

@@ -12,11 +12,11 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, caller_id
-from conveyor.domain.submission import TaskDraft
+from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.usecases import jobs
-from conveyor.usecases.feeds import News
+from conveyor.usecases.event_log import EventWakeups
 from conveyor.usecases.jobs import Submission
-from tests.api.test_sockets import Server, served
+from tests.api.server.test_sockets import Server, served
 from tests.api.world import ANNA, BERT, SECRET, World
 
 pytestmark = pytest.mark.slow
@@ -129,10 +129,10 @@ async def test_a_stream_carries_the_events_of_its_caller_only(world: World) -> N
 async def test_what_another_process_did_is_found_without_being_told(world: World) -> None:
     async with served(world) as server, following(server) as reader:
         # The same rows, and readers of its own to wake.
-        other_process = replace(world.env, news=News())
+        other_process = replace(world.env, news=EventWakeups())
         caller = caller_id(ANNA, SECRET)
         asked = Submission(drafts=[TaskDraft(url="https://example.com/")])
-        await jobs.submit(other_process, caller, asked, job_id=JobId(world.env.mint()))
+        await jobs.submit(other_process, caller, asked, job_id=JobId(world.env.new_id()))
         frames = await reader.read(2)
 
     assert [frame["id"] for frame in frames] == ["1", "2"]
@@ -149,7 +149,7 @@ async def test_a_stream_ends_when_the_server_goes(world: World) -> None:
 async def test_a_silent_stream_says_that_it_is_still_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "EVENT_BEAT_S", 0.0)
+    monkeypatch.setattr(limits, "EVENT_HEARTBEAT_S", 0.0)
     async with served(world) as server, following(server) as reader:
         lines = [await reader.line() for _ in range(12)]
 

@@ -88,7 +88,7 @@ async def test_a_deleted_job_leaves_only_the_news_of_its_deletion(world: World) 
     job = await world.submit(1, external_id="secret-name")
     other = await world.submit(1)
     await world.call("DELETE", f"/v1/jobs/{job['job_id']}")
-    await reconcile.scrub_due(world.env)
+    await reconcile.delete_due(world.env)
 
     seen = await world.get("/v1/events")
 
@@ -107,7 +107,7 @@ async def test_a_deleted_run_is_told_of_and_leaves_nothing_else(world: World) ->
     await world.finish(job)
     run_id = job["latest_run"]["run_id"]
     await world.call("DELETE", f"/v1/jobs/{job['job_id']}/runs/{run_id}")
-    await reconcile.scrub_due(world.env)
+    await reconcile.delete_due(world.env)
 
     assert await types_of(world) == ["job.created", "run.deleted"]
 

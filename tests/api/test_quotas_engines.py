@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.domain.quotas import DEFAULTS, Quota, Quotas
+from conveyor.domain.quota import DEFAULTS, Quota, Quotas
 from tests.api.world import ANNA, BERT, Seen, World, make_world
 from tests.conformance.engines import ENGINES, Engine, fresh_engine
 

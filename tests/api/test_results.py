@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from conveyor.domain import limits
-from conveyor.domain.content import content_type_for
 from conveyor.domain.model import Format, Result
+from conveyor.domain.submit.scraper_params import content_type_for
 from tests.api.world import BERT, World
 
 

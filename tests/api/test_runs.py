@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.domain import endings
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import RunFailure
+from conveyor.domain.run import termination
 from conveyor.usecases import runs
 from tests.api.world import World
 
@@ -125,7 +125,7 @@ async def test_a_failed_run_says_why(world: World) -> None:
 async def test_a_run_that_was_stopped_for_a_reason_shows_it(world: World) -> None:
     job = await world.submit(1)
     run = await world.run(job["job_id"], job["latest_run"]["run_id"])
-    change = endings.request_stop(run, reason=endings.INGEST_FAILED, now=world.env.now())
+    change = termination.request_stop(run, reason=termination.INGEST_FAILED, now=world.env.now())
     await world.env.commit(change)
     await runs.finish_stop(world.env, run.job_id, run.run_id)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from conveyor.api.app import make_app
-from conveyor.api.auth import Passthrough
+from conveyor.api.server.app import make_app
+from conveyor.api.server.auth import Passthrough
 from conveyor.telemetry import make_metrics
 from tests.api.world import SECRET, World, make_world
 from tests.usecases.test_task_tokens import Machine

@@ -22,9 +22,10 @@ from zenrows.batch import (
 )
 
 from conveyor.domain.ids import JobId
-from conveyor.sdk.exports import verify_export
-from conveyor.usecases import exports, schedules
-from tests.api.test_sockets import Server, served
+from conveyor.sdk.verify_export import verify_export
+from conveyor.usecases import export as exports
+from conveyor.usecases import schedule
+from tests.api.server.test_sockets import Server, served
 from tests.api.world import ANNA, World
 
 pytestmark = pytest.mark.slow
@@ -172,7 +173,7 @@ async def test_the_client_sees_a_fired_run_and_is_refused_what_a_schedule_does_n
             server, lambda client: refusals(client, job_id, regular["job_id"])
         )
         world.clock.advance(3600)
-        await schedules.fire(world.env, JobId(job_id))
+        await schedule.trigger_schedule(world.env, JobId(job_id))
         run = await _with_sdk(server, lambda client: client.job(job_id).load().data.latest_run)
 
     assert refused == codes
@@ -188,7 +189,7 @@ async def test_the_client_exports_a_run_and_saves_the_archive(world: World, tmp_
     async def see_to_exports() -> None:
         while not (due := await exports.due(world.env, limit=1)):
             await trio.sleep(0.01)
-        await exports.see_to(world.env, due[0])
+        await exports.process(world.env, due[0])
 
     def save(client: Any) -> Any:
         return client.download_all_results(*ids, target, poll_interval=0.01)
@@ -209,7 +210,7 @@ async def test_the_client_is_told_why_an_export_failed(world: World, tmp_path: P
     started = (await world.post(f"/v1/jobs/{ids[0]}/runs/{ids[1]}/exports")).json
     for _ in range(6):
         for export in await exports.due(world.env, limit=1):
-            await exports.see_to(world.env, export)
+            await exports.process(world.env, export)
         world.clock.advance(300)
 
     async with served(world) as server:

@@ -13,25 +13,25 @@ from quart.testing.utils import sentinel
 from quart_trio import QuartTrio
 from werkzeug.datastructures import Headers
 
-from conveyor.api.app import make_app
-from conveyor.api.auth import Passthrough
-from conveyor.domain.addresses import TargetPolicy
+from conveyor.api.server.app import make_app
+from conveyor.api.server.auth import Passthrough
 from conveyor.domain.changes import Applied, RunKey
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import FailureReason, Run, Task, TaskRef, Webhook
 from conveyor.domain.problems import make_problem
 from conveyor.domain.queries import TasksOf
-from conveyor.domain.settlement import Claimed
+from conveyor.domain.run.settlement import Claimed
+from conveyor.domain.submit.ssrf import TargetPolicy
 from conveyor.engines.memory import MemoryEngine, memory_engine
-from conveyor.engines.system.vault import AesVault
+from conveyor.engines.system.aes_secret_box import AesSecretBox
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.gateway import NotScraped, Scraped
-from conveyor.ports.notifier import Delivered, Message, NotDelivered, Unresolved
-from conveyor.ports.signals import Receipt
+from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
+from conveyor.ports.worker_signals import TeardownResult
 from conveyor.telemetry import Metrics, make_metrics
 from conveyor.usecases import runs, tasks
-from conveyor.usecases.env import Env, Policy
-from conveyor.usecases.lookups import own_job
+from conveyor.usecases.context import Context, RuntimeConfig
+from conveyor.usecases.lookup import load_owned_job
 from tests.api import contract
 from tests.builders import ManualClock
 
@@ -47,8 +47,8 @@ class SilentSignals:
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None: ...
 
-    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
-        return Receipt()
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> TeardownResult:
+        return TeardownResult()
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Seen:
 
 @dataclass(slots=True)
 class World:
-    env: Env
+    env: Context
     engine: MemoryEngine
     clock: ManualClock
     metrics: Metrics
@@ -95,7 +95,7 @@ class World:
     receiver: ScriptedReceiver
     is_ready: list[bool] = field(default_factory=lambda: [True])
 
-    def seen_through(self, env: Env) -> World:
+    def seen_through(self, env: Context) -> World:
         """The same world, served by a process that sees it otherwise."""
         app = make_app(
             env,
@@ -182,17 +182,17 @@ class World:
             tasks.judge_success(self.env, ref, held, page, result).change
         )
         assert isinstance(verdict, Applied)
-        await runs.look(self.env, ref.job_id, ref.run_id)
+        await runs.complete_if_done(self.env, ref.job_id, ref.run_id)
 
     async def fail(self, job_id: str, task: Task) -> None:
         """Brings a task to a bad end."""
         ref, held = await self.claim(job_id, task)
         problem = make_problem("target_not_found", "The page does not exist", 404, "404 from there")
         miss = NotScraped(reason=FailureReason.BAD_TARGET, problem=problem, retryable=False)
-        job = await own_job(self.env, (await self.run(job_id, task.run_id)).caller, job_id)
+        job = await load_owned_job(self.env, (await self.run(job_id, task.run_id)).caller, job_id)
         verdict = await self.env.commit(tasks.judge_failure(self.env, job, ref, held, miss).change)
         assert isinstance(verdict, Applied)
-        await runs.look(self.env, ref.job_id, ref.run_id)
+        await runs.complete_if_done(self.env, ref.job_id, ref.run_id)
 
     async def finish(self, submitted: Any) -> list[Task]:
         """Ends every task of a submitted job's run well."""
@@ -220,17 +220,17 @@ def make_world(*, blobs: Blobs | None = None, **policy: Any) -> World:
     clock = ManualClock()
     random = Random(7)
     engine = memory_engine(clock=clock, random=random)
-    env = Env(
+    env = Context(
         store=engine.store,
         queue=engine.queue,
         blobs=blobs or engine.blobs,
         coordinator=engine.coordinator,
         clock=clock,
-        vault=AesVault(SECRET),
+        secret_box=AesSecretBox(SECRET),
         signals=SilentSignals(),
         random=random,
-        owner="test",
-        policy=Policy(**{"targets": TargetPolicy(), **policy}),
+        process_id="test",
+        policy=RuntimeConfig(**{"targets": TargetPolicy(), **policy}),
     )
     metrics = make_metrics(CollectorRegistry())
     is_ready = [True]

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import httpx
 
-from conveyor.domain.quotas import DEFAULTS, Quota
+from conveyor.domain.quota import DEFAULTS, Quota
 from tests.attack.origin import Site, wait_until
 from tests.attack.report import Ground, Report
 from tests.attack.target import Target

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from tests.chaos.page import AWS, write_part
-from tests.chaos.sites import SIDES
+from tests.chaos.site_program import SIDES
 
 
 class Crash(Protocol):

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from conveyor.cli.demo_site import Site
-from conveyor.engines.system.crash import EXIT_CODE
+from conveyor.cli.demo import Site
+from conveyor.engines.system.crash_injection import EXIT_CODE
 from tests.e2e.programs import Server, until
 from tests.e2e.receiver import Receiver
 

@@ -26,8 +26,8 @@ from threading import Lock
 from tests.chaos import page
 from tests.chaos.client import Client
 from tests.chaos.outcomes import BAD, DIED, NOT_PASSED, Outcome, Outcomes, Point
-from tests.chaos.sites import SIDES
-from tests.chaos.stories import STORIES, a_program
+from tests.chaos.scenarios import STORIES, a_program
+from tests.chaos.site_program import SIDES
 from tests.e2e.audit import violations
 from tests.e2e.programs import a_site
 from tests.e2e.receiver import a_receiver

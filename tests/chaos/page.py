@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.chaos.callsites import call_sites
+from tests.chaos.call_sites import call_sites
 from tests.chaos.outcomes import BAD, DIED, NOT_PASSED, Outcome, Outcomes
-from tests.chaos.sites import SIDES
+from tests.chaos.site_program import SIDES
 from tests.chaos.unreached import reason_for
 
 KEPT = Path(__file__).parent / ".matrix.jsonl"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.tears import WAL, tear_log, tear_packs
+from tests.chaos.torn_files import WAL, tear_log, tear_packs
 from tests.e2e.audit import violations
 from tests.e2e.programs import Server, a_server, a_site, until
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.chaos.matrix import die_at, record, sample
 from tests.chaos.outcomes import Point
-from tests.chaos.sites import SIDES
-from tests.chaos.stories import STORIES
+from tests.chaos.scenarios import STORIES
+from tests.chaos.site_program import SIDES
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.cli.demo_site import Site
+from conveyor.cli.demo import Site
 from tests.cli.program import Program, dev_server, site_in_a_thread
 
 

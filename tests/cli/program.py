@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trio
 
-from conveyor.cli.demo_site import Site, running_site
+from conveyor.cli.demo import Site, running_site
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 PATIENCE_S = 60.0

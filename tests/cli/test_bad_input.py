@@ -141,7 +141,7 @@ def test_help_loads_no_engine(program: Program) -> None:
 
     assert ended.code == 0
     assert "conveyor.cli.main" in ended.err
-    for heavy in ("conveyor.bootstrap", "quart", "rich.console", "trio"):
+    for heavy in ("conveyor.bootstrap.runtime", "quart", "rich.console", "trio"):
         assert f" {heavy}\n" not in ended.err
 
 

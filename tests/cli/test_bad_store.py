@@ -10,9 +10,9 @@ from random import Random
 import pytest
 import trio
 
-from conveyor.engines.embedded import open_engine
-from conveyor.engines.system import AesVault, SystemClock
-from conveyor.engines.system.secret_check import check_secret
+from conveyor.engines.sqlite import open_engine
+from conveyor.engines.system import AesSecretBox, SystemClock
+from conveyor.engines.system.aes_secret_box import check_secret
 from tests.attack.volume import small_volume
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_refused
@@ -51,7 +51,7 @@ def test_a_damaged_database_is_named(program: Program, data_dir: Path) -> None:
 def test_another_secret_key_is_refused(
     program: Program, data_dir: Path, role: tuple[str, ...]
 ) -> None:
-    check_secret(data_dir, AesVault(b"k" * 32))
+    check_secret(data_dir, AesSecretBox(b"k" * 32))
 
     ended = program.run(*role, **_settings(data_dir), CONVEYOR_SECRET_KEY="another")
 
@@ -59,7 +59,7 @@ def test_another_secret_key_is_refused(
 
 
 def test_a_lost_secret_key_is_not_made_anew(program: Program, data_dir: Path) -> None:
-    check_secret(data_dir, AesVault(b"k" * 32))
+    check_secret(data_dir, AesSecretBox(b"k" * 32))
 
     assert_refused(program.run("dev", **_settings(data_dir)), "secret.key is missing")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.cli.demo_site import Site, is_missing
+from conveyor.cli.demo import Site, is_missing
 from tests.cli.program import Program, wait_until
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.cli.demo_site import Site, is_flaky, is_missing
+from conveyor.cli.demo import Site, is_flaky, is_missing
 from tests.cli.program import Program, finish, wait_until
 
 pytestmark = pytest.mark.slow

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from conveyor.cli.demo_site import Site
+from conveyor.cli.demo import Site
+from tests.cli.jobs.test_jobs import submit, told
 from tests.cli.program import Program, wait_until
-from tests.cli.test_jobs import submit, told
 from tests.e2e.receiver import a_receiver
 
 pytestmark = pytest.mark.slow

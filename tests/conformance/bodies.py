@@ -11,9 +11,9 @@ from random import Random
 import pytest
 import trio
 
-from conveyor.engines.aws.blobs import S3Blobs
-from conveyor.engines.aws.boto import open_boto_plane
-from conveyor.engines.aws.seam import Seam
+from conveyor.engines.aws.client.boto_transport import open_boto_transport
+from conveyor.engines.aws.client.client import AwsClient
+from conveyor.engines.aws.s3.blobs import S3Blobs
 from conveyor.engines.system import SystemClock
 from conveyor.ports.blobs import Blobs
 from tests.aws import a_lean_plane, a_seam, an_access
@@ -45,26 +45,30 @@ async def s3_blobs(url: str) -> AsyncIterator[S3Blobs]:
     """In a bucket that is empty before and after: a server has room for few of them."""
     access = an_access(s3=url)
     if url not in _MADE:
-        async with open_boto_plane(access) as plane:
-            await a_seam(plane).call("s3", "CreateBucket", {"Bucket": BUCKET})
+        async with open_boto_transport(access) as transport:
+            await a_seam(transport).call("s3", "CreateBucket", {"Bucket": BUCKET})
         _MADE.add(url)
-    async with a_lean_plane(access) as plane:
-        seam = a_seam(plane)
+    async with a_lean_plane(access) as transport:
+        client = a_seam(transport)
         try:
             yield S3Blobs(
-                seam=seam, presigner=plane, clock=SystemClock(), random=Random(1), bucket=BUCKET
+                client=client,
+                presigner=transport,
+                clock=SystemClock(),
+                random=Random(1),
+                bucket=BUCKET,
             )
         finally:
-            await _clear(seam)
+            await _clear(client)
 
 
-async def _clear(seam: Seam) -> None:
+async def _clear(client: AwsClient) -> None:
     with trio.CancelScope(shield=True):
-        listed = await seam.call("s3", "ListObjectsV2", {"Bucket": BUCKET})
+        listed = await client.call("s3", "ListObjectsV2", {"Bucket": BUCKET})
         objects = [{"Key": each["Key"]} for each in listed.get("Contents", ())]
         if objects:
             params = {"Bucket": BUCKET, "Delete": {"Objects": objects, "Quiet": True}}
-            await seam.call("s3", "DeleteObjects", params)
+            await client.call("s3", "DeleteObjects", params)
 
 
 BLOBS: dict[str, OpenBlobs] = {

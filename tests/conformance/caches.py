@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from conveyor.engines.redis.cache import RedisCache
-from conveyor.engines.redis.link import open_link
+from conveyor.engines.redis.connection import open_link
 from conveyor.ports.cache import Cache
 from conveyor.ports.clock import Clock
-from conveyor.simulation.models import Fate, RedisModel
+from conveyor.simulation.models import FaultSource, RedisModel
 from tests.conformance.coordinators import REDIS_ANSWER_S, LinkAt, a_space
 
 
@@ -32,7 +32,7 @@ async def _on_modelled_redis(
 
 
 def a_modelled_cache(clock: Clock) -> RedisCache:
-    model = RedisModel(clock=clock, fate=Fate(random=Random(1)))
+    model = RedisModel(clock=clock, fault_source=FaultSource(random=Random(1)))
     return RedisCache(model.link(), Random(1), space="s")
 
 

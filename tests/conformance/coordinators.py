@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from conveyor.engines.aws.coordinator import DynamoCoordinator
+from conveyor.engines.redis.connection import CoredisConnection, Script, open_link
 from conveyor.engines.redis.coordinator import RedisCoordinator
-from conveyor.engines.redis.link import RedisLink, Script, open_link
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
-from conveyor.simulation.models import Fate, RedisModel
+from conveyor.simulation.models import FaultSource, RedisModel
 from tests.aws import a_lean_plane, a_seam, an_access
 from tests.builders import ServerClock
 from tests.conformance.engines import ENGINES
@@ -24,10 +24,10 @@ from tests.conformance.engines import ENGINES
 REDIS_ANSWER_S = 60.0
 
 
-class LinkAt(RedisLink):
+class LinkAt(CoredisConnection):
     """Scripts run on the real server, but take the time from a clock of ours."""
 
-    def __init__(self, inner: RedisLink, clock: Clock) -> None:
+    def __init__(self, inner: CoredisConnection, clock: Clock) -> None:
         vars(self).update(vars(inner))
         self._clock = clock
 
@@ -35,7 +35,7 @@ class LinkAt(RedisLink):
         now = f"{{ {int(self._clock.steady())}, {int(self._clock.steady() % 1 * 1e6)} }}"
         text = script.text.replace("redis.call('TIME')", now)
         assert now in text
-        return await (await self._contact()).eval(text, keys, args)
+        return await (await self._get_client()).eval(text, keys, args)
 
 
 def a_space() -> str:
@@ -66,7 +66,7 @@ async def _on_redis(
 async def _on_modelled_redis(
     name: str, request: pytest.FixtureRequest, clock: Clock
 ) -> AsyncGenerator[Coordinator, None]:
-    model = RedisModel(clock=ServerClock(clock), fate=Fate(random=Random(1)))
+    model = RedisModel(clock=ServerClock(clock), fault_source=FaultSource(random=Random(1)))
     yield RedisCoordinator(model.link(), Random(1), space=a_space())
 
 
@@ -76,10 +76,10 @@ async def _on_dynamo(
 ) -> AsyncGenerator[Coordinator, None]:
     """Clocks do not differ here, so nobody waits for those that do."""
     table = a_space()
-    async with a_lean_plane(an_access(dynamodb=request.getfixturevalue("ministack"))) as plane:
-        seam = a_seam(plane)
-        await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
-        yield DynamoCoordinator(seam, table, clock=clock, random=Random(1), skew_s=0.0)
+    async with a_lean_plane(an_access(dynamodb=request.getfixturevalue("ministack"))) as transport:
+        client = a_seam(transport)
+        await client.call("dynamodb", "CreateTable", a_table_of_leases(table))
+        yield DynamoCoordinator(client, table, clock=clock, random=Random(1), skew_s=0.0)
 
 
 def a_table_of_leases(name: str) -> dict[str, Any]:

@@ -14,16 +14,16 @@ from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from conveyor.engines.aws.coordinator import DynamoCoordinator
-from conveyor.engines.aws.dynamo import DynamoStore
+from conveyor.engines.aws.dynamodb import DynamoStore
 from conveyor.engines.aws.engine import Names
-from conveyor.engines.embedded import open_engine
 from conveyor.engines.memory import memory_engine
+from conveyor.engines.sqlite import open_engine
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
-from conveyor.simulation.models import AwsModel, Fate
+from conveyor.simulation.models import AwsModel, FaultSource
 from tests.aws import a_lean_plane, a_modelled_engine, a_seam, a_table, an_access
 from tests.builders import ServerClock
 from tests.servers import a_ministack
@@ -79,15 +79,15 @@ def _ministack() -> str:
 async def _open_aws(data_dir: Path, clock: Clock, random: Random) -> AsyncIterator[Engine]:
     others = memory_engine(clock=clock, random=random)
     name = f"conveyor-{next(_tables)}"
-    async with a_lean_plane(an_access(dynamodb=_ministack())) as plane:
-        seam = a_seam(plane)
+    async with a_lean_plane(an_access(dynamodb=_ministack())) as transport:
+        client = a_seam(transport)
         yield AwsEngine(
-            store=DynamoStore(await a_table(seam, name), others.queue),
+            store=DynamoStore(await a_table(client, name), others.queue),
             queue=others.queue,
             blobs=others.blobs,
             coordinator=others.coordinator,
         )
-        await seam.call("dynamodb", "DeleteTable", {"TableName": name})
+        await client.call("dynamodb", "DeleteTable", {"TableName": name})
 
 
 NAMES = Names(table="conveyor", bucket="conveyor", queue_prefix="conveyor-")
@@ -96,10 +96,10 @@ NAMES = Names(table="conveyor", bucket="conveyor", queue_prefix="conveyor-")
 @asynccontextmanager
 async def _open_modelled(data_dir: Path, clock: Clock, random: Random) -> AsyncIterator[Engine]:
     """The AWS engine, whole, over models of its services at their best; no clocks differ."""
-    model = AwsModel(clock=ServerClock(clock), fate=Fate(random=random))
+    model = AwsModel(clock=ServerClock(clock), fault_source=FaultSource(random=random))
     engine = await a_modelled_engine(model, NAMES, clock=clock, random=random)
-    seam = a_seam(model)
-    leases = DynamoCoordinator(seam, NAMES.table, clock=clock, random=random, skew_s=0.0)
+    client = a_seam(model)
+    leases = DynamoCoordinator(client, NAMES.table, clock=clock, random=random, skew_s=0.0)
     yield replace(engine, coordinator=leases)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.domain import spending
-from conveyor.domain.budget import BudgetCap, Unit
+from conveyor.domain.backpressure import reservation
+from conveyor.domain.backpressure.budget import BudgetCap, Unit
 from conveyor.domain.changes import Applied, BudgetKey
 from conveyor.ports.store import Store
 from tests.builders import JOB, RUN, T0, a_budget, a_job, a_run, a_share, keep
@@ -23,9 +23,9 @@ async def test_a_cap_is_never_lowered_below_what_was_taken_since_it_was_read(
     await keep(store, job, run, seen)
     fresh = a_share(taken=0, seq=0)
 
-    (took,) = await store.commit([spending.move(fresh, taken=60)])
+    (took,) = await store.commit([reservation.resize(fresh, taken=60)])
     cap = BudgetCap(Unit.CREDITS, lowered_to)
-    (lowered,) = await store.commit([spending.set_cap(job, run, seen, cap, T0)])
+    (lowered,) = await store.commit([reservation.set_cap(job, run, seen, cap, T0)])
 
     assert isinstance(took, Applied)
     assert isinstance(lowered, Applied) == is_applied
@@ -41,8 +41,8 @@ async def test_a_worker_takes_no_more_than_a_cap_that_was_lowered_meanwhile(stor
     await keep(store, job, run, seen)
     cap = BudgetCap(Unit.CREDITS, 50)
 
-    (lowered,) = await store.commit([spending.set_cap(job, run, seen, cap, T0)])
-    (took,) = await store.commit([spending.move(a_share(taken=0, seq=0), taken=60)])
+    (lowered,) = await store.commit([reservation.set_cap(job, run, seen, cap, T0)])
+    (took,) = await store.commit([reservation.resize(a_share(taken=0, seq=0), taken=60)])
 
     assert isinstance(lowered, Applied)
     assert not isinstance(took, Applied)

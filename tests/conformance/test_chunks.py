@@ -11,7 +11,7 @@ import trio
 
 from conveyor.domain.changes import Applied, BatchKey, Chunk, Missing, Row, Stale, TaskKey
 from conveyor.domain.ids import FIRST_BATCH
-from conveyor.domain.model import BatchStatus, GateStatus, Task, TaskStatus
+from conveyor.domain.model import BatchStatus, CounterState, Task, TaskStatus
 from conveyor.ports.queue import Depth, Queue
 from conveyor.ports.store import Store
 from tests.builders import (
@@ -29,7 +29,7 @@ from tests.builders import (
     update,
 )
 
-OPEN = frozenset({GateStatus.OPEN.value})
+OPEN = frozenset({CounterState.OPEN.value})
 
 
 def a_chunk(*tasks: Task, **fields: Any) -> Chunk:
@@ -133,9 +133,9 @@ async def test_counts_and_checkpoint_stay_when_epoch_or_place_is_not_the_batchs(
     assert await store.read(key_of(a_stats())) == a_stats(admitted=5)
 
 
-@pytest.mark.parametrize("gate", [GateStatus.DRAINING, GateStatus.CLOSED])
+@pytest.mark.parametrize("gate", [CounterState.DRAINING, CounterState.CLOSED])
 async def test_counts_and_checkpoint_stay_when_one_gate_is_not_in_the_set(
-    store: Store, queue: Queue, gate: GateStatus
+    store: Store, queue: Queue, gate: CounterState
 ) -> None:
     shut = a_stats(1, status=gate)
     await _given(store, queue, a_batch(epoch=1), a_stats(0), shut, a_stats(2))
@@ -150,7 +150,7 @@ async def test_counts_and_checkpoint_stay_when_one_gate_is_not_in_the_set(
 
 
 async def test_a_gate_in_the_set_lets_the_step_pass(store: Store, queue: Queue) -> None:
-    await _given(store, queue, a_batch(epoch=1), a_stats(status=GateStatus.DRAINING))
+    await _given(store, queue, a_batch(epoch=1), a_stats(status=CounterState.DRAINING))
 
     verdict = await store.put_chunk(a_chunk(a_task(), gate_in=frozenset({"open", "draining"})))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.builders import ManualClock
 from tests.conformance.engines import ENGINES, fresh_engine
-from tests.conformance.walk import VERBS, WEIGHTED, Step, Walker
+from tests.conformance.random_history import VERBS, WEIGHTED, Step, Walker
 
 STEP_COUNT = 40
 VERDICTS = ("Applied", "Stale", "Missing")

@@ -54,7 +54,7 @@ async def test_purging_removes_events_whose_time_is_over(store: Store) -> None:
     old, young = an_event(1, expires_at=T0 - 1), an_event(2, expires_at=T0 + 1)
     await keep(store, old, young, a_feed(2))
 
-    assert await store.purge(T0) == 1
+    assert await store.delete_expired(T0) == 1
 
     assert await kept(store, old) is None
     assert await kept(store, young) == young
@@ -70,9 +70,9 @@ async def test_events_go_with_their_run_or_job_and_those_of_neither_stay(store: 
     everything = [of_run, of_job, of_other_run, of_other_job, of_nobody]
     await keep(store, a_job(), *everything)
 
-    await store.scrub(JOB, RUN, limit=100)
+    await store.delete_run_rows(JOB, RUN, limit=100)
     after_run = [row for row in everything if await kept(store, row)]
-    await store.scrub(JOB, None, limit=100)
+    await store.delete_run_rows(JOB, None, limit=100)
     after_job = [row for row in everything if await kept(store, row)]
 
     assert after_run == [of_job, of_other_run, of_other_job, of_nobody]

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import trio
 
-from conveyor.domain.changes import (
-    Applied,
-    Guard,
-)
+from conveyor.domain.changes import Applied, Guard
 from conveyor.ports.store import Store
-from tests.builders import (
-    a_change,
-    a_job,
-    a_run,
-    a_stats,
-    a_task,
-    add,
-    keep,
-    key_of,
-    update,
-)
+from tests.builders import a_change, a_job, a_run, a_stats, a_task, add, keep, key_of, update
 
 
 async def test_one_of_many_rivals_wins_a_guarded_write(store: Store) -> None:

@@ -5,19 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from conveyor.domain.budget import BudgetCap, Unit
-from conveyor.domain.changes import (
-    Applied,
-    BatchKey,
-    Row,
-    RunKey,
-    StatsKey,
-)
-from conveyor.domain.export import ExportFormat, ExportStatus, Manifest
-from conveyor.domain.hooks import SigningKey, Try
-from conveyor.domain.hosts import HostLimit, HostLimits
+from conveyor.domain.backpressure.budget import BudgetCap, Unit
+from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
+from conveyor.domain.changes import Applied, BatchKey, Row, RunKey, StatsKey
+from conveyor.domain.export.export import ExportFormat, ExportStatus, Manifest
 from conveyor.domain.ids import FIRST_BATCH, BatchId, ExportId
-from conveyor.domain.inputs import ListFormat, ListSpec
 from conveyor.domain.model import (
     Attempt,
     BatchStatus,
@@ -39,7 +31,7 @@ from conveyor.domain.model import (
     TaskStatus,
     Webhook,
 )
-from conveyor.domain.schedules import (
+from conveyor.domain.schedule.schedule import (
     At,
     Calendar,
     Cron,
@@ -48,6 +40,8 @@ from conveyor.domain.schedules import (
     Skip,
     SkipReason,
 )
+from conveyor.domain.submit.upload import ListFormat, ListSpec
+from conveyor.domain.webhook.keys import DeliveryAttempt, SigningKey
 from conveyor.ports.store import Store
 from tests.builders import (
     JOB,
@@ -229,7 +223,7 @@ FULL: list[Row] = [
         last_error="timeout",
         payload='{"a":"é"}',
         claim=10,
-        tries=(Try(T0, 15.0, None, "timeout"), Try(T0 + 5.25, 0.5, 200)),
+        tries=(DeliveryAttempt(T0, 15.0, None, "timeout"), DeliveryAttempt(T0 + 5.25, 0.5, 200)),
         channel=NoticeChannel.STEP_FUNCTIONS,
     ),
     a_scrub(run_id=RUN, shard_count=8, passes_left=1, due_at=T0 + 0.75),

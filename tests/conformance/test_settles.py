@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from conveyor.domain.changes import ANY, Applied, Change, Guard, Missing, Stale, Update
-from conveyor.domain.model import GateStatus
+from conveyor.domain.model import CounterState
 from conveyor.ports.store import Store
 from tests.builders import a_stats, a_task, add, keep, kept, key_of
 
@@ -65,9 +65,9 @@ async def test_settles_of_one_call_are_counted_together(store: Store) -> None:
 
 async def test_a_shut_gate_keeps_every_settle_of_a_call_out(store: Store) -> None:
     tasks = [a_task(0), a_task(1)]
-    shut = a_stats(status=GateStatus.CLOSED)
+    shut = a_stats(status=CounterState.CLOSED)
     await keep(store, *tasks, shut)
-    gate = Guard(status_in=frozenset({GateStatus.OPEN}))
+    gate = Guard(status_in=frozenset({CounterState.OPEN}))
 
     verdicts = await store.commit(
         [

@@ -5,14 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from conveyor.domain.changes import (
-    Applied,
-    Guard,
-    Missing,
-    Row,
-    Stale,
-    Verdict,
-)
+from conveyor.domain.changes import Applied, Guard, Missing, Row, Stale, Verdict
 from conveyor.domain.model import FailureReason
 from conveyor.ports.queue import Depth, Queue
 from conveyor.ports.store import Store

@@ -28,7 +28,7 @@ from zenrows.batch import (
     ZenRowsBatchClient,
 )
 
-from tests.contract.desk import PAGES, QUICK, Desk, ids, is_whole_zip
+from tests.contract.server import PAGES, QUICK, Desk, ids, is_whole_zip
 
 SURFACE = (
     ZenRowsBatchClient,

@@ -17,8 +17,8 @@ import pytest
 from zenrows.batch import ZenRowsBatchClient
 
 from tests.api import contract
-from tests.contract.desk import Desk
 from tests.contract.sdk_table import TABLE, Use, names_of, public_names
+from tests.contract.server import Desk
 from tests.e2e.cloud import a_cloud
 from tests.e2e.programs import a_server, a_site
 

@@ -11,16 +11,23 @@ from hypothesis import strategies as st
 from conveyor.domain import idempotency, limits
 from conveyor.domain.changes import Insert, RecordKey, Update
 from conveyor.domain.errors import InvalidArgument
-from conveyor.domain.idempotency import First, InProgress, KeyVerdict, Misused, Replay, Request
+from conveyor.domain.idempotency import (
+    First,
+    InProgress,
+    KeyReusedWithOtherRequest,
+    KeyVerdict,
+    Replay,
+    Request,
+)
 from conveyor.domain.ids import CallerId
-from conveyor.domain.model import KeyRecord
+from conveyor.domain.model import IdempotencyRecord
 from tests.builders import CALLER, T0, a_record
 
 REQUEST = Request(CALLER, "POST", "/v1/jobs", "key", "fingerprint")
 ANSWERED = {"response_status": 201, "response_body": "{}", "claimed_until": 0.0}
 
 
-def record(**fields: Any) -> KeyRecord:
+def record(**fields: Any) -> IdempotencyRecord:
     return a_record(REQUEST.key_id, **fields)
 
 
@@ -33,8 +40,14 @@ def record(**fields: Any) -> KeyRecord:
         pytest.param(
             record(expires_at=T0 - 1, fingerprint="other"), First(), id="expired, other request"
         ),
-        pytest.param(record(fingerprint="other"), Misused(), id="other request under way"),
-        pytest.param(record(fingerprint="other", **ANSWERED), Misused(), id="other answered"),
+        pytest.param(
+            record(fingerprint="other"), KeyReusedWithOtherRequest(), id="other request under way"
+        ),
+        pytest.param(
+            record(fingerprint="other", **ANSWERED),
+            KeyReusedWithOtherRequest(),
+            id="other answered",
+        ),
         pytest.param(record(**ANSWERED), Replay(201, "{}"), id="answered"),
         pytest.param(
             record(claimed_until=T0 + 30), InProgress(limits.IDEMPOTENCY_RETRY_S), id="under way"
@@ -44,15 +57,17 @@ def record(**fields: Any) -> KeyRecord:
         pytest.param(record(claimed_until=0.0), First(), id="let go"),
     ],
 )
-def test_a_key_is_judged_by_who_came_before(found: KeyRecord | None, verdict: KeyVerdict) -> None:
-    assert idempotency.judge(found, REQUEST, now=T0) == verdict
+def test_a_key_is_judged_by_who_came_before(
+    found: IdempotencyRecord | None, verdict: KeyVerdict
+) -> None:
+    assert idempotency.decide(found, REQUEST, now=T0) == verdict
 
 
 @pytest.mark.parametrize("field", ["expires_at", "claimed_until"])
 def test_the_instant_itself_is_not_over_yet(field: str) -> None:
     claimed = {"claimed_until": T0 + 5, "expires_at": T0 + 5, field: T0}
 
-    verdict = idempotency.judge(record(**claimed), REQUEST, now=T0)
+    verdict = idempotency.decide(record(**claimed), REQUEST, now=T0)
 
     assert isinstance(verdict, InProgress)
     assert verdict.retry_after_s >= 0
@@ -63,7 +78,7 @@ def test_a_fresh_claim_mints_its_subject_and_may_replace_an_expired_record() -> 
 
     assert isinstance(write, Insert)
     assert write.over_expired_at == T0
-    assert write.row == KeyRecord(
+    assert write.row == IdempotencyRecord(
         key_id=REQUEST.key_id,
         caller=CALLER,
         fingerprint="fingerprint",
@@ -97,7 +112,7 @@ def test_the_first_answer_stands() -> None:
 def test_only_its_owner_lets_go_of_an_unanswered_key() -> None:
     record = a_record(owner="me", claimed_until=T0 + 9)
 
-    (write,) = idempotency.let_go(record).writes
+    (write,) = idempotency.release(record).writes
 
     assert isinstance(write, Update)
     assert set(write.guard.equals) == {

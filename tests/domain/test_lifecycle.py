@@ -9,16 +9,16 @@ import pytest
 
 from conveyor.domain import lifecycle
 from conveyor.domain.errors import IllegalTransition
-from conveyor.domain.export import ExportStatus
+from conveyor.domain.export.export import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,
-    GateStatus,
+    CounterState,
     JobStatus,
     NoticeStatus,
     RunStatus,
     TaskStatus,
 )
-from conveyor.domain.totals import Totals
+from conveyor.domain.run.counters import Totals
 from tests.builders import T0, a_run
 
 # Written out by hand, so that a slip in a table shows up as a difference.
@@ -75,7 +75,7 @@ LEGAL: dict[str, tuple[type[StrEnum], lifecycle.Table[Any], set[str]]] = {
         {"open sealed sealed", "open abandoned abandoned"},
     ),
     "gate": (
-        GateStatus,
+        CounterState,
         lifecycle.GATE,
         {
             "open draining draining",
@@ -143,8 +143,8 @@ def test_the_named_sets_divide_their_statuses() -> None:
     assert {RunStatus.RUNNING, RunStatus.PENDING} == lifecycle.RUN_LIVE
     assert {TaskStatus.SUCCESSFUL, TaskStatus.FAILED} == lifecycle.TASK_TERMINAL
     assert {TaskStatus.PENDING, TaskStatus.PROCESSING} == lifecycle.TASK_UNFINISHED
-    assert {GateStatus.OPEN} == lifecycle.SETTLES_PASS
-    assert {GateStatus.OPEN, GateStatus.DRAINING} == lifecycle.RELEASES_PASS
+    assert {CounterState.OPEN} == lifecycle.SETTLES_PASS
+    assert {CounterState.OPEN, CounterState.DRAINING} == lifecycle.RELEASES_PASS
     assert JobStatus.DELETED not in lifecycle.JOB_VISIBLE
     assert RunStatus.DELETED not in lifecycle.RUN_VISIBLE
 
@@ -152,7 +152,7 @@ def test_the_named_sets_divide_their_statuses() -> None:
 def test_an_open_run_with_nothing_left_to_do_is_seen_as_pending() -> None:
     run = a_run(total=3)
 
-    assert lifecycle.seen_status(run, Totals(done=3)) is RunStatus.PENDING
+    assert lifecycle.displayed_status(run, Totals(done=3)) is RunStatus.PENDING
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ def test_a_live_run_with_something_left_is_seen_as_running(
 ) -> None:
     run = a_run(**fields)
 
-    assert lifecycle.seen_status(run, Totals(done=done)) is RunStatus.RUNNING
+    assert lifecycle.displayed_status(run, Totals(done=done)) is RunStatus.RUNNING
 
 
 @pytest.mark.parametrize("status", sorted(lifecycle.RUN_TERMINAL))
 def test_an_ended_run_is_seen_as_it_ended(status: RunStatus) -> None:
     run = a_run(status=status, ended_at=T0)
 
-    assert lifecycle.seen_status(run, Totals()) is status
+    assert lifecycle.displayed_status(run, Totals()) is status
 
 
 @pytest.mark.parametrize(

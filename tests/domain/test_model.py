@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conveyor.domain.model import FailureReason, Stats
-from conveyor.domain.totals import Totals, sum_stats
+from conveyor.domain.model import FailureReason, ShardCounters
+from conveyor.domain.run.counters import Totals, sum_stats
 from tests.builders import a_stats
 
 
@@ -29,4 +29,4 @@ def test_no_rows_make_totals_of_nought() -> None:
 
 
 def test_every_reason_for_failure_has_a_counter() -> None:
-    assert {reason.value for reason in FailureReason} <= set(Stats.__struct_fields__)
+    assert {reason.value for reason in FailureReason} <= set(ShardCounters.__struct_fields__)

@@ -50,10 +50,10 @@ async def _scan(cloud: Cloud) -> list[Row]:
     found: list[Row] = []
     async with a_lean_plane(
         an_access(dynamodb=cloud.environ["AWS_ENDPOINT_URL_DYNAMODB"])
-    ) as plane:
+    ) as transport:
         params: Row = {"TableName": cloud.environ["CONVEYOR_TABLE"], "ConsistentRead": True}
         while True:
-            answer = await a_seam(plane).call("dynamodb", "Scan", params)
+            answer = await a_seam(transport).call("dynamodb", "Scan", params)
             found += [_plain(item) for item in answer["Items"]]
             if not answer.get("LastEvaluatedKey"):
                 return found
@@ -127,8 +127,8 @@ def _of_jobs(rows: list[Row]) -> list[str]:
 async def _of_bodies(cloud: Cloud, rows: list[Row]) -> list[str]:
     found: list[str] = []
     visible = {r["run_id"] for r in rows if r["sk"].startswith("Run#") and r["status"] != "deleted"}
-    async with a_lean_plane(an_access(s3=cloud.environ["AWS_ENDPOINT_URL_S3"])) as plane:
-        seam = a_seam(plane)
+    async with a_lean_plane(an_access(s3=cloud.environ["AWS_ENDPOINT_URL_S3"])) as transport:
+        client = a_seam(transport)
         for row in rows:
             if not row["sk"].startswith("Task#") or row["status"] != "successful":
                 continue
@@ -137,7 +137,7 @@ async def _of_bodies(cloud: Cloud, rows: list[Row]) -> list[str]:
             key, size_bytes, sha256, *_ = json.loads(row["result"])
             at = {"Bucket": cloud.environ["CONVEYOR_BUCKET"], "Key": key}
             try:
-                body = (await seam.call("s3", "GetObject", at))["Body"]
+                body = (await client.call("s3", "GetObject", at))["Body"]
             except BlobMissing:
                 body = b""
             if len(body) != size_bytes or hashlib.sha256(body).hexdigest() != sha256:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import trio
 
-from conveyor.cli.demo_site import Site, running_site
+from conveyor.cli.demo import Site, running_site
 
 T = TypeVar("T")
 DEADLINE_S = 90.0

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.cloud import Cloud, Process, a_client, a_cloud, ended_run, run_of
 from tests.e2e.programs import a_site, until
-from tests.e2e.tap import agents_in, tapped
+from tests.e2e.proxy_log import agents_in, tapped
 from tests.e2e.test_stop import a_silent_site
 
 pytestmark = pytest.mark.slow

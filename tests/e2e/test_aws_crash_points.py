@@ -24,8 +24,8 @@ from tests.e2e.aws_audit import rows_of, violations
 from tests.e2e.cloud import Cloud, a_client, a_cloud
 from tests.e2e.crash_steps import Asked, Desk, Urls
 from tests.e2e.programs import a_site, until
+from tests.e2e.proxy_log import tapped
 from tests.e2e.receiver import Receiver, a_receiver
-from tests.e2e.tap import tapped
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ REFUSED = ("stepfunctions.SendTaskSuccess",)
 # What goes to Redis is not HTTP, and cannot be listened to: these are calls of the port.
 LATE = ("coordinator.renew",)  # By a worker that has lived and held leases for ten seconds.
 # A worker looks at marks never, and counts leases only of a run that is being stopped.
-REDIS = ("acquire", "enter", "renew", "release", "leave_marks")
+REDIS = ("acquire", "acquire_hosts", "renew", "release", "put_status")
 
 
 @dataclass(frozen=True, slots=True)

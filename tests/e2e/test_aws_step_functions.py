@@ -14,7 +14,7 @@ from tests.e2e.cloud import Cloud, a_client, a_cloud, ended_run, run_of
 from tests.e2e.pages import some_pages
 from tests.e2e.programs import until
 from tests.e2e.test_stop import a_silent_site
-from tests.engines.aws.test_workflows import Machine
+from tests.engines.aws.test_step_functions import Machine
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +35,8 @@ class Waiting:
 
     def start(self) -> str:
         async def start() -> str:
-            async with a_lean_plane(self.access) as plane:
-                machine = Machine(a_seam(plane))
+            async with a_lean_plane(self.access) as transport:
+                machine = Machine(a_seam(transport))
                 token = await machine.start()
                 self.execution = machine.execution
                 return token
@@ -45,8 +45,8 @@ class Waiting:
 
     def end(self) -> dict[str, str]:
         async def end() -> dict[str, str]:
-            async with a_lean_plane(self.access) as plane:
-                machine = Machine(a_seam(plane))
+            async with a_lean_plane(self.access) as transport:
+                machine = Machine(a_seam(transport))
                 machine.execution = self.execution
                 return await machine.end()
 

@@ -16,7 +16,7 @@ import trio
 from quart.testing.utils import sentinel
 from quart_trio import QuartTrio
 
-from conveyor.bootstrap import open_world
+from conveyor.bootstrap.runtime import open_runtime
 from conveyor.config import Settings
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def _count_ours() -> Counter[str]:
 
 async def test_making_and_deleting_jobs_leaves_no_objects_behind(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data", allow_private_targets=True)
-    async with open_world(settings, role="dev") as world, trio.open_nursery() as nursery:
+    async with open_runtime(settings, role="dev") as world, trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, _serve_pages, listeners)
         port = listeners[0].socket.getsockname()[1]
@@ -82,7 +82,7 @@ async def test_making_and_deleting_jobs_leaves_no_objects_behind(tmp_path: Path)
 
 STORY = """
 import os
-from conveyor.bootstrap import tune_memory
+from conveyor.bootstrap.runtime import tune_memory
 
 def rss():
     with open("/proc/self/statm") as file:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from actors.runtime import Node
-from conveyor.inspection import read_snapshot
+from conveyor.process_status import read_snapshot
 from tests.e2e.audit import violations
 from tests.e2e.programs import Server, a_site, until
 from tests.e2e.test_stop import a_silent_site

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.cli.demo_site import is_flaky
+from conveyor.cli.demo import is_flaky
 from tests.e2e.programs import a_server, a_site, until
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.inspection import read_snapshot
+from conveyor.process_status import read_snapshot
 from tests.e2e.audit import violations
 from tests.e2e.programs import a_server, until
 

@@ -56,21 +56,29 @@ def test_a_walk_passes_the_modules_of_each_step_in_order(printed: str, engine: s
     assert tuple(steps) == STEPS
     assert are_passed_in_order(
         steps["submit"],
-        "conveyor/api/app",
+        "conveyor/api/server/app",
         "conveyor/usecases/idempotency",
         "conveyor/usecases/jobs",
-        "conveyor/domain/admission",
+        "conveyor/domain/submit/admission",
     )
     assert are_passed_in_order(
-        steps["dispatch"], "actors/queue_discovery", "actors/run_poller", "conveyor/usecases/tasks"
+        steps["dispatch"],
+        "actors/queue_discovery",
+        "actors/poller/poller",
+        "conveyor/usecases/tasks",
     )
     assert are_passed_in_order(
-        steps["fetch"], "actors/task_runner", "conveyor/engines/http/direct", "conveyor/net/pool"
+        steps["fetch"],
+        "actors/task_runner",
+        "conveyor/engines/http/direct",
+        "conveyor/http_client/pool",
     )
     assert steps["store"][0] == "conveyor/usecases/tasks"
-    assert are_passed_in_order(steps["settle"], "actors/shard_writer", "conveyor/domain/settlement")
     assert are_passed_in_order(
-        steps["complete"], "conveyor/usecases/runs", "conveyor/domain/endings"
+        steps["settle"], "actors/shard_writer", "conveyor/domain/run/settlement"
+    )
+    assert are_passed_in_order(
+        steps["complete"], "conveyor/usecases/runs", "conveyor/domain/run/termination"
     )
     assert are_passed_in_order(
         steps["webhook"], "actors/completion_notifier", "conveyor/engines/http/webhook"
@@ -79,7 +87,7 @@ def test_a_walk_passes_the_modules_of_each_step_in_order(printed: str, engine: s
         steps["read results"], "conveyor/api/results", "conveyor/usecases/results"
     )
     assert are_passed_in_order(
-        steps["read content"], "conveyor/api/results", "conveyor/usecases/streams"
+        steps["read content"], "conveyor/api/results", "conveyor/usecases/blob_download"
     )
 
 
@@ -87,8 +95,8 @@ def test_each_walk_passes_its_engine_and_no_model(printed: str) -> None:
     embedded = {module for step in steps_of(printed, "embedded").values() for module in step}
     aws = {module for step in steps_of(printed, "aws").values() for module in step}
 
-    assert {"conveyor/engines/embedded/store", "conveyor/engines/embedded/packs"} <= embedded
-    assert {"conveyor/engines/aws/seam", "conveyor/engines/redis/coordinator"} <= aws
+    assert {"conveyor/engines/sqlite/store", "conveyor/engines/sqlite/pack_files"} <= embedded
+    assert {"conveyor/engines/aws/client/client", "conveyor/engines/redis/coordinator"} <= aws
     assert not any("/engines/aws/" in module for module in embedded)
     assert not any("/engines/embedded/" in module for module in aws)
     assert not any("/simulation/" in module for module in embedded | aws)

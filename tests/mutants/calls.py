@@ -10,18 +10,18 @@ from typing import Any
 
 import trio
 
-from conveyor.domain import settlement
 from conveyor.domain.changes import JobKey
 from conveyor.domain.ids import LeaseId, TaskId
 from conveyor.domain.model import Result
 from conveyor.domain.queries import TasksOf
-from conveyor.domain.settlement import Spent
+from conveyor.domain.run import settlement
+from conveyor.domain.run.settlement import Cost
 from conveyor.engines.aws.coordinator import DynamoCoordinator
-from conveyor.engines.aws.dynamo import finds, scrubs, tallies
-from conveyor.engines.aws.dynamo.expressions import to_item
-from conveyor.engines.aws.dynamo.table import Table
+from conveyor.engines.aws.dynamodb import deletion, queries, settle_batch
+from conveyor.engines.aws.dynamodb.expressions import to_item
+from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.redis.coordinator import RedisCoordinator
-from conveyor.simulation.models import Fate, RedisModel
+from conveyor.simulation.models import FaultSource, RedisModel
 from tests.builders import JOB, RUN, T0, ManualClock, a_job, a_ref, a_task, key_of
 
 
@@ -50,45 +50,45 @@ class NotedSeam:
         raise NotImplementedError
 
 
-def _table(seam: NotedSeam) -> Table:
-    return Table(name="table", seam=seam, random=Random(1))
+def _table(client: NotedSeam) -> Table:
+    return Table(name="table", client=client, random=Random(1))
 
 
-async def a_read(seam: NotedSeam) -> object:
-    await _table(seam).get(JobKey(JOB))
-    return seam.asked
+async def a_read(client: NotedSeam) -> object:
+    await _table(client).get(JobKey(JOB))
+    return client.asked
 
 
-async def a_read_of_many(seam: NotedSeam) -> object:
+async def a_read_of_many(client: NotedSeam) -> object:
     places = [("a", "1"), ("a", "2"), ("a", "3")]
-    return list(await _table(seam).get_items(places))
+    return list(await _table(client).get_items(places))
 
 
-async def a_page_behind_a_cursor(seam: NotedSeam) -> object:
+async def a_page_behind_a_cursor(client: NotedSeam) -> object:
     query = TasksOf(job_id=JOB, run_id=RUN, shard_count=3, after=TaskId("x"), limit=10)
-    await finds.find(_table(seam), query)
-    return len(seam.asked)
+    await queries.find(_table(client), query)
+    return len(client.asked)
 
 
-async def shards_to_scrub(seam: NotedSeam) -> object:
-    return await scrubs._shard_count(_table(seam), JOB)
+async def shards_to_scrub(client: NotedSeam) -> object:
+    return await deletion._shard_count(_table(client), JOB)
 
 
-async def a_release(seam: NotedSeam) -> object:
-    coordinator = DynamoCoordinator(seam, "table", clock=ManualClock(), random=Random(1))
+async def a_release(client: NotedSeam) -> object:
+    coordinator = DynamoCoordinator(client, "table", clock=ManualClock(), random=Random(1))
     await coordinator.release([LeaseId("pool#3#token")])
-    return seam.asked
+    return client.asked
 
 
-async def a_settle(seam: NotedSeam) -> object:
+async def a_settle(client: NotedSeam) -> object:
     result = Result("key", 1, "sha", "text/html", 200)
-    change = settlement.succeed(a_ref(), a_task(claim=1), result, spent=Spent(), now=T0)
-    await tallies._apply_group(_table(seam), [(0, change)])
-    return [operation for operation, _ in seam.asked]
+    change = settlement.succeed(a_ref(), a_task(claim=1), result, spent=Cost(), now=T0)
+    await settle_batch._apply_group(_table(client), [(0, change)])
+    return [operation for operation, _ in client.asked]
 
 
 async def two_at_once_for_one_lease(_: NotedSeam) -> object:
-    model = RedisModel(clock=ManualClock(), fate=Fate(random=Random(1)))
+    model = RedisModel(clock=ManualClock(), fault_source=FaultSource(random=Random(1)))
     taken: list[LeaseId] = []
 
     async def take(number: int) -> None:

@@ -12,54 +12,54 @@ from typing import Any
 
 import trio
 
-from actors.doorkeeper import Doorkeeper
-from conveyor.domain.hosts import HostLimit, HostLimits
+from actors.poller.host_limiter import HostLimiter
+from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.model import Result
-from conveyor.engines.embedded import blobs, packs
 from conveyor.engines.files import sync_directory
+from conveyor.engines.sqlite import blobs, pack_files
 from conveyor.ports.gateway import Scraped
-from conveyor.simulation.power import SyncLog
+from conveyor.simulation.faults.power_cut import SyncLog
 from conveyor.usecases import tasks
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 from tests.builders import a_job, a_ref, a_task
 
 PAGE = Scraped(status=200, content_type="text/html", body=b"page", credits=5)
 
 
-async def a_partition(env: Env) -> object:
+async def a_partition(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     return tasks.request_for(env, a_job(), a_task()).partition
 
 
-async def a_paid_success(env: Env) -> object:
+async def a_paid_success(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     result = Result("body.1", 4, "digest", "text/html", 200)
     return tasks.judge_success(env, a_ref(), a_task(), PAGE, result).change.writes[1]
 
 
-async def a_door(env: Env) -> object:
+async def a_door(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     narrow = HostLimits(HostLimit(concurrency=1))
     keeper: Any = SimpleNamespace(_job=a_job(max_inflight=9), _limits=narrow)
-    return Doorkeeper._door(keeper, "slow.example")
+    return HostLimiter._pool(keeper, "slow.example")
 
 
-async def a_pack_after_a_power_cut(env: Env) -> object:
+async def a_pack_after_a_power_cut(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     with tempfile.TemporaryDirectory() as root:
         log = SyncLog(root)
-        hands: Any = None  # Nothing here enters a thread.
-        store = packs.Packs(root, Random(1), _make, hands, check_room=_check_nothing)
+        executor: Any = None  # Nothing here enters a thread.
+        store = pack_files.PackFiles(root, Random(1), _make, executor, check_room=_check_nothing)
         with log.recording():
             sync_directory(root)
-            store._write("run", [packs._Add("run", [b"body"], None)])
+            store._write("run", [pack_files._PendingAppend("run", [b"body"], None)])
             _sync(root)
         store.close()
         log.lose_unsynced()
         return sorted(path.stat().st_size for path in Path(root).rglob("pack*"))
 
 
-async def a_body_after_a_power_cut(env: Env) -> object:
+async def a_body_after_a_power_cut(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     with tempfile.TemporaryDirectory() as root:
         log = SyncLog(root)
@@ -92,7 +92,7 @@ def _sync(directory: str) -> None:
     os.close(descriptor)
 
 
-EDGES: dict[str, Callable[[Env], Awaitable[object]]] = {
+EDGES: dict[str, Callable[[Context], Awaitable[object]]] = {
     "connections_shared_by_callers": a_partition,
     "page_not_in_spend": a_paid_success,
     "host_limits_ignored": a_door,

@@ -11,22 +11,22 @@ from typing import Any
 import trio
 
 import actors.task_runner
-from actors.gate import FairGate
+from actors.fair_limiter import FairLimiter
 from actors.storage_breaker import StorageBreaker
-from conveyor.domain import clocks
-from conveyor.domain.call_window import CallWindow
-from conveyor.domain.gateway_health import UNREACHABLE_TO_OPEN, GatewayHealth
+from conveyor.domain import clock_step
+from conveyor.domain.backpressure.call_window import CallWindow
+from conveyor.domain.backpressure.gateway_health import UNREACHABLE_TO_OPEN, GatewayHealth
 from conveyor.domain.ids import CallerId
 from conveyor.domain.model import Result, RunStatus, TaskStatus
-from conveyor.domain.quotas import Quota, Quotas
-from conveyor.usecases import expiry, outlook
-from conveyor.usecases.env import Env
-from conveyor.usecases.expiry import Expiries
-from conveyor.usecases.quotas import StorageQuotas, Use
+from conveyor.domain.quota import Quota, Quotas
+from conveyor.usecases import retention, run_progress
+from conveyor.usecases.context import Context
+from conveyor.usecases.quota import StorageQuotas, Use
+from conveyor.usecases.retention import ResultExpiry
 from tests.builders import RUN, a_task
 
 
-async def a_gateway_that_is_away(env: Env) -> object:
+async def a_gateway_that_is_away(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     health = GatewayHealth()
     for _ in range(UNREACHABLE_TO_OPEN):
@@ -34,24 +34,24 @@ async def a_gateway_that_is_away(env: Env) -> object:
     return health.circuit.is_closed
 
 
-async def a_first_failure(env: Env) -> object:
+async def a_first_failure(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     return GatewayHealth().note_failure(
         "target", "host", began_at=1.0, now=1.0, probe=None, random=Random(1)
     )[1]
 
 
-async def a_full_window(env: Env) -> object:
+async def a_full_window(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     return CallWindow().room(1000, now=1.0)
 
 
-async def a_held_page(env: Env) -> object:
+async def a_held_page(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     return StorageBreaker(Random(1)).hold(1)
 
 
-async def a_crash(env: Env) -> object:
+async def a_crash(env: Context) -> object:
     async def crash() -> None:
         await trio.lowlevel.checkpoint()
         raise ZeroDivisionError
@@ -60,35 +60,35 @@ async def a_crash(env: Env) -> object:
     return type(await isolate(crash, "a task"))
 
 
-async def a_used_up_quota(env: Env) -> object:
+async def a_used_up_quota(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     quotas = StorageQuotas(env, Quotas({Quota.LIVE_RUNS: 1}))
     return quotas._find_exceeded(Use(live_runs=1), [Quota.LIVE_RUNS]) is None
 
 
-async def an_abandoned_call(env: Env) -> object:
-    await outlook.leave_abandoned(env, RUN, 2)
-    return await outlook.count_abandoned(env, RUN)
+async def an_abandoned_call(env: Context) -> object:
+    await run_progress.leave_abandoned(env, RUN, 2)
+    return await run_progress.count_abandoned(env, RUN)
 
 
-async def a_share_of_slots(env: Env) -> object:
+async def a_share_of_slots(env: Context) -> object:
     await trio.lowlevel.checkpoint()
-    return FairGate(capacity=10).room_for(CallerId("us"))
+    return FairLimiter(capacity=10).room_for(CallerId("us"))
 
 
-async def a_claim_of_tomorrow(env: Env) -> object:
+async def a_claim_of_tomorrow(env: Context) -> object:
     await trio.lowlevel.checkpoint()
-    return clocks.is_unreal(86_400.0, now=0.0, ttl_s=50.0)
+    return clock_step.is_unreal(86_400.0, now=0.0, ttl_s=50.0)
 
 
-async def an_expired_result(env: Env) -> object:
+async def an_expired_result(env: Context) -> object:
     await trio.lowlevel.checkpoint()
     result = Result("body.1", 4, "digest", "text/html", 200)
     task = a_task(status=TaskStatus.SUCCESSFUL, result=result)
-    return Expiries(RUN, {RUN: 1.0}, 1e12, at=2.0).is_over(task)
+    return ResultExpiry(RUN, {RUN: 1.0}, 1e12, at=2.0).is_over(task)
 
 
-async def a_sweep_of_expired(env: Env) -> object:
+async def a_sweep_of_expired(env: Context) -> object:
     run: Any = SimpleNamespace(
         job_id="job", run_id=RUN, expires_at=env.now(), sweep_at=None, status=RunStatus.COMPLETED
     )
@@ -113,10 +113,10 @@ async def a_sweep_of_expired(env: Env) -> object:
         blobs=SimpleNamespace(delete_prefix=delete_prefix),
         commit=commit,
     )
-    return await expiry.sweep_expired(around)
+    return await retention.sweep_expired(around)
 
 
-NEIGHBOURS: dict[str, Callable[[Env], Awaitable[object]]] = {
+NEIGHBOURS: dict[str, Callable[[Context], Awaitable[object]]] = {
     "gateway_circuit_never_opens": a_gateway_that_is_away,
     "outage_counts_attempts": a_first_failure,
     "plan_ignored": a_full_window,

@@ -14,10 +14,10 @@ import trio
 from conveyor.simulation.mutants import MUTANTS, Mutant, PlaceGone
 from conveyor.simulation.mutants.mutant import setting, swapping
 from tests.mutants.calls import CALLS, NotedSeam
-from tests.mutants.decisions import DECISIONS
-from tests.mutants.doings import DOINGS, outcome_of
+from tests.mutants.domain_probes import DECISIONS
 from tests.mutants.edges import EDGES
 from tests.mutants.neighbours import NEIGHBOURS
+from tests.mutants.usecase_probes import DOINGS, outcome_of
 
 every_mutant = pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 

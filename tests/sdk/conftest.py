@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conveyor.cli.demo_site import Site
+from conveyor.cli.demo import Site
 from conveyor.sdk import Client
 from tests.cli.program import dev_server, site_in_a_thread
 from tests.sdk.scripted import Scripted, scripted_server

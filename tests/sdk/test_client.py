@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from conveyor.sdk import ApiError, BadId, Client, SubmitJobRequest, TaskInput, Unreachable
-from conveyor.sdk.polling import INTERVAL_S_MAX, OUTAGE_S_MAX, Pace
+from conveyor.sdk.retry import INTERVAL_S_MAX, OUTAGE_S_MAX, PollBackoff
 from tests.sdk.scripted import Answer, Scripted, problem
 
 AWAY = Unreachable("http://a", "refused")
@@ -200,7 +200,7 @@ def test_redirects_without_end_are_given_up(script: Scripted, client: Client) ->
 
 
 def test_a_waiter_looks_less_and_less_often() -> None:
-    pace = Pace(begun_at=100.0)
+    pace = PollBackoff(begun_at=100.0)
 
     assert [pace.interval_s(100.0 + elapsed) for elapsed in (0, 5, 3600)] == [
         pytest.approx(0.1),
@@ -210,7 +210,7 @@ def test_a_waiter_looks_less_and_less_often() -> None:
 
 
 def test_a_waiter_sits_out_a_short_outage_only() -> None:
-    pace = Pace(begun_at=100.0)
+    pace = PollBackoff(begun_at=100.0)
     pace.seen(200.0)
 
     assert pace.sits_out(AWAY, 200.0 + OUTAGE_S_MAX - 1)
@@ -219,7 +219,7 @@ def test_a_waiter_sits_out_a_short_outage_only() -> None:
 
 
 def test_a_waiter_has_a_deadline() -> None:
-    pace = Pace(begun_at=100.0, timeout_s=10)
+    pace = PollBackoff(begun_at=100.0, timeout_s=10)
 
     assert pace.interval_s(109.9) == pytest.approx(0.1)
     with pytest.raises(TimeoutError, match="10 s"):

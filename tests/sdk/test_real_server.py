@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conveyor import sdk
-from conveyor.cli.demo_site import Site
+from conveyor.cli.demo import Site
 from conveyor.sdk import (
     ApiError,
     Cadence,

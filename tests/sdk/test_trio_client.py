@@ -9,17 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.cli.demo_site import Site
+from conveyor.cli.demo import Site
 from conveyor.domain import limits
-from conveyor.sdk import (
-    ApiError,
-    Client,
-    RunResponse,
-    SubmitJobRequest,
-    TrioClient,
-    Unreachable,
-)
-from conveyor.sdk.retrying import RetryPolicy
+from conveyor.sdk import ApiError, Client, RunResponse, SubmitJobRequest, TrioClient, Unreachable
+from conveyor.sdk.retry import RetryPolicy
 from tests.sdk.scripted import Answer, Scripted, problem
 
 MISSING = 7

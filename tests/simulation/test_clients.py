@@ -9,18 +9,18 @@ import msgspec
 import pytest
 
 import conveyor.simulation.clients
-from conveyor.api.route import Access, Route, Writes
-from conveyor.api.routes import ROUTES
+from conveyor.api.routes.route import Access, Command, Route
+from conveyor.api.routes.table import ROUTES
+from conveyor.simulation.backends.snapshot import Snapshot
 from conveyor.simulation.checkers.tenancy import what_is_anothers_is_not_found
+from conveyor.simulation.client_history import AcceptedRequest, Call, History
 from conveyor.simulation.clients.actions import ACTIONS
-from conveyor.simulation.clients.trespass import BODIES, FOREIGN_ROUTES
-from conveyor.simulation.history import Call, History, Promise
-from conveyor.simulation.moods import TEMPERS, spared
+from conveyor.simulation.clients.cross_tenant import BODIES, FOREIGN_ROUTES
+from conveyor.simulation.invariant_monitor import StateChange
 from conveyor.simulation.options import draw
+from conveyor.simulation.profiles import TEMPERS, spared
 from conveyor.simulation.simulator import simulate
-from conveyor.simulation.snapshot import Snapshot
-from conveyor.simulation.trace import Line
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.trace.trace import Line
 
 OURS, THEIRS = "01HF7YAT002XS0WYH6KZCNQBY8", "01HF7YAT002XS0WYH6KZCNQBY9"
 
@@ -41,7 +41,7 @@ def test_no_route_is_left_unmentioned_by_clients(route: Route) -> None:
 
 @pytest.mark.parametrize("route", FOREIGN_ROUTES, ids=lambda each: each.name)
 def test_who_trespasses_sends_a_body_wherever_one_is_asked_for(route: Route) -> None:
-    takes_one = isinstance(route.does, Writes) and route.does.payload is not None
+    takes_one = isinstance(route.does, Command) and route.does.payload is not None
 
     assert (route.name in BODIES) == takes_one
 
@@ -73,7 +73,9 @@ def _is_upload(line: Line) -> bool:
 def ask(job_id: str, status: int | None) -> Iterator[str]:
     history = History()
     for tenant, known in (("us", OURS), ("them", THEIRS)):
-        history.promises[known] = Promise(tenant=tenant, job_id=known, run_id=None, lines_count=1)
+        history.promises[known] = AcceptedRequest(
+            tenant=tenant, job_id=known, run_id=None, lines_count=1
+        )
     nothing = Snapshot(at=0.0, now=0.0, rows={}, leases=[])
     call = Call(
         number=1,
@@ -85,7 +87,7 @@ def ask(job_id: str, status: int | None) -> Iterator[str]:
         sent_at=0.0,
         status=status,
     )
-    moment = Moment(nothing, nothing, [], history, lambda _: None, list)
+    moment = StateChange(nothing, nothing, [], history, lambda _: None, list)
     return what_is_anothers_is_not_found(moment, call)
 
 

@@ -10,15 +10,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from conveyor.cli import simulate as command
-from conveyor.cli.sim_report import lines_of
-from conveyor.cli.simulate import simulate
+from conveyor.cli.simulate import lines_of, simulate
 from conveyor.simulation import suite
-from conveyor.simulation.faults import Fault
+from conveyor.simulation.faults.faults import Fault
+from conveyor.simulation.invariant_monitor import Violation
 from conveyor.simulation.options import Options, draw
 from conveyor.simulation.simulator import Report
 from conveyor.simulation.suite import JUDGED_FROM, Summary
-from conveyor.simulation.trace import Line
-from conveyor.simulation.watcher import Violation
+from conveyor.simulation.trace.trace import Line
 
 RUN = "01HF7YAT002XS0WYH6KZCNQBY8"
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 import conveyor.simulation
-from conveyor.simulation.faults import Fault, Faults
+from conveyor.simulation.faults.faults import Fault, Faults
 from conveyor.simulation.options import draw
 from conveyor.simulation.simulator import Report
 from conveyor.simulation.suite import JUDGED_FROM, MARKED_EVERY, Summary

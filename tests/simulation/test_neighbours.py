@@ -9,16 +9,16 @@ from random import Random
 import pytest
 from trio.testing import MockClock
 
-from conveyor.domain.urls import Target, parse_url
-from conveyor.net.errors import ConnectFailed
-from conveyor.net.message import Request
+from conveyor.domain.submit.url import Target, parse_url
+from conveyor.http_client.errors import ConnectFailed
+from conveyor.http_client.request import Request
 from conveyor.ports.errors import StorageFull, Unavailable
-from conveyor.simulation.faults import Fault, Faults
-from conveyor.simulation.gateway import GatewayModel
-from conveyor.simulation.history import History
+from conveyor.simulation.backends.storage_outage import storage_error
+from conveyor.simulation.client_history import History
+from conveyor.simulation.environment.gateway import GatewayModel
+from conveyor.simulation.faults.faults import Fault, Faults
+from conveyor.simulation.faults.power_cut import SyncLog
 from conveyor.simulation.options import draw
-from conveyor.simulation.power import SyncLog
-from conveyor.simulation.storage import storage_error
 
 
 def a_gateway(plan: int = 0, *, lies: bool = False) -> GatewayModel:

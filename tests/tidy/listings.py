@@ -16,22 +16,22 @@ from prometheus_client import CollectorRegistry
 from conveyor.cli.main import cli
 from conveyor.domain import queries
 from conveyor.ports import (
-    aside,
     blobs,
     cache,
     clock,
     coordinator,
+    executor,
     gateway,
-    notifier,
     queue,
-    signals,
+    secret_box,
     store,
-    vault,
+    webhook_sender,
+    worker_signals,
 )
 from conveyor.simulation import checkers
-from conveyor.simulation.faults import ONLY_ON, Fault
-from conveyor.simulation.moods import TEMPERS
+from conveyor.simulation.faults.faults import ONLY_ON, Fault
 from conveyor.simulation.mutants import MUTANTS
+from conveyor.simulation.profiles import TEMPERS
 from conveyor.telemetry import EngineUsage, make_metrics
 from tests.tidy.sources import CODE, Module, modules
 from tests.tidy.tables import code, table
@@ -42,13 +42,13 @@ PORTS: tuple[type, ...] = (
     blobs.Blobs,
     coordinator.Coordinator,
     gateway.Gateway,
-    notifier.Notifier,
-    notifier.Workflows,
-    signals.Signals,
+    webhook_sender.WebhookSender,
+    webhook_sender.WorkflowCallback,
+    worker_signals.Signals,
     cache.Cache,
-    vault.Vault,
+    secret_box.SecretBox,
     clock.Clock,
-    aside.Aside,
+    executor.Executor,
 )
 _REFERENCE = re.compile(r" ?\((?:SPEC|docs/)[^()]*\)")
 _LEVELS = ("debug", "info", "warning", "error", "exception", "critical")

@@ -10,24 +10,18 @@ from typing import Any
 import msgspec
 
 from conveyor import config
-from conveyor.api.routes import ROUTES
-from conveyor.domain import (
-    budget,
-    events,
-    export,
-    hooks,
-    hosts,
-    inputs,
-    lifecycle,
-    limits,
-    model,
-    quotas,
-    schedules,
-    waiting,
-)
+from conveyor.api.routes.table import ROUTES
+from conveyor.domain import event, lifecycle, limits, model
+from conveyor.domain import quota as quotas
+from conveyor.domain.backpressure import budget, host_limit
 from conveyor.domain.changes import Row
-from conveyor.domain.params import PARAMS
-from conveyor.domain.retry import BACKOFF
+from conveyor.domain.export import export
+from conveyor.domain.run import wait_reason
+from conveyor.domain.run.settlement import BACKOFF
+from conveyor.domain.schedule import schedule
+from conveyor.domain.submit import upload
+from conveyor.domain.submit.scraper_params import PARAMS
+from conveyor.domain.webhook import keys
 from conveyor.simulation.checkers.problems import CODES
 from tests.tidy import doc_comments
 from tests.tidy.problem_codes import MEANINGS
@@ -54,18 +48,18 @@ VALUES: tuple[type[msgspec.Struct], ...] = (
     model.Webhook,
     model.StagedList,
     model.RowsOf,
-    inputs.UploadedList,
-    inputs.ListSpec,
-    hooks.SigningKey,
-    hooks.Try,
-    schedules.At,
-    schedules.Rate,
-    schedules.Calendar,
-    schedules.Cron,
-    schedules.Skip,
+    upload.UploadedList,
+    upload.ListSpec,
+    keys.SigningKey,
+    keys.DeliveryAttempt,
+    schedule.At,
+    schedule.Rate,
+    schedule.Calendar,
+    schedule.Cron,
+    schedule.Skip,
     budget.BudgetCap,
-    hosts.HostLimits,
-    hosts.HostLimit,
+    host_limit.HostLimits,
+    host_limit.HostLimit,
     export.Manifest,
 )
 
@@ -221,10 +215,10 @@ def quota_table() -> str:
 
 
 def wait_reasons() -> str:
-    words = doc_comments.of_class(waiting.WaitReason)
+    words = doc_comments.of_class(wait_reason.WaitReason)
     return table(
         ("reason", "meaning"),
-        ((code(reason), words[reason.name]) for reason in waiting.WaitReason),
+        ((code(reason), words[reason.name]) for reason in wait_reason.WaitReason),
     )
 
 
@@ -253,10 +247,8 @@ def run_failures() -> str:
 
 
 def event_types() -> str:
-    words = doc_comments.of_class(events.EventType)
-    return table(
-        ("event", "meaning"), ((code(kind), words[kind.name]) for kind in events.EventType)
-    )
+    words = doc_comments.of_class(event.EventType)
+    return table(("event", "meaning"), ((code(kind), words[kind.name]) for kind in event.EventType))
 
 
 def problems() -> str:

@@ -27,8 +27,8 @@ class Ban:
 EDGES = (
     "conveyor/engines/system/",
     "conveyor/cli/",
-    "conveyor/bootstrap.py",
-    "conveyor/net/",
+    "conveyor/bootstrap/runtime.py",
+    "conveyor/http_client/",
     "conveyor/sdk/",  # Runs in the caller's process, not in ours.
 )
 BANS = (
@@ -41,7 +41,7 @@ BANS = (
         "threads",
         r"trio\.to_thread(\..*)?|trio\.lowlevel\.start_thread_soon|threading\.Thread"
         r"|concurrent\.futures\.\w+",
-        ("conveyor/engines/", "conveyor/net/", "conveyor/cli/", "conveyor/sdk/"),
+        ("conveyor/engines/", "conveyor/http_client/", "conveyor/cli/", "conveyor/sdk/"),
     ),
     Ban("the environment", r"os\.(environ|getenv|putenv)(\..*)?", ("conveyor/config.py",)),
 )
@@ -108,7 +108,9 @@ def test_only_tests_benches_and_the_simulators_kernel_look_behind_trio() -> None
     found = [
         f"{module.at(node)} {name}"
         for module in modules(*ALL_PYTHON)
-        if not module.name.startswith(("tests/", "bench/", "conveyor/simulation/kernel.py"))
+        if not module.name.startswith(
+            ("tests/", "bench/", "conveyor/simulation/deterministic_trio.py")
+        )
         for node, name in full_names(module)
         if name.startswith(("trio._", "trio.testing"))
     ]

@@ -10,9 +10,9 @@ import pytest
 
 from conveyor.domain import lifecycle
 from conveyor.domain.errors import Refused
-from conveyor.domain.model import FailureReason, Stats
-from conveyor.domain.retry import BACKOFF
-from conveyor.domain.waiting import WaitReason
+from conveyor.domain.model import FailureReason, ShardCounters
+from conveyor.domain.run.settlement import BACKOFF
+from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.simulation.checkers.problems import CODES
 from conveyor.simulation.mutants import MUTANTS
 from tests.tidy import tables
@@ -125,7 +125,7 @@ def _family(kind: type[Refused]) -> set[type[Refused]]:
 
 def test_every_reason_for_failure_has_a_delay_and_a_counter() -> None:
     assert set(BACKOFF) == set(FailureReason)
-    assert set(FailureReason) <= set(Stats.__struct_fields__)
+    assert set(FailureReason) <= set(ShardCounters.__struct_fields__)
 
 
 def test_the_runbook_says_what_to_do_about_every_wait_reason() -> None:

@@ -13,11 +13,11 @@ BROAD = frozenset({"Exception", "BaseException"})
 # API's last handler, and what is simulated.
 PLACES = (
     "actors/runtime/",
-    "conveyor/api/app.py",
-    "conveyor/api/server.py",
+    "conveyor/api/server/app.py",
+    "conveyor/api/server/server.py",
     "conveyor/simulation/process.py",
     "conveyor/simulation/suite.py",
-    "conveyor/usecases/isolation.py",
+    "conveyor/usecases/crash_isolation.py",
 )
 
 

@@ -8,22 +8,22 @@ from enum import StrEnum
 
 import pytest
 
-from conveyor.domain.export import ExportStatus
+from conveyor.domain.export.export import ExportStatus
 from conveyor.domain.model import (
     BatchStatus,
-    GateStatus,
+    CounterState,
     JobStatus,
     NoticeStatus,
     RunStatus,
     TaskStatus,
 )
-from conveyor.domain.schedules import ScheduleStatus
+from conveyor.domain.schedule.schedule import ScheduleStatus
 from tests.tidy.sources import ROOT, Module, modules
 
 ENUMS: tuple[type[StrEnum], ...] = (
     BatchStatus,
     ExportStatus,
-    GateStatus,
+    CounterState,
     JobStatus,
     NoticeStatus,
     RunStatus,

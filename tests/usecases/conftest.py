@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 from tests.builders import ManualClock
 from tests.usecases.world import SignalLog, World, a_world
 
@@ -15,7 +15,7 @@ def world() -> World:
 
 
 @pytest.fixture
-def env(world: World) -> Env:
+def env(world: World) -> Context:
     return world.env
 
 

@@ -22,7 +22,7 @@ from conveyor.ports.blobs import Blobs, Stored
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.queue import Depth, Message, Queue
 from conveyor.ports.store import Store
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Fault:
         raise Unavailable(f"call {self.at} failed: {self.when.value}")
 
 
-def with_fault(env: Env, fault: Fault) -> Env:
+def with_fault(env: Context, fault: Fault) -> Context:
     """The same world, seen through a fault."""
     return replace(
         env,
@@ -96,13 +96,13 @@ class FaultyStore:
             "page_tasks", lambda: self.inner.page_tasks(query, read_max=read_max)
         )
 
-    async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+    async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         return await self.fault.through(
-            "scrub", lambda: self.inner.scrub(job_id, run_id, limit=limit)
+            "scrub", lambda: self.inner.delete_run_rows(job_id, run_id, limit=limit)
         )
 
-    async def purge(self, now: float) -> int:
-        return await self.fault.through("purge", lambda: self.inner.purge(now))
+    async def delete_expired(self, now: float) -> int:
+        return await self.fault.through("purge", lambda: self.inner.delete_expired(now))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from conveyor.domain.ids import JobId
 from conveyor.domain.lifecycle import RUN_VISIBLE
 from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import RunsOf
-from conveyor.domain.schedules import Overlap, Rate, RateUnit, Rule, Schedule
-from conveyor.usecases import schedules
-from conveyor.usecases.env import Env
+from conveyor.domain.schedule.schedule import Overlap, Rate, RateUnit, Rule, Schedule
+from conveyor.usecases import schedule as schedules
+from conveyor.usecases.context import Context
 from conveyor.usecases.jobs import Submission
 from tests.builders import CALLER, T0, a_ulid
-from tests.usecases.test_reruns import ingest_open
+from tests.usecases.test_rerun import ingest_open
 from tests.usecases.world import run_of, some_drafts, work
 
 HOUR = 3600.0
@@ -21,7 +21,7 @@ DAILY = Rate(1, RateUnit.DAY, T0)
 
 
 async def schedule(
-    env: Env,
+    env: Context,
     rule: Rule = HOURLY,
     overlap: Overlap = Overlap.SKIP,
     *,
@@ -33,23 +33,23 @@ async def schedule(
     return (await schedules.submit(env, CALLER, request, rule, overlap, job_id=job_id)).job
 
 
-async def row_of(env: Env, job: Job) -> Schedule:
+async def row_of(env: Context, job: Job) -> Schedule:
     row = await env.store.read(ScheduleKey(job.job_id))
     assert row is not None
     return row
 
 
-async def runs_of(env: Env, job: Job) -> list[Run]:
+async def runs_of(env: Context, job: Job) -> list[Run]:
     """All runs of the job, oldest first."""
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, limit=100)
     return (await env.store.find(query))[::-1]
 
 
-async def finish(env: Env, run: Run) -> Run:
+async def finish(env: Context, run: Run) -> Run:
     await ingest_open(env, run)
     await work(env, run)
     return await run_of(env, run)
 
 
-async def finish_latest(env: Env, job: Job) -> Run:
+async def finish_latest(env: Context, job: Job) -> Run:
     return await finish(env, (await runs_of(env, job))[-1])

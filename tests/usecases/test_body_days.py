@@ -11,18 +11,19 @@ from conveyor.domain.changes import JobKey
 from conveyor.domain.errors import InvalidArgument, ResultExpired
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run, TaskStatus
-from conveyor.domain.schedules import Overlap
-from conveyor.domain.settlement import Claimed
-from conveyor.usecases import audits, expiry, exports, jobs, schedules, tasks
-from conveyor.usecases.env import Env
-from conveyor.usecases.exports import Exported
+from conveyor.domain.run.settlement import Claimed
+from conveyor.domain.schedule.schedule import Overlap
+from conveyor.usecases import audit, jobs, retention, schedule, tasks
+from conveyor.usecases import export as exports
+from conveyor.usecases.context import Context
+from conveyor.usecases.dry_run import rehearse
+from conveyor.usecases.export import Exported
 from conveyor.usecases.jobs import Submission
-from conveyor.usecases.rehearsal import rehearse
-from conveyor.usecases.reruns import rerun
+from conveyor.usecases.rerun import rerun
 from tests.builders import CALLER, T0, ManualClock, a_ulid
 from tests.usecases.scheduled import HOURLY
-from tests.usecases.test_expiry import DAY
-from tests.usecases.test_exports import asked, file_of, lines_of
+from tests.usecases.test_export import asked, file_of, lines_of
+from tests.usecases.test_result_expiry import DAY
 from tests.usecases.world import (
     MISS,
     PAGE,
@@ -36,11 +37,11 @@ from tests.usecases.world import (
 )
 
 
-def keeping(env: Env, days: int) -> Env:
+def keeping(env: Context, days: int) -> Context:
     return replace(env, policy=replace(env.policy, body_days=days))
 
 
-async def a_slow_run(env: Env, clock: ManualClock, *, days: int = 3) -> Run:
+async def a_slow_run(env: Context, clock: ManualClock, *, days: int = 3) -> Run:
     """Fetched on two days, and still live: the first page at once, the second two days later."""
     accepted = await submit(env, 3, result_ttl_days=days)
     await work(env, accepted.run, count=1)
@@ -49,15 +50,15 @@ async def a_slow_run(env: Env, clock: ManualClock, *, days: int = 3) -> Run:
     return await run_of(env, accepted.run)
 
 
-async def fresh(env: Env, run: Run) -> int:
+async def fresh(env: Context, run: Run) -> int:
     """How many of the run's tasks have a body that may be had."""
-    expiries = await expiry.expiries_of(env, run)
+    expiries = await retention.expiries_of(env, run)
     rows = [row for row in await rows_of(env, run) if row.result is not None]
     return sum(not expiries.is_over(row) for row in rows)
 
 
 async def test_a_result_expires_in_a_live_run_when_its_body_is_too_old(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     env = keeping(env, 3)
     run = await a_slow_run(env, clock)
@@ -74,7 +75,7 @@ async def test_a_result_expires_in_a_live_run_when_its_body_is_too_old(
 
 
 async def test_a_body_is_over_before_any_storage_that_counts_from_its_arrival_removes_it(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     env = keeping(env, 1)
     run = (await submit(env, 1)).run
@@ -90,10 +91,12 @@ async def test_a_body_is_over_before_any_storage_that_counts_from_its_arrival_re
 
     (row,) = await rows_of(env, run)
 
-    assert (await expiry.expiries_of(env, run)).instant_of(row) < stored_at + DAY
+    assert (await retention.expiries_of(env, run)).instant_of(row) < stored_at + DAY
 
 
-async def test_a_run_that_ends_late_gives_no_body_more_time(env: Env, clock: ManualClock) -> None:
+async def test_a_run_that_ends_late_gives_no_body_more_time(
+    env: Context, clock: ManualClock
+) -> None:
     env = keeping(env, 3)
     run = await a_slow_run(env, clock)
     await work(env, run)
@@ -104,13 +107,13 @@ async def test_a_run_that_ends_late_gives_no_body_more_time(env: Env, clock: Man
     assert ended.expires_at == T0 + 5 * DAY
     assert await fresh(env, ended) == 2
     export = await asked(env, ended)
-    assert await exports.see_to(env, export) is Exported.COMPLETED
+    assert await exports.process(env, export) is Exported.COMPLETED
     *lines, _ = lines_of(await file_of(env, export))
     assert sorted(str(line["status"]) for line in lines) == ["expired", "successful", "successful"]
 
 
 async def test_an_inherited_result_counts_from_when_it_was_fetched(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     """The first run, which lasts for two days, is kept for longer than the body that it made."""
     env = keeping(env, 3)
@@ -136,7 +139,7 @@ async def test_an_inherited_result_counts_from_when_it_was_fetched(
 
 
 async def test_an_export_begun_before_and_made_after_shows_what_has_expired(
-    world: World, env: Env, clock: ManualClock
+    world: World, env: Context, clock: ManualClock
 ) -> None:
     env = keeping(env, 3)
     run = await a_slow_run(env, clock)
@@ -145,12 +148,12 @@ async def test_an_export_begun_before_and_made_after_shows_what_has_expired(
     clock.advance(DAY - 1)
     export = await asked(env, ended)
     clock.advance(1)
-    expiries = await expiry.expiries_of(env, ended)
+    expiries = await retention.expiries_of(env, ended)
     for row in await rows_of(env, ended):
         if row.result is not None and expiries.is_over(row):
             del world.engine.blobs._bodies[row.result.key]
 
-    outcome = await exports.see_to(env, export)
+    outcome = await exports.process(env, export)
 
     *lines, _ = lines_of(await file_of(env, export))
     assert outcome is Exported.COMPLETED
@@ -158,28 +161,28 @@ async def test_an_export_begun_before_and_made_after_shows_what_has_expired(
 
 
 async def test_an_audit_looks_for_no_body_that_has_expired(
-    world: World, env: Env, clock: ManualClock
+    world: World, env: Context, clock: ManualClock
 ) -> None:
     env = keeping(env, 3)
     run = await a_slow_run(env, clock)
-    whole = await audits.audit(env, run)
+    whole = await audit.audit(env, run)
     clock.advance(3 * DAY)
     world.engine.blobs._bodies.clear()
 
-    seen = await audits.audit(env, run)
+    seen = await audit.audit(env, run)
 
     assert (whole.bodies, whole.is_ok) == (2, True)
     assert (seen.bodies, seen.is_ok) == (0, True)
 
 
-async def test_fewer_days_hold_at_once_for_what_is_there(env: Env, clock: ManualClock) -> None:
+async def test_fewer_days_hold_at_once_for_what_is_there(env: Context, clock: ManualClock) -> None:
     run = (await submit(env, 1, result_ttl_days=14)).run
     await work(env, run)
     ended = await run_of(env, run)
     clock.advance(2 * DAY)
 
-    assert expiry.run_instant(env, ended) == T0 + 14 * DAY
-    assert expiry.run_instant(keeping(env, 2), ended) == T0 + 2 * DAY
+    assert retention.run_instant(env, ended) == T0 + 14 * DAY
+    assert retention.run_instant(keeping(env, 2), ended) == T0 + 2 * DAY
     assert (await fresh(env, ended), await fresh(keeping(env, 2), ended)) == (1, 0)
     with pytest.raises(ResultExpired):
         await asked(keeping(env, 2), ended)
@@ -190,28 +193,28 @@ async def test_fewer_days_hold_at_once_for_what_is_there(env: Env, clock: Manual
     [(30, None, 14), (7, None, 7), (30, 30, 30), (7, 7, 7), (365, 365, 365), (1, 1, 1)],
 )
 async def test_results_are_kept_as_long_as_was_asked_or_fourteen_days_at_most(
-    env: Env, body_days: int, given: int | None, kept: int
+    env: Context, body_days: int, given: int | None, kept: int
 ) -> None:
     accepted = await submit(keeping(env, body_days), 1, result_ttl_days=given)
 
     assert accepted.job.result_ttl_days == kept
 
 
-async def by_submit(env: Env, request: Submission, job_id: JobId) -> None:
+async def by_submit(env: Context, request: Submission, job_id: JobId) -> None:
     await jobs.submit(env, CALLER, request, job_id=job_id)
 
 
-async def by_schedule(env: Env, request: Submission, job_id: JobId) -> None:
-    await schedules.submit(env, CALLER, request, HOURLY, Overlap.SKIP, job_id=job_id)
+async def by_schedule(env: Context, request: Submission, job_id: JobId) -> None:
+    await schedule.submit(env, CALLER, request, HOURLY, Overlap.SKIP, job_id=job_id)
 
 
-async def by_dry_run(env: Env, request: Submission, job_id: JobId) -> None:
+async def by_dry_run(env: Context, request: Submission, job_id: JobId) -> None:
     await rehearse(env, lambda apart: jobs.submit(apart, CALLER, request, job_id=job_id))
 
 
 @pytest.mark.parametrize("ask", [by_submit, by_schedule, by_dry_run])
 async def test_nobody_is_promised_more_days_than_bodies_are_kept(
-    env: Env, ask: Callable[[Env, Submission, JobId], Awaitable[None]]
+    env: Context, ask: Callable[[Context, Submission, JobId], Awaitable[None]]
 ) -> None:
     request = Submission(drafts=some_drafts(1), result_ttl_days=8)
     job_id = JobId(a_ulid(900))
@@ -223,5 +226,5 @@ async def test_nobody_is_promised_more_days_than_bodies_are_kept(
     assert await env.store.read(JobKey(job_id)) is None
 
 
-def a_run_id(env: Env) -> RunId:
-    return RunId(env.mint())
+def a_run_id(env: Context) -> RunId:
+    return RunId(env.new_id())

@@ -6,19 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from conveyor.domain import clocks, deliveries, idempotency, ids, limits
+from conveyor.domain import clock_step, idempotency, ids, limits
 from conveyor.domain.changes import Applied, ScheduleKey
-from conveyor.domain.hooks import Try
 from conveyor.domain.idempotency import First, InProgress, Request
 from conveyor.domain.ids import JobId
 from conveyor.domain.lifecycle import JOB_VISIBLE
 from conveyor.domain.model import RunStatus
 from conveyor.domain.queries import DueExports, DueNotices, DueScrubs, JobsOf, RunsOf
-from conveyor.domain.schedules import Cron, Overlap, Rate, RateUnit, Rule, Schedule
-from conveyor.domain.settlement import Claimed, HeldByOther
-from conveyor.domain.submission import TaskDraft
-from conveyor.usecases import clock_repairs, reconcile, runs, schedules, tasks
-from conveyor.usecases.env import Env
+from conveyor.domain.run.settlement import Claimed, HeldByOther
+from conveyor.domain.schedule.schedule import Cron, Overlap, Rate, RateUnit, Rule, Schedule
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.webhook import delivery
+from conveyor.domain.webhook.keys import DeliveryAttempt
+from conveyor.usecases import clock_repairs, reconcile, runs, tasks
+from conveyor.usecases import schedule as schedules
+from conveyor.usecases.context import Context
 from conveyor.usecases.jobs import Submission
 from tests.builders import CALLER, ManualClock, a_notice, a_record, a_scrub, an_export, keep
 from tests.usecases.world import LATER_FROM, run_of, submit, work
@@ -31,7 +33,7 @@ EVERY_MINUTE = Cron("* * * * *", "UTC")
 
 @pytest.mark.parametrize("step_s", STEPS_S)
 async def test_a_run_goes_on_at_once_after_the_clock_was_set(
-    env: Env, clock: ManualClock, step_s: float
+    env: Context, clock: ManualClock, step_s: float
 ) -> None:
     accepted = await submit(env, 20)
     await work(env, accepted.run, count=5)
@@ -45,7 +47,7 @@ async def test_a_run_goes_on_at_once_after_the_clock_was_set(
 
 @pytest.mark.parametrize("step_s", STEPS_S)
 async def test_a_lost_workers_task_is_taken_over_when_its_message_returns(
-    env: Env, clock: ManualClock, step_s: float
+    env: Context, clock: ManualClock, step_s: float
 ) -> None:
     accepted = await submit(env, 1)
     (message,) = await env.queue.receive(
@@ -62,10 +64,10 @@ async def test_a_lost_workers_task_is_taken_over_when_its_message_returns(
 
     assert isinstance(claim, Claimed)
     assert claim.task.claim == 2
-    assert not clocks.is_unreal(claim.task.claim_until, now=env.now(), ttl_s=limits.CLAIM_TTL_S)
+    assert not clock_step.is_unreal(claim.task.claim_until, now=env.now(), ttl_s=limits.CLAIM_TTL_S)
 
 
-async def test_a_claim_that_can_be_real_is_left_alone(env: Env, clock: ManualClock) -> None:
+async def test_a_claim_that_can_be_real_is_left_alone(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, 1)
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
     await tasks.claim(env, [message.ref])
@@ -77,7 +79,7 @@ async def test_a_claim_that_can_be_real_is_left_alone(env: Env, clock: ManualClo
 
 
 async def test_of_two_who_take_over_an_unreal_claim_one_has_it(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
@@ -91,7 +93,7 @@ async def test_of_two_who_take_over_an_unreal_claim_one_has_it(
 
 @pytest.mark.parametrize("step_s", BACK_S)
 async def test_a_list_that_a_lost_process_left_is_taken_over(
-    env: Env, clock: ManualClock, step_s: float
+    env: Context, clock: ManualClock, step_s: float
 ) -> None:
     await submit(env, LATER_FROM)
 
@@ -106,7 +108,7 @@ async def test_a_list_that_a_lost_process_left_is_taken_over(
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("step_s", BACK_S)
 async def test_a_new_job_is_the_first_of_the_list_after_a_step_back(
-    env: Env, clock: ManualClock, step_s: float, is_restarted: bool
+    env: Context, clock: ManualClock, step_s: float, is_restarted: bool
 ) -> None:
     await submit(env, 1)
     await submit(env, 1)
@@ -122,15 +124,15 @@ async def test_a_new_job_is_the_first_of_the_list_after_a_step_back(
     assert all(map(ids.is_ulid, later))
 
 
-async def _schedule_every(env: Env, rule: Rule) -> JobId:
+async def _schedule_every(env: Context, rule: Rule) -> JobId:
     request = Submission(drafts=[TaskDraft(url="https://example.com/")])
     made = await schedules.submit(
-        env, CALLER, request, rule, Overlap.SKIP, job_id=JobId(env.mint())
+        env, CALLER, request, rule, Overlap.SKIP, job_id=JobId(env.new_id())
     )
     return made.job.job_id
 
 
-async def _row(env: Env, job_id: JobId) -> Schedule:
+async def _row(env: Context, job_id: JobId) -> Schedule:
     schedule = await env.store.read(ScheduleKey(job_id))
     assert schedule is not None
     return schedule
@@ -138,12 +140,12 @@ async def _row(env: Env, job_id: JobId) -> Schedule:
 
 @pytest.mark.parametrize("step_s", BACK_S)
 async def test_a_schedule_fires_at_its_next_time_after_the_clock_was_ahead(
-    env: Env, clock: ManualClock, step_s: float
+    env: Context, clock: ManualClock, step_s: float
 ) -> None:
     """It went 40 days ahead, fired there, and came back: nothing fired for 40 days."""
     job_id = await _schedule_every(env, EVERY_MINUTE)
     clock.step(-step_s)
-    await schedules.fire(env, job_id)
+    await schedules.trigger_schedule(env, job_id)
     clock.step(step_s)
 
     await clock_repairs.realign_schedules(env)
@@ -158,7 +160,7 @@ async def test_a_schedule_fires_at_its_next_time_after_the_clock_was_ahead(
 
 @pytest.mark.parametrize("step_s", BACK_S)
 async def test_an_interval_that_was_set_while_the_clock_was_ahead_begins_now(
-    env: Env, clock: ManualClock, step_s: float
+    env: Context, clock: ManualClock, step_s: float
 ) -> None:
     rule = Rate(5, RateUnit.MINUTE, anchor_at=env.now())
     job_id = await _schedule_every(env, rule)
@@ -172,14 +174,14 @@ async def test_an_interval_that_was_set_while_the_clock_was_ahead_begins_now(
 
 
 async def test_a_nominal_time_fires_once_although_the_clock_passes_it_twice(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     job_id = await _schedule_every(env, EVERY_MINUTE)
     fired: list[float | None] = []
     for _ in range(2):
         for _ in range(10):
             clock.advance(MINUTE_S)
-            await schedules.fire(env, job_id)
+            await schedules.trigger_schedule(env, job_id)
             query = RunsOf(job_id=job_id, statuses=frozenset({RunStatus.RUNNING}), limit=9)
             for run in await env.store.find(query):
                 fired.append(run.scheduled_for)
@@ -190,7 +192,7 @@ async def test_a_nominal_time_fires_once_although_the_clock_passes_it_twice(
     assert len(fired) == len(set(fired)) == 15
 
 
-async def test_a_schedule_that_is_right_is_left_alone(env: Env) -> None:
+async def test_a_schedule_that_is_right_is_left_alone(env: Context) -> None:
     job_id = await _schedule_every(env, EVERY_MINUTE)
     before = await _row(env, job_id)
 
@@ -200,34 +202,34 @@ async def test_a_schedule_that_is_right_is_left_alone(env: Env) -> None:
 
 @pytest.mark.parametrize("step_s", BACK_S)
 async def test_what_was_to_be_done_soon_is_due_after_a_step_back(
-    env: Env, clock: ManualClock, step_s: float
+    env: Context, clock: ManualClock, step_s: float
 ) -> None:
     await keep(
         env.store,
         a_notice(due_at=env.now() + 5),
         an_export(due_at=env.now() + limits.EXPORT_CLAIM_S, expires_at=env.now() + 12 * HOUR_S),
-        a_scrub(due_at=env.now() + limits.SECOND_SCRUB_S, passes_left=1),
+        a_scrub(due_at=env.now() + limits.SECOND_DELETION_PASS_S, passes_left=1),
     )
 
     clock.step(step_s)
     await clock_repairs.pull_back(env)
 
     now = env.now()
-    notices = DueNotices(statuses=deliveries.WAITING, due_by=now, limit=9)
+    notices = DueNotices(statuses=delivery.WAITING, due_by=now, limit=9)
     assert len(await env.store.find(notices)) == 1
     assert len(await env.store.find(DueExports(due_by=now, limit=9))) == 1
     assert len(await env.store.find(DueScrubs(due_by=now, limit=9))) == 1
 
 
-async def test_what_waits_as_long_as_it_may_is_left_alone(env: Env) -> None:
+async def test_what_waits_as_long_as_it_may_is_left_alone(env: Context) -> None:
     now = env.now()
-    told_to_wait = Try(at=now, duration_s=0.1, status=429)
+    told_to_wait = DeliveryAttempt(at=now, duration_s=0.1, status=429)
     await keep(
         env.store,
-        a_notice(1, due_at=now + deliveries.PUT_OFF_S_MAX),
-        a_notice(2, due_at=now + deliveries.RETRY_AFTER_S_MAX, tries=(told_to_wait,)),
+        a_notice(1, due_at=now + delivery.PUT_OFF_S_MAX),
+        a_notice(2, due_at=now + delivery.RETRY_AFTER_S_MAX, tries=(told_to_wait,)),
         an_export(due_at=now + limits.EXPORT_CLAIM_S, expires_at=now + 12 * HOUR_S),
-        a_scrub(1, due_at=now + limits.SECOND_SCRUB_S, passes_left=1),
+        a_scrub(1, due_at=now + limits.SECOND_DELETION_PASS_S, passes_left=1),
         a_scrub(2, due_at=now + limits.TOMBSTONE_TTL_S, passes_left=0),
     )
 
@@ -239,14 +241,16 @@ def test_a_key_whose_owner_was_lost_can_be_used_after_a_step_back(step_s: float)
     clock = ManualClock()
     record = a_record(claimed_until=clock.now() + limits.IDEMPOTENCY_CLAIM_S)
     request = Request(CALLER, "POST", "/v1/jobs", "key", record.fingerprint)
-    assert isinstance(idempotency.judge(record, request, now=clock.now()), InProgress)
+    assert isinstance(idempotency.decide(record, request, now=clock.now()), InProgress)
 
     clock.step(step_s)
 
-    assert isinstance(idempotency.judge(record, request, now=clock.now()), First)
+    assert isinstance(idempotency.decide(record, request, now=clock.now()), First)
 
 
-async def test_of_two_who_take_over_an_unreal_key_one_has_it(env: Env, clock: ManualClock) -> None:
+async def test_of_two_who_take_over_an_unreal_key_one_has_it(
+    env: Context, clock: ManualClock
+) -> None:
     request = Request(CALLER, "POST", "/v1/jobs", "key", "fingerprint")
     record = a_record(
         request.key_id,

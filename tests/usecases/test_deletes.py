@@ -13,7 +13,7 @@ from conveyor.domain.changes import BatchKey, Change, Guard, JobKey, Update
 from conveyor.domain.errors import NotFound
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import (
-    GateStatus,
+    CounterState,
     JobStatus,
     NoticeStatus,
     RunStatus,
@@ -21,13 +21,13 @@ from conveyor.domain.model import (
     Webhook,
 )
 from conveyor.domain.queries import BatchesOf, DueNotices, DueScrubs, RunsOf, StatsOf
-from conveyor.domain.settlement import Claimed
+from conveyor.domain.run.settlement import Claimed
 from conveyor.ports.errors import QueueGone, Unavailable
-from conveyor.usecases import jobs, open_jobs, reconcile, reruns, results, runs, tasks
-from conveyor.usecases.env import Env
+from conveyor.usecases import add_tasks, jobs, reconcile, rerun, results, runs, tasks
+from conveyor.usecases.context import Context
 from conveyor.usecases.ingest import Ingested
 from conveyor.usecases.jobs import Accepted
-from conveyor.usecases.lookups import own_job, own_run
+from conveyor.usecases.lookup import load_owned_job, load_owned_run
 from tests.builders import CALLER, ManualClock, a_ulid
 from tests.usecases.faults import Fault, FaultyStore, When, with_fault
 from tests.usecases.world import (
@@ -45,7 +45,7 @@ from tests.usecases.world import (
 )
 
 
-async def a_busy_job(env: Env, number: int = 500) -> Accepted:
+async def a_busy_job(env: Context, number: int = 500) -> Accepted:
     """A job in the middle of things: some tasks done, one in hand, a list in the blobs."""
     accepted = await submit(
         env,
@@ -85,23 +85,23 @@ async def leftovers(world: World, accepted: Accepted) -> dict[str, int]:
     }
 
 
-async def test_a_deleted_job_is_gone_for_every_reader_at_once(env: Env) -> None:
+async def test_a_deleted_job_is_gone_for_every_reader_at_once(env: Context) -> None:
     accepted = await a_busy_job(env)
 
     await jobs.delete(env, CALLER, accepted.job.job_id)
 
     with pytest.raises(NotFound):
-        await own_job(env, CALLER, accepted.job.job_id)
+        await load_owned_job(env, CALLER, accepted.job.job_id)
     for act in (
         runs.stop(env, CALLER, accepted.job.job_id),
-        open_jobs.close(env, CALLER, accepted.job.job_id),
-        reruns.rerun(env, CALLER, accepted.job.job_id, retry=None, run_id=accepted.run.run_id),
+        add_tasks.close(env, CALLER, accepted.job.job_id),
+        rerun.rerun(env, CALLER, accepted.job.job_id, retry=None, run_id=accepted.run.run_id),
     ):
         with pytest.raises(NotFound):
             await act
 
 
-async def test_deleting_again_is_fine_for_its_owner_only(env: Env) -> None:
+async def test_deleting_again_is_fine_for_its_owner_only(env: Context) -> None:
     accepted = await a_busy_job(env)
     await jobs.delete(env, CALLER, accepted.job.job_id)
 
@@ -112,7 +112,7 @@ async def test_deleting_again_is_fine_for_its_owner_only(env: Env) -> None:
         await jobs.delete(env, OTHER_CALLER, accepted.job.job_id)
 
 
-async def test_links_to_results_die_with_their_job(env: Env) -> None:
+async def test_links_to_results_die_with_their_job(env: Context) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
     (row,) = await rows_of(env, accepted.run)
@@ -127,7 +127,7 @@ async def test_links_to_results_die_with_their_job(env: Env) -> None:
         await results.run_by_link(env, *place, token)
 
 
-async def test_a_tombstone_holds_no_customer_data(env: Env) -> None:
+async def test_a_tombstone_holds_no_customer_data(env: Context) -> None:
     accepted = await a_busy_job(env)
 
     await jobs.delete(env, CALLER, accepted.job.job_id)
@@ -138,13 +138,13 @@ async def test_a_tombstone_holds_no_customer_data(env: Env) -> None:
     assert (tombstone.webhook, tombstone.external_id, tombstone.auth_sealed) == (None, None, None)
 
 
-async def test_work_in_flight_on_a_deleted_job_changes_nothing(env: Env) -> None:
+async def test_work_in_flight_on_a_deleted_job_changes_nothing(env: Context) -> None:
     accepted = await submit(env, 1)
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
     claim = (await tasks.claim(env, [message.ref]))[0]
     assert isinstance(claim, Claimed)
     await jobs.delete(env, CALLER, accepted.job.job_id)
-    assert await gates_of(env, accepted.run) == {GateStatus.CLOSED}
+    assert await gates_of(env, accepted.run) == {CounterState.CLOSED}
 
     result = await tasks.store_body(env, message.ref, claim.task, PAGE)
     late = tasks.judge_success(env, message.ref, claim.task, PAGE, result)
@@ -154,23 +154,23 @@ async def test_work_in_flight_on_a_deleted_job_changes_nothing(env: Env) -> None
 
 
 async def test_the_scrubs_leave_nothing_but_a_tombstone_and_then_not_even_that(
-    world: World, env: Env, clock: ManualClock
+    world: World, env: Context, clock: ManualClock
 ) -> None:
     accepted = await a_busy_job(env)
     other = await a_busy_job(env, 501)
     before = await leftovers(world, other)
     await jobs.delete(env, CALLER, accepted.job.job_id)
 
-    await reconcile.scrub_due(env)
+    await reconcile.delete_due(env)
     first = await leftovers(world, accepted)
     straggler = f"jobs/{accepted.job.job_id}/runs/{accepted.run.run_id}/late/1"
     await env.blobs.put(straggler, [b"body of a worker that was still at it"])
-    clock.advance(limits.SECOND_SCRUB_S + 1)
-    await reconcile.scrub_due(env)
+    clock.advance(limits.SECOND_DELETION_PASS_S + 1)
+    await reconcile.delete_due(env)
     second = await leftovers(world, accepted)
     tombstone = await env.store.read(JobKey(accepted.job.job_id))
     clock.advance(limits.TOMBSTONE_TTL_S + 1)
-    await reconcile.scrub_due(env)
+    await reconcile.delete_due(env)
 
     assert not any(first.values()), first
     assert not any(second.values()), second
@@ -181,7 +181,7 @@ async def test_the_scrubs_leave_nothing_but_a_tombstone_and_then_not_even_that(
 
 
 @pytest.mark.parametrize("is_job", [True, False])
-async def test_lists_go_wherever_they_lie(world: World, env: Env, *, is_job: bool) -> None:
+async def test_lists_go_wherever_they_lie(world: World, env: Context, *, is_job: bool) -> None:
     accepted = await submit(env, 120)
     job_id, run_id = accepted.job.job_id, accepted.run.run_id
     await work(env, accepted.run)
@@ -195,13 +195,13 @@ async def test_lists_go_wherever_they_lie(world: World, env: Env, *, is_job: boo
         await jobs.delete(env, CALLER, job_id)
     else:
         await runs.delete_run(env, CALLER, job_id, run_id)
-    await reconcile.scrub_due(env)
+    await reconcile.delete_due(env)
 
     assert [key for key in (*places, *beside) if key in world.engine.blobs._bodies] == beside
 
 
 @pytest.mark.parametrize("key", ["sources/1/1/0", "jobs/1/sources/1/0"])
-async def test_a_list_is_read_where_its_batch_says_that_it_lies(env: Env, key: str) -> None:
+async def test_a_list_is_read_where_its_batch_says_that_it_lies(env: Context, key: str) -> None:
     accepted = await submit(env, LATER_FROM)
     run = accepted.run
     (batch,) = await env.store.find(BatchesOf(job_id=run.job_id, run_id=run.run_id))
@@ -232,13 +232,13 @@ async def test_a_deletion_cut_off_at_any_call_still_leaves_nothing(when: When) -
         with suppress(Unavailable):
             faulty = with_fault(env, fault)
             await jobs.delete(faulty, CALLER, accepted.job.job_id)
-            await reconcile.scrub_due(faulty)
+            await reconcile.delete_due(faulty)
         with suppress(NotFound):
             await jobs.delete(env, CALLER, accepted.job.job_id)
-        clock.advance(limits.SCRUB_CLAIM_S + 1)  # Of who was cut off.
-        await reconcile.scrub_due(env)
-        clock.advance(limits.SECOND_SCRUB_S + 1)
-        await reconcile.scrub_due(env)
+        clock.advance(limits.DELETION_CLAIM_S + 1)  # Of who was cut off.
+        await reconcile.delete_due(env)
+        clock.advance(limits.SECOND_DELETION_PASS_S + 1)
+        await reconcile.delete_due(env)
 
         rest = await leftovers(world, accepted)
         assert not any(rest.values()), (at, rest)
@@ -250,16 +250,16 @@ async def test_a_deletion_cut_off_at_any_call_still_leaves_nothing(when: When) -
 class SlowStore(FaultyStore):
     """Every bite takes a while, in which somebody else comes by."""
 
-    env: Env
+    env: Context
     clock: ManualClock
     takes_s: float
     bites: list[int] = field(default_factory=list)
 
-    async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+    async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         self.clock.advance(self.takes_s)
-        if self.takes_s < limits.SCRUB_CLAIM_S:
-            await reconcile.scrub_due(self.env)
-        gone = await self.inner.scrub(job_id, run_id, limit=limit)
+        if self.takes_s < limits.DELETION_CLAIM_S:
+            await reconcile.delete_due(self.env)
+        gone = await self.inner.delete_run_rows(job_id, run_id, limit=limit)
         self.bites.append(gone)
         return gone
 
@@ -270,14 +270,14 @@ def a_slow_store(world: World, *, takes_s: float) -> SlowStore:
 
 
 async def test_what_one_scrubs_the_others_leave_alone(
-    world: World, env: Env, monkeypatch: pytest.MonkeyPatch
+    world: World, env: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "_SCRUB_ROWS", 50)
+    monkeypatch.setattr(reconcile, "_DELETION_ROWS", 50)
     accepted = await a_busy_job(env)
     await jobs.delete(env, CALLER, accepted.job.job_id)
     slow = a_slow_store(world, takes_s=1.0)
 
-    is_left = await reconcile.scrub_due(replace(env, store=slow))
+    is_left = await reconcile.delete_due(replace(env, store=slow))
 
     rest = await leftovers(world, accepted)
     assert not any(rest.values()), rest
@@ -286,15 +286,15 @@ async def test_what_one_scrubs_the_others_leave_alone(
 
 
 async def test_a_large_scrub_has_its_turn_and_goes_on_in_the_next(
-    world: World, env: Env, monkeypatch: pytest.MonkeyPatch
+    world: World, env: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "_SCRUB_ROWS", 50)
+    monkeypatch.setattr(reconcile, "_DELETION_ROWS", 50)
     accepted = await a_busy_job(env)
     await jobs.delete(env, CALLER, accepted.job.job_id)
-    slow = a_slow_store(world, takes_s=limits.SCRUB_CLAIM_S + 1)
+    slow = a_slow_store(world, takes_s=limits.DELETION_CLAIM_S + 1)
 
     turns = 1
-    while await reconcile.scrub_due(replace(env, store=slow)):
+    while await reconcile.delete_due(replace(env, store=slow)):
         turns += 1
 
     rest = await leftovers(world, accepted)
@@ -303,23 +303,23 @@ async def test_a_large_scrub_has_its_turn_and_goes_on_in_the_next(
 
 
 async def test_deleting_a_run_removes_that_run_only(
-    world: World, env: Env, clock: ManualClock
+    world: World, env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 120)
     await work(env, accepted.run)
-    second = await reruns.rerun(
-        env, CALLER, accepted.job.job_id, retry=None, run_id=RunId(env.mint())
+    second = await rerun.rerun(
+        env, CALLER, accepted.job.job_id, retry=None, run_id=RunId(env.new_id())
     )
     await work(env, second.run)
 
     await runs.delete_run(env, CALLER, accepted.job.job_id, accepted.run.run_id)
-    await reconcile.scrub_due(env)
-    clock.advance(limits.SECOND_SCRUB_S + 1)
-    await reconcile.scrub_due(env)
+    await reconcile.delete_due(env)
+    clock.advance(limits.SECOND_DELETION_PASS_S + 1)
+    await reconcile.delete_due(env)
 
-    job = await own_job(env, CALLER, accepted.job.job_id)
+    job = await load_owned_job(env, CALLER, accepted.job.job_id)
     with pytest.raises(NotFound):
-        await own_run(env, job, accepted.run.run_id)
+        await load_owned_run(env, job, accepted.run.run_id)
     assert (await run_of(env, second.run)).status is RunStatus.COMPLETED
     assert len(await rows_of(env, second.run)) == 120
     assert await rows_of(env, accepted.run) == []

@@ -13,51 +13,51 @@ from conveyor.domain.changes import RecordKey
 from conveyor.domain.errors import Conflict, KeyConflict, KeyInProgress, NotFound, Refused
 from conveyor.domain.idempotency import Request
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases.env import Env
-from conveyor.usecases.idempotency import Answer, Work, once
+from conveyor.usecases.context import Context
+from conveyor.usecases.idempotency import StoredResponse, Work, run_once_per_key
 from tests.builders import CALLER, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
 
 REQUEST = Request(CALLER, "POST", "/v1/jobs", "key", "fingerprint")
 
 
-def to_answer(refusal: Refused) -> Answer:
-    return Answer(refusal.status, refusal.code)
+def to_answer(refusal: Refused) -> StoredResponse:
+    return StoredResponse(refusal.status, refusal.code)
 
 
 def working(made: list[str]) -> Work:
     """Work that creates its subject, once per subject, as a submit does."""
 
-    async def work(subject: str) -> Answer:
+    async def work(subject: str) -> StoredResponse:
         await trio.lowlevel.checkpoint()
         if subject not in made:
             made.append(subject)
-        return Answer(201, f"made {subject}")
+        return StoredResponse(201, f"made {subject}")
 
     return work
 
 
 def refusing(make: Callable[[], Exception]) -> Work:
-    async def work(subject: str) -> Answer:
+    async def work(subject: str) -> StoredResponse:
         await trio.lowlevel.checkpoint()
         raise make()
 
     return work
 
 
-async def test_the_second_call_hears_the_first_answer_without_any_work(env: Env) -> None:
+async def test_the_second_call_hears_the_first_answer_without_any_work(env: Context) -> None:
     made: list[str] = []
-    first = await once(env, REQUEST, working(made), to_answer)
+    first = await run_once_per_key(env, REQUEST, working(made), to_answer)
 
-    second = await once(env, REQUEST, refusing(AssertionError), to_answer)
+    second = await run_once_per_key(env, REQUEST, refusing(AssertionError), to_answer)
 
-    assert first == second == Answer(201, f"made {made[0]}")
+    assert first == second == StoredResponse(201, f"made {made[0]}")
     assert len(made) == 1
 
 
 @pytest.mark.parametrize("when", list(When))
 async def test_a_call_cut_off_anywhere_is_finished_by_the_next_as_the_same_thing(
-    env: Env, clock: ManualClock, when: When
+    env: Context, clock: ManualClock, when: When
 ) -> None:
     at, goes_on = 0, True
     while goes_on:
@@ -65,16 +65,18 @@ async def test_a_call_cut_off_anywhere_is_finished_by_the_next_as_the_same_thing
         request = replace_key(f"key-{at}")
         made: list[str] = []
         fault = Fault(at, when)
-        heard: list[Answer] = []
+        heard: list[StoredResponse] = []
 
         try:
-            heard.append(await once(with_fault(env, fault), request, working(made), to_answer))
+            heard.append(
+                await run_once_per_key(with_fault(env, fault), request, working(made), to_answer)
+            )
         except Unavailable:
             clock.advance(limits.IDEMPOTENCY_CLAIM_S + 1)
-        heard.append(await once(env, request, working(made), to_answer))
+        heard.append(await run_once_per_key(env, request, working(made), to_answer))
 
         assert len(made) == 1
-        assert set(heard) == {Answer(201, f"made {made[0]}")}
+        assert set(heard) == {StoredResponse(201, f"made {made[0]}")}
         goes_on = fault.was_reached
     assert at > 2
 
@@ -83,38 +85,38 @@ def replace_key(key: str) -> Request:
     return Request(CALLER, "POST", "/v1/jobs", key, "fingerprint")
 
 
-async def test_a_crash_leaves_a_claim_that_lapses(env: Env, clock: ManualClock) -> None:
+async def test_a_crash_leaves_a_claim_that_lapses(env: Context, clock: ManualClock) -> None:
     """A process that dies cannot let go: its store is gone with the first failure."""
     made: list[str] = []
     dead = replace(env, store=with_fault(env, Fault(2, When.BEFORE, only="commit")).store)
     with pytest.raises(Unavailable):
-        await once(dead, REQUEST, working(made), to_answer)
+        await run_once_per_key(dead, REQUEST, working(made), to_answer)
     record = await env.store.read(RecordKey(REQUEST.key_id))
     assert record is not None
     let_go = record.claimed_until == 0.0
 
     clock.advance(limits.IDEMPOTENCY_CLAIM_S + 1)
-    answer = await once(env, REQUEST, working(made), to_answer)
+    answer = await run_once_per_key(env, REQUEST, working(made), to_answer)
 
     assert not let_go
     assert made == [record.subject]
-    assert answer == Answer(201, f"made {record.subject}")
+    assert answer == StoredResponse(201, f"made {record.subject}")
 
 
-async def test_a_key_used_for_another_request_is_a_conflict(env: Env) -> None:
-    await once(env, REQUEST, working([]), to_answer)
+async def test_a_key_used_for_another_request_is_a_conflict(env: Context) -> None:
+    await run_once_per_key(env, REQUEST, working([]), to_answer)
     other = Request(CALLER, "POST", "/v1/jobs", "key", "another body")
 
     with pytest.raises(KeyConflict):
-        await once(env, other, refusing(AssertionError), to_answer)
+        await run_once_per_key(env, other, refusing(AssertionError), to_answer)
 
 
-async def test_a_final_refusal_is_an_answer_like_any_other(env: Env) -> None:
-    first = await once(env, REQUEST, refusing(lambda: NotFound("no")), to_answer)
+async def test_a_final_refusal_is_an_answer_like_any_other(env: Context) -> None:
+    first = await run_once_per_key(env, REQUEST, refusing(lambda: NotFound("no")), to_answer)
 
-    again = await once(env, REQUEST, refusing(AssertionError), to_answer)
+    again = await run_once_per_key(env, REQUEST, refusing(AssertionError), to_answer)
 
-    assert first == again == Answer(404, "not_found")
+    assert first == again == StoredResponse(404, "not_found")
 
 
 @pytest.mark.parametrize(
@@ -126,49 +128,51 @@ async def test_a_final_refusal_is_an_answer_like_any_other(env: Env) -> None:
     ],
 )
 async def test_anything_but_a_final_answer_releases_the_key(
-    env: Env, make: Callable[[], Exception]
+    env: Context, make: Callable[[], Exception]
 ) -> None:
     made: list[str] = []
     with pytest.raises(type(make())):
-        await once(env, REQUEST, refusing(make), to_answer)
+        await run_once_per_key(env, REQUEST, refusing(make), to_answer)
 
-    answer = await once(env, REQUEST, working(made), to_answer)
+    answer = await run_once_per_key(env, REQUEST, working(made), to_answer)
 
     assert answer.status == 201
 
 
-async def test_what_went_wrong_first_is_what_the_caller_hears(env: Env) -> None:
+async def test_what_went_wrong_first_is_what_the_caller_hears(env: Context) -> None:
     dying = with_fault(env, Fault(2, When.BEFORE, only="commit"))
 
     with pytest.raises(RuntimeError, match="the real cause"):
-        await once(dying, REQUEST, refusing(lambda: RuntimeError("the real cause")), to_answer)
+        await run_once_per_key(
+            dying, REQUEST, refusing(lambda: RuntimeError("the real cause")), to_answer
+        )
 
 
-async def test_a_cancelled_call_releases_the_key(env: Env) -> None:
+async def test_a_cancelled_call_releases_the_key(env: Context) -> None:
     made: list[str] = []
 
-    async def never(subject: str) -> Answer:
+    async def never(subject: str) -> StoredResponse:
         await trio.sleep_forever()
         raise AssertionError
 
     with trio.CancelScope() as scope:
         scope.cancel()
-        await once(env, REQUEST, never, to_answer)
+        await run_once_per_key(env, REQUEST, never, to_answer)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(once, env, REQUEST, never, to_answer)
+        nursery.start_soon(run_once_per_key, env, REQUEST, never, to_answer)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
 
-    assert (await once(env, REQUEST, working(made), to_answer)).status == 201
+    assert (await run_once_per_key(env, REQUEST, working(made), to_answer)).status == 201
 
 
-async def test_calls_at_the_same_time_do_the_work_once(env: Env) -> None:
+async def test_calls_at_the_same_time_do_the_work_once(env: Context) -> None:
     made: list[str] = []
-    heard: list[Answer | KeyInProgress] = []
+    heard: list[StoredResponse | KeyInProgress] = []
 
     async def call() -> None:
         try:
-            heard.append(await once(env, REQUEST, working(made), to_answer))
+            heard.append(await run_once_per_key(env, REQUEST, working(made), to_answer))
         except KeyInProgress as refusal:
             heard.append(refusal)
 
@@ -176,50 +180,50 @@ async def test_calls_at_the_same_time_do_the_work_once(env: Env) -> None:
         for _ in range(20):
             nursery.start_soon(call)
 
-    answers = {answer for answer in heard if isinstance(answer, Answer)}
+    answers = {answer for answer in heard if isinstance(answer, StoredResponse)}
     waits = [wait.retry_after_s for wait in heard if isinstance(wait, KeyInProgress)]
-    assert answers == {Answer(201, f"made {made[0]}")}
+    assert answers == {StoredResponse(201, f"made {made[0]}")}
     assert len(made) == 1
     assert all(wait is not None and 0 <= wait <= limits.IDEMPOTENCY_CLAIM_S for wait in waits)
 
 
 @pytest.mark.parametrize("early_s", [0.0, 1.0])
 async def test_a_key_that_has_expired_is_a_new_key(
-    env: Env, clock: ManualClock, early_s: float
+    env: Context, clock: ManualClock, early_s: float
 ) -> None:
     made: list[str] = []
-    await once(env, REQUEST, working(made), to_answer)
+    await run_once_per_key(env, REQUEST, working(made), to_answer)
 
     clock.advance(limits.IDEMPOTENCY_TTL_S - early_s)
     with trio.fail_after(2):
-        same = await once(env, REQUEST, working(made), to_answer)
+        same = await run_once_per_key(env, REQUEST, working(made), to_answer)
     clock.advance(early_s + 1)
-    other = await once(env, REQUEST, working(made), to_answer)
+    other = await run_once_per_key(env, REQUEST, working(made), to_answer)
 
-    assert same == Answer(201, f"made {made[0]}")
-    assert other == Answer(201, f"made {made[1]}")
+    assert same == StoredResponse(201, f"made {made[0]}")
+    assert other == StoredResponse(201, f"made {made[1]}")
     assert len(made) == 2
 
 
 async def test_a_slow_first_call_and_its_successor_agree_on_the_answer(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     made: list[str] = []
-    heard: list[Answer] = []
+    heard: list[StoredResponse] = []
     go_on = trio.Event()
 
-    async def slow(subject: str) -> Answer:
+    async def slow(subject: str) -> StoredResponse:
         await go_on.wait()
-        return Answer(201, f"slowly {subject}")
+        return StoredResponse(201, f"slowly {subject}")
 
     async def first() -> None:
-        heard.append(await once(env, REQUEST, slow, to_answer))
+        heard.append(await run_once_per_key(env, REQUEST, slow, to_answer))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(first)
         await trio.testing.wait_all_tasks_blocked()
         clock.advance(limits.IDEMPOTENCY_CLAIM_S + 1)
-        heard.append(await once(env, REQUEST, working(made), to_answer))
+        heard.append(await run_once_per_key(env, REQUEST, working(made), to_answer))
         go_on.set()
 
-    assert heard == [Answer(201, f"made {made[0]}")] * 2
+    assert heard == [StoredResponse(201, f"made {made[0]}")] * 2

@@ -7,13 +7,14 @@ from contextlib import suppress
 import pytest
 import trio
 
-from conveyor.domain import ingestion, limits
+from conveyor.domain import limits
 from conveyor.domain.changes import Applied, BatchKey
 from conveyor.domain.ids import FIRST_BATCH, JobId
 from conveyor.domain.model import Batch, BatchStatus, IngestStatus, RunStatus
+from conveyor.domain.run import ingestion
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases import ingest, reconcile, runs
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 from conveyor.usecases.ingest import Ingested
 from conveyor.usecases.jobs import Accepted
 from tests.builders import CALLER, ManualClock, a_ulid
@@ -29,19 +30,19 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CHUNK_TASKS", 100)
 
 
-async def batch_of(env: Env, accepted: Accepted) -> Batch:
+async def batch_of(env: Context, accepted: Accepted) -> Batch:
     batch = await env.store.read(BatchKey(accepted.job.job_id, accepted.run.run_id, FIRST_BATCH))
     assert batch is not None
     return batch
 
 
-async def take(env: Env, accepted: Accepted) -> Batch:
-    taken = await ingest.take_over(env, await batch_of(env, accepted))
+async def take(env: Context, accepted: Accepted) -> Batch:
+    taken = await ingest.acquire_batch(env, await batch_of(env, accepted))
     assert taken is not None
     return taken
 
 
-async def check_all_in(env: Env, accepted: Accepted) -> None:
+async def check_all_in(env: Context, accepted: Accepted) -> None:
     run = await run_of(env, accepted.run)
     totals = await check_counters(env, run)
     rows = await rows_of(env, run)
@@ -52,10 +53,10 @@ async def check_all_in(env: Env, accepted: Accepted) -> None:
     assert run.ingest_status is IngestStatus.DONE
 
 
-async def test_a_walk_admits_every_line_and_seals(env: Env) -> None:
+async def test_a_walk_admits_every_line_and_seals(env: Context) -> None:
     accepted = await submit(env, COUNT)
 
-    walked = await ingest.walk(env, await take(env, accepted))
+    walked = await ingest.ingest_batch(env, await take(env, accepted))
 
     assert walked is Ingested.SEALED
     await check_all_in(env, accepted)
@@ -64,7 +65,7 @@ async def test_a_walk_admits_every_line_and_seals(env: Env) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
-async def test_a_walk_cut_off_at_any_call_is_finished_by_the_next(env: Env, when: When) -> None:
+async def test_a_walk_cut_off_at_any_call_is_finished_by_the_next(env: Context, when: When) -> None:
     at, goes_on = 0, True
     while goes_on:
         at += 1
@@ -73,12 +74,12 @@ async def test_a_walk_cut_off_at_any_call_is_finished_by_the_next(env: Env, when
 
         with suppress(Unavailable):
             faulty = with_fault(env, fault)
-            taken = await ingest.take_over(faulty, await batch_of(env, accepted))
+            taken = await ingest.acquire_batch(faulty, await batch_of(env, accepted))
             assert taken is not None
-            await ingest.walk(faulty, taken)
+            await ingest.ingest_batch(faulty, taken)
         batch = await batch_of(env, accepted)
         if batch.status is BatchStatus.OPEN:
-            assert await ingest.walk(env, await take(env, accepted)) is Ingested.SEALED
+            assert await ingest.ingest_batch(env, await take(env, accepted)) is Ingested.SEALED
 
         await check_all_in(env, accepted)
         await work(env, accepted.run)
@@ -87,15 +88,15 @@ async def test_a_walk_cut_off_at_any_call_is_finished_by_the_next(env: Env, when
     assert at > 2
 
 
-async def test_tasks_that_were_worked_on_between_two_walks_keep_their_state(env: Env) -> None:
+async def test_tasks_that_were_worked_on_between_two_walks_keep_their_state(env: Context) -> None:
     accepted = await submit(env, COUNT)
     taken = await take(env, accepted)
     fault = Fault(2, When.AFTER, only="put_chunk")
     with suppress(Unavailable):
-        await ingest.walk(with_fault(env, fault), taken)
+        await ingest.ingest_batch(with_fault(env, fault), taken)
     done = await work(env, accepted.run)
 
-    await ingest.walk(env, await take(env, accepted))
+    await ingest.ingest_batch(env, await take(env, accepted))
 
     totals = await check_counters(env, accepted.run)
     assert 0 < done < COUNT
@@ -103,78 +104,78 @@ async def test_tasks_that_were_worked_on_between_two_walks_keep_their_state(env:
     await check_all_in(env, accepted)
 
 
-async def test_a_seal_after_the_last_settle_completes_the_run(env: Env) -> None:
+async def test_a_seal_after_the_last_settle_completes_the_run(env: Context) -> None:
     accepted = await submit(env, COUNT)
     taken = await take(env, accepted)
     fault = Fault(1, When.BEFORE, only="commit")
     with suppress(Unavailable):
-        await ingest.walk(with_fault(env, fault), taken)
+        await ingest.ingest_batch(with_fault(env, fault), taken)
     await work(env, accepted.run)
     before = await run_of(env, accepted.run)
 
-    await ingest.walk(env, await take(env, accepted))
+    await ingest.ingest_batch(env, await take(env, accepted))
 
     assert (before.status, before.open_batches) == (RunStatus.RUNNING, 1)
     assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
 
 
-async def test_a_walk_that_was_taken_over_stops_at_its_next_step(env: Env) -> None:
+async def test_a_walk_that_was_taken_over_stops_at_its_next_step(env: Context) -> None:
     accepted = await submit(env, COUNT)
     slow = await take(env, accepted)
     await take(env, accepted)
 
-    assert await ingest.walk(env, slow) is Ingested.FENCED
+    assert await ingest.ingest_batch(env, slow) is Ingested.FENCED
 
     assert await rows_of(env, accepted.run) == []
     assert (await batch_of(env, accepted)).status is BatchStatus.OPEN
 
 
-async def test_two_walks_at_the_same_time_admit_every_line_once(env: Env) -> None:
+async def test_two_walks_at_the_same_time_admit_every_line_once(env: Context) -> None:
     accepted = await submit(env, COUNT)
 
     async with trio.open_nursery() as nursery:
         for _ in range(2):
-            nursery.start_soon(ingest.walk, env, await take(env, accepted))
+            nursery.start_soon(ingest.ingest_batch, env, await take(env, accepted))
 
     if (await batch_of(env, accepted)).status is BatchStatus.OPEN:
-        await ingest.walk(env, await take(env, accepted))
+        await ingest.ingest_batch(env, await take(env, accepted))
     await check_all_in(env, accepted)
 
 
-async def test_a_batch_is_taken_over_by_one_of_those_who_saw_it(env: Env) -> None:
+async def test_a_batch_is_taken_over_by_one_of_those_who_saw_it(env: Context) -> None:
     accepted = await submit(env, COUNT)
     seen = await batch_of(env, accepted)
 
-    first = await ingest.take_over(env, seen)
-    second = await ingest.take_over(env, seen)
+    first = await ingest.acquire_batch(env, seen)
+    second = await ingest.acquire_batch(env, seen)
 
     assert first is not None
     assert first.epoch == seen.epoch + 1
     assert second is None
 
 
-async def test_sealing_twice_counts_once(env: Env) -> None:
+async def test_sealing_twice_counts_once(env: Context) -> None:
     accepted = await submit(env, COUNT)
     taken = await take(env, accepted)
-    await ingest.walk(env, taken)
+    await ingest.ingest_batch(env, taken)
 
     assert await ingest.seal(env, taken) is Ingested.SEALED
 
     await check_all_in(env, accepted)
 
 
-async def test_a_list_of_a_run_that_is_being_stopped_is_abandoned(env: Env) -> None:
+async def test_a_list_of_a_run_that_is_being_stopped_is_abandoned(env: Context) -> None:
     accepted = await submit(env, COUNT)
     taken = await take(env, accepted)
     await runs.stop(env, CALLER, accepted.job.job_id)
 
-    assert await ingest.walk(env, taken) is Ingested.FENCED
+    assert await ingest.ingest_batch(env, taken) is Ingested.FENCED
 
     assert (await batch_of(env, accepted)).status is BatchStatus.ABANDONED
     assert await rows_of(env, accepted.run) == []
 
 
-async def test_no_step_gets_through_a_gate_that_drains(env: Env) -> None:
+async def test_no_step_gets_through_a_gate_that_drains(env: Context) -> None:
     accepted = await submit(env, COUNT)
     taken = await take(env, accepted)
     run = await run_of(env, accepted.run)
@@ -192,7 +193,7 @@ async def test_no_step_gets_through_a_gate_that_drains(env: Env) -> None:
 
 
 async def test_a_list_that_cannot_be_read_stops_its_run_and_says_so(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, COUNT)
     await env.blobs.delete_prefix(f"sources/{accepted.job.job_id}")
@@ -200,8 +201,8 @@ async def test_a_list_that_cannot_be_read_stops_its_run_and_says_so(
     for _ in range(ingestion.ATTEMPTS_WITHOUT_PROGRESS_MAX):
         clock.advance(ingestion.STALLED_S)
         with pytest.raises(Exception, match="sources"):
-            await ingest.walk(env, await take(env, accepted))
-    given_up = await ingest.take_over(env, await batch_of(env, accepted))
+            await ingest.ingest_batch(env, await take(env, accepted))
+    given_up = await ingest.acquire_batch(env, await batch_of(env, accepted))
     run = await runs.finish_stop(env, accepted.job.job_id, accepted.run.run_id)
 
     assert given_up is None
@@ -210,18 +211,18 @@ async def test_a_list_that_cannot_be_read_stops_its_run_and_says_so(
     assert (await batch_of(env, accepted)).status is BatchStatus.ABANDONED
 
 
-async def test_a_list_that_several_take_from_each_other_is_not_given_up(env: Env) -> None:
+async def test_a_list_that_several_take_from_each_other_is_not_given_up(env: Context) -> None:
     """A client that asks again and a worker that starts may fence each other off for a while."""
     accepted = await submit(env, COUNT)
 
     for _ in range(2 * ingestion.ATTEMPTS_WITHOUT_PROGRESS_MAX):
         await take(env, accepted)
-    walked = await ingest.walk(env, await take(env, accepted))
+    walked = await ingest.ingest_batch(env, await take(env, accepted))
 
     assert walked is Ingested.SEALED
 
 
-async def test_an_outage_is_no_fault_of_the_list(env: Env, clock: ManualClock) -> None:
+async def test_an_outage_is_no_fault_of_the_list(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, COUNT)
 
     for _ in range(2 * ingestion.ATTEMPTS_WITHOUT_PROGRESS_MAX):

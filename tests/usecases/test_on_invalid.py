@@ -7,9 +7,9 @@ import pytest
 from conveyor.domain.errors import InvalidTasks
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.model import RunStatus, TaskStatus
-from conveyor.domain.submission import TaskDraft
-from conveyor.usecases import ingest, jobs, open_jobs, reconcile, reruns
-from conveyor.usecases.env import Env
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.usecases import add_tasks, ingest, jobs, reconcile, rerun
+from conveyor.usecases.context import Context
 from conveyor.usecases.ingest import open_batches_of
 from conveyor.usecases.jobs import Accepted, Submission
 from conveyor.usecases.staging import OnInvalid
@@ -30,19 +30,19 @@ def mixed(count: int) -> list[TaskDraft]:
     return [*BAD, *some_drafts(count - len(BAD))]
 
 
-async def submit(env: Env, drafts: list[TaskDraft], *, is_open: bool = False) -> Accepted:
+async def submit(env: Context, drafts: list[TaskDraft], *, is_open: bool = False) -> Accepted:
     request = Submission(drafts=drafts, on_invalid=OnInvalid.SKIP, is_open=is_open)
-    return await jobs.submit(env, CALLER, request, job_id=JobId(env.mint()))
+    return await jobs.submit(env, CALLER, request, job_id=JobId(env.new_id()))
 
 
-async def ingest_rest(env: Env, accepted: Accepted) -> None:
+async def ingest_rest(env: Context, accepted: Accepted) -> None:
     for batch in await open_batches_of(env, accepted.job.job_id, accepted.run.run_id):
         await reconcile.finish_batch(env, batch)
 
 
 @pytest.mark.parametrize("count", COUNTS)
 async def test_bad_lines_of_a_submit_become_failed_tasks_on_every_path(
-    env: Env, count: int
+    env: Context, count: int
 ) -> None:
     accepted = await submit(env, mixed(count))
     await ingest_rest(env, accepted)
@@ -70,10 +70,10 @@ async def test_bad_lines_of_a_submit_become_failed_tasks_on_every_path(
 
 
 @pytest.mark.parametrize("count", COUNTS)
-async def test_bad_lines_that_are_added_become_failed_tasks_too(env: Env, count: int) -> None:
+async def test_bad_lines_that_are_added_become_failed_tasks_too(env: Context, count: int) -> None:
     job = (await submit(env, [], is_open=True)).job
 
-    added = await open_jobs.add_tasks(
+    added = await add_tasks.add_tasks(
         env,
         CALLER,
         job.job_id,
@@ -93,13 +93,13 @@ async def test_bad_lines_that_are_added_become_failed_tasks_too(env: Env, count:
 
 @pytest.mark.parametrize("count", COUNTS)
 async def test_a_rerun_refuses_bad_lines_again_and_fetches_none_of_them(
-    env: Env, count: int
+    env: Context, count: int
 ) -> None:
     first = await submit(env, mixed(count))
     await ingest_rest(env, first)
     await work(env, first.run)
 
-    second = await reruns.rerun(env, CALLER, first.job.job_id, run_id=RunId(env.mint()))
+    second = await rerun.rerun(env, CALLER, first.job.job_id, run_id=RunId(env.new_id()))
     for batch in await open_batches_of(env, first.job.job_id, second.run.run_id):
         await reconcile.finish_batch(env, batch)
 
@@ -111,24 +111,24 @@ async def test_a_rerun_refuses_bad_lines_again_and_fetches_none_of_them(
     assert (await run_of(env, second.run)).status is RunStatus.COMPLETED
 
 
-async def test_a_rerun_of_nothing_but_bad_lines_is_complete_at_once(env: Env) -> None:
+async def test_a_rerun_of_nothing_but_bad_lines_is_complete_at_once(env: Context) -> None:
     first = await submit(env, BAD)
 
-    second = await reruns.rerun(env, CALLER, first.job.job_id, run_id=RunId(env.mint()))
+    second = await rerun.rerun(env, CALLER, first.job.job_id, run_id=RunId(env.new_id()))
 
     assert (await run_of(env, second.run)).status is RunStatus.COMPLETED
 
 
-async def test_a_job_of_nothing_but_bad_lines_is_complete_at_once(env: Env) -> None:
+async def test_a_job_of_nothing_but_bad_lines_is_complete_at_once(env: Context) -> None:
     accepted = await submit(env, BAD)
 
     assert accepted.run.status is RunStatus.COMPLETED
     assert (accepted.run.total, accepted.totals.failed) == (len(BAD), len(BAD))
 
 
-async def test_without_leave_to_skip_the_list_is_refused(env: Env) -> None:
+async def test_without_leave_to_skip_the_list_is_refused(env: Context) -> None:
     with pytest.raises(InvalidTasks) as caught:
-        await jobs.submit(env, CALLER, Submission(drafts=mixed(10)), job_id=JobId(env.mint()))
+        await jobs.submit(env, CALLER, Submission(drafts=mixed(10)), job_id=JobId(env.new_id()))
 
     assert "4 of 10 tasks" in caught.value.detail
     assert [task.index for task in caught.value.invalid_tasks] == [0, 1, 2, 3]

@@ -8,26 +8,27 @@ from typing import Any
 
 import pytest
 
-from conveyor.domain import endings, limits, settlement
+from conveyor.domain import limits
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import RunStatus
-from conveyor.domain.settlement import Claimed
+from conveyor.domain.run import settlement, termination
+from conveyor.domain.run.settlement import Claimed
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Queue
 from conveyor.usecases import ingest, jobs, reconcile, runs, tasks
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 from tests.builders import CALLER, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import LATER_FROM, PAGE, check_counters, run_of, submit, work
 
 
-async def test_a_completion_that_nobody_looked_for_is_found(env: Env) -> None:
+async def test_a_completion_that_nobody_looked_for_is_found(env: Context) -> None:
     accepted = await submit(env, 1)
     (message,) = await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60)
     claim = (await tasks.claim(env, [message.ref]))[0]
     assert isinstance(claim, Claimed)
     result = await tasks.store_body(env, message.ref, claim.task, PAGE)
-    spent = settlement.Spent()
+    spent = settlement.Cost()
     await env.commit(
         settlement.succeed(message.ref, claim.task, result, spent=spent, now=env.now())
     )
@@ -38,9 +39,9 @@ async def test_a_completion_that_nobody_looked_for_is_found(env: Env) -> None:
     assert (repairs.completed, repairs.stopped, repairs.resent) == (1, 0, 0)
 
 
-async def test_half_a_stop_is_finished(env: Env) -> None:
+async def test_half_a_stop_is_finished(env: Context) -> None:
     accepted = await submit(env, 2)
-    await env.commit(endings.request_stop(accepted.run, reason="half", now=env.now()))
+    await env.commit(termination.request_stop(accepted.run, reason="half", now=env.now()))
 
     repairs = await reconcile.sweep_runs(env)
 
@@ -49,7 +50,7 @@ async def test_half_a_stop_is_finished(env: Env) -> None:
     assert repairs.stopped == 1
 
 
-async def test_lost_messages_are_sent_again(env: Env) -> None:
+async def test_lost_messages_are_sent_again(env: Context) -> None:
     accepted = await submit(env, 120)
     await work(env, accepted.run, count=20)
     await env.queue.close_run(accepted.run.run_id)
@@ -63,7 +64,7 @@ async def test_lost_messages_are_sent_again(env: Env) -> None:
 
 
 async def test_lost_messages_are_sent_again_where_few_are_left_among_many(
-    env: Env, monkeypatch: pytest.MonkeyPatch
+    env: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "ROWS_READ_MAX", 7)
     accepted = await submit(env, 120)
@@ -91,7 +92,9 @@ class RemovedAtOnce:
         return getattr(self.inner, name)
 
 
-async def test_a_run_that_ends_while_its_messages_are_sent_again_is_no_trouble(env: Env) -> None:
+async def test_a_run_that_ends_while_its_messages_are_sent_again_is_no_trouble(
+    env: Context,
+) -> None:
     """Found by the simulator (seed 986): the sweeper crashed, and others had to wait."""
     first, second = await submit(env, 2), await submit(env, 2)
     for accepted in (first, second):
@@ -106,19 +109,19 @@ async def test_a_run_that_ends_while_its_messages_are_sent_again_is_no_trouble(e
 class DeletedMeanwhile:
     """Who opens the queue is held up until its job is deleted, and scrubbed."""
 
-    env: Env
+    env: Context
     job_id: JobId
 
     async def open_run(self, run_id: RunId) -> None:
         await jobs.delete(self.env, CALLER, self.job_id)
-        await reconcile.scrub_due(self.env)
+        await reconcile.delete_due(self.env)
         await self.env.queue.open_run(run_id)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.env.queue, name)
 
 
-async def test_a_queue_that_is_made_anew_does_not_outlive_its_job(env: Env) -> None:
+async def test_a_queue_that_is_made_anew_does_not_outlive_its_job(env: Context) -> None:
     """Scrubs find queues by the rows of runs, which are gone by then."""
     accepted = await submit(env, 2)
     await env.queue.close_run(accepted.run.run_id)
@@ -131,7 +134,7 @@ async def test_a_queue_that_is_made_anew_does_not_outlive_its_job(env: Env) -> N
         await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=1)
 
 
-async def test_nothing_is_sent_again_while_a_list_is_on_its_way_in(env: Env) -> None:
+async def test_nothing_is_sent_again_while_a_list_is_on_its_way_in(env: Context) -> None:
     """Where rows are written before they count, they would be settled before they are admitted."""
     accepted = await submit(env, LATER_FROM)
     batch = (await ingest.open_batches_of(env, accepted.job.job_id, accepted.run.run_id))[0]
@@ -148,7 +151,7 @@ async def test_nothing_is_sent_again_while_a_list_is_on_its_way_in(env: Env) -> 
     assert (during.resent, after.resent) == (0, LATER_FROM)
 
 
-async def test_a_queue_that_is_merely_slow_is_left_alone(env: Env) -> None:
+async def test_a_queue_that_is_merely_slow_is_left_alone(env: Context) -> None:
     accepted = await submit(env, 5)
     await env.queue.receive(accepted.run.run_id, count_max=5, visibility_s=60)
 
@@ -159,30 +162,30 @@ async def test_a_queue_that_is_merely_slow_is_left_alone(env: Env) -> None:
     assert depth.visible + depth.hidden == 5
 
 
-async def test_a_healthy_run_is_not_touched(env: Env) -> None:
+async def test_a_healthy_run_is_not_touched(env: Context) -> None:
     accepted = await submit(env, 5)
     before = await run_of(env, accepted.run)
 
     repairs = await reconcile.sweep_runs(env)
 
     assert await run_of(env, accepted.run) == before
-    assert repairs == reconcile.Repairs()
+    assert repairs == reconcile.SweepResult()
 
 
 async def test_every_live_run_is_looked_at_however_many_there_are(
-    env: Env, monkeypatch: pytest.MonkeyPatch
+    env: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "_PAGE", 3)
     accepted = [await submit(env, 1) for _ in range(10)]
     for each in accepted:
-        await env.commit(endings.request_stop(each.run, reason=None, now=env.now()))
+        await env.commit(termination.request_stop(each.run, reason=None, now=env.now()))
 
     repairs = await reconcile.sweep_runs(env)
 
     assert repairs.stopped == 10
 
 
-async def test_a_list_that_nobody_moves_is_taken_up(env: Env, clock: ManualClock) -> None:
+async def test_a_list_that_nobody_moves_is_taken_up(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, LATER_FROM)
     fresh = await reconcile.stalled_batches(env, idle_s=30)
     clock.advance(31)
@@ -197,7 +200,7 @@ async def test_a_list_that_nobody_moves_is_taken_up(env: Env, clock: ManualClock
 
 
 async def test_a_submit_that_died_before_its_ingest_is_finished(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     fault = Fault(1, When.BEFORE, only="put_chunk")
     with suppress(Unavailable):
@@ -210,7 +213,7 @@ async def test_a_submit_that_died_before_its_ingest_is_finished(
     assert await ingest.open_batches_of(env, batch.job_id, batch.run_id) == []
 
 
-async def test_the_intent_of_a_run_that_is_over_ends(env: Env, clock: ManualClock) -> None:
+async def test_the_intent_of_a_run_that_is_over_ends(env: Context, clock: ManualClock) -> None:
     accepted = await submit(env, LATER_FROM)
     await runs.stop(env, CALLER, accepted.job.job_id)
     clock.advance(31)
@@ -238,7 +241,7 @@ class ClosingLog:
 
 
 async def test_the_queue_of_an_ended_run_is_removed_if_a_crash_left_it(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
@@ -254,7 +257,7 @@ async def test_the_queue_of_an_ended_run_is_removed_if_a_crash_left_it(
 
 
 async def test_the_queue_of_an_ended_run_is_removed_by_one_sweep_only(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
@@ -269,7 +272,7 @@ async def test_the_queue_of_an_ended_run_is_removed_by_one_sweep_only(
 
 
 async def test_a_later_sweep_still_closes_what_ended_shortly_before_the_last(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
@@ -284,12 +287,12 @@ async def test_a_later_sweep_still_closes_what_ended_shortly_before_the_last(
     assert log.closed == [accepted.run.run_id]
 
 
-async def test_sweeping_again_changes_nothing(env: Env) -> None:
+async def test_sweeping_again_changes_nothing(env: Context) -> None:
     accepted = await submit(env, 3)
     await env.queue.close_run(accepted.run.run_id)
     await reconcile.sweep_runs(env)
 
     repairs = await reconcile.sweep_runs(env)
 
-    assert repairs == reconcile.Repairs()
+    assert repairs == reconcile.SweepResult()
     assert (await env.queue.depth(accepted.run.run_id)).visible == 3

@@ -9,13 +9,13 @@ from conveyor.domain.errors import InvalidArgument, NotFound, TaskNotReady
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.queries import TaskPage, TasksOf
 from conveyor.usecases import results
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 from conveyor.usecases.jobs import Accepted
 from tests.builders import ManualClock
 from tests.usecases.world import World, body_of, missing, rows_of, submit, work
 
 
-async def pages(env: Env, accepted: Accepted, *, status: str, limit: int) -> list[list[str]]:
+async def pages(env: Context, accepted: Accepted, *, status: str, limit: int) -> list[list[str]]:
     found: list[list[str]] = []
     cursor: str | None = None
     while True:
@@ -30,7 +30,9 @@ async def pages(env: Env, accepted: Accepted, *, status: str, limit: int) -> lis
 
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.parametrize("limit", [1, 7, 30, 31, 100])
-async def test_pages_hold_every_task_once_in_id_order(env: Env, limit: int, is_open: bool) -> None:
+async def test_pages_hold_every_task_once_in_id_order(
+    env: Context, limit: int, is_open: bool
+) -> None:
     accepted = await submit(env, 30, is_open=is_open)
 
     found = await pages(env, accepted, status="all", limit=limit)
@@ -40,7 +42,7 @@ async def test_pages_hold_every_task_once_in_id_order(env: Env, limit: int, is_o
     assert all(0 < len(page) <= limit for page in found)
 
 
-async def test_a_filter_shows_only_its_statuses(env: Env) -> None:
+async def test_a_filter_shows_only_its_statuses(env: Context) -> None:
     accepted = await submit(env, 10)
     await work(env, accepted.run, missing([0, 1, 2]), count=6)
 
@@ -91,14 +93,14 @@ async def test_what_is_rare_is_found_by_its_cursors_over_pages_that_hold_nothing
     assert [] in found
 
 
-async def test_a_filter_that_does_not_exist_is_refused(env: Env) -> None:
+async def test_a_filter_that_does_not_exist_is_refused(env: Context) -> None:
     accepted = await submit(env, 1)
 
     with pytest.raises(InvalidArgument):
         await pages(env, accepted, status="done", limit=1)
 
 
-async def test_a_cursor_of_another_run_or_filter_is_refused(env: Env) -> None:
+async def test_a_cursor_of_another_run_or_filter_is_refused(env: Context) -> None:
     one, other = await submit(env, 5), await submit(env, 5)
     page = await results.page(env, one.job, one.run, status="all", cursor=None, limit=2)
 
@@ -115,7 +117,7 @@ async def test_a_cursor_of_another_run_or_filter_is_refused(env: Env) -> None:
         assert refusal.value.code == "invalid_cursor"
 
 
-async def test_the_plain_id_of_a_task_of_the_run_is_taken_as_a_cursor(env: Env) -> None:
+async def test_the_plain_id_of_a_task_of_the_run_is_taken_as_a_cursor(env: Context) -> None:
     one, other = await submit(env, 5), await submit(env, 5)
     rows = await rows_of(env, one.run)
 
@@ -128,7 +130,7 @@ async def test_the_plain_id_of_a_task_of_the_run_is_taken_as_a_cursor(env: Env) 
         )
 
 
-async def test_a_body_is_read_once_its_task_has_ended(env: Env) -> None:
+async def test_a_body_is_read_once_its_task_has_ended(env: Context) -> None:
     accepted = await submit(env, 2)
     with pytest.raises(TaskNotReady):
         await body_of(env, accepted.run, (await rows_of(env, accepted.run))[0].task_id)
@@ -144,14 +146,14 @@ async def test_a_body_is_read_once_its_task_has_ended(env: Env) -> None:
 
 
 @pytest.mark.parametrize("task_id", ["nope", "../../etc", "", "a" * 200])
-async def test_a_task_that_is_not_there_is_not_found(env: Env, task_id: str) -> None:
+async def test_a_task_that_is_not_there_is_not_found(env: Context, task_id: str) -> None:
     accepted = await submit(env, 1)
 
     with pytest.raises(NotFound):
         await body_of(env, accepted.run, task_id)
 
 
-async def test_a_body_that_is_no_longer_stored_is_not_found(env: Env) -> None:
+async def test_a_body_that_is_no_longer_stored_is_not_found(env: Context) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
     (row,) = await rows_of(env, accepted.run)
@@ -162,7 +164,7 @@ async def test_a_body_that_is_no_longer_stored_is_not_found(env: Env) -> None:
 
 
 async def test_a_link_works_for_a_day_and_for_its_own_task_only(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 2)
     await work(env, accepted.run)
@@ -181,7 +183,7 @@ async def test_a_link_works_for_a_day_and_for_its_own_task_only(
 
 
 @pytest.mark.parametrize("forge", ["", ".", "0.", "x.y", "9999999999.", "9999999999.é", "-1.x"])
-async def test_a_forged_link_is_not_found(env: Env, forge: str) -> None:
+async def test_a_forged_link_is_not_found(env: Context, forge: str) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
     (row,) = await rows_of(env, accepted.run)
@@ -190,7 +192,7 @@ async def test_a_forged_link_is_not_found(env: Env, forge: str) -> None:
         await results.run_by_link(env, accepted.job.job_id, accepted.run.run_id, row.task_id, forge)
 
 
-async def test_a_link_cannot_be_made_to_last_longer(env: Env) -> None:
+async def test_a_link_cannot_be_made_to_last_longer(env: Context) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
     (row,) = await rows_of(env, accepted.run)
@@ -206,7 +208,7 @@ async def test_a_link_cannot_be_made_to_last_longer(env: Env) -> None:
         )
 
 
-async def test_a_token_has_one_spelling(env: Env) -> None:
+async def test_a_token_has_one_spelling(env: Context) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
     (row,) = await rows_of(env, accepted.run)

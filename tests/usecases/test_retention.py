@@ -13,31 +13,31 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.model import Run, TaskStatus
 from conveyor.domain.queries import DueExpiries
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import expiry, jobs, reconcile, retention
-from conveyor.usecases.env import Env
-from conveyor.usecases.lookups import own_job
-from conveyor.usecases.reruns import rerun
+from conveyor.usecases import jobs, reconcile, retention
+from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import load_owned_job
+from conveyor.usecases.rerun import rerun
 from tests.builders import CALLER, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
-from tests.usecases.test_expiry import DAY, an_ended_run, bodies_of
+from tests.usecases.test_result_expiry import DAY, an_ended_run, bodies_of
 from tests.usecases.world import rows_of, run_of, work
 
 
-async def sweep(env: Env) -> None:
+async def sweep(env: Context) -> None:
     """What the sweeper does, in its order."""
-    await expiry.sweep_expired(env)
+    await retention.sweep_expired(env)
     await retention.remove_old_rows(env)
 
 
-async def scrub_fully(env: Env, clock: ManualClock) -> None:
+async def scrub_fully(env: Context, clock: ManualClock) -> None:
     for _ in range(3):
-        while await reconcile.scrub_due(env):
+        while await reconcile.delete_due(env):
             pass
         clock.advance(limits.TOMBSTONE_TTL_S)
 
 
 async def test_rows_stay_for_their_days_and_then_nothing_is_left(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     run = await an_ended_run(env, days=2)
     clock.advance(2 * DAY)
@@ -52,14 +52,14 @@ async def test_rows_stay_for_their_days_and_then_nothing_is_left(
 
     assert rows_before == 4
     with pytest.raises(NotFound):
-        await own_job(env, CALLER, run.job_id)
+        await load_owned_job(env, CALLER, run.job_id)
     assert await env.store.read(RunKey(run.job_id, run.run_id)) is None
     assert await rows_of(env, run) == []
     assert await env.store.read(JobKey(run.job_id)) is None
 
 
 async def test_a_run_that_nobody_swept_in_time_loses_bodies_and_rows_together(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     run = await an_ended_run(env, days=2)
     clock.advance(100 * DAY)
@@ -71,7 +71,7 @@ async def test_a_run_that_nobody_swept_in_time_loses_bodies_and_rows_together(
     assert await bodies_of(env, run) == 0
 
 
-async def test_the_days_are_a_setting(env: Env, clock: ManualClock) -> None:
+async def test_the_days_are_a_setting(env: Context, clock: ManualClock) -> None:
     env = replace(env, policy=replace(env.policy, row_days=1))
     run = await an_ended_run(env, days=2)
     clock.advance(3 * DAY)
@@ -79,10 +79,10 @@ async def test_the_days_are_a_setting(env: Env, clock: ManualClock) -> None:
     await sweep(env)
 
     with pytest.raises(NotFound):
-        await own_job(env, CALLER, run.job_id)
+        await load_owned_job(env, CALLER, run.job_id)
 
 
-async def test_a_job_stays_with_a_run_that_is_not_old(env: Env, clock: ManualClock) -> None:
+async def test_a_job_stays_with_a_run_that_is_not_old(env: Context, clock: ManualClock) -> None:
     first = await an_ended_run(env, days=2)
     clock.advance(30 * DAY)
     await sweep(env)
@@ -91,16 +91,18 @@ async def test_a_job_stays_with_a_run_that_is_not_old(env: Env, clock: ManualClo
 
     await sweep(env)
 
-    assert (await own_job(env, CALLER, first.job_id)).latest_run_id == again.run_id
+    assert (await load_owned_job(env, CALLER, first.job_id)).latest_run_id == again.run_id
     assert not await _is_visible(env, first)
     assert await _is_visible(env, again)
 
 
-async def test_a_run_that_another_inherited_from_outlives_it(env: Env, clock: ManualClock) -> None:
+async def test_a_run_that_another_inherited_from_outlives_it(
+    env: Context, clock: ManualClock
+) -> None:
     first = await an_ended_run(env, days=2)
     clock.advance(DAY)
     again = await rerun(
-        env, CALLER, first.job_id, retry=frozenset({TaskStatus.FAILED}), run_id=RunId(env.mint())
+        env, CALLER, first.job_id, retry=frozenset({TaskStatus.FAILED}), run_id=RunId(env.new_id())
     )
     await work(env, again.run)
     clock.advance(31 * DAY)
@@ -113,12 +115,12 @@ async def test_a_run_that_another_inherited_from_outlives_it(env: Env, clock: Ma
 
     assert was_kept
     with pytest.raises(NotFound):
-        await own_job(env, CALLER, first.job_id)
+        await load_owned_job(env, CALLER, first.job_id)
 
 
 @pytest.mark.parametrize("when", When)
 async def test_a_removal_that_loses_any_call_is_finished_by_the_next(
-    env: Env, clock: ManualClock, when: When
+    env: Context, clock: ManualClock, when: When
 ) -> None:
     at, was_reached = 0, True
     while was_reached:
@@ -131,13 +133,13 @@ async def test_a_removal_that_loses_any_call_is_finished_by_the_next(
         except Unavailable:
             await retention.remove_old_rows(env)
         with pytest.raises(NotFound):
-            await own_job(env, CALLER, run.job_id)
+            await load_owned_job(env, CALLER, run.job_id)
         was_reached = fault.was_reached
     assert at > 3
 
 
 async def test_a_job_that_was_deleted_meanwhile_is_left_to_its_scrub(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     run = await an_ended_run(env)
     await jobs.delete(env, CALLER, run.job_id)
@@ -147,12 +149,12 @@ async def test_a_job_that_was_deleted_meanwhile_is_left_to_its_scrub(
     assert await env.store.find(DueExpiries(due_by=1e12, limit=10)) == []
 
 
-async def _rerun_all(env: Env, run: Run) -> Run:
-    again = await rerun(env, CALLER, run.job_id, retry=None, run_id=RunId(env.mint()))
+async def _rerun_all(env: Context, run: Run) -> Run:
+    again = await rerun(env, CALLER, run.job_id, retry=None, run_id=RunId(env.new_id()))
     await work(env, again.run)
     return await run_of(env, again.run)
 
 
-async def _is_visible(env: Env, run: Run) -> bool:
+async def _is_visible(env: Context, run: Run) -> bool:
     row = await env.store.read(RunKey(run.job_id, run.run_id))
     return row is not None and row.status != "deleted"

@@ -8,30 +8,18 @@ import pytest
 import trio
 
 from conveyor.domain.model import Job, RunStatus
-from conveyor.domain.schedules import (
-    Overlap,
-    Rate,
-    RateUnit,
-    ScheduleStatus,
-)
+from conveyor.domain.schedule.schedule import Overlap, Rate, RateUnit, ScheduleStatus
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import schedules
-from conveyor.usecases.env import Env
-from conveyor.usecases.schedules import Fired
+from conveyor.usecases import schedule as schedules
+from conveyor.usecases.context import Context
+from conveyor.usecases.schedule import Fired
 from tests.builders import CALLER, T0, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
-from tests.usecases.scheduled import (
-    DAILY,
-    HOUR,
-    finish,
-    row_of,
-    runs_of,
-    schedule,
-)
-from tests.usecases.test_reruns import again
+from tests.usecases.scheduled import DAILY, HOUR, finish, row_of, runs_of, schedule
+from tests.usecases.test_rerun import again
 
 
-async def test_schedulers_at_the_same_time_fire_once(env: Env, clock: ManualClock) -> None:
+async def test_schedulers_at_the_same_time_fire_once(env: Context, clock: ManualClock) -> None:
     for number in range(10):
         job = await schedule(env, Rate(1, RateUnit.HOUR, clock.at), number=900 + number)
         clock.advance(5.5 * HOUR)
@@ -45,12 +33,12 @@ async def test_schedulers_at_the_same_time_fire_once(env: Env, clock: ManualCloc
         assert len(await runs_of(env, job)) == 1
 
 
-async def _fire(env: Env, job: Job, fired: list[Fired]) -> None:
-    fired.append(await schedules.fire(env, job.job_id))
+async def _fire(env: Context, job: Job, fired: list[Fired]) -> None:
+    fired.append(await schedules.trigger_schedule(env, job.job_id))
 
 
 async def test_an_edit_at_the_moment_of_a_fire_happens_before_or_after_it(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     orders = set()
     for number in range(40):
@@ -76,7 +64,7 @@ async def test_an_edit_at_the_moment_of_a_fire_happens_before_or_after_it(
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
 async def test_a_fire_cut_off_at_any_call_makes_one_run_in_the_end(
-    env: Env, clock: ManualClock, when: When
+    env: Context, clock: ManualClock, when: When
 ) -> None:
     at, goes_on = 0, True
     while goes_on:
@@ -87,8 +75,8 @@ async def test_a_fire_cut_off_at_any_call_makes_one_run_in_the_end(
         fault = Fault(at, when)
 
         with suppress(Unavailable):
-            await schedules.fire(with_fault(env, fault), job.job_id)
-        await schedules.fire(env, job.job_id)
+            await schedules.trigger_schedule(with_fault(env, fault), job.job_id)
+        await schedules.trigger_schedule(env, job.job_id)
 
         (run,) = await runs_of(env, job)
         assert run.scheduled_for == nominal
@@ -102,7 +90,7 @@ async def test_a_fire_cut_off_at_any_call_makes_one_run_in_the_end(
 @pytest.mark.parametrize("when", list(When))
 @pytest.mark.parametrize("count", [2, 120])
 async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
-    env: Env, clock: ManualClock, count: int, when: When
+    env: Context, clock: ManualClock, count: int, when: When
 ) -> None:
     at, goes_on = 0, True
     while goes_on:
@@ -123,7 +111,7 @@ async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
 async def test_an_edit_cut_off_at_any_call_is_finished_by_a_retry(
-    env: Env, clock: ManualClock, when: When
+    env: Context, clock: ManualClock, when: When
 ) -> None:
     at, goes_on = 0, True
     while goes_on:
@@ -147,7 +135,7 @@ async def test_an_edit_cut_off_at_any_call_is_finished_by_a_retry(
 @pytest.mark.slow
 @pytest.mark.parametrize("when", list(When))
 async def test_a_fire_by_hand_cut_off_at_any_call_is_finished_by_a_retry(
-    env: Env, when: When
+    env: Context, when: When
 ) -> None:
     at, goes_on = 0, True
     while goes_on:

@@ -9,11 +9,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.domain import endings, settlement
 from conveyor.domain.errors import Conflict, NotFound
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import (
-    GateStatus,
+    CounterState,
     PauseState,
     Run,
     RunFailure,
@@ -22,10 +21,11 @@ from conveyor.domain.model import (
     TaskStatus,
     Webhook,
 )
-from conveyor.domain.settlement import Claimed, GateShut, Spent
+from conveyor.domain.run import settlement, termination
+from conveyor.domain.run.settlement import Claimed, Cost, RunClosed
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import notices, reconcile, runs, tasks
-from conveyor.usecases.env import Env
+from conveyor.usecases import reconcile, runs, tasks, webhook_delivery
+from conveyor.usecases.context import Context
 from tests.builders import CALLER, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import (
@@ -40,14 +40,14 @@ from tests.usecases.world import (
 )
 
 
-async def _claim_one(env: Env, run: Run) -> tuple[TaskRef, Claimed]:
+async def _claim_one(env: Context, run: Run) -> tuple[TaskRef, Claimed]:
     (message,) = await env.queue.receive(run.run_id, count_max=1, visibility_s=60)
     claim = (await tasks.claim(env, [message.ref]))[0]
     assert isinstance(claim, Claimed)
     return message.ref, claim
 
 
-async def test_a_stop_ends_the_run_and_frees_its_job(env: Env, signals: SignalLog) -> None:
+async def test_a_stop_ends_the_run_and_frees_its_job(env: Context, signals: SignalLog) -> None:
     accepted = await submit(env, 5)
     await work(env, accepted.run, count=2)
 
@@ -55,12 +55,12 @@ async def test_a_stop_ends_the_run_and_frees_its_job(env: Env, signals: SignalLo
 
     assert (stopped.run.status, stopped.run.stop_reason) == (RunStatus.STOPPED, "enough")
     assert stopped.totals.done == 2
-    assert await gates_of(env, stopped.run) == {GateStatus.CLOSED}
+    assert await gates_of(env, stopped.run) == {CounterState.CLOSED}
     assert ("teardown", stopped.run.run_id) in signals.said
     assert (await submit(env, 5, job_id=accepted.job.job_id)).job.active_run_id is None
 
 
-async def test_stopping_again_answers_the_same(env: Env) -> None:
+async def test_stopping_again_answers_the_same(env: Context) -> None:
     accepted = await submit(env, 5)
     first = await runs.stop(env, CALLER, accepted.job.job_id)
 
@@ -69,7 +69,7 @@ async def test_stopping_again_answers_the_same(env: Env) -> None:
     assert again.run == first.run
 
 
-async def test_a_completed_run_cannot_be_stopped(env: Env) -> None:
+async def test_a_completed_run_cannot_be_stopped(env: Context) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
 
@@ -79,48 +79,48 @@ async def test_a_completed_run_cannot_be_stopped(env: Env) -> None:
     assert refusal.value.code == "run_not_stoppable"
 
 
-async def test_nothing_settles_once_a_stop_is_requested(env: Env) -> None:
+async def test_nothing_settles_once_a_stop_is_requested(env: Context) -> None:
     accepted = await submit(env, 2)
     ref, claim = await _claim_one(env, accepted.run)
-    await env.commit(endings.request_stop(accepted.run, reason=None, now=env.now()))
+    await env.commit(termination.request_stop(accepted.run, reason=None, now=env.now()))
 
     result = await tasks.store_body(env, ref, claim.task, PAGE)
-    change = settlement.succeed(ref, claim.task, result, spent=Spent(), now=env.now())
-    verdict = settlement.read_settle(await env.commit(change), claim.task)
+    change = settlement.succeed(ref, claim.task, result, spent=Cost(), now=env.now())
+    verdict = settlement.settle_result(await env.commit(change), claim.task)
 
-    assert verdict == GateShut()
+    assert verdict == RunClosed()
     assert (await check_counters(env, accepted.run)).done == 0
 
 
-async def test_a_task_can_be_handed_back_while_the_run_drains(env: Env) -> None:
+async def test_a_task_can_be_handed_back_while_the_run_drains(env: Context) -> None:
     accepted = await submit(env, 1)
     ref, claim = await _claim_one(env, accepted.run)
-    await env.commit(endings.request_stop(accepted.run, reason=None, now=env.now()))
+    await env.commit(termination.request_stop(accepted.run, reason=None, now=env.now()))
 
-    await tasks.hand_back(env, ref, claim.task)
+    await tasks.release_claim(env, ref, claim.task)
 
     (row,) = await rows_of(env, accepted.run)
     assert (row.status, row.attempts, row.claim) == (TaskStatus.PENDING, 0, 1)
 
 
-async def test_nothing_of_a_stopped_run_changes_any_more(env: Env) -> None:
+async def test_nothing_of_a_stopped_run_changes_any_more(env: Context) -> None:
     accepted = await submit(env, 1)
     ref, claim = await _claim_one(env, accepted.run)
     await runs.stop(env, CALLER, accepted.job.job_id)
     before = await rows_of(env, accepted.run)
 
-    await tasks.hand_back(env, ref, claim.task)
+    await tasks.release_claim(env, ref, claim.task)
     assert not isinstance((await tasks.claim(env, [ref]))[0], Claimed)
 
     assert await rows_of(env, accepted.run) == before
 
 
-async def _stop(env: Env, job_id: str) -> None:
+async def _stop(env: Context, job_id: str) -> None:
     with suppress(Conflict):
         await runs.stop(env, CALLER, job_id)
 
 
-async def test_a_stop_against_the_last_settle_ends_the_run_one_way_only(env: Env) -> None:
+async def test_a_stop_against_the_last_settle_ends_the_run_one_way_only(env: Context) -> None:
     ends = set()
     for number in range(40):
         accepted = await submit(
@@ -136,14 +136,16 @@ async def test_a_stop_against_the_last_settle_ends_the_run_one_way_only(env: Env
         totals = await check_counters(env, run)
         ends.add(run.status)
         assert run.status is (RunStatus.COMPLETED if totals.done else RunStatus.STOPPED)
-        assert await gates_of(env, run) == {GateStatus.CLOSED}
-    told = [notice.run_id for notice in await notices.due(env, limit=1000)]
+        assert await gates_of(env, run) == {CounterState.CLOSED}
+    told = [notice.run_id for notice in await webhook_delivery.due(env, limit=1000)]
     assert len(told) == len(set(told)) == 40
     assert ends == {RunStatus.COMPLETED, RunStatus.STOPPED}
 
 
 @pytest.mark.parametrize("when", list(When))
-async def test_a_stop_cut_off_at_any_call_is_finished_by_the_sweeper(env: Env, when: When) -> None:
+async def test_a_stop_cut_off_at_any_call_is_finished_by_the_sweeper(
+    env: Context, when: When
+) -> None:
     at, goes_on = 0, True
     while goes_on:
         at += 1
@@ -161,7 +163,7 @@ async def test_a_stop_cut_off_at_any_call_is_finished_by_the_sweeper(env: Env, w
     assert at > 2
 
 
-async def test_an_account_error_fails_the_run_when_its_work_is_down(env: Env) -> None:
+async def test_an_account_error_fails_the_run_when_its_work_is_down(env: Context) -> None:
     accepted = await submit(env, 2)
     await runs.fail(env, accepted.run, RunFailure.INSUFFICIENT_CREDITS, "none left")
     half = await run_of(env, accepted.run)
@@ -176,7 +178,7 @@ async def test_an_account_error_fails_the_run_when_its_work_is_down(env: Env) ->
     )
 
 
-async def test_only_the_first_account_error_is_kept(env: Env) -> None:
+async def test_only_the_first_account_error_is_kept(env: Context) -> None:
     accepted = await submit(env, 2)
     await runs.fail(env, accepted.run, RunFailure.INSUFFICIENT_CREDITS, "first")
 
@@ -186,14 +188,14 @@ async def test_only_the_first_account_error_is_kept(env: Env) -> None:
     assert run.failure_detail == "first"
 
 
-async def test_a_look_leaves_a_run_that_is_being_stopped_to_whoever_stops_it(env: Env) -> None:
+async def test_a_look_leaves_a_run_that_is_being_stopped_to_whoever_stops_it(env: Context) -> None:
     accepted = await submit(env, 1)
     ref, claim = await _claim_one(env, accepted.run)
     result = await tasks.store_body(env, ref, claim.task, PAGE)
-    await env.commit(settlement.succeed(ref, claim.task, result, spent=Spent(), now=env.now()))
-    await env.commit(endings.request_stop(accepted.run, reason="enough", now=env.now()))
+    await env.commit(settlement.succeed(ref, claim.task, result, spent=Cost(), now=env.now()))
+    await env.commit(termination.request_stop(accepted.run, reason="enough", now=env.now()))
 
-    has_ended = await runs.look(env, accepted.job.job_id, accepted.run.run_id)
+    has_ended = await runs.complete_if_done(env, accepted.job.job_id, accepted.run.run_id)
     looked_at = await run_of(env, accepted.run)
     ended = await runs.finish_stop(env, accepted.job.job_id, accepted.run.run_id)
 
@@ -203,7 +205,7 @@ async def test_a_look_leaves_a_run_that_is_being_stopped_to_whoever_stops_it(env
     assert (ended.status, ended.stop_reason) == (RunStatus.COMPLETED, None)
 
 
-async def test_pausing_is_a_state_of_a_live_run(env: Env, signals: SignalLog) -> None:
+async def test_pausing_is_a_state_of_a_live_run(env: Context, signals: SignalLog) -> None:
     accepted = await submit(env, 1)
 
     paused = await runs.set_pause(env, CALLER, accepted.job.job_id, PauseState.PAUSED)
@@ -215,7 +217,7 @@ async def test_pausing_is_a_state_of_a_live_run(env: Env, signals: SignalLog) ->
     assert signals.said.count(("run_changed", accepted.run.run_id)) == 4
 
 
-async def test_an_ended_run_cannot_be_paused(env: Env) -> None:
+async def test_an_ended_run_cannot_be_paused(env: Context) -> None:
     accepted = await submit(env, 1)
     await work(env, accepted.run)
 
@@ -225,7 +227,7 @@ async def test_an_ended_run_cannot_be_paused(env: Env) -> None:
     assert refusal.value.code == "run_not_pausable"
 
 
-async def test_work_in_flight_may_still_settle_while_paused(env: Env) -> None:
+async def test_work_in_flight_may_still_settle_while_paused(env: Context) -> None:
     accepted = await submit(env, 1)
     await runs.set_pause(env, CALLER, accepted.job.job_id, PauseState.PAUSED)
 
@@ -234,13 +236,13 @@ async def test_work_in_flight_may_still_settle_while_paused(env: Env) -> None:
     assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
 
 
-async def test_a_job_that_is_not_the_callers_cannot_be_stopped(env: Env) -> None:
+async def test_a_job_that_is_not_the_callers_cannot_be_stopped(env: Context) -> None:
     with pytest.raises(NotFound):
         await runs.stop(env, CALLER, a_ulid(5))
 
 
 async def test_a_stop_is_not_complete_before_unseen_workers_had_their_time(
-    env: Env, autojump_clock: MockClock
+    env: Context, autojump_clock: MockClock
 ) -> None:
     patient = replace(env, policy=replace(env.policy, unseen_s=4.0))
     accepted = await submit(patient, 2)

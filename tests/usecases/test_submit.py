@@ -12,13 +12,13 @@ from conveyor.domain.changes import JobKey
 from conveyor.domain.errors import InvalidArgument, InvalidTasks, NotFound
 from conveyor.domain.ids import FIRST_BATCH, JobId, RunId
 from conveyor.domain.model import IngestStatus, JobStatus, RunStatus
-from conveyor.domain.params import Params
-from conveyor.domain.submission import TaskDraft
+from conveyor.domain.submit.scraper_params import Params
+from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases import ingest, jobs, staging, tasks
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 from conveyor.usecases.jobs import Accepted, Submission
-from conveyor.usecases.lookups import own_job
+from conveyor.usecases.lookup import load_owned_job
 from tests.builders import CALLER, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import (
@@ -41,15 +41,17 @@ THREE_PATHS = [
 ]
 
 
-async def _ingest_what_is_open(env: Env, job_id: JobId, run_id: RunId) -> None:
+async def _ingest_what_is_open(env: Context, job_id: JobId, run_id: RunId) -> None:
     for batch in await ingest.open_batches_of(env, job_id, run_id):
-        taken = await ingest.take_over(env, batch)
+        taken = await ingest.acquire_batch(env, batch)
         assert taken is not None
-        await ingest.walk(env, taken)
+        await ingest.ingest_batch(env, taken)
 
 
 @pytest.mark.parametrize("count", THREE_PATHS)
-async def test_a_list_becomes_tasks_and_completes_whatever_its_path(env: Env, count: int) -> None:
+async def test_a_list_becomes_tasks_and_completes_whatever_its_path(
+    env: Context, count: int
+) -> None:
     accepted = await submit(env, count)
     await _ingest_what_is_open(env, accepted.job.job_id, accepted.run.run_id)
     await work(env, accepted.run)
@@ -68,7 +70,7 @@ def urls_of_drafts(count: int) -> list[str]:
 
 @pytest.mark.parametrize(("count", "is_later"), [(3, False), (120, False), (LATER_FROM, True)])
 async def test_only_a_large_list_is_left_for_later(
-    env: Env, signals: SignalLog, count: int, is_later: bool
+    env: Context, signals: SignalLog, count: int, is_later: bool
 ) -> None:
     accepted = await submit(env, count)
 
@@ -80,7 +82,7 @@ async def test_only_a_large_list_is_left_for_later(
     assert ("run_changed", accepted.run.run_id) in signals.said
 
 
-async def test_small_closed_jobs_have_one_shard_and_others_are_spread(env: Env) -> None:
+async def test_small_closed_jobs_have_one_shard_and_others_are_spread(env: Context) -> None:
     small = await submit(env, 3)
     growing = await submit(env, 3, is_open=True)
     large = await submit(env, LATER_FROM)
@@ -89,7 +91,7 @@ async def test_small_closed_jobs_have_one_shard_and_others_are_spread(env: Env) 
     assert [each.run.shard_count for each in (small, growing, large)] == [1, 4, 4]
 
 
-async def test_an_open_job_may_start_without_tasks(env: Env) -> None:
+async def test_an_open_job_may_start_without_tasks(env: Context) -> None:
     accepted = await submit(env, 0, is_open=True)
 
     assert accepted.accepted == 0
@@ -97,16 +99,16 @@ async def test_an_open_job_may_start_without_tasks(env: Env) -> None:
     assert accepted.run.status is RunStatus.RUNNING
 
 
-async def test_a_closed_job_without_tasks_is_refused(env: Env) -> None:
+async def test_a_closed_job_without_tasks_is_refused(env: Context) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         await submit(env, 0)
 
     assert refusal.value.pointer == "/tasks"
 
 
-async def test_one_bad_line_refuses_the_list_and_creates_nothing(env: Env) -> None:
+async def test_one_bad_line_refuses_the_list_and_creates_nothing(env: Context) -> None:
     drafts = [*some_drafts(2), TaskDraft(url="ftp://example.com/"), TaskDraft(url=5)]
-    job_id = JobId(env.mint())
+    job_id = JobId(env.new_id())
 
     with pytest.raises(InvalidTasks) as refusal:
         await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=job_id)
@@ -115,19 +117,21 @@ async def test_one_bad_line_refuses_the_list_and_creates_nothing(env: Env) -> No
     assert await env.store.read(JobKey(job_id)) is None
 
 
-async def test_only_the_first_hundred_bad_lines_are_named(env: Env) -> None:
+async def test_only_the_first_hundred_bad_lines_are_named(env: Context) -> None:
     drafts = [TaskDraft(url="nope")] * 250
 
     with pytest.raises(InvalidTasks) as refusal:
-        await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=JobId(env.mint()))
+        await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=JobId(env.new_id()))
 
     assert len(refusal.value.invalid_tasks) == 100
     assert "250 of 250" in refusal.value.detail
 
 
 @pytest.mark.parametrize("count", THREE_PATHS)
-async def test_submitting_again_under_the_same_id_finds_the_same_job(env: Env, count: int) -> None:
-    job_id = JobId(env.mint())
+async def test_submitting_again_under_the_same_id_finds_the_same_job(
+    env: Context, count: int
+) -> None:
+    job_id = JobId(env.new_id())
     first = await submit(env, count, job_id=job_id)
 
     again = await submit(env, count, job_id=job_id)
@@ -142,7 +146,7 @@ async def test_submitting_again_under_the_same_id_finds_the_same_job(env: Env, c
 @pytest.mark.parametrize("when", list(When))
 @pytest.mark.parametrize("count", THREE_PATHS)
 async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
-    env: Env, count: int, when: When
+    env: Context, count: int, when: When
 ) -> None:
     at, goes_on = 0, True
     while goes_on:
@@ -168,7 +172,7 @@ async def test_a_submit_cut_off_at_any_call_is_finished_by_a_retry(
 
 
 @pytest.mark.parametrize("count", THREE_PATHS)
-async def test_submits_under_one_id_at_the_same_time_make_one_job(env: Env, count: int) -> None:
+async def test_submits_under_one_id_at_the_same_time_make_one_job(env: Context, count: int) -> None:
     for number in range(10):
         answers: list[Accepted] = []
         job_id = JobId(a_ulid(2000 + number))
@@ -187,12 +191,12 @@ async def test_submits_under_one_id_at_the_same_time_make_one_job(env: Env, coun
         assert (await check_counters(env, run)).admitted == run.total == count
 
 
-async def test_a_foreign_or_deleted_job_is_no_job(env: Env) -> None:
+async def test_a_foreign_or_deleted_job_is_no_job(env: Context) -> None:
     mine = await submit(env, 1)
     gone = await submit(env, 1)
     await jobs.delete(env, CALLER, gone.job.job_id)
 
-    assert (await own_job(env, CALLER, mine.job.job_id)).job_id == mine.job.job_id
+    assert (await load_owned_job(env, CALLER, mine.job.job_id)).job_id == mine.job.job_id
     answers = []
     for caller, job_id in (
         (OTHER_CALLER, mine.job.job_id),
@@ -201,12 +205,12 @@ async def test_a_foreign_or_deleted_job_is_no_job(env: Env) -> None:
         (CALLER, "../" + mine.job.job_id),
     ):
         with pytest.raises(NotFound) as refusal:
-            await own_job(env, caller, job_id)
+            await load_owned_job(env, caller, job_id)
         answers.append(refusal.value.detail)
     assert len(set(answers)) == 1
 
 
-async def test_secrets_are_sealed_on_every_row_and_opened_for_the_fetch(env: Env) -> None:
+async def test_secrets_are_sealed_on_every_row_and_opened_for_the_fetch(env: Context) -> None:
     draft = TaskDraft(
         url="https://example.com/",
         method="POST",
@@ -219,7 +223,7 @@ async def test_secrets_are_sealed_on_every_row_and_opened_for_the_fetch(env: Env
         api_key="CANARY-key",
     )
 
-    accepted = await jobs.submit(env, CALLER, request, job_id=JobId(env.mint()))
+    accepted = await jobs.submit(env, CALLER, request, job_id=JobId(env.new_id()))
     posted, plain = sorted(await rows_of(env, accepted.run), key=lambda row: row.index)
 
     stored = msgspec.json.encode([accepted.job, posted, plain])
@@ -231,12 +235,12 @@ async def test_secrets_are_sealed_on_every_row_and_opened_for_the_fetch(env: Env
     assert tasks.request_for(env, accepted.job, plain).headers == {"Authorization": "CANARY-job"}
 
 
-async def test_a_staged_list_keeps_secrets_sealed(env: Env) -> None:
+async def test_a_staged_list_keeps_secrets_sealed(env: Context) -> None:
     drafts = [
         TaskDraft(url="https://example.com/", params={"custom_headers": {"Cookie": "CANARY"}})
     ] * 120
 
-    accepted = await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=JobId(env.mint()))
+    accepted = await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=JobId(env.new_id()))
 
     key = f"sources/{accepted.job.job_id}/{accepted.run.run_id}/{FIRST_BATCH}"
     text = b"".join([piece async for piece in env.blobs.open(key)])
@@ -244,7 +248,7 @@ async def test_a_staged_list_keeps_secrets_sealed(env: Env) -> None:
     assert b"CANARY" not in text
 
 
-async def test_a_sealed_secret_opens_for_its_own_job_only(env: Env) -> None:
+async def test_a_sealed_secret_opens_for_its_own_job_only(env: Context) -> None:
     one, other = await submit(env, 1, api_key="k"), await submit(env, 1, api_key="k")
 
     opened = staging.unseal_secrets(env, one.job, "auth", one.job.auth_sealed)

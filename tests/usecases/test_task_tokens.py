@@ -10,12 +10,13 @@ import pytest
 from conveyor.domain.changes import JobKey, NoticeKey
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import Notice, NoticeChannel, NoticeStatus, Webhook
-from conveyor.ports.notifier import Callback, Delivered, NotDelivered
-from conveyor.usecases import jobs, notices, reruns, runs, webhooks
-from conveyor.usecases.env import Env
+from conveyor.ports.webhook_sender import Callback, Delivered, NotDelivered
+from conveyor.usecases import jobs, rerun, runs, webhook_delivery
+from conveyor.usecases import webhook as webhooks
+from conveyor.usecases.context import Context
 from conveyor.usecases.jobs import Accepted
 from tests.builders import CALLER, ManualClock
-from tests.usecases.test_notices import Receiver
+from tests.usecases.test_webhook_delivery import Receiver
 from tests.usecases.world import submit, work
 
 TOKEN = "AQCEAAAAKgAAAAMAAAAA"
@@ -40,32 +41,32 @@ def machine() -> Machine:
 
 
 @pytest.fixture
-def told(env: Env, machine: Machine) -> Env:
+def told(env: Context, machine: Machine) -> Context:
     """A world with state machines in it."""
     return replace(env, workflows=machine)
 
 
-async def deliver_due(env: Env, receiver: Receiver | None = None) -> None:
-    for notice in await notices.due(env, limit=10):
-        ready = await notices.prepare(env, notice)
+async def deliver_due(env: Context, receiver: Receiver | None = None) -> None:
+    for notice in await webhook_delivery.due(env, limit=10):
+        ready = await webhook_delivery.prepare(env, notice)
         if ready is not None:
-            await notices.deliver(env, receiver or Receiver([]), ready)
+            await webhook_delivery.deliver(env, receiver or Receiver([]), ready)
 
 
-async def an_ended_run(env: Env, webhook: Webhook | None = None) -> Accepted:
+async def an_ended_run(env: Context, webhook: Webhook | None = None) -> Accepted:
     accepted = await submit(env, 2, task_token=TOKEN, webhook=webhook)
     await work(env, accepted.run)
     return accepted
 
 
-async def callback_of(env: Env, accepted: Accepted) -> Notice:
+async def callback_of(env: Context, accepted: Accepted) -> Notice:
     page = await webhooks.page(env, CALLER, accepted.job.job_id, cursor=None, limit=10)
     (found,) = [n for n in page.notices if n.channel is NoticeChannel.STEP_FUNCTIONS]
     return found
 
 
 async def test_a_completed_run_ends_the_task_well_with_a_summary(
-    told: Env, machine: Machine
+    told: Context, machine: Machine
 ) -> None:
     accepted = await an_ended_run(told)
 
@@ -82,7 +83,7 @@ async def test_a_completed_run_ends_the_task_well_with_a_summary(
     assert (await callback_of(told, accepted)).status is NoticeStatus.DELIVERED
 
 
-async def test_a_stopped_run_ends_the_task_badly(told: Env, machine: Machine) -> None:
+async def test_a_stopped_run_ends_the_task_badly(told: Context, machine: Machine) -> None:
     accepted = await submit(told, 2, task_token=TOKEN)
     await runs.stop(told, CALLER, accepted.job.job_id)
 
@@ -93,18 +94,18 @@ async def test_a_stopped_run_ends_the_task_badly(told: Env, machine: Machine) ->
     assert msgspec.json.decode(heard.payload)["status"] == "stopped"
 
 
-async def test_a_rerun_tells_the_task_nothing(told: Env, machine: Machine) -> None:
+async def test_a_rerun_tells_the_task_nothing(told: Context, machine: Machine) -> None:
     accepted = await an_ended_run(told)
     await deliver_due(told)
 
-    again = await reruns.rerun(told, CALLER, accepted.job.job_id, run_id=RunId(told.mint()))
+    again = await rerun.rerun(told, CALLER, accepted.job.job_id, run_id=RunId(told.new_id()))
     await work(told, again.run)
     await deliver_due(told)
 
     assert len(machine.heard) == 1
 
 
-async def test_a_task_that_is_over_is_not_called_again(told: Env, machine: Machine) -> None:
+async def test_a_task_that_is_over_is_not_called_again(told: Context, machine: Machine) -> None:
     machine.answers = [NotDelivered("step_functions:TaskTimedOut", 400, gone=True)]
     accepted = await an_ended_run(told)
 
@@ -116,7 +117,7 @@ async def test_a_task_that_is_over_is_not_called_again(told: Env, machine: Machi
 
 
 async def test_any_other_refusal_is_tried_again_on_the_schedule_of_webhooks(
-    told: Env, machine: Machine, clock: ManualClock
+    told: Context, machine: Machine, clock: ManualClock
 ) -> None:
     machine.answers = [NotDelivered("step_functions:AccessDeniedException", 400)]
     accepted = await an_ended_run(told)
@@ -131,7 +132,9 @@ async def test_any_other_refusal_is_tried_again_on_the_schedule_of_webhooks(
     assert notice.status is NoticeStatus.DELIVERED
 
 
-async def test_a_webhook_that_fails_does_not_hold_up_the_task(told: Env, machine: Machine) -> None:
+async def test_a_webhook_that_fails_does_not_hold_up_the_task(
+    told: Context, machine: Machine
+) -> None:
     accepted = await an_ended_run(told, HOOK)
 
     await deliver_due(told, Receiver([NotDelivered("http_5xx:500", 500)]))
@@ -141,7 +144,7 @@ async def test_a_webhook_that_fails_does_not_hold_up_the_task(told: Env, machine
 
 
 async def test_a_task_that_cannot_be_told_does_not_hold_up_the_webhook(
-    told: Env, machine: Machine
+    told: Context, machine: Machine
 ) -> None:
     machine.answers = [NotDelivered("transport_error:step functions")]
     receiver = Receiver([Delivered(200)])
@@ -152,7 +155,9 @@ async def test_a_task_that_cannot_be_told_does_not_hold_up_the_webhook(
     assert len(receiver.heard) == 1
 
 
-async def test_removing_the_webhook_leaves_the_task_to_be_told(told: Env, machine: Machine) -> None:
+async def test_removing_the_webhook_leaves_the_task_to_be_told(
+    told: Context, machine: Machine
+) -> None:
     accepted = await an_ended_run(told, HOOK)
 
     await webhooks.remove(told, CALLER, accepted.job.job_id)
@@ -161,7 +166,7 @@ async def test_removing_the_webhook_leaves_the_task_to_be_told(told: Env, machin
     assert len(machine.heard) == 1
 
 
-async def test_a_task_can_be_told_again_by_hand(told: Env, machine: Machine) -> None:
+async def test_a_task_can_be_told_again_by_hand(told: Context, machine: Machine) -> None:
     machine.answers = [NotDelivered("step_functions:InvalidToken", 400, gone=True)]
     accepted = await an_ended_run(told)
     await deliver_due(told)
@@ -173,7 +178,9 @@ async def test_a_task_can_be_told_again_by_hand(told: Env, machine: Machine) -> 
     assert (await callback_of(told, accepted)).status is NoticeStatus.DELIVERED
 
 
-async def test_the_token_is_sealed_on_the_job_and_nowhere_else(told: Env, machine: Machine) -> None:
+async def test_the_token_is_sealed_on_the_job_and_nowhere_else(
+    told: Context, machine: Machine
+) -> None:
     accepted = await an_ended_run(told)
 
     job = await told.store.read(JobKey(accepted.job.job_id))
@@ -185,7 +192,7 @@ async def test_the_token_is_sealed_on_the_job_and_nowhere_else(told: Env, machin
 
 
 async def test_a_deleted_job_forgets_its_token_and_tells_nobody(
-    told: Env, machine: Machine
+    told: Context, machine: Machine
 ) -> None:
     accepted = await an_ended_run(told)
 
@@ -198,14 +205,16 @@ async def test_a_deleted_job_forgets_its_token_and_tells_nobody(
     assert job.task_token_sealed is None
 
 
-async def test_a_token_that_cannot_be_unsealed_is_waited_for(told: Env, machine: Machine) -> None:
+async def test_a_token_that_cannot_be_unsealed_is_waited_for(
+    told: Context, machine: Machine
+) -> None:
     accepted = await an_ended_run(told)
-    foreign = told.vault.seal(b"{}", place="elsewhere")
+    foreign = told.secret_box.seal(b"{}", place="elsewhere")
     notice = await callback_of(told, accepted)
     job = msgspec.structs.replace(accepted.job, task_token_sealed=foreign)
-    ready = notices.Ready(notice, notices.TaskToken(foreign), job)
+    ready = webhook_delivery.DueDelivery(notice, webhook_delivery.TaskToken(foreign), job)
 
-    await notices.deliver(told, Receiver([]), ready)
+    await webhook_delivery.deliver(told, Receiver([]), ready)
 
     waiting = await callback_of(told, accepted)
     assert machine.heard == []

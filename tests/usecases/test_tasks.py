@@ -9,23 +9,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain import limits, settlement
+from conveyor.domain import limits
 from conveyor.domain.changes import Change, Verdict
 from conveyor.domain.model import FailureReason, RunStatus, TaskRef, TaskStatus
-from conveyor.domain.settlement import (
+from conveyor.domain.run import settlement
+from conveyor.domain.run.settlement import (
     AlreadyDone,
     Claimed,
     HeldByOther,
     LostClaim,
     NoSuchTask,
-    NotTaken,
     Settled,
+    Throttled,
 )
 from conveyor.ports.errors import PartlyUnavailable
 from conveyor.ports.gateway import NotScraped, Scraped
 from conveyor.ports.store import Store
 from conveyor.usecases import tasks
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 from conveyor.usecases.jobs import Accepted
 from tests.builders import ManualClock, ref_to
 from tests.usecases.world import MISS, PAGE, a_page, check_counters, rows_of, run_of, submit, work
@@ -62,24 +63,24 @@ class NoRoomForOne:
 AGAIN = msgspec.structs.replace(MISS, retryable=True)
 
 
-async def a_ref_of(env: Env, accepted: Accepted) -> TaskRef:
+async def a_ref_of(env: Context, accepted: Accepted) -> TaskRef:
     (row, *_) = await rows_of(env, accepted.run)
     return ref_to(row, accepted.job.job_id)
 
 
-async def claimed(env: Env, ref: TaskRef) -> Claimed:
+async def claimed(env: Context, ref: TaskRef) -> Claimed:
     claim = (await tasks.claim(env, [ref]))[0]
     assert isinstance(claim, Claimed)
     return claim
 
 
-async def settle(env: Env, ref: TaskRef, claim: Claimed) -> settlement.SettleVerdict:
+async def settle(env: Context, ref: TaskRef, claim: Claimed) -> settlement.SettleVerdict:
     result = await tasks.store_body(env, ref, claim.task, PAGE)
     finish = tasks.judge_success(env, ref, claim.task, PAGE, result)
-    return settlement.read_settle(await env.commit(finish.change), claim.task)
+    return settlement.settle_result(await env.commit(finish.change), claim.task)
 
 
-async def test_a_task_is_claimed_by_one_at_a_time(env: Env) -> None:
+async def test_a_task_is_claimed_by_one_at_a_time(env: Context) -> None:
     ref = await a_ref_of(env, await submit(env, 1))
     first = await claimed(env, ref)
 
@@ -88,7 +89,7 @@ async def test_a_task_is_claimed_by_one_at_a_time(env: Env) -> None:
     assert second == HeldByOther(until=first.task.claim_until)
 
 
-async def test_a_claim_whose_answer_is_lost_costs_those_beside_it_nothing(env: Env) -> None:
+async def test_a_claim_whose_answer_is_lost_costs_those_beside_it_nothing(env: Context) -> None:
     rows = await rows_of(env, (accepted := await submit(env, 3)).run)
     refs = [ref_to(row, accepted.job.job_id) for row in rows]
 
@@ -99,19 +100,19 @@ async def test_a_claim_whose_answer_is_lost_costs_those_beside_it_nothing(env: E
     assert claims[1] == HeldByOther(until=until)
 
 
-async def test_a_claim_that_the_store_had_no_room_for_is_nobodys(env: Env) -> None:
+async def test_a_claim_that_the_store_had_no_room_for_is_nobodys(env: Context) -> None:
     rows = await rows_of(env, (accepted := await submit(env, 2)).run)
     refs = [ref_to(row, accepted.job.job_id) for row in rows]
 
     claims = await tasks.claim(replace(env, store=NoRoomForOne(env.store)), refs)
 
-    assert claims[0] == NotTaken()
+    assert claims[0] == Throttled()
     assert isinstance(claims[1], Claimed)
     assert isinstance((await tasks.claim(env, refs[:1]))[0], Claimed)
 
 
 async def test_a_lapsed_claim_is_taken_over_under_the_next_number(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     ref = await a_ref_of(env, await submit(env, 1))
     first = await claimed(env, ref)
@@ -123,7 +124,7 @@ async def test_a_lapsed_claim_is_taken_over_under_the_next_number(
 
 
 async def test_a_worker_that_lost_its_claim_cannot_settle_the_task(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
@@ -144,7 +145,9 @@ def page(body: bytes) -> Scraped:
     return Scraped(status=200, content_type="text/html", body=body)
 
 
-async def test_a_zombie_cannot_write_over_the_winners_body(env: Env, clock: ManualClock) -> None:
+async def test_a_zombie_cannot_write_over_the_winners_body(
+    env: Context, clock: ManualClock
+) -> None:
     ref = await a_ref_of(env, await submit(env, 1))
     zombie = await claimed(env, ref)
     clock.advance(limits.CLAIM_TTL_S + 1)
@@ -157,7 +160,7 @@ async def test_a_zombie_cannot_write_over_the_winners_body(env: Env, clock: Manu
     assert [piece async for piece in env.blobs.open(won.key)] == [b"winner"]
 
 
-async def test_settling_the_same_claim_twice_counts_once(env: Env) -> None:
+async def test_settling_the_same_claim_twice_counts_once(env: Context) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
     claim = await claimed(env, ref)
@@ -170,7 +173,7 @@ async def test_settling_the_same_claim_twice_counts_once(env: Env) -> None:
     assert (await check_counters(env, accepted.run)).done == 1
 
 
-async def test_a_terminal_task_and_an_unknown_one_are_told_apart(env: Env) -> None:
+async def test_a_terminal_task_and_an_unknown_one_are_told_apart(env: Context) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
     await settle(env, ref, await claimed(env, ref))
@@ -182,7 +185,7 @@ async def test_a_terminal_task_and_an_unknown_one_are_told_apart(env: Env) -> No
 
 @pytest.mark.parametrize("attempts_max", [1, 2, 4])
 async def test_a_task_is_tried_as_often_as_its_job_allows(
-    env: Env, clock: ManualClock, attempts_max: int
+    env: Context, clock: ManualClock, attempts_max: int
 ) -> None:
     accepted = await submit(env, 1, max_attempts=attempts_max)
     tries = 0
@@ -197,7 +200,9 @@ async def test_a_task_is_tried_as_often_as_its_job_allows(
     await check_counters(env, accepted.run)
 
 
-async def test_a_retry_is_the_same_message_made_visible_later(env: Env, clock: ManualClock) -> None:
+async def test_a_retry_is_the_same_message_made_visible_later(
+    env: Context, clock: ManualClock
+) -> None:
     accepted = await submit(env, 1)
 
     await work(env, accepted.run, lambda _: AGAIN)
@@ -209,7 +214,7 @@ async def test_a_retry_is_the_same_message_made_visible_later(env: Env, clock: M
     assert (await run_of(env, accepted.run)).status is RunStatus.COMPLETED
 
 
-async def test_a_miss_that_cannot_be_helped_is_not_retried(env: Env) -> None:
+async def test_a_miss_that_cannot_be_helped_is_not_retried(env: Context) -> None:
     accepted = await submit(env, 1)
 
     await work(env, accepted.run, lambda _: MISS)
@@ -218,7 +223,7 @@ async def test_a_miss_that_cannot_be_helped_is_not_retried(env: Env) -> None:
     assert (row.status, row.attempts) == (TaskStatus.FAILED, 1)
 
 
-async def test_a_site_that_asks_for_time_gets_it(env: Env, clock: ManualClock) -> None:
+async def test_a_site_that_asks_for_time_gets_it(env: Context, clock: ManualClock) -> None:
     patient: NotScraped = msgspec.structs.replace(AGAIN, retry_after_s=1000.0)
     accepted = await submit(env, 1)
     await work(env, accepted.run, lambda _: patient)
@@ -231,11 +236,13 @@ async def test_a_site_that_asks_for_time_gets_it(env: Env, clock: ManualClock) -
     assert await work(env, accepted.run) == 1
 
 
-async def test_a_task_that_kills_its_workers_ends_as_failed(env: Env, clock: ManualClock) -> None:
+async def test_a_task_that_kills_its_workers_ends_as_failed(
+    env: Context, clock: ManualClock
+) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
     claim = await claimed(env, ref)
-    while (problem := settlement.exhausted(claim.task)) is None:
+    while (problem := settlement.lost_workers_problem(claim.task)) is None:
         clock.advance(limits.CLAIM_TTL_S + 1)
         claim = await claimed(env, ref)
 
@@ -249,19 +256,19 @@ async def test_a_task_that_kills_its_workers_ends_as_failed(env: Env, clock: Man
     await check_counters(env, accepted.run)
 
 
-async def test_a_task_that_is_handed_back_has_lost_no_attempt(env: Env) -> None:
+async def test_a_task_that_is_handed_back_has_lost_no_attempt(env: Context) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)
     for _ in range(limits.LOST_WORKERS_MAX + 2):
         claim = await claimed(env, ref)
-        assert settlement.exhausted(claim.task) is None
-        await tasks.hand_back(env, ref, claim.task)
+        assert settlement.lost_workers_problem(claim.task) is None
+        await tasks.release_claim(env, ref, claim.task)
 
     assert (await claimed(env, ref)).task.attempts == 0
 
 
 async def test_the_same_work_asked_for_twice_carries_the_same_identity(
-    env: Env, clock: ManualClock
+    env: Context, clock: ManualClock
 ) -> None:
     accepted = await submit(env, 1)
     ref = await a_ref_of(env, accepted)

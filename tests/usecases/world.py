@@ -6,27 +6,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from conveyor.domain import settlement
-from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.changes import JobKey, RunKey
 from conveyor.domain.ids import BatchId, CallerId, JobId, RunId
 from conveyor.domain.lifecycle import TASK_TERMINAL
-from conveyor.domain.model import FailureReason, GateStatus, Job, Run, Task, TaskRef, TaskStatus
+from conveyor.domain.model import CounterState, FailureReason, Job, Run, Task, TaskRef, TaskStatus
 from conveyor.domain.problems import make_problem
 from conveyor.domain.queries import StatsOf, TasksOf
-from conveyor.domain.settlement import AlreadyDone, Claimed, Settled
-from conveyor.domain.submission import TaskDraft
-from conveyor.domain.totals import Totals
+from conveyor.domain.run import settlement
+from conveyor.domain.run.counters import Totals
+from conveyor.domain.run.settlement import AlreadyDone, Claimed, Settled
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.engines.memory import MemoryEngine, memory_engine
-from conveyor.engines.system import AesVault
+from conveyor.engines.system import AesSecretBox
 from conveyor.ports.errors import QueueGone
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped
 from conveyor.ports.queue import Message
-from conveyor.ports.signals import Receipt
-from conveyor.usecases import jobs, open_jobs, results, runs, tasks
-from conveyor.usecases.env import Env, Policy
+from conveyor.ports.worker_signals import TeardownResult
+from conveyor.usecases import add_tasks, jobs, results, runs, tasks
+from conveyor.usecases.context import Context, RuntimeConfig
 from conveyor.usecases.jobs import Accepted, Submission
-from conveyor.usecases.lookups import totals_of
+from conveyor.usecases.lookup import totals_of
 from tests.builders import CALLER, ManualClock
 
 PAGE = Scraped(status=200, content_type="text/html", body=b"<html>")
@@ -51,9 +51,9 @@ class SignalLog:
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
         self.said.append(("batch_opened", run_id))
 
-    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> TeardownResult:
         self.said.append(("teardown", run_id))
-        return Receipt()
+        return TeardownResult()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,24 +61,26 @@ class World:
     clock: ManualClock
     engine: MemoryEngine
     signals: SignalLog
-    env: Env
+    env: Context
 
 
 def a_world(*, shard_count: int = 4) -> World:
     clock = ManualClock()
     engine = memory_engine(clock=clock, random=Random(1))
     signals = SignalLog()
-    env = Env(
+    env = Context(
         store=engine.store,
         queue=engine.queue,
         blobs=engine.blobs,
         coordinator=engine.coordinator,
         clock=clock,
-        vault=AesVault(b"k" * 32),
+        secret_box=AesSecretBox(b"k" * 32),
         signals=signals,
         random=Random(2),
-        owner="process-1",
-        policy=Policy(sync_tasks_max=LATER_FROM, shard_count=shard_count, targets=TargetPolicy()),
+        process_id="process-1",
+        policy=RuntimeConfig(
+            sync_tasks_max=LATER_FROM, shard_count=shard_count, targets=TargetPolicy()
+        ),
     )
     return World(clock=clock, engine=engine, signals=signals, env=env)
 
@@ -88,16 +90,16 @@ def some_drafts(count: int, prefix: str = "p") -> list[TaskDraft]:
 
 
 async def submit(
-    env: Env, count: int, *, job_id: JobId | None = None, **fields: object
+    env: Context, count: int, *, job_id: JobId | None = None, **fields: object
 ) -> Accepted:
     request = Submission(drafts=some_drafts(count), **fields)  # type: ignore[arg-type]
-    return await jobs.submit(env, CALLER, request, job_id=job_id or JobId(env.mint()))
+    return await jobs.submit(env, CALLER, request, job_id=job_id or JobId(env.new_id()))
 
 
 async def add(
-    env: Env, job: Job, count: int, *, batch: str = "b", is_last: bool = False
+    env: Context, job: Job, count: int, *, batch: str = "b", is_last: bool = False
 ) -> Accepted:
-    return await open_jobs.add_tasks(
+    return await add_tasks.add_tasks(
         env,
         CALLER,
         job.job_id,
@@ -107,21 +109,21 @@ async def add(
     )
 
 
-async def run_of(env: Env, run: Run) -> Run:
+async def run_of(env: Context, run: Run) -> Run:
     """The run as it stands now."""
     current = await env.store.read(RunKey(run.job_id, run.run_id))
     assert current is not None
     return current
 
 
-async def rows_of(env: Env, run: Run) -> list[Task]:
+async def rows_of(env: Context, run: Run) -> list[Task]:
     query = TasksOf(
         job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=1_000_000
     )
     return await env.store.find(query)
 
 
-async def body_of(env: Env, run: Run, task_id: str) -> bytes:
+async def body_of(env: Context, run: Run, task_id: str) -> bytes:
     task, _ = await results.ended_task(env, run, task_id)
     assert task.result is not None
     return b"".join([piece async for piece in await results.body_of(env, task.result)])
@@ -138,7 +140,7 @@ def missing(indexes: Iterable[int]) -> Callable[[Task], Outcome]:
 
 
 async def work(
-    env: Env, run: Run, outcome: Callable[[Task], Outcome] = a_page, *, count: int = 10**6
+    env: Context, run: Run, outcome: Callable[[Task], Outcome] = a_page, *, count: int = 10**6
 ) -> int:
     """Takes up to `count` messages of the run and sees each through; answers how many it took."""
     try:
@@ -151,14 +153,14 @@ async def work(
     return len(messages)
 
 
-async def _job_of(env: Env, run: Run) -> Job:
+async def _job_of(env: Context, run: Run) -> Job:
     job = await env.store.read(JobKey(run.job_id))
     assert job is not None
     return job
 
 
 async def _see_through(
-    env: Env, job: Job, message: Message, outcome: Callable[[Task], Outcome]
+    env: Context, job: Job, message: Message, outcome: Callable[[Task], Outcome]
 ) -> None:
     ref = message.ref
     claim = (await tasks.claim(env, [ref]))[0]
@@ -168,7 +170,7 @@ async def _see_through(
     if not isinstance(claim, Claimed):
         return
     change = await _judged(env, job, ref, claim.task, outcome(claim.task))
-    verdict = settlement.read_settle(await env.commit(change.change), claim.task)
+    verdict = settlement.settle_result(await env.commit(change.change), claim.task)
     if not isinstance(verdict, Settled):
         return
     if isinstance(change, tasks.Retry):
@@ -178,7 +180,7 @@ async def _see_through(
 
 
 async def _judged(
-    env: Env, job: Job, ref: TaskRef, task: Task, outcome: Outcome
+    env: Context, job: Job, ref: TaskRef, task: Task, outcome: Outcome
 ) -> tasks.Finish | tasks.Retry:
     if isinstance(outcome, NotScraped):
         return tasks.judge_failure(env, job, ref, task, outcome)
@@ -187,12 +189,12 @@ async def _judged(
     return tasks.judge_success(env, ref, task, outcome, result)
 
 
-async def _look_and_ack(env: Env, message: Message) -> None:
-    await runs.look(env, message.ref.job_id, message.ref.run_id)
+async def _look_and_ack(env: Context, message: Message) -> None:
+    await runs.complete_if_done(env, message.ref.job_id, message.ref.run_id)
     await env.queue.ack((message,))
 
 
-async def check_counters(env: Env, run: Run) -> Totals:
+async def check_counters(env: Context, run: Run) -> Totals:
     """The counters say exactly what the rows say, shard by shard."""
     rows = await rows_of(env, run)
     query = StatsOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count)
@@ -210,7 +212,7 @@ async def check_counters(env: Env, run: Run) -> Totals:
     return await totals_of(env, run)
 
 
-async def gates_of(env: Env, run: Run) -> set[GateStatus]:
+async def gates_of(env: Context, run: Run) -> set[CounterState]:
     query = StatsOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count)
     return {stats.status for stats in await env.store.find(query)}
 

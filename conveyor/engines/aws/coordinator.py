@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 
 from conveyor.domain import limits
-from conveyor.domain.clocks import is_unreal as is_ahead
+from conveyor.domain.clock_step import is_unreal as is_ahead
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.randomness import Random
-from conveyor.engines.aws.dynamo.together import together
+from conveyor.engines.aws.client.client import AwsClient
+from conveyor.engines.aws.dynamodb.gather import gather
 from conveyor.engines.aws.errors import AwsError
-from conveyor.engines.aws.seam import Seam
 from conveyor.ports.clock import Clock
-from conveyor.ports.coordinator import Door
+from conveyor.ports.coordinator import HostPool
 
 SKEW_S = 5.0
 ROUNDS_MAX = 20
@@ -29,7 +29,7 @@ _REFUSED = "ConditionalCheckFailedException"
 # Longer than a call is on its way, all of its attempts included.
 _LATE_S = 120.0
 # Calls that were cut off keep their leases and their mark until the gateway is done with them.
-_TTL_S_MAX = max(limits.LEASE_TTL_S, limits.SIGHTING_TTL_S, limits.SCRAPE_DEADLINE_S)
+_TTL_S_MAX = max(limits.LEASE_TTL_S, limits.STATUS_TTL_S, limits.SCRAPE_DEADLINE_S)
 _DAY_S = 24 * 3600.0
 _HOUR_S = 3600.0
 _INTRODUCED_MAX = 10_000
@@ -55,9 +55,9 @@ class _Slot(msgspec.Struct, frozen=True):
 
 class DynamoCoordinator:
     def __init__(
-        self, seam: Seam, table: str, *, clock: Clock, random: Random, skew_s: float = SKEW_S
+        self, client: AwsClient, table: str, *, clock: Clock, random: Random, skew_s: float = SKEW_S
     ) -> None:
-        self._seam = seam
+        self._client = client
         self._table = table
         self._clock = clock
         self._random = random
@@ -86,7 +86,7 @@ class DynamoCoordinator:
                 _Slot(pool, number, f"{self._random.getrandbits(96):024x}")
                 for number in (free[first:] + free[:first])[:count]
             ]
-            got = await together(lambda slot: self._put(slot, run_id, ttl_s), wanted)
+            got = await gather(lambda slot: self._put(slot, run_id, ttl_s), wanted)
             taken += [slot.lease_id for slot, is_ours in zip(wanted, got, strict=True) if is_ours]
         return taken
 
@@ -105,24 +105,26 @@ class DynamoCoordinator:
             },
         )
 
-    async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
-        return [await self._enter(door, ttl_s) for door in doors]
+    async def acquire_hosts(
+        self, pools: Sequence[HostPool], *, ttl_s: float
+    ) -> list[LeaseId | None]:
+        return [await self._enter(pool, ttl_s) for pool in pools]
 
-    async def _enter(self, door: Door, ttl_s: float) -> LeaseId | None:
-        now, clock = self._clock.now(), _key(f"Door#{door.name}", "next")
-        row = await self._get(clock) if door.spacing_s else None
+    async def _enter(self, pool: HostPool, ttl_s: float) -> LeaseId | None:
+        now, clock = self._clock.now(), _key(f"Door#{pool.name}", "next")
+        row = await self._get(clock) if pool.spacing_s else None
         seen_at = 0.0 if row is None else float(row["expires_at"]["N"])
         # A worker sets this at most one spacing ahead: the clock of the writer was ahead.
-        is_unreal = is_ahead(seen_at, now=now, ttl_s=door.spacing_s + limits.HOST_SLACK_S)
+        is_unreal = is_ahead(seen_at, now=now, ttl_s=pool.spacing_s + limits.HOST_SLACK_S)
         next_at = now if is_unreal else seen_at
         if now < next_at - limits.HOST_SLACK_S:
             return None
-        taken = await self._take(door.name, "", count_max=1, cap=door.cap, ttl_s=ttl_s)
-        if not taken or not door.spacing_s:
+        taken = await self._take(pool.name, "", count_max=1, cap=pool.cap, ttl_s=ttl_s)
+        if not taken or not pool.spacing_s:
             return taken[0] if taken else None
         was_next = await self._write(
             "PutItem",
-            Item=clock | _life(max(next_at, now) + door.spacing_s),
+            Item=clock | _life(max(next_at, now) + pool.spacing_s),
             ConditionExpression="attribute_not_exists(pk) OR expires_at = :seen",
             ExpressionAttributeValues={":seen": _number(seen_at)},
         )
@@ -132,7 +134,7 @@ class DynamoCoordinator:
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
         slots = _slots(lease_ids)
-        kept = await together(lambda slot: self._extend(slot, ttl_s), slots)
+        kept = await gather(lambda slot: self._extend(slot, ttl_s), slots)
         live = {slot.lease_id for slot, is_kept in zip(slots, kept, strict=True) if is_kept}
         return frozenset(lease_ids) - live
 
@@ -168,7 +170,7 @@ class DynamoCoordinator:
         return float(row["expires_at"]["N"]) > now
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
-        await together(self._drop, _slots(lease_ids))
+        await gather(self._drop, _slots(lease_ids))
 
     async def _drop(self, slot: _Slot) -> bool:
         return await self._write(
@@ -186,16 +188,16 @@ class DynamoCoordinator:
         live = await self._live(f"Sem#{row['job_id']['S']}")
         return sum(slot["run_id"]["S"] == run_id for slot in live)
 
-    async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+    async def put_status(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
         async def leave(subject: str) -> bool:
             if ttl_s <= 0:  # Whose clock is behind would see it live for a while.
                 return await self._write("DeleteItem", Key=_key(f"Mark#{subject}", owner))
             item = {"text": {"S": marks[subject]}, **_life(self._clock.now() + ttl_s)}
             return await self._write("PutItem", Item=_key(f"Mark#{subject}", owner) | item)
 
-        await together(leave, list(marks))
+        await gather(leave, list(marks))
 
-    async def marks_on(self, subject: str) -> list[str]:
+    async def list_status(self, subject: str) -> list[str]:
         return [row["text"]["S"] for row in await self._live(f"Mark#{subject}")]
 
     async def _introduce(self, job_id: JobId, run_id: RunId) -> None:
@@ -225,7 +227,7 @@ class DynamoCoordinator:
         }
         rows: list[Item] = []
         while True:
-            page = await self._seam.call("dynamodb", "Query", params)
+            page = await self._client.call("dynamodb", "Query", params)
             rows += page.get("Items", ())
             if not page.get("LastEvaluatedKey"):
                 return rows
@@ -233,13 +235,13 @@ class DynamoCoordinator:
 
     async def _get(self, key: Item) -> Item | None:
         params = {"TableName": self._table, "Key": key, "ConsistentRead": True}
-        row: Item | None = (await self._seam.call("dynamodb", "GetItem", params)).get("Item")
+        row: Item | None = (await self._client.call("dynamodb", "GetItem", params)).get("Item")
         return row
 
     async def _write(self, operation: str, **params: Any) -> bool:
         """Whether the condition held."""
         try:
-            await self._seam.call("dynamodb", operation, {"TableName": self._table, **params})
+            await self._client.call("dynamodb", operation, {"TableName": self._table, **params})
         except AwsError as error:
             if error.code != _REFUSED:
                 raise

@@ -8,30 +8,36 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 
 from conveyor.domain import limits
-from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.randomness import Random
-from conveyor.engines.aws import queues
-from conveyor.engines.aws.blobs import Presigner, S3Blobs
-from conveyor.engines.aws.boto import open_boto_plane
-from conveyor.engines.aws.buckets import make_bucket
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.engines.aws.client.boto_transport import open_boto_transport
+from conveyor.engines.aws.client.client import (
+    DEADLINE_S,
+    AwsClient,
+    AwsTransport,
+    CrashPoint,
+    RetryingAwsClient,
+)
+from conveyor.engines.aws.client.credentials import AwsAccess, find_access
+from conveyor.engines.aws.client.http_transport import HttpTransport
+from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.coordinator import DynamoCoordinator
-from conveyor.engines.aws.credentials import Access, find_access
-from conveyor.engines.aws.doorbell import Doorbell
-from conveyor.engines.aws.dynamo import DynamoStore, create_table
-from conveyor.engines.aws.dynamo.layout import INDEXES
-from conveyor.engines.aws.dynamo.table import Table
-from conveyor.engines.aws.errors import NoAnswer
-from conveyor.engines.aws.metering import Meter
-from conveyor.engines.aws.plane import LeanPlane
-from conveyor.engines.aws.queue import SqsQueue
-from conveyor.engines.aws.seam import DEADLINE_S, CrashPoint, LayeredSeam, Plane, Seam
-from conveyor.engines.aws.secret_row import SecretRow
-from conveyor.engines.aws.workflows import StepFunctions
-from conveyor.net.pool import HttpPool
-from conveyor.net.slots import PoolLimits
+from conveyor.engines.aws.dynamodb import DynamoStore, create_table
+from conveyor.engines.aws.dynamodb.keys import INDEXES
+from conveyor.engines.aws.dynamodb.table import Table
+from conveyor.engines.aws.errors import AwsError, NoResponse
+from conveyor.engines.aws.s3.admin import make_bucket
+from conveyor.engines.aws.s3.blobs import Presigner, S3Blobs
+from conveyor.engines.aws.sqs import admin
+from conveyor.engines.aws.sqs.control_queue import ControlQueue
+from conveyor.engines.aws.sqs.queue import SqsQueue
+from conveyor.engines.aws.step_functions import StepFunctions
+from conveyor.http_client.connection_limits import PoolLimits
+from conveyor.http_client.pool import HttpPool
 from conveyor.ports.clock import Clock
 from conveyor.ports.errors import QueueGone
+from conveyor.ports.secret_box import SecretBox, WrongSecret, make_check, opens_check
 
 CONNECTIONS_MAX = 512
 
@@ -58,7 +64,7 @@ class AwsEngine:
     queue: SqsQueue
     blobs: S3Blobs
     coordinator: DynamoCoordinator
-    bell: Doorbell
+    control_queue: ControlQueue
     meter: Meter
     workflows: StepFunctions
     secret: SecretRow
@@ -86,38 +92,38 @@ async def open_aws(
     )
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(closing(HttpPool(TargetPolicy(allow_private=True), pool_limits)))
-        lean = LeanPlane(access=access, pool=pool, now=clock.now, traffic=meter.traffic)
-        plane: Plane = lean
+        lean = HttpTransport(access=access, pool=pool, now=clock.now, traffic=meter.traffic)
+        transport: AwsTransport = lean
         if with_sdk:
-            plane = await stack.enter_async_context(open_boto_plane(access))
-        seam = LayeredSeam(
-            plane=plane, random=random, meter=meter, crash=crash, deadline_s=call_timeout_s
+            transport = await stack.enter_async_context(open_boto_transport(access))
+        client = RetryingAwsClient(
+            transport=transport, random=random, meter=meter, crash=crash, deadline_s=call_timeout_s
         )
-        yield await engine_on(seam, lean, names, clock=clock, random=random)
+        yield await build_engine(client, lean, names, clock=clock, random=random)
 
 
-async def engine_on(
-    seam: LayeredSeam, presigner: Presigner, names: Names, *, clock: Clock, random: Random
+async def build_engine(
+    client: RetryingAwsClient, presigner: Presigner, names: Names, *, clock: Clock, random: Random
 ) -> AwsEngine:
     """The engine over any plane. NotSetUp when `make_ready` was never run there."""
-    meter = seam.meter or Meter()
-    queue = SqsQueue(seam=seam, clock=clock, random=random, prefix=names.queue_prefix)
-    table = Table(name=names.table, seam=seam, random=random, meter=meter)
+    meter = client.meter or Meter()
+    queue = SqsQueue(client=client, clock=clock, random=random, prefix=names.queue_prefix)
+    table = Table(name=names.table, client=client, random=random, meter=meter)
     return AwsEngine(
         store=DynamoStore(table, queue),
         queue=queue,
         blobs=S3Blobs(
-            seam=seam, presigner=presigner, clock=clock, random=random, bucket=names.bucket
+            client=client, presigner=presigner, clock=clock, random=random, bucket=names.bucket
         ),
-        coordinator=DynamoCoordinator(seam, names.table, clock=clock, random=random),
-        bell=await _find_bell(seam, names, random),
+        coordinator=DynamoCoordinator(client, names.table, clock=clock, random=random),
+        control_queue=await find_control_queue(client, names, random),
         meter=meter,
-        workflows=StepFunctions(seam),
-        secret=SecretRow(seam, names.table),
+        workflows=StepFunctions(client),
+        secret=SecretRow(client, names.table),
     )
 
 
-async def set_up(
+async def create_resources(
     names: Names,
     *,
     clock: Clock,
@@ -127,21 +133,21 @@ async def set_up(
 ) -> Sequence[str]:
     """Makes what is not there yet, and answers what there is; to do it again is fine."""
     access = await _found_access(clock)
-    async with open_boto_plane(access) as plane:
-        return await make_ready(
-            LayeredSeam(plane=plane, random=random, deadline_s=call_timeout_s),
+    async with open_boto_transport(access) as transport:
+        return await check_resources(
+            RetryingAwsClient(transport=transport, random=random, deadline_s=call_timeout_s),
             names,
             region=access.region,
             body_days=body_days,
         )
 
 
-async def make_ready(
-    seam: Seam, names: Names, *, region: str, body_days: int = limits.BODY_DAYS
+async def check_resources(
+    client: AwsClient, names: Names, *, region: str, body_days: int = limits.BODY_DAYS
 ) -> Sequence[str]:
-    await create_table(seam, names.table)
-    left_out = await make_bucket(seam, names.bucket, region=region, body_days=body_days)
-    made = await queues.make_control_queues(seam, names.queue_prefix)
+    await create_table(client, names.table)
+    left_out = await make_bucket(client, names.bucket, region=region, body_days=body_days)
+    made = await admin.make_control_queues(client, names.queue_prefix)
     return [
         f"table {names.table}",
         f"bucket {names.bucket}" + "".join(f" ({remark})" for remark in left_out),
@@ -150,18 +156,62 @@ async def make_ready(
     ]
 
 
-async def _found_access(clock: Clock) -> Access:
+async def _found_access(clock: Clock) -> AwsAccess:
     try:
         return await find_access(clock.now)
-    except NoAnswer as error:
+    except NoResponse as error:
         raise NotSetUp(f"{error}: set AWS_REGION and the usual AWS credentials") from None
 
 
-async def _find_bell(seam: Seam, names: Names, random: Random) -> Doorbell:
+async def find_control_queue(client: AwsClient, names: Names, random: Random) -> ControlQueue:
     try:
-        found = await queues.find_control_queues(seam, names.queue_prefix)
+        found = await admin.find_control_queues(client, names.queue_prefix)
     except QueueGone:
         raise NotSetUp(
-            f"there is no queue {names.queue_prefix}{queues.CONTROL}: run `conveyor init` first"
+            f"there is no queue {names.queue_prefix}{admin.CONTROL}: run `conveyor init` first"
         ) from None
-    return Doorbell(seam=seam, random=random, control_url=found.control_url)
+    return ControlQueue(client=client, random=random, control_url=found.control_url)
+
+
+# The secret check of the AWS engine: a row of the table that only the right secret opens
+# (SPEC.md 5.3).
+
+
+_KEY = {"pk": {"S": "SecretCheck"}, "sk": {"S": "SecretCheck"}}
+_REFUSED = "ConditionalCheckFailedException"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRow:
+    client: AwsClient
+    table: str
+
+    async def check(self, secret_box: SecretBox) -> None:
+        """WrongSecret when the table was sealed with another; the first process makes the row."""
+        check = await self._read()
+        if check is None:
+            await self._write(make_check(secret_box))
+            check = await self._read()
+        if check is not None and not opens_check(secret_box, check):
+            raise WrongSecret(
+                f"the table {self.table} was sealed with another secret key: set "
+                "CONVEYOR_SECRET_KEY to the one that its other processes have"
+            )
+
+    async def _read(self) -> str | None:
+        params = {"TableName": self.table, "Key": _KEY, "ConsistentRead": True}
+        item = (await self.client.call("dynamodb", "GetItem", params)).get("Item")
+        return None if item is None else str(item["check"]["S"])
+
+    async def _write(self, check: str) -> None:
+        """The first one counts."""
+        params = {
+            "TableName": self.table,
+            "Item": _KEY | {"check": {"S": check}},
+            "ConditionExpression": "attribute_not_exists(pk)",
+        }
+        try:
+            await self.client.call("dynamodb", "PutItem", params)
+        except AwsError as error:
+            if error.code != _REFUSED:
+                raise

@@ -26,11 +26,11 @@ class AwsError(ConveyorError):
         self.reasons = tuple(reasons)
 
 
-class TurnedAway(Unavailable):
+class NotApplied(Unavailable):
     """Refused for now or not even heard, every time that it was asked: this call did nothing."""
 
 
-class NotAllowed(TurnedAway):
+class NotAllowed(NotApplied):
     """Refused until an operator mends keys, rights or the bucket. The call did nothing."""
 
     needs_operator = True
@@ -41,7 +41,7 @@ class NotAllowed(TurnedAway):
         self.status = status
 
 
-class NoAnswer(ConveyorError):
+class NoResponse(ConveyorError):
     """No answer arrived. With `was_sent` the service may have done it all the same."""
 
     def __init__(self, detail: str, *, was_sent: bool) -> None:
@@ -122,22 +122,22 @@ def is_unknown(error: AwsError) -> bool:
     return error.status >= 500 and error.status not in {501, 503, 507}
 
 
-def is_billed(error: AwsError | NoAnswer) -> bool:
-    if isinstance(error, NoAnswer):
+def is_billed(error: AwsError | NoResponse) -> bool:
+    if isinstance(error, NoResponse):
         return error.was_sent
     return not is_refused_for_now(error)
 
 
-def is_lost(error: AwsError | NoAnswer) -> bool:
+def is_lost(error: AwsError | NoResponse) -> bool:
     """What was asked may be done or not."""
-    return error.was_sent if isinstance(error, NoAnswer) else is_unknown(error)
+    return error.was_sent if isinstance(error, NoResponse) else is_unknown(error)
 
 
-def raise_translated(error: AwsError | NoAnswer, call: str, *, was_lost: bool = True) -> NoReturn:
+def raise_translated(error: AwsError | NoResponse, call: str, *, was_lost: bool = True) -> NoReturn:
     """Raises what the ports promise. A refusal that only the caller can judge stays an AwsError.
     `was_lost` says whether any try of the call may have been done."""
-    unanswered = Unavailable if was_lost else TurnedAway
-    if isinstance(error, NoAnswer):
+    unanswered = Unavailable if was_lost else NotApplied
+    if isinstance(error, NoResponse):
         raise unanswered(f"{call}: {error}") from error
     if error.code in _QUEUE_GONE:
         raise QueueGone(call) from error

@@ -14,16 +14,20 @@ from collections.abc import Callable, Mapping
 import msgspec
 import trio
 
-from conveyor.domain.budget import Price
+from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.model import FailureReason, Method
-from conveyor.domain.urls import BadUrl, Target, join, parse_url
-from conveyor.engines.http.outcomes import content_type_of, not_scraped, outcome_of
-from conveyor.engines.http.params import allowed_statuses, unsupported_params
-from conveyor.engines.http.retry_after import parse_retry_after
-from conveyor.net.decoding import ACCEPT_ENCODING
-from conveyor.net.errors import FetchFailed
-from conveyor.net.message import Request, Response
-from conveyor.net.pool import HttpPool
+from conveyor.domain.submit.url import BadUrl, Target, join, parse_url
+from conveyor.engines.http.direct_params import allowed_statuses, unsupported_params
+from conveyor.engines.http.failure_mapping import (
+    content_type_of,
+    not_scraped,
+    outcome_of,
+    parse_retry_after,
+)
+from conveyor.http_client.errors import FetchFailed
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.request import Request, Response
+from conveyor.http_client.response_body import ACCEPT_ENCODING
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
 
 USER_AGENT = "conveyor/0.1"

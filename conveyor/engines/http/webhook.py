@@ -11,17 +11,17 @@ from collections.abc import Callable
 import trio
 
 from conveyor.domain import limits
-from conveyor.domain.deliveries import RETRY_AFTER_S_MAX
 from conveyor.domain.model import Webhook
-from conveyor.domain.signing import signature_headers
-from conveyor.domain.urls import BadUrl, Target, parse_url
+from conveyor.domain.submit.url import BadUrl, Target, parse_url
+from conveyor.domain.webhook.delivery import RETRY_AFTER_S_MAX
+from conveyor.domain.webhook.signature import signature_headers
 from conveyor.engines.http.direct import USER_AGENT
-from conveyor.engines.http.retry_after import parse_retry_after
-from conveyor.net.errors import FetchFailed, NameNotResolved, OutOfResources, TimedOut
-from conveyor.net.message import Request, Response
-from conveyor.net.pool import HttpPool
+from conveyor.engines.http.failure_mapping import parse_retry_after
+from conveyor.http_client.errors import FetchFailed, NameNotResolved, OutOfResources, TimedOut
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.request import Request, Response
 from conveyor.ports.errors import Unavailable
-from conveyor.ports.notifier import Delivered, Message, NotDelivered, Unresolved
+from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
 
 
 class WebhookNotifier:

@@ -15,17 +15,19 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from conveyor.domain.budget import Price, micros_from
+from conveyor.domain.backpressure.budget import Price, micros_from, price_of
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, RunFailure
-from conveyor.domain.pricing import price_of
-from conveyor.domain.urls import Target, parse_url
+from conveyor.domain.submit.url import Target, parse_url
 from conveyor.engines.http.direct import RETRY_AFTER_S_MAX, USER_AGENT, forwardable
-from conveyor.engines.http.outcomes import content_type_of, defer, not_scraped
-from conveyor.engines.http.params import allowed_statuses
-from conveyor.engines.http.retry_after import parse_retry_after
-from conveyor.net.decoding import ACCEPT_ENCODING
-from conveyor.net.errors import (
+from conveyor.engines.http.direct_params import allowed_statuses
+from conveyor.engines.http.failure_mapping import (
+    content_type_of,
+    defer,
+    not_scraped,
+    parse_retry_after,
+)
+from conveyor.http_client.errors import (
     BadEncoding,
     BadRequest,
     BodyTooLarge,
@@ -39,8 +41,9 @@ from conveyor.net.errors import (
     TlsFailed,
     TooSlow,
 )
-from conveyor.net.message import Request, Response
-from conveyor.net.pool import HttpPool
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.request import Request, Response
+from conveyor.http_client.response_body import ACCEPT_ENCODING
 from conveyor.ports.gateway import (
     Contact,
     GatewayReport,

@@ -11,7 +11,7 @@ import trio
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.ports.clock import Clock
-from conveyor.ports.coordinator import Door
+from conveyor.ports.coordinator import HostPool
 
 
 class _Lease(msgspec.Struct):
@@ -34,21 +34,23 @@ class MemoryCoordinator:
         await trio.lowlevel.checkpoint()
         return self._take(job_id, run_id, count_max=count_max, cap=cap, ttl_s=ttl_s)
 
-    async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
+    async def acquire_hosts(
+        self, pools: Sequence[HostPool], *, ttl_s: float
+    ) -> list[LeaseId | None]:
         await trio.lowlevel.checkpoint()
-        return [self._enter(door, ttl_s) for door in doors]
+        return [self._enter(pool, ttl_s) for pool in pools]
 
-    def _enter(self, door: Door, ttl_s: float) -> LeaseId | None:
+    def _enter(self, pool: HostPool, ttl_s: float) -> LeaseId | None:
         now = self._clock.steady()
-        next_at = self._next_at.get(door.name, 0.0)
-        if door.spacing_s and now < next_at - limits.HOST_SLACK_S:
+        next_at = self._next_at.get(pool.name, 0.0)
+        if pool.spacing_s and now < next_at - limits.HOST_SLACK_S:
             return None
         # Who is behind a door has a lease of a pool of its own, which is no run's.
-        taken = self._take(JobId(door.name), RunId(""), count_max=1, cap=door.cap, ttl_s=ttl_s)
+        taken = self._take(JobId(pool.name), RunId(""), count_max=1, cap=pool.cap, ttl_s=ttl_s)
         if not taken:
             return None
-        if door.spacing_s:
-            self._next_at[door.name] = max(next_at, now) + door.spacing_s
+        if pool.spacing_s:
+            self._next_at[pool.name] = max(next_at, now) + pool.spacing_s
         return taken[0]
 
     def _take(
@@ -79,13 +81,13 @@ class MemoryCoordinator:
         await trio.lowlevel.checkpoint()
         return sum(lease.run_id == run_id for lease in self._live().values())
 
-    async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+    async def put_status(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
         await trio.lowlevel.checkpoint()
         expires_at = self._clock.steady() + ttl_s
         for subject, text in marks.items():
             self._marks[subject, owner] = (text, expires_at)
 
-    async def marks_on(self, subject: str) -> list[str]:
+    async def list_status(self, subject: str) -> list[str]:
         await trio.lowlevel.checkpoint()
         now = self._clock.steady()
         self._marks = {at: mark for at, mark in self._marks.items() if now < mark[1]}

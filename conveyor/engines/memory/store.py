@@ -31,16 +31,9 @@ from conveyor.domain.changes import (
     is_tally,
 )
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.model import KeyRecord
-from conveyor.domain.queries import (
-    AnyQuery,
-    Q,
-    Query,
-    TaskPage,
-    TasksOf,
-    page_of,
-)
-from conveyor.engines.memory.finds import Address, Table, Tables
+from conveyor.domain.model import IdempotencyRecord
+from conveyor.domain.queries import AnyQuery, Q, Query, TaskPage, TasksOf, page_of
+from conveyor.engines.memory.queries import Address, Table, Tables
 from conveyor.engines.memory.queue import MemoryQueue
 
 
@@ -94,14 +87,14 @@ class MemoryStore(Tables):
             return TaskPage(page.tasks, read[-1].task_id)
         return page
 
-    async def scrub(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+    async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         await trio.lowlevel.checkpoint()
         doomed = list(islice(self._rows_to_scrub(job_id, run_id), limit))
         for table, address in doomed:
             del table[address]
         return len(doomed)
 
-    async def purge(self, now: float) -> int:
+    async def delete_expired(self, now: float) -> int:
         await trio.lowlevel.checkpoint()
         tables: list[Table] = [self._records, self._events]
         expired = [
@@ -199,7 +192,7 @@ def _holds(guard: Guard, row: Row) -> bool:
 
 
 def _has_expired(row: Row, now: float | None) -> bool:
-    return now is not None and cast("KeyRecord", row).expires_at < now
+    return now is not None and cast("IdempotencyRecord", row).expires_at < now
 
 
 def _as_change(chunk: Chunk) -> Change:

@@ -11,17 +11,16 @@ import trio
 
 from conveyor.domain.randomness import Random
 from conveyor.engines.redis.cache import RedisCache
-from conveyor.engines.redis.channel import RedisChannel
+from conveyor.engines.redis.connection import Note, RedisChannel, RedisConnection, no_op, open_link
 from conveyor.engines.redis.coordinator import RedisCoordinator
-from conveyor.engines.redis.link import Link, Note, open_link, unnoted
-from conveyor.engines.redis.steady import SteadyCoordinator
+from conveyor.engines.redis.fallback_coordinator import FallbackCoordinator
 
 __all__ = ["RedisEngine", "open_redis", "running_on"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisEngine:
-    coordinator: SteadyCoordinator
+    coordinator: FallbackCoordinator
     channel: RedisChannel
     cache: RedisCache
 
@@ -34,7 +33,7 @@ async def open_redis(
     space: str,
     owner: str,
     workers_on: str,
-    note: Note = unnoted,
+    note: Note = no_op,
 ) -> AsyncGenerator[RedisEngine, None]:
     """`space` keeps those apart who share a server, which need not be there yet; `owner` names this
     process, and `workers_on` the subject on which workers leave the mark of their presence; `note`
@@ -48,13 +47,13 @@ async def open_redis(
 
 @asynccontextmanager
 async def running_on(
-    link: Link, *, random: Random, space: str, owner: str, workers_on: str
+    link: RedisConnection, *, random: Random, space: str, owner: str, workers_on: str
 ) -> AsyncGenerator[RedisEngine, None]:
     """The engine over any link; see `open_redis`."""
     async with trio.open_nursery() as nursery:
         remote = RedisCoordinator(link, random, space=space)
-        coordinator = SteadyCoordinator(remote, random, workers_on=workers_on)
-        nursery.start_soon(coordinator.mend_forever)
+        coordinator = FallbackCoordinator(remote, random, workers_on=workers_on)
+        nursery.start_soon(coordinator.reconnect_forever)
         channel = RedisChannel(link, space=space, owner=owner)
         cache = RedisCache(link, random, space=space)
         yield RedisEngine(coordinator=coordinator, channel=channel, cache=cache)

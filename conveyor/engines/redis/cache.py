@@ -14,16 +14,16 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.randomness import Random
-from conveyor.engines.redis import names
-from conveyor.engines.redis.link import Link, Script, translating
-from conveyor.ports.cache import Found, Ticket
+from conveyor.engines.redis import keys
+from conveyor.engines.redis.connection import RedisConnection, Script, translating
+from conveyor.ports.cache import CachedValue, ReadTicket
 from conveyor.ports.errors import Unavailable
 
-_LOOK, _KEEP, _FORGET = Script("look"), Script("keep"), Script("forget")
+_LOOK, _KEEP, _FORGET = Script("cache_get"), Script("cache_put"), Script("cache_delete")
 
 # Reading what it would have told takes no longer.
 ANSWER_S = 0.5
-ALONE_S = limits.COUNTS_TTL_S
+ALONE_S = limits.CACHED_COUNTERS_TTL_S
 
 _ALL_MAY_STAND, _TEXTS_MAY_STAND, _NOTHING_MAY_STAND = range(3)
 
@@ -32,20 +32,20 @@ class RedisCache:
     """`looks` counts what came of them."""
 
     def __init__(
-        self, link: Link, random: Random, *, space: str, answer_s: float = ANSWER_S
+        self, link: RedisConnection, random: Random, *, space: str, answer_s: float = ANSWER_S
     ) -> None:
         self._link = link
         self._random = random
-        self._keys = names.Keys(space)
+        self._keys = keys.Keys(space)
         self._failed_at = float("-inf")
         self._answer_s = answer_s
         self.looks: Counter[str] = Counter()
 
-    async def look(
+    async def get(
         self, name: str, version: str, *, ttl_s: float, insists: bool = False
-    ) -> Found | Ticket | None:
+    ) -> CachedValue | ReadTicket | None:
         assert ttl_s <= ALONE_S
-        ticket = Ticket(names.token(self._random))
+        ticket = ReadTicket(keys.token(self._random))
         stands = _TEXTS_MAY_STAND if insists else _ALL_MAY_STAND
         if self._failed_s_ago() < ALONE_S + ttl_s:
             stands = _NOTHING_MAY_STAND
@@ -57,14 +57,14 @@ class RedisCache:
             raise
         self.looks[outcome] += 1
         if outcome == "found":
-            return Found(text)
+            return CachedValue(text)
         return ticket if outcome == "yours" else None
 
-    async def keep(self, name: str, ticket: Ticket, text: str) -> Found | None:
+    async def put(self, name: str, ticket: ReadTicket, text: str) -> CachedValue | None:
         stands = await self._run(_KEEP, name, [ticket.token, text])
-        return Found(stands) if stands else None
+        return CachedValue(stands) if stands else None
 
-    async def forget(self, name: str) -> None:
+    async def delete(self, name: str) -> None:
         await self._run(_FORGET, name, [])
 
     async def _run(self, script: Script, name: str, args: list[str | int]) -> Any:

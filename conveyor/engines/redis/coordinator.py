@@ -10,13 +10,13 @@ import trio
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.randomness import Random
-from conveyor.engines.redis import names
-from conveyor.engines.redis.link import DEADLINE_S, Link, Script, translating
-from conveyor.ports.coordinator import Door
+from conveyor.engines.redis import keys as redis_keys
+from conveyor.engines.redis.connection import DEADLINE_S, RedisConnection, Script, translating
+from conveyor.ports.coordinator import HostPool
 
-_ACQUIRE, _ENTER = Script("acquire"), Script("enter")
+_ACQUIRE, _ENTER = Script("acquire"), Script("acquire_hosts")
 _RENEW, _RESTORE, _COUNT = Script("renew"), Script("restore"), Script("count")
-_MARK, _MARKS = Script("mark"), Script("marks")
+_MARK, _MARKS = Script("status_put"), Script("status_list")
 
 _INTRODUCED_S = 24 * 3600.0
 _INTRODUCE_AGAIN_S = 3600.0
@@ -30,53 +30,55 @@ _Pools = dict[str, list[LeaseId]]
 
 class RedisCoordinator:
     def __init__(
-        self, link: Link, random: Random, *, space: str, deadline_s: float = DEADLINE_S
+        self, link: RedisConnection, random: Random, *, space: str, deadline_s: float = DEADLINE_S
     ) -> None:
         self._link = link
         self._random = random
-        self._keys = names.Keys(space)
+        self._keys = redis_keys.Keys(space)
         self._introduced: dict[RunId, float] = {}
         self._deadline_s = deadline_s
 
     async def acquire(
         self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
     ) -> list[LeaseId]:
-        stem = names.lease(job_id, run_id, names.token(self._random))
+        stem = redis_keys.lease(job_id, run_id, redis_keys.token(self._random))
         with translating(self._deadline_s):
             is_known = self._is_introduced(run_id)
             if not is_known:
                 await self._introduce(job_id, run_id)
-            args: _Args = [_us(ttl_s), cap, count_max, names.member_of(stem)]
+            args: _Args = [_us(ttl_s), cap, count_max, redis_keys.member_name(stem)]
             count, live = await self._link.run(_ACQUIRE, [self._keys.pool(job_id)], args)
             if is_known and not live:
                 # The first lease after a while: the server may have lost all it knew.
                 await self._introduce(job_id, run_id)
         return [LeaseId(f"{stem}.{number}") for number in range(1, count + 1)]
 
-    async def enter(self, doors: Sequence[Door], *, ttl_s: float) -> list[LeaseId | None]:
+    async def acquire_hosts(
+        self, pools: Sequence[HostPool], *, ttl_s: float
+    ) -> list[LeaseId | None]:
         by_job: dict[JobId, list[int]] = defaultdict(list)
-        for index, door in enumerate(doors):
-            by_job[door.job_id].append(index)
-        answers: list[LeaseId | None] = [None] * len(doors)
+        for index, pool in enumerate(pools):
+            by_job[pool.job_id].append(index)
+        answers: list[LeaseId | None] = [None] * len(pools)
         with translating(self._deadline_s):
             for indexes in by_job.values():
-                passed = await self._enter([doors[index] for index in indexes], ttl_s)
+                passed = await self._enter([pools[index] for index in indexes], ttl_s)
                 for index, lease_id in zip(indexes, passed, strict=True):
                     answers[index] = lease_id
         return answers
 
-    async def _enter(self, doors: Sequence[Door], ttl_s: float) -> list[LeaseId | None]:
+    async def _enter(self, pools: Sequence[HostPool], ttl_s: float) -> list[LeaseId | None]:
         """Goes through doors of one job."""
         numbers: dict[str, int] = {}
         keys: list[str] = []
         args: _Args = [_us(ttl_s), _us(limits.HOST_SLACK_S)]
-        lease_ids = [names.behind(door, names.token(self._random)) for door in doors]
-        for door, lease_id in zip(doors, lease_ids, strict=True):
-            if door.name not in numbers:
-                numbers[door.name] = len(numbers) + 1
-                keys += [self._keys.pool(door.name), self._keys.next_at(door)]
-            number, spacing = numbers[door.name], _us(door.spacing_s)
-            args += [number, door.cap, spacing, names.member_of(lease_id)]
+        lease_ids = [redis_keys.host_lease(pool, redis_keys.token(self._random)) for pool in pools]
+        for pool, lease_id in zip(pools, lease_ids, strict=True):
+            if pool.name not in numbers:
+                numbers[pool.name] = len(numbers) + 1
+                keys += [self._keys.pool(pool.name), self._keys.next_at(pool)]
+            number, spacing = numbers[pool.name], _us(pool.spacing_s)
+            args += [number, pool.cap, spacing, redis_keys.member_name(lease_id)]
         passed = await self._link.run(_ENTER, keys, args)
         return [
             lease_id if is_through else None
@@ -84,7 +86,7 @@ class RedisCoordinator:
         ]
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
-        lost = {lease_id for lease_id in lease_ids if not names.is_lease(lease_id)}
+        lost = {lease_id for lease_id in lease_ids if not redis_keys.is_lease(lease_id)}
         with translating(self._deadline_s):
             for pools in self._by_job(lease_ids):
                 named = [lease_id for members in pools.values() for lease_id in members]
@@ -102,7 +104,7 @@ class RedisCoordinator:
         with translating(self._deadline_s):
             for pools in self._by_job(lease_ids):
                 for key, members in pools.items():
-                    await self._link.drop(key, [names.member_of(each) for each in members])
+                    await self._link.drop(key, [redis_keys.member_name(each) for each in members])
 
     async def count(self, run_id: RunId) -> int:
         with translating(self._deadline_s):
@@ -111,7 +113,7 @@ class RedisCoordinator:
                 return 0
             return int(await self._link.run(_COUNT, [self._keys.pool(job_id)], [f"{run_id}/"]))
 
-    async def leave_marks(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+    async def put_status(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
         async def leave(subjects: Sequence[str]) -> None:
             for subject in subjects:
                 args: _Args = [_us(ttl_s), owner, marks[subject]]
@@ -123,7 +125,7 @@ class RedisCoordinator:
                 for start in range(min(len(subjects), _MARKS_AT_ONCE)):
                     nursery.start_soon(leave, subjects[start::_MARKS_AT_ONCE])
 
-    async def marks_on(self, subject: str) -> list[str]:
+    async def list_status(self, subject: str) -> list[str]:
         with translating(self._deadline_s):
             return list(await self._link.run(_MARKS, [self._keys.marks(subject)], []))
 
@@ -142,8 +144,8 @@ class RedisCoordinator:
         """What may be done in one step: leases of one job share a slot."""
         by_job: dict[str, _Pools] = {}
         for lease_id in lease_ids:
-            if names.is_lease(lease_id):
-                pool = names.pool_of(lease_id)
+            if redis_keys.is_lease(lease_id):
+                pool = redis_keys.pool_name(lease_id)
                 pools = by_job.setdefault(pool.partition("/")[0], {})
                 pools.setdefault(self._keys.pool(pool), []).append(lease_id)
         return list(by_job.values())
@@ -152,7 +154,7 @@ class RedisCoordinator:
 def _listed(pools: _Pools, ttl_s: float) -> _Args:
     args: _Args = [_us(ttl_s)]
     for members in pools.values():
-        args += [len(members), *map(names.member_of, members)]
+        args += [len(members), *map(redis_keys.member_name, members)]
     return args
 
 

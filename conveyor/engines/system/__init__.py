@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from conveyor.engines.system.aside import ThreadAside
+from conveyor.engines.system.aes_secret_box import AesSecretBox, load_or_create_secret
 from conveyor.engines.system.clock import SystemClock, VirtualClock
-from conveyor.engines.system.vault import AesVault, load_or_create_secret
+from conveyor.engines.system.thread_executor import ThreadExecutor
 
-__all__ = ["AesVault", "SystemClock", "ThreadAside", "VirtualClock", "load_or_create_secret"]
+__all__ = ["AesSecretBox", "SystemClock", "ThreadExecutor", "VirtualClock", "load_or_create_secret"]

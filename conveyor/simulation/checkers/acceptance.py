@@ -9,14 +9,14 @@ from conveyor.domain import limits
 from conveyor.domain.ids import FIRST_BATCH
 from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import JobStatus, RunStatus
-from conveyor.simulation.checkers.keys import is_in_force, is_same_key
-from conveyor.simulation.history import Call
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.checkers.idempotency import is_in_force, is_same_key
+from conveyor.simulation.client_history import Call
+from conveyor.simulation.invariant_monitor import StateChange
 
 _SUBMIT = "/v1/jobs"
 
 
-def an_accepted_job_is_durable(moment: Moment, call: Call) -> Iterator[str]:
+def an_accepted_job_is_durable(moment: StateChange, call: Call) -> Iterator[str]:
     """I1: when the answer to a submit or rerun leaves there is a job, a run and a durable list."""
     makes_a_run = call.path == _SUBMIT or call.route.endswith("/rerun")
     if not (call.is_accepted and call.method == "POST" and makes_a_run):
@@ -40,7 +40,7 @@ def an_accepted_job_is_durable(moment: Moment, call: Call) -> Iterator[str]:
         yield f"run {run.run_id}: {run.planned} planned, {run.total} there, nothing on its way"
 
 
-def an_accepted_list_is_durable(moment: Moment, call: Call) -> Iterator[str]:
+def an_accepted_list_is_durable(moment: StateChange, call: Call) -> Iterator[str]:
     """I1: when the answer to an added list leaves, each that was added to the job so far is one of
     its lists, with so many lines."""
     if not (call.is_accepted and _is_list(call)):
@@ -74,12 +74,12 @@ def _is_same_list(each: Call, call: Call) -> bool:
     return each.path == call.path and each.is_accepted and _is_list(each)
 
 
-def _was_deleted(moment: Moment, part: str) -> bool:
+def _was_deleted(moment: StateChange, part: str) -> bool:
     """Whether anybody asked for the end of what has this in its path."""
     return any(each.method == "DELETE" and part in each.path for each in moment.history.calls)
 
 
-def no_task_is_lost(moment: Moment) -> Iterator[str]:
+def no_task_is_lost(moment: StateChange) -> Iterator[str]:
     """I2: every line of an accepted job that was neither stopped nor deleted is a task that has
     ended."""
     for promise in moment.history.promises.values():
@@ -98,7 +98,7 @@ def no_task_is_lost(moment: Moment) -> Iterator[str]:
                 yield f"task {run.run_id}/{task.task_id} never ended"
 
 
-def a_promise_is_kept_or_withdrawn(moment: Moment) -> Iterator[str]:
+def a_promise_is_kept_or_withdrawn(moment: StateChange) -> Iterator[str]:
     """I2: the first run of an accepted job is complete, unless somebody ended it."""
     for promise in moment.history.promises.values():
         job = moment.after.jobs.get((promise.job_id,))
@@ -121,7 +121,7 @@ def a_promise_is_kept_or_withdrawn(moment: Moment) -> Iterator[str]:
             yield f"run {run.run_id} failed, and no account was spent: {run.failure_reason}"
 
 
-def one_key_makes_one_thing(moment: Moment, call: Call) -> Iterator[str]:
+def one_key_makes_one_thing(moment: StateChange, call: Call) -> Iterator[str]:
     """I3, I4: for one key and one request, everybody gets the same answer, byte for byte."""
     if not _is_keyed_success(call):
         return
@@ -134,7 +134,7 @@ def one_key_makes_one_thing(moment: Moment, call: Call) -> Iterator[str]:
             yield f"calls {other.number} and {call.number} have one key and two answers"
 
 
-def a_used_key_takes_no_other_request(moment: Moment, call: Call) -> Iterator[str]:
+def a_used_key_takes_no_other_request(moment: StateChange, call: Call) -> Iterator[str]:
     """I6: another request under a used key is refused, and nothing comes of it."""
     if call.key is None or not call.is_accepted:
         return

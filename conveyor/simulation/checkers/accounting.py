@@ -13,17 +13,17 @@ from conveyor.domain.model import (
     RowsOf,
     Run,
     RunStatus,
-    Stats,
+    ShardCounters,
     Task,
     TaskStatus,
 )
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.invariant_monitor import StateChange
 
 _ORDER = {JobStatus.OPEN: 0, JobStatus.CLOSED: 1, JobStatus.DELETED: 2}
 _GROWING = ("admitted", "done", "successful", "failed", "credits", "cost_micros")
 
 
-def touched_runs(moment: Moment) -> list[Run]:
+def touched_runs(moment: StateChange) -> list[Run]:
     """The runs whose rows changed and still stand, but for those that were deleted, or whose job
     was: their rows go one by one."""
     run_ids = {
@@ -35,7 +35,7 @@ def touched_runs(moment: Moment) -> list[Run]:
     return [run for run in found if run is not None and not moment.is_deleted(run)]
 
 
-def counters_equal_rows(moment: Moment) -> Iterator[str]:
+def counters_equal_rows(moment: StateChange) -> Iterator[str]:
     """I21: the counters of each shard are what its rows say, after every write."""
     for run in touched_runs(moment):
         under_way = _under_way(moment, run)
@@ -48,7 +48,7 @@ def counters_equal_rows(moment: Moment) -> Iterator[str]:
             yield f"run {run.run_id} has {len(tasks)} tasks in shard {shard} without counters"
 
 
-def _under_way(moment: Moment, run: Run) -> list[Batch]:
+def _under_way(moment: StateChange, run: Run) -> list[Batch]:
     """The lists that are being ingested, where rows are written before they count: those behind
     the checkpoint may count already, or not yet."""
     batches = moment.after.batches_by_run.get(run.run_id, []) if moment.rows_come_first else []
@@ -63,7 +63,7 @@ def _is_behind(batch: Batch, task: Task) -> bool:
     return task.batch_id == batch.batch_id and task.index >= batch.done
 
 
-def _compare(stats: Stats, tasks: list[Task], under_way: list[Batch]) -> Iterator[str]:
+def _compare(stats: ShardCounters, tasks: list[Task], under_way: list[Batch]) -> Iterator[str]:
     sure = [task for task in tasks if not any(_is_behind(batch, task) for batch in under_way)]
     for name, counts in _COUNTED.items():
         told = getattr(stats, name)
@@ -82,7 +82,7 @@ _COUNTED: Mapping[str, Callable[[Task], bool]] = {
 }
 
 
-def counters_never_fall(moment: Moment) -> Iterator[str]:
+def counters_never_fall(moment: StateChange) -> Iterator[str]:
     """I22: counters only grow, and never beyond what was admitted."""
     for change in moment.changed(StatsKey):
         old, new = change.old, change.new
@@ -95,7 +95,7 @@ def counters_never_fall(moment: Moment) -> Iterator[str]:
                 yield f"run {new.run_id} shard {new.shard}: {name} fell"
 
 
-def a_completed_run_is_complete(moment: Moment) -> Iterator[str]:
+def a_completed_run_is_complete(moment: StateChange) -> Iterator[str]:
     """I23: completed means closed, nothing being ingested, and every task terminal."""
     for change in moment.changed(RunKey):
         run = change.new
@@ -114,7 +114,7 @@ def a_completed_run_is_complete(moment: Moment) -> Iterator[str]:
             yield f"run {run.run_id} completed: total {run.total}, done {done}, rows {len(tasks)}"
 
 
-def an_ended_run_never_changes(moment: Moment) -> Iterator[str]:
+def an_ended_run_never_changes(moment: StateChange) -> Iterator[str]:
     """I24: terminal states are absorbing; no outcome, counter or total of an ended run changes."""
     for change in moment.changed(RunKey):
         old, new = change.old, change.new
@@ -132,7 +132,7 @@ def an_ended_run_never_changes(moment: Moment) -> Iterator[str]:
                 yield from _changed_after_the_end(moment, change.old, change.new)
 
 
-def _is_left(old: Task | Stats | None, new: Task | Stats) -> bool:
+def _is_left(old: Task | ShardCounters | None, new: Task | ShardCounters) -> bool:
     """A task that the end left unfinished: a claim that was on its way may still touch it."""
     return (
         isinstance(old, Task)
@@ -143,7 +143,7 @@ def _is_left(old: Task | Stats | None, new: Task | Stats) -> bool:
 
 
 def _changed_after_the_end(
-    moment: Moment, old: Task | Stats | None, row: Task | Stats
+    moment: StateChange, old: Task | ShardCounters | None, row: Task | ShardCounters
 ) -> Iterator[str]:
     before = moment.before.run_by_id.get(row.run_id)
     if before is None or before.status in RUN_LIVE:
@@ -152,7 +152,7 @@ def _changed_after_the_end(
         yield f"run {row.run_id} is {before.status}, and {type(row).__name__} changed"
 
 
-def nothing_settles_after_a_stop(moment: Moment) -> Iterator[str]:
+def nothing_settles_after_a_stop(moment: StateChange) -> Iterator[str]:
     """I24: from the moment that a stop or a delete is on record, no task of the run ends."""
     for change in moment.changed(TaskKey):
         old, new = change.old, change.new
@@ -164,7 +164,7 @@ def nothing_settles_after_a_stop(moment: Moment) -> Iterator[str]:
             yield f"task {new.run_id}/{new.task_id} ended after its run was stopped"
 
 
-def at_most_one_live_run(moment: Moment) -> Iterator[str]:
+def at_most_one_live_run(moment: StateChange) -> Iterator[str]:
     """I25: a job has at most one run that is not terminal, and it is the active one."""
     for job_id in sorted({(c.new or c.old).job_id for c in moment.changed(RunKey)}):
         live = [r for r in moment.after.runs_by_job.get(job_id, []) if r.status in RUN_LIVE]
@@ -175,7 +175,7 @@ def at_most_one_live_run(moment: Moment) -> Iterator[str]:
             yield f"job {job_id} does not call its live run active"
 
 
-def jobs_only_go_forward(moment: Moment) -> Iterator[str]:
+def jobs_only_go_forward(moment: StateChange) -> Iterator[str]:
     """I26: open, closed, deleted, in this order; after closed no list is admitted."""
     for change in moment.changed(JobKey):
         old, new = change.old, change.new

@@ -18,19 +18,19 @@ from conveyor.domain.changes import (
     TaskKey,
 )
 from conveyor.domain.model import JobStatus
-from conveyor.simulation.history import Call, Fetch
-from conveyor.simulation.remains import CONTROL, MARK, MESSAGE, QUEUE
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.backends.storage_dump import CONTROL, MARK, MESSAGE, QUEUE
+from conveyor.simulation.client_history import Call, Fetch
+from conveyor.simulation.invariant_monitor import StateChange
 
 _OF_A_JOB = (RunKey, BatchKey, StatsKey, NoticeKey, EventKey, ExportKey, ScheduleKey)
 _ON_THE_WAY = frozenset({QUEUE, MESSAGE, MARK})
 _WHOSE = ("/:job", " job")
 
 # Who was paused or slow when a run was stopped hears of it with the next beat that gets through.
-_WORD_S = limits.BEAT_S + limits.CLAIM_TTL_S
+_WORD_S = limits.HEARTBEAT_S + limits.CLAIM_TTL_S
 
 
-def a_deleted_job_is_not_found(moment: Moment, call: Call) -> Iterator[str]:
+def a_deleted_job_is_not_found(moment: StateChange, call: Call) -> Iterator[str]:
     """I32: after the answer to a delete every read of the job is a 404."""
     if call.method != "GET" or not call.is_accepted:
         return
@@ -39,7 +39,7 @@ def a_deleted_job_is_not_found(moment: Moment, call: Call) -> Iterator[str]:
             yield f"call {call.number} read job {job_id}, which was deleted at {deleted_at:.3f}"
 
 
-def nothing_is_left_of_a_deleted_job(moment: Moment) -> Iterator[str]:
+def nothing_is_left_of_a_deleted_job(moment: StateChange) -> Iterator[str]:
     """I33: rows, bodies, lists and exports are gone; the tombstone says nothing."""
     after, deleted = moment.after, _deleted_jobs(moment)
     for kind in _OF_A_JOB:
@@ -54,24 +54,24 @@ def nothing_is_left_of_a_deleted_job(moment: Moment) -> Iterator[str]:
             yield f"the body {key} of a deleted job is left"
 
 
-def nobody_is_sent_for_what_was_deleted(moment: Moment) -> Iterator[str]:
+def nobody_is_sent_for_what_was_deleted(moment: StateChange) -> Iterator[str]:
     """I33: no message and no mark names a deleted job, and every queue is that of a run that is
     there. Whose a run was is kept for a day, and a ring that nobody answered for people to see: ids
     both, and nothing of a customer."""
     deleted = [job_id.encode() for job_id in sorted(_deleted_jobs(moment))]
-    for remnant in moment.remains():
-        is_kept = remnant.name.endswith(_WHOSE) or remnant.name.startswith(CONTROL)
-        if remnant.place not in _ON_THE_WAY or is_kept:
+    for item in moment.remains():
+        is_kept = item.name.endswith(_WHOSE) or item.name.startswith(CONTROL)
+        if item.location not in _ON_THE_WAY or is_kept:
             continue
-        text = remnant.name.encode() + b" " + remnant.content
+        text = item.name.encode() + b" " + item.content
         if any(job_id in text for job_id in deleted):
-            yield f"the {remnant.place} {remnant.name} of a deleted job is left"
-        run = moment.after.run_by_id.get(remnant.name)
-        if remnant.place == QUEUE and (run is None or moment.is_deleted(run)):
-            yield f"the queue of run {remnant.name} is left, and the run is gone"
+            yield f"the {item.location} {item.name} of a deleted job is left"
+        run = moment.after.run_by_id.get(item.name)
+        if item.location == QUEUE and (run is None or moment.is_deleted(run)):
+            yield f"the queue of run {item.name} is left, and the run is gone"
 
 
-def nothing_is_left_of_a_deleted_run(moment: Moment) -> Iterator[str]:
+def nothing_is_left_of_a_deleted_run(moment: StateChange) -> Iterator[str]:
     """I33: once a run is deleted, no list, counter, export, event or body of it is left."""
     deleted = {
         call.route.rpartition("/")[2]
@@ -87,13 +87,13 @@ def nothing_is_left_of_a_deleted_run(moment: Moment) -> Iterator[str]:
             yield f"the body {key} of a deleted run is left"
 
 
-def _deleted_jobs(moment: Moment) -> set[str]:
+def _deleted_jobs(moment: StateChange) -> set[str]:
     jobs = moment.after.jobs
     deleted = {str(job.job_id) for job in jobs.values() if job.status is JobStatus.DELETED}
     return deleted | {each for each in moment.history.deleted_jobs if (each,) not in jobs}
 
 
-def no_row_rises_from_the_dead(moment: Moment) -> Iterator[str]:
+def no_row_rises_from_the_dead(moment: StateChange) -> Iterator[str]:
     """I34: no write makes a row under a job that was deleted before, but for the tasks of a step
     that was under way, where rows come first: they count nowhere, and the second scrub has them."""
     dead = {job.job_id for job in moment.before.jobs.values() if job.status is JobStatus.DELETED}
@@ -112,7 +112,7 @@ def no_row_rises_from_the_dead(moment: Moment) -> Iterator[str]:
             yield f"a {type(change.new).__name__} appeared under deleted job {job_id}"
 
 
-def a_stopped_run_is_left_alone(moment: Moment, fetch: Fetch) -> Iterator[str]:
+def a_stopped_run_is_left_alone(moment: StateChange, fetch: Fetch) -> Iterator[str]:
     """I36: no fetch starts for a run that was stopped a while ago."""
     stopped_at = moment.history.stopped_runs.get(fetch.run_id)
     if stopped_at is not None and fetch.started_at > stopped_at + _WORD_S:

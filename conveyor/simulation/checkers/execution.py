@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from conveyor.domain import limits
 from conveyor.domain.changes import TaskKey
 from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
-from conveyor.domain.model import Task, TaskStatus
-from conveyor.simulation.history import Fetch
-from conveyor.simulation.snapshot import Changed
-from conveyor.simulation.watcher import Acked, Moment
+from conveyor.domain.model import RunStatus, Task, TaskStatus
+from conveyor.simulation.backends.snapshot import Changed
+from conveyor.simulation.client_history import Call, Fetch
+from conveyor.simulation.invariant_monitor import Acked, StateChange
 
 _LEGAL = {
     TaskStatus.PENDING: frozenset({TaskStatus.PENDING, TaskStatus.PROCESSING}),
@@ -24,11 +24,11 @@ _LEGAL = {
 _FOUND_S = 120.0
 
 
-def _updates(moment: Moment) -> Iterator[Changed]:
+def _updates(moment: StateChange) -> Iterator[Changed]:
     return (each for each in moment.changed(TaskKey) if each.old is not None and each.new)
 
 
-def tasks_change_as_they_may(moment: Moment) -> Iterator[str]:
+def tasks_change_as_they_may(moment: StateChange) -> Iterator[str]:
     """I14: only legal transitions, and what has ended stays as it is.
 
     Where looks are rare several writes lie between two of them, and pending to an end is legal.
@@ -42,7 +42,7 @@ def tasks_change_as_they_may(moment: Moment) -> Iterator[str]:
             yield f"task {_name(new)} had {old.status}, and changed"
 
 
-def claims_only_grow(moment: Moment) -> Iterator[str]:
+def claims_only_grow(moment: StateChange) -> Iterator[str]:
     """I15: an end names the claim that made it, which is the current one."""
     for change in _updates(moment):
         old, new = change.old, change.new
@@ -63,7 +63,7 @@ def _is_of_claim(key: str, claim: int) -> bool:
     return name.startswith("pack.") or name.rpartition(".")[2] == str(claim)
 
 
-def attempts_are_bounded(moment: Moment) -> Iterator[str]:
+def attempts_are_bounded(moment: StateChange) -> Iterator[str]:
     """I16: no task is tried more often than its job allows."""
     for change in _updates(moment):
         task: Task = change.new
@@ -74,7 +74,7 @@ def attempts_are_bounded(moment: Moment) -> Iterator[str]:
             yield f"task {_name(task)} was tried {task.attempts} times of {job.max_attempts}"
 
 
-def who_loses_its_workers_is_given_up(moment: Moment, fetch: Fetch) -> Iterator[str]:
+def who_loses_its_workers_is_given_up(moment: StateChange, fetch: Fetch) -> Iterator[str]:
     """I16: a task that lost so many workers is not fetched again, only given its end; which takes
     as many claims as it takes, as whoever gives it may be lost too."""
     task: Task | None = moment.after.rows[TaskKey].get((fetch.run_id, fetch.task_id))
@@ -85,7 +85,7 @@ def who_loses_its_workers_is_given_up(moment: Moment, fetch: Fetch) -> Iterator[
         yield f"task {_name(task)} lost {lost} workers and goes on"
 
 
-def a_success_has_its_body(moment: Moment) -> Iterator[str]:
+def a_success_has_its_body(moment: StateChange) -> Iterator[str]:
     """I18: the body that a successful task names is there, with that length and digest."""
     for change in moment.changed(TaskKey):
         task = change.new
@@ -106,7 +106,7 @@ def a_success_has_its_body(moment: Moment) -> Iterator[str]:
             yield f"task {_name(task)}: its body is another one"
 
 
-def only_what_is_over_is_acked(moment: Moment, acked: Acked) -> Iterator[str]:
+def only_what_is_over_is_acked(moment: StateChange, acked: Acked) -> Iterator[str]:
     """I19: a message is acked only if its task has ended, or its run has."""
     for run_id, task_id in acked.refs:
         task = moment.after.tasks.get((run_id, task_id))
@@ -116,7 +116,7 @@ def only_what_is_over_is_acked(moment: Moment, acked: Acked) -> Iterator[str]:
             yield f"{acked.process} acks {run_id}/{task_id}, which is not over"
 
 
-def an_idle_run_is_found(moment: Moment) -> Iterator[str]:
+def an_idle_run_is_found(moment: StateChange) -> Iterator[str]:
     """I20: when faults are over, the sweeper soon finds a live run that has tasks left, and neither
     a message nor a claim; a queue that is merely slow is left alone."""
     for run_id, since in moment.history.idle_since.items():
@@ -127,3 +127,24 @@ def an_idle_run_is_found(moment: Moment) -> Iterator[str]:
 
 def _name(task: Task) -> str:
     return f"{task.run_id}/{task.task_id}"
+
+
+# Reruns: over all that was accepted, whatever had come of it (I35).
+
+
+def a_rerun_has_every_line(moment: StateChange) -> Iterator[str]:
+    """I35: each run of a job that has completed has as many tasks as the job was promised."""
+    for promise in moment.history.promises.values():
+        for run in moment.after.runs_by_job.get(promise.job_id, []):
+            count = len(moment.after.tasks_by_run.get(run.run_id, []))
+            if run.status is RunStatus.COMPLETED and count < promise.lines_count:
+                yield f"run {run.run_id}: {promise.lines_count} lines promised, {count} tasks"
+
+
+def what_was_accepted_can_be_run_again(moment: StateChange, call: Call) -> Iterator[str]:
+    """I35: nobody who asks for all lines of a job that has some is told that there are none."""
+    if not call.path.endswith("/rerun") or b"no_matching_tasks" not in call.answer:
+        return
+    promise = moment.history.promises.get(call.path.split("/")[-2])
+    if promise is not None and promise.lines_count:
+        yield f"call {call.number} found none of {promise.lines_count} lines of {promise.job_id}"

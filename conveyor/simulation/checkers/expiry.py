@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from conveyor.simulation.history import Call
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.client_history import Call
+from conveyor.simulation.invariant_monitor import StateChange
 
 CLOCKS_APART_S = 10.0
 """The API judges by its own clock, and checkers by the engine's."""
@@ -15,7 +15,7 @@ GONE_WITHIN_S = 300.0
 _CONTENT = re.compile(r"/v1/jobs/(?P<job>[^/]+)(?:/runs/(?P<run>[^/]+))?/tasks/[^/]+/content")
 
 
-def an_expired_result_is_not_served(moment: Moment, call: Call) -> Iterator[str]:
+def an_expired_result_is_not_served(moment: StateChange, call: Call) -> Iterator[str]:
     """I64: the body of a result is not served after the time of its run is over."""
     asked = _CONTENT.fullmatch(call.route)
     if asked is None or call.status != 200 or moment.history.has_wrong_clocks:
@@ -30,7 +30,7 @@ def an_expired_result_is_not_served(moment: Moment, call: Call) -> Iterator[str]
         yield f"call {call.number} was served a body of run {run.run_id}, {over_s:.0f} s expired"
 
 
-def an_expired_body_is_gone(moment: Moment) -> Iterator[str]:
+def an_expired_body_is_gone(moment: StateChange) -> Iterator[str]:
     """I64: while workers are there, no body of a run is stored some minutes after its results have
     expired."""
     for run in moment.after.runs.values():

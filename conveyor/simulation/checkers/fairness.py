@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.invariant_monitor import StateChange
 
 TIMES_SOLO, PLUS_S = 2.0, 5.0
 
 
-def a_small_job_ends_soon_beside_hostile_callers(moment: Moment) -> Iterator[str]:
+def a_small_job_ends_soon_beside_hostile_callers(moment: StateChange) -> Iterator[str]:
     """I56: beside hostile callers a small job takes at most twice its time alone and five seconds.
     In a world that is not disturbed: else what happens to processes and engines takes its time. The
     first small job of a world was alone."""
@@ -23,7 +23,7 @@ def a_small_job_ends_soon_beside_hostile_callers(moment: Moment) -> Iterator[str
             yield f"a small job took {took_s:.1f} s beside hostile callers, and {took[0]:.1f} alone"
 
 
-def _seconds_of(moment: Moment, job_id: str) -> float | None:
+def _seconds_of(moment: StateChange, job_id: str) -> float | None:
     """How long the run of a small job took; None if it has not ended."""
     for run in moment.after.runs_by_job.get(job_id, ()):
         if run.ended_at is not None:

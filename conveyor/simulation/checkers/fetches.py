@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 
+from conveyor.domain.changes import TaskKey
 from conveyor.domain.lifecycle import TASK_TERMINAL
-from conveyor.domain.model import RunStatus
-from conveyor.simulation.history import Fetch
-from conveyor.simulation.watcher import Moment
+from conveyor.domain.model import RunStatus, Task, TaskStatus
+from conveyor.simulation.client_history import Fetch
+from conveyor.simulation.invariant_monitor import StateChange
 
 OVERSHOOT = 2
 """How many times its cap a job may have in flight where leases were lost or outlived."""
 
 
-def no_fetch_without_a_claim(moment: Moment, fetch: Fetch) -> Iterator[str]:
+def no_fetch_without_a_claim(moment: StateChange, fetch: Fetch) -> Iterator[str]:
     """I17: who fetches a task has a claim on it that is in its row."""
     task = moment.after.tasks.get((fetch.run_id, fetch.task_id))
     if task is not None and fetch.claim > task.claim:
         yield f"task {_name(fetch)} is fetched under claim {fetch.claim} of {task.claim}"
 
 
-def a_claim_fetches_once(moment: Moment) -> Iterator[str]:
+def a_claim_fetches_once(moment: StateChange) -> Iterator[str]:
     """I17: nobody is called twice under one claim, so a task is fetched at most as often as it
     was claimed."""
     counts = Counter((each.run_id, each.task_id, each.claim) for each in moment.history.fetches)
@@ -30,7 +32,7 @@ def a_claim_fetches_once(moment: Moment) -> Iterator[str]:
             yield f"task {run_id}/{task_id} was fetched {count} times under claim {claim}"
 
 
-def every_fetch_is_an_attempt(moment: Moment) -> Iterator[str]:
+def every_fetch_is_an_attempt(moment: StateChange) -> Iterator[str]:
     """I17: in a world that is spared, a task is fetched as often as it was tried. What was handed
     back may have been begun: its message came back before its claim was made (seed 2107)."""
     if not moment.history.is_spared or moment.history.kills_count:
@@ -47,7 +49,7 @@ def every_fetch_is_an_attempt(moment: Moment) -> Iterator[str]:
             yield f"task {'/'.join(address)} was fetched {tried}"
 
 
-def no_job_is_fetched_beyond_its_cap(moment: Moment, fetch: Fetch) -> Iterator[str]:
+def no_job_is_fetched_beyond_its_cap(moment: StateChange, fetch: Fetch) -> Iterator[str]:
     """I29: no more pages of a job are fetched at once than its `max_inflight`. Where something
     happened to those who hold leases, or to whoever keeps them, twice as many; where it happens
     again and again, as many by each worker."""
@@ -66,3 +68,61 @@ def no_job_is_fetched_beyond_its_cap(moment: Moment, fetch: Fetch) -> Iterator[s
 
 def _name(fetch: Fetch) -> str:
     return f"{fetch.run_id}/{fetch.task_id}"
+
+
+# Bodies: what a successful task names can still be read when all is over (I18).
+
+
+def every_success_keeps_its_body(moment: StateChange) -> Iterator[str]:
+    """I18: whatever came after a success, its body is there as it was, also where a later run has
+    inherited it. Results expire by the wall clock: what expires while it is days ahead is gone."""
+    if moment.history.leaps_days:
+        return
+    for run in moment.after.runs.values():
+        if moment.is_deleted(run):
+            continue
+        for task in moment.after.tasks_by_run.get(run.run_id, []):
+            if task.status is not TaskStatus.SUCCESSFUL or task.result is None:
+                continue
+            body = moment.body(task.result.key)
+            if body is None:
+                yield f"task {run.run_id}/{task.task_id}: its body is gone"
+            elif hashlib.sha256(body).hexdigest() != task.result.sha256:
+                yield f"task {run.run_id}/{task.task_id}: its body was replaced"
+
+
+# Markers: each page names the request that it answers, which is its own task's (I55).
+
+
+HOSTILE_PATH = "/hostile/"
+REDIRECTED_TO = "https://elsewhere.example/again"
+
+
+def every_body_answers_its_own_request(moment: StateChange) -> Iterator[str]:
+    """I55: the body of a success is the response to that task's request, under that claim."""
+    for change in moment.changed(TaskKey):
+        task: Task | None = change.new
+        is_new = change.old is None or change.old.status is not TaskStatus.SUCCESSFUL
+        if task is None or task.status is not TaskStatus.SUCCESSFUL or not is_new:
+            continue
+        if task.result is None or task.source_run_id is not None:
+            continue
+        if HOSTILE_PATH in task.url:
+            continue  # Its caller sends itself the answers that others must not get.
+        body = moment.body(task.result.key)
+        if body:
+            yield from _compare(moment, task, body)
+
+
+def _compare(moment: StateChange, task: Task, body: bytes) -> Iterator[str]:
+    marker, _, url = body.partition(b"\n")[0].decode(errors="replace").partition(" ")
+    own = f"{task.run_id}-{task.task_id}-{task.claim}"
+    if HOSTILE_PATH in url and _caller_of(moment, marker) == _caller_of(moment, own):
+        return  # Its caller, or one that sent the same request, did this to itself.
+    if marker != own or url not in {task.url, REDIRECTED_TO}:
+        yield f"task {own}: its body answers {marker} for {url}"
+
+
+def _caller_of(moment: StateChange, marker: str) -> str | None:
+    run = moment.after.run_by_id.get(marker.partition("-")[0])
+    return None if run is None else run.caller

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conveyor.domain import limits
-from conveyor.domain.hosts import HostLimit
+from conveyor.domain.backpressure.host_limit import HostLimit
 from conveyor.domain.model import Job
-from conveyor.domain.urls import host_of
+from conveyor.domain.submit.url import host_of
 from conveyor.simulation.checkers.fetches import OVERSHOOT
-from conveyor.simulation.history import Fetch
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.client_history import Fetch
+from conveyor.simulation.invariant_monitor import StateChange
 
 WINDOW_S = 10.0
 
 
-def no_host_is_fetched_beyond_its_limits(moment: Moment, fetch: Fetch) -> Iterator[str]:
+def no_host_is_fetched_beyond_its_limits(moment: StateChange, fetch: Fetch) -> Iterator[str]:
     """No more pages of a host are fetched at once than the job allows, nor more in ten seconds;
     twice as many where leases can be lost, and as many by each worker where they are lost often."""
     found = _limit_of(moment, fetch)
@@ -36,7 +36,7 @@ def no_host_is_fetched_beyond_its_limits(moment: Moment, fetch: Fetch) -> Iterat
             yield f"{recent} pages of {host} were fetched in {WINDOW_S:.0f} s, of {most:.1f}"
 
 
-def _limit_of(moment: Moment, fetch: Fetch) -> tuple[Job, str, HostLimit] | None:
+def _limit_of(moment: StateChange, fetch: Fetch) -> tuple[Job, str, HostLimit] | None:
     run = moment.after.run_by_id.get(fetch.run_id)
     job = moment.after.jobs.get((run.job_id,)) if run is not None else None
     task = moment.after.tasks.get((fetch.run_id, fetch.task_id))
@@ -46,7 +46,7 @@ def _limit_of(moment: Moment, fetch: Fetch) -> tuple[Job, str, HostLimit] | None
     return None if host is None else (job, host, job.host_limits.limit_for(host))
 
 
-def _is_of(moment: Moment, fetch: Fetch, job: Job, host: str) -> bool:
+def _is_of(moment: StateChange, fetch: Fetch, job: Job, host: str) -> bool:
     run = moment.after.run_by_id.get(fetch.run_id)
     task = moment.after.tasks.get((fetch.run_id, fetch.task_id))
     is_own = run is not None and run.job_id == job.job_id

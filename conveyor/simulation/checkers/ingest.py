@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from conveyor.domain.changes import BatchKey, RunKey, TaskKey
 from conveyor.domain.model import BatchStatus, Task
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.invariant_monitor import StateChange
 
 _PINNED = ("url", "index", "batch_id", "shard", "method", "external_id", "params", "created_at")
 
 
-def a_line_is_one_task(moment: Moment) -> Iterator[str]:
+def a_line_is_one_task(moment: StateChange) -> Iterator[str]:
     """I8: no two tasks of a run are the same line of the same list."""
     for run_id in sorted({c.new.run_id for c in moment.changed(TaskKey) if c.old is None}):
         seen: dict[tuple[str, int], str] = {}
@@ -22,7 +22,7 @@ def a_line_is_one_task(moment: Moment) -> Iterator[str]:
             seen[line] = task.task_id
 
 
-def ingest_only_inserts(moment: Moment) -> Iterator[str]:
+def ingest_only_inserts(moment: StateChange) -> Iterator[str]:
     """I9: what a task was made of never changes, and nothing starts over."""
     for change in moment.changed(TaskKey):
         old, new = change.old, change.new
@@ -39,7 +39,7 @@ def _has_started_over(old: Task, new: Task) -> bool:
     return new.claim < old.claim or (old.claim > 0 and new.claim == 0)
 
 
-def totals_are_sums_of_sealed_lists(moment: Moment) -> Iterator[str]:
+def totals_are_sums_of_sealed_lists(moment: StateChange) -> Iterator[str]:
     """I11: a run's total is the sum over its sealed lists, and moves only when one is sealed."""
     run_ids = {(c.new or c.old).run_id for k in (RunKey, BatchKey) for c in moment.changed(k)}
     for run_id in sorted(run_ids):
@@ -55,7 +55,7 @@ def totals_are_sums_of_sealed_lists(moment: Moment) -> Iterator[str]:
             yield f"run {run_id} has {open_count} open lists and counts {run.open_batches}"
 
 
-def a_sealed_list_is_all_there(moment: Moment) -> Iterator[str]:
+def a_sealed_list_is_all_there(moment: StateChange) -> Iterator[str]:
     """I11: a list is sealed only when each of its lines has a row."""
     for change in moment.changed(BatchKey):
         batch = change.new

@@ -6,17 +6,19 @@ from collections import Counter
 from collections.abc import Iterator
 
 from conveyor.domain import limits
-from conveyor.domain.model import JobStatus
-from conveyor.simulation.snapshot import Lease
-from conveyor.simulation.watcher import Moment
+from conveyor.domain.changes import TaskKey
+from conveyor.domain.clock_step import is_unreal
+from conveyor.domain.model import JobStatus, Task, TaskStatus
+from conveyor.simulation.backends.snapshot import Lease
+from conveyor.simulation.invariant_monitor import StateChange
 
 # The next beat tells of the end, and a lease that nobody renews lapses; calls may arrive a minute
 # late, and clocks be ahead.
 _MOMENT_S = 1.0
-_GIVEN_BACK_S = limits.BEAT_S + limits.LEASE_TTL_S + 60.0 + 20.0
+_GIVEN_BACK_S = limits.HEARTBEAT_S + limits.LEASE_TTL_S + 60.0 + 20.0
 
 
-def leases_stay_within_the_cap(moment: Moment) -> Iterator[str]:
+def leases_stay_within_the_cap(moment: StateChange) -> Iterator[str]:
     """I29: a job never has more live leases than its `max_inflight`."""
     capped = [lease.job_id for lease in moment.after.leases if lease.is_capped]
     for job_id, count in sorted(Counter(capped).items()):
@@ -25,7 +27,7 @@ def leases_stay_within_the_cap(moment: Moment) -> Iterator[str]:
             yield f"job {job_id} has {count} leases of {job.max_inflight}"
 
 
-def a_lease_is_given_back_by_its_holder(moment: Moment) -> Iterator[str]:
+def a_lease_is_given_back_by_its_holder(moment: StateChange) -> Iterator[str]:
     """I30: a lease that lives is gone only if its holder let go of it. Whose clock is ahead may
     take its place, and leave it before a look that comes late; and whose clock is put back renews
     its own to an end that is past."""
@@ -45,7 +47,7 @@ def _place(lease: Lease) -> str:
     return lease.name.rpartition("#")[0]
 
 
-def an_ended_run_holds_nothing(moment: Moment) -> Iterator[str]:
+def an_ended_run_holds_nothing(moment: StateChange) -> Iterator[str]:
     """I31: when faults are over, whoever worked for a run gives its leases back soon after its end;
     and those of the dead lapse, the last that were on their way included (seed 597). Who hears late
     of the end takes one for a moment (seed 4612), and whose clock was put ahead has promised more
@@ -60,7 +62,40 @@ def an_ended_run_holds_nothing(moment: Moment) -> Iterator[str]:
             yield f"a lease of run {lease.run_id} is held, which ended at {run.ended_at:.3f}"
 
 
-def dead_processes_hold_nothing(moment: Moment) -> Iterator[str]:
+def dead_processes_hold_nothing(moment: StateChange) -> Iterator[str]:
     """I31: when all is over, no lease is left."""
     if moment.after.leases:
         yield f"{len(moment.after.leases)} leases are left"
+
+
+# Claims: who may take a task, and whose end it was (I15, I17).
+
+
+def a_live_claim_is_left_alone(moment: StateChange) -> Iterator[str]:
+    """I17: who takes a task over finds the claim on it lapsed, by the clock of who takes it, or
+    ending further ahead than a claim can."""
+    for change in moment.changed(TaskKey):
+        old, new = change.old, change.new
+        if old is None or new is None or old.status is not TaskStatus.PROCESSING:
+            continue
+        taken_over = new.claim == old.claim + 1 and _ends(new) == _ends(old)
+        if not taken_over or new.started_at is None:
+            continue
+        until, now = old.claim_until, new.started_at
+        if now <= until and not is_unreal(until, now=now, ttl_s=limits.CLAIM_TTL_S):
+            yield f"task {new.run_id}/{new.task_id} was taken from claim {old.claim}, which lived"
+
+
+def an_end_is_that_of_its_claim(moment: StateChange) -> Iterator[str]:
+    """I15: the attempt that ended is the one that the current claim began."""
+    for change in moment.changed(TaskKey):
+        old, new = change.old, change.new
+        if old is None or new is None or new.attempts == old.attempts:
+            continue
+        is_in_hand = new.status is TaskStatus.PROCESSING
+        if not is_in_hand and new.history and new.history[-1].started_at != new.started_at:
+            yield f"task {new.run_id}/{new.task_id} was ended under a claim before {new.claim}"
+
+
+def _ends(task: Task) -> int:
+    return task.attempts + task.handed_back

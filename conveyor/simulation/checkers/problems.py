@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from conveyor.simulation.history import Call
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.client_history import Call
+from conveyor.simulation.invariant_monitor import StateChange
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -74,7 +74,7 @@ CODES: Mapping[int, frozenset[str]] = {
 """The table of docs/api.md, Errors."""
 
 
-def every_refusal_is_a_problem(moment: Moment, call: Call) -> Iterator[str]:
+def every_refusal_is_a_problem(moment: StateChange, call: Call) -> Iterator[str]:
     """I48: every 4xx and 5xx is a problem, with a code that its status has and the type of it."""
     if call.status is None or call.status < 400:
         return
@@ -92,7 +92,7 @@ def every_refusal_is_a_problem(moment: Moment, call: Call) -> Iterator[str]:
         yield f"{told} with a problem of type {problem.get('type')}"
 
 
-def no_request_is_our_fault(moment: Moment, call: Call) -> Iterator[str]:
+def no_request_is_our_fault(moment: StateChange, call: Call) -> Iterator[str]:
     """I48: nothing that can be read is answered 500, unless the world sabotaged whoever answers;
     and nothing 5xx at all where the world is spared."""
     if call.status is None or call.status < 500 or call.answered_at is None:

@@ -9,14 +9,14 @@ from typing import Any
 from conveyor.domain.changes import ExportKey, JobKey
 from conveyor.domain.lifecycle import JOB_VISIBLE
 from conveyor.domain.model import JobStatus, JobType
-from conveyor.domain.quotas import Quota
-from conveyor.simulation.watcher import Moment
+from conveyor.domain.quota import Quota
+from conveyor.simulation.invariant_monitor import StateChange
 
 ONE_REQUEST = 1
 """A request that makes a job, a run or an export makes one."""
 
 
-def no_caller_exceeds_a_quota(moment: Moment) -> Iterator[str]:
+def no_caller_exceeds_a_quota(moment: StateChange) -> Iterator[str]:
     """I57: no caller has more live runs or open jobs, and no run more exports, than its quota and
     one request allow. Schedules start runs without a request, and where leases can be lost so can
     the turn of a request: neither is counted."""

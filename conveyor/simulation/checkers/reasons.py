@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from conveyor.domain.changes import TaskKey
 from conveyor.domain.model import Problem, TaskStatus
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.invariant_monitor import StateChange
 
 _OURS = re.compile(
     r"\b(storage|bucket|disk|room|database|store|queue|lease|redis|coordinator|descriptors?"
@@ -15,7 +15,7 @@ _OURS = re.compile(
 )
 
 
-def no_failure_names_our_resources(moment: Moment) -> Iterator[str]:
+def no_failure_names_our_resources(moment: StateChange) -> Iterator[str]:
     """I54: no task fails for want of storage, descriptors, memory or another resource of ours."""
     for change in moment.changed(TaskKey):
         task = change.new

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conveyor.simulation.history import Call, Fetch
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.client_history import Call, Fetch
+from conveyor.simulation.invariant_monitor import StateChange
 
 
-def a_stop_receipt_is_true(moment: Moment, call: Call) -> Iterator[str]:
+def a_stop_receipt_is_true(moment: StateChange, call: Call) -> Iterator[str]:
     """I58: a receipt that says 0 in flight is true in every process, and with a gateway the calls
     that the stop cut off are counted as abandoned. In a world that is not disturbed: a process
     that is paused can say nothing about its calls."""

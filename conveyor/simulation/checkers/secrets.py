@@ -8,17 +8,17 @@ from contextlib import suppress
 
 import msgspec
 
-from conveyor.simulation.canaries import MARK
-from conveyor.simulation.checkers.exports import published
-from conveyor.simulation.exported import DAMAGE, unpacked
-from conveyor.simulation.history import Call, Delivery, History
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.checkers.export import published
+from conveyor.simulation.client_history import Call, Delivery, History
+from conveyor.simulation.environment.export_reader import DAMAGE, unpacked
+from conveyor.simulation.invariant_monitor import StateChange
+from conveyor.simulation.secret_markers import MARK
 
 _MARK = MARK.encode()
 _ROTATE = "/v1/hmac/keys/rotate"
 
 
-def no_secret_is_stored(moment: Moment) -> Iterator[str]:
+def no_secret_is_stored(moment: StateChange) -> Iterator[str]:
     """I45: neither rows, nor messages, marks or bodies hold one."""
     secrets = [_MARK, *_signing_secrets(moment.history)]
     encode = msgspec.msgpack.encode
@@ -27,12 +27,12 @@ def no_secret_is_stored(moment: Moment) -> Iterator[str]:
         if _is_in(encode(rows), secrets):
             (*_, found) = (row for row in rows if _is_in(encode(row), secrets))
             yield f"there is a secret in the {type(found).__name__} at {kind.__name__}"
-    for remnant in moment.remains():
-        if _MARK in remnant.content or MARK in remnant.name:
-            yield f"there is a secret in the {remnant.place} {remnant.name}"
+    for item in moment.remains():
+        if _MARK in item.content or MARK in item.name:
+            yield f"there is a secret in the {item.location} {item.name}"
 
 
-def no_secret_is_exported(moment: Moment) -> Iterator[str]:
+def no_secret_is_exported(moment: StateChange) -> Iterator[str]:
     """I45: nor does a file that is handed out, whatever it is packed in."""
     for export, _ in published(moment):
         file = moment.body(export.key) if export.key else None
@@ -41,12 +41,12 @@ def no_secret_is_exported(moment: Moment) -> Iterator[str]:
                 yield f"there is a secret in export {export.export_id}"
 
 
-def no_secret_is_logged(moment: Moment) -> Iterator[str]:
+def no_secret_is_logged(moment: StateChange) -> Iterator[str]:
     """I45: nothing that the program logs holds one."""
     yield from (f"logged: {line[:300]}" for line in moment.history.logged if MARK in line)
 
 
-def no_secret_is_shown(moment: Moment, call: Call) -> Iterator[str]:
+def no_secret_is_shown(moment: StateChange, call: Call) -> Iterator[str]:
     """I45: no answer holds one, be it the caller's own; but for a key for signatures, which is
     shown to who asks for it."""
     secrets = [_MARK]
@@ -56,7 +56,7 @@ def no_secret_is_shown(moment: Moment, call: Call) -> Iterator[str]:
         yield f"call {call.number} was shown a secret"
 
 
-def no_secret_is_told(moment: Moment, delivery: Delivery) -> Iterator[str]:
+def no_secret_is_told(moment: StateChange, delivery: Delivery) -> Iterator[str]:
     """I45: no receiver is told one."""
     secrets = [_MARK, *_signing_secrets(moment.history)]
     told = [delivery.body, repr(delivery.headers).encode()]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from conveyor.simulation.history import Call, Delivery, History
-from conveyor.simulation.watcher import Moment
+from conveyor.simulation.client_history import Call, Delivery, History
+from conveyor.simulation.invariant_monitor import StateChange
 
 _NOT_FOUND_OR_NOT_NOW = frozenset({404, 429, 500, 503})
 
 
-def nobody_sees_what_is_anothers(moment: Moment, call: Call) -> Iterator[str]:
+def nobody_sees_what_is_anothers(moment: StateChange, call: Call) -> Iterator[str]:
     """I44: a good answer neither comes from, nor names, a job of somebody else."""
     if not call.is_accepted:
         return
@@ -22,7 +22,7 @@ def nobody_sees_what_is_anothers(moment: Moment, call: Call) -> Iterator[str]:
             yield f"call {call.number} of {call.tenant} was shown a job of {promise.tenant}"
 
 
-def what_is_anothers_is_not_found(moment: Moment, call: Call) -> Iterator[str]:
+def what_is_anothers_is_not_found(moment: StateChange, call: Call) -> Iterator[str]:
     """I44: on every route, an id of somebody else is as good as none."""
     if call.status is None or call.status in _NOT_FOUND_OR_NOT_NOW:
         return
@@ -31,7 +31,7 @@ def what_is_anothers_is_not_found(moment: Moment, call: Call) -> Iterator[str]:
             yield f"call {call.number} of {call.tenant} was answered {call.status}, and not 404"
 
 
-def nobody_is_told_of_what_is_anothers(moment: Moment, delivery: Delivery) -> Iterator[str]:
+def nobody_is_told_of_what_is_anothers(moment: StateChange, delivery: Delivery) -> Iterator[str]:
     """I44: a webhook goes where the owner of its job has sent it, and names that job alone."""
     told = json.loads(delivery.body)
     run = moment.after.run_by_id.get(told["run_id"])
@@ -51,7 +51,7 @@ def _was_named(url: str, tenant: str, history: History) -> bool:
     return any(call.tenant == tenant and named in call.body for call in history.calls)
 
 
-def a_key_is_its_callers_own(moment: Moment, call: Call) -> Iterator[str]:
+def a_key_is_its_callers_own(moment: StateChange, call: Call) -> Iterator[str]:
     """I44: a key conflicts with what its caller did with it, never with what others did."""
     if call.status != 409 or b"idempotency_key_conflict" not in call.answer:
         return

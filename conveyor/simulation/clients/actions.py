@@ -11,6 +11,18 @@ from typing import Any
 
 import trio
 
+from conveyor.simulation.clients.adversarial import (
+    add_to_a_list_under_way,
+    borrow_a_key,
+    delete,
+    delete_a_list_under_way,
+    delete_what_another_run_shows,
+    do_two_things_at_once,
+    misuse_a_cursor,
+    stop_a_list_under_way,
+    submit_a_line_that_kills,
+    submit_a_line_that_raises,
+)
 from conveyor.simulation.clients.changes import (
     ask_what_would_happen,
     audit_a_run,
@@ -26,23 +38,11 @@ from conveyor.simulation.clients.changes import (
     watch_a_job,
 )
 from conveyor.simulation.clients.client import Client
-from conveyor.simulation.clients.mischief import (
-    add_to_a_list_under_way,
-    borrow_a_key,
-    delete,
-    delete_a_list_under_way,
-    delete_what_another_run_shows,
-    do_two_things_at_once,
-    misuse_a_cursor,
-    stop_a_list_under_way,
-    submit_a_line_that_kills,
-    submit_a_line_that_raises,
-)
-from conveyor.simulation.clients.trespass import ask_for_what_is_anothers
-from conveyor.simulation.exchange import HOST
-from conveyor.simulation.faults import Fault
-from conveyor.simulation.moods import TEMPERS
-from conveyor.simulation.web import RECEIVER_DOMAIN
+from conveyor.simulation.clients.cross_tenant import ask_for_what_is_anothers
+from conveyor.simulation.environment.fake_internet import RECEIVER_DOMAIN
+from conveyor.simulation.environment.http_exchange import HOST
+from conveyor.simulation.faults.faults import Fault
+from conveyor.simulation.profiles import TEMPERS
 
 Action = Callable[[Client], Awaitable[None]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import trio
 
 from conveyor.simulation.clients.client import Client
-from conveyor.simulation.web import CALM_SITE
+from conveyor.simulation.environment.fake_internet import CALM_SITE
 
 NAME = "calm0"
 TASKS_COUNT = 10
@@ -24,7 +24,10 @@ async def submit_alone(client: Client) -> None:
         while not client.stage.history.small_jobs:
             await _submit(client)
         while (
-            client.stage.watcher.look().after.runs_by_job[client.jobs[0].job_id][0].ended_at is None
+            client.stage.watcher.check_snapshot()
+            .after.runs_by_job[client.jobs[0].job_id][0]
+            .ended_at
+            is None
         ):
             await trio.sleep(LOOK_S)
 

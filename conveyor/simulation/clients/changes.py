@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from conveyor.simulation.clients.client import Client
-from conveyor.simulation.web import RECEIVER_DOMAIN
+from conveyor.simulation.environment.fake_internet import RECEIVER_DOMAIN
 
 AMPLE = {"credits": 1_000_000}
 """A budget that no run here uses up."""

@@ -15,12 +15,12 @@ from typing import Any
 
 import trio
 
-from conveyor.simulation.canaries import secret_of
-from conveyor.simulation.exchange import Exchange
-from conveyor.simulation.faults import Fault
-from conveyor.simulation.history import Call, Promise
+from conveyor.simulation.client_history import AcceptedRequest, Call
+from conveyor.simulation.context import SimContext
+from conveyor.simulation.environment.http_exchange import Exchange
+from conveyor.simulation.faults.faults import Fault
 from conveyor.simulation.process import Process
-from conveyor.simulation.stage import Stage
+from conveyor.simulation.secret_markers import secret_of
 
 TIMEOUT_S = 70.0
 TRIES_MAX = 8
@@ -45,7 +45,7 @@ class KnownJob:
 @dataclass(slots=True)
 class Client:
     name: str
-    stage: Stage
+    stage: SimContext
     random: Random = field(init=False)
     secretive: Random = field(init=False)
     jobs: list[KnownJob] = field(default_factory=list)
@@ -198,7 +198,7 @@ class Client:
         known = KnownJob(job_id, is_open, is_scheduled)
         self.jobs.append(known)
         latest = answer.get("latest_run")
-        self.stage.history.promises[job_id] = Promise(
+        self.stage.history.promises[job_id] = AcceptedRequest(
             tenant=self.name,
             job_id=job_id,
             run_id=latest["run_id"] if latest else None,

@@ -13,8 +13,8 @@ from typing import Any
 import trio
 
 from conveyor.simulation.clients.client import Client
-from conveyor.simulation.faults import Fault
-from conveyor.simulation.web import LATE_ANSWER, TAR_PIT
+from conveyor.simulation.environment.fake_internet import LATE_ANSWER, TAR_PIT
+from conveyor.simulation.faults.faults import Fault
 
 NAME = "hostile0"
 PAUSE_S = (0.0, 10.0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conveyor.simulation.models.aws import AwsModel
-from conveyor.simulation.models.fate import Fate
-from conveyor.simulation.models.pessimism import CALM, FAULTS, Pessimism
+from conveyor.simulation.models.fault_rates import CALM, FAULTS, FaultRates
+from conveyor.simulation.models.fault_source import FaultSource
 from conveyor.simulation.models.redis import RedisModel
 
-__all__ = ["CALM", "FAULTS", "AwsModel", "Fate", "Pessimism", "RedisModel"]
+__all__ = ["CALM", "FAULTS", "AwsModel", "FaultRates", "FaultSource", "RedisModel"]

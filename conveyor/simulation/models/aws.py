@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import trio
 
-from conveyor.engines.aws.errors import AwsError, NoAnswer
+from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.ports.clock import Clock
 from conveyor.simulation.models.dynamodb import DynamoModel
-from conveyor.simulation.models.fate import Fate
-from conveyor.simulation.models.road import Road
+from conveyor.simulation.models.fault_source import FaultSource
+from conveyor.simulation.models.network import Network
 from conveyor.simulation.models.s3 import S3Model
 from conveyor.simulation.models.sqs import SqsModel
 
@@ -25,22 +25,22 @@ _BROKEN = partial(AwsError, "InternalServerError", "something broke", status=500
 _AWAY = (
     _BROKEN,
     partial(AwsError, "ServiceUnavailable", "not now", status=503),
-    partial(NoAnswer, "no connection", was_sent=False),
+    partial(NoResponse, "no connection", was_sent=False),
 )
 _REFUSALS = {
     "dynamodb": (partial(AwsError, "ThrottlingException", "slow down"), *_AWAY),
     "sqs": (partial(AwsError, "RequestThrottled", "slow down"), *_AWAY),
     "s3": (partial(AwsError, "SlowDown", "slow down", status=503), *_AWAY),
 }
-_LOSSES = (_BROKEN, partial(NoAnswer, "the connection closed", was_sent=True))
-_TOO_LATE = partial(NoAnswer, "no answer before the deadline", was_sent=True)
+_LOSSES = (_BROKEN, partial(NoResponse, "the connection closed", was_sent=True))
+_TOO_LATE = partial(NoResponse, "no answer before the deadline", was_sent=True)
 
 Params = Mapping[str, Any]
 Answer = dict[str, Any]
 
 
 class Service(Protocol):
-    def do(self, operation: str, params: Params) -> Answer: ...
+    def run(self, operation: str, params: Params) -> Answer: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,19 +48,21 @@ class AwsModel:
     """See Plane. `clock` is the services' own; processes may have others."""
 
     clock: Clock
-    fate: Fate
+    fault_source: FaultSource
     dynamodb: DynamoModel = field(init=False)
     sqs: SqsModel = field(init=False)
     s3: S3Model = field(init=False)
     _services: dict[str, Service] = field(init=False)
-    _road: Road = field(init=False)
+    _network: Network = field(init=False)
 
     def __post_init__(self) -> None:
-        self.dynamodb = DynamoModel(self.fate, self.clock.now)
-        self.sqs = SqsModel(self.fate, self.clock.now)
-        self.s3 = S3Model(self.fate, self.clock.now)
+        self.dynamodb = DynamoModel(self.fault_source, self.clock.now)
+        self.sqs = SqsModel(self.fault_source, self.clock.now)
+        self.s3 = S3Model(self.fault_source, self.clock.now)
         self._services = {"dynamodb": self.dynamodb, "sqs": self.sqs, "s3": self.s3}
-        self._road = Road(clock=self.clock, fate=self.fate, errors=(AwsError, NoAnswer))
+        self._network = Network(
+            clock=self.clock, fault_source=self.fault_source, errors=(AwsError, NoResponse)
+        )
 
     async def call(
         self, service: str, operation: str, params: Params, *, deadline_s: float
@@ -72,9 +74,9 @@ class AwsModel:
         waits_s = float(params.get("WaitTimeSeconds", 0))
         # No client listens for ever to a server that says nothing.
         patience_s = min(deadline_s, SILENCE_S_MAX + waits_s)
-        return await self._road.travel(
-            self._road.trip(patience_s, slow_s=slow_s),
-            partial(self._services[service].do, operation, params),
+        return await self._network.travel(
+            self._network.trip(patience_s, slow_s=slow_s),
+            partial(self._services[service].run, operation, params),
             refusals=_REFUSALS[service],
             losses=_LOSSES,
             too_late=_TOO_LATE,
@@ -96,21 +98,23 @@ class AwsModel:
     def land(self) -> None:
         """Does what was under way when its caller gave up, as far as it has arrived; calls do so
         anyway."""
-        self._road.land()
+        self._network.land()
 
     def _slow_s(self) -> float:
-        faults = self.fate.pessimism.s3
-        is_slow = self.fate.strikes("s3.slow", faults.slow_rate)
-        return self.fate.seconds(faults.slow_s) if is_slow else 0.0
+        faults = self.fault_source.pessimism.s3
+        is_slow = self.fault_source.strikes("s3.slow", faults.slow_rate)
+        return self.fault_source.seconds(faults.slow_s) if is_slow else 0.0
 
     async def _pieces(self, body: bytes) -> AsyncGenerator[bytes, None]:
         """The body; now and then the connection breaks somewhere in it."""
         end = len(body) + 1
-        if self.fate.strikes("s3.broken_read", self.fate.pessimism.s3.broken_read_rate):
-            end = self.fate.below(len(body) + 1)
+        if self.fault_source.strikes(
+            "s3.broken_read", self.fault_source.pessimism.s3.broken_read_rate
+        ):
+            end = self.fault_source.below(len(body) + 1)
         for start in range(0, len(body), PIECE_BYTES):
             await trio.lowlevel.checkpoint()
             if piece := body[start : min(start + PIECE_BYTES, end)]:
                 yield piece
         if end <= len(body):
-            raise NoAnswer("the connection closed in the middle of a body", was_sent=True)
+            raise NoResponse("the connection closed in the middle of a body", was_sent=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from conveyor.engines.aws.errors import AwsError, NoAnswer
-from conveyor.engines.aws.signing import escaped_path
-from conveyor.simulation.models.fate import Fate
+from conveyor.engines.aws.client.sigv4 import escaped_path
+from conveyor.engines.aws.errors import AwsError, NoResponse
+from conveyor.simulation.models.fault_source import FaultSource
 
 URL = "https://s3.test/"
 PAGE_KEYS_MAX = 1000
@@ -83,7 +83,7 @@ class _Link:
 class S3Model:
     """`uploads` are those that nobody has finished or given up."""
 
-    fate: Fate
+    fault_source: FaultSource
     now: Callable[[], float]
     buckets: dict[str, Bucket] = field(default_factory=dict)
     uploads: dict[str, Upload] = field(default_factory=dict)
@@ -111,19 +111,19 @@ class S3Model:
             "AbortMultipartUpload": self._abort,
         }
 
-    def do(self, operation: str, params: Params) -> Answer:
+    def run(self, operation: str, params: Params) -> Answer:
         if operation not in self._doers or "VersionId" in params:
             raise NotImplementedError(f"s3.{operation} with {sorted(params)}")
-        faults = self.fate.pessimism.s3
-        if self.fate.strikes("s3.slow_down", faults.slow_down_rate):
+        faults = self.fault_source.pessimism.s3
+        if self.fault_source.strikes("s3.slow_down", faults.slow_down_rate):
             raise AwsError("SlowDown", "Please reduce your request rate.", status=503)
         answer = self._doers[operation](params)
-        if operation in _PUTS and self.fate.strikes("s3.lost_put", faults.lost_put_rate):
-            raise NoAnswer("the connection closed", was_sent=True)
+        if operation in _PUTS and self.fault_source.strikes("s3.lost_put", faults.lost_put_rate):
+            raise NoResponse("the connection closed", was_sent=True)
         return answer
 
     def presign(self, operation: str, params: Params, *, expires_s: int) -> str:
-        secret = f"{self.fate.random.getrandbits(128):032x}"
+        secret = f"{self.fault_source.random.getrandbits(128):032x}"
         url = f"{URL}{params['Bucket']}/{escaped_path(params['Key'])}?X-Amz-Signature={secret}"
         self._links[url] = _Link(operation, dict(params), self.now() + expires_s)
         return url
@@ -145,10 +145,10 @@ class S3Model:
         elif "range" in headers:
             params["Range"] = headers["range"]
         try:
-            answer = self.do(link.operation, params)
+            answer = self.run(link.operation, params)
         except AwsError as error:
             return _refused(error.status, error.code)
-        except NoAnswer:
+        except NoResponse:
             return _refused(500, "InternalError")
         return _as_http(answer, link.params)
 
@@ -239,8 +239,8 @@ class S3Model:
         keys = [each["Key"] for each in asked["Objects"]]
         if not 1 <= len(keys) <= DELETED_MAX:
             raise AwsError("MalformedXML", "1 to 1000 keys are deleted at once")
-        rate = self.fate.pessimism.s3.undeleted_rate
-        left = [key for key in keys if self.fate.strikes("s3.undeleted", rate)]
+        rate = self.fault_source.pessimism.s3.undeleted_rate
+        left = [key for key in keys if self.fault_source.strikes("s3.undeleted", rate)]
         for key in keys:
             if key not in left:
                 bucket.remove(key)
@@ -249,12 +249,12 @@ class S3Model:
         return {name: rows for name, rows in (("Deleted", gone), ("Errors", errors)) if rows}
 
     def _list(self, params: Params) -> Answer:
-        bucket, faults = self._bucket(params["Bucket"]), self.fate.pessimism.s3
+        bucket, faults = self._bucket(params["Bucket"]), self.fault_source.pessimism.s3
         if "Delimiter" in params:
             raise NotImplementedError("s3.ListObjectsV2 with a delimiter")
         after = params.get("ContinuationToken") or params.get("StartAfter", "")
         most = min(params.get("MaxKeys", PAGE_KEYS_MAX), PAGE_KEYS_MAX)
-        if self.fate.strikes("s3.truncated_list", faults.truncated_list_rate):
+        if self.fault_source.strikes("s3.truncated_list", faults.truncated_list_rate):
             most = min(most, faults.page_keys_max)
         keys = bucket.keys(params.get("Prefix", ""), after)
         page = [key for _, key in zip(range(most), keys, strict=False)]
@@ -313,7 +313,7 @@ class S3Model:
 
     def _abort(self, params: Params) -> Answer:
         self._upload(params)
-        if self.fate.strikes("s3.left_open", self.fate.pessimism.s3.left_open_rate):
+        if self.fault_source.strikes("s3.left_open", self.fault_source.pessimism.s3.left_open_rate):
             raise AwsError("ServiceUnavailable", "not now", status=503)
         del self.uploads[params["UploadId"]]
         return {}

@@ -14,8 +14,8 @@ from typing import Any
 
 import trio
 
-from conveyor.engines.aws.errors import AwsError, NoAnswer
-from conveyor.simulation.models.fate import Fate
+from conveyor.engines.aws.errors import AwsError, NoResponse
+from conveyor.simulation.models.fault_source import FaultSource
 
 URL = "https://sqs.test/000000000000/"
 ARN = "arn:aws:sqs:test:000000000000:"
@@ -91,7 +91,7 @@ class Queue:
 
 @dataclass(slots=True)
 class SqsModel:
-    fate: Fate
+    fault_source: FaultSource
     now: Callable[[], float]
     queues: dict[str, Queue] = field(default_factory=dict)
     _removed_at: dict[str, float] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class SqsModel:
             "ChangeMessageVisibilityBatch": self._change,
         }
 
-    def do(self, operation: str, params: Params) -> Answer:
+    def run(self, operation: str, params: Params) -> Answer:
         if operation not in self._doers:
             raise NotImplementedError(f"sqs.{operation}")
         return self._doers[operation](params)
@@ -145,9 +145,9 @@ class SqsModel:
             if there.attributes != attributes:
                 raise AwsError("QueueNameExists", "it has other attributes")
             return {"QueueUrl": url}
-        faults = self.fate.pessimism.sqs
-        is_unseen = self.fate.strikes("sqs.unseen", faults.unseen_rate)
-        seen_at = now + self.fate.seconds(faults.unseen_s) if is_unseen else now
+        faults = self.fault_source.pessimism.sqs
+        is_unseen = self.fault_source.strikes("sqs.unseen", faults.unseen_rate)
+        seen_at = now + self.fault_source.seconds(faults.unseen_s) if is_unseen else now
         self.queues[url] = Queue(self._next(), attributes, seen_at)
         self._ghosts.pop(url, None)
         return {"QueueUrl": url}
@@ -163,12 +163,12 @@ class SqsModel:
 
     def _remove(self, params: Params) -> Answer:
         self._queue(params)
-        url, now, faults = params["QueueUrl"], self.now(), self.fate.pessimism.sqs
+        url, now, faults = params["QueueUrl"], self.now(), self.fault_source.pessimism.sqs
         queue = self.queues.pop(url)
         queue.changed.set()
         self._removed_at[url] = now
-        if self.fate.strikes("sqs.ghost", faults.ghost_rate):
-            self._ghosts[url] = now + self.fate.seconds(faults.ghost_s)
+        if self.fault_source.strikes("sqs.ghost", faults.ghost_rate):
+            self._ghosts[url] = now + self.fault_source.seconds(faults.ghost_s)
         return {}
 
     def _queue(self, params: Params) -> Queue:
@@ -210,12 +210,12 @@ class SqsModel:
             return  # Accepted, and gone with the queue.
         queue = self._queue({"QueueUrl": url})
         queue.show(Message(self._next(), body, now, now), now)
-        if self.fate.strikes("sqs.garbage", self.fate.pessimism.sqs.garbage_rate):
-            queue.show(Message(self._next(), self.fate.one_of(GARBAGE), now, now), now)
+        if self.fault_source.strikes("sqs.garbage", self.fault_source.pessimism.sqs.garbage_rate):
+            queue.show(Message(self._next(), self.fault_source.one_of(GARBAGE), now, now), now)
 
     def _receive(self, params: Params) -> Answer:
-        queue, now, faults = self._queue(params), self.now(), self.fate.pessimism.sqs
-        if self.fate.strikes("sqs.false_empty", faults.false_empty_rate):
+        queue, now, faults = self._queue(params), self.now(), self.fault_source.pessimism.sqs
+        if self.fault_source.strikes("sqs.false_empty", faults.false_empty_rate):
             return {}
         self._refuse_over_limit(queue, now)
         most = params.get("MaxNumberOfMessages", 1)
@@ -224,13 +224,13 @@ class SqsModel:
         given = [self._give(queue, message, params) for message in found[:most]]
         for message in found[most:]:
             queue.show(message, message.visible_at)
-        if given and self.fate.strikes("sqs.lost_receive", faults.lost_receive_rate):
-            raise NoAnswer("the connection closed", was_sent=True)
+        if given and self.fault_source.strikes("sqs.lost_receive", faults.lost_receive_rate):
+            raise NoResponse("the connection closed", was_sent=True)
         return {"Messages": given} if given else {}
 
     def _taken(self, queue: Queue, now: float, most: int) -> list[Message]:
         """The messages that are next; of a queue that keeps no order, more than are wanted."""
-        if self.fate.pessimism.sqs.reordered_rate:
+        if self.fault_source.pessimism.sqs.reordered_rate:
             most += _SHUFFLED
         found: list[Message] = []
         while len(found) < most and (message := queue.visible(now)) is not None:
@@ -239,18 +239,18 @@ class SqsModel:
         return found
 
     def _shuffled(self, queue: Queue, found: list[Message]) -> list[Message]:
-        rate = self.fate.pessimism.sqs.reordered_rate
-        if len(found) > 1 and self.fate.strikes("sqs.reordered", rate):
+        rate = self.fault_source.pessimism.sqs.reordered_rate
+        if len(found) > 1 and self.fault_source.strikes("sqs.reordered", rate):
             for at in range(len(found) - 1, 0, -1):
-                other = self.fate.below(at + 1)
+                other = self.fault_source.below(at + 1)
                 found[at], found[other] = found[other], found[at]
         return found
 
     def _is_kept(self, queue: Queue, message: Message, now: float) -> bool:
         """Those that are too old go; those that nobody could make sense of go elsewhere."""
         asked_s = float(queue.attributes.get("MessageRetentionPeriod", 4 * 24 * 3600))
-        if now - message.sent_at >= min(asked_s, self.fate.pessimism.sqs.retention_s_max):
-            self.fate.count("sqs.retention")
+        if now - message.sent_at >= min(asked_s, self.fault_source.pessimism.sqs.retention_s_max):
+            self.fault_source.count("sqs.retention")
             del queue.messages[message.number]
             return False
         redrive = json.loads(queue.attributes.get("RedrivePolicy", "{}"))
@@ -264,12 +264,12 @@ class SqsModel:
         return False
 
     def _give(self, queue: Queue, message: Message, params: Params) -> Answer:
-        now, faults = self.now(), self.fate.pessimism.sqs
+        now, faults = self.now(), self.fault_source.pessimism.sqs
         default = queue.attributes.get("VisibilityTimeout", "30")
         hidden_s = float(params.get("VisibilityTimeout", default))
         assert 0 <= hidden_s <= VISIBILITY_S_MAX
         message.receives += 1
-        if self.fate.strikes("sqs.duplicate", faults.duplicate_rate):
+        if self.fault_source.strikes("sqs.duplicate", faults.duplicate_rate):
             hidden_s = 0.0
         queue.show(message, now + self._drifting(hidden_s))
         receipt = f"{queue.number}-{message.number}-{message.receives}"
@@ -282,19 +282,19 @@ class SqsModel:
         }
 
     def _drifting(self, hidden_s: float) -> float:
-        drift = self.fate.pessimism.sqs.visibility_drift
+        drift = self.fault_source.pessimism.sqs.visibility_drift
         if not drift or not hidden_s:
             return hidden_s
-        self.fate.count("sqs.visibility_drift")
-        return hidden_s * self.fate.seconds((1 - drift, 1 + drift))
+        self.fault_source.count("sqs.visibility_drift")
+        return hidden_s * self.fault_source.seconds((1 - drift, 1 + drift))
 
     def _refuse_over_limit(self, queue: Queue, now: float) -> None:
-        most = self.fate.pessimism.sqs.in_flight_max
+        most = self.fault_source.pessimism.sqs.in_flight_max
         if len(queue.messages) < most:
             return
         messages = queue.messages.values()
         if sum(each.visible_at > now and each.receives > 0 for each in messages) >= most:
-            self.fate.count("sqs.over_limit")
+            self.fault_source.count("sqs.over_limit")
             raise AwsError("OverLimit", "too many messages are in flight", status=403)
 
     def _delete(self, params: Params) -> Answer:
@@ -305,15 +305,15 @@ class SqsModel:
         message, is_newest = self._meant(queue, receipt)
         if message is None:
             return
-        faults, now = self.fate.pessimism.sqs, self.now()
+        faults, now = self.fault_source.pessimism.sqs, self.now()
         if not is_newest:
-            self.fate.count("sqs.stale_receipt")
+            self.fault_source.count("sqs.stale_receipt")
             return
         is_lapsed = message.visible_at <= now
-        if is_lapsed and self.fate.strikes("sqs.stale_receipt", faults.stale_receipt_rate):
+        if is_lapsed and self.fault_source.strikes("sqs.stale_receipt", faults.stale_receipt_rate):
             return
-        if self.fate.strikes("sqs.undead", faults.undead_rate):
-            queue.show(message, now + self.fate.seconds(faults.undead_s))
+        if self.fault_source.strikes("sqs.undead", faults.undead_rate):
+            queue.show(message, now + self.fault_source.seconds(faults.undead_s))
         else:
             del queue.messages[message.number]
 
@@ -339,7 +339,7 @@ class SqsModel:
         return message, message is not None and message.receives == int(parts[2])
 
     def _each(self, params: Params, do: Callable[[Params], None]) -> Answer:
-        entries, rate = params["Entries"], self.fate.pessimism.sqs.partial_batch_rate
+        entries, rate = params["Entries"], self.fault_source.pessimism.sqs.partial_batch_rate
         if not entries:
             raise AwsError("EmptyBatchRequest", "There should be at least one entry")
         if len(entries) > ENTRIES_MAX:
@@ -347,7 +347,7 @@ class SqsModel:
         done: list[Answer] = []
         failed: list[Answer] = []
         for entry in entries:
-            if self.fate.strikes("sqs.partial_batch", rate):
+            if self.fault_source.strikes("sqs.partial_batch", rate):
                 failed.append({"Id": entry["Id"], "SenderFault": False, "Code": "InternalError"})
                 continue
             try:

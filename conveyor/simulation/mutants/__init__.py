@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from conveyor.simulation.mutants import (
     acceptance,
+    aws,
     completion,
     dispatch,
     edges,
-    ending,
     ingest,
     neighbours,
-    reading,
-    settling,
-    shared,
+    reads,
+    settlement,
+    termination,
 )
 from conveyor.simulation.mutants.mutant import Mutant, PlaceGone
 
@@ -25,10 +25,10 @@ _FAMILIES = (
     ingest,
     completion,
     dispatch,
-    settling,
-    ending,
-    reading,
-    shared,
+    settlement,
+    termination,
+    reads,
+    aws,
     edges,
     neighbours,
 )

@@ -13,18 +13,18 @@ from conveyor.domain.changes import Change, Guard, RecordKey, Update
 from conveyor.domain.errors import Refused
 from conveyor.domain.idempotency import KeyVerdict, Request
 from conveyor.domain.ids import BatchId, JobId, RunId
-from conveyor.domain.model import KeyRecord, StagedList, TaskSpec
+from conveyor.domain.model import IdempotencyRecord, StagedList, TaskSpec
 from conveyor.ports.errors import Unavailable
-from conveyor.simulation.moods import HASTY_KEYS
 from conveyor.simulation.mutants.mutant import Mutant, swapping
-from conveyor.usecases.env import Env
-from conveyor.usecases.idempotency import Answer, ToAnswer, Work
+from conveyor.simulation.profiles import HASTY_KEYS
+from conveyor.usecases.context import Context
+from conveyor.usecases.idempotency import StoredResponse, ToAnswer, Work
 from conveyor.usecases.staging import source_key
 
 
 def _hoping_it_is_stored(stage: Any) -> Any:
     async def mutated(
-        env: Env, job_id: JobId, run_id: RunId, batch_id: BatchId, specs: Sequence[TaskSpec]
+        env: Context, job_id: JobId, run_id: RunId, batch_id: BatchId, specs: Sequence[TaskSpec]
     ) -> StagedList:
         try:
             staged: StagedList = await stage(env, job_id, run_id, batch_id, specs)
@@ -38,7 +38,7 @@ def _hoping_it_is_stored(stage: Any) -> Any:
 
 def _another_subject(claim_key: Any) -> Any:
     def mutated(
-        request: Request, record: KeyRecord | None, *, subject: str, owner: str, now: float
+        request: Request, record: IdempotencyRecord | None, *, subject: str, owner: str, now: float
     ) -> Change:
         change: Change = claim_key(request, record, subject=subject, owner=owner, now=now)
         (write,) = change.writes
@@ -51,7 +51,7 @@ def _another_subject(claim_key: Any) -> Any:
 
 
 def _for_ever_in_progress(judge: Any) -> Any:
-    def mutated(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdict:
+    def mutated(record: IdempotencyRecord | None, request: Request, *, now: float) -> KeyVerdict:
         if record is not None and 0 < record.claimed_until < now:
             until = now + limits.IDEMPOTENCY_CLAIM_S
             record = msgspec.structs.replace(record, claimed_until=until)
@@ -62,7 +62,7 @@ def _for_ever_in_progress(judge: Any) -> Any:
 
 
 def _whatever_its_bytes(judge: Any) -> Any:
-    def mutated(record: KeyRecord | None, request: Request, *, now: float) -> KeyVerdict:
+    def mutated(record: IdempotencyRecord | None, request: Request, *, now: float) -> KeyVerdict:
         if record is not None:
             record = msgspec.structs.replace(record, fingerprint=request.fingerprint)
         verdict: KeyVerdict = judge(record, request, now=now)
@@ -72,7 +72,7 @@ def _whatever_its_bytes(judge: Any) -> Any:
 
 
 def _every_refusal_is_final(_: Any) -> Any:
-    async def mutated(work: Work, subject: str, to_answer: ToAnswer) -> Answer:
+    async def mutated(work: Work, subject: str, to_answer: ToAnswer) -> StoredResponse:
         try:
             return await work(subject)
         except Refused as refusal:
@@ -119,14 +119,14 @@ MUTANTS = (
         window=82,
         invariants=(5,),
         what="The claim on a key outlives its owner.",
-        apply=swapping("conveyor.domain.idempotency:judge", _for_ever_in_progress),
+        apply=swapping("conveyor.domain.idempotency:decide", _for_ever_in_progress),
     ),
     Mutant(
         name="refusal_for_now_is_kept",
         window=85,
         invariants=(5,),
         what="A refusal that says when to come back is stored and replayed.",
-        apply=swapping("conveyor.usecases.idempotency:_worked", _every_refusal_is_final),
+        apply=swapping("conveyor.usecases.idempotency:_run_handler", _every_refusal_is_final),
     ),
     Mutant(
         name="key_of_all_callers",
@@ -140,7 +140,7 @@ MUTANTS = (
         window=86,
         invariants=(6,),
         what="A key that comes with other bytes gets the answer to the first ones.",
-        apply=swapping("conveyor.domain.idempotency:judge", _whatever_its_bytes),
+        apply=swapping("conveyor.domain.idempotency:decide", _whatever_its_bytes),
     ),
     Mutant(
         name="last_answer_stands",

@@ -12,15 +12,15 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Batch, Job, Run, Task
 from conveyor.domain.queries import RunsIn
-from conveyor.domain.settlement import Settled
-from conveyor.domain.totals import Totals
-from conveyor.simulation.faults import Fault
-from conveyor.simulation.models.pessimism import Pessimism, SqsFaults
-from conveyor.simulation.moods import NEVER_S
+from conveyor.domain.run.counters import Totals
+from conveyor.domain.run.settlement import Settled
+from conveyor.simulation.faults.faults import Fault
+from conveyor.simulation.models.fault_rates import FaultRates, SqsFaults
 from conveyor.simulation.mutants.mutant import Mutant, part, swapping
 from conveyor.simulation.options import RETENTION_S
-from conveyor.usecases.env import Env
-from conveyor.usecases.reconcile import Repairs
+from conveyor.simulation.profiles import NEVER_S
+from conveyor.usecases.context import Context
+from conveyor.usecases.reconcile import SweepResult
 
 _FEW = 1
 
@@ -68,7 +68,7 @@ def _idle_though_ingesting(seen_status: Any) -> Any:
 
 
 def _stops_and_refs_only(repair: Any) -> Any:
-    async def mutated(env: Env, run: Run, repairs: Repairs) -> bool:
+    async def mutated(env: Context, run: Run, repairs: SweepResult) -> bool:
         if run.stop_requested_at is not None:
             await repair(env, run, repairs)
         else:
@@ -80,8 +80,8 @@ def _stops_and_refs_only(repair: Any) -> Any:
 
 
 def _first_page_only(_: Any) -> Any:
-    async def mutated(env: Env, drained: dict[RunId, Run] | None = None) -> Repairs:
-        repairs = Repairs()
+    async def mutated(env: Context, drained: dict[RunId, Run] | None = None) -> SweepResult:
+        repairs = SweepResult()
         after: RunId | None = None
         repair = part("conveyor.usecases.reconcile:_repair")
         for run in await env.store.find(RunsIn(statuses=RUN_LIVE, after=after, limit=_FEW)):
@@ -115,7 +115,7 @@ _LOST_MESSAGES = {
     "think_s": 5.0,
     "max_inflight": 1,
     "disturb_s": NEVER_S,
-    "pessimism": Pessimism(sqs=SqsFaults(retention_s_max=RETENTION_S)),
+    "pessimism": FaultRates(sqs=SqsFaults(retention_s_max=RETENTION_S)),
 }
 """Messages expire while a run is paused or slow, and the sweeper alone sends them again. A stop or
 completion that was cut off is finished by queue discovery or by the caller's next try as well."""
@@ -126,7 +126,7 @@ MUTANTS = (
         window=27,
         invariants=(23, 26),
         what="Tasks are added to a job that was closed a moment ago.",
-        apply=swapping("conveyor.domain.admission:add_batch", _whether_open_or_not),
+        apply=swapping("conveyor.domain.submit.admission:add_batch", _whether_open_or_not),
         world={
             "temper": "adding",
             "haste": 10.0,
@@ -161,14 +161,14 @@ MUTANTS = (
         window=32,
         invariants=(28,),
         what="A run shows itself idle while a list is being ingested.",
-        apply=swapping("conveyor.wire.views:seen_status", _idle_though_ingesting),
+        apply=swapping("conveyor.schemas.views:displayed_status", _idle_though_ingesting),
     ),
     Mutant(
         name="last_settle_does_not_look",
         window=67,
         invariants=(27,),
         what="Whoever settles the last task leaves the completion to the sweeper.",
-        apply=swapping("conveyor.domain.settlement:is_worth_a_look", _not_worth_a_look),
+        apply=swapping("conveyor.domain.run.settlement:may_be_drained", _not_worth_a_look),
     ),
     Mutant(
         name="sweeper_does_not_look",

@@ -10,8 +10,8 @@ import trio
 
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.ports.errors import Unavailable
-from conveyor.simulation.moods import NEVER_S
-from conveyor.simulation.mutants.mutant import Mutant, swapping, together
+from conveyor.simulation.mutants.mutant import Mutant, combined, swapping
+from conveyor.simulation.profiles import NEVER_S
 
 
 def _what_is_new_alone(_: Any) -> Any:
@@ -73,12 +73,12 @@ MUTANTS = (
         window=43,
         invariants=(29,),
         what="Leases are taken without a look at those that others hold.",
-        apply=together(
+        apply=combined(
             swapping(
                 "conveyor.engines.memory.coordinator:MemoryCoordinator._take",
                 _whatever_others_hold,
             ),
-            swapping("conveyor.engines.embedded.coordinator:_free_count", _as_if_none_were_held),
+            swapping("conveyor.engines.sqlite.coordinator:_free_count", _as_if_none_were_held),
             swapping("conveyor.engines.aws.coordinator:DynamoCoordinator._put", _over_any_slot),
         ),
     ),

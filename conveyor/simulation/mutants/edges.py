@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from conveyor.domain.model import Job, Result, Task, TaskRef
-from conveyor.ports.coordinator import Door
+from conveyor.ports.coordinator import HostPool
 from conveyor.ports.gateway import Scraped, ScrapeRequest
+from conveyor.simulation.environment.neighbours import Neighbours
 from conveyor.simulation.mutants.mutant import Mutant, swapping
-from conveyor.simulation.neighbours import Neighbours
-from conveyor.usecases.env import Env
+from conveyor.usecases.context import Context
 from conveyor.usecases.tasks import Finish
 
 POWER_CUTS = Neighbours(power_cut_every_s=15.0)
@@ -21,7 +21,7 @@ ORDERLY = Neighbours(is_orderly=True)
 
 
 def _for_everybody(request_for: Any) -> Any:
-    def mutated(env: Env, job: Job, task: Task) -> ScrapeRequest:
+    def mutated(env: Context, job: Job, task: Task) -> ScrapeRequest:
         request: ScrapeRequest = request_for(env, job, task)
         return msgspec.structs.replace(request, partition="")
 
@@ -29,7 +29,7 @@ def _for_everybody(request_for: Any) -> Any:
 
 
 def _free_of_charge(judge_success: Any) -> Any:
-    def mutated(env: Env, ref: TaskRef, task: Task, scraped: Scraped, result: Result) -> Finish:
+    def mutated(env: Context, ref: TaskRef, task: Task, scraped: Scraped, result: Result) -> Finish:
         free = msgspec.structs.replace(scraped, credits=0, cost_micros=0)
         finish: Finish = judge_success(env, ref, task, free, result)
         return finish
@@ -37,9 +37,9 @@ def _free_of_charge(judge_success: Any) -> Any:
     return mutated
 
 
-def _as_wide_as_the_job(door: Any) -> Any:
-    def mutated(self: Any, host: str) -> Door:
-        narrow: Door = door(self, host)
+def _as_wide_as_the_job(pool: Any) -> Any:
+    def mutated(self: Any, host: str) -> HostPool:
+        narrow: HostPool = pool(self, host)
         return msgspec.structs.replace(narrow, cap=self._job.max_inflight, spacing_s=0.0)
 
     return mutated
@@ -94,7 +94,7 @@ MUTANTS = (
         window=111,
         invariants=(29,),
         what="A job goes to a host with all that it may have in flight.",
-        apply=swapping("actors.doorkeeper:Doorkeeper._door", _as_wide_as_the_job),
+        apply=swapping("actors.poller.host_limiter:HostLimiter._pool", _as_wide_as_the_job),
         world={"is_spared": True, "temper": "polite", "haste": 10.0},
     ),
     Mutant(
@@ -102,7 +102,7 @@ MUTANTS = (
         window=113,
         invariants=(66,),
         what="The name of a pack is not durable when its first body is.",
-        apply=swapping("conveyor.engines.embedded.packs:sync_directory", _not_at_all),
+        apply=swapping("conveyor.engines.sqlite.pack_files:sync_directory", _not_at_all),
         engines=("embedded",),
         world={"neighbours": POWER_CUTS},
     ),
@@ -111,7 +111,9 @@ MUTANTS = (
         window=113,
         invariants=(66,),
         what="A body in a pack is told to be stored before its bytes are durable.",
-        apply=swapping("conveyor.engines.embedded.packs:Packs._write", _without_syncing_bytes),
+        apply=swapping(
+            "conveyor.engines.sqlite.pack_files:PackFiles._write", _without_syncing_bytes
+        ),
         engines=("embedded",),
         world={"neighbours": POWER_CUTS},
     ),
@@ -120,7 +122,7 @@ MUTANTS = (
         window=113,
         invariants=(66,),
         what="A body of its own gets its name before its bytes are durable.",
-        apply=swapping("conveyor.engines.embedded.blobs:_sync", _only_closed),
+        apply=swapping("conveyor.engines.sqlite.blobs:_sync", _only_closed),
         engines=("embedded",),
         world={"neighbours": POWER_CUTS, "sync_tasks_max": 5, "at_once_max": 0},
     ),

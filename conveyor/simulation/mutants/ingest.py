@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain import ingestion
 from conveyor.domain.changes import Change, Chunk, Guard, JobKey, Update
 from conveyor.domain.ids import FIRST_BATCH, BatchId, InputId, RunId, TaskId
-from conveyor.domain.inputs import UploadedList, slot_key
-from conveyor.domain.model import Batch, GateStatus, Job, Run, Task, TaskSpec
-from conveyor.simulation.moods import SHORT_LISTS
-from conveyor.simulation.mutants.mutant import Mutant, part, swapping, together
-from conveyor.usecases import lists, staging
-from conveyor.usecases.env import Env
+from conveyor.domain.model import Batch, CounterState, Job, Run, Task, TaskSpec
+from conveyor.domain.run import ingestion
+from conveyor.domain.submit.upload import UploadedList, slot_key
+from conveyor.simulation.mutants.mutant import Mutant, combined, part, swapping
+from conveyor.simulation.profiles import SHORT_LISTS
+from conveyor.usecases import staging, upload
+from conveyor.usecases.context import Context
 
 
 def _overwriting_in_memory(put_chunk: Any) -> Any:
@@ -30,8 +30,8 @@ def _overwriting_in_memory(put_chunk: Any) -> Any:
 
 def _overwriting_rows(put_chunk: Any) -> Any:
     def mutated(connection: Any, chunk: Chunk, now: float) -> Any:
-        table = part("conveyor.engines.embedded.store:TASKS")
-        insert: str = part("conveyor.engines.embedded.statements:insert_sql")(table)
+        table = part("conveyor.engines.sqlite.store:TASKS")
+        insert: str = part("conveyor.engines.sqlite.sql:insert_sql")(table)
         replace = insert.replace("INSERT", "INSERT OR REPLACE").partition(" ON CONFLICT")[0]
         connection.executemany(replace, map(table.to_row, chunk.tasks))
         return put_chunk(connection, chunk, now)
@@ -41,10 +41,10 @@ def _overwriting_rows(put_chunk: Any) -> Any:
 
 def _overwriting_items(_: Any) -> Any:
     async def mutated(table: Any, chunk: Chunk, task: Task) -> None:
-        insert = part("conveyor.engines.aws.dynamo.chunks:Insert")
-        key = part("conveyor.engines.aws.dynamo.chunks:TaskKey")
+        insert = part("conveyor.engines.aws.dynamodb.ingest:Insert")
+        key = part("conveyor.engines.aws.dynamodb.ingest:TaskKey")
         at = key(chunk.key.job_id, task.run_id, task.task_id, task.shard)
-        params = part("conveyor.engines.aws.dynamo.expressions:put")(table.name, insert(at, task))
+        params = part("conveyor.engines.aws.dynamodb.expressions:put")(table.name, insert(at, task))
         params = {name: params[name] for name in ("TableName", "Item")}
         await table.write("PutItem", params)
 
@@ -60,7 +60,7 @@ def _unfenced_in_memory(put_chunk: Any) -> Any:
 
 def _unfenced_rows(put_chunk: Any) -> Any:
     def mutated(connection: Any, chunk: Chunk, now: float) -> Any:
-        batch = part("conveyor.engines.embedded.statements:select")(connection, chunk.key)
+        batch = part("conveyor.engines.sqlite.sql:select")(connection, chunk.key)
         return put_chunk(connection, _as_the_batch_stands(chunk, batch), now)
 
     return mutated
@@ -92,7 +92,9 @@ def _total_of_this_list(seal: Any) -> Any:
 
 
 def _from_the_slot(take: Any) -> Any:
-    async def mutated(env: Env, job: Job, run_id: RunId, input_id: str) -> tuple[UploadedList, int]:
+    async def mutated(
+        env: Context, job: Job, run_id: RunId, input_id: str
+    ) -> tuple[UploadedList, int]:
         source, total = await take(env, job, run_id, input_id)
         return msgspec.structs.replace(source, key=slot_key(InputId(input_id))), total
 
@@ -121,7 +123,7 @@ def _through_any_gate(chunk: Any) -> Any:
         now: float,
     ) -> Chunk:
         made: Chunk = chunk(batch, run, tasks, cursor=cursor, sources=sources, now=now)
-        return msgspec.structs.replace(made, gate_in=frozenset(GateStatus))
+        return msgspec.structs.replace(made, gate_in=frozenset(CounterState))
 
     return mutated
 
@@ -136,16 +138,16 @@ def _by_index_alone(task_ids: Any) -> Any:
 
 def _numbered_from_here(_: Any) -> Any:
     async def mutated(
-        env: Env, batch: Batch, run: Run, source: UploadedList
+        env: Context, batch: Batch, run: Run, source: UploadedList
     ) -> AsyncGenerator[Chunk, None]:
         job = await env.store.read(JobKey(batch.job_id))
         assert job is not None
         skipped, behind = batch.done, 0
-        async with aclosing(lists.groups(env, source)) as groups:
+        async with aclosing(upload.groups(env, source)) as groups:
             async for lines in groups:
                 start, behind = behind, behind + len(lines)
                 specs = [
-                    staging.judge(env, job, index - skipped, line.draft)
+                    staging.validate(env, job, index - skipped, line.draft)
                     for index, line in enumerate(lines, start)
                     if index >= skipped
                 ]
@@ -160,14 +162,14 @@ def _numbered_from_here(_: Any) -> Any:
 
 
 def _nothing_stalls(_: Any) -> Any:
-    async def mutated(env: Env, *, idle_s: float) -> list[Batch]:
+    async def mutated(env: Context, *, idle_s: float) -> list[Batch]:
         return []
 
     return mutated
 
 
 def _list_alone_is_given_up(_: Any) -> Any:
-    async def mutated(env: Env, batch: Batch, detail: str) -> None:
+    async def mutated(env: Context, batch: Batch, detail: str) -> None:
         await env.commit(ingestion.abandon(batch, now=env.now()))
 
     return mutated
@@ -179,10 +181,10 @@ MUTANTS = (
         window=14,
         invariants=(9, 14, 21),
         what="A chunk that is put again replaces the rows that are there.",
-        apply=together(
+        apply=combined(
             swapping("conveyor.engines.memory.store:MemoryStore.put_chunk", _overwriting_in_memory),
-            swapping("conveyor.engines.embedded.store:_put_chunk", _overwriting_rows),
-            swapping("conveyor.engines.aws.dynamo.chunks:_put_task", _overwriting_items),
+            swapping("conveyor.engines.sqlite.store:_put_chunk", _overwriting_rows),
+            swapping("conveyor.engines.aws.dynamodb.ingest:_put_task", _overwriting_items),
         ),
     ),
     Mutant(
@@ -190,10 +192,10 @@ MUTANTS = (
         window=15,
         invariants=(11, 21, 22),
         what="A step of an ingester passes whoever has the batch and wherever it stands.",
-        apply=together(
+        apply=combined(
             swapping("conveyor.engines.memory.store:MemoryStore.put_chunk", _unfenced_in_memory),
-            swapping("conveyor.engines.embedded.store:_put_chunk", _unfenced_rows),
-            swapping("conveyor.engines.aws.dynamo.chunks:_fence", _no_fence),
+            swapping("conveyor.engines.sqlite.store:_put_chunk", _unfenced_rows),
+            swapping("conveyor.engines.aws.dynamodb.ingest:_fence", _no_fence),
         ),
     ),
     Mutant(
@@ -201,14 +203,14 @@ MUTANTS = (
         window=17,
         invariants=(11, 22, 23),
         what="Sealing a list sets the run's total to its own, whatever others have added.",
-        apply=swapping("conveyor.domain.ingestion:seal", _total_of_this_list),
+        apply=swapping("conveyor.domain.run.ingestion:seal", _total_of_this_list),
     ),
     Mutant(
         name="upload_not_pinned",
         window=10,
         invariants=(10,),
         what="A job reads the uploaded list where its caller may still replace it.",
-        apply=swapping("conveyor.usecases.inputs:take", _from_the_slot),
+        apply=swapping("conveyor.usecases.upload:take", _from_the_slot),
         world={"temper": "uploading", "sync_tasks_max": 5, "rates": {"list_overwritten": 1.0}},
     ),
     Mutant(
@@ -216,7 +218,7 @@ MUTANTS = (
         window=13,
         invariants=(2, 12),
         what="A line that is no valid task is left out.",
-        apply=swapping("conveyor.domain.ingestion:chunk_of_specs", _without_bad_lines),
+        apply=swapping("conveyor.domain.run.ingestion:chunk_of_specs", _without_bad_lines),
         world={"at_once_max": 0, "haste": 10.0},
     ),
     Mutant(
@@ -224,14 +226,14 @@ MUTANTS = (
         window=24,
         invariants=(24,),
         what="Chunks go on into a run that has been stopped.",
-        apply=swapping("conveyor.domain.ingestion:_chunk", _through_any_gate),
+        apply=swapping("conveyor.domain.run.ingestion:_chunk", _through_any_gate),
     ),
     Mutant(
         name="ids_without_batch",
         window=26,
         invariants=(2, 8),
         what="Lines of two lists at the same index have the same id.",
-        apply=swapping("conveyor.domain.admission:task_ids", _by_index_alone),
+        apply=swapping("conveyor.domain.submit.admission:task_ids", _by_index_alone),
     ),
     Mutant(
         name="resumed_list_renumbered",
@@ -258,7 +260,7 @@ MUTANTS = (
         window=21,
         invariants=(13, 27),
         what="A list that cannot be taken is given up, and its run waits for it.",
-        apply=swapping("conveyor.usecases.ingest:give_up", _list_alone_is_given_up),
+        apply=swapping("conveyor.usecases.ingest:fail_batch", _list_alone_is_given_up),
         world={"temper": "uploading", "sync_tasks_max": 5, "limits": SHORT_LISTS},
     ),
 )

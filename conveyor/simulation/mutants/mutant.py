@@ -62,7 +62,7 @@ def setting(place: str, value: object) -> Apply:
     return swapping(place, lambda _: value)
 
 
-def together(*swaps: Apply) -> Apply:
+def combined(*swaps: Apply) -> Apply:
     """One defect that takes more than one swap."""
 
     @contextmanager

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from conveyor.domain.gateway_health import GatewayHealth
+from conveyor.domain.backpressure.gateway_health import GatewayHealth
 from conveyor.domain.ids import CallerId, RunId
 from conveyor.domain.model import Task
-from conveyor.domain.quotas import Quota, QuotaExceeded
+from conveyor.domain.quota import Quota, QuotaExceeded
 from conveyor.domain.randomness import Random
-from conveyor.simulation.mutants.mutant import Mutant, swapping, together
-from conveyor.simulation.neighbours import DAY_S, SLOTS, TIGHT, Neighbours
-from conveyor.usecases.env import Env
-from conveyor.usecases.quotas import Use
+from conveyor.simulation.environment.neighbours import DAY_S, SLOTS, TIGHT, Neighbours
+from conveyor.simulation.mutants.mutant import Mutant, combined, swapping
+from conveyor.usecases.context import Context
+from conveyor.usecases.quota import Use
 
 
 def _never_open(_: Any) -> Any:
@@ -89,7 +89,7 @@ def _none_exceeded(_: Any) -> Any:
 
 
 def _none_abandoned(_: Any) -> Any:
-    async def mutated(env: Env, run_id: RunId) -> int:
+    async def mutated(env: Context, run_id: RunId) -> int:
         return 0
 
     return mutated
@@ -125,7 +125,7 @@ def _never_over(_: Any) -> Any:
 
 
 def _nothing_swept(_: Any) -> Any:
-    async def mutated(env: Env) -> int:
+    async def mutated(env: Context) -> int:
         return 0
 
     return mutated
@@ -143,7 +143,7 @@ MUTANTS = (
         window=114,
         invariants=(60,),
         what="A gateway that is away is called as if it were there.",
-        apply=swapping("conveyor.domain.gateway_health:_open", _never_open),
+        apply=swapping("conveyor.domain.backpressure.gateway_health:_open", _never_open),
         world={**_BOUGHT, "neighbours": _AWAY, "haste": 10.0, "think_s": 0.1},
     ),
     Mutant(
@@ -152,7 +152,8 @@ MUTANTS = (
         invariants=(60,),
         what="A call that fails while the gateway is away is an attempt of its task.",
         apply=swapping(
-            "conveyor.domain.gateway_health:GatewayHealth.note_failure", _always_at_fault
+            "conveyor.domain.backpressure.gateway_health:GatewayHealth.note_failure",
+            _always_at_fault,
         ),
         world={**_BOUGHT, "neighbours": _AWAY, "haste": 10.0},
     ),
@@ -161,7 +162,7 @@ MUTANTS = (
         window=116,
         invariants=(59,),
         what="Calls begin whatever limit the gateway states.",
-        apply=swapping("conveyor.domain.call_window:CallWindow.room", _room_for_all),
+        apply=swapping("conveyor.domain.backpressure.call_window:CallWindow.room", _room_for_all),
         world={
             **_BOUGHT,
             "neighbours": Neighbours(gateway_plan=1, is_orderly=True),
@@ -174,7 +175,7 @@ MUTANTS = (
         window=117,
         invariants=(51,),
         what="A page that cannot be stored is thrown away and fetched again.",
-        apply=together(
+        apply=combined(
             swapping("actors.storage_breaker:StorageBreaker.hold", _no_room_to_hold),
             swapping("actors.storage_breaker:StorageBreaker.note_failure", _not_noted),
         ),
@@ -197,7 +198,7 @@ MUTANTS = (
         window=119,
         invariants=(57,),
         what="A caller that has as much as it may gets more.",
-        apply=swapping("conveyor.usecases.quotas:StorageQuotas._find_exceeded", _none_exceeded),
+        apply=swapping("conveyor.usecases.quota:StorageQuotas._find_exceeded", _none_exceeded),
         world={
             "is_spared": True,
             "neighbours": Neighbours(hostile="over_quotas", quotas=TIGHT, is_orderly=True),
@@ -209,7 +210,7 @@ MUTANTS = (
         window=120,
         invariants=(58,),
         what="The receipt of a stop leaves out the calls that the gateway goes on with.",
-        apply=swapping("conveyor.usecases.outlook:count_abandoned", _none_abandoned),
+        apply=swapping("conveyor.usecases.run_progress:count_abandoned", _none_abandoned),
         world={
             **_BOUGHT,
             "neighbours": Neighbours(is_orderly=True),
@@ -222,9 +223,9 @@ MUTANTS = (
         window=121,
         invariants=(56,),
         what="One caller may have every slot, for as long as its pages take.",
-        apply=together(
-            swapping("actors.gate:FairGate.room_for", _all_that_is_free),
-            swapping("actors.gate:FairGate._preempt_for_patient", _nothing_preempted),
+        apply=combined(
+            swapping("actors.fair_limiter:FairLimiter.room_for", _all_that_is_free),
+            swapping("actors.fair_limiter:FairLimiter._preempt_for_patient", _nothing_preempted),
         ),
         world={
             **_SPARED,
@@ -239,7 +240,7 @@ MUTANTS = (
         window=122,
         invariants=(61,),
         what="A claim that was made while the clock was a day ahead holds for a day.",
-        apply=swapping("conveyor.domain.clocks:is_unreal", _every_deadline_is_real),
+        apply=swapping("conveyor.domain.clock_step:is_unreal", _every_deadline_is_real),
         world={
             "neighbours": Neighbours(clock_leap_s=DAY_S),
             "safety_s": 100.0,
@@ -252,9 +253,9 @@ MUTANTS = (
         window=123,
         invariants=(64,),
         what="A result is served as long as its body is there.",
-        apply=together(
-            swapping("conveyor.usecases.expiry:Expiries.is_over", _never_over),
-            swapping("conveyor.usecases.expiry:sweep_expired", _nothing_swept),
+        apply=combined(
+            swapping("conveyor.usecases.retention:ResultExpiry.is_over", _never_over),
+            swapping("conveyor.usecases.retention:sweep_expired", _nothing_swept),
         ),
         world=_OUTLIVED,
     ),
@@ -263,7 +264,7 @@ MUTANTS = (
         window=123,
         invariants=(64,),
         what="The bodies of expired results are removed by nobody.",
-        apply=swapping("conveyor.usecases.expiry:sweep_expired", _nothing_swept),
+        apply=swapping("conveyor.usecases.retention:sweep_expired", _nothing_swept),
         world=_OUTLIVED,
     ),
 )

@@ -19,8 +19,7 @@ from actors.runtime import (
     bounded_cleanup,
     nest,
 )
-
-from .toys import Boom
+from tests.actors.runtime.toys import Boom
 
 BRISK = Intensity(restarts_max=5, within_s=600.0, backoff_s=0.5)
 STOP_S_MAX = 0.5  # Four clean-ups of a tenth of a second, one after the other.

@@ -9,17 +9,16 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.runtime import (
     Child,
     DynamicSupervisor,
-    Exhaustion,
     Intensity,
+    OnExhausted,
     RestartsExhausted,
     State,
     Strategy,
     Supervisor,
     nest,
 )
-from actors.runtime.dynamic import FAILED_KEPT_MAX
-
-from .toys import PROMPT, Boom, Puppet, puppets, states
+from actors.runtime.dynamic_supervisor import FAILED_KEPT_MAX
+from tests.actors.runtime.toys import PROMPT, Boom, Puppet, puppets, states
 
 NEVER = Intensity(restarts_max=0)
 
@@ -61,7 +60,7 @@ async def test_an_exhausted_child_can_be_dropped_alone_and_loudly(
     supervisor = DynamicSupervisor(
         "runs",
         stop_grace_s=30.0,
-        exhaustion=Exhaustion.DROP,
+        exhaustion=OnExhausted.DROP,
         on_give_up=lambda name, error: given_up.append((name, error)),
     )
     await nursery.start(supervisor.run)
@@ -78,7 +77,7 @@ async def test_an_exhausted_child_can_be_dropped_alone_and_loudly(
 
 
 async def test_a_dropped_child_can_be_started_again(nursery: trio.Nursery) -> None:
-    supervisor = DynamicSupervisor("runs", stop_grace_s=30.0, exhaustion=Exhaustion.DROP)
+    supervisor = DynamicSupervisor("runs", stop_grace_s=30.0, exhaustion=OnExhausted.DROP)
     await nursery.start(supervisor.run)
     await supervisor.start_child(Child("a", run=crash_at_once, intensity=NEVER))
     await wait_all_tasks_blocked()
@@ -89,7 +88,7 @@ async def test_a_dropped_child_can_be_started_again(nursery: trio.Nursery) -> No
 
 
 async def test_only_so_many_failed_children_are_remembered(nursery: trio.Nursery) -> None:
-    supervisor = DynamicSupervisor("runs", stop_grace_s=30.0, exhaustion=Exhaustion.DROP)
+    supervisor = DynamicSupervisor("runs", stop_grace_s=30.0, exhaustion=OnExhausted.DROP)
     await nursery.start(supervisor.run)
 
     for number in range(FAILED_KEPT_MAX + 3):
@@ -108,7 +107,7 @@ async def test_a_hook_that_fails_crashes_the_supervisor_after_an_orderly_stop(
 
     journal: list[str] = []
     supervisor = DynamicSupervisor(
-        "runs", stop_grace_s=30.0, exhaustion=Exhaustion.DROP, on_give_up=broken_hook
+        "runs", stop_grace_s=30.0, exhaustion=OnExhausted.DROP, on_give_up=broken_hook
     )
 
     async def start_both() -> None:

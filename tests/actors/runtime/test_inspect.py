@@ -19,8 +19,7 @@ from actors.runtime import (
     render,
     tree,
 )
-
-from .toys import Lingerer, Puppet
+from tests.actors.runtime.toys import Lingerer, Puppet
 
 SLOW = Intensity(restarts_max=3, within_s=100.0, backoff_s=5.0)
 

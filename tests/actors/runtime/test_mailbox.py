@@ -10,10 +10,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.runtime import (
     Address,
+    AskTimedOut,
     Inbox,
     Mailbox,
     MailboxFull,
-    NoAnswer,
     Reply,
     drain_nowait,
     receive_batch,
@@ -90,7 +90,7 @@ async def test_ask_gives_up_at_its_deadline(autojump_clock: MockClock) -> None:
     mailbox = Mailbox[Double](capacity=1)
     asked_at = trio.current_time()
 
-    with pytest.raises(NoAnswer):
+    with pytest.raises(AskTimedOut):
         await mailbox.address.ask(lambda reply: Double(1, reply), deadline_s=3.0)
 
     assert trio.current_time() - asked_at == pytest.approx(3.0)
@@ -101,7 +101,7 @@ async def test_the_deadline_covers_the_wait_for_room(autojump_clock: MockClock) 
     mailbox.address.tell_nowait(Double(0, Reply()))
     asked_at = trio.current_time()
 
-    with pytest.raises(NoAnswer):
+    with pytest.raises(AskTimedOut):
         await mailbox.address.ask(lambda reply: Double(1, reply), deadline_s=3.0)
 
     assert trio.current_time() - asked_at == pytest.approx(3.0)
@@ -129,7 +129,7 @@ async def test_only_the_first_answer_counts() -> None:
 
 async def test_answering_an_asker_who_left_is_harmless(autojump_clock: MockClock) -> None:
     mailbox = Mailbox[Double](capacity=1)
-    with pytest.raises(NoAnswer):
+    with pytest.raises(AskTimedOut):
         await mailbox.address.ask(lambda reply: Double(1, reply), deadline_s=1.0)
 
     (late,) = drain_nowait(mailbox.open_inbox(), 1)

@@ -6,12 +6,12 @@ import pytest
 
 from actors.runtime import Intensity, Policy, Strategy
 from actors.runtime.restart import (
+    DoNotRestart,
     GiveUp,
-    LetGo,
     Outcome,
-    RunAgain,
+    Restart,
     Verdict,
-    judge,
+    decide_restart,
     siblings_of,
 )
 
@@ -21,33 +21,33 @@ INTENSITY = Intensity(restarts_max=3, within_s=60.0, backoff_s=1.0, backoff_s_ma
 @pytest.mark.parametrize(
     ("policy", "outcome", "verdict"),
     [
-        (Policy.PERMANENT, Outcome.RETURNED, RunAgain(1.0)),
-        (Policy.PERMANENT, Outcome.CRASHED, RunAgain(1.0)),
-        (Policy.TRANSIENT, Outcome.RETURNED, LetGo()),
-        (Policy.TRANSIENT, Outcome.CRASHED, RunAgain(1.0)),
-        (Policy.TEMPORARY, Outcome.RETURNED, LetGo()),
-        (Policy.TEMPORARY, Outcome.CRASHED, LetGo()),
+        (Policy.PERMANENT, Outcome.RETURNED, Restart(1.0)),
+        (Policy.PERMANENT, Outcome.CRASHED, Restart(1.0)),
+        (Policy.TRANSIENT, Outcome.RETURNED, DoNotRestart()),
+        (Policy.TRANSIENT, Outcome.CRASHED, Restart(1.0)),
+        (Policy.TEMPORARY, Outcome.RETURNED, DoNotRestart()),
+        (Policy.TEMPORARY, Outcome.CRASHED, DoNotRestart()),
     ],
 )
 def test_the_policy_says_which_endings_call_for_a_restart(
     policy: Policy, outcome: Outcome, verdict: Verdict
 ) -> None:
-    assert judge(policy, outcome, intensity=INTENSITY, restarts_at=(), now=0.0) == verdict
+    assert decide_restart(policy, outcome, intensity=INTENSITY, restarts_at=(), now=0.0) == verdict
 
 
 @pytest.mark.parametrize(
     ("restarts_at", "verdict"),
     [
-        ((), RunAgain(1.0)),
-        ((90.0,), RunAgain(2.0)),
-        ((90.0, 95.0), RunAgain(3.0)),  # Doubled to 4, capped at 3.
+        ((), Restart(1.0)),
+        ((90.0,), Restart(2.0)),
+        ((90.0, 95.0), Restart(3.0)),  # Doubled to 4, capped at 3.
         ((90.0, 95.0, 99.0), GiveUp()),
     ],
 )
 def test_the_back_off_doubles_up_to_its_cap_until_the_restarts_are_used_up(
     restarts_at: tuple[float, ...], verdict: Verdict
 ) -> None:
-    found = judge(
+    found = decide_restart(
         Policy.PERMANENT,
         Outcome.CRASHED,
         intensity=INTENSITY,
@@ -61,7 +61,7 @@ def test_the_back_off_doubles_up_to_its_cap_until_the_restarts_are_used_up(
 def test_restarts_older_than_the_window_are_forgotten() -> None:
     on_the_edge = (40.0, 40.5, 41.0)
 
-    verdict = judge(
+    verdict = decide_restart(
         Policy.PERMANENT,
         Outcome.CRASHED,
         intensity=INTENSITY,
@@ -69,13 +69,15 @@ def test_restarts_older_than_the_window_are_forgotten() -> None:
         now=100.0,
     )
 
-    assert verdict == RunAgain(3.0)
+    assert verdict == Restart(3.0)
 
 
 def test_no_restarts_allowed_means_giving_up_at_once() -> None:
     never = Intensity(restarts_max=0)
 
-    verdict = judge(Policy.PERMANENT, Outcome.CRASHED, intensity=never, restarts_at=(), now=0.0)
+    verdict = decide_restart(
+        Policy.PERMANENT, Outcome.CRASHED, intensity=never, restarts_at=(), now=0.0
+    )
 
     assert verdict == GiveUp()
 

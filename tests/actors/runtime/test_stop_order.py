@@ -7,10 +7,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.runtime import Child, Strategy, Supervisor, nest
-from actors.runtime.child import Slot
-from actors.runtime.life import REMINDER_S, ask_to_stop, incarnate
-
-from .toys import Boom, Lingerer, Puppet, puppets, states
+from actors.runtime.child import REMINDER_S, ChildState, ask_to_stop, run_once
+from tests.actors.runtime.toys import Boom, Lingerer, Puppet, puppets, states
 
 
 def one_for_one(*children: Child, name: str = "toys") -> Supervisor:
@@ -235,11 +233,11 @@ async def test_a_supervisor_can_run_again_after_a_stop(autojump_clock: MockClock
 
 async def test_a_child_stopped_before_its_first_step_never_takes_it() -> None:
     journal: list[str] = []
-    slot = Slot(Puppet("a", journal).child())
+    slot = ChildState(Puppet("a", journal).child())
     slot.begin(trio.current_time())
 
     ask_to_stop(slot)
-    await incarnate(slot)
+    await run_once(slot)
 
     assert journal == []
 

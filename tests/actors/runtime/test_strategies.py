@@ -7,8 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.runtime import Child, Intensity, Policy, Strategy, Supervisor
-
-from .toys import PROMPT, Lingerer, Puppet, puppets, states
+from tests.actors.runtime.toys import PROMPT, Lingerer, Puppet, puppets, states
 
 
 async def started(nursery: trio.Nursery, cast: dict[str, Puppet], strategy: Strategy) -> Supervisor:

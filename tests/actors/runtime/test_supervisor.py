@@ -20,8 +20,7 @@ from actors.runtime import (
     Supervisor,
     nest,
 )
-
-from .toys import PROMPT, Boom, Puppet, puppets, states
+from tests.actors.runtime.toys import PROMPT, Boom, Puppet, puppets, states
 
 
 def one_for_one(*children: Child) -> Supervisor:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from conveyor.engines.aws.queue import SqsQueue
+from conveyor.engines.aws.sqs.queue import SqsQueue
 from conveyor.engines.system import SystemClock
 from conveyor.ports.clock import Clock
 from conveyor.ports.queue import Queue
@@ -28,10 +28,10 @@ async def _of_engine(name: str, data_dir: Path, clock: Clock) -> AsyncIterator[Q
 @asynccontextmanager
 async def _emulated(url: str) -> AsyncIterator[Queue]:
     """Queues of its own, for all tests share the server and the ids of their runs."""
-    async with a_lean_plane(an_access(sqs=url)) as plane:
+    async with a_lean_plane(an_access(sqs=url)) as transport:
         prefix = f"test-{next(_NUMBERS)}-"
         clock = SystemClock()
-        yield SqsQueue(seam=a_seam(plane), clock=clock, random=Random(1), prefix=prefix)
+        yield SqsQueue(client=a_seam(transport), clock=clock, random=Random(1), prefix=prefix)
 
 
 QUEUES: dict[str, Callable[[Path, Clock], AbstractAsyncContextManager[Queue]]] = {

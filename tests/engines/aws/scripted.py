@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from conveyor.engines.aws.errors import AwsError, NoAnswer
+from conveyor.engines.aws.errors import AwsError, NoResponse
 
-Said = dict[str, Any] | AwsError | NoAnswer
+Said = dict[str, Any] | AwsError | NoResponse
 
 THROTTLED = AwsError("ThrottlingException", "slow down")
-LOST = NoAnswer("the connection closed", was_sent=True)
-UNSENT = NoAnswer("connection refused", was_sent=False)
+LOST = NoResponse("the connection closed", was_sent=True)
+UNSENT = NoResponse("connection refused", was_sent=False)
 
 
 class ScriptedPlane:
@@ -27,7 +27,7 @@ class ScriptedPlane:
     ) -> dict[str, Any]:
         self.asked.append((service, operation, params))
         line = self._lines.pop(0) if len(self._lines) > 1 else self._lines[0]
-        if isinstance(line, AwsError | NoAnswer):
+        if isinstance(line, AwsError | NoResponse):
             raise line
         return line
 

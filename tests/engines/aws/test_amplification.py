@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.dispatch import Arm
-from bench.wire import in_one_process
+from bench.multi_process import in_one_process
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.coordinator import SKEW_S, DynamoCoordinator
-from conveyor.engines.aws.seam import Seam
 from tests.aws import a_lean_plane, a_seam, an_access
 from tests.builders import JOB, RUN, ManualClock
 from tests.conformance.coordinators import a_space, a_table_of_leases
@@ -17,12 +17,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-async def seam(ministack: str) -> AsyncIterator[Seam]:
-    async with a_lean_plane(an_access(dynamodb=ministack)) as plane:
-        yield a_seam(plane)
+async def seam(ministack: str) -> AsyncIterator[AwsClient]:
+    async with a_lean_plane(an_access(dynamodb=ministack)) as transport:
+        yield a_seam(transport)
 
 
-async def test_who_is_ahead_of_time_takes_no_lease_that_its_holder_believes_in(seam: Seam) -> None:
+async def test_who_is_ahead_of_time_takes_no_lease_that_its_holder_believes_in(
+    seam: AwsClient,
+) -> None:
     table = a_space()
     await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
     clock, fast = ManualClock(), ManualClock()
@@ -42,7 +44,7 @@ async def test_who_is_ahead_of_time_takes_no_lease_that_its_holder_believes_in(s
     assert await holder.renew([held], ttl_s=30) == frozenset({held})
 
 
-async def test_a_renewal_that_arrives_late_shortens_no_lease(seam: Seam) -> None:
+async def test_a_renewal_that_arrives_late_shortens_no_lease(seam: AwsClient) -> None:
     """Its holder had given it up, and renewed since."""
     table = a_space()
     await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
@@ -60,16 +62,18 @@ async def test_a_renewal_that_arrives_late_shortens_no_lease(seam: Seam) -> None
     assert await holder.renew([held], ttl_s=30) == frozenset()
 
 
-async def test_a_mark_that_was_taken_back_is_gone_for_who_is_behind_the_time(seam: Seam) -> None:
+async def test_a_mark_that_was_taken_back_is_gone_for_who_is_behind_the_time(
+    seam: AwsClient,
+) -> None:
     table = a_space()
     await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
     clock, slow = ManualClock(), ManualClock()
     clock.advance(SKEW_S)
     owner = DynamoCoordinator(seam, table, clock=clock, random=Random(1))
     reader = DynamoCoordinator(seam, table, clock=slow, random=Random(2))
-    await owner.leave_marks("owner", {"workers": "here"}, ttl_s=30)
-    assert await reader.marks_on("workers") == ["here"]
+    await owner.put_status("owner", {"workers": "here"}, ttl_s=30)
+    assert await reader.list_status("workers") == ["here"]
 
-    await owner.leave_marks("owner", {"workers": ""}, ttl_s=0)
+    await owner.put_status("owner", {"workers": ""}, ttl_s=0)
 
-    assert await reader.marks_on("workers") == []
+    assert await reader.list_status("workers") == []

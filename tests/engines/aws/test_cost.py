@@ -15,20 +15,21 @@ from prometheus_client import CollectorRegistry
 from actors.messages import Settle, ShardWriterMessage
 from actors.runtime import Mailbox, Reply
 from actors.shard_writer import ShardWriter
-from conveyor.domain import limits, settlement
+from conveyor.domain import limits
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Result, Run, Task
-from conveyor.domain.settlement import Claimed, Settled, SettleVerdict, Spent
-from conveyor.domain.submission import TaskDraft
-from conveyor.engines.aws.dynamo import DynamoStore
-from conveyor.engines.aws.dynamo.layout import INDEXES
-from conveyor.engines.aws.metering import Meter
-from conveyor.engines.aws.queue import SqsQueue
+from conveyor.domain.run import settlement
+from conveyor.domain.run.settlement import Claimed, Cost, Settled, SettleVerdict
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.engines.aws.client.usage import Meter
+from conveyor.engines.aws.dynamodb import DynamoStore
+from conveyor.engines.aws.dynamodb.keys import INDEXES
+from conveyor.engines.aws.sqs.queue import SqsQueue
 from conveyor.engines.redis import open_redis
 from conveyor.ports.queue import Message
 from conveyor.telemetry import make_metrics
 from conveyor.usecases import ingest, jobs, reconcile, tasks
-from conveyor.usecases.env import Env, Pace
+from conveyor.usecases.context import BatchingConfig, Context
 from conveyor.usecases.ingest import Ingested
 from tests.actors.world import make_world
 from tests.aws import a_lean_plane, a_seam, a_table, an_access
@@ -39,16 +40,16 @@ pytestmark = pytest.mark.slow
 COUNT = 800
 SHARDS = 8
 RESULT = Result("jobs/1/runs/1/task.1", 20_000, "0" * 64, "text/html", 200)
-PACE = Pace(settle_s=0.1, settle_max=SHARDS * limits.AT_ONCE_TASKS_MAX)
+PACE = BatchingConfig(settle_s=0.1, settle_max=SHARDS * limits.INLINE_TASKS_MAX)
 
 
 @asynccontextmanager
-async def metered_env(ministack: str, redis: str) -> AsyncGenerator[tuple[Env, Meter], None]:
+async def metered_env(ministack: str, redis: str) -> AsyncGenerator[tuple[Context, Meter], None]:
     """The engine of production, on servers that stand in for it; bodies are in memory."""
     meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
     env, space = make_world().env, a_space()
     async with (
-        a_lean_plane(an_access(dynamodb=ministack, sqs=ministack)) as plane,
+        a_lean_plane(an_access(dynamodb=ministack, sqs=ministack)) as transport,
         open_redis(
             redis,
             random=Random(1),
@@ -58,20 +59,20 @@ async def metered_env(ministack: str, redis: str) -> AsyncGenerator[tuple[Env, M
             note=meter.count_redis,
         ) as shared,
     ):
-        seam = replace(a_seam(plane), meter=meter)
-        queue = SqsQueue(seam=seam, clock=env.clock, random=Random(1), prefix=f"{space}-")
+        client = replace(a_seam(transport), meter=meter)
+        queue = SqsQueue(client=client, clock=env.clock, random=Random(1), prefix=f"{space}-")
         policy = replace(env.policy, sync_tasks_max=100, shard_count=SHARDS, pace=PACE)
-        store = DynamoStore(await a_table(seam, space), queue)
+        store = DynamoStore(await a_table(client, space), queue)
         yield (
             replace(env, store=store, queue=queue, coordinator=shared.coordinator, policy=policy),
             meter,
         )
 
 
-async def ingested(env: Env) -> Run:
+async def ingested(env: Context) -> Run:
     """A large job whose rows are in place and whose refs are sent."""
     drafts = [TaskDraft(url=f"https://example.com/page?id={number}") for number in range(COUNT)]
-    job_id = JobId(env.mint())
+    job_id = JobId(env.new_id())
     accepted = await jobs.submit(env, CallerId("me"), jobs.Submission(drafts=drafts), job_id=job_id)
     run = accepted.run
     (batch,) = await ingest.open_batches_of(env, run.job_id, run.run_id)
@@ -79,7 +80,7 @@ async def ingested(env: Env) -> Run:
     return run
 
 
-async def in_hand(env: Env, run: Run) -> list[tuple[Message, Task]]:
+async def in_hand(env: Context, run: Run) -> list[tuple[Message, Task]]:
     """Every task, leased, received and claimed as a poller does it: by fifties."""
     taken: list[tuple[Message, Task]] = []
     leases = await env.coordinator.acquire(
@@ -96,12 +97,12 @@ async def in_hand(env: Env, run: Run) -> list[tuple[Message, Task]]:
     return taken
 
 
-async def settled(env: Env, taken: list[tuple[Message, Task]], meter: Meter) -> None:
+async def settled(env: Context, taken: list[tuple[Message, Task]], meter: Meter) -> None:
     """All through one writer, until it has acked what it wrote."""
     mailbox: Mailbox[ShardWriterMessage] = Mailbox(capacity=COUNT)
     replies: list[Reply[SettleVerdict]] = [Reply() for _ in taken]
     for (message, task), reply in zip(taken, replies, strict=True):
-        change = settlement.succeed(message.ref, task, RESULT, spent=Spent(1, 280), now=env.now())
+        change = settlement.succeed(message.ref, task, RESULT, spent=Cost(1, 280), now=env.now())
         mailbox.address.tell_nowait(Settle(message.ref, task, change, message, reply))
     writer = ShardWriter(env=env, metrics=make_metrics(CollectorRegistry()))
     async with trio.open_nursery() as nursery:

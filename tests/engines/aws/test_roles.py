@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from trio.testing import MockClock
 
-from conveyor.engines.aws.credentials import CHECK_EVERY_S, find_access
-from conveyor.engines.aws.errors import NoAnswer
-from conveyor.engines.aws.signing import Credentials
+from conveyor.engines.aws.client.credentials import CHECK_EVERY_S, find_access
+from conveyor.engines.aws.client.sigv4 import Credentials
+from conveyor.engines.aws.errors import NoResponse
 
 pytestmark = pytest.mark.slow
 
@@ -155,7 +155,7 @@ async def test_a_role_whose_service_is_away_goes_on_with_good_keys(
 async def test_without_a_service_there_are_no_keys_to_begin_with(container: Office) -> None:
     container.is_closed = True
 
-    with pytest.raises(NoAnswer):
+    with pytest.raises(NoResponse):
         await find_access(time.time)
 
 

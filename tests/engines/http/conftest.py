@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.model import Method
+from conveyor.domain.submit.ssrf import TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
-from conveyor.net.dialer import default_tls
-from conveyor.net.pool import HttpPool
+from conveyor.http_client.connector import default_tls
+from conveyor.http_client.pool import HttpPool
 from conveyor.ports.gateway import ScrapeRequest
 
 NOW = 1_700_000_000.0

@@ -10,13 +10,13 @@ from email.utils import formatdate
 
 import pytest
 
-from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.model import FailureReason, Method
+from conveyor.domain.submit.ssrf import TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
-from conveyor.net.pool import HttpPool
+from conveyor.http_client.pool import HttpPool
 from conveyor.ports.gateway import NotScraped, Scraped
 from tests.engines.http.conftest import NOW, TLS, a_request, now
-from tests.net.server import Peer, answering, raw_server, reply
+from tests.http_client.server import Peer, answering, raw_server, reply
 
 
 async def test_a_page_is_scraped_with_its_type_and_status(gateway: DirectGateway) -> None:

@@ -9,8 +9,8 @@ from conveyor.domain.model import FailureReason, Method
 from conveyor.engines.http.direct import DirectGateway, _Hop, _next_hop
 from conveyor.ports.gateway import NotScraped, Scraped
 from tests.engines.http.conftest import a_request
-from tests.net.conftest import target
-from tests.net.server import Peer, answering, by_path, raw_server, reply
+from tests.http_client.conftest import target
+from tests.http_client.server import Peer, answering, by_path, raw_server, reply
 
 
 def redirect(location: str, status: str = "302 Found") -> bytes:

@@ -14,17 +14,17 @@ import trio
 from trio.testing import MockClock
 from zenrows.batch import verify_webhook_signature
 
-from conveyor.domain.addresses import TargetPolicy
 from conveyor.domain.model import Webhook
-from conveyor.domain.signing import Secret
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.webhook.signature import Secret
 from conveyor.engines.http.webhook import WebhookNotifier
-from conveyor.net.pool import HttpPool
-from conveyor.net.slots import PoolLimits
-from conveyor.net.wire import connect
-from conveyor.ports.notifier import Delivered, Message, NotDelivered, Unresolved
+from conveyor.http_client.connection_limits import PoolLimits
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.stream import connect
+from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
 from tests.engines.http.conftest import NOW, TLS, now
-from tests.net.server import Peer, answering, raw_server, reply
-from tests.net.test_tls import Certificate, loopback
+from tests.http_client.server import Peer, answering, raw_server, reply
+from tests.http_client.test_stream import Certificate, loopback
 
 
 def to(url: str, *secrets: Secret) -> Message:

@@ -6,11 +6,11 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from conveyor.domain.budget import Price
+from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, Method, RunFailure
 from conveyor.engines.http.zenrows import ZenrowsGateway
-from conveyor.net.pool import HttpPool
+from conveyor.http_client.pool import HttpPool
 from conveyor.ports.gateway import (
     Contact,
     GatewayReport,
@@ -20,7 +20,7 @@ from conveyor.ports.gateway import (
     ScrapeRequest,
 )
 from tests.engines.http.conftest import a_request, now
-from tests.net.server import RawServer, answering, raw_server, reply
+from tests.http_client.server import RawServer, answering, raw_server, reply
 
 TARGET = "https://shop.example.com/a?b=c&d=é"
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from conveyor.domain.ids import LeaseId
 from conveyor.engines.redis.cache import RedisCache
+from conveyor.engines.redis.connection import DEADLINE_S, CoredisConnection, open_link
 from conveyor.engines.redis.coordinator import RedisCoordinator
-from conveyor.engines.redis.link import DEADLINE_S, RedisLink, open_link
-from conveyor.ports.cache import Found, Ticket
-from conveyor.ports.coordinator import Door
+from conveyor.ports.cache import CachedValue, ReadTicket
+from conveyor.ports.coordinator import HostPool
 from conveyor.ports.errors import Unavailable
 from tests.builders import JOB, OTHER_JOB, RUN
 from tests.conformance.coordinators import REDIS_ANSWER_S, a_space
@@ -36,11 +36,11 @@ def url(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def a_coordinator(link: RedisLink, space: str, seed: int = 1) -> RedisCoordinator:
+def a_coordinator(link: CoredisConnection, space: str, seed: int = 1) -> RedisCoordinator:
     return RedisCoordinator(link, Random(seed), space=space, deadline_s=REDIS_ANSWER_S)
 
 
-def a_cache(link: RedisLink) -> RedisCache:
+def a_cache(link: CoredisConnection) -> RedisCache:
     return RedisCache(link, Random(1), space=a_space(), answer_s=REDIS_ANSWER_S)
 
 
@@ -121,8 +121,14 @@ async def test_leases_of_many_jobs_and_doors_are_renewed_in_one_call(url: str) -
             *await coordinator.acquire(JOB, RUN, count_max=3, cap=9, ttl_s=30),
             *await coordinator.acquire(OTHER_JOB, RUN, count_max=3, cap=9, ttl_s=30),
         ]
-        doors = [Door(JOB, "a.test", 2), Door(OTHER_JOB, "a.test", 2), Door(JOB, "b.test", 2)]
-        leases += [each for each in await coordinator.enter(doors, ttl_s=30) if each is not None]
+        pools = [
+            HostPool(JOB, "a.test", 2),
+            HostPool(OTHER_JOB, "a.test", 2),
+            HostPool(JOB, "b.test", 2),
+        ]
+        leases += [
+            each for each in await coordinator.acquire_hosts(pools, ttl_s=30) if each is not None
+        ]
         await coordinator.release(leases[::4])
 
         assert await coordinator.renew(leases, ttl_s=30) == frozenset(leases[::4])
@@ -145,10 +151,10 @@ async def test_nothing_is_left_behind_for_good(tmp_path: Path) -> None:
         async with open_link(url) as link:
             coordinator = a_coordinator(link, a_space())
             await coordinator.acquire(JOB, RUN, count_max=2, cap=5, ttl_s=30)
-            await coordinator.enter([Door(JOB, "a.test", 2, 1.0)], ttl_s=30)
-            await coordinator.leave_marks("me", {"run": "text"}, ttl_s=30)
+            await coordinator.acquire_hosts([HostPool(JOB, "a.test", 2, 1.0)], ttl_s=30)
+            await coordinator.put_status("me", {"run": "text"}, ttl_s=30)
             cache = a_cache(link)
-            await cache.look("being read", "1", ttl_s=1)
+            await cache.get("being read", "1", ttl_s=1)
             await put_and_look(cache, "kept")
 
             info = redis_says(port_of(url), "INFO", "keyspace").decode()
@@ -164,17 +170,17 @@ async def test_what_is_cached_ages_out_by_the_servers_clock(url: str) -> None:
         cache = a_cache(link)
 
         with trio.fail_after(60):
-            while not isinstance(await put_and_look(cache, "run"), Found):
+            while not isinstance(await put_and_look(cache, "run"), CachedValue):
                 pass  # On a busy machine the text has aged out before it is looked for.
-            while isinstance(await cache.look("run", "1", ttl_s=0.3), Found):
+            while isinstance(await cache.get("run", "1", ttl_s=0.3), CachedValue):
                 await trio.sleep(0.01)
 
 
-async def put_and_look(cache: RedisCache, name: str) -> Found | Ticket | None:
-    ticket = await cache.look(name, "1", ttl_s=0.3)
-    if isinstance(ticket, Ticket):
-        await cache.keep(name, ticket, "text")
-    return await cache.look(name, "1", ttl_s=0.3)
+async def put_and_look(cache: RedisCache, name: str) -> CachedValue | ReadTicket | None:
+    ticket = await cache.get(name, "1", ttl_s=0.3)
+    if isinstance(ticket, ReadTicket):
+        await cache.put(name, ticket, "text")
+    return await cache.get(name, "1", ttl_s=0.3)
 
 
 async def test_a_server_that_may_drop_leases_is_complained_about(

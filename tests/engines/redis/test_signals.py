@@ -11,12 +11,11 @@ from random import Random
 import pytest
 import trio
 
-from actors.shared_signals import SharedSignals
+from actors.cross_process_signals import CrossProcessSignals
 from conveyor.domain.ids import JobId, RunId
-from conveyor.engines.redis.channel import RedisChannel
+from conveyor.engines.redis.connection import CoredisConnection, RedisChannel, open_link
 from conveyor.engines.redis.coordinator import RedisCoordinator
-from conveyor.engines.redis.link import RedisLink, open_link
-from conveyor.ports.signals import Receipt
+from conveyor.ports.worker_signals import TeardownResult
 from tests.builders import JOB, RUN
 from tests.conformance.coordinators import a_space
 from tests.servers import a_redis, free_port, redis_says
@@ -37,9 +36,9 @@ class Ear:
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
         self._note("opened", job_id, run_id)
 
-    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> Receipt:
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> TeardownResult:
         self._note("teardown", job_id, run_id)
-        return Receipt()
+        return TeardownResult()
 
     def _note(self, word: str, job_id: JobId, run_id: RunId) -> None:
         self.heard.append((word, job_id, run_id))
@@ -54,7 +53,7 @@ class Ear:
 
 @dataclass(frozen=True)
 class Process:
-    signals: SharedSignals
+    signals: CrossProcessSignals
     coordinator: RedisCoordinator
     channel: RedisChannel
 
@@ -66,21 +65,21 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def _process(
-    link: RedisLink,
+    link: CoredisConnection,
     space: str,
     owner: str,
     ear: Ear | None = None,
     *,
-    bell: Ear | None = None,
+    control_queue: Ear | None = None,
     can_abandon: bool = False,
 ) -> Process:
     coordinator = RedisCoordinator(link, Random(owner), space=space)
     channel = RedisChannel(link, space=space, owner=owner)
-    signals = SharedSignals(
+    signals = CrossProcessSignals(
         coordinator=coordinator,
         local=ear,
         tell=channel.tell,
-        ring=(bell or Ear()).batch_opened,
+        notify=(control_queue or Ear()).batch_opened,
         can_abandon=can_abandon,
     )
     return Process(signals, coordinator, channel)
@@ -134,7 +133,7 @@ async def test_a_list_is_walked_here_if_there_is_a_worker_or_the_bell_is_rung(
 ) -> None:
     here, rung = Ear(), Ear()
     async with open_link(redis) as link:
-        process = _process(link, a_space(), "me", here if has_worker else None, bell=rung)
+        process = _process(link, a_space(), "me", here if has_worker else None, control_queue=rung)
 
         await process.signals.batch_opened(JOB, RUN)
 
@@ -146,7 +145,7 @@ async def test_a_teardown_ends_when_the_last_lease_of_the_run_is_gone(url: str) 
     space, ear = a_space(), Ear()
     async with _listening(url, space, ear) as [worker], open_link(url) as link:
         held = await worker.coordinator.acquire(JOB, RUN, count_max=3, cap=9, ttl_s=30)
-        receipts: list[Receipt] = []
+        receipts: list[TeardownResult] = []
 
         async def tear_down() -> None:
             signals = _process(link, space, "api", can_abandon=True).signals
@@ -158,7 +157,7 @@ async def test_a_teardown_ends_when_the_last_lease_of_the_run_is_gone(url: str) 
             assert receipts == []
             await worker.coordinator.release(held)
 
-    assert receipts == [Receipt(released=3, abandoned=3, complete=True)]
+    assert receipts == [TeardownResult(released=3, abandoned=3, complete=True)]
 
 
 async def test_a_teardown_that_takes_too_long_says_so(url: str) -> None:
@@ -169,7 +168,7 @@ async def test_a_teardown_that_takes_too_long_says_so(url: str) -> None:
 
         receipt = await process.signals.teardown(JOB, RUN, deadline_s=0.05)
 
-    assert receipt == Receipt(released=1, complete=False)
+    assert receipt == TeardownResult(released=1, complete=False)
 
 
 async def test_signals_are_harmless_to_send_while_the_server_is_away() -> None:

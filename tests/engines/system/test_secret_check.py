@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.engines.system import AesVault
-from conveyor.engines.system.secret_check import check_secret, refuse_lost_secret
-from conveyor.ports.vault import WrongSecret, make_check, opens_check
+from conveyor.engines.system import AesSecretBox
+from conveyor.engines.system.aes_secret_box import check_secret, refuse_lost_secret
+from conveyor.ports.secret_box import WrongSecret, make_check, opens_check
 
-OURS, OTHER = AesVault(b"a" * 32), AesVault(b"b" * 32)
+OURS, OTHER = AesSecretBox(b"a" * 32), AesSecretBox(b"b" * 32)
 
 
 def test_the_same_secret_is_let_in_again(tmp_path: Path) -> None:
     check_secret(tmp_path, OURS)
 
-    check_secret(tmp_path, AesVault(b"a" * 32))
+    check_secret(tmp_path, AesSecretBox(b"a" * 32))
 
     assert [path.name for path in tmp_path.iterdir()] == ["secret.check"]
     assert stat.S_IMODE((tmp_path / "secret.check").stat().st_mode) == 0o600

@@ -16,15 +16,15 @@ from conveyor.simulation.checkers.acceptance import (
     one_key_makes_one_thing,
 )
 from conveyor.simulation.checkers.deletes import a_stopped_run_is_left_alone
-from conveyor.simulation.checkers.keys import an_expired_key_is_a_new_one
-from conveyor.simulation.checkers.reruns import a_rerun_has_every_line
+from conveyor.simulation.checkers.execution import a_rerun_has_every_line
+from conveyor.simulation.checkers.idempotency import an_expired_key_is_a_new_one
 from conveyor.simulation.checkers.tenancy import (
     a_key_is_its_callers_own,
     nobody_is_told_of_what_is_anothers,
 )
-from conveyor.simulation.history import Call, History
+from conveyor.simulation.client_history import Call, History
 from tests.builders import JOB, RUN, a_batch, a_job, a_run, a_task
-from tests.simulation.checkers.moments import (
+from tests.simulation.checkers.state_changes import (
     OTHER_TENANT,
     TENANT,
     a_call,

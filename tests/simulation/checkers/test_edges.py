@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import msgspec
 
-from conveyor.domain.budget import Budget, BudgetCap, Share, Unit
-from conveyor.domain.hosts import HostLimit, HostLimits
+from conveyor.domain.backpressure.budget import Budget, BudgetCap, BudgetReservation, Unit
+from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.model import Attempt, Problem, Result, RunStatus, TaskStatus
-from conveyor.domain.schedules import Skip, SkipReason
-from conveyor.simulation.checkers.budgets import (
+from conveyor.domain.schedule.schedule import Skip, SkipReason
+from conveyor.simulation.checkers.budget import (
     a_budget_adds_up_to_its_cap,
-    no_run_spends_above_its_cap,
-)
-from conveyor.simulation.checkers.deletes import nothing_is_left_of_a_deleted_run
-from conveyor.simulation.checkers.hosts import no_host_is_fetched_beyond_its_limits
-from conveyor.simulation.checkers.markers import every_body_answers_its_own_request
-from conveyor.simulation.checkers.notices import an_event_is_redelivered_for_its_owner
-from conveyor.simulation.checkers.paid import (
     every_paid_call_is_on_record,
+    no_run_spends_above_its_cap,
     no_spend_exceeds_the_bill,
     no_task_fails_for_an_outage,
     paid_calls_per_task_are_bounded,
 )
-from conveyor.simulation.checkers.schedules import (
+from conveyor.simulation.checkers.deletes import nothing_is_left_of_a_deleted_run
+from conveyor.simulation.checkers.fetches import every_body_answers_its_own_request
+from conveyor.simulation.checkers.hosts import no_host_is_fetched_beyond_its_limits
+from conveyor.simulation.checkers.schedule import (
     a_nominal_time_makes_one_run,
     no_nominal_time_is_left_out,
 )
-from conveyor.simulation.history import History
+from conveyor.simulation.checkers.webhooks import an_event_is_redelivered_for_its_owner
+from conveyor.simulation.client_history import History
 from tests.builders import JOB, RUN, T0, a_batch, a_job, a_notice, a_run, a_schedule, a_task
-from tests.simulation.checkers.moments import (
+from tests.simulation.checkers.state_changes import (
     OTHER_TENANT,
     TENANT,
     a_call,
@@ -126,7 +124,7 @@ def test_a_budget_that_does_not_add_up_is_reported() -> None:
 
     def found(left: int, taken: int) -> list[str]:
         budget = Budget(JOB, RUN, Unit.CREDITS, 10, left)
-        share = Share(JOB, RUN, "holder", taken, 1)
+        share = BudgetReservation(JOB, RUN, "holder", taken, 1)
         return [*a_budget_adds_up_to_its_cap(a_moment(a_job(), run, budget, share))]
 
     assert found(4, 6) == []

@@ -9,9 +9,9 @@ from conveyor.simulation.checkers.fetches import (
     no_fetch_without_a_claim,
     no_job_is_fetched_beyond_its_cap,
 )
-from conveyor.simulation.history import History
+from conveyor.simulation.client_history import History
 from tests.builders import a_job, a_run, a_task
-from tests.simulation.checkers.moments import a_fetch, a_moment
+from tests.simulation.checkers.state_changes import a_fetch, a_moment
 
 TASK = a_task(status=TaskStatus.PROCESSING, claim=2)
 ENDED = a_task(status=TaskStatus.SUCCESSFUL, claim=2, attempts=1, handed_back=1)

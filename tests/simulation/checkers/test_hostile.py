@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from conveyor.domain.ids import CallerId, JobId, RunId
 from conveyor.domain.model import Problem, Result, RunStatus, TaskStatus
-from conveyor.simulation.checkers.bodies import every_success_keeps_its_body
 from conveyor.simulation.checkers.expiry import (
     GONE_WITHIN_S,
     an_expired_body_is_gone,
     an_expired_result_is_not_served,
 )
 from conveyor.simulation.checkers.fairness import a_small_job_ends_soon_beside_hostile_callers
-from conveyor.simulation.checkers.keys import what_was_made_belongs_to_its_key
+from conveyor.simulation.checkers.fetches import every_success_keeps_its_body
+from conveyor.simulation.checkers.idempotency import what_was_made_belongs_to_its_key
 from conveyor.simulation.checkers.quotas import no_caller_exceeds_a_quota
 from conveyor.simulation.checkers.reasons import no_failure_names_our_resources
 from conveyor.simulation.checkers.receipts import a_stop_receipt_is_true
-from conveyor.simulation.history import History
+from conveyor.simulation.client_history import History
 from tests.builders import JOB, RUN, T0, a_job, a_run, a_task
-from tests.simulation.checkers.moments import a_call, a_fetch, a_moment
+from tests.simulation.checkers.state_changes import a_call, a_fetch, a_moment
 
 OTHER_JOB = JobId(f"{JOB[:-1]}9")
 TASK = a_task(status=TaskStatus.PROCESSING, claim=1)

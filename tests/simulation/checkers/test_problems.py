@@ -7,8 +7,8 @@ from conveyor.simulation.checkers.problems import (
     every_refusal_is_a_problem,
     no_request_is_our_fault,
 )
-from conveyor.simulation.history import Call, History
-from tests.simulation.checkers.moments import a_call, a_moment
+from conveyor.simulation.client_history import Call, History
+from tests.simulation.checkers.state_changes import a_call, a_moment
 
 PROBLEM = {
     "type": "urn:conveyor:problem:not_found",

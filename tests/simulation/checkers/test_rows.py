@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from conveyor.domain.ids import TaskId
 from conveyor.domain.model import JobStatus, RunStatus, TaskStatus
+from conveyor.simulation.backends.snapshot import Lease, idle_runs
+from conveyor.simulation.backends.storage_dump import StoredItem
 from conveyor.simulation.checkers.accounting import counters_never_fall
 from conveyor.simulation.checkers.deletes import (
     no_row_rises_from_the_dead,
@@ -19,11 +21,9 @@ from conveyor.simulation.checkers.leases import (
     an_ended_run_holds_nothing,
     dead_processes_hold_nothing,
 )
-from conveyor.simulation.history import History
-from conveyor.simulation.remains import Remnant
-from conveyor.simulation.snapshot import Lease, idle_runs
+from conveyor.simulation.client_history import History
 from tests.builders import JOB, RUN, T0, a_batch, a_job, a_run, a_stats, a_task
-from tests.simulation.checkers.moments import a_moment, a_snapshot
+from tests.simulation.checkers.state_changes import a_moment, a_snapshot
 
 TASK = a_task()
 HELD = a_task(status=TaskStatus.PROCESSING, claim=1)
@@ -92,7 +92,7 @@ def test_a_step_that_was_under_way_may_leave_tasks_where_rows_come_first() -> No
 def test_what_is_left_in_queues_of_a_deleted_job_is_reported() -> None:
     deleted, standing = a_job(status=JobStatus.DELETED), (a_job(), a_run())
     ref = f"ref of {JOB}".encode()
-    left = (Remnant("queue", RUN), Remnant("message", "any", ref), Remnant("mark", JOB))
+    left = (StoredItem("queue", RUN), StoredItem("message", "any", ref), StoredItem("mark", JOB))
 
     for each in left:
         assert list(nobody_is_sent_for_what_was_deleted(a_moment(deleted, remains=[each])))
@@ -101,9 +101,9 @@ def test_what_is_left_in_queues_of_a_deleted_job_is_reported() -> None:
 
 def test_rings_and_whose_a_run_was_may_stay() -> None:
     kept = (
-        Remnant("queue", "control-dead"),
-        Remnant("message", "control-dead", JOB.encode()),
-        Remnant("mark", f"{{{RUN}}}/:job", JOB.encode()),
+        StoredItem("queue", "control-dead"),
+        StoredItem("message", "control-dead", JOB.encode()),
+        StoredItem("mark", f"{{{RUN}}}/:job", JOB.encode()),
     )
     moment = a_moment(a_job(status=JobStatus.DELETED), remains=kept)
 

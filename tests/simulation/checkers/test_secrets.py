@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from base64 import b64encode
 
-from conveyor.simulation.canaries import secret_of
+from conveyor.simulation.backends.storage_dump import StoredItem
 from conveyor.simulation.checkers.secrets import (
     no_secret_is_logged,
     no_secret_is_shown,
     no_secret_is_stored,
     no_secret_is_told,
 )
-from conveyor.simulation.history import History
-from conveyor.simulation.remains import Remnant
+from conveyor.simulation.client_history import History
+from conveyor.simulation.secret_markers import secret_of
 from tests.builders import RUN, a_job, a_task
-from tests.simulation.checkers.moments import TENANT, a_call, a_delivery, a_moment
+from tests.simulation.checkers.state_changes import TENANT, a_call, a_delivery, a_moment
 
 SECRET = secret_of(TENANT, "header")
 SIGNING = b"thirty-two bytes that sign events"
@@ -35,14 +35,14 @@ def test_a_key_for_signatures_in_a_row_is_reported() -> None:
 
 def test_a_secret_in_what_an_engine_holds_beside_its_rows_is_reported() -> None:
     leaks = (
-        Remnant("message", RUN, f"ref {SECRET}".encode()),
-        Remnant("mark", f"{{{SECRET}}}/:marks"),
-        Remnant("body", "key", b"a page about " + SECRET.encode()),
+        StoredItem("message", RUN, f"ref {SECRET}".encode()),
+        StoredItem("mark", f"{{{SECRET}}}/:marks"),
+        StoredItem("body", "key", b"a page about " + SECRET.encode()),
     )
 
     for leak in leaks:
         assert list(no_secret_is_stored(a_moment(remains=[leak])))
-    assert list(no_secret_is_stored(a_moment(remains=[Remnant("message", RUN, b"a ref")]))) == []
+    assert list(no_secret_is_stored(a_moment(remains=[StoredItem("message", RUN, b"a ref")]))) == []
 
 
 def test_a_secret_in_a_log_is_reported() -> None:

@@ -6,9 +6,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.engines.aws.errors import AwsError, NoAnswer
+from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.ports.errors import Unavailable
-from conveyor.simulation.models.pessimism import CallFaults
+from conveyor.simulation.models.fault_rates import CallFaults
 from tests.simulation.models.worlds import TABLE, World, item, key
 
 A = item("a", text="x")
@@ -22,11 +22,11 @@ async def there(world: World) -> bool:
 async def test_a_refused_call_has_no_effect(world: World, autojump_clock: MockClock) -> None:
     world.suffers(CallFaults(refused_rate=1.0))
 
-    with pytest.raises((AwsError, NoAnswer)):
+    with pytest.raises((AwsError, NoResponse)):
         await world.dynamodb("PutItem", TableName=TABLE, Item=A)
 
     assert not await there(world)
-    assert world.fate.fired["call.refused"] == 1
+    assert world.fault_source.fired["call.refused"] == 1
 
 
 async def test_a_lost_answer_is_of_a_call_that_was_done(
@@ -34,11 +34,11 @@ async def test_a_lost_answer_is_of_a_call_that_was_done(
 ) -> None:
     world.suffers(CallFaults(lost_rate=1.0))
 
-    with pytest.raises((AwsError, NoAnswer)):
+    with pytest.raises((AwsError, NoResponse)):
         await world.dynamodb("PutItem", TableName=TABLE, Item=A)
 
     assert await there(world)
-    assert world.fate.fired["call.lost"] == 1
+    assert world.fault_source.fired["call.lost"] == 1
 
 
 async def test_a_slow_call_takes_its_time_and_is_done(
@@ -51,7 +51,7 @@ async def test_a_slow_call_takes_its_time_and_is_done(
 
     assert trio.current_time() - start == pytest.approx(5.0)
     assert await there(world)
-    assert world.fate.fired["call.slow"] == 1
+    assert world.fault_source.fired["call.slow"] == 1
 
 
 async def test_a_stalled_call_is_done_and_never_answered(
@@ -60,13 +60,13 @@ async def test_a_stalled_call_is_done_and_never_answered(
     world.suffers(CallFaults(stalled_rate=1.0))
     start = trio.current_time()
 
-    with pytest.raises(NoAnswer) as caught:
+    with pytest.raises(NoResponse) as caught:
         await world.dynamodb("PutItem", TableName=TABLE, Item=A)
 
     assert caught.value.was_sent
     assert trio.current_time() - start == pytest.approx(10.0)
     assert await there(world)
-    assert world.fate.fired["call.stalled"] == 1
+    assert world.fault_source.fired["call.stalled"] == 1
 
 
 async def test_a_late_call_is_done_after_its_caller_gave_up(
@@ -74,13 +74,13 @@ async def test_a_late_call_is_done_after_its_caller_gave_up(
 ) -> None:
     world.suffers(CallFaults(late_rate=1.0, late_s=(5.0, 5.0)))
 
-    with pytest.raises(NoAnswer):
+    with pytest.raises(NoResponse):
         await world.dynamodb("PutItem", TableName=TABLE, Item=A)
 
     assert not await there(world)
     await trio.sleep(5.0)
     assert await there(world)
-    assert world.fate.fired["call.late"] == 1
+    assert world.fault_source.fired["call.late"] == 1
 
 
 async def test_a_request_under_way_is_done_though_its_caller_is_cancelled(
@@ -100,16 +100,16 @@ async def test_through_the_seam_a_lost_answer_is_unknown_or_made_good(
     world: World, autojump_clock: MockClock
 ) -> None:
     world.suffers(CallFaults(lost_rate=1.0))
-    seam = world.seam()
+    client = world.client()
     guarded = {"TableName": TABLE, "Item": A, "ConditionExpression": "attribute_not_exists(pk)"}
 
     with pytest.raises(Unavailable):
-        await seam.call("dynamodb", "PutItem", guarded)
+        await client.call("dynamodb", "PutItem", guarded)
 
-    assert world.fate.fired["call.lost"] == 1
+    assert world.fault_source.fired["call.lost"] == 1
     with pytest.raises(Unavailable):
-        await seam.call("dynamodb", "GetItem", {"TableName": TABLE, "Key": key("a")})
-    assert world.fate.fired["call.lost"] > 2
+        await client.call("dynamodb", "GetItem", {"TableName": TABLE, "Key": key("a")})
+    assert world.fault_source.fired["call.lost"] > 2
 
 
 def test_the_same_seed_is_the_same_world() -> None:
@@ -121,7 +121,7 @@ def test_the_same_seed_is_the_same_world() -> None:
         for number in range(50):
             try:
                 await world.dynamodb("PutItem", TableName=TABLE, Item=item(str(number)))
-            except (AwsError, NoAnswer) as error:
+            except (AwsError, NoResponse) as error:
                 heard.append(str(error))
             heard.append(str(trio.current_time()))
         return heard

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from conveyor.engines.aws.errors import AwsError
 from conveyor.simulation.models.dynamodb.values import NotModelled
-from conveyor.simulation.models.pessimism import CapacityLimits, DynamoFaults
+from conveyor.simulation.models.fault_rates import CapacityLimits, DynamoFaults
 from tests.simulation.models.worlds import TABLE, World, item, key
 
 Params = dict[str, Any]
@@ -155,7 +155,7 @@ async def test_a_partition_takes_so_many_writes_a_second(
 
     assert codes == {"ProvisionedThroughputExceededException"}
     assert taken == pytest.approx(4000, rel=0.02)
-    assert world.fate.fired["dynamodb.throttled"] > 0
+    assert world.fault_source.fired["dynamodb.throttled"] > 0
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ async def test_a_cold_table_takes_so_many_writes_a_second(
             codes.add(error.code)
 
     assert codes == {"ThrottlingException"}
-    assert world.fate.fired["dynamodb.throttled"] == 100
+    assert world.fault_source.fired["dynamodb.throttled"] == 100
 
 
 async def test_a_hot_partition_of_an_index_throttles_writes_to_the_table(
@@ -211,7 +211,7 @@ async def test_a_throttled_shard_throttles_no_other(
     await put(world, item("a"))
 
     assert still[0] == "ProvisionedThroughputExceededException"
-    assert world.fate.fired["dynamodb.throttled_shard"] == 1
+    assert world.fault_source.fired["dynamodb.throttled_shard"] == 1
 
 
 async def test_batches_are_left_unprocessed_in_part(world: World) -> None:
@@ -229,7 +229,7 @@ async def test_batches_are_left_unprocessed_in_part(world: World) -> None:
     assert all(each in puts for each in left)
     assert 0 < len(unread) < 25
     assert len(read["Responses"][TABLE]) <= 25 - len(unread)
-    fired = world.fate.fired
+    fired = world.fault_source.fired
     assert fired["dynamodb.unprocessed_items"] == len(left)
     assert fired["dynamodb.unprocessed_keys"] == len(unread)
 
@@ -257,7 +257,7 @@ async def test_a_transaction_holds_its_items_for_a_moment(
 
     assert cancelled == ("TransactionCanceledException", ("TransactionConflict", "None"))
     assert alone[0] == "TransactionConflictException"
-    assert world.fate.fired["dynamodb.conflict"] == 2
+    assert world.fault_source.fired["dynamodb.conflict"] == 2
 
 
 async def test_a_transaction_that_is_asked_again_may_be_in_progress(world: World) -> None:
@@ -306,7 +306,7 @@ async def test_an_index_is_late_and_out_of_order_and_right_in_the_end(
     assert halfway not in (names[: len(halfway)], names[1 : len(halfway) + 1])
     assert await by_owner(world, "o") == names[1:]
     assert await by_owner(world, "other") == ["00"]
-    assert world.fate.fired["dynamodb.late_index"] >= 21
+    assert world.fault_source.fired["dynamodb.late_index"] >= 21
 
 
 async def test_rows_expire_late_or_never(world: World, autojump_clock: MockClock) -> None:
@@ -362,4 +362,4 @@ async def test_pages_come_back_short_and_empty_and_lose_nothing(
 
     assert found == sorted(names, reverse=not is_forward)
     assert 0 in sizes
-    assert world.fate.fired["dynamodb.empty_page"] == sizes.count(0)
+    assert world.fault_source.fired["dynamodb.empty_page"] == sizes.count(0)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from conveyor.engines.aws.errors import AwsError, NoAnswer
-from conveyor.engines.aws.seam import Plane
-from conveyor.simulation.models import AwsModel, Fate
+from conveyor.engines.aws.client.client import AwsTransport
+from conveyor.engines.aws.errors import AwsError, NoResponse
+from conveyor.simulation.models import AwsModel, FaultSource
 from tests.aws import a_lean_plane, an_access
 from tests.builders import ManualClock
 from tests.simulation.models.requests import TABLE, Call, calls
@@ -48,8 +48,8 @@ _definition = {
 class Table:
     """One table behind a plane, and what came of the calls to it."""
 
-    def __init__(self, plane: Plane, name: str) -> None:
-        self._plane = plane
+    def __init__(self, transport: AwsTransport, name: str) -> None:
+        self._plane = transport
         self._name = name
 
     async def ask(self, operation: str, params: Any) -> Any:
@@ -105,11 +105,11 @@ def _plain(value: Any) -> Any:
 
 async def _both(url: str, asked: list[Call]) -> None:
     name = f"agreed-{next(_names)}"  # Others have rows on this server too.
-    model = AwsModel(clock=ManualClock(), fate=Fate(random=Random(1)))
+    model = AwsModel(clock=ManualClock(), fault_source=FaultSource(random=Random(1)))
     async with a_lean_plane(an_access(dynamodb=url)) as server:
-        for plane in (model, server):
+        for transport in (model, server):
             made = {"TableName": name, **_definition}
-            await plane.call("dynamodb", "CreateTable", made, deadline_s=DEADLINE_S)
+            await transport.call("dynamodb", "CreateTable", made, deadline_s=DEADLINE_S)
         ours, theirs = Table(model, name), Table(server, name)
         for operation, params in asked:
             said = await ours.ask(operation, params)
@@ -126,5 +126,5 @@ some_calls = st.lists(calls(), min_size=CALL_COUNT, max_size=CALL_COUNT)
 async def test_the_model_answers_as_a_server_does(ministack: str, asked: list[Call]) -> None:
     try:
         await _both(ministack, asked)
-    except NoAnswer:  # Whether the server did it is anybody's guess.
+    except NoResponse:  # Whether the server did it is anybody's guess.
         reject()

@@ -11,13 +11,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.engines.aws.errors import AwsError, NoAnswer
-from conveyor.engines.aws.queues import RUN_ATTRIBUTES
-from conveyor.engines.redis.channel import RedisChannel
+from conveyor.engines.aws.errors import AwsError, NoResponse
+from conveyor.engines.aws.sqs.admin import RUN_ATTRIBUTES
+from conveyor.engines.redis.connection import RedisChannel
 from conveyor.engines.redis.coordinator import RedisCoordinator
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.models import FAULTS
-from conveyor.simulation.models.pessimism import (
+from conveyor.simulation.models.fault_rates import (
     CallFaults,
     CapacityLimits,
     DynamoFaults,
@@ -101,17 +101,17 @@ async def to_a_table(world: World, number: int) -> None:
         ("Query", {**at, **asked}),
     ]
     for operation, params in calls:
-        with suppress(AwsError, NoAnswer):
+        with suppress(AwsError, NoResponse):
             await world.dynamodb(operation, **params)
 
 
 async def to_a_queue(world: World, number: int) -> None:
     entries = [{"Id": str(n), "MessageBody": str(n)} for n in range(10)]
-    with suppress(AwsError, NoAnswer):
+    with suppress(AwsError, NoResponse):
         await world.sqs("CreateQueue", QueueName="q", Attributes=RUN_ATTRIBUTES)
-    with suppress(AwsError, NoAnswer):
+    with suppress(AwsError, NoResponse):
         await world.sqs("SendMessageBatch", **QUEUE, Entries=entries)
-    with suppress(AwsError, NoAnswer):
+    with suppress(AwsError, NoResponse):
         asked = {"MaxNumberOfMessages": 10, "VisibilityTimeout": 5}
         answer = await world.sqs("ReceiveMessage", **QUEUE, **asked)
         await world.sqs("ReceiveMessage", **QUEUE, **asked)
@@ -120,7 +120,7 @@ async def to_a_queue(world: World, number: int) -> None:
         entries = [{"Id": str(n), "ReceiptHandle": each} for n, each in enumerate(receipts)]
         await world.sqs("DeleteMessageBatch", **QUEUE, Entries=entries)
     if number % 20 == 0:
-        with suppress(AwsError, NoAnswer):
+        with suppress(AwsError, NoResponse):
             await world.sqs("DeleteQueue", **QUEUE)
 
 
@@ -131,7 +131,7 @@ async def to_a_bucket(world: World, number: int) -> None:
         await blobs.put("k/b", [b"x"])
         assert [piece async for piece in blobs.open("k/a")] == [b"x"]
         await blobs.delete_prefix("k")
-    with suppress(AwsError, NoAnswer):
+    with suppress(AwsError, NoResponse):
         upload = await world.s3("CreateMultipartUpload", Key="a")
         await world.s3("AbortMultipartUpload", Key="a", UploadId=upload["UploadId"])
 
@@ -161,5 +161,5 @@ async def test_every_fault_strikes_in_a_harsh_world(
             with suppress(Unavailable):
                 await way(world, number)
 
-    never = [name for name in FAULTS if not world.fate.fired[name]]
+    never = [name for name in FAULTS if not world.fault_source.fired[name]]
     assert never == []

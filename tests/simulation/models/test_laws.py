@@ -14,20 +14,20 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.domain import settlement
 from conveyor.domain.changes import Applied, BatchKey, Chunk, Stale
 from conveyor.domain.ids import FIRST_BATCH, LeaseId
 from conveyor.domain.model import Result, Task, TaskRef
 from conveyor.domain.queries import StatsOf, TasksOf
-from conveyor.domain.settlement import Claimed, Spent
-from conveyor.domain.sharding import shard_of
+from conveyor.domain.run import settlement
+from conveyor.domain.run.counters import shard_of
+from conveyor.domain.run.settlement import Claimed, Cost
 from conveyor.engines.aws.engine import AwsEngine
 from conveyor.engines.redis.coordinator import RedisCoordinator
 from conveyor.ports.blobs import Stored
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.errors import BlobMissing, QueueGone, Unavailable
 from conveyor.ports.store import Store
-from conveyor.simulation.models.pessimism import (
+from conveyor.simulation.models.fault_rates import (
     CallFaults,
     CapacityLimits,
     DynamoFaults,
@@ -49,7 +49,7 @@ from tests.builders import (
     key_of,
     ref_to,
 )
-from tests.conformance.picks import stream
+from tests.conformance.strategies import stream
 from tests.simulation.models.worlds import World
 
 pytestmark = pytest.mark.slow
@@ -209,9 +209,9 @@ async def test_every_ref_that_was_sent_is_received(harsh: World, autojump_clock:
 async def claim_and_settle(store: Store, refs: Sequence[TaskRef], now: float) -> None:
     result = Result("jobs/1/runs/1/task.1", 20_000, "0" * 64, "text/html", 200)
     verdicts = await store.commit([settlement.claim(ref, now=now) for ref in refs])
-    claims = [settlement.read_claim(verdict, now=now) for verdict in verdicts]
+    claims = [settlement.claim_result(verdict, now=now) for verdict in verdicts]
     settles = [
-        settlement.succeed(ref, claim.task, result, spent=Spent(1, 280), now=now)
+        settlement.succeed(ref, claim.task, result, spent=Cost(1, 280), now=now)
         for ref, claim in zip(refs, claims, strict=True)
         if isinstance(claim, Claimed)
     ]
@@ -261,7 +261,7 @@ async def test_pages_that_come_short_and_empty_are_complete(
         seen += page
 
     assert seen == sorted(tasks, key=lambda task: task.task_id)
-    assert harsh.fate.fired["dynamodb.empty_page"] > 0
+    assert harsh.fault_source.fired["dynamodb.empty_page"] > 0
 
 
 async def test_a_scrub_removes_all_though_batches_are_left_undone(
@@ -271,7 +271,7 @@ async def test_a_scrub_removes_all_though_batches_are_left_undone(
     await engine.store.put_chunk(a_chunk(tasks))
     harsh.suffers(CALLS, DYNAMODB)
 
-    while await until_known(lambda: engine.store.scrub(JOB, None, limit=50)):
+    while await until_known(lambda: engine.store.delete_run_rows(JOB, None, limit=50)):
         pass
     harsh.heals()
     await trio.sleep(120)
@@ -280,7 +280,7 @@ async def test_a_scrub_removes_all_though_batches_are_left_undone(
     jobs = [each for name, each in table.partitions.items() if name.startswith("Job#")]
     rows = [sort for each in jobs for sort in each.rows]
     assert rows == [("Job",)]
-    assert harsh.fate.fired["dynamodb.unprocessed_items"] > 0
+    assert harsh.fault_source.fired["dynamodb.unprocessed_items"] > 0
 
 
 async def test_a_body_is_whole_or_absent(harsh: World, autojump_clock: MockClock) -> None:

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from conveyor.domain.ids import JobId, LeaseId, RunId
-from conveyor.engines.redis.channel import RedisChannel
+from conveyor.engines.redis.connection import RedisChannel, RedisConnection, open_link
 from conveyor.engines.redis.coordinator import RedisCoordinator
-from conveyor.engines.redis.link import Link, open_link
-from conveyor.ports.coordinator import Coordinator, Door
+from conveyor.ports.coordinator import Coordinator, HostPool
 from conveyor.ports.errors import Unavailable
-from conveyor.simulation.models import Fate, RedisModel
-from conveyor.simulation.models.pessimism import RedisFaults
+from conveyor.simulation.models import FaultSource, RedisModel
+from conveyor.simulation.models.fault_rates import RedisFaults
 from tests.builders import JOB, RUN, ManualClock
 from tests.conformance.coordinators import LinkAt, a_space
 from tests.simulation.models.worlds import World
@@ -43,7 +42,7 @@ async def test_it_may_be_away_for_minutes(world: World, autojump_clock: MockCloc
     await trio.sleep(300)
 
     assert len(await take(coordinator)) == 1
-    assert world.fate.fired["redis.down"] == 1
+    assert world.fault_source.fired["redis.down"] == 1
 
 
 async def test_a_failover_loses_the_last_writes(world: World, autojump_clock: MockClock) -> None:
@@ -56,7 +55,7 @@ async def test_a_failover_loses_the_last_writes(world: World, autojump_clock: Mo
     count = await coordinator.count(RUN)
 
     assert count == 1
-    assert world.fate.fired["redis.failover"] > 0
+    assert world.fault_source.fired["redis.failover"] > 0
 
 
 async def test_two_primaries_give_more_than_the_cap_and_what_one_gave_is_lost(
@@ -71,7 +70,7 @@ async def test_two_primaries_give_more_than_the_cap_and_what_one_gave_is_lost(
 
     assert len(leases) == 2
     assert len(await several[0].renew(leases, ttl_s=60)) == 1
-    assert world.fate.fired["redis.split"] == 1
+    assert world.fault_source.fired["redis.split"] == 1
 
 
 async def test_a_key_may_be_evicted(world: World) -> None:
@@ -154,7 +153,7 @@ async def test_a_modelled_server_answers_as_a_real_one_does(
     redis: str, script: list[tuple[str, int, int]]
 ) -> None:
     clock, space = ManualClock(), a_space()
-    model = RedisModel(clock=clock, fate=Fate(random=Random(1)))
+    model = RedisModel(clock=clock, fault_source=FaultSource(random=Random(1)))
     async with open_link(redis) as link:
         ours = await _told(model.link(), space, clock, script)
         clock.at = ManualClock().at
@@ -164,7 +163,7 @@ async def test_a_modelled_server_answers_as_a_real_one_does(
 
 
 async def _told(
-    link: Link, space: str, clock: ManualClock, script: list[tuple[str, int, int]]
+    link: RedisConnection, space: str, clock: ManualClock, script: list[tuple[str, int, int]]
 ) -> list[object]:
     coordinator = RedisCoordinator(link, Random(1), space=space)
     leases: list[LeaseId] = []
@@ -177,8 +176,8 @@ async def _told(
                 leases += taken
                 told.append(taken)
             case "enter":
-                doors = [Door(JOB, f"h{pick}", cap=count, spacing_s=0.5 * pick)] * count
-                passed = await coordinator.enter(doors, ttl_s=2)
+                pools = [HostPool(JOB, f"h{pick}", cap=count, spacing_s=0.5 * pick)] * count
+                passed = await coordinator.acquire_hosts(pools, ttl_s=2)
                 leases += [each for each in passed if each is not None]
                 told.append(passed)
             case "renew":
@@ -190,10 +189,8 @@ async def _told(
             case "count":
                 told.append(await coordinator.count(RUN))
             case "mark":
-                await coordinator.leave_marks(
-                    f"w{pick}", {"x": f"m{count} \u00e9"}, ttl_s=5 * count
-                )
-                told.append(await coordinator.marks_on("x"))
+                await coordinator.put_status(f"w{pick}", {"x": f"m{count} \u00e9"}, ttl_s=5 * count)
+                told.append(await coordinator.list_status("x"))
             case _:
                 clock.advance(pick * 0.5)
     return told

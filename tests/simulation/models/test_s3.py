@@ -6,8 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.engines.aws.errors import AwsError, NoAnswer
-from conveyor.simulation.models.pessimism import S3Faults
+from conveyor.engines.aws.errors import AwsError, NoResponse
+from conveyor.simulation.models.fault_rates import S3Faults
 from tests.simulation.models.worlds import World
 
 
@@ -29,13 +29,13 @@ async def test_it_may_be_slow(world: World, autojump_clock: MockClock) -> None:
     await world.s3("PutObject", Key="a", Body=b"x")
 
     assert trio.current_time() - start == 30.0
-    assert world.fate.fired["s3.slow"] == 1
+    assert world.fault_source.fired["s3.slow"] == 1
 
 
 async def test_a_put_may_be_done_and_not_answered(world: World) -> None:
     world.suffers(S3Faults(lost_put_rate=1.0))
 
-    with pytest.raises(NoAnswer):
+    with pytest.raises(NoResponse):
         await world.s3("PutObject", Key="a", Body=b"x")
     world.heals()
 
@@ -91,9 +91,9 @@ async def test_a_read_may_break_off(world: World) -> None:
         async with world.aws.open("s3", "GetObject", asked, deadline_s=60.0) as answer:
             got.extend([piece async for piece in answer["Body"]])
 
-    with pytest.raises(NoAnswer):
+    with pytest.raises(NoResponse):
         await read()
-    assert world.fate.fired["s3.broken_read"] == 1
+    assert world.fault_source.fired["s3.broken_read"] == 1
 
 
 async def test_a_read_goes_on_with_what_it_began_with(world: World) -> None:

@@ -10,9 +10,9 @@ from trio.testing import MockClock
 
 from conveyor.domain.ids import TaskId
 from conveyor.domain.model import TaskRef
-from conveyor.engines.aws.errors import AwsError, NoAnswer
-from conveyor.engines.aws.queues import RUN_ATTRIBUTES
-from conveyor.simulation.models.pessimism import SqsFaults
+from conveyor.engines.aws.errors import AwsError, NoResponse
+from conveyor.engines.aws.sqs.admin import RUN_ATTRIBUTES
+from conveyor.simulation.models.fault_rates import SqsFaults
 from conveyor.simulation.models.sqs import URL
 from tests.builders import JOB, RUN, a_ulid
 from tests.simulation.models.worlds import World
@@ -47,7 +47,7 @@ async def test_a_message_may_be_delivered_twice_at_once(world: World) -> None:
     world.suffers(SqsFaults(duplicate_rate=1.0))
 
     assert bodies([*await receive(world), *await receive(world)]) == ["a", "a"]
-    assert world.fate.fired["sqs.duplicate"] == 2
+    assert world.fault_source.fired["sqs.duplicate"] == 2
 
 
 async def test_a_deleted_message_may_come_back_once_more(
@@ -63,7 +63,7 @@ async def test_a_deleted_message_may_come_back_once_more(
 
     assert answer["Failed"] == []
     assert bodies(await receive(world)) == ["a"]
-    assert world.fate.fired["sqs.undead"] == 1
+    assert world.fault_source.fired["sqs.undead"] == 1
 
 
 async def test_messages_come_out_of_order(world: World) -> None:
@@ -85,7 +85,7 @@ async def test_an_empty_answer_may_be_false(world: World) -> None:
     world.heals()
 
     assert [empty, bodies(await receive(world))] == [[], ["a"]]
-    assert world.fate.fired["sqs.false_empty"] == 1
+    assert world.fault_source.fired["sqs.false_empty"] == 1
 
 
 async def test_a_lost_receive_hides_its_messages_until_their_time(
@@ -94,7 +94,7 @@ async def test_a_lost_receive_hides_its_messages_until_their_time(
     await a_queue(world, "a")
     world.suffers(SqsFaults(lost_receive_rate=1.0))
 
-    with pytest.raises(NoAnswer):
+    with pytest.raises(NoResponse):
         await receive(world, VisibilityTimeout=30)
     world.heals()
 
@@ -119,7 +119,7 @@ async def test_a_stale_receipt_is_accepted_and_does_nothing(
 
     assert len(lapsed["Successful"]) == len(superseded["Successful"]) == 1
     assert bodies(await receive(world)) == bodies(new) == ["a"]
-    assert world.fate.fired["sqs.stale_receipt"] == 2
+    assert world.fault_source.fired["sqs.stale_receipt"] == 2
 
 
 async def test_visibility_is_kept_give_or_take(world: World, autojump_clock: MockClock) -> None:
@@ -175,7 +175,7 @@ async def test_no_more_may_be_in_flight_than_the_limit(world: World) -> None:
 
     with pytest.raises(AwsError, match="OverLimit"):
         await receive(world)
-    assert world.fate.fired["sqs.over_limit"] == 1
+    assert world.fault_source.fired["sqs.over_limit"] == 1
 
 
 async def test_messages_go_when_they_are_too_old(world: World, autojump_clock: MockClock) -> None:
@@ -184,7 +184,7 @@ async def test_messages_go_when_they_are_too_old(world: World, autojump_clock: M
     await trio.sleep(101)
 
     assert await receive(world) == []
-    assert world.fate.fired["sqs.retention"] == 1
+    assert world.fault_source.fired["sqs.retention"] == 1
 
 
 async def test_a_batch_may_be_taken_in_part(world: World) -> None:
@@ -246,7 +246,7 @@ async def test_what_others_send_to_a_queue_of_ours_is_put_away(world: World) -> 
     for _ in range(5):
         found += await queue.receive(RUN, count_max=10, visibility_s=60)
 
-    assert world.fate.fired["sqs.garbage"] >= 20
+    assert world.fault_source.fired["sqs.garbage"] >= 20
     assert {message.ref for message in found} == set(refs)
     left = await queue.depth(RUN)
     assert (left.visible, left.hidden) <= (0, 25)  # What another release may have sent stays.

@@ -8,11 +8,11 @@ from typing import Any
 
 import trio
 
-from conveyor.engines.aws.engine import AwsEngine, Names, engine_on, make_ready
-from conveyor.engines.aws.metering import Meter
-from conveyor.engines.aws.seam import LayeredSeam
-from conveyor.simulation.models import CALM, AwsModel, Fate, Pessimism, RedisModel
-from conveyor.simulation.models.pessimism import (
+from conveyor.engines.aws.client.client import RetryingAwsClient
+from conveyor.engines.aws.client.usage import Meter
+from conveyor.engines.aws.engine import AwsEngine, Names, build_engine, check_resources
+from conveyor.simulation.models import CALM, AwsModel, FaultRates, FaultSource, RedisModel
+from conveyor.simulation.models.fault_rates import (
     CallFaults,
     DynamoFaults,
     RedisFaults,
@@ -42,24 +42,24 @@ class World:
 
     seed: int = 1
     clock: TrioClock = field(default_factory=TrioClock)
-    fate: Fate = field(init=False)
+    fault_source: FaultSource = field(init=False)
     aws: AwsModel = field(init=False)
     redis: RedisModel = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fate = Fate(random=Random(self.seed))
-        self.aws = AwsModel(clock=self.clock, fate=self.fate)
-        self.redis = RedisModel(clock=self.clock, fate=self.fate)
+        self.fault_source = FaultSource(random=Random(self.seed))
+        self.aws = AwsModel(clock=self.clock, fault_source=self.fault_source)
+        self.redis = RedisModel(clock=self.clock, fault_source=self.fault_source)
 
-    def seam(self) -> LayeredSeam:
-        return LayeredSeam(plane=self.aws, random=Random(self.seed), meter=Meter())
+    def client(self) -> RetryingAwsClient:
+        return RetryingAwsClient(transport=self.aws, random=Random(self.seed), meter=Meter())
 
     async def set_up(self) -> None:
-        await make_ready(self.seam(), NAMES, region=REGION)
+        await check_resources(self.client(), NAMES, region=REGION)
 
     async def engine(self, number: int = 0) -> AwsEngine:
-        return await engine_on(
-            self.seam(), self.aws, NAMES, clock=self.clock, random=Random(number)
+        return await build_engine(
+            self.client(), self.aws, NAMES, clock=self.clock, random=Random(number)
         )
 
     def suffers(self, *faults: Faults) -> None:
@@ -71,10 +71,10 @@ class World:
             S3Faults: "s3",
             RedisFaults: "redis",
         }
-        self.fate.pessimism = Pessimism(**{kinds[type(each)]: each for each in faults})  # type: ignore[arg-type]
+        self.fault_source.pessimism = FaultRates(**{kinds[type(each)]: each for each in faults})  # type: ignore[arg-type]
 
     def heals(self) -> None:
-        self.fate.pessimism = CALM
+        self.fault_source.pessimism = CALM
 
     async def dynamodb(self, operation: str, **params: Any) -> dict[str, Any]:
         return await self.aws.call("dynamodb", operation, params, deadline_s=10.0)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
-from conveyor.simulation.models.fate import Fate
+from conveyor.simulation.models.fault_source import FaultSource
 
 TABLE = ""
 WRITE_UNIT_BYTES = 1024
@@ -44,7 +44,7 @@ class _Level:
 class Capacity:
     """`written` adds up the units of each partition: where the load lies."""
 
-    fate: Fate
+    fault_source: FaultSource
     now: Callable[[], float]
     written: Counter[Place] = field(default_factory=Counter)
     _writes: dict[Place, _Level] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Capacity:
 
     def take_writes(self, units: Units) -> str | None:
         """Takes it all, or answers why not: ProvisionedThroughputExceeded or ThrottlingError."""
-        limits = self.fate.pessimism.dynamodb.capacity
+        limits = self.fault_source.pessimism.dynamodb.capacity
         refusal = self._shut(units)
         if refusal is not None or limits is None:
             return refusal
@@ -63,7 +63,7 @@ class Capacity:
         return refusal
 
     def take_reads(self, units: Units) -> str | None:
-        limits = self.fate.pessimism.dynamodb.capacity
+        limits = self.fault_source.pessimism.dynamodb.capacity
         refusal = self._shut(units)
         if refusal is not None or limits is None:
             return refusal
@@ -71,15 +71,15 @@ class Capacity:
 
     def _shut(self, units: Units) -> str | None:
         """Now and then a shard is throttled for a while, whatever its load."""
-        faults = self.fate.pessimism.dynamodb
+        faults = self.fault_source.pessimism.dynamodb
         if not faults.throttled_shard_rate:
             return None
         now = self.now()
         for partition in units:
             if self._shut_until.get(partition, 0.0) > now:
                 return "ProvisionedThroughputExceeded"
-            if self.fate.strikes("dynamodb.throttled_shard", faults.throttled_shard_rate):
-                shut_s = self.fate.seconds(faults.throttled_shard_s)
+            if self.fault_source.strikes("dynamodb.throttled_shard", faults.throttled_shard_rate):
+                shut_s = self.fault_source.seconds(faults.throttled_shard_s)
                 self._shut_until[partition] = now + shut_s
                 return "ProvisionedThroughputExceeded"
         return None
@@ -99,7 +99,7 @@ class Capacity:
         elif any(level.left <= 0.0 for level, _ in whole):
             refusal = "ThrottlingError"
         if refusal is not None:
-            self.fate.count("dynamodb.throttled")
+            self.fault_source.count("dynamodb.throttled")
             return refusal
         for level, count in [*wanted, *whole]:
             level.left -= count

@@ -8,14 +8,14 @@ from typing import Any
 from conveyor.engines.aws.errors import AwsError
 from conveyor.simulation.models.dynamodb.tables import Table, table_of
 from conveyor.simulation.models.dynamodb.values import NotModelled
-from conveyor.simulation.models.fate import Fate
+from conveyor.simulation.models.fault_source import FaultSource
 
 Params = Mapping[str, Any]
 
 
 def do(
     tables: dict[str, Table],
-    fate: Fate,
+    fault_source: FaultSource,
     now: Callable[[], float],
     operation: str,
     params: Params,
@@ -24,7 +24,7 @@ def do(
     if operation == "CreateTable":
         if name in tables:
             raise AwsError("ResourceInUseException", f"Table already exists: {name}")
-        tables[name] = table_of(params, fate, now)
+        tables[name] = table_of(params, fault_source, now)
         return {"TableDescription": _described(tables[name])}
     if name not in tables:
         raise AwsError("ResourceNotFoundException", f"Requested resource not found: {name}")

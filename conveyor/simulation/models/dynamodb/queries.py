@@ -84,7 +84,7 @@ def query(table: Table, capacity: Capacity, params: Params) -> dict[str, Any]:
     if page.last is not None:
         answer["LastEvaluatedKey"] = page.last
         if not page.items:
-            table.fate.count("dynamodb.empty_page")
+            table.fault_source.count("dynamodb.empty_page")
     if params.get("ReturnConsumedCapacity", "NONE") != "NONE":
         answer["ConsumedCapacity"] = {"TableName": params["TableName"], "CapacityUnits": units}
     return answer
@@ -117,12 +117,16 @@ def seen(table: Table, key: Key, *, is_consistent: bool) -> Row | None:
     partition = table.partitions.get(key[0])
     if partition is None:
         return None
-    faults = table.fate.pessimism.dynamodb
+    faults = table.fault_source.pessimism.dynamodb
     sort = (key[1],)
     is_stale = not is_consistent and sort in partition.past
-    if not is_stale or not table.fate.strikes("dynamodb.stale_read", faults.stale_read_rate):
+    if not is_stale or not table.fault_source.strikes(
+        "dynamodb.stale_read", faults.stale_read_rate
+    ):
         return partition.rows.get(sort)
-    return partition.as_of(sort, table.now() - table.fate.seconds((0.0, faults.stale_read_s)))
+    return partition.as_of(
+        sort, table.now() - table.fault_source.seconds((0.0, faults.stale_read_s))
+    )
 
 
 def projected(item: Item, params: Params) -> Item:
@@ -224,9 +228,9 @@ def _scanned_max(table: Table, params: Params) -> int:
     if limit is not None and limit < 1:
         raise invalid("Limit must be at least 1")
     most = int(limit) if limit is not None else 1 << 60
-    rate = table.fate.pessimism.dynamodb.short_page_rate
-    if table.fate.strikes("dynamodb.short_page", rate):
-        return table.fate.below(min(most, 8))
+    rate = table.fault_source.pessimism.dynamodb.short_page_rate
+    if table.fault_source.strikes("dynamodb.short_page", rate):
+        return table.fault_source.below(min(most, 8))
     return most
 
 

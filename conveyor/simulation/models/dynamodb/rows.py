@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from conveyor.engines.aws.metering import item_bytes
+from conveyor.engines.aws.client.usage import item_bytes
 from conveyor.simulation.models.dynamodb.values import Item
 
 _FEW = 64

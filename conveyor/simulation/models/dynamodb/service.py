@@ -16,13 +16,8 @@ from conveyor.simulation.models.dynamodb.capacity import TABLE, Capacity, read_u
 from conveyor.simulation.models.dynamodb.tables import Key, Table
 from conveyor.simulation.models.dynamodb.transactions import Transactions
 from conveyor.simulation.models.dynamodb.values import Item, NotModelled, check_known, invalid
-from conveyor.simulation.models.dynamodb.writes import (
-    REFUSED,
-    Write,
-    checked_write,
-    throttled,
-)
-from conveyor.simulation.models.fate import Fate
+from conveyor.simulation.models.dynamodb.writes import REFUSED, Write, checked_write, throttled
+from conveyor.simulation.models.fault_source import FaultSource
 
 READ_MAX = 100
 WRITTEN_MAX = 25
@@ -54,7 +49,7 @@ _KNOWN: dict[str, frozenset[str]] = {
 
 @dataclass(slots=True)
 class DynamoModel:
-    fate: Fate
+    fault_source: FaultSource
     now: Callable[[], float]
     tables: dict[str, Table] = field(default_factory=dict)
     _capacities: dict[str, Capacity] = field(default_factory=dict)
@@ -62,7 +57,7 @@ class DynamoModel:
     _doers: dict[str, Callable[[Params], Answer]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._transactions = Transactions(self.fate, self.now, self.table, self.capacity)
+        self._transactions = Transactions(self.fault_source, self.now, self.table, self.capacity)
         self._doers = {
             "GetItem": self._get,
             "PutItem": lambda params: self._write("Put", params),
@@ -74,13 +69,13 @@ class DynamoModel:
             "TransactGetItems": self._transactions.get,
         }
 
-    def do(self, operation: str, params: Params) -> Answer:
+    def run(self, operation: str, params: Params) -> Answer:
         if operation == "Query":
             table = self.table(params["TableName"])
             return queries.query(table, self.capacity(params["TableName"]), params)
         doer = self._doers.get(operation)
         if doer is None:
-            return control.do(self.tables, self.fate, self.now, operation, params)
+            return control.do(self.tables, self.fault_source, self.now, operation, params)
         if operation in _KNOWN:
             check_known(operation, params, _KNOWN[operation])
         return doer(params)
@@ -95,7 +90,7 @@ class DynamoModel:
     def capacity(self, name: str) -> Capacity:
         found = self._capacities.get(name)
         if found is None:
-            found = self._capacities[name] = Capacity(self.fate, self.now)
+            found = self._capacities[name] = Capacity(self.fault_source, self.now)
         return found
 
     def _get(self, params: Params) -> Answer:
@@ -184,8 +179,8 @@ class DynamoModel:
         return consumed(params, total, {"UnprocessedItems": left})
 
     def _leaves(self, what: str) -> bool:
-        rate = self.fate.pessimism.dynamodb.unprocessed_rate
-        return self.fate.strikes(f"dynamodb.unprocessed_{what}", rate)
+        rate = self.fault_source.pessimism.dynamodb.unprocessed_rate
+        return self.fault_source.strikes(f"dynamodb.unprocessed_{what}", rate)
 
 
 def consumed(params: Params, units: float, answer: Answer) -> Answer:

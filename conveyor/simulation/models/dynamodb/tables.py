@@ -9,7 +9,7 @@ from typing import Any
 
 from conveyor.simulation.models.dynamodb.rows import Partition, Row, Sort
 from conveyor.simulation.models.dynamodb.values import Item, NotModelled, invalid
-from conveyor.simulation.models.fate import Fate
+from conveyor.simulation.models.fault_source import FaultSource
 
 ITEM_BYTES_MAX = 400 * 1024
 
@@ -69,7 +69,7 @@ class Table:
     collects the keys of rows that were, for those who look again and again, and clear it."""
 
     definition: Mapping[str, Any]
-    fate: Fate
+    fault_source: FaultSource
     now: Callable[[], float]
     pk: str
     sk: str
@@ -115,7 +115,7 @@ class Table:
     def put(self, key: Key, row: Row | None) -> None:
         """Writes the row, or removes it."""
         old, partition, sort = self.get(key), self.partition(key[0]), (key[1],)
-        faults = self.fate.pessimism.dynamodb
+        faults = self.fault_source.pessimism.dynamodb
         if faults.stale_read_rate:
             partition.remember(sort, self.now(), faults.stale_read_s)
         partition.put(sort, row)
@@ -140,13 +140,13 @@ class Table:
             self._expire(heappop(self._expiring)[2], now)
 
     def _tell(self, index: Index, key: Key, old: Row | None, new: Row | None) -> None:
-        faults = self.fate.pessimism.dynamodb
-        is_late = self.fate.strikes("dynamodb.late_index", faults.late_index_rate)
+        faults = self.fault_source.pessimism.dynamodb
+        is_late = self.fault_source.strikes("dynamodb.late_index", faults.late_index_rate)
         if not is_late and key not in index.late:
             index.show(key, old, new)
             return
         late = index.late.setdefault(key, Lateness(old))
-        due_at = self.now() + (self.fate.seconds(faults.late_index_s) if is_late else 0.0)
+        due_at = self.now() + (self.fault_source.seconds(faults.late_index_s) if is_late else 0.0)
         # Changes of one item keep their order; those of others overtake them.
         late.due_at, late.count = max(due_at, late.due_at), late.count + 1
         self._number += 1
@@ -157,11 +157,11 @@ class Table:
         if at is None or key in self._expires_at:
             return
         self._expires_at[key] = at
-        faults = self.fate.pessimism.dynamodb
-        if self.fate.strikes("dynamodb.never_expires", faults.never_expires_rate):
+        faults = self.fault_source.pessimism.dynamodb
+        if self.fault_source.strikes("dynamodb.never_expires", faults.never_expires_rate):
             return
-        if self.fate.strikes("dynamodb.late_expiry", faults.late_expiry_rate):
-            at += self.fate.seconds(faults.late_expiry_s)
+        if self.fault_source.strikes("dynamodb.late_expiry", faults.late_expiry_rate):
+            at += self.fault_source.seconds(faults.late_expiry_s)
         self._number += 1
         heappush(self._expiring, (at, self._number, key))
 
@@ -183,7 +183,9 @@ class Table:
         return float(row.item[self.expiry]["N"])
 
 
-def table_of(definition: Mapping[str, Any], fate: Fate, now: Callable[[], float]) -> Table:
+def table_of(
+    definition: Mapping[str, Any], fault_source: FaultSource, now: Callable[[], float]
+) -> Table:
     kinds = {each["AttributeType"] for each in definition["AttributeDefinitions"]}
     if kinds != {"S"}:
         raise NotModelled("keys that are no strings")
@@ -198,7 +200,7 @@ def table_of(definition: Mapping[str, Any], fate: Fate, now: Callable[[], float]
         if projection["ProjectionType"] == "ALL":
             shows = None
         indexes[each["IndexName"]] = Index(each["IndexName"], index_pk, index_sk, shows)
-    return Table(definition, fate, now, pk, sk, indexes)
+    return Table(definition, fault_source, now, pk, sk, indexes)
 
 
 def _names(schema: list[dict[str, str]]) -> Key:

@@ -16,7 +16,7 @@ from conveyor.simulation.models.dynamodb.capacity import TABLE, Capacity, Place,
 from conveyor.simulation.models.dynamodb.tables import Key, Table
 from conveyor.simulation.models.dynamodb.values import invalid
 from conveyor.simulation.models.dynamodb.writes import Write, checked_write
-from conveyor.simulation.models.fate import Fate
+from conveyor.simulation.models.fault_source import FaultSource
 
 ITEMS_MAX = 100
 BYTES_MAX = 4 * 1024 * 1024
@@ -34,7 +34,7 @@ Spot = tuple[str, Key]
 class Transactions:
     """`_held` are the items of transactions that others still see as under way."""
 
-    fate: Fate
+    fault_source: FaultSource
     now: Callable[[], float]
     table: Callable[[str], Table]
     capacity: Callable[[str], Capacity]
@@ -51,7 +51,7 @@ class Transactions:
         if until <= self.now():
             del self._held[table, key]
             return False
-        self.fate.count("dynamodb.conflict")
+        self.fault_source.count("dynamodb.conflict")
         return True
 
     def write(self, params: Params) -> dict[str, Any]:
@@ -117,8 +117,8 @@ class Transactions:
             raise AwsError(
                 "IdempotentParameterMismatchException", "the token was used for something else"
             )
-        rate = self.fate.pessimism.dynamodb.in_progress_rate
-        if self.fate.strikes("dynamodb.in_progress", rate):
+        rate = self.fault_source.pessimism.dynamodb.in_progress_rate
+        if self.fault_source.strikes("dynamodb.in_progress", rate):
             raise AwsError("TransactionInProgressException", "the same request is in progress")
         return True
 
@@ -127,8 +127,10 @@ class Transactions:
         for number, (table, key) in enumerate(places):
             if self.is_held(table, key):
                 reasons[number] = _CONFLICT
-        if self.fate.strikes("dynamodb.conflict", self.fate.pessimism.dynamodb.conflict_rate):
-            reasons[self.fate.below(len(reasons))] = _CONFLICT
+        if self.fault_source.strikes(
+            "dynamodb.conflict", self.fault_source.pessimism.dynamodb.conflict_rate
+        ):
+            reasons[self.fault_source.below(len(reasons))] = _CONFLICT
         _cancel(reasons)
 
     def _take(
@@ -147,9 +149,9 @@ class Transactions:
         return {name: sum(units.values()) for name, units in wanted.items()}
 
     def _hold(self, places: Sequence[Spot]) -> None:
-        most_s = self.fate.pessimism.dynamodb.conflict_s
+        most_s = self.fault_source.pessimism.dynamodb.conflict_s
         if most_s:
-            until = self.now() + self.fate.seconds((0.0, most_s))
+            until = self.now() + self.fault_source.seconds((0.0, most_s))
             self._held.update(dict.fromkeys(places, until))
 
 

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import trio
 from coredis.exceptions import ResponseError
 
-from conveyor.engines.redis.link import DEADLINE_S, Script
+from conveyor.engines.redis.connection import DEADLINE_S, Script
 from conveyor.ports.clock import Clock
-from conveyor.simulation.models.fate import Fate
+from conveyor.simulation.models.fault_source import FaultSource
+from conveyor.simulation.models.network import Network
 from conveyor.simulation.models.redis.keyspace import Keyspace
 from conveyor.simulation.models.redis.lua import Lua
-from conveyor.simulation.models.road import Road
 
 KEPT_S = 30.0
 HEARD_MAX = 1000
@@ -34,18 +34,20 @@ class RedisModel:
     server is back."""
 
     clock: Clock
-    fate: Fate
+    fault_source: FaultSource
     primary: Keyspace = field(init=False)
     old: Keyspace | None = None
     down_until: float = 0.0
     _old_until: float = 0.0
     _lua: Lua = field(default_factory=Lua)
-    _road: Road = field(init=False)
+    _network: Network = field(init=False)
     _links: list[ModelledLink] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.primary = Keyspace(self.clock.now, KEPT_S)
-        self._road = Road(clock=self.clock, fate=self.fate, errors=(OSError, ResponseError))
+        self._network = Network(
+            clock=self.clock, fault_source=self.fault_source, errors=(OSError, ResponseError)
+        )
 
     def link(self) -> ModelledLink:
         """The way of one more process to it."""
@@ -54,16 +56,16 @@ class RedisModel:
         return link
 
     async def ask(self, link: ModelledLink, do: Callable[[Keyspace], T]) -> T:
-        faults = self.fate.pessimism.redis
+        faults = self.fault_source.pessimism.redis
         slow_s = 0.0
-        if self.fate.strikes("redis.slow", faults.slow_rate):
-            slow_s = self.fate.seconds(faults.slow_s)
+        if self.fault_source.strikes("redis.slow", faults.slow_rate):
+            slow_s = self.fault_source.seconds(faults.slow_s)
         self._fail()
         if self.is_down:
             await trio.lowlevel.checkpoint()
             raise _AWAY()
-        return await self._road.travel(
-            self._road.trip(DEADLINE_S, slow_s=slow_s),
+        return await self._network.travel(
+            self._network.trip(DEADLINE_S, slow_s=slow_s),
             lambda: do(self._of(link)),
             refusals=[_AWAY, _CUT],
             losses=[_CUT],
@@ -71,9 +73,9 @@ class RedisModel:
         )
 
     def run(self, space: Keyspace, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        faults = self.fate.pessimism.redis
+        faults = self.fault_source.pessimism.redis
         # A server kills only scripts that have written nothing.
-        if self.fate.strikes("redis.killed", faults.killed_rate):
+        if self.fault_source.strikes("redis.killed", faults.killed_rate):
             raise ResponseError("Error running script: Script killed by user with SCRIPT KILL")
         return self._lua.run(script.text, keys, args, space.call)
 
@@ -82,8 +84,8 @@ class RedisModel:
         for each in self._links:
             if each.is_behind == link.is_behind:
                 each.hear(channel, text)
-        if self.fate.strikes("redis.deaf", self.fate.pessimism.redis.deaf_rate):
-            self.fate.one_of(self._links).cut()
+        if self.fault_source.strikes("redis.deaf", self.fault_source.pessimism.redis.deaf_rate):
+            self.fault_source.one_of(self._links).cut()
 
     @property
     def is_down(self) -> bool:
@@ -97,19 +99,26 @@ class RedisModel:
         return self.old if self.old is not None and link.is_behind else self.primary
 
     def _fail(self) -> None:
-        fate, faults, now = self.fate, self.fate.pessimism.redis, self.clock.now()
-        if fate.strikes("redis.down", faults.down_rate):
-            self.down_until = max(self.down_until, now + fate.seconds(faults.down_s))
+        fault_source, faults, now = (
+            self.fault_source,
+            self.fault_source.pessimism.redis,
+            self.clock.now(),
+        )
+        if fault_source.strikes("redis.down", faults.down_rate):
+            self.down_until = max(self.down_until, now + fault_source.seconds(faults.down_s))
             self._cut_all()
-        if fate.strikes("redis.failover", faults.failover_rate):
-            self.primary.take_back(fate.seconds(faults.failover_lost_s))
+        if fault_source.strikes("redis.failover", faults.failover_rate):
+            self.primary.take_back(fault_source.seconds(faults.failover_lost_s))
             self._cut_all()
-        if self.old is None and fate.strikes("redis.split", faults.split_rate):
-            self.old, self._old_until = self.primary.copy(), now + fate.seconds(faults.split_s)
+        if self.old is None and fault_source.strikes("redis.split", faults.split_rate):
+            self.old, self._old_until = (
+                self.primary.copy(),
+                now + fault_source.seconds(faults.split_s),
+            )
             for each in self._links:
-                each.is_behind = fate.below(2) == 0
-        if self.primary.values and fate.strikes("redis.evicted", faults.evicted_rate):
-            self.primary.forget(fate.one_of(list(self.primary.values)))
+                each.is_behind = fault_source.below(2) == 0
+        if self.primary.values and fault_source.strikes("redis.evicted", faults.evicted_rate):
+            self.primary.forget(fault_source.one_of(list(self.primary.values)))
 
     def _cut_all(self) -> None:
         for each in self._links:
@@ -142,7 +151,9 @@ class ModelledLink:
         await self.model.ask(self, lambda at: self.model.publish(self, channel, text))
 
     @asynccontextmanager
-    async def hearing(self, channel: str) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]], None]:
+    async def subscribe(
+        self, channel: str
+    ) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]], None]:
         await self.model.ask(self, lambda at: None)
         send, receive = trio.open_memory_channel[str](HEARD_MAX)
         self._heard.append((channel, send))

@@ -1,0 +1,469 @@
+"""ApiKeyLimiter: the calls that are made with one API key, and the permits for them
+(docs/engines.md, Gateways).
+
+A permit is taken before a message is received, and is in one of three states: held, calling, over.
+A call that is cut off keeps its place, and its lease, until its deadline: the gateway goes on with
+it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import msgspec
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.backpressure.call_window import CallWindow
+from conveyor.domain.backpressure.circuit import Circuit
+from conveyor.domain.backpressure.gateway_health import GatewayHealth
+from conveyor.domain.backpressure.permits import cooldown_s
+from conveyor.domain.ids import CallerId, JobId, LeaseId, RunId
+from conveyor.domain.run.wait_reason import WaitReason
+from conveyor.domain.submit.url import host_of
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.gateway import Contact, Deferred, GatewayReport, NotScraped, Outcome, Scraped
+from conveyor.telemetry import Metrics
+from conveyor.usecases.context import Context
+
+log = logging.getLogger(__name__)
+
+ACQUIRE_TIMEOUT_S = 10.0
+# A lease that no call needs is passed on within this time, or given back for other processes.
+IDLE_LEASE_S = 1.0
+# A refused call comes back no sooner, so that its message is not received for nothing.
+DEFER_S_MIN = 0.5
+NO_LIMIT = "none"
+_HEALTHY = GatewayHealth()
+# Callers whose health is kept for one key; those that nothing is known against are dropped first.
+HEALTHS_MAX = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class CallPermit:
+    """The right to make one call. `begin` and `end` frame the call; `close` is for all cases."""
+
+    limiter: ApiKeyLimiter
+    caller: CallerId
+    run_id: RunId
+    probe: int | None = None
+    lease_id: LeaseId | None = None
+    began_at: float | None = None
+    is_over: bool = False
+    is_kept: bool = False
+
+    def start(self) -> None:
+        self.began_at = trio.current_time()
+
+    def finish(self, outcome: Outcome, url: str) -> Outcome:
+        """The call has an outcome. A failure of the gateway, and not of the task, is deferred."""
+        self.is_over = True
+        return self.limiter.judge(self, outcome, url)
+
+    def close(self) -> None:
+        """Gives back a permit that was not used; a call that was cut off goes on elsewhere."""
+        if self.is_over:
+            return
+        self.is_over = True
+        if self.began_at is None:
+            self.limiter.release(self)
+        else:
+            self.limiter.abandon(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    caller: CallerId
+    run_id: RunId
+    weight: int
+    permits: list[CallPermit] = field(default_factory=list)
+    ready: trio.Event = field(default_factory=trio.Event)
+
+
+class ApiKeyLimiter:
+    """The calls that are made with one API key. `pool` names its leases.
+
+    The window is the key's. The gateway's health is judged for each caller apart, also where all
+    share one key: nobody's targets may stop another's calls.
+    """
+
+    def __init__(self, env: Context, metrics: Metrics, name: str) -> None:
+        self.window = CallWindow()
+        self.healths: dict[CallerId, GatewayHealth] = {}
+        self.name = name
+        self.pool = JobId(f"gateway-{name}")
+        self.used_at = trio.current_time()
+        self.spare: dict[LeaseId, float] = {}
+        self.leases: set[LeaseId] = set()
+        self.abandoned: dict[CallPermit, float] = {}
+        self._env = env
+        self._metrics = metrics
+        self.marked: str | None = None
+        self._first_began_at: float | None = None
+        self._full_until = 0.0
+        self._refusals_in_row = 0
+        self._waiters: list[_Waiter] = []
+        self._by_run: Counter[RunId] = Counter()
+        self._inflight = 0
+
+    @property
+    def inflight_count(self) -> int:
+        """Permits that are held or in use, and calls that were cut off and go on elsewhere."""
+        self._forget_abandoned()
+        return self._inflight + len(self.abandoned)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._inflight or self._waiters or self.abandoned or self.leases)
+
+    def health_of(self, caller: CallerId) -> GatewayHealth:
+        return self.healths.get(caller, _HEALTHY)
+
+    def is_open(self, caller: CallerId) -> bool:
+        """Whether calls may be made as far as the gateway is concerned: it neither is away nor has
+        asked for a pause."""
+        is_there = self.health_of(caller).circuit.is_closed
+        return is_there and self.window.resume_at <= trio.current_time()
+
+    def reason_for(self, caller: CallerId) -> WaitReason:
+        """What a caller's calls wait for, when they do."""
+        is_there = self.health_of(caller).circuit.is_closed
+        return WaitReason.GATEWAY_LIMIT if is_there else WaitReason.GATEWAY_UNAVAILABLE
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the limit is kept together with other processes: from the first call on, until
+        the gateway turns out to state none."""
+        return self.window.limit is not None or not self.window.is_answered
+
+    def take_nowait(self, caller: CallerId, run_id: RunId, *, count_max: int) -> list[CallPermit]:
+        """Permits that can be had at once, unless others wait."""
+        self.used_at = trio.current_time()
+        is_behind = any(self.is_open(waiter.caller) for waiter in self._waiters)
+        return [] if is_behind else self._admit(caller, run_id, count_max)
+
+    async def acquire(self, caller: CallerId, run_id: RunId, *, weight: int) -> list[CallPermit]:
+        """Waits for one permit."""
+        waiter = _Waiter(caller, run_id, weight)
+        self._waiters.append(waiter)
+        try:
+            self.grant()
+            await waiter.ready.wait()
+        except BaseException:
+            for permit in waiter.permits:
+                permit.close()
+            raise
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            self.used_at = trio.current_time()
+        return waiter.permits
+
+    def grant(self) -> None:
+        """Gives what there is to those who wait, to the run with the fewest calls for its weight
+        first. One permit each: who is served may take more of what is left."""
+        while self._waiters and self.room_count:
+            for waiter in sorted(self._waiters, key=self._share):
+                waiter.permits += self._admit(waiter.caller, waiter.run_id, 1)
+                if waiter.permits:
+                    self._waiters.remove(waiter)
+                    waiter.ready.set()
+                    break
+            else:
+                return
+
+    def adopt(self, marks: Sequence[str]) -> None:
+        """What other processes were told about the limit, as long as this one knows nothing."""
+        if marks and not self.window.is_answered:
+            stated = [int(mark) for mark in marks if mark.isdecimal()]
+            self.window = msgspec.structs.replace(
+                self.window, limit=min(stated, default=None), is_answered=True
+            )
+
+    @property
+    def mark(self) -> str | None:
+        """What this process was told about the limit, for others."""
+        if not self.window.is_answered:
+            return None
+        return NO_LIMIT if self.window.limit is None else str(self.window.limit)
+
+    @property
+    def room_count(self) -> int:
+        """How many calls could begin now: within the window, and with leases that are at hand or
+        worth asking for."""
+        now = trio.current_time()
+        if self._first_began_at is not None:
+            self.window = self.window.wait_unanswered(now - self._first_began_at)
+        room = self.window.room(self.inflight_count, now=now)
+        if self.is_shared and now < self._full_until:
+            return min(room, len(self.spare))
+        return room
+
+    async def lease(self, permits: list[CallPermit]) -> list[CallPermit]:
+        """The permits that all processes together have room for; the others are closed."""
+        if not self.is_shared:
+            return permits
+        for permit in permits:
+            if self.spare:
+                permit.lease_id = self.spare.popitem()[0]
+        bare = [permit for permit in permits if permit.lease_id is None]
+        try:
+            for permit, lease_id in zip(bare, await self._acquire(len(bare)), strict=False):
+                permit.lease_id = lease_id
+        except BaseException:
+            for permit in permits:
+                permit.close()
+            raise
+        self._note_refused(sum(permit.lease_id is None for permit in permits))
+        for permit in permits:
+            if permit.lease_id is None:
+                permit.close()
+        return [permit for permit in permits if permit.lease_id is not None]
+
+    def _note_refused(self, count: int) -> None:
+        """Other processes have the leases: the coordinator is asked again after a while, and by one
+        for all who wait."""
+        if count == 0:
+            self._refusals_in_row = 0
+            return
+        wait_s = cooldown_s(self._refusals_in_row, self._env.random)
+        self._full_until = trio.current_time() + wait_s
+        self._refusals_in_row += 1
+
+    async def _acquire(self, count: int) -> list[LeaseId]:
+        """Shielded: leases that nobody heard of would keep their places until they age out."""
+        if count == 0:
+            return []
+        limit = self.window.limit
+        cap = self.window.capacity if limit is None else limit
+        with trio.move_on_after(ACQUIRE_TIMEOUT_S, shield=True):
+            taken = await self._env.coordinator.acquire(
+                self.pool,
+                RunId(f"calls-{self.name}"),
+                count_max=count,
+                cap=cap,
+                ttl_s=limits.LEASE_TTL_S,
+            )
+            self.leases.update(taken)
+            return taken
+        raise Unavailable("the coordinator took too long over an acquire")
+
+    def judge(self, permit: CallPermit, outcome: Outcome, url: str) -> Outcome:
+        """What an outcome says about the gateway, and what becomes of the task."""
+        inflight = self.inflight_count
+        self._drop(permit)
+        report = None if isinstance(outcome, Deferred) else outcome.report
+        if report is None or isinstance(outcome, Deferred):
+            self._return_probe(permit)
+            self.grant()
+            return outcome
+        try:
+            return self._judge(permit, outcome, report, (url, inflight))
+        finally:
+            self.grant()
+
+    def _judge(
+        self,
+        permit: CallPermit,
+        outcome: Scraped | NotScraped,
+        report: GatewayReport,
+        call: tuple[str, int],
+    ) -> Outcome:
+        url, inflight = call
+        now, random = trio.current_time(), self._env.random
+        began_at = now if permit.began_at is None else permit.began_at
+        before = self.health_of(permit.caller)
+        match report.contact:
+            case Contact.ANSWERED:
+                health = before.note_answer(began_at=began_at, target=_digest(url))
+                self.window = self.window.note_answer(
+                    limit=report.limit, remaining=report.remaining, inflight=inflight, now=now
+                )
+                judged: Outcome = outcome
+            case Contact.REFUSED:
+                health = before.note_answer(began_at=began_at)
+                self.window = self.window.note_refusal(
+                    limit=report.limit,
+                    inflight=inflight,
+                    began_at=began_at,
+                    now=now,
+                    retry_after_s=report.retry_after_s,
+                    random=random,
+                )
+                self._metrics.gateway.refusals.inc()
+                wait_s = max(self.window.resume_at - now, DEFER_S_MIN)
+                judged = self._defer(outcome, WaitReason.GATEWAY_LIMIT, wait_s)
+            case Contact.UNREACHABLE:
+                health = before.note_unreachable(now=now, probe=permit.probe, random=random)
+                wait_s = max(health.circuit.wait_s(now), DEFER_S_MIN)
+                judged = self._defer(outcome, WaitReason.GATEWAY_UNAVAILABLE, wait_s)
+            case Contact.FAILED:
+                host, target = host_of(url) or "", _digest(url)
+                health, is_at_fault = before.note_failure(
+                    target,
+                    host,
+                    began_at=began_at,
+                    now=now,
+                    probe=permit.probe,
+                    random=random,
+                )
+                judged = outcome
+                if not is_at_fault:
+                    wait_s = health.retry_after_s(target, now=now)
+                    judged = self._defer(outcome, WaitReason.GATEWAY_UNAVAILABLE, wait_s)
+            case _:
+                assert_never(report.contact)
+        if len(self.healths) >= HEALTHS_MAX:
+            self.healths = {
+                caller: each for caller, each in self.healths.items() if not each.circuit.is_closed
+            }
+        self.healths[permit.caller] = health
+        self._note_circuit(before, health, outcome)
+        return judged
+
+    def _defer(self, outcome: Outcome, reason: WaitReason, retry_after_s: float) -> Outcome:
+        if not isinstance(outcome, NotScraped):
+            return outcome  # There is a page, whatever else the gateway said.
+        self._metrics.gateway.deferred.labels(reason.value).inc()
+        return Deferred(
+            reason=reason,
+            detail=outcome.problem.detail or outcome.problem.title,
+            retry_after_s=retry_after_s,
+            credits=outcome.credits,
+            cost_micros=outcome.cost_micros,
+            cost_known=outcome.cost_known,
+        )
+
+    def _note_circuit(
+        self, before: GatewayHealth, health: GatewayHealth, outcome: Scraped | NotScraped
+    ) -> None:
+        if health.circuit.is_closed == before.circuit.is_closed:
+            return
+        if not health.circuit.is_closed:
+            if not any(each.circuit.is_closed for each in self.healths.values()):
+                # After an outage the load comes back step by step.
+                self.window = self.window.restart()
+            cause = outcome.problem.code if isinstance(outcome, NotScraped) else ""
+            log.warning("the gateway is away: its calls wait", extra={"cause": cause})
+        else:
+            log.warning("the gateway is back")
+
+    def release(self, permit: CallPermit) -> None:
+        """A permit whose call was not made."""
+        self._drop(permit)
+        self._return_probe(permit)
+        self.grant()
+
+    def abandon(self, permit: CallPermit) -> None:
+        """A call that was cut off: it counts until its deadline, since the gateway goes on."""
+        assert permit.began_at is not None
+        self._inflight -= 1
+        self._uncount(permit.run_id)
+        self.abandoned[permit] = permit.began_at + limits.SCRAPE_DEADLINE_S
+        if permit.probe is not None:
+            circuit = self.health_of(permit.caller).circuit
+            self._set_circuit(
+                permit.caller,
+                circuit.abandon_probe(
+                    permit.probe, now=trio.current_time(), random=self._env.random
+                ),
+            )
+        self.grant()
+
+    async def keep_abandoned(self, run_id: RunId) -> int:
+        """Has the leases of calls that were cut off last until their deadlines, whatever becomes of
+        this process; answers how many of the run's calls there are."""
+        self._forget_abandoned()
+        await self.keep_leases_of_abandoned()
+        return sum(permit.run_id == run_id for permit in self.abandoned)
+
+    async def keep_leases_of_abandoned(self) -> None:
+        new = [permit for permit in self.abandoned if permit.lease_id and not permit.is_kept]
+        if new:
+            lease_ids = [permit.lease_id for permit in new if permit.lease_id is not None]
+            await self._env.coordinator.renew(lease_ids, ttl_s=limits.SCRAPE_DEADLINE_S)
+            for permit in new:
+                permit.is_kept = True
+
+    def take_unused(self) -> list[LeaseId]:
+        """Spare leases that no call has needed for a while, or that the limit has no room for."""
+        now, cap = trio.current_time(), self.window.limit or self.window.capacity
+        unused = [
+            lease_id
+            for lease_id, at in self.spare.items()
+            if at + IDLE_LEASE_S <= now or len(self.leases) > cap or not self.is_shared
+        ]
+        for lease_id in unused:
+            self.lose(lease_id)
+        return unused
+
+    def live_leases(self) -> list[LeaseId]:
+        """Leases to renew: those of calls that were cut off live until their deadlines already."""
+        kept = {permit.lease_id for permit in self.abandoned}
+        return sorted(lease_id for lease_id in self.leases if lease_id not in kept)
+
+    def lose(self, lease_id: LeaseId) -> None:
+        """The lease is given back, or has aged out; a call under it goes on."""
+        self.leases.discard(lease_id)
+        self.spare.pop(lease_id, None)
+
+    def _admit(self, caller: CallerId, run_id: RunId, count_max: int) -> list[CallPermit]:
+        count = min(count_max, self.room_count)
+        circuit = self.health_of(caller).circuit
+        if count < 1:
+            return []
+        if not circuit.is_closed:
+            started = circuit.start_probe(now=trio.current_time())
+            if started is None:
+                return []
+            self._set_circuit(caller, started)
+            permits = [CallPermit(self, caller, run_id, probe=started.probe)]
+        else:
+            permits = [CallPermit(self, caller, run_id) for _ in range(count)]
+        self._inflight += len(permits)
+        self._by_run[run_id] += len(permits)
+        if self._first_began_at is None:
+            self._first_began_at = trio.current_time()
+        return permits
+
+    def _drop(self, permit: CallPermit) -> None:
+        self._inflight -= 1
+        self._uncount(permit.run_id)
+        if permit.lease_id is not None and permit.lease_id in self.leases:
+            self.spare[permit.lease_id] = trio.current_time()
+
+    def _uncount(self, run_id: RunId) -> None:
+        self._by_run[run_id] -= 1
+        if not self._by_run[run_id]:
+            del self._by_run[run_id]
+
+    def _return_probe(self, permit: CallPermit) -> None:
+        if permit.probe is not None:
+            circuit = self.health_of(permit.caller).circuit
+            self._set_circuit(
+                permit.caller, circuit.return_probe(permit.probe, now=trio.current_time())
+            )
+
+    def _set_circuit(self, caller: CallerId, circuit: Circuit) -> None:
+        health = self.health_of(caller)
+        self.healths[caller] = msgspec.structs.replace(health, circuit=circuit)
+
+    def _forget_abandoned(self) -> None:
+        now = trio.current_time()
+        for permit in [each for each, until in self.abandoned.items() if until <= now]:
+            del self.abandoned[permit]
+            if permit.lease_id is not None:
+                self.lose(permit.lease_id)
+
+    def _share(self, waiter: _Waiter) -> float:
+        return self._by_run[waiter.run_id] / waiter.weight
+
+
+def _digest(url: str) -> str:
+    """A short name of a target: URLs are long, and many are remembered."""
+    return hashlib.blake2b(url.encode(errors="replace"), digest_size=8).hexdigest()

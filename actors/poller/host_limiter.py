@@ -1,0 +1,240 @@
+"""Doorkeeper: lets the tasks of one poller through to hosts that take few at a time (SPEC.md 4.8).
+
+A task whose host is full is parked, unclaimed and uncounted; where there is no room for it, it goes
+back to the queue until about its turn.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.backpressure import host_limit
+from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
+from conveyor.domain.changes import TaskKey
+from conveyor.domain.ids import LeaseId
+from conveyor.domain.lifecycle import TASK_TERMINAL
+from conveyor.domain.model import Job
+from conveyor.domain.submit.url import host_of
+from conveyor.ports.coordinator import HostPool
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.queue import Message, Queue
+from conveyor.telemetry import Metrics
+from conveyor.usecases.context import Context
+
+_FETCH_ESTIMATE_S = 1.0
+_WEIGHT = 0.3
+_EARLY_TURNS = 0.5  # Somebody should be there when a place is free: half a turn early.
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedMessage:
+    """A message that may be worked on now: at its host, if that is limited."""
+
+    message: Message
+    host: str | None = None
+    lease_id: LeaseId | None = None
+
+
+class HostLimiter:
+    """Remembers of each host when the next message has its turn, and how long its fetches take."""
+
+    def __init__(self, env: Context, job: Job, host_limits: HostLimits, metrics: Metrics) -> None:
+        self._env = env
+        self._job = job
+        self._limits = host_limits
+        self._metrics = metrics
+        self._turn_at: dict[str, float] = {}
+        self._next_turn_at: dict[str, float] = {}
+        self._full_until: dict[str, float] = {}
+        self._fetch_s: dict[str, float] = {}
+        self._due: list[float] = []
+        self.held = HeldMessages(env.queue)
+
+    def pop_held(self, count_max: int) -> list[tuple[Message, str]]:
+        """Messages whose hosts may have room now, no more of each than it may have room for."""
+        taken: list[tuple[Message, str]] = []
+        for host in [each for each in self.held.hosts if self._is_open(each)]:
+            count = min(count_max - len(taken), self._concurrency(host))
+            taken += [(message, host) for message in self.held.pop(host, count)]
+        return taken
+
+    async def acquire_hosts(
+        self, parked: Sequence[tuple[Message, str]], fresh: Sequence[Message]
+    ) -> list[AdmittedMessage]:
+        """Those that may go through; the others wait here, or are on their way back."""
+        named: list[tuple[Message, str | None]] = [*parked]
+        named += [(message, await self._host_of(message)) for message in fresh]
+        asked = [number for number, (_, host) in enumerate(named) if self._is_open(host)]
+        leases = dict(zip(asked, await self._acquire([named[n][1] for n in asked]), strict=True))
+        admitted: list[AdmittedMessage] = []
+        refused: list[tuple[Message, str]] = []
+        for number, (message, host) in enumerate(named):
+            lease_id = leases.get(number)
+            if host is None or lease_id is not None:
+                admitted.append(AdmittedMessage(message, host, lease_id))
+            else:
+                refused.append((message, host))
+        await self._hold_or_bounce(refused)
+        return admitted
+
+    def record_duration(self, admitted: AdmittedMessage, seconds: float) -> None:
+        """A fetch has ended: its host has room, and we know its pace."""
+        if admitted.host is not None:
+            self._full_until.pop(admitted.host, None)
+            before = self._fetch_s.get(admitted.host, seconds)
+            self._fetch_s[admitted.host] = before + _WEIGHT * (seconds - before)
+
+    def until_due(self) -> float:
+        """Seconds until the next of those that had to wait has its turn."""
+        now = trio.current_time()
+        while self._due and self._due[0] <= now:
+            heapq.heappop(self._due)
+        turns = [self._full_until.get(host, now) for host in self.held.hosts]
+        return max(min([*self._due[:1], *turns], default=math.inf) - now, 0.0)
+
+    async def _host_of(self, message: Message) -> str | None:
+        ref = message.ref
+        task = await self._env.store.read(TaskKey(ref.job_id, ref.run_id, ref.task_id, ref.shard))
+        if task is None or task.status in TASK_TERMINAL:
+            return None
+        host = host_of(task.url)
+        is_limited = host is not None and self._limits.limit_for(host) != HostLimit()
+        return host if is_limited else None
+
+    def _is_open(self, host: str | None) -> bool:
+        return host is not None and self._full_until.get(host, 0.0) <= trio.current_time()
+
+    async def _acquire(self, asked: Sequence[str | None]) -> list[LeaseId | None]:
+        if not asked:
+            return []
+        pools = [self._pool(host) for host in asked if host is not None]
+        return await self._env.coordinator.acquire_hosts(pools, ttl_s=limits.LEASE_TTL_S)
+
+    def _pool(self, host: str) -> HostPool:
+        limit = self._limits.limit_for(host)
+        return HostPool(
+            self._job.job_id,
+            host,
+            cap=limit.concurrency or self._job.max_inflight,
+            spacing_s=1.0 / limit.rate_per_s if limit.rate_per_s else 0.0,
+        )
+
+    def _concurrency(self, host: str) -> int:
+        limit = self._limits.limit_for(host)
+        if limit.concurrency is not None:
+            return limit.concurrency
+        return 1 + math.ceil((limit.rate_per_s or 0.0) * limits.HOST_SLACK_S)
+
+    async def _hold_or_bounce(self, refused: Sequence[tuple[Message, str]]) -> None:
+        async with trio.open_nursery() as nursery:
+            for message, host in refused:
+                if self.held.is_full:
+                    nursery.start_soon(self._bounce, message, self._wait_s(host, message))
+                else:
+                    self.held.hold(host, message)
+                self._note_full(host)
+
+    async def _bounce(self, message: Message, delay_s: float) -> None:
+        self._metrics.messages_bounced.inc()
+        heapq.heappush(self._due, trio.current_time() + delay_s)
+        with suppress(Unavailable):  # It comes back by itself.
+            await self._env.queue.bounce((message,), delay_s=delay_s)
+
+    def _wait_s(self, host: str, message: Message) -> float:
+        """The next turn that is free at this host, by what we know of its pace. Who had a turn and
+        came too early does not line up behind all the others again."""
+        limit = self._limits.limit_for(host)
+        now = trio.current_time()
+        turns = self._turn_at if message.receives == 1 else self._next_turn_at
+        turn_s = self._interval_s(host)
+        is_sure = limit.concurrency is None or host in self._fetch_s
+        turn_at = max(turns.get(host, 0.0), now)
+        wait_s = host_limit.host_wait_s(
+            turn_at + (1 - _EARLY_TURNS) * turn_s, now=now, is_sure=is_sure
+        )
+        turns[host] = min(turn_at + turn_s, now + wait_s + turn_s)
+        return wait_s
+
+    def _interval_s(self, host: str) -> float:
+        fetch_s = self._fetch_s.get(host, _FETCH_ESTIMATE_S)
+        return host_limit.host_interval_s(self._limits.limit_for(host), fetch_s=fetch_s)
+
+    def _note_full(self, host: str) -> None:
+        until = trio.current_time() + _EARLY_TURNS * min(self._interval_s(host), _FETCH_ESTIMATE_S)
+        self._full_until[host] = until
+
+
+# HeldMessages: messages in hand whose hosts are full, until there is room (SPEC.md 4.8).
+#
+# A parked message has neither slot nor lease nor claim. If its receipt lapses, somebody else has
+# it.
+
+
+class HeldMessages:
+    """Room for `HELD_MESSAGES_MAX` messages, in a line for each host."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._lines: dict[str, deque[Message]] = {}
+        self._count = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._count >= limits.HELD_MESSAGES_MAX
+
+    @property
+    def hosts(self) -> Iterable[str]:
+        return self._lines.keys()
+
+    def hold(self, host: str, message: Message) -> None:
+        """At the end of its host's line."""
+        assert not self.is_full
+        self._lines.setdefault(host, deque()).append(message)
+        self._count += 1
+
+    def pop(self, host: str, count_max: int) -> list[Message]:
+        """From the head of the host's line."""
+        line = self._lines[host]
+        taken = [line.popleft() for _ in range(min(count_max, len(line)))]
+        self._count -= len(taken)
+        if not line:
+            del self._lines[host]
+        return taken
+
+    async def extend_forever(self) -> None:
+        """Keeps the messages hidden; those that were lost all the same are forgotten."""
+        while True:
+            await trio.sleep(2 * limits.HEARTBEAT_S)
+            parked = [message for line in self._lines.values() for message in line]
+            if not parked:
+                continue
+            try:
+                lost = await self._queue.extend(parked, visibility_s=limits.VISIBILITY_S)
+            except Unavailable:
+                continue  # There is time for one more try.
+            self._forget(lost)
+
+    def _forget(self, receipts: frozenset[str]) -> None:
+        kept = [
+            (host, message)
+            for host, line in self._lines.items()
+            for message in line
+            if message.receipt not in receipts
+        ]
+        self._lines, self._count = {}, 0
+        for host, message in kept:
+            self.hold(host, message)
+
+    async def release_all(self) -> None:
+        """Puts everything back, for anybody to have."""
+        parked = [message for host in list(self.hosts) for message in self.pop(host, self._count)]
+        if parked:
+            await self._queue.bounce(parked, delay_s=0.0)

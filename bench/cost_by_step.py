@@ -1,0 +1,114 @@
+"""Ports that say what each of their calls is for, so that the meter can tell the steps apart."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from conveyor.domain.changes import BatchKey, Change, RunKey, StatsKey, TaskKey, Update, is_tally
+from conveyor.domain.queries import BatchesOf, StatsOf
+from conveyor.engines.aws.client.usage import STEP
+from conveyor.usecases.context import Context
+
+T = TypeVar("T")
+
+STORE_BODY, STANDING, BENCH = "store body", "watch", "bench"
+STEPS = (
+    "submit",
+    "ingest",
+    "receive",
+    "lease",
+    "claim",
+    STORE_BODY,
+    "settle",
+    "renew",
+    "ack",
+    "complete",
+)
+"""In the order in which a task meets them. Beside them there are looks for runs, for notices and
+for what crashed, which a worker takes by the clock, and what the bench itself asks."""
+
+_OF_METHOD = {
+    "acquire": "lease",
+    "release": "lease",
+    "acquire_hosts": "lease",
+    "renew": "renew",
+    "extend": "renew",
+    "receive": "receive",
+    "bounce": "receive",
+    "ack": "ack",
+    "close_run": "complete",
+    "add": STORE_BODY,
+    "put_chunk": "ingest",
+}
+
+
+class Stepped:
+    """A port whose calls count for their step; what is called on the way counts for the same."""
+
+    def __init__(self, port: object) -> None:
+        self._port = port
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._port, name)
+        if name == "open":  # It streams, which no step of a task does.
+            return method
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await for_step(_step_of(name, args), partial(method, *args, **kwargs))
+
+        return call
+
+
+async def for_step(step: str, work: Callable[[], Awaitable[T]]) -> T:
+    token = STEP.set(step)
+    try:
+        return await work()
+    finally:
+        STEP.reset(token)
+
+
+def _step_of(name: str, args: Sequence[Any]) -> str:
+    around = STEP.get() or STANDING
+    if around in {"submit", BENCH}:
+        return around
+    match name:
+        case "commit":
+            return _step_of_changes(args[0]) or around
+        case "read" | "find":
+            return _step_of_look(args[0]) or around
+        case _:
+            return _OF_METHOD.get(name, around)
+
+
+def _step_of_look(asked: object) -> str | None:
+    if isinstance(asked, BatchKey | BatchesOf):
+        return "ingest"
+    return "complete" if isinstance(asked, StatsOf | StatsKey) else None
+
+
+def _step_of_changes(changes: Sequence[Change]) -> str | None:
+    first = changes[0].writes[0]
+    match first.key:
+        case TaskKey():
+            if is_tally(changes[0]):
+                return "settle"
+            return "claim" if isinstance(first, Update) and first.deltas else "renew"
+        case BatchKey():
+            return "ingest"
+        case RunKey():
+            return "complete"
+        case _:
+            return None
+
+
+def stepped(env: Context) -> Context:
+    return replace(
+        env,
+        store=cast("Any", Stepped(env.store)),
+        queue=cast("Any", Stepped(env.queue)),
+        blobs=cast("Any", Stepped(env.blobs)),
+        coordinator=cast("Any", Stepped(env.coordinator)),
+    )

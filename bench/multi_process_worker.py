@@ -1,0 +1,44 @@
+"""One worker process of the amplification bench: the real worker, with a gateway that only thinks.
+
+`python -m bench.multi_process_worker THINK_S` works on the engine that its environment names, until
+it is signalled, and prints how many messages each receive call on a run's queue brought.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+import trio
+
+from bench.dispatch import CountedPlane, ThinkingGateway
+from conveyor.bootstrap.runtime import open_runtime
+from conveyor.cli.shutdown import STOP_S_MAX, cancel_on_signal
+from conveyor.config import load_settings
+from conveyor.engines.aws.client.client import RetryingAwsClient
+from conveyor.engines.aws.sqs.queue import SqsQueue
+from conveyor.telemetry import set_up_logging
+
+
+def tell(messages: int) -> None:
+    """At once, so that a kill loses no more than the call under way."""
+    os.write(sys.stdout.fileno(), b"%d\n" % messages)
+
+
+async def work(think_s: float) -> None:
+    async with (
+        open_runtime(load_settings(), role="worker") as world,
+        trio.open_nursery() as nursery,
+    ):
+        queue = world.env.queue
+        assert isinstance(queue, SqsQueue)
+        assert isinstance(queue.client, RetryingAwsClient)
+        queue.client = replace(queue.client, transport=CountedPlane(queue.client.transport, tell))
+        nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX)
+        await replace(world, gateway=ThinkingGateway(think_s)).worker().run()
+
+
+if __name__ == "__main__":
+    set_up_logging("json")
+    trio.run(work, float(sys.argv[1]))

@@ -1,0 +1,139 @@
+"""The arms of the throughput bench, each run alone in a process of its own.
+
+`python -m bench.throughput_variants NAME URL COUNT CONCURRENCY FOLDER` prints one line of JSON:
+pages fetched, seconds, CPU seconds and peak memory, its children's included. What an arm needs is
+imported before its clock starts, whichever arm it is; a helper process starts, and imports, while
+it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import resource
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import trio
+
+from conveyor.cli.local_run import running_worker, start_job, watch_run
+from conveyor.config import Settings
+
+
+class Measured(msgspec.Struct, frozen=True):
+    pages: int
+    seconds: float
+    cpu_s: float
+    rss_mb: float
+
+    @property
+    def cpu_ms_per_page(self) -> float:
+        return self.cpu_s / self.pages * 1000
+
+    @property
+    def pages_per_s(self) -> float:
+        return self.pages / self.seconds
+
+
+Arm = Callable[[Iterator[str], int, Path], Awaitable[int]]
+# Conveyor's own are at the top: the other arms need some of them too.
+MODULES = {"bare": ("aiohttp", "uvloop"), "httpx": ("httpx", "httpcore", "anyio")}
+
+
+async def bare(urls: Iterator[str], concurrency: int, folder: Path) -> int:
+    """aiohttp on uvloop, a file per body, nothing kept of what became of it."""
+    import aiohttp
+
+    done = 0
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        nonlocal done
+        for url in urls:
+            async with session.get(url) as response:
+                body = await response.read()
+            (folder / str(done)).write_bytes(body)
+            done += 1
+
+    connector = aiohttp.TCPConnector(limit=concurrency)
+    async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
+        await asyncio.gather(*(work(session) for _ in range(concurrency)))
+    return done
+
+
+async def httpx_on_trio(urls: Iterator[str], concurrency: int, folder: Path) -> int:
+    """httpx as it comes, a file per body, nothing kept of what became of it."""
+    import httpx
+
+    done = 0
+
+    async def work(client: httpx.AsyncClient) -> None:
+        nonlocal done
+        for url in urls:
+            response = await client.get(url)
+            (folder / str(done)).write_bytes(response.content)
+            done += 1
+
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    async with (
+        httpx.AsyncClient(limits=limits, timeout=60, trust_env=False) as client,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(concurrency):
+            nursery.start_soon(work, client)
+    return done
+
+
+async def conveyor(urls: Iterator[str], concurrency: int, folder: Path, processes: int = 1) -> int:
+    """The whole of Conveyor: accepted, claimed, fetched, stored, settled and completed, durably."""
+    settings = Settings(
+        data_dir=folder / "data",
+        allow_private_targets=True,
+        concurrency=concurrency,
+        max_inflight=concurrency,
+    )
+    async with running_worker(settings, role="bench", processes=processes) as world:
+        job, run = await start_job(world.env, list(urls), concurrency=concurrency, attempts=3)
+        ended = await watch_run(world.env, job, run, lambda *_: None)
+    return ended.totals.successful
+
+
+def measure(name: str, url: str, count: int, concurrency: int, folder: Path) -> Measured:
+    urls = (f"{url}/{number}" for number in range(count))
+    for module in MODULES.get(name, ()):
+        importlib.import_module(module)
+    cpu, wall = _cpu_s(), time.perf_counter()
+    match name:
+        case "bare":
+            import uvloop
+
+            pages = uvloop.run(bare(urls, concurrency, folder))
+        case "httpx":
+            pages = trio.run(httpx_on_trio, urls, concurrency, folder)
+        case "conveyor":
+            pages = trio.run(conveyor, urls, concurrency, folder)
+        case "conveyor-2":
+            pages = trio.run(conveyor, urls, concurrency, folder, 2)
+        case _:
+            raise ValueError(name)
+    assert pages == count, f"{pages} of {count} pages"
+    return Measured(pages, time.perf_counter() - wall, _cpu_s() - cpu, _rss_mb())
+
+
+def _cpu_s() -> float:
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _rss_mb() -> float:
+    """This process at its largest and its largest child: no arm has two of them."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_maxrss for usage in usages) / 1024
+
+
+if __name__ == "__main__":
+    arm, address, count, concurrency, folder = sys.argv[1:]
+    measured = measure(arm, address, int(count), int(concurrency), Path(folder))
+    print(msgspec.json.encode(measured).decode())

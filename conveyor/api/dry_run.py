@@ -1,0 +1,80 @@
+"""Dry runs over HTTP: `dry_run=true` on a submit or a rerun (docs/api.md, Dry run)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
+from conveyor.domain.backpressure.budget import PriceRange
+from conveyor.domain.errors import InvalidTasks
+from conveyor.domain.model import Run
+from conveyor.schemas.responses import Estimate, RerunDryRunResponse, SubmitDryRunResponse
+from conveyor.usecases import dry_run
+from conveyor.usecases.context import Context
+from conveyor.usecases.dry_run import Rehearsed, rehearse
+from conveyor.usecases.jobs import Submission
+from conveyor.usecases.rerun import RerunFilter
+
+
+async def submit(
+    call: RequestContext, asked: Submission, work_of: Callable[[RequestContext], Work], job_id: str
+) -> Response:
+    """A list with bad lines is no refusal here: they are what the caller wants to know."""
+
+    async def work(env: Context) -> None:
+        await work_of(_with_env(call, env))(job_id)
+
+    try:
+        begun = await rehearse(call.env, work)
+    except InvalidTasks:
+        begun, would_answer = Rehearsed(), InvalidTasks.status
+    else:
+        would_answer = _answer_to(begun.run)
+    seen = await dry_run.preview_submit(call.env, asked)
+    body = SubmitDryRunResponse(
+        dry_run=True,
+        would_answer=would_answer,
+        valid_tasks=seen.valid if asked.input_id is None else begun.planned,
+        invalid_tasks_count=seen.invalid,
+        invalid_reasons=seen.reasons,
+        invalid_tasks=seen.invalid_tasks,
+        estimate=_estimate(seen.price),
+    )
+    return json_reply(body)
+
+
+async def rerun(
+    call: RequestContext,
+    choice: RerunFilter,
+    work: Callable[..., Awaitable[Response]],
+    run_id: str,
+) -> Response:
+    async def rerun_in(env: Context) -> None:
+        await work(_with_env(call, env), run_id=run_id)
+
+    run = (await rehearse(call.env, rerun_in)).run
+    assert run is not None
+    seen = await dry_run.preview_rerun(call.env, call.caller, call.ids["job_id"], choice, run)
+    body = RerunDryRunResponse(
+        dry_run=True,
+        would_answer=_answer_to(run),
+        rerun_of=seen.rerun_of,
+        retried_tasks=seen.retried,
+        inherited_tasks=seen.inherited,
+        estimate=None if seen.price is None else _estimate(seen.price),
+    )
+    return json_reply(body)
+
+
+def _with_env(call: RequestContext, env: Context) -> RequestContext:
+    return replace(call, api=replace(call.api, env=env))
+
+
+def _answer_to(run: Run | None) -> int:
+    """A run whose list is ingested after the answer is accepted; any other one is there."""
+    return 202 if run is not None and run.ingest_status is not None else 201
+
+
+def _estimate(price: PriceRange) -> Estimate:
+    return Estimate(credits_min=price.credits_min, credits_max=price.credits_max)

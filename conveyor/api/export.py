@@ -1,0 +1,136 @@
+"""Exports over HTTP: ask for one, look how far it is, fetch the file (docs/api.md, Exports)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from conveyor.api.results import direct_reply
+from conveyor.api.server.problem import BadRange, logging_damage, tell_damage
+from conveyor.api.server.request_context import Download, RequestContext, Response, Work, json_reply
+from conveyor.domain.changes import ExportKey, RunKey
+from conveyor.domain.errors import Conflict, InvalidArgument
+from conveyor.domain.export.encoder import ENCODERS
+from conveyor.domain.export.export import Export, ExportFormat
+from conveyor.domain.ids import ExportId, JobId, RunId
+from conveyor.schemas.responses import StartExportResponse
+from conveyor.schemas.views import export_file_name, export_view, instant
+from conveyor.usecases import export as exports
+from conveyor.usecases.blob_download import part_of_body, whole_body
+
+DOWNLOAD_S = 6 * 3600
+_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?\Z")
+
+
+def start(call: RequestContext) -> Work:
+    return partial(_start, call, _format_from(call.parameter("format")))
+
+
+def _format_from(text: str | None) -> ExportFormat:
+    if text is None:
+        return ExportFormat.ZIP
+    if text not in set(ExportFormat):
+        raise InvalidArgument(
+            f"format must be one of {', '.join(ExportFormat)}.", pointer="/format"
+        )
+    return ExportFormat(text)
+
+
+async def _start(call: RequestContext, kind: ExportFormat, export_id: str) -> Response:
+    ids = call.ids
+    key = ExportKey(JobId(ids["job_id"]), RunId(ids["run_id"]), ExportId(export_id))
+    find_begun = partial(call.env.store.read, key)
+    async with call.api.storage.admit_export(call.caller, key.run_id, find_begun):
+        export = await exports.start(
+            call.env, call.caller, ids["job_id"], ids["run_id"], kind, export_id=export_id
+        )
+    body = StartExportResponse(
+        export_id=export.export_id,
+        status=export.status,
+        format=export.format,
+        created_at=instant(export.created_at),
+        expires_at=instant(export.expires_at),
+    )
+    return json_reply(body, 202)
+
+
+async def get(call: RequestContext) -> Response:
+    export = await _own(call)
+    return json_reply(export_view(export, _link_to(call, export)))
+
+
+async def get_content(call: RequestContext) -> Response | Download:
+    token = call.parameter("token")
+    export = await (_own(call) if token is None else _by_link(call, token))
+    if export.key is None:
+        raise Conflict("The file is not there yet.", code="export_not_ready")
+    media_type, name = ENCODERS[export.format].media_type, export_file_name(export)
+    direct = await direct_reply(
+        call, export.key, content_type=media_type, name=name, until=export.expires_at
+    )
+    if direct is not None:
+        return direct
+    start, end = _part(call.headers.get("range"), export.size_bytes)
+    headers = {
+        "Content-Type": media_type,
+        "Content-Length": str(end - start),
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "Accept-Ranges": "bytes",
+        "ETag": f'"{export.sha256}"',
+    }
+    what = {"export": export.export_id, "run": export.run_id, "blob": export.key}
+    with logging_damage(what):
+        pieces = tell_damage(await _body_of(call, export, start, end), what)
+    if end - start == export.size_bytes:
+        return Download(pieces, headers, timeout_s=DOWNLOAD_S)
+    headers["Content-Range"] = f"bytes {start}-{end - 1}/{export.size_bytes}"
+    return Download(pieces, headers, 206, timeout_s=DOWNLOAD_S)
+
+
+async def _own(call: RequestContext) -> Export:
+    ids = call.ids
+    return await exports.own_export(
+        call.env, call.caller, ids["job_id"], ids["run_id"], ids["export_id"]
+    )
+
+
+async def _by_link(call: RequestContext, token: str) -> Export:
+    run_key = RunKey(JobId(call.ids["job_id"]), RunId(call.ids["run_id"]))
+    return await exports.export_by_link(
+        call.env, run_key, call.ids["export_id"], token, lets_in=call.api.auth.lets_in
+    )
+
+
+def _link_to(call: RequestContext, export: Export) -> str:
+    path = f"/v1/jobs/{export.job_id}/runs/{export.run_id}/exports/{export.export_id}/content"
+    return f"{call.base_url}{path}?token={exports.link_token(call.env, export)}"
+
+
+def _part(wanted: str | None, size_bytes: int) -> tuple[int, int]:
+    """One part by its first byte; any other way to ask for parts gets the whole."""
+    asked = _RANGE.match(wanted or "")
+    if asked is None:
+        return 0, size_bytes
+    start = int(asked[1])
+    end = size_bytes if asked[2] is None else min(int(asked[2]) + 1, size_bytes)
+    if start >= size_bytes:
+        raise BadRange(f"The file has {size_bytes} bytes.")
+    return (start, end) if start < end else (0, size_bytes)
+
+
+async def _body_of(
+    call: RequestContext, export: Export, start: int, end: int
+) -> AsyncGenerator[bytes, None]:
+    """A file as a whole is checked against its digest, a part of it for its length."""
+    assert export.key is not None
+    absent = "The file is no longer stored."
+    if end - start < export.size_bytes or export.sha256 is None:
+        return await part_of_body(call.env, export.key, start=start, end=end, absent=absent)
+    return await whole_body(
+        call.env,
+        export.key,
+        size_bytes=export.size_bytes,
+        sha256=export.sha256,
+        absent=absent,
+    )

@@ -1,0 +1,87 @@
+"""Scheduled jobs over HTTP: submit one, replace its schedule, pause it, resume it
+(docs/api.md, Schedules)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from conveyor.api.runs import cached_run_response, fresh_run_response
+from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
+from conveyor.domain.changes import JobKey
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.ids import JobId
+from conveyor.domain.model import Job
+from conveyor.domain.quota import Quota
+from conveyor.domain.schedule.schedule import Overlap, Rule, ScheduleStatus
+from conveyor.schemas.requests import decode_schedule, decode_schedule_state
+from conveyor.schemas.responses import JobResponse, RunResponse, SubmitJobResponse
+from conveyor.schemas.schedules import JobSchedule, rule_from, state_from
+from conveyor.schemas.views import job_view, scheduled_view, webhook_view
+from conveyor.usecases import schedule as schedules
+from conveyor.usecases.context import Context
+from conveyor.usecases.jobs import Submission
+from conveyor.usecases.lookup import latest_run
+
+
+async def show_job(env: Context, job: Job) -> JobResponse:
+    """For who changed something: what it is shown is as new as its change."""
+    run = await latest_run(env, job)
+    return await _view(env, job, None if run is None else await fresh_run_response(env, run))
+
+
+async def cached_job_response(env: Context, job: Job) -> JobResponse:
+    """For who only looks."""
+    run = await latest_run(env, job)
+    return await _view(env, job, None if run is None else await cached_run_response(env, run))
+
+
+async def _view(env: Context, job: Job, run: RunResponse | None) -> JobResponse:
+    shown = job_view(job, run)
+    schedule = await schedules.schedule_of(env, job)
+    return shown if schedule is None else scheduled_view(shown, schedule, env.now())
+
+
+def submit(call: RequestContext, given: JobSchedule | None, asked: Submission) -> Work:
+    if given is None:
+        raise InvalidArgument("A scheduled job needs a schedule.", pointer="/schedule")
+    rule = rule_from(given, pointer="/schedule", now=call.env.now())
+    return partial(_submit, call, asked, rule, Overlap(given.overlap))
+
+
+async def _submit(
+    call: RequestContext, asked: Submission, rule: Rule, overlap: Overlap, job_id: str
+) -> Response:
+    stored = (Quota.STORED_TASKS, Quota.STORED_BYTES)
+    find_begun = partial(call.env.store.read, JobKey(JobId(job_id)))
+    async with call.api.storage.admit(call.caller, stored, find_begun, bytes_sent=asked.bytes_sent):
+        made = await schedules.submit(
+            call.env, call.caller, asked, rule, overlap, job_id=JobId(job_id)
+        )
+    body = SubmitJobResponse(
+        job_id=made.job.job_id,
+        status=made.job.status,
+        accepted_tasks=made.schedule.total,
+        webhook=webhook_view(made.job.webhook),
+    )
+    return json_reply(body, 201)
+
+
+def replace(call: RequestContext) -> Work:
+    given = decode_schedule(call.body)
+    rule = rule_from(given, pointer="", now=call.env.now())
+    return partial(_replace, call, rule, Overlap(given.overlap))
+
+
+async def _replace(call: RequestContext, rule: Rule, overlap: Overlap, _: str) -> Response:
+    job_id = call.ids["job_id"]
+    found = await schedules.replace(call.env, call.caller, job_id, rule, overlap)
+    return json_reply(await show_job(call.env, found.job))
+
+
+def set_state(call: RequestContext) -> Work:
+    return partial(_set_state, call, state_from(decode_schedule_state(call.body)))
+
+
+async def _set_state(call: RequestContext, state: ScheduleStatus, _: str) -> Response:
+    found = await schedules.set_state(call.env, call.caller, call.ids["job_id"], state)
+    return json_reply(await show_job(call.env, found.job))

@@ -1,0 +1,1 @@
+"""The HTTP server around the routes: requests, bodies, errors, callers."""

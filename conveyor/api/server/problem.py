@@ -1,0 +1,234 @@
+"""Problems: the one place where errors become answers, all as application/problem+json
+(docs/api.md, Errors).
+
+A refusal brings its own status, code and title. The table below has the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import msgspec
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from conveyor.domain.errors import InvalidArgument, InvalidTasks, NotFound, Refused, ResultDamaged
+from conveyor.domain.problems import problem_type
+from conveyor.domain.quota import QuotaExceeded
+from conveyor.ports.errors import StorageDamaged, StorageFull, Unavailable
+from conveyor.schemas.responses import FieldError, ProblemResponse
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class LengthRequired(Refused):
+    status = 411
+    code = "length_required"
+    title = "Length required"
+
+
+class TooLarge(Refused):
+    status = 413
+    code = "request_too_large"
+    title = "Request too large"
+
+
+class UnsupportedMedia(Refused):
+    status = 415
+    code = "unsupported_media_type"
+    title = "Unsupported media type"
+
+
+class BadRange(Refused):
+    """There is nothing where the asked-for part would begin."""
+
+    status = 416
+    code = "range_not_satisfiable"
+    title = "Range not satisfiable"
+
+
+class TooSlow(Refused):
+    """The body did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+    title = "Request timeout"
+
+
+class OutOfTime(Refused):
+    """We did not finish in time. What was begun is durable or undone; asking again is safe."""
+
+    status = 503
+    code = "unavailable"
+    title = "Temporarily unavailable"
+
+
+class NotReady(OutOfTime):
+    """The process is not ready to serve."""
+
+    code = "not_ready"
+    title = "Not ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is said about an error that does not speak for itself."""
+
+    status: int
+    code: str
+    title: str
+    detail: str
+    retry_after_s: float | None = None
+
+
+INTERNAL = Kind(500, "internal", "Internal error", "Something went wrong on our side.")
+
+# The first row that fits counts: the others are kinds of Unavailable too. To ask a damaged storage
+# again is of no use, so nothing is said about when.
+WORLD: tuple[tuple[type[Exception], Kind], ...] = (
+    (
+        StorageFull,
+        Kind(507, "storage_full", "Storage is full", "There is no room left; nothing was created."),
+    ),
+    (
+        StorageDamaged,
+        Kind(
+            503,
+            "storage_damaged",
+            "Storage is damaged",
+            "What is stored cannot be read; the operator of this server has to mend it.",
+        ),
+    ),
+    (
+        Unavailable,
+        Kind(503, "unavailable", "Temporarily unavailable", "The storage did not answer.", 2),
+    ),
+)
+
+HTTP: dict[int, Kind] = {
+    400: Kind(400, "invalid_argument", "Invalid request", "The request cannot be read."),
+    404: Kind(404, "not_found", "Not found", "There is nothing at this address."),
+    405: Kind(405, "method_not_allowed", "Method not allowed", "See the Allow header."),
+    408: Kind(408, TooSlow.code, TooSlow.title, "The body did not arrive in time."),
+    413: Kind(413, TooLarge.code, TooLarge.title, "The body is larger than is allowed."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A problem, ready to be sent."""
+
+    status: int
+    content: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def answer_for(error: Exception, *, request_id: str) -> Answered:
+    """The answer to any error at all; those that nobody foresaw say nothing of themselves."""
+    if isinstance(error, Refused):
+        return _refusal(error, request_id)
+    if isinstance(error, HTTPException):
+        return _http(error, request_id)
+    kind = next((kind for family, kind in WORLD if isinstance(error, family)), INTERNAL)
+    return _answered(_problem_from(kind, request_id), kind.retry_after_s)
+
+
+def is_foreseen(error: Exception) -> bool:
+    return isinstance(error, (Refused, HTTPException, *(family for family, _ in WORLD)))
+
+
+def refusal_body(refusal: Refused, *, request_id: str) -> str:
+    """The body of a refusal, for an answer that is kept and replayed."""
+    return _refusal(refusal, request_id).content.decode()
+
+
+def _refusal(refusal: Refused, request_id: str) -> Answered:
+    errors = []
+    if isinstance(refusal, InvalidArgument) and refusal.pointer is not None:
+        errors = [FieldError(refusal.pointer, refusal.detail)]
+    invalid = list(refusal.invalid_tasks) if isinstance(refusal, InvalidTasks) else []
+    problem = ProblemResponse(
+        type=problem_type(refusal.code),
+        title=refusal.title,
+        status=refusal.status,
+        code=refusal.code,
+        detail=refusal.detail,
+        instance=request_id,
+        errors=errors,
+        invalid_tasks=invalid,
+        quota=refusal.quota if isinstance(refusal, QuotaExceeded) else None,
+    )
+    return _answered(problem, refusal.retry_after_s)
+
+
+def _http(error: HTTPException, request_id: str) -> Answered:
+    status = error.code or 500
+    known = HTTP.get(status)
+    if known is None and status >= 500:
+        known = INTERNAL
+    if known is None:
+        phrase = HTTPStatus(status).phrase
+        known = Kind(status, phrase.lower().replace(" ", "_"), phrase, phrase + ".")
+    answered = _answered(_problem_from(known, request_id), known.retry_after_s)
+    if isinstance(error, MethodNotAllowed) and error.valid_methods:
+        answered.headers["Allow"] = ", ".join(sorted(error.valid_methods))
+    return answered
+
+
+def _problem_from(kind: Kind, request_id: str) -> ProblemResponse:
+    return ProblemResponse(
+        type=problem_type(kind.code),
+        title=kind.title,
+        status=kind.status,
+        code=kind.code,
+        detail=kind.detail,
+        instance=request_id,
+    )
+
+
+def _answered(problem: ProblemResponse, retry_after_s: float | None) -> Answered:
+    headers = {}
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+    return Answered(problem.status, msgspec.json.encode(problem), headers)
+
+
+# Damage of stored bodies is told to the operator, wherever in a download it is found
+# (docs/storage.md, Damaged bodies).
+
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def logging_damage(what: Mapping[str, str]) -> Iterator[None]:
+    """`what` names the body: ids and its key, nothing of its content."""
+    try:
+        yield
+    except ResultDamaged as error:
+        _tell(logging.ERROR, "a stored body is damaged", what, error)
+        raise
+    except NotFound as error:
+        _tell(logging.WARNING, "a stored body is missing", what, error)
+        raise
+
+
+async def tell_damage(
+    pieces: AsyncGenerator[bytes, None], what: Mapping[str, str]
+) -> AsyncGenerator[bytes, None]:
+    """The same for a body that is under way: the error breaks the connection off, so that the
+    caller misses the end of the body."""
+    try:
+        with logging_damage(what):
+            async for piece in pieces:
+                yield piece
+    finally:
+        await pieces.aclose()
+
+
+def _tell(level: int, message: str, what: Mapping[str, str], error: Exception) -> None:
+    log.log(level, message, extra={**what, "cause": str(error)})

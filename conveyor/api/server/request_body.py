@@ -1,0 +1,160 @@
+"""Request bodies: how large, how slow and of which kind they may be (docs/api.md, Conventions)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator
+from contextlib import aclosing
+from functools import partial
+from math import inf
+from typing import Any, cast
+
+import trio
+from quart import Request
+
+from conveyor.api.server.problem import LengthRequired, TooLarge, TooSlow, UnsupportedMedia
+from conveyor.api.server.request_context import Sent
+from conveyor.domain.errors import InvalidArgument
+from conveyor.http_client.errors import BadEncoding, BodyTooLarge
+from conveyor.http_client.large_bodies import INLINE_ENCODED_BYTES_MAX, Decoding
+from conveyor.http_client.response_body import Decoder, Gzip
+from conveyor.http_server.exchange import BODY_TAKEN
+
+BODY_TIMEOUT_S = 30.0
+BYTES_PER_S_MIN = 64 * 1024
+# No list that anybody wrote is that repetitive; a short one may be.
+INFLATION_MAX = 100
+INFLATION_FREE_BYTES = 100_000
+
+_PLAIN, _GZIP = "identity", "gzip"
+_INFLATED_BYTES = 256 * 1024  # In one go: about a millisecond.
+
+
+def require_json(request: Request) -> None:
+    """Before a byte is read: only JSON, in UTF-8, as it is."""
+    if request.mimetype != "application/json":
+        raise UnsupportedMedia("Send the body as application/json.")
+    charset = request.mimetype_params.get("charset", "utf-8").lower()
+    if charset not in {"utf-8", "utf8"}:
+        raise UnsupportedMedia("JSON is UTF-8; leave the charset out.")
+
+
+def require_plain(request: Request) -> None:
+    if _encoding(request) != _PLAIN:
+        raise UnsupportedMedia("Send the body without a Content-Encoding.")
+
+
+def _encoding(request: Request) -> str:
+    return request.headers.get("Content-Encoding", "").strip().lower() or _PLAIN
+
+
+async def body_pieces(
+    request: Request, *, bytes_max: int, sent: Sent, decoding: Decoding, partition: str
+) -> AsyncGenerator[bytes, None]:
+    """The body as it comes, inflated if it is gzip: on the account of the caller `partition`. A
+    large one has longer to arrive; one that dawdles is cut off. `sent` counts what arrived."""
+    encoding = _encoding(request)
+    if encoding not in {_PLAIN, _GZIP}:
+        raise UnsupportedMedia("Send the body as it is, or as gzip.")
+    async with aclosing(_pieces(request, bytes_max, sent)) as pieces:
+        if encoding == _PLAIN:
+            async for piece in pieces:
+                yield piece
+            return
+        # The ratio is bounded below, where a short list may be as repetitive as it likes.
+        decoder = Decoder(Gzip(), bytes_max, ratio_max=inf)
+        inflated_bytes = 0
+        async for piece in pieces:
+            is_small = sent.size_bytes <= INLINE_ENCODED_BYTES_MAX
+            step = partial(_inflate_step, decoder.decode(piece), bytes_max)
+            while plain := step() if is_small else await decoding.run(partition, step):
+                await trio.lowlevel.checkpoint()
+                inflated_bytes += len(plain)
+                if inflated_bytes > max(INFLATION_MAX * sent.size_bytes, INFLATION_FREE_BYTES):
+                    raise TooLarge(
+                        f"The body inflates to more than {INFLATION_MAX} times its size."
+                    )
+                yield plain
+        _finish(decoder)
+
+
+def _inflate_step(plain_pieces: Iterator[bytes], bytes_max: int) -> bytes:
+    """Some of what a piece inflates to; empty at its end."""
+    plain = bytearray()
+    try:
+        for plain_piece in plain_pieces:
+            plain += plain_piece
+            if len(plain) >= _INFLATED_BYTES:
+                break
+    except BodyTooLarge:
+        raise _too_large(bytes_max) from None
+    except BadEncoding as error:
+        raise _not_gzip(error) from None
+    return bytes(plain)
+
+
+def _finish(decoder: Decoder) -> None:
+    try:
+        decoder.finish()
+    except BadEncoding as error:
+        raise _not_gzip(error) from None
+
+
+def _not_gzip(error: BadEncoding) -> InvalidArgument:
+    return InvalidArgument(f"The body cannot be inflated: {error.detail}.")
+
+
+async def read_start(pieces: AsyncIterable[bytes], *, bytes_max: int) -> tuple[bytes, bool]:
+    """The body up to so many bytes and a piece, and whether that is all of it."""
+    body = bytearray()
+    async for piece in pieces:
+        body += piece
+        if len(body) > bytes_max:
+            return bytes(body), False
+    return bytes(body), True
+
+
+async def take_body(request: Request, *, bytes_max: int) -> AsyncGenerator[bytes, None]:
+    """The body as it comes, no faster than it is taken. How long it is must be said before."""
+    left = request.content_length
+    if left is None:
+        raise LengthRequired("Say how long the body is, with a Content-Length.")
+    async with aclosing(_pieces(request, bytes_max, Sent())) as pieces:
+        async for piece in pieces:
+            left -= len(piece)
+            yield piece
+    if left:
+        raise InvalidArgument("The body is not as long as its Content-Length says.")
+
+
+async def _pieces(request: Request, bytes_max: int, sent: Sent) -> AsyncGenerator[bytes, None]:
+    if request.content_length is not None and request.content_length > bytes_max:
+        raise _too_large(bytes_max)
+    size_bytes = 0
+    begun = trio.current_time()
+    body = aiter(request.body)
+    while True:
+        deadline = begun + BODY_TIMEOUT_S + size_bytes / BYTES_PER_S_MIN
+        piece = b""
+        with trio.move_on_at(deadline) as scope:
+            piece = await anext(body, b"")
+        if scope.cancelled_caught:
+            raise TooSlow("The body did not arrive in time.")
+        if not piece:
+            return
+        _report_taken(request, len(piece))
+        size_bytes += len(piece)
+        sent.size_bytes = size_bytes
+        if size_bytes > bytes_max:
+            raise _too_large(bytes_max)
+        yield piece
+
+
+def _report_taken(request: Request, size_bytes: int) -> None:
+    """Lets the server read on; a test client has no server."""
+    scope = cast("dict[str, Any]", request.scope)
+    if (report := scope.get(BODY_TAKEN)) is not None:
+        report(size_bytes)
+
+
+def _too_large(bytes_max: int) -> TooLarge:
+    return TooLarge(f"The body may have at most {bytes_max} bytes.")

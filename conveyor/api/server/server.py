@@ -1,0 +1,161 @@
+"""The HTTP server as one actor among the others: listens, and ends in a bounded time
+(docs/api.md, Conventions).
+
+It is a sibling of the worker's actors under our own supervisor: a crash of any of them takes the
+process through one door, and never leaves a server that answers for a dead worker.
+
+A connection ends alone, whatever comes over it; that is the one `except Exception` beside the last
+handler of app.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import resource
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import cast
+
+import trio
+from quart_trio import QuartTrio
+
+from conveyor.api.server import problem
+from conveyor.domain.errors import InvalidArgument, Refused
+from conveyor.http_server.connection import REFUSAL, Application, Receive, Send
+from conveyor.http_server.exchange import Event
+from conveyor.http_server.listener import Listener
+from conveyor.telemetry import Metrics
+from conveyor.usecases.context import Context
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 3.0
+BACKLOG = 1024
+# What is not taken yet waits with its sender, who then knows how far a long list has come.
+RECEIVE_BUFFER_BYTES = 256 * 1024
+# A connection costs about 20 KB; more than this many would not be served in time anyway.
+CONNECTIONS_MAX = 10_000
+
+
+@dataclass(slots=True, kw_only=True)
+class HttpServer:
+    """Serves until cancelled; then lets the requests in hand finish, for a while."""
+
+    make_app: Callable[[Callable[[], bool]], QuartTrio]
+    host: str
+    port: int
+    on_listening: Callable[[str], None]
+    is_proxy: Callable[[str], bool] = lambda _: False
+    connections_max: int | None = None
+    is_ready: bool = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            try:
+                port = await nursery.start(self._serve, stop)
+                self.is_ready = True
+                host = f"[{self.host}]" if ":" in self.host else self.host
+                self.on_listening(f"http://{host}:{port}")
+                task_status.started()
+                await trio.sleep_forever()
+            finally:
+                self.is_ready = False
+                stop.set()
+
+    async def _serve(self, stop: trio.Event, *, task_status: trio.TaskStatus[int]) -> None:
+        """Shielded: it ends by `stop`, and takes no longer than the grace."""
+        app = self.make_app(lambda: self.is_ready)
+        with trio.CancelScope(shield=True):
+            await app.startup()
+            listeners = await trio.open_tcp_listeners(self.port, host=self.host, backlog=BACKLOG)
+            for each in listeners:  # Connections take it over.
+                size = (trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+                each.socket.setsockopt(*size)
+            listener = Listener(
+                _logged(cast("Application", app)),
+                connections_max=self.connections_max or count_connections_max(),
+                run_connection=_end_alone,
+                is_proxy=self.is_proxy,
+            )
+            task_status.started(listeners[0].socket.getsockname()[1])
+            await listener.serve(listeners, stop, grace_s=GRACE_S)
+
+
+def count_connections_max() -> int:
+    """Half of the descriptors that this process may open: the rest are for fetching and storing."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if soft < 0 else max(8, min(CONNECTIONS_MAX, soft // 2))
+
+
+def _logged(app: Application) -> Application:
+    """An error that the application lets out ends its request; the connection answers 500."""
+
+    async def application(scope: Event, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except Exception as error:
+            log.exception("request failed outside its handler", exc_info=error)
+
+    return application
+
+
+async def _end_alone(work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except Exception as error:  # noqa: BLE001
+        log.warning("connection ended badly", extra={"cause": repr(error)})
+
+
+# The guard in front of Quart: answers what Quart must not see (docs/api.md, Conventions).
+#
+# Quart reads the Host header before any handler of ours runs, and an error there would break the
+# connection instead of answering it. Requests that the server could not read come here too, so that
+# every refusal has one shape, one log line and one metric.
+
+
+_LABEL = rb"[A-Za-z0-9_-]{1,63}"
+_HOST = re.compile(
+    rb"(?:" + _LABEL + rb"(?:\." + _LABEL + rb")*\.?|\[[0-9A-Fa-f:.]{2,45}\])?(?::[0-9]{1,5})?\Z"
+)
+
+
+def asgi_guard(inner: Application, env: Context, metrics: Metrics) -> Application:
+    async def application(scope: Event, receive: Receive, send: Send) -> None:
+        refusal = _find_refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await inner(scope, receive, send)
+            return
+        request_id = env.new_id()
+        answered = problem.answer_for(refusal, request_id=request_id)
+        status = str(answered.status)
+        metrics.http_requests.labels("OTHER", "none", status).inc()
+        fields = {"code": refusal.code, "status": answered.status, "request_id": request_id}
+        log.info("request refused", extra=fields)
+        await _send(send, answered, request_id=request_id)
+
+    return application
+
+
+def _find_refusal(scope: Event) -> Refused | None:
+    refusal: Refused | None = scope.get(REFUSAL)
+    if refusal is not None:
+        return refusal
+    hosts = [value for name, value in scope["headers"] if name.lower() == b"host"]
+    is_addressed = bool(scope["path"]) and len(hosts) <= 1 and all(map(_HOST.match, hosts))
+    return None if is_addressed else InvalidArgument("The Host header does not name a host.")
+
+
+async def _send(send: Send, answered: problem.Answered, *, request_id: str) -> None:
+    headers = {
+        "Content-Type": problem.MEDIA_TYPE,
+        "Content-Length": str(len(answered.content)),
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "X-Request-ID": request_id,
+        **answered.headers,
+    }
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": answered.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": answered.content, "more_body": False})

@@ -1,0 +1,156 @@
+"""Webhooks and HMAC keys over HTTP: set, try out, look at deliveries, rotate
+(docs/api.md, Webhooks)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
+from conveyor.domain import limits
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.model import Webhook
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.url import BadUrl, parse_url
+from conveyor.ports.webhook_sender import NotDelivered
+from conveyor.schemas.requests import (
+    WebhookConfigInput,
+    WebhookInput,
+    decode_test_webhook,
+    decode_webhook_config,
+)
+from conveyor.schemas.responses import WebhookResponse
+from conveyor.schemas.webhooks import (
+    ListDeliveriesResponse,
+    WebhookTestResponse,
+    created_view,
+    delivery_view,
+    finalized_view,
+    keys_view,
+    milliseconds,
+)
+from conveyor.usecases import webhook as hmac_keys
+from conveyor.usecases import webhook as webhooks
+from conveyor.usecases.context import Context
+
+
+def webhook_from(
+    env: Context, given: WebhookInput | WebhookConfigInput, *, pointer: str = ""
+) -> Webhook:
+    """We deliver webhooks ourselves, whoever fetches the pages: a policy always holds. `pointer`
+    leads to where the webhook stands in the request."""
+    why = _why_not(env.policy.webhooks, given.url)
+    if why is not None:
+        raise InvalidArgument(
+            f"The webhook must be a public https URL: {why}.",
+            pointer=f"{pointer}/url",
+            code="callback_url_must_be_https",
+        )
+    return Webhook(given.url, given.signature)
+
+
+def _why_not(policy: TargetPolicy, url: str) -> str | None:
+    target = parse_url(url)
+    if isinstance(target, BadUrl):
+        return target.detail
+    if not target.is_tls and not policy.allow_private:
+        return "the scheme must be https"
+    return policy.forbids_target(target)
+
+
+async def get_webhook(call: RequestContext) -> Response:
+    return _show(await webhooks.get(call.env, call.caller, call.ids["job_id"]))
+
+
+def put_webhook(call: RequestContext) -> Work:
+    return partial(_put_webhook, call, webhook_from(call.env, decode_webhook_config(call.body)))
+
+
+async def _put_webhook(call: RequestContext, webhook: Webhook, _: str) -> Response:
+    await webhooks.replace(call.env, call.api.notifier, call.caller, call.ids["job_id"], webhook)
+    return _show(webhook)
+
+
+def delete_webhook(call: RequestContext) -> Work:
+    return partial(_delete_webhook, call)
+
+
+async def _delete_webhook(call: RequestContext, _: str) -> Response:
+    await webhooks.remove(call.env, call.caller, call.ids["job_id"])
+    return Response(204)
+
+
+def _show(webhook: Webhook) -> Response:
+    return json_reply(WebhookResponse(webhook.url, webhook.signature))
+
+
+def test_webhook(call: RequestContext) -> Work:
+    return partial(_test_webhook, call, webhook_from(call.env, decode_test_webhook(call.body)))
+
+
+async def _test_webhook(call: RequestContext, webhook: Webhook, event_id: str) -> Response:
+    call.api.requests.admit_webhook_test(call.caller)
+    tested = await webhooks.send_test(
+        call.env, call.api.notifier, call.caller, webhook, event_id=event_id
+    )
+    outcome = tested.outcome
+    body = WebhookTestResponse(
+        delivered=not isinstance(outcome, NotDelivered),
+        event_id=tested.event_id,
+        elapsed_ms=milliseconds(tested.duration_s),
+        status_code=outcome.status,
+        error=outcome.error if isinstance(outcome, NotDelivered) else None,
+    )
+    return json_reply(body)
+
+
+async def list_deliveries(call: RequestContext) -> Response:
+    page = await webhooks.page(
+        call.env,
+        call.caller,
+        call.ids["job_id"],
+        cursor=call.parameter("cursor"),
+        limit=call.limit(default=limits.LIST_ROWS, limit_max=limits.LIST_ROWS_MAX),
+    )
+    shown = [delivery_view(notice) for notice in page.notices]
+    return json_reply(ListDeliveriesResponse(shown, page.next_cursor))
+
+
+def redeliver(call: RequestContext) -> Work:
+    return partial(_redeliver, call)
+
+
+async def _redeliver(call: RequestContext, _: str) -> Response:
+    notice = await webhooks.redeliver(
+        call.env, call.caller, call.ids["job_id"], call.ids["event_id"]
+    )
+    return json_reply(delivery_view(notice), 202)
+
+
+async def list_keys(call: RequestContext) -> Response:
+    return json_reply(keys_view(await hmac_keys.keys_of(call.env, call.caller)))
+
+
+def rotate_key(call: RequestContext) -> Work:
+    return partial(_rotate_key, call)
+
+
+async def _rotate_key(call: RequestContext, kid: str) -> Response:
+    made = await hmac_keys.rotate(call.env, call.caller, kid=kid)
+    return json_reply(created_view(made.key, made.secret), 201)
+
+
+def cancel_rotation(call: RequestContext) -> Work:
+    return partial(_cancel_rotation, call)
+
+
+async def _cancel_rotation(call: RequestContext, _: str) -> Response:
+    await hmac_keys.cancel(call.env, call.caller)
+    return Response(204)
+
+
+def finalize_key(call: RequestContext) -> Work:
+    return partial(_finalize_key, call)
+
+
+async def _finalize_key(call: RequestContext, _: str) -> Response:
+    return json_reply(finalized_view(await hmac_keys.finalize(call.env, call.caller)))

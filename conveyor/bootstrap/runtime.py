@@ -1,0 +1,462 @@
+"""The composition root: the one place that knows which engine runs (docs/architecture.md, Layers).
+
+Roles are functions here. Nothing is opened at import; everything is closed in reverse order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import logging
+import random
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+from prometheus_client import CollectorRegistry
+
+from actors.child_process import STOP_S, WorkerProcess
+from actors.fair_limiter import FairLimiter, slots_count
+from actors.poller.poller import WATCH_S
+from actors.runtime import Child, Intensity, Strategy, Supervisor, nest
+from actors.tree import LocalSignals, Mailboxes, helper_tree, single_writer_mailboxes, worker_tree
+from conveyor.api.server.auth import Authenticator, Passthrough, WatchedKeys
+from conveyor.api.server.origin import Origins
+from conveyor.config import BadSettings, KeyFile, Settings, environ_of
+from conveyor.domain import ids, limits
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.engines.http.direct import DirectGateway
+from conveyor.engines.http.webhook import WebhookNotifier
+from conveyor.engines.http.zenrows import ZenrowsGateway, has_key
+from conveyor.engines.sqlite import join_engine, open_engine
+from conveyor.engines.system import AesSecretBox, SystemClock, ThreadExecutor, load_or_create_secret
+from conveyor.engines.system.aes_secret_box import check_secret, refuse_lost_secret
+from conveyor.engines.system.crash_injection import (
+    BadCrashPoint,
+    CrashSwitch,
+    crashing,
+    parse_crash_point,
+)
+from conveyor.http_client.connection_limits import PoolLimits
+from conveyor.http_client.pool import HttpPool
+from conveyor.ports.blobs import Blobs
+from conveyor.ports.cache import Cache
+from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.executor import Executor
+from conveyor.ports.gateway import Gateway
+from conveyor.ports.queue import Queue
+from conveyor.ports.store import Store
+from conveyor.ports.webhook_sender import WebhookSender
+from conveyor.telemetry import EngineUsage, Metered, Metrics, make_metrics
+from conveyor.usecases import clock_repairs
+from conveyor.usecases.context import BatchingConfig, Context, PollIntervals, RuntimeConfig
+
+if TYPE_CHECKING:
+    from quart_trio import QuartTrio
+
+DIRECT = "direct"
+AWS = "aws"
+# Where every look is billed, and every worker of a fleet looks.
+AWS_POLL_INTERVALS = PollIntervals(
+    notices_s=5.0, schedules_s=5.0, exports_s=5.0, scrubs_s=30.0, sweeps_s=30.0
+)
+
+log = logging.getLogger(__name__)
+
+# How long a worker that has noticed a stop takes to end its fetches, most of the time.
+_ENDING_S = 1.0
+
+_M_MMAP_THRESHOLD = -3  # The name of this parameter in glibc's malloc.h.
+# Above most pages (20 KB), so that they cost no system call; far below the largest body (25 MiB).
+_LARGE_BLOCK_BYTES = 256 * 1024
+
+
+class Engine(Protocol):
+    @property
+    def store(self) -> Store: ...
+    @property
+    def queue(self) -> Queue: ...
+    @property
+    def blobs(self) -> Blobs: ...
+    @property
+    def coordinator(self) -> Coordinator: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """An open engine with everything around it, and no actor running yet.
+
+    `listeners` pass on to the worker what other processes tell; `meter` counts what a shared engine
+    is asked. A process whose storage is not sound is not ready.
+    """
+
+    settings: Settings
+    env: Context
+    mail: Mailboxes
+    gateway: Gateway
+    notifier: WebhookSender
+    gate: FairLimiter
+    metrics: Metrics
+    listeners: Sequence[Child] = ()
+    meter: Metered | None = None
+    is_sound: Callable[[], bool] = lambda: True
+
+    def authenticator(self) -> Authenticator:
+        secret = _secret(self.settings)
+        if self.settings.auth == "keys":
+            return WatchedKeys(self._key_file(), secret=secret, now_s=trio.current_time)
+        return Passthrough(secret)
+
+    def _key_file(self) -> KeyFile:
+        path = self.settings.api_keys_file
+        assert path is not None
+        return KeyFile(path)
+
+    def origins(self) -> Origins:
+        """How callers reach this server (docs/operations.md, Behind a proxy)."""
+        return Origins(public_url=self.settings.public_url, proxies=self.settings.trusted_proxies)
+
+    def app(self, *, ready: Callable[[], bool]) -> QuartTrio:
+        # Here, because only a server needs the web framework: it is most of the time to start.
+        from conveyor.api.server.app import make_app
+
+        return make_app(
+            self.env,
+            self.authenticator(),
+            notifier=self.notifier,
+            metrics=self.metrics,
+            ready=lambda: ready() and self.is_sound(),
+            origins=self.origins(),
+        )
+
+    async def drain(self) -> None:
+        """Starts no more work, and gives what is under way some time to end well."""
+        with trio.move_on_after(self.settings.drain_s):
+            await self.gate.drain()
+
+    def helper(self) -> Supervisor:
+        return helper_tree(
+            self.env,
+            self.mail,
+            gateway=self.gateway,
+            limiter=self.gate,
+            metrics=self.metrics,
+        )
+
+    def helper_processes(self, count: int) -> list[Child]:
+        """More processes for this data; losing one is no reason to restart anything else."""
+        if count == 0:
+            return []
+        helper = WorkerProcess(
+            # Without -P the working directory comes first among the places of modules, and what
+            # somebody left there would be run.
+            command=(sys.executable, "-P", "-m", "conveyor.cli.main", "worker"),
+            environ=environ_of(self.settings),
+        )
+        children = [
+            Child(
+                f"worker_process_{number}",
+                run=helper.run,
+                intensity=Intensity(restarts_max=20, within_s=300.0),
+                stop_grace_s=STOP_S + 1.0,
+            )
+            for number in range(1, count + 1)
+        ]
+        return [nest(Supervisor("processes", strategy=Strategy.ONE_FOR_ONE, children=children))]
+
+    def service(self, *also: Child) -> Supervisor:
+        """A worker with others beside it, such as an API, that its restarts do not touch: they need
+        its mailboxes, which outlive its actors. A worker that gives up ends all of them."""
+        worker = nest(self.worker(), intensity=Intensity(restarts_max=0))
+        return Supervisor("service", strategy=Strategy.ONE_FOR_ONE, children=[worker, *also])
+
+    def worker(self, *also: Child) -> Supervisor:
+        return worker_tree(
+            self.env,
+            self.mail,
+            gateway=self.gateway,
+            notifier=self.notifier,
+            limiter=self.gate,
+            metrics=self.metrics,
+            also=(*self.listeners, *also),
+        )
+
+
+@asynccontextmanager
+async def open_runtime(settings: Settings, *, role: str) -> AsyncGenerator[Runtime, None]:
+    """Opens the engine that the settings name: an embedded one as its owner, a shared one as one
+    of many."""
+    require_assertions()
+    tune_memory()
+    clock, randomness = SystemClock(), random.SystemRandom()
+    if settings.engine == AWS:
+        async with _open_shared_world(settings, clock, randomness, role) as world:
+            yield world
+        return
+    async with open_engine(settings.data_dir, clock=clock, random=randomness, owner=role) as engine:
+        with build_runtime(settings, engine, clock, randomness, Mailboxes()) as world:
+            check_secret(settings.data_dir, world.env.secret_box)
+            await _learn_newest_ids(world.env)
+            yield replace(world, is_sound=engine.health.is_sound)
+
+
+@asynccontextmanager
+async def _open_shared_world(
+    settings: Settings, clock: Clock, randomness: random.Random, role: str
+) -> AsyncGenerator[Runtime, None]:
+    with require_aws_extra():
+        from conveyor.bootstrap.aws import open_shared
+
+    mail, owner = single_writer_mailboxes(), ids.mint_ulid(clock.now(), randomness)
+    async with open_shared(
+        settings,
+        clock=clock,
+        random=randomness,
+        owner=owner,
+        local=LocalSignals(mail.discovery.address, mail.streamer.address),
+        crash=None if settings.crash_at is None else _crash_switch(settings.crash_at),
+    ) as shared:
+        signals = replace(shared.signals, local=None) if role == "api" else shared.signals
+        with build_runtime(settings, shared, clock, randomness, mail) as world:
+            await shared.secret.check(world.env.secret_box)
+            world.metrics.coordinator_away.set_function(shared.is_away)
+            looks = {} if shared.cache is None else shared.cache.looks
+            world.metrics.registry.register(EngineUsage(shared.meter, looks))
+            env = replace(
+                world.env,
+                process_id=owner,
+                signals=signals,
+                workflows=shared.workflows,
+                cache=_crashing_cache(settings, shared.cache),
+                is_apart=shared.is_away,
+            )
+            await _learn_newest_ids(env)
+            yield replace(world, env=env, listeners=shared.listeners, meter=shared.meter)
+
+
+async def _learn_newest_ids(env: Context) -> None:
+    """An engine that cannot be read now is no reason not to start."""
+    try:
+        await clock_repairs.learn_newest_ids(env)
+    except Unavailable as error:
+        log.warning("newest ids not read", extra={"cause": str(error)})
+
+
+async def create_resources(settings: Settings) -> Sequence[str]:
+    """Makes what a shared engine needs, where it is not there; answers what there is."""
+    with require_aws_extra():
+        from conveyor.bootstrap.aws import create_aws_resources
+
+    return await create_aws_resources(settings, clock=SystemClock(), random=random.SystemRandom())
+
+
+@contextmanager
+def require_aws_extra() -> Iterator[None]:
+    """A shared engine is loaded when it is asked for: a laptop has no use for its packages."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise BadSettings(
+            f"CONVEYOR_ENGINE=aws needs {error.name}: pip install 'conveyor[aws]'"
+        ) from None
+
+
+@asynccontextmanager
+async def join_world(settings: Settings) -> AsyncGenerator[Runtime, None]:
+    """Works on data that another process owns."""
+    require_assertions()
+    tune_memory()
+    clock, randomness = SystemClock(), random.SystemRandom()
+    async with join_engine(settings.data_dir, clock=clock, random=randomness) as engine:
+        with build_runtime(settings, engine, clock, randomness, Mailboxes()) as world:
+            check_secret(settings.data_dir, world.env.secret_box)
+            yield world
+
+
+@contextmanager
+def build_runtime(
+    settings: Settings,
+    engine: Engine,
+    clock: Clock,
+    randomness: random.Random,
+    mail: Mailboxes,
+) -> Iterator[Runtime]:
+    """Everything that stands around an engine."""
+    env = make_env(settings, engine, clock, randomness, mail, ThreadExecutor())
+    # Webhooks have connections of their own: scraping takes none of them.
+    with _pool(_targets(settings), PoolLimits()) as guarded, _gateway(settings, env) as gateway:
+        yield Runtime(
+            settings=settings,
+            env=env,
+            mail=mail,
+            gateway=gateway,
+            notifier=WebhookNotifier(guarded, now=env.now),
+            gate=FairLimiter(capacity=settings.concurrency),
+            metrics=make_metrics(CollectorRegistry()),
+        )
+
+
+def make_env(
+    settings: Settings,
+    engine: Engine,
+    clock: Clock,
+    randomness: random.Random,
+    mail: Mailboxes,
+    executor: Executor,
+) -> Context:
+    """What use cases need, on this engine."""
+    targets = _targets(settings)
+    env = Context(
+        store=engine.store,
+        queue=engine.queue,
+        blobs=engine.blobs,
+        coordinator=engine.coordinator,
+        clock=clock,
+        secret_box=AesSecretBox(_secret(settings), nonce=randomness.randbytes),
+        signals=LocalSignals(mail.discovery.address, mail.streamer.address),
+        random=randomness,
+        process_id=ids.mint_ulid(clock.now(), randomness),
+        policy=RuntimeConfig(
+            sync_tasks_max=settings.sync_tasks_max,
+            # A hundred items make a transaction there, and each shard's counters are one.
+            at_once_max=(
+                limits.INLINE_TASKS_MAX - settings.task_shard_count
+                if settings.engine == AWS
+                else limits.EMBEDDED_AT_ONCE_TASKS_MAX
+            ),
+            shard_count=settings.task_shard_count,
+            max_inflight=settings.max_inflight,
+            targets=targets if settings.gateway_url == DIRECT else None,
+            has_gateway_key=has_key(settings.gateway_url),
+            webhooks=targets,
+            knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
+            body_days=settings.body_days,
+            row_days=settings.row_days,
+            quotas=settings.quotas,
+            pace=_shared_pace(settings) if settings.engine == AWS else BatchingConfig(),
+            cadence=AWS_POLL_INTERVALS if settings.engine == AWS else PollIntervals(),
+            unseen_s=0.0 if settings.redis_url is None else WATCH_S + _ENDING_S,
+        ),
+        executor=executor,
+    )
+    return env if settings.crash_at is None else _crashing(env, settings.crash_at)
+
+
+def _shared_pace(settings: Settings) -> BatchingConfig:
+    """Every call has its price here, and a transaction takes settles of one shard only."""
+    return BatchingConfig(
+        settle_s=2.0,
+        settle_max=settings.task_shard_count * limits.INLINE_TASKS_MAX,
+        receive_share=0.05,
+    )
+
+
+def _crash_switch(crash_at: str) -> CrashSwitch:
+    try:
+        return parse_crash_point(crash_at)
+    except BadCrashPoint as error:
+        raise BadSettings(f"CONVEYOR_CRASH_AT: {error}") from None
+
+
+def _crashing(env: Context, crash_at: str) -> Context:
+    switch = _crash_switch(crash_at)
+    return replace(
+        env,
+        store=crashing(env.store, "store", switch),
+        queue=crashing(env.queue, "queue", switch),
+        blobs=crashing(env.blobs, "blobs", switch),
+        coordinator=crashing(env.coordinator, "coordinator", switch),
+    )
+
+
+def _crashing_cache(settings: Settings, cache: Cache | None) -> Cache | None:
+    if cache is None or settings.crash_at is None:
+        return cache
+    return crashing(cache, "cache", _crash_switch(settings.crash_at))
+
+
+@contextmanager
+def _gateway(settings: Settings, env: Context) -> Iterator[Gateway]:
+    """What fetches. The address of a gateway is the operator's word: it may well be internal."""
+    if settings.gateway_url == DIRECT:
+        with _pool(_targets(settings), _pool_limits(settings)) as pool:
+            yield DirectGateway(pool, now=env.now)
+    else:
+        with _pool(TargetPolicy(allow_private=True), _pool_limits(settings)) as pool:
+            yield ZenrowsGateway(
+                pool, settings.gateway_url, now=env.now, credit_micros=settings.credit_micros
+            )
+
+
+@contextmanager
+def _pool(targets: TargetPolicy, pool_limits: PoolLimits) -> Iterator[HttpPool]:
+    pool = HttpPool(targets, pool_limits, executor=ThreadExecutor())
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def _targets(settings: Settings) -> TargetPolicy:
+    return TargetPolicy(allow_private=settings.allow_private_targets)
+
+
+def _pool_limits(settings: Settings) -> PoolLimits:
+    return PoolLimits(
+        connections_max=2 * slots_count(settings.concurrency) + 64,
+        # Every slot: one caller's connections must not keep another from the same site.
+        connections_per_origin_max=slots_count(settings.concurrency),
+        # A gateway may be silent for as long as a page takes it; the total deadline still holds.
+        read_timeout_s=60.0 if settings.gateway_url == DIRECT else limits.SCRAPE_DEADLINE_S,
+    )
+
+
+def _secret(settings: Settings) -> bytes:
+    if settings.secret_key is not None:
+        return hashlib.sha256(settings.secret_key.encode()).digest()
+    refuse_lost_secret(settings.data_dir)
+    path = settings.data_dir / "secret.key"
+    try:
+        return load_or_create_secret(path)
+    except (OSError, ValueError) as error:
+        raise BadSettings(
+            f"the secret key cannot be read from or kept in {path} ({error}): put the file back as "
+            "it was, or set CONVEYOR_SECRET_KEY"
+        ) from None
+
+
+def tune_memory() -> None:
+    """Tunes the garbage collector and the C allocator for processes that run for weeks.
+
+    Rows and messages are freed by reference counts: the collector found almost nothing, and cost
+    6 % of the CPU of a page with its default thresholds. Modules that are loaded by now are frozen,
+    so that a full collection, which frees the cycles of failed requests, is cheap.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 10)
+    _keep_large_blocks_apart()
+
+
+def _keep_large_blocks_apart() -> None:
+    """Has glibc return freed bodies to the system.
+
+    By default glibc raises its mmap threshold to the size of the largest freed block, so bodies end
+    up in the heap between small blocks that live on. Under a mixed load the resident memory grew by
+    2 MB a minute, and `malloc_trim` gave more than half of the heap back. With a fixed threshold
+    each large block has pages of its own. Other C libraries have no `mallopt`, or ignore it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+
+
+def require_assertions() -> None:
+    """Assertions guard the invariants; python -O would switch them off."""
+    if not __debug__:
+        raise BadSettings("Conveyor does not run under python -O: its assertions are load-bearing")

@@ -1,0 +1,1 @@
+"""`conveyor jobs`: the commands that call a running server."""

@@ -1,0 +1,137 @@
+"""A session of `conveyor jobs`: the client, where its words go, and what people hear of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import click
+import msgspec
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from conveyor.sdk import ApiError, Client, SdkError, Unreachable
+from conveyor.sdk.errors import UNEXPECTED
+
+F = TypeVar("F", bound=Callable[..., object])
+
+# A file or a pipe has no width: nothing is shortened or broken there.
+PIPE_COLUMNS = 10_000
+
+json_option: Callable[[F], F] = click.option(
+    "--json", "as_json", is_flag=True, help="Answer with JSON, for programs."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Answers go to `out`; progress and remarks go to `err`."""
+
+    client: Client
+    out: Console
+    err: Console
+
+    @classmethod
+    def with_server(cls, client: Client) -> Session:
+        out = Console(highlight=False)
+        if not out.is_terminal:
+            out = Console(highlight=False, width=PIPE_COLUMNS)
+        return cls(client, out, Console(stderr=True, highlight=False))
+
+    def answer(self, value: msgspec.Struct, shown: RenderableType, *, as_json: bool) -> None:
+        """One value: as JSON for a program, or as people like to see it."""
+        if as_json:
+            self.write_json(value)
+        else:
+            self.out.print(Text(shown) if isinstance(shown, str) else shown)
+
+    def remark(self, text: str) -> None:
+        self.err.print(Text(text), soft_wrap=True)
+
+    def write_json(self, value: msgspec.Struct) -> None:
+        click.echo(msgspec.json.encode(value).decode())
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def sentence(error: SdkError, server: str) -> str:
+    """What happened and what to do about it."""
+    if isinstance(error, Unreachable):
+        return (
+            f"No server answers at {error.url} ({error.why}). Start one with `conveyor dev`, "
+            "or say where it is with --server or CONVEYOR_URL."
+        )
+    if isinstance(error, ApiError):
+        return _refusal(error, server)
+    return str(error)
+
+
+def _refusal(error: ApiError, server: str) -> str:
+    what = error.detail or error.title
+    if error.code == UNEXPECTED:
+        return (
+            f"What answers at {server} does not speak as Conveyor does ({error.status} "
+            f"{error.title}). Say where Conveyor is with --server or CONVEYOR_URL."
+        )
+    match error.status:
+        case 401:
+            return f"{what} Give one that {server} knows with --api-key or CONVEYOR_API_KEY."
+        case 404:
+            return f"{what} `conveyor jobs list` shows the jobs of this API key."
+        case status if status >= 500 and status != 501:
+            return f"{server} cannot do it now: {what} Its log knows more of {error.request_id}."
+    if not error.errors:
+        return what
+    fields = [f"{problem.pointer.lstrip('/')}: {problem.detail}" for problem in error.errors]
+    return "\n  ".join(["The server refuses the request:", *fields])
+
+
+# A group of commands that talk to a running server: who and where, and how errors read.
+
+
+# The server gives up on a request by itself before this.
+TIMEOUT_S = 75.0
+
+
+class ServerGroup(click.Group):
+    """What the SDK raises becomes a sentence, whichever command it came from."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except SdkError as error:
+            raise click.ClickException(sentence(error, ctx.params["server"])) from None
+
+
+def server_options(command: F) -> F:
+    server = click.option(
+        "--server",
+        metavar="URL",
+        envvar="CONVEYOR_URL",
+        default="http://127.0.0.1:8080",
+        show_default=True,
+        show_envvar=True,
+        help="Where the server is.",
+    )
+    api_key = click.option(
+        "--api-key",
+        metavar="KEY",
+        envvar="CONVEYOR_API_KEY",
+        default="dev",
+        show_default=True,
+        show_envvar=True,
+        help="Who you are to it.",
+    )
+    return server(api_key(command))
+
+
+def open_session(ctx: click.Context, server: str, api_key: str) -> None:
+    """The session that the commands of the group are given."""
+    try:
+        client = Client(server, api_key, timeout_s=TIMEOUT_S)
+    except ValueError as error:
+        raise click.ClickException(f"{error}. See --server and --api-key.") from None
+    ctx.obj = Session.with_server(ctx.with_resource(client))

@@ -1,0 +1,102 @@
+"""`conveyor jobs export` and `verify`: a run's results as one file, checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from conveyor.cli.jobs.context import Session, counted, json_option
+from conveyor.cli.progress import progress
+from conveyor.domain.export.export import ExportFormat, ExportStatus, Manifest
+from conveyor.sdk import ExportResponse, RunResponse
+from conveyor.sdk.downloads import replacing
+from conveyor.sdk.retry import run_of
+from conveyor.sdk.verify_export import manifest_path, verify_export
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What `export` says with --json."""
+
+    file: str
+    sha256: str
+    manifest: Manifest
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice([each.value for each in ExportFormat]),
+    default=ExportFormat.ZIP.value,
+    show_default=True,
+    help="What kind of file.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to save it; without it, here, under the run's id.",
+)
+@click.option("--run", "run_id", metavar="RUN", help="Another run than the latest.")
+@json_option
+@click.pass_obj
+def export(
+    session: Session,
+    job: str,
+    kind: str,
+    output: Path | None,
+    run_id: str | None,
+    as_json: bool,
+) -> None:
+    """Save the results of a job as one file, and check it."""
+    client = session.client
+    run = client.run(job, run_id) if run_id else run_of(client.get(job))
+    made = _made(session, run, kind)
+    path = output or Path(made.file_name or f"{run.run_id}.{kind}")
+    try:
+        saved = client.download_export(run.job_id, run.run_id, made.export_id, path)
+        if made.format is ExportFormat.CSV:
+            with replacing(manifest_path(path)) as file:
+                file.write(msgspec.json.encode(made.manifest))
+        manifest = verify_export(path)
+    except OSError as error:
+        raise click.ClickException(
+            f"Cannot write to {error.filename or path}: {error.strerror}."
+        ) from None
+    shown = f"{_counts(manifest)} are in {path}"
+    session.answer(Saved(str(path), saved.sha256, manifest), shown, as_json=as_json)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@json_option
+@click.pass_obj
+def verify(session: Session, file: Path, as_json: bool) -> None:
+    """Check an exported file against its manifest; no server is needed."""
+    manifest = verify_export(file)
+    shown = f"{file} is whole: {_counts(manifest)}."
+    session.answer(manifest, shown, as_json=as_json)
+
+
+def _made(session: Session, run: RunResponse, kind: str) -> ExportResponse:
+    client = session.client
+    asked = client.start_export(run.job_id, run.run_id, kind=kind)
+    with progress(session.err, "Exporting", run.stats.total) as show:
+        made = client.wait_for_export(
+            run.job_id,
+            run.run_id,
+            asked.export_id,
+            lambda export: show(export.done, 0, export.total),
+        )
+    if made.status is not ExportStatus.COMPLETED:
+        raise click.ClickException(f"The export failed: {made.error}.")
+    return made
+
+
+def _counts(manifest: Manifest) -> str:
+    words = [f"{count:,} {status}" for status, count in sorted(manifest.counts.items())]
+    return f"{counted(manifest.entries, 'task')} ({', '.join(words) or 'none'})"

@@ -1,0 +1,187 @@
+"""How jobs, runs and results look on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from conveyor.cli.progress import span
+from conveyor.domain.model import JobStatus, PauseState, RunStatus
+from conveyor.domain.schedule.schedule import ScheduleStatus
+from conveyor.sdk import JobResponse, JobSchedule, ResultStatus, RunResponse, TaskResult
+
+_RUN_STYLES = {
+    RunStatus.RUNNING: "cyan",
+    RunStatus.PENDING: "yellow",
+    RunStatus.COMPLETED: "green",
+    RunStatus.STOPPED: "yellow",
+    RunStatus.FAILED: "red",
+    RunStatus.DELETED: "dim",
+}
+_TASK_STYLES = {ResultStatus.SUCCESSFUL: "green", ResultStatus.FAILED: "red"}
+
+
+def plain(text: str | None, style: str = "") -> Text:
+    """A text of somebody else's, as it is: no markup, and nothing that moves the cursor."""
+    shown = "".join(
+        sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text or ""
+    )
+    return Text(shown, style=style)
+
+
+def moment(instant: str) -> str:
+    """An instant of the API in this machine's time."""
+    return datetime.fromisoformat(instant).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def jobs_table(jobs: Iterable[JobResponse]) -> Table:
+    table = _table("job", "name", "list", "run", "done", "failed", "created")
+    for job in jobs:
+        run = job.latest_run
+        table.add_row(
+            job.job_id,
+            plain(job.name or job.external_id),
+            Text(job.status, style="yellow" if job.status is JobStatus.OPEN else ""),
+            run_status(run) if run else Text("none", style="dim"),
+            _done(run) if run else "",
+            _count(run.stats.failed, "red") if run else "",
+            moment(job.created_at),
+        )
+    return table
+
+
+def job_page(job: JobResponse, runs: Iterable[RunResponse]) -> RenderableType:
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    facts.add_row("job", job.job_id)
+    named = {"name": job.name, "external id": job.external_id}
+    for name, text in named.items():
+        if text is not None:
+            facts.add_row(name, plain(text))
+    facts.add_row("list", Text(job.status))
+    facts.add_row("created", moment(job.created_at))
+    facts.add_row(
+        "limits",
+        f"{job.max_inflight:,} in flight, {job.max_attempts} tries, priority {job.priority}",
+    )
+    if job.budget is not None:
+        facts.add_row("budget", _budget(job))
+    for name, value in job.zenrows_params.items():
+        facts.add_row("param", plain(f"{name}={value}"))
+    if job.webhook is not None:
+        facts.add_row("webhook", plain(job.webhook.url))
+    if job.schedule is not None:
+        _add_schedule(facts, job, job.schedule)
+    if job.latest_run is not None:
+        _add_outcome(facts, job.latest_run)
+    return Group(facts, "", runs_table(runs))
+
+
+def _add_schedule(facts: Table, job: JobResponse, schedule: JobSchedule) -> None:
+    facts.add_row("schedule", plain(msgspec.json.encode(schedule).decode()))
+    is_paused = job.schedule_state is ScheduleStatus.PAUSED
+    next_run = moment(job.next_scheduled_run) if job.next_scheduled_run else "never"
+    facts.add_row("next run", Text("paused", style="yellow") if is_paused else next_run)
+    for skip in job.skipped_fires:
+        facts.add_row("skipped", f"{moment(skip.first_at)} ({skip.reason})")
+
+
+def _budget(job: JobResponse) -> str:
+    assert job.budget is not None
+    cap = f"{job.budget.credits:,} credits" if job.budget.credits else str(job.budget.cost)
+    run = job.latest_run
+    if run is None or run.budget is None:
+        return cap
+    left = f"{run.budget.left:,.6f}".rstrip("0").rstrip(".")
+    return f"{cap}, {left} left"
+
+
+def _add_outcome(facts: Table, run: RunResponse) -> None:
+    facts.add_row("pages", _done(run))
+    if run.waiting_on is not None:
+        facts.add_row("waits for", f"{run.waiting_on.reason}: {run.waiting_on.detail}")
+    if run.eta_seconds is not None:
+        facts.add_row("left", span(run.eta_seconds))
+    if run.stats.failed:
+        facts.add_row("failed", Text(reasons(run), style="red"))
+    if run.failure_detail is not None:
+        facts.add_row("failure", plain(run.failure_detail, "red"))
+
+
+def runs_table(runs: Iterable[RunResponse]) -> Table:
+    table = _table("run", "", "status", "done", "successful", "failed", "started")
+    for run in runs:
+        table.add_row(
+            run.run_id,
+            f"#{run.run_sequence}",
+            run_status(run),
+            _done(run),
+            _count(run.stats.successful, "green"),
+            _count(run.stats.failed, "red"),
+            moment(run.created_at),
+        )
+    return table
+
+
+def results_table(results: Iterable[TaskResult]) -> Table:
+    table = _table("index", "status")
+    table.columns[0].justify = "right"
+    table.add_column("url", overflow="ellipsis", no_wrap=True, ratio=3)
+    table.add_column("error", overflow="ellipsis", no_wrap=True, ratio=2)
+    for result in results:
+        error = result.error
+        table.add_row(
+            str(result.index),
+            Text(result.status, style=_TASK_STYLES.get(result.status, "")),
+            plain(result.url),
+            plain(f"{error.code}: {error.detail or error.title}" if error else "", "red"),
+        )
+    return table
+
+
+def outcome_table(run: RunResponse) -> Table:
+    """How a run ended, as `conveyor scrape` tells it."""
+    stats = run.stats
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("run", run_status(run), run.run_id)
+    table.add_row("pages", _done(run), "")
+    table.add_row("successful", _count(stats.successful, "green"), "")
+    table.add_row("failed", _count(stats.failed, "red"), reasons(run))
+    if run.failure_detail is not None:
+        table.add_row("failure", "", plain(run.failure_detail, "red"))
+    return table
+
+
+def run_status(run: RunResponse) -> Text:
+    if run.pause_state is PauseState.PAUSED:
+        return Text("paused", style="yellow")
+    return Text(run.status, style=_RUN_STYLES[run.status])
+
+
+def reasons(run: RunResponse) -> str:
+    counts = sorted(run.stats.failure_reasons.items())
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts)
+
+
+def _done(run: RunResponse) -> str:
+    stats = run.stats
+    if stats.completed == stats.total:
+        return f"{stats.total:,}"
+    return f"{stats.completed:,} of {stats.total:,}"
+
+
+def _count(count: int, style: str) -> Text:
+    return Text(f"{count:,}", style=style if count else "dim")
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table

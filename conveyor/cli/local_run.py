@@ -1,0 +1,199 @@
+"""Running a job in this very process: what `scrape` and `demo` share
+(docs/operations.md, Roles)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import trio
+
+from actors.runtime import Child, Supervisor, tree
+from conveyor import __version__
+from conveyor.bootstrap.runtime import Runtime, open_runtime
+from conveyor.cli.progress import Report, note_of
+from conveyor.cli.shutdown import cancel_on_signal, end_if_failed
+from conveyor.config import Settings
+from conveyor.domain.backpressure.budget import BudgetCap, Price
+from conveyor.domain.backpressure.host_limit import HostLimits
+from conveyor.domain.changes import RunKey
+from conveyor.domain.ids import CallerId, JobId
+from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_LIVE
+from conveyor.domain.model import Job, Run
+from conveyor.domain.queries import JobsOf
+from conveyor.domain.run.counters import Totals
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.process_status import RunLine, Snapshot, serve_snapshots
+from conveyor.usecases import run_progress
+from conveyor.usecases.budget import is_spent
+from conveyor.usecases.context import Context
+from conveyor.usecases.jobs import Submission, submit
+from conveyor.usecases.lookup import latest_run, totals_of
+from conveyor.usecases.run_progress import load_progress
+
+CALLER = CallerId("local")
+POLL_S = 0.1
+LAST_LOOK_S = 0.01
+BROKE_LOOKS = 20  # A call that is about to begin shows within this.
+RUNS_SHOWN_MAX = 50
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """How a local job ended; `was_cut_off` when a signal came first.
+
+    `done_here` leaves out what an earlier, interrupted command had done already. `is_broke` when
+    its budget could pay for no more.
+    """
+
+    job: Job
+    run: Run
+    totals: Totals
+    was_cut_off: bool
+    done_here: int
+    is_broke: bool = False
+
+
+@asynccontextmanager
+async def running_worker(
+    settings: Settings, *, role: str, processes: int = 1
+) -> AsyncGenerator[Runtime, None]:
+    """An open world with its worker running, helped by other processes if asked for.
+
+    It is one person's: a shared engine is left alone, whatever the environment says.
+    """
+    settings = replace(settings, engine="embedded")
+    settings = shared_among(settings, processes)
+    async with open_runtime(settings, role=role) as world, trio.open_nursery() as nursery:
+        supervisor: Supervisor = world.worker(
+            inspection_child(world, role, lambda: supervisor),
+            *world.helper_processes(processes - 1),
+        )
+        await nursery.start(supervisor.run)
+        nursery.start_soon(end_if_failed, supervisor)
+        yield world
+        nursery.cancel_scope.cancel()
+
+
+def shared_among(settings: Settings, processes: int) -> Settings:
+    """Each process runs its share of what may be in flight at once."""
+    return replace(settings, concurrency=-(-settings.concurrency // processes))
+
+
+def inspection_child(world: Runtime, role: str, supervisor: Callable[[], Supervisor]) -> Child:
+    async def take() -> Snapshot:
+        return await snapshot(world, role, supervisor())
+
+    return Child(
+        "inspection",
+        run=partial(serve_snapshots, world.settings.data_dir, take),
+        reports_ready=True,
+    )
+
+
+async def snapshot(world: Runtime, role: str, supervisor: Supervisor) -> Snapshot:
+    runs = [
+        RunLine(
+            job_id=live.run.job_id,
+            run_id=live.run.run_id,
+            status=live.status,
+            total=live.run.planned,
+            completed=live.totals.done,
+            successful=live.totals.successful,
+            failed=live.totals.failed,
+            waiting_on=None if (held := live.outlook.waiting_on) is None else held.reason,
+            waiting_detail=None if held is None else held.detail,
+            eta_s=live.outlook.eta_s,
+        )
+        for live in await run_progress.live_runs(world.env, limit=RUNS_SHOWN_MAX)
+    ]
+    return Snapshot(
+        pid=os.getpid(),
+        role=role,
+        version=__version__,
+        inflight=world.gate.inflight_count,
+        capacity=world.gate.slots_count,
+        tree=tree(supervisor),
+        runs=runs,
+    )
+
+
+def list_id(urls: Sequence[str]) -> str:
+    """Names a list, so that the same one is found again after an interruption."""
+    return hashlib.sha256("\n".join(urls).encode()).hexdigest()[:40]
+
+
+async def find_resumable(env: Context, urls: Sequence[str]) -> tuple[Job, Run] | None:
+    """The job that was begun with this very list and is still going, if there is one."""
+    query = JobsOf(caller=CALLER, statuses=JOB_VISIBLE, external_id=list_id(urls), limit=1)
+    for job in await env.store.find(query):
+        run = await latest_run(env, job)
+        if run is not None and run.status in RUN_LIVE:
+            return job, run
+    return None
+
+
+async def start_job(
+    env: Context,
+    urls: Sequence[str],
+    *,
+    concurrency: int,
+    attempts: int,
+    budget: BudgetCap | None = None,
+    host_limits: HostLimits | None = None,
+) -> tuple[Job, Run]:
+    accepted = await submit(
+        env,
+        CALLER,
+        Submission(
+            drafts=[TaskDraft(url=url) for url in urls],
+            external_id=list_id(urls),
+            max_inflight=concurrency,
+            max_attempts=attempts,
+            budget=budget,
+            host_limits=host_limits,
+        ),
+        job_id=JobId(env.new_id()),
+    )
+    return accepted.job, accepted.run
+
+
+async def watch_run(
+    env: Context, job: Job, run: Run, report: Report, *, price: Price | None = None
+) -> RunSummary:
+    """Watches a run to its end, or until its budget is spent or somebody presses Ctrl-C."""
+    _, at_start = await _look(env, job, run)
+    broke_looks = 0
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_on_signal, scope, 0)
+            while run.status in RUN_LIVE and broke_looks < BROKE_LOOKS:
+                run, totals = await _look(env, job, run)
+                held_up = (await load_progress(env, run, totals)).waiting_on
+                note = "" if held_up is None else note_of(held_up.reason, held_up.detail)
+                report(totals.done, totals.failed, run.planned, note)
+                broke_looks = broke_looks + 1 if await _is_broke(env, run, price) else 0
+                is_drained = 0 < run.planned <= totals.done
+                await trio.sleep(LAST_LOOK_S if is_drained else POLL_S)
+            nursery.cancel_scope.cancel()
+    run, totals = await _look(env, job, run)
+    report(totals.done, totals.failed, run.planned)
+    done_here = totals.done - at_start.done
+    is_broke = run.status in RUN_LIVE and not scope.cancelled_caught
+    return RunSummary(job, run, totals, scope.cancelled_caught, done_here, is_broke)
+
+
+async def _is_broke(env: Context, run: Run, price: Price | None) -> bool:
+    if run.budget is None or price is None:
+        return False
+    return await is_spent(env, run, price.in_unit(run.budget.unit))
+
+
+async def _look(env: Context, job: Job, run: Run) -> tuple[Run, Totals]:
+    current = await env.store.read(RunKey(job.job_id, run.run_id))
+    assert current is not None
+    return current, await totals_of(env, current)

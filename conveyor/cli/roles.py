@@ -1,0 +1,182 @@
+"""`conveyor dev`: the whole service in one process on one data directory
+(docs/operations.md, Roles)."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import click
+import trio
+
+from actors.runtime import Child, Strategy, Supervisor
+from conveyor.api.server.server import GRACE_S, HttpServer
+from conveyor.bootstrap.runtime import AWS, Runtime, create_resources, join_world, open_runtime
+from conveyor.cli.entry import set_deadline
+from conveyor.cli.local_run import inspection_child, shared_among
+from conveyor.cli.shutdown import STOP_S_MAX, cancel_on_signal, end_if_failed, run_command
+from conveyor.config import Settings
+from conveyor.metrics_server import Monitor
+from conveyor.telemetry import set_up_logging
+
+
+@click.command()
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="Processes that fetch, this one included.",
+)
+@click.pass_obj
+def dev(settings: Settings, processes: int) -> None:
+    """Run the service on this machine: API and worker in one."""
+    style = settings.log or ("text" if sys.stderr.isatty() else "json")
+    set_up_logging("text" if style == "text" else "json")
+    refuse_taken_port(settings.host, settings.port)
+    if settings.engine == AWS and processes > 1:
+        raise click.ClickException("On the AWS engine more processes are more `conveyor worker`s.")
+    run_command(_run_dev, shared_among(settings, processes), processes)
+
+
+async def _run_dev(settings: Settings, processes: int) -> None:
+    async with open_runtime(settings, role="dev") as world:
+        server = HttpServer(
+            make_app=lambda ready: world.app(ready=ready),
+            host=settings.host,
+            port=settings.port,
+            on_listening=announce,
+            is_proxy=world.origins().is_proxy,
+        )
+        # Only who owns a data directory has a place to be looked at.
+        is_owner = settings.engine != AWS
+        supervisor: Supervisor = world.service(
+            *([inspection_child(world, "dev", lambda: supervisor)] if is_owner else []),
+            *world.helper_processes(processes - 1),
+            Child("http_server", run=server.run, reports_ready=True, stop_grace_s=GRACE_S + 2.0),
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_on_signal, nursery.cancel_scope)
+            nursery.start_soon(end_if_failed, supervisor)
+            await supervisor.run()
+
+
+async def _end_on_signal(scope: trio.CancelScope) -> None:
+    await cancel_on_signal(scope)
+    click.echo("Stopping: work in flight is handed back.", err=True)
+
+
+def announce(url: str) -> None:
+    click.echo(f"Conveyor is listening on {url}", err=True)
+
+
+def refuse_taken_port(host: str, port: int, setting: str = "CONVEYOR_PORT") -> None:
+    """Says so before anything is opened, rather than as a crash later."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, UnicodeError) as error:
+            raise click.ClickException(
+                f"Cannot listen on {host}:{port}: {error}. "
+                f"Choose another with CONVEYOR_HOST or {setting}."
+            ) from None
+
+
+# `conveyor api`: the API without a worker, on an engine that others share
+# (docs/operations.md, Roles).
+
+
+@click.command()
+@click.pass_obj
+def api(settings: Settings) -> None:
+    """Run the API; `conveyor worker` does the work."""
+    if settings.engine != AWS:
+        raise click.ClickException(
+            "An embedded engine has one owner: run `conveyor dev`, or set CONVEYOR_ENGINE=aws."
+        )
+    set_up_logging("text" if settings.log == "text" else "json")
+    refuse_taken_port(settings.host, settings.port)
+    run_command(_run_api, settings)
+
+
+async def _run_api(settings: Settings) -> None:
+    async with open_runtime(settings, role="api") as world, trio.open_nursery() as nursery:
+        server = HttpServer(
+            make_app=lambda ready: world.app(ready=ready),
+            host=settings.host,
+            port=settings.port,
+            on_listening=announce,
+            is_proxy=world.origins().is_proxy,
+        )
+        child = Child("http_server", run=server.run, reports_ready=True, stop_grace_s=GRACE_S + 2.0)
+        nursery.start_soon(cancel_on_signal, nursery.cancel_scope)
+        supervisor = Supervisor("api", strategy=Strategy.ONE_FOR_ONE, children=[child])
+        nursery.start_soon(end_if_failed, supervisor)
+        await supervisor.run()
+
+
+# `conveyor worker`: a process that does the work, of its own or for an owner
+# (docs/operations.md, Roles).
+
+
+@click.command()
+@click.pass_obj
+def worker(settings: Settings) -> None:
+    """Work on an engine that is shared, until a signal comes; on a data directory, help the process
+    that owns it, until that ends: `scrape` and `dev` start such helpers by themselves.
+    """
+    set_up_logging("text" if settings.log == "text" else "json")
+    if settings.metrics_port is not None:
+        refuse_taken_port(settings.host, settings.metrics_port, "CONVEYOR_METRICS_PORT")
+    run_command(_work if settings.engine == AWS else run_helper, settings)
+
+
+async def _work(settings: Settings) -> None:
+    async with open_runtime(settings, role="worker") as world, trio.open_nursery() as nursery:
+        nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX, world.drain)
+        supervisor = world.worker(*_monitoring(world))
+        nursery.start_soon(end_if_failed, supervisor)
+        await supervisor.run()
+
+
+def _monitoring(world: Runtime) -> list[Child]:
+    settings = world.settings
+    if settings.metrics_port is None:
+        return []
+    monitor = Monitor(metrics=world.metrics, host=settings.host, port=settings.metrics_port)
+    return [Child("monitor", run=monitor.run, reports_ready=True)]
+
+
+async def run_helper(settings: Settings) -> None:
+    async with join_world(settings) as world, trio.open_nursery() as nursery:
+        nursery.start_soon(cancel_on_signal, nursery.cancel_scope)
+        nursery.start_soon(_cancel_at_end_of_input, nursery.cancel_scope)
+        supervisor = world.helper()
+        nursery.start_soon(end_if_failed, supervisor)
+        await supervisor.run()
+
+
+async def _cancel_at_end_of_input(scope: trio.CancelScope) -> None:
+    """Whoever started us holds the other end: when it is gone, there is nobody to help."""
+    async with trio.lowlevel.FdStream(sys.stdin.fileno()) as owner:
+        while await owner.receive_some():
+            pass
+    set_deadline(STOP_S_MAX)
+    scope.cancel(reason="the owner is gone")
+
+
+# `conveyor init`: makes what the AWS engine needs, where it is not there
+# (docs/operations.md, Roles).
+
+
+@click.command()
+@click.pass_obj
+def init(settings: Settings) -> None:
+    """Make the table, the bucket and the queues; doing it again is fine."""
+    if settings.engine != AWS:
+        raise click.ClickException(
+            "An embedded engine makes what it needs by itself: this is for CONVEYOR_ENGINE=aws."
+        )
+    for line in trio.run(create_resources, settings):
+        click.echo(f"ready: {line}")

@@ -1,0 +1,1 @@
+"""What holds calls back: permits, host limits, budgets, circuits."""

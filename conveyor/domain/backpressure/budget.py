@@ -1,0 +1,115 @@
+"""What a run may spend, who has taken how much of it, and what a call may cost (SPEC.md 4.9;
+docs/storage.md, Rows)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from enum import StrEnum
+
+import msgspec
+
+from conveyor.domain.ids import JobId, RunId
+
+MICROS = 1_000_000
+_COST_MAX = Decimal(10**9)
+
+
+class Unit(StrEnum):
+    """What a budget is counted in: credits, or millionths of the gateway's money."""
+
+    CREDITS = "credits"
+    COST = "cost"
+
+
+class BudgetCap(msgspec.Struct, frozen=True):
+    """The most that each run of a job may spend."""
+
+    unit: Unit  #: credits or cost.
+    amount: int  #: Credits, or millionths of money.
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """The budget of one run. `left` is what nobody has taken: it pays for calls to come."""
+
+    job_id: JobId  #: The job of the budget.
+    run_id: RunId  #: The run of the budget.
+    unit: Unit  #: credits or cost.
+    cap: int  #: The most that the run may spend, in credits or millionths.
+    #: The part that no poller has reserved; negative only if a call cost more than its price.
+    left: int
+
+
+class BudgetReservation(msgspec.Struct, frozen=True):
+    """What one holder has taken of a run's budget for good or for now, and never spends above.
+
+    `seq` counts its changes: one of unknown outcome cannot happen after the next.
+    """
+
+    job_id: JobId  #: The job of the reservation.
+    run_id: RunId  #: The run of the reservation.
+    holder: str  #: The poller that holds it: a ULID of its own.
+    taken: int  #: Reserved and not returned; the holder never spends more.
+    seq: int  #: Number of the latest change.
+
+
+class Price(msgspec.Struct, frozen=True):
+    """The most that one call may cost; no money where the gateway cannot tell."""
+
+    credits: int = 0
+    cost_micros: int | None = 0
+
+    def in_unit(self, unit: Unit) -> int:
+        if unit is Unit.CREDITS:
+            return self.credits
+        assert self.cost_micros is not None, "a budget in money, and a gateway without prices"
+        return self.cost_micros
+
+
+def micros_from(text: str) -> int | None:
+    """Decimal text as millionths, rounded up; None for anything but a sane amount."""
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        return None
+    if not amount.is_finite() or not 0 <= amount < _COST_MAX:
+        return None
+    return int((amount * MICROS).to_integral_value(ROUND_CEILING))
+
+
+# Pricing: what a page costs at a ZenRows-compatible gateway, in credits (docs/api.md, Dry run).
+#
+# A page that is fetched once and well. What failed costs nothing there, so tries do not count.
+
+
+_PLAIN, _RENDERED, _PREMIUM, _BOTH = 1, 5, 10, 25
+
+
+class PriceRange(msgspec.Struct, frozen=True):
+    """At least and at most; the same where the gateway decides nothing by itself."""
+
+    credits_min: int = 0
+    credits_max: int = 0
+
+    def __add__(self, other: PriceRange) -> PriceRange:
+        return PriceRange(
+            self.credits_min + other.credits_min, self.credits_max + other.credits_max
+        )
+
+
+FREE = PriceRange()
+
+
+def price_of(params: Mapping[str, str]) -> PriceRange:
+    """What one page with these parameters costs."""
+    if params.get("mode") == "auto":
+        return PriceRange(_PLAIN, _BOTH)
+    is_rendered = params.get("js_render", "").lower() == "true"
+    is_premium = params.get("premium_proxy", "").lower() == "true"
+    price = {
+        (False, False): _PLAIN,
+        (True, False): _RENDERED,
+        (False, True): _PREMIUM,
+        (True, True): _BOTH,
+    }[is_rendered, is_premium]
+    return PriceRange(price, price)

@@ -1,0 +1,217 @@
+"""Whether a gateway is away, or only fails for some targets (docs/engines.md, Gateways).
+
+A call that was never sent says that the gateway is unreachable. An answer such as 502 that says
+nothing about the target, or no answer at all, may be the gateway's fault or the target's. Such a
+failure is in doubt: the task is deferred, and what happens next decides.
+
+- The target fails again, and when the call before began, the gateway took other calls that it
+  answered: the target is at fault, and the failure counts as an attempt. What matters is when calls
+  began: a gateway that goes away may still answer what it had taken before. Each failure needs its
+  own proof: a target that was at fault earlier may fail now because the gateway is away.
+- Several targets fail in a row and nothing is answered: the gateway is away, the circuit opens.
+- The same few targets fail and nothing else is called: after a time they are at fault.
+
+One `GatewayHealth` is for the calls of one caller, so that nobody's targets stop another's calls.
+It is a value: each operation returns the next one. Time and randomness are arguments.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from conveyor.domain.backpressure.circuit import Circuit, ProbePolicy
+from conveyor.domain.randomness import Random
+from conveyor.domain.run.settlement import backoff_s
+
+# A single refused connection happens at every gateway; three in a row with no answer do not.
+UNREACHABLE_TO_OPEN = 3
+# Ten in a row of three targets: where three of ten targets fail, once in 170,000 calls by chance.
+FAILURES_TO_OPEN = 10
+TARGETS_TO_OPEN = 3
+# How long one or two targets stay in doubt, besides those that were at fault before: if the gateway
+# answered within LATELY_S before.
+DOUBT_S_ANSWERED = 15.0
+LATELY_S = 60.0
+# How long up to FEW_TARGETS stay in doubt, when nothing else was answered: twice a long restart.
+DOUBT_S_FEW = 600.0
+FEW_TARGETS = 20
+# How long many targets of one host stay in doubt, when nothing else was answered.
+DOUBT_S_HOST = 3600.0
+# A target in doubt is tried again after 1 s, then after twice as long each time, up to 30 s.
+RETRY_S_FIRST = 1.0
+RETRY_S_MAX = 30.0
+# Bounds of what is kept for one key. Older doubts are dropped: they would decide nothing any more.
+TARGETS_KEPT_MAX = 500
+SPANS_KEPT = 8
+# Answered calls that began no further apart than this show that the gateway worked in between.
+SPAN_GAP_S = 2.0
+HOSTS_KEPT = 2
+
+# A probe that is not answered for 30 s may hang until its deadline: another is made beside it.
+PROBES = ProbePolicy(first_s=1.0, delay_s_max=30.0, lost_after_s=30.0)
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """A target that failed without an answer that names it; its latest call began at `last_at`.
+    `is_alone` when no other target had failed since the last answer; `is_at_fault` once it was
+    found to be."""
+
+    last_at: float
+    count: int
+    is_alone: bool
+    is_at_fault: bool = False
+
+
+class Streak(msgspec.Struct, frozen=True):
+    """The failures in doubt since the last answer: enough of their targets and hosts to decide.
+    `suspects` are those of the targets that were never found to be at fault, and `count` is how
+    often these failed: only they say that the gateway is away."""
+
+    count: int = 0
+    began_at: float = 0.0
+    hosts: frozenset[str] = frozenset()
+    targets: frozenset[str] = frozenset()
+    suspects: frozenset[str] = frozenset()
+
+    def lengthen(self, target: str, host: str, now: float, *, is_suspect: bool) -> Streak:
+        is_full = len(self.targets) > FEW_TARGETS
+        targets = self.targets if is_full else self.targets | {target}
+        return Streak(
+            self.count + is_suspect,
+            self.began_at if self.targets else now,
+            self.hosts if len(self.hosts) >= HOSTS_KEPT else self.hosts | {host},
+            targets,
+            self.suspects | ({target} & targets) if is_suspect else self.suspects - {target},
+        )
+
+
+class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """`spans` are the latest times during which calls began that were answered, without a gap of
+    more than `SPAN_GAP_S`: the gateway worked then."""
+
+    circuit: Circuit = Circuit(policy=PROBES)
+    streak: Streak = Streak()
+    doubts: dict[str, Doubt] = {}
+    spans: tuple[tuple[float, float], ...] = ()
+    unreachable_in_row: int = 0
+
+    def note_answer(self, *, began_at: float, target: str | None = None) -> GatewayHealth:
+        """The gateway answered a call, well or badly, in a way that shows that it works. A target
+        whose call was answered is in doubt no longer."""
+        doubts = self.doubts
+        if target in doubts:
+            doubts = {name: doubt for name, doubt in doubts.items() if name != target}
+        return msgspec.structs.replace(
+            self,
+            doubts=doubts,
+            circuit=self.circuit if self.circuit.is_closed else self.circuit.close(),
+            streak=Streak(),
+            spans=_extend(self.spans, began_at),
+            unreachable_in_row=0,
+        )
+
+    def note_unreachable(self, *, now: float, probe: int | None, random: Random) -> GatewayHealth:
+        """A call could not be sent: no target had a part in it."""
+        in_row = self.unreachable_in_row + 1
+        health = msgspec.structs.replace(self, unreachable_in_row=in_row)
+        if probe is None and in_row < UNREACHABLE_TO_OPEN:
+            return health
+        return _open(health, probe, now, random)
+
+    def note_failure(
+        self,
+        target: str,
+        host: str,
+        *,
+        began_at: float,
+        now: float,
+        probe: int | None,
+        random: Random,
+    ) -> tuple[GatewayHealth, bool]:
+        """A call failed without a word on its target; the second value is whether the target is at
+        fault, by all that is known."""
+        before = self.doubts.get(target)
+        is_at_fault = before is not None and self._is_proven(before)
+        was_at_fault = before is not None and before.is_at_fault
+        streak = self.streak
+        if not (was_at_fault and is_at_fault):
+            is_suspect = not (was_at_fault or is_at_fault)
+            streak = streak.lengthen(target, host, now, is_suspect=is_suspect)
+        doubt = Doubt(
+            began_at,
+            1 if before is None else before.count + 1,
+            streak.targets <= {target},
+            was_at_fault or is_at_fault,
+        )
+        health = msgspec.structs.replace(_keep(self, target, doubt), streak=streak)
+        if is_at_fault:
+            return health, True
+        if _is_time_up(health, now):
+            circuit = health.circuit.close()
+            given_up = _keep(health, target, msgspec.structs.replace(doubt, is_at_fault=True))
+            return msgspec.structs.replace(given_up, circuit=circuit), True
+        is_away = streak.count >= FAILURES_TO_OPEN and len(streak.suspects) >= TARGETS_TO_OPEN
+        return (_open(health, probe, now, random) if is_away or probe else health), False
+
+    def retry_after_s(self, target: str, *, now: float) -> float:
+        """Seconds until a target in doubt is worth another call."""
+        doubt = self.doubts.get(target)
+        doublings = 0 if doubt is None else doubt.count - 1
+        own_s = backoff_s(doublings, first_s=RETRY_S_FIRST, delay_s_max=RETRY_S_MAX)
+        return own_s if self.circuit.is_closed else max(self.circuit.wait_s(now), RETRY_S_FIRST)
+
+    def _is_proven(self, doubt: Doubt) -> bool:
+        """Whether the gateway worked when the call of the target that failed last began: calls that
+        began before and after were answered, or it was the only target that failed and one that
+        began later was answered."""
+        if not self.circuit.is_closed:
+            return False
+        is_covered = any(began <= doubt.last_at <= ended for began, ended in self.spans)
+        is_followed = bool(self.spans) and self.spans[-1][1] > doubt.last_at
+        return is_covered or (doubt.is_alone and is_followed)
+
+
+def _extend(
+    spans: tuple[tuple[float, float], ...], began_at: float
+) -> tuple[tuple[float, float], ...]:
+    """The spans with a call that began then. Answers come in another order than calls begin."""
+    near = [
+        (start, end) for start, end in spans if start - SPAN_GAP_S <= began_at <= end + SPAN_GAP_S
+    ]
+    joined = (
+        min([began_at, *(start for start, _ in near)]),
+        max([began_at, *(end for _, end in near)]),
+    )
+    return tuple(sorted([*(span for span in spans if span not in near), joined])[-SPANS_KEPT:])
+
+
+def _is_time_up(health: GatewayHealth, now: float) -> bool:
+    """Whether what fails for so long, while nothing else is called, is at fault."""
+    streak = health.streak
+    failing_s = now - streak.began_at
+    if len(streak.suspects) < TARGETS_TO_OPEN and failing_s >= DOUBT_S_ANSWERED:
+        answered_at = health.spans[-1][1] if health.spans else float("-inf")
+        if answered_at >= streak.began_at - LATELY_S:
+            return True
+    if len(streak.targets) <= FEW_TARGETS:
+        return failing_s >= DOUBT_S_FEW
+    return len(streak.hosts) < HOSTS_KEPT and failing_s >= DOUBT_S_HOST
+
+
+def _open(health: GatewayHealth, probe: int | None, now: float, random: Random) -> GatewayHealth:
+    circuit = (
+        health.circuit.trip(now=now, random=random)
+        if probe is None
+        else health.circuit.fail_probe(probe, now=now, random=random)
+    )
+    return msgspec.structs.replace(health, circuit=circuit)
+
+
+def _keep(health: GatewayHealth, target: str, doubt: Doubt) -> GatewayHealth:
+    """Remembers a doubt; past the bound the older half is forgotten."""
+    doubts = {**health.doubts, target: doubt}
+    if len(doubts) > TARGETS_KEPT_MAX:
+        oldest = sorted(doubts, key=lambda name: doubts[name].last_at)
+        for each in oldest[: TARGETS_KEPT_MAX // 2]:
+            del doubts[each]
+    return msgspec.structs.replace(health, doubts=doubts)

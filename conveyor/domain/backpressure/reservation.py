@@ -1,0 +1,92 @@
+"""Taking from a run's budget before a call, and giving back what was not needed (SPEC.md 4.9).
+
+Who calls a gateway first takes the most that the call may cost. What is taken is never given back
+by anybody else: if its holder is lost, so is what it held, and the budget is never overshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from conveyor.domain.backpressure.budget import Budget, BudgetCap, BudgetReservation
+from conveyor.domain.changes import (
+    ANY,
+    BudgetKey,
+    Change,
+    Guard,
+    Insert,
+    JobKey,
+    RunKey,
+    ShareKey,
+    Update,
+    Write,
+)
+from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_LIVE
+from conveyor.domain.model import Job, Run
+
+
+def open_budget(run: Run) -> list[Insert]:
+    """The budget of a new run, if it has one."""
+    if run.budget is None:
+        return []
+    amount = run.budget.amount
+    budget = Budget(run.job_id, run.run_id, run.budget.unit, cap=amount, left=amount)
+    return [Insert(BudgetKey(run.job_id, run.run_id), budget)]
+
+
+def resize(share: BudgetReservation, *, taken: int) -> Change:
+    """Makes the holder's share this large; the difference is the budget's.
+
+    Only one that asks for more can be refused, by a budget that has less.
+    """
+    more = taken - share.taken
+    resized = msgspec.structs.replace(share, taken=taken, seq=share.seq + 1)
+    key = ShareKey(share.job_id, share.run_id, share.holder)
+    mine = Guard(equals=(("seq", share.seq),))
+    values = {"taken": resized.taken, "seq": resized.seq}
+    return Change(
+        (
+            Update(key, mine, values) if share.seq else Insert(key, resized),
+            Update(
+                BudgetKey(share.job_id, share.run_id),
+                Guard(at_least=("left", more)) if more > 0 else ANY,
+                {},
+                {"left": -more},
+            ),
+        )
+    )
+
+
+def force_resize(share: BudgetReservation, *, taken: int) -> Change:
+    """What was spent was spent, be it more than was promised: the budget may go below zero."""
+    change = resize(share, taken=taken)
+    held, budget = change.writes
+    assert isinstance(budget, Update)
+    return Change((held, msgspec.structs.replace(budget, guard=ANY)))
+
+
+def affordable(prices: Sequence[int], room: int) -> list[bool]:
+    """Which of these calls can be paid for, in their order."""
+    paid = []
+    for price in prices:
+        paid.append(price <= room)
+        room -= price if paid[-1] else 0
+    return paid
+
+
+def set_cap(job: Job, run: Run | None, budget: Budget | None, cap: BudgetCap, now: float) -> Change:
+    """Another cap for the job and for the run that is under way. What was taken stays taken."""
+    values = {"budget": cap, "updated_at": now}
+    active = None if run is None else run.run_id
+    guard = Guard(status_in=JOB_VISIBLE, equals=(("active_run_id", active),))
+    writes: list[Write] = [Update(JobKey(job.job_id), guard, values)]
+    if run is not None and budget is not None:
+        more = cap.amount - budget.cap
+        still = Guard(equals=(("cap", budget.cap),), at_least=("left", -more))
+        writes += [
+            Update(RunKey(run.job_id, run.run_id), Guard(status_in=RUN_LIVE), values),
+            Update(BudgetKey(run.job_id, run.run_id), still, {}, {"cap": more, "left": more}),
+        ]
+    return Change(tuple(writes))

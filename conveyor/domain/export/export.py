@@ -1,0 +1,101 @@
+"""Export: a run's results as one file, what is told of it, and how that can be checked
+(SPEC.md 4.19).
+
+The manifest's digest runs over one line per task, in id order, so that neither who writes a file
+nor who checks it ever holds more than one task of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+
+import msgspec
+
+from conveyor.domain.ids import ExportId, JobId, RunId
+
+SCHEMA = "conveyor.export/v1"
+
+
+class ExportStatus(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class ExportFormat(StrEnum):
+    ZIP = "zip"
+    JSONL = "jsonl"
+    CSV = "csv"
+    WARC = "warc"
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file holds. `tasks` are those of the run; `entries` the ones that had ended."""
+
+    schema: str = SCHEMA  #: `conveyor.export/v1`.
+    export_id: ExportId  #: The export.
+    job_id: JobId  #: Its job.
+    run_id: RunId  #: Its run.
+    format: ExportFormat  #: The format of the file.
+    created_at: float  #: When the export was requested.
+    tasks: int  #: Tasks of the run.
+    entries: int  #: Tasks in the file: those that ended.
+    counts: dict[str, int]  #: The same, by status.
+    body_bytes: int  #: Bytes of all bodies.
+    entries_sha256: str  #: Digest over one line per entry.
+
+
+class Export(msgspec.Struct, frozen=True):
+    """The intent to make a file of a run's results, and then where the file lies."""
+
+    job_id: JobId  #: The job of the export.
+    run_id: RunId  #: The run of the export.
+    export_id: ExportId  #: ULID of the export.
+    format: ExportFormat  #: zip, jsonl, csv or warc.
+    status: ExportStatus  #: pending, running, completed or failed.
+    created_at: float  #: When it was requested.
+    updated_at: float  #: When the row last changed.
+    expires_at: float  #: When it counts as absent.
+    due_at: float  #: When an exporter has to act on it.
+    total: int  #: Tasks of the run.
+    done: int = 0  #: Tasks that are in the file so far.
+    epoch: int = 0  #: Number of the attempt that may publish the file.
+    failures: int = 0  #: Attempts that did not finish.
+    error: str | None = None  #: What went wrong in the latest attempt.
+    key: str | None = None  #: The blob of the file, once it is complete.
+    size_bytes: int = 0  #: The length of the file.
+    sha256: str | None = None  #: The digest of the file.
+    manifest: Manifest | None = None  #: What the file contains.
+
+
+class ManifestDigest:
+    """Counts and digests tasks as they pass by, in id order."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.body_bytes = 0
+        self._digest = hashlib.sha256()
+
+    @property
+    def entries(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def take(self, task_id: str, status: str, size_bytes: int, sha256: str | None) -> None:
+        self.counts[status] = self.counts.get(status, 0) + 1
+        self.body_bytes += size_bytes
+        self._digest.update(f"{task_id} {status} {size_bytes} {sha256 or '-'}\n".encode())
+
+    def agrees_with(self, manifest: Manifest) -> bool:
+        counted = (self.entries, self.counts, self.body_bytes, self.sha256)
+        return counted == (
+            manifest.entries,
+            manifest.counts,
+            manifest.body_bytes,
+            manifest.entries_sha256,
+        )

@@ -1,0 +1,141 @@
+"""What happens to an export: asked for, taken up, made, put off, given up, removed (SPEC.md 4.19).
+
+`due_at` is when somebody has to look at it: at once when it is new, after the claim of whoever
+makes it, and when it expires once it is over. Whoever takes it up fences off all others by epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conveyor.domain import clock_step, lifecycle, limits
+from conveyor.domain.changes import Change, Delete, ExportKey, Guard, Insert, JobKey, RunKey, Update
+from conveyor.domain.export.export import Export, ExportFormat, ExportStatus, Manifest
+from conveyor.domain.ids import ExportId
+from conveyor.domain.lifecycle import EXPORT, EXPORT_UNDONE, JOB_VISIBLE, RUN_ENDED
+from conveyor.domain.model import Run
+from conveyor.domain.run.settlement import backoff_s
+
+FAILURES_MAX = 5
+PUT_OFF_S = 5.0
+PUT_OFF_S_MAX = PUT_OFF_S * 2**FAILURES_MAX
+
+
+def export_key(export: Export) -> ExportKey:
+    return ExportKey(export.job_id, export.run_id, export.export_id)
+
+
+def new_export(run: Run, export_id: ExportId, kind: ExportFormat, *, now: float) -> Export:
+    """An export lives for half a day, but never longer than what it is made of."""
+    return Export(
+        job_id=run.job_id,
+        run_id=run.run_id,
+        export_id=export_id,
+        format=kind,
+        status=ExportStatus.PENDING,
+        created_at=now,
+        updated_at=now,
+        expires_at=min(now + limits.EXPORT_TTL_S, run.expires_at or float("inf")),
+        due_at=now,
+        total=run.total,
+    )
+
+
+def ask(export: Export) -> Change:
+    """Only beside a job and a run that can be seen: nothing comes back under a deleted one."""
+    return Change(
+        (
+            Update(JobKey(export.job_id), Guard(status_in=JOB_VISIBLE)),
+            Update(RunKey(export.job_id, export.run_id), Guard(status_in=RUN_ENDED)),
+            Insert(export_key(export), export),
+        )
+    )
+
+
+def take_up(export: Export, *, now: float) -> Change:
+    values = {
+        "status": lifecycle.target(EXPORT, "taken_up"),
+        "due_at": _claim(export, now),
+        "done": 0,
+        "updated_at": now,
+    }
+    return _step(export, "taken_up", values, {"epoch": 1, "failures": 1})
+
+
+def beat(export: Export, *, done: int, now: float) -> Change:
+    """Still at it; refused once somebody else is, or the export is gone."""
+    values = {"due_at": _claim(export, now), "done": done, "updated_at": now}
+    return _step(export, "completed", values)
+
+
+def publish(
+    export: Export, *, key: str, size_bytes: int, sha256: str, manifest: Manifest, now: float
+) -> Change:
+    """The file is whole and durable: from here on it can be seen."""
+    values = {
+        "key": key,
+        "size_bytes": size_bytes,
+        "sha256": sha256,
+        "manifest": manifest,
+        "done": manifest.entries,
+        "error": None,
+        **_over(export, "completed", now),
+    }
+    return _step(export, "completed", values)
+
+
+def defer(export: Export, error: str, *, now: float) -> Change:
+    """It did not work out this time."""
+    delay_s = backoff_s(export.failures - 1, first_s=PUT_OFF_S, delay_s_max=PUT_OFF_S_MAX)
+    due_at = min(now + delay_s, export.expires_at)
+    return _step(export, "completed", {"due_at": due_at, "error": error, "updated_at": now})
+
+
+def pull_back(export: Export, *, now: float) -> Change | None:
+    """Due now, where it waits for longer than a claim or a delay can last: the clock was ahead."""
+    ttl_s = max(limits.EXPORT_CLAIM_S, PUT_OFF_S_MAX)
+    is_unreal = clock_step.is_unreal(export.due_at, now=now, ttl_s=ttl_s)
+    if export.status not in EXPORT_UNDONE or not is_unreal:
+        return None
+    guard = Guard(status_in=EXPORT_UNDONE, equals=(("epoch", export.epoch),))
+    return Change((Update(export_key(export), guard, {"due_at": now, "updated_at": now}),))
+
+
+def release(export: Export, *, due_at: float, now: float) -> Change:
+    """Whoever made it has to stop, or the storage is away: that is not the export's fault."""
+    values = {"due_at": min(due_at, export.expires_at), "updated_at": now}
+    return _step(export, "completed", values, {"failures": -1})
+
+
+def give_up(export: Export, error: str | None = None, *, now: float) -> Change:
+    """Because of this error, which no further try would help, or of the last one."""
+    error = error or export.error or "the export could not be made"
+    return _step(export, "failed", {"error": error, **_over(export, "failed", now)})
+
+
+def remove(export: Export) -> Change:
+    """Its files are gone; so may its row be."""
+    return Change((Delete(export_key(export), Guard(equals=(("epoch", export.epoch),))),))
+
+
+def failed_too_often(export: Export) -> bool:
+    return export.failures >= FAILURES_MAX
+
+
+def _claim(export: Export, now: float) -> float:
+    return min(now + limits.EXPORT_CLAIM_S, export.expires_at)
+
+
+def _over(export: Export, event: str, now: float) -> dict[str, Any]:
+    return {
+        "status": lifecycle.target(EXPORT, event),
+        "due_at": export.expires_at,
+        "updated_at": now,
+    }
+
+
+def _step(
+    export: Export, event: str, values: dict[str, Any], deltas: dict[str, int] | None = None
+) -> Change:
+    guard = Guard(status_in=lifecycle.sources(EXPORT, event), equals=(("epoch", export.epoch),))
+    return Change((Update(export_key(export), guard, values, deltas or {}),))

@@ -1,0 +1,69 @@
+"""Auditing: a recount of a run's rows, held against its counters (docs/api.md, Audit).
+
+While a run is live both move. But everything that is counted only ever grows, so a recount lies
+between the counters before it and the counters after it; once the run has ended, all three agree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from conveyor.domain.ids import TaskId
+from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
+from conveyor.domain.model import FailureReason, Run, Task, TaskStatus
+from conveyor.domain.run.counters import Totals
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A counter that is not what the rows say."""
+
+    what: str
+    recorded: int
+    counted: int
+
+
+class BadBody(msgspec.Struct, frozen=True):
+    """A body that is not what its task says: missing, or damaged."""
+
+    task_id: TaskId
+    problem: str
+
+
+def count_row(counts: Counter[str], row: Task) -> None:
+    """Adds a row to a recount."""
+    counts["admitted"] += 1
+    if row.status in TASK_TERMINAL:
+        counts["done"] += 1
+        counts[row.status.value] += 1
+    if row.status is TaskStatus.FAILED:
+        counts[(row.reason or FailureReason.BAD_TARGET).value] += 1
+    if row.status is TaskStatus.PENDING and row.attempts:
+        counts["retrying"] += 1
+    if row.source_run_id is None:  # What an inherited result cost is on its own run's bill.
+        counts["credits"] += row.credits
+        counts["cost_micros"] += row.cost_micros
+
+
+def recorded(totals: Totals) -> dict[str, int]:
+    """The counters under the names of a recount."""
+    counts = {reason.value: totals.reasons.get(reason, 0) for reason in FailureReason}
+    names = ("admitted", "done", "successful", "failed", "credits", "cost_micros", "retrying")
+    return {name: getattr(totals, name) for name in names} | counts
+
+
+def compare(run: Run, counts: Counter[str], before: Totals, after: Totals) -> list[Difference]:
+    """Where the rows contradict the counters. `run` is from after the recount."""
+    low, high = recorded(before), recorded(after)
+    is_live = run.status in RUN_LIVE
+    if is_live:  # The one that shrinks, too.
+        del low["retrying"]
+    found = [
+        Difference(name, high[name], counts[name])
+        for name, least in low.items()
+        if not least <= counts[name] <= high[name]
+    ]
+    if not is_live and not run.open_batches and run.total != counts["admitted"]:
+        found.append(Difference("total", run.total, counts["admitted"]))
+    return found

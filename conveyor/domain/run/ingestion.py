@@ -1,0 +1,227 @@
+"""The one ingest path: chunk by chunk, insert-only, fenced by epoch, sealed once (SPEC.md 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from conveyor.domain import event_log, lifecycle, problems
+from conveyor.domain.changes import BatchKey, Change, Chunk, Guard, Insert, RunKey, Update
+from conveyor.domain.damage import DamagedTask, without_marks
+from conveyor.domain.event import EventType
+from conveyor.domain.ids import RunId, event_id
+from conveyor.domain.lifecycle import BATCH, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL
+from conveyor.domain.model import (
+    Batch,
+    FailureReason,
+    IngestStatus,
+    RowsOf,
+    Run,
+    StagedList,
+    Task,
+    TaskSpec,
+    TaskStatus,
+)
+from conveyor.domain.submit.admission import counts_of, make_ref, make_tasks
+from conveyor.domain.submit.upload import UploadedList
+from conveyor.domain.submit.url import host_of
+
+ATTEMPTS_WITHOUT_PROGRESS_MAX = 5
+STALLED_S = 25.0
+"""A list that has not moved for so long is in nobody's hands, or in none that get anywhere."""
+
+
+def batch_key(batch: Batch) -> BatchKey:
+    return BatchKey(batch.job_id, batch.run_id, batch.batch_id)
+
+
+def acquire_batch(batch: Batch, *, now: float) -> Change:
+    """Makes the batch ours: whoever held it before is fenced off by the new epoch.
+
+    One that moved a moment ago was in somebody's hands: to take it from them, as a client that
+    asks again does, says nothing about the list.
+    """
+    guard = Guard(status_in=lifecycle.sources(BATCH, "sealed"), equals=(("epoch", batch.epoch),))
+    failures = {"failures": 1} if now - batch.updated_at >= STALLED_S else {}
+    update = Update(batch_key(batch), guard, {"updated_at": now}, {"epoch": 1, **failures})
+    return Change((update,))
+
+
+def undo_failure_count(batch: Batch) -> Change:
+    """The world was away while we had the batch, which is no fault of the list's."""
+    guard = Guard(equals=(("epoch", batch.epoch),), at_least=("failures", 1))
+    return Change((Update(batch_key(batch), guard, {}, {"failures": -1}),))
+
+
+def chunk_of_specs(
+    batch: Batch, run: Run, specs: Sequence[TaskSpec], *, cursor: str, now: float
+) -> Chunk:
+    """The step that admits these lines of a staged or uploaded list."""
+    assert isinstance(batch.source, (StagedList, UploadedList))
+    origin = (batch.source.origin_run_id, batch.source.origin_batch_id)
+    tasks = make_tasks(specs, origin, run, now)
+    return _chunk(batch, run, tasks, cursor=cursor, sources=frozenset(), now=now)
+
+
+def chunk_of_rows(batch: Batch, run: Run, rows: Sequence[Task], *, now: float) -> Chunk:
+    """The step that replays these rows of an earlier run."""
+    assert isinstance(batch.source, RowsOf)
+    assert rows
+    tasks = [replay(row, run, batch.source, now) for row in rows]
+    sources = frozenset(task.source_run_id for task in tasks if task.source_run_id)
+    return _chunk(batch, run, tasks, cursor=rows[-1].task_id, sources=sources, now=now)
+
+
+def matches_filter(row: Task, source: RowsOf) -> bool:
+    """Whether a rerun's filter names this row. What an ended run left unfinished is pending."""
+    status = row.status if row.status in TASK_TERMINAL else TaskStatus.PENDING
+    if status not in source.retry:
+        return False
+    if source.reasons is not None and _reason_of(row) not in source.reasons:
+        return False
+    return source.hosts is None or host_of(row.url) in source.hosts
+
+
+def _reason_of(row: Task) -> FailureReason | None:
+    """As the counters have it (`admission.counts_of`)."""
+    failed = row.status is TaskStatus.FAILED
+    return row.reason or FailureReason.BAD_TARGET if failed else None
+
+
+def replay(row: Task, run: Run, source: RowsOf, now: float) -> Task:
+    """A row of an earlier run in a new one: started over, or inherited with its result.
+
+    What never finished is started over whatever the filter says: inherited, it would keep the
+    new run from ever ending. A bad line is refused again: its row has only what was fit to be kept
+    of it, and must never be fetched.
+    """
+    if isinstance(row, DamagedTask):
+        return _replay_damaged(row, run, source, now)
+    is_refused = row.status is TaskStatus.FAILED and not row.claim
+    if row.status in TASK_TERMINAL and not matches_filter(row, source):
+        return msgspec.structs.replace(
+            row,
+            run_id=run.run_id,
+            source_run_id=row.source_run_id or row.run_id,
+            created_at=now,
+            updated_at=now,
+        )
+    return Task(
+        run_id=run.run_id,
+        task_id=row.task_id,
+        shard=row.shard,
+        batch_id=row.batch_id,
+        index=row.index,
+        url=row.url,
+        method=row.method,
+        external_id=row.external_id,
+        metadata=row.metadata,
+        params=row.params,
+        sealed=row.sealed,
+        status=TaskStatus.FAILED if is_refused else TaskStatus.PENDING,
+        problem=row.problem if is_refused else None,
+        reason=row.reason if is_refused else None,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def _replay_damaged(row: DamagedTask, run: Run, source: RowsOf, now: float) -> Task:
+    """Inherited as far as it can be read; what would start over fails instead: nobody knows what
+    was to be fetched."""
+    if row.status not in TASK_TERMINAL or matches_filter(row, source):
+        row = msgspec.structs.replace(
+            row,
+            status=TaskStatus.FAILED,
+            problem=problems.row_damaged(row.damaged),
+            reason=FailureReason.OTHER,
+            result=None,
+            claim=0,
+        )
+    return replay(without_marks(row), run, source, now)
+
+
+def _chunk(
+    batch: Batch,
+    run: Run,
+    tasks: Sequence[Task],
+    *,
+    cursor: str,
+    sources: frozenset[RunId],
+    now: float,
+) -> Chunk:
+    refs = tuple(make_ref(run, task) for task in tasks if task.status not in TASK_TERMINAL)
+    return Chunk(
+        key=batch_key(batch),
+        epoch=batch.epoch,
+        done_before=batch.done,
+        tasks=tuple(tasks),
+        refs=refs,
+        stats=counts_of(tasks),
+        values={
+            "done": batch.done + len(tasks),
+            "cursor": cursor,
+            "failures": 0,
+            "updated_at": now,
+            "source_run_ids": tuple(sorted(sources | frozenset(batch.source_run_ids))),
+        },
+        gate_in=SETTLES_PASS,
+    )
+
+
+def seal(batch: Batch, run: Run, *, now: float) -> Change:
+    """Every line has a row and a ref: the batch's count becomes part of the run's total, once."""
+    inherited = frozenset(batch.source_run_ids) | frozenset(run.source_run_ids)
+    run_values = {"updated_at": now, "source_run_ids": tuple(sorted(inherited))}
+    told: list[Insert] = []
+    if run.ingest_status is not None:
+        run_values["ingest_status"] = IngestStatus.DONE
+        identity = event_id(f"{run.run_id}:{batch.batch_id}", EventType.INGEST_DONE)
+        told = [
+            event_log.of_run(
+                run, EventType.INGEST_DONE, now=now, identity=identity, tasks=batch.done
+            )
+        ]
+    return Change(
+        (
+            Update(
+                batch_key(batch),
+                Guard(
+                    status_in=lifecycle.sources(BATCH, "sealed"),
+                    equals=(("epoch", batch.epoch), ("done", batch.done)),
+                ),
+                {
+                    "status": lifecycle.target(BATCH, "sealed"),
+                    "total": batch.done,
+                    "updated_at": now,
+                },
+            ),
+            Update(
+                RunKey(run.job_id, run.run_id),
+                Guard(status_in=RUN_LIVE),
+                run_values,
+                {
+                    "total": batch.done,
+                    "open_batches": -1,
+                    "planned": batch.done - batch.total,
+                },
+            ),
+            *told,
+        )
+    )
+
+
+def abandon(batch: Batch, *, now: float) -> Change:
+    """The run ended before the list was in: the intent is over."""
+    update = Update(
+        batch_key(batch),
+        Guard(status_in=lifecycle.sources(BATCH, "abandoned")),
+        {"status": lifecycle.target(BATCH, "abandoned"), "updated_at": now},
+    )
+    return Change((update,))
+
+
+def failed_too_often(batch: Batch) -> bool:
+    """Taken up several times without one chunk of progress."""
+    return batch.failures >= ATTEMPTS_WITHOUT_PROGRESS_MAX

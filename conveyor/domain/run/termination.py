@@ -1,0 +1,269 @@
+"""How runs and jobs end: complete, stop, fail, delete; one guarded change each (SPEC.md 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from conveyor.domain import event_log, lifecycle
+from conveyor.domain.changes import (
+    Change,
+    Delete,
+    Guard,
+    Insert,
+    JobKey,
+    NoticeKey,
+    RunKey,
+    ScheduleKey,
+    ScrubKey,
+    StatsKey,
+    Update,
+    Write,
+)
+from conveyor.domain.event import EventType
+from conveyor.domain.ids import EventId, RunId, notice_id
+from conveyor.domain.lifecycle import GATE, JOB, RUN, RUN_LIVE, RUN_TERMINAL
+from conveyor.domain.model import (
+    DeletionIntent,
+    Job,
+    JobType,
+    Notice,
+    NoticeChannel,
+    NoticeStatus,
+    PauseState,
+    Run,
+    RunFailure,
+)
+from conveyor.domain.run.counters import Totals
+from conveyor.domain.webhook.payload import run_facts, run_payload, task_summary
+
+_EVENT_OF = {
+    "completed": EventType.RUN_COMPLETED,
+    "failed": EventType.RUN_FAILED,
+    "stopped": EventType.RUN_STOPPED,
+}
+INGEST_FAILED = "ingest_failed"
+
+
+def complete(job: Job, run: Run, totals: Totals, *, now: float) -> Change:
+    """Every task is terminal and no more can come; the notice is part of the flip."""
+    return _end(job, run, totals, "completed", {}, now)
+
+
+def request_stop(run: Run, *, reason: str | None, now: float, detail: str | None = None) -> Change:
+    """First half of a stop: from here on nothing settles, and a crash cannot forget the rest."""
+    values = {
+        "stop_requested_at": now,
+        "stop_reason": reason,
+        "failure_detail": detail,
+        "updated_at": now,
+    }
+    guard = Guard(status_in=RUN_LIVE, equals=(("stop_requested_at", None),))
+    return Change((Update(_key(run), guard, values), *_gates(run, "draining")))
+
+
+def request_failure(run: Run, cause: RunFailure, detail: str, *, now: float) -> Change:
+    """First half of failing a run on an account-level error."""
+    values = {
+        "stop_requested_at": now,
+        "failure_reason": cause,
+        "failure_detail": detail[:500],
+        "updated_at": now,
+    }
+    guard = Guard(status_in=RUN_LIVE, equals=(("stop_requested_at", None),))
+    return Change((Update(_key(run), guard, values), *_gates(run, "draining")))
+
+
+def finish_stop(job: Job, run: Run, totals: Totals, *, now: float) -> Change:
+    """Second half: the frozen counters decide. If every task had ended by then, it completed."""
+    if lifecycle.is_complete(run, totals):
+        no_cause = {"failure_reason": None, "failure_detail": None, "stop_reason": None}
+        return _end(job, run, totals, "completed", no_cause, now)
+    event = "failed" if run.failure_reason else "stopped"
+    return _end(job, run, totals, event, {}, now)
+
+
+def set_pause(run: Run, state: PauseState, identity: EventId, *, now: float) -> Change:
+    """Pauses or resumes a live run. It may be done again, so the event is given an identity."""
+    values = {"pause_state": state, "updated_at": now}
+    kind = EventType.RUN_PAUSED if state is PauseState.PAUSED else EventType.RUN_RESUMED
+    return Change(
+        (
+            Update(_key(run), Guard(RUN_LIVE, (("pause_state", run.pause_state),)), values),
+            event_log.of_run(run, kind, now=now, identity=identity),
+        )
+    )
+
+
+def delete_run(
+    job: Job, run: Run, *, next_latest: RunId | None, scrub_id: str, now: float
+) -> Change:
+    """The run disappears at once; its rows and bodies go when the scrub comes by."""
+    values: dict[str, Any] = {"updated_at": now}
+    told: list[Insert] = []
+    if job.latest_run_id == run.run_id:
+        values["latest_run_id"] = next_latest
+    if job.active_run_id == run.run_id:
+        values["active_run_id"] = None
+        values |= {"status": lifecycle.target(JOB, "closed")}
+        told = event_log.closed_event(job, now=now)
+    guard = Guard(
+        status_in=lifecycle.sources(JOB, "deleted") & {job.status},
+        equals=(("latest_run_id", job.latest_run_id), ("active_run_id", job.active_run_id)),
+    )
+    return Change(
+        (
+            Update(_key(run), Guard(status_in=lifecycle.sources(RUN, "deleted")), _gone(now)),
+            Update(JobKey(job.job_id), guard, values),
+            *_shut_if_live(run),
+            _scrub(job, run.run_id, scrub_id, now),
+            event_log.of_run(run, EventType.RUN_DELETED, now=now),
+            *told,
+        )
+    )
+
+
+def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Change:
+    """The job becomes a tombstone without customer data; the scrub does the rest."""
+    tombstone: dict[str, Any] = {
+        "status": lifecycle.target(JOB, "deleted"),
+        "updated_at": now,
+        "params": {},
+        "headers_sealed": None,
+        "auth_sealed": None,
+        "external_id": None,
+        "name": None,
+        "metadata": None,
+        "webhook": None,
+        "active_run_id": None,
+        "budget": None,
+        "host_limits": None,
+        "task_token_sealed": None,
+    }
+    guard = Guard(
+        status_in=lifecycle.sources(JOB, "deleted"),
+        equals=(("active_run_id", job.active_run_id),),
+    )
+    writes: list[Write] = [Update(JobKey(job.job_id), guard, tombstone)]
+    if active is not None:
+        live = Guard(status_in=RUN_LIVE)
+        writes += [Update(_key(active), live, _gone(now)), *_gates(active, "closed")]
+    if job.type is JobType.SCHEDULED:
+        writes.append(Delete(ScheduleKey(job.job_id)))
+    told = event_log.job_deleted(job, now=now)
+    return Change((*writes, _scrub(job, None, scrub_id, now), told))
+
+
+def close(job: Job, run: Run, *, now: float) -> Change:
+    """No more tasks will come."""
+    closed = {"status": lifecycle.target(JOB, "closed"), "updated_at": now}
+    return Change(
+        (
+            Update(JobKey(job.job_id), Guard(status_in=lifecycle.sources(JOB, "closed")), closed),
+            Update(
+                _key(run),
+                Guard(status_in=RUN_LIVE),
+                {"last_batch_received": True, "updated_at": now},
+            ),
+            *event_log.closed_event(job, now=now),
+        )
+    )
+
+
+def close_ended(job: Job, *, now: float) -> Change:
+    """Closes an open job whose run was stopped or failed before."""
+    closed = {"status": lifecycle.target(JOB, "closed"), "updated_at": now}
+    guard = Guard(status_in=lifecycle.sources(JOB, "closed"), equals=(("active_run_id", None),))
+    return Change(
+        (Update(JobKey(job.job_id), guard, closed), *event_log.closed_event(job, now=now))
+    )
+
+
+def note_queue_closed(run: Run) -> Change:
+    """The sweeper need not remove this queue again. `updated_at` stays: nothing has changed for
+    those who read runs by it."""
+    ended = Guard(status_in=RUN_TERMINAL)
+    return Change((Update(_key(run), ended, {"queue_closed": True}),))
+
+
+def _key(run: Run) -> RunKey:
+    return RunKey(run.job_id, run.run_id)
+
+
+def _gone(now: float) -> dict[str, Any]:
+    return {"status": lifecycle.target(RUN, "deleted"), "updated_at": now, "ended_at": now}
+
+
+def _gates(run: Run, event: str) -> tuple[Update, ...]:
+    guard = Guard(status_in=lifecycle.sources(GATE, event))
+    values = {"status": lifecycle.target(GATE, event)}
+    return tuple(
+        Update(StatsKey(run.job_id, run.run_id, shard), guard, values)
+        for shard in range(run.shard_count)
+    )
+
+
+def _shut_if_live(run: Run) -> tuple[Update, ...]:
+    return _gates(run, "closed") if run.status in RUN_LIVE else ()
+
+
+def _scrub(job: Job, run_id: RunId | None, scrub_id: str, now: float) -> Insert:
+    scrub = DeletionIntent(
+        job_id=job.job_id,
+        run_id=run_id,
+        scrub_id=scrub_id,
+        shard_count=job.shard_count,
+        due_at=now,
+        passes_left=2,
+    )
+    return Insert(ScrubKey(scrub_id), scrub)
+
+
+def _end(
+    job: Job, run: Run, totals: Totals, event: str, values: dict[str, Any], now: float
+) -> Change:
+    expires_at = now + job.result_ttl_days * 86_400.0
+    ended = {
+        "status": lifecycle.target(RUN, event),
+        "updated_at": now,
+        "ended_at": now,
+        "expires_at": expires_at,
+        "sweep_at": expires_at,
+        **values,
+    }
+    freed = {"active_run_id": None, "updated_at": now}
+    owned = Guard(equals=(("active_run_id", run.run_id),))
+    writes: list[Write] = [
+        Update(_key(run), Guard(status_in=lifecycle.sources(RUN, event)), ended),
+        Update(JobKey(job.job_id), owned, freed),
+        *_gates(run, "closed"),
+    ]
+    final = msgspec.structs.replace(run, **values)
+    facts = run_facts(final, totals)
+    writes.append(event_log.of_run(final, _EVENT_OF[event], now=now, **facts))
+    if job.webhook is not None:
+        payload = run_payload(job, final, totals, _EVENT_OF[event], now)
+        writes.append(_notice(run, NoticeChannel.WEBHOOK, _EVENT_OF[event], payload, now))
+    if job.task_token_sealed is not None and run.sequence == 1:  # A token ends one task, once.
+        payload = task_summary(final, totals, lifecycle.target(RUN, event))
+        writes.append(_notice(run, NoticeChannel.STEP_FUNCTIONS, _EVENT_OF[event], payload, now))
+    return Change(tuple(writes))
+
+
+def _notice(run: Run, channel: NoticeChannel, event_type: str, payload: str, now: float) -> Insert:
+    is_webhook = channel is NoticeChannel.WEBHOOK
+    identity = notice_id(run.run_id, event_type if is_webhook else f"{event_type}:{channel}")
+    notice = Notice(
+        notice_id=identity,
+        job_id=run.job_id,
+        run_id=run.run_id,
+        event_type=event_type,
+        status=NoticeStatus.DUE,
+        occurred_at=now,
+        due_at=now,
+        due_since=now,
+        payload=payload,
+        channel=channel,
+    )
+    return Insert(NoticeKey(identity), notice)

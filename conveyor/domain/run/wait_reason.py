@@ -1,0 +1,169 @@
+"""Waiting: why a run is not moving, from the nearest cause outwards, and when it may be over
+(docs/api.md, Waiting).
+
+Facts come from rows, from leases, and from sightings: what each process last saw of the run. None
+of it guards truth; at worst it is half a minute old.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.model import PauseState, Run
+from conveyor.domain.run.counters import Totals
+
+
+class WaitReason(StrEnum):
+    """What holds a live run up."""
+
+    PAUSED = "paused"  #: The caller paused the run.
+    INGEST = "ingest"  #: The list is being ingested, and every task that is in has ended.
+    BUDGET = "budget"  #: The budget cannot pay for another call.
+    STORAGE = "storage"  #: Bodies cannot be stored, so no page is fetched.
+    RESOURCES = "resources"  #: A worker has no file descriptors, memory, threads or ports left.
+    #: The gateway does not answer, or fails for every target; probes test it.
+    GATEWAY_UNAVAILABLE = "gateway_unavailable"
+    JOB_CAP = "job_cap"  #: As many tasks are in flight as `max_inflight` allows.
+    #: The gateway accepts no more concurrent calls of this API key.
+    GATEWAY_LIMIT = "gateway_limit"
+    HOST_CAP = "host_cap"  #: The limits of the run's hosts are reached.
+    #: All remaining tasks wait to be retried; a site or the gateway asked to slow down.
+    RATE_LIMITED = "rate_limited"
+    RETRY_BACKOFF = "retry_backoff"  #: All remaining tasks wait to be retried.
+    WORKERS_BUSY = "workers_busy"  #: Other runs use every slot of the workers.
+    NO_WORKERS = "no_workers"  #: Tasks are ready and no worker runs.
+
+
+# While one of these lasts nothing can be fetched, whatever else is free.
+OUTAGES = (WaitReason.STORAGE, WaitReason.RESOURCES, WaitReason.GATEWAY_UNAVAILABLE)
+
+
+# Decided by the limiter of calls, for each call apart: other tasks of the run may go on.
+GATEWAY_REASONS = frozenset({WaitReason.GATEWAY_UNAVAILABLE, WaitReason.GATEWAY_LIMIT})
+
+
+class RunReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one process saw of one run: what holds it up there, and how many tasks end a second.
+
+    `detail` says more about the reason to people, where the process knows more.
+    """
+
+    reason: WaitReason | None = None
+    since: float | None = None
+    rate: float = 0.0
+    detail: str | None = None
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """That a worker is there: the slots it has, and those in use."""
+
+    capacity: int
+    inflight: int
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run: its rows, its leases and their cap, and who has seen it."""
+
+    run: Run
+    totals: Totals
+    inflight: int
+    cap: int
+    sightings: tuple[RunReport, ...] = ()
+    workers: tuple[WorkerReport, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return max(self.run.planned, self.totals.admitted)
+
+    @property
+    def left(self) -> int:
+        return self.total - self.totals.done
+
+    @property
+    def ready(self) -> int:
+        """Tasks that are in and in nobody's hand, those between two tries included."""
+        return max(0, self.totals.admitted - self.totals.done - self.inflight)
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """The main cause, in a word and in a sentence."""
+
+    reason: WaitReason
+    detail: str
+    since: float | None = None
+
+
+def explain(facts: RunFacts) -> Waiting | None:
+    """What holds the run up; None when it moves freely, has nothing to do, or is over."""
+    run = facts.run
+    if run.status not in RUN_LIVE or run.stop_requested_at is not None or not facts.left:
+        return None
+    reason = _cause(facts)
+    if reason is None:
+        return None
+    begun = [seen.since for seen in facts.sightings if seen.reason is reason and seen.since]
+    told = [seen.detail for seen in facts.sightings if seen.reason is reason and seen.detail]
+    detail = told[0] if told else _detail(facts, reason)
+    return Waiting(reason, detail, min(begun, default=None))
+
+
+def _cause(facts: RunFacts) -> WaitReason | None:
+    """Nearest first: what would hold it up even if everything behind were well."""
+    seen = {report.reason for report in facts.sightings}
+    if facts.run.pause_state is PauseState.PAUSED:
+        return WaitReason.PAUSED
+    for outage in OUTAGES:
+        # Even if every task is in hand: those that have their pages wait for it too.
+        if outage in seen and facts.workers:
+            return outage
+    if not facts.ready:
+        is_empty = facts.totals.admitted == facts.totals.done
+        return WaitReason.INGEST if is_empty and facts.run.open_batches else None
+    if WaitReason.BUDGET in seen:
+        return WaitReason.BUDGET
+    if not facts.workers:
+        return WaitReason.NO_WORKERS
+    if facts.inflight >= facts.cap:
+        return WaitReason.JOB_CAP
+    for limit in (WaitReason.GATEWAY_LIMIT, WaitReason.HOST_CAP):
+        if limit in seen:
+            return limit
+    if facts.totals.retrying >= facts.ready:
+        is_limited = WaitReason.RATE_LIMITED in seen
+        return WaitReason.RATE_LIMITED if is_limited else WaitReason.RETRY_BACKOFF
+    return WaitReason.WORKERS_BUSY if WaitReason.WORKERS_BUSY in seen else None
+
+
+def _detail(facts: RunFacts, reason: WaitReason) -> str:
+    slots = sum(worker.capacity for worker in facts.workers)
+    busy = sum(worker.inflight for worker in facts.workers)
+    retrying = f"{facts.totals.retrying:,} of {facts.left:,} tasks wait for their next try"
+    return {
+        WaitReason.PAUSED: "paused until somebody resumes it",
+        WaitReason.INGEST: f"{facts.totals.admitted:,} of {facts.total:,} lines are in so far",
+        WaitReason.BUDGET: "the budget is used up",
+        WaitReason.STORAGE: "pages cannot be stored; one at a time is tried until they can",
+        WaitReason.RESOURCES: "a worker is out of descriptors, memory, threads or ports",
+        WaitReason.GATEWAY_UNAVAILABLE: "the gateway does not answer; it is tried now and then",
+        WaitReason.GATEWAY_LIMIT: "the gateway takes no more calls at once",
+        WaitReason.JOB_CAP: f"{facts.inflight:,} of {facts.cap:,} in flight",
+        WaitReason.HOST_CAP: "as many pages of its hosts are in flight as may be",
+        WaitReason.RATE_LIMITED: f"asked to slow down; {retrying}",
+        WaitReason.RETRY_BACKOFF: retrying,
+        WaitReason.WORKERS_BUSY: f"other runs use {busy - facts.inflight:,} of {slots:,} slots",
+        WaitReason.NO_WORKERS: "no worker is running",
+    }[reason]
+
+
+def eta_s(facts: RunFacts) -> float | None:
+    """Seconds until what is left is done, if it goes on as it went lately; None when unknown."""
+    rate = sum(report.rate for report in facts.sightings)
+    if any(report.reason in OUTAGES for report in facts.sightings):
+        return None
+    is_live = facts.run.status in RUN_LIVE and facts.run.stop_requested_at is None
+    if not is_live or facts.run.pause_state is PauseState.PAUSED or not facts.left or rate <= 0:
+        return None
+    return facts.left / rate

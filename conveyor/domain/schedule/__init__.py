@@ -1,0 +1,1 @@
+"""Schedules: when a job runs next, and what a trigger does."""

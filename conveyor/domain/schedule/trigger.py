@@ -1,0 +1,188 @@
+"""Firing: the one guarded change by which a nominal time makes a run, and by which a schedule is
+made, replaced, paused and resumed (SPEC.md 4.17).
+
+Every change of a schedule's row raises its version and is guarded by it, so whatever two processes
+and a caller do to it at the same time happens one after the other. A run's id is a function of the
+job and the nominal time: the same time can never make a second run, whatever became of the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from conveyor.domain import lifecycle, limits
+from conveyor.domain.changes import Change, Guard, Insert, JobKey, ScheduleKey, Update
+from conveyor.domain.ids import FIRST_BATCH, RunId
+from conveyor.domain.lifecycle import SCHEDULE, SCHEDULE_FIRES
+from conveyor.domain.model import Batch, IngestStatus, Job, Run, RunStatus
+from conveyor.domain.schedule.schedule import (
+    Overlap,
+    Rate,
+    Rule,
+    Schedule,
+    ScheduleStatus,
+    Skip,
+    SkipReason,
+    next_after,
+)
+from conveyor.domain.submit import admission
+
+
+class TriggerResult(msgspec.Struct, frozen=True):
+    """What a nominal time comes to: a change, and the run that it makes, if it makes one."""
+
+    change: Change
+    run: Run | None
+
+
+def new_job(job: Job, schedule: Schedule) -> Change:
+    """A scheduled job has no run until it fires."""
+    return Change((Insert(JobKey(job.job_id), job), Insert(ScheduleKey(schedule.job_id), schedule)))
+
+
+def is_due(schedule: Schedule, *, now: float) -> bool:
+    return (
+        schedule.status in SCHEDULE_FIRES
+        and schedule.next_fire_at is not None
+        and schedule.next_fire_at <= now
+    )
+
+
+def trigger(
+    job: Job, schedule: Schedule, run_id: RunId, *, made: bool, now: float
+) -> TriggerResult | None:
+    """What to do about a nominal time that has come; None to wait until the live run has ended.
+
+    `made`: its run is there already. Times that passed meanwhile are skipped: however late it is,
+    one run makes up for all of them.
+    """
+    nominal = _nominal(schedule)
+    missed = _skipped(schedule, now)
+    # Its run may have been deleted since, and the clock set back.
+    if made or nominal == schedule.last_fire_at:
+        return TriggerResult(_advanced(schedule, missed, now), None)
+    if job.active_run_id is not None:
+        if schedule.overlap is Overlap.QUEUE:
+            return None
+        gave_way = Skip(nominal, nominal, SkipReason.OVERLAP)
+        return TriggerResult(_advanced(schedule, (gave_way, *missed), now), None)
+    run, batch = make_run(job, schedule, run_id, now=now)
+    run = msgspec.structs.replace(run, scheduled_for=nominal)
+    started = admission.new_run(job, run, [batch], [])
+    moved = _advanced(schedule, missed, now, last_fire_at=nominal)
+    return TriggerResult(Change((*moved.writes, *started.writes), started.effects), run)
+
+
+def make_run(job: Job, schedule: Schedule, run_id: RunId, *, now: float) -> tuple[Run, Batch]:
+    """A run over the job's own list, to be ingested after whoever fired it has gone on."""
+    run = Run(
+        job_id=job.job_id,
+        run_id=run_id,
+        caller=job.caller,
+        sequence=job.runs_count + 1,
+        status=RunStatus.RUNNING,
+        created_at=now,
+        updated_at=now,
+        shard_count=job.shard_count,
+        planned=schedule.total,
+        open_batches=1,
+        last_batch_received=True,
+        ingest_status=IngestStatus.PENDING,
+        retried=schedule.total,
+        budget=job.budget,
+    )
+    batch = admission.make_batch(run, FIRST_BATCH, schedule.source, total=schedule.total, now=now)
+    return run, batch
+
+
+def replace(schedule: Schedule, rule: Rule, overlap: Overlap, *, now: float) -> Change | None:
+    """Another rule from now on; None if it is the same one. An interval starts over."""
+    if _is_same(schedule.rule, rule) and schedule.overlap is overlap:
+        return None
+    values = {"rule": rule, "overlap": overlap, "next_fire_at": _next(schedule, rule, now)}
+    return _changed(schedule, frozenset(ScheduleStatus), values, now)
+
+
+def realign(schedule: Schedule, *, now: float) -> Change | None:
+    """The next time as the rule gives it now; None if that is what the row says. They differ where
+    the row was written while the clock was ahead. A time that has made its run makes no other."""
+    rule = _anchored(schedule.rule, now)
+    coming = _next(schedule, rule, now)
+    if schedule.next_fire_at is None or coming is None or coming >= schedule.next_fire_at:
+        return None
+    values = {"rule": rule, "next_fire_at": coming}
+    return _changed(schedule, SCHEDULE_FIRES, values, now)
+
+
+def _anchored(rule: Rule, now: float) -> Rule:
+    """An interval that would begin only after now begins now: a clock was ahead when it was set."""
+    if isinstance(rule, Rate) and rule.anchor_at > now + limits.CLOCK_SKEW_S:
+        return msgspec.structs.replace(rule, anchor_at=now)
+    return rule
+
+
+def pause(schedule: Schedule, *, now: float) -> Change:
+    return _flipped(schedule, "paused", {}, now)
+
+
+def resume(schedule: Schedule, *, now: float) -> Change:
+    """The next time to come fires; those that passed do not."""
+    rule = _anchored(schedule.rule, now)
+    values: dict[str, Any] = {"rule": rule, "next_fire_at": _next(schedule, rule, now)}
+    first_at = schedule.next_fire_at
+    if first_at is not None and first_at <= now:
+        values["skips"] = _with(schedule, (Skip(first_at, now, SkipReason.PAUSED),))
+    return _flipped(schedule, "resumed", values, now)
+
+
+def _flipped(schedule: Schedule, event: str, values: dict[str, Any], now: float) -> Change:
+    status = lifecycle.target(SCHEDULE, event)
+    sources = lifecycle.sources(SCHEDULE, event)
+    return _changed(schedule, sources, {"status": status, **values}, now)
+
+
+def _advanced(schedule: Schedule, skips: tuple[Skip, ...], now: float, **values: Any) -> Change:
+    following = next_after(schedule.rule, max(now, _nominal(schedule)))
+    values |= {"next_fire_at": following, "skips": _with(schedule, skips)}
+    return _changed(schedule, SCHEDULE_FIRES, values, now)
+
+
+def _changed(
+    schedule: Schedule, statuses: frozenset[ScheduleStatus], values: dict[str, Any], now: float
+) -> Change:
+    guard = Guard(status_in=statuses, equals=(("version", schedule.version),))
+    values = {**values, "updated_at": now}
+    return Change((Update(ScheduleKey(schedule.job_id), guard, values, {"version": 1}),))
+
+
+def _nominal(schedule: Schedule) -> float:
+    assert schedule.next_fire_at is not None
+    return schedule.next_fire_at
+
+
+def _skipped(schedule: Schedule, now: float) -> tuple[Skip, ...]:
+    first_at = next_after(schedule.rule, _nominal(schedule))
+    if first_at is None or first_at > now:
+        return ()
+    return (Skip(first_at, now, SkipReason.MISSED),)
+
+
+def _with(schedule: Schedule, skips: tuple[Skip, ...]) -> tuple[Skip, ...]:
+    return (*schedule.skips, *skips)[-limits.SKIPS_KEPT_MAX :]
+
+
+def _next(schedule: Schedule, rule: Rule, now: float) -> float | None:
+    """Not what has fired last, even if the machine's clock was put back. Other times that fired
+    while it was ahead have their runs, so that they make no second."""
+    coming = next_after(rule, now)
+    if coming is not None and coming == schedule.last_fire_at:
+        return next_after(rule, coming)
+    return coming
+
+
+def _is_same(rule: Rule, other: Rule) -> bool:
+    if isinstance(rule, Rate) and isinstance(other, Rate):
+        return (rule.every, rule.unit) == (other.every, other.unit)
+    return rule == other

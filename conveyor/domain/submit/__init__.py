@@ -1,0 +1,1 @@
+"""What may be submitted: URLs, parameters, lists, and their admission."""

@@ -1,0 +1,1 @@
+"""Webhooks: payloads, signatures, keys and deliveries."""

@@ -1,0 +1,139 @@
+"""What becomes of a notice: claimed for a try, delivered, put off, given up, made due again.
+
+Every change is fenced by the number of the claim (SPEC.md 4.16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from conveyor.domain import clock_step, lifecycle, limits
+from conveyor.domain.changes import Change, Guard, NoticeKey, Update
+from conveyor.domain.lifecycle import NOTICE
+from conveyor.domain.model import Notice, NoticeChannel
+from conveyor.domain.randomness import Random
+from conveyor.domain.webhook.keys import DeliveryAttempt
+
+RETRY_SCHEDULE_S: Sequence[float] = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
+RETRY_AFTER_S_MAX = 24 * 3600.0
+WAITING = lifecycle.sources(NOTICE, "delivered")
+# An untried notice is put off for its turn, at most until a receiver that fails is tried again.
+PUT_OFF_S_MAX = 900.0
+_MAY_ASK_FOR_TIME = frozenset({429, 503})
+_NOBODY = {NoticeChannel.WEBHOOK: "no_webhook", NoticeChannel.STEP_FUNCTIONS: "no_task_token"}
+
+
+def claim(notice: Notice, *, now: float) -> Change:
+    """For one try: nobody else makes one before it is recorded, or has had time to be."""
+    return _update(notice, "delivered", {"due_at": now + limits.WEBHOOK_CLAIM_S}, {"claim": 1})
+
+
+def delivered(notice: Notice, tried: DeliveryAttempt) -> Change:
+    return _tried(notice, tried, "delivered", {"status": lifecycle.target(NOTICE, "delivered")})
+
+
+def receiver_gone(notice: Notice, tried: DeliveryAttempt) -> Change:
+    """The receiver wants no more of it."""
+    return _tried(notice, tried, "exhausted", {"status": lifecycle.target(NOTICE, "exhausted")})
+
+
+def failed(
+    notice: Notice,
+    tried: DeliveryAttempt,
+    *,
+    retry_after_s: float | None,
+    now: float,
+    random: Random,
+) -> Change:
+    if is_over(notice, now=now):
+        return receiver_gone(notice, tried)
+    failures = 1 + sum(each.at >= notice.due_since for each in notice.tries)
+    delay_s = next_delivery_s(failures, retry_after_s=retry_after_s, random=random)
+    return _tried(notice, tried, "delivered", {"due_at": now + delay_s})
+
+
+def postpone(notice: Notice, *, until: float) -> Change:
+    """Untried: its turn comes later."""
+    return _update(notice, "delivered", {"due_at": until})
+
+
+def pull_back(notice: Notice, *, now: float) -> Change | None:
+    """Due now, where it is put off for longer than it can have been: the clock was ahead then."""
+    failures = sum(each.at >= notice.due_since for each in notice.tries)
+    is_told_to_wait = bool(notice.tries) and notice.tries[-1].status in _MAY_ASK_FOR_TIME
+    ttl_s = PUT_OFF_S_MAX
+    if failures:
+        ttl_s = max(ttl_s, 1.1 * RETRY_SCHEDULE_S[min(failures, len(RETRY_SCHEDULE_S)) - 1])
+    if is_told_to_wait:
+        ttl_s = max(ttl_s, RETRY_AFTER_S_MAX)
+    if not clock_step.is_unreal(notice.due_at, now=now, ttl_s=ttl_s):
+        return None
+    return _update(notice, "delivered", {"due_at": now})
+
+
+def defer_for_receiver(notice: Notice, *, until: float, now: float) -> Change:
+    """Untried, because others to the same receiver fail; in the end that counts as failure."""
+    if not is_over(notice, now=now):
+        return postpone(notice, until=until)
+    ended = {"status": lifecycle.target(NOTICE, "exhausted"), "last_error": "receiver_sidelined"}
+    return _update(notice, "exhausted", ended)
+
+
+def discard(notice: Notice) -> Change:
+    """There is nobody left to tell."""
+    values = {"status": lifecycle.target(NOTICE, "dropped"), "last_error": _NOBODY[notice.channel]}
+    return _update(notice, "dropped", values)
+
+
+def redeliver(notice: Notice, *, now: float) -> Change:
+    """Due again, with all its time; the outcome of a try under way no longer counts."""
+    values = {
+        "status": lifecycle.target(NOTICE, "redelivered"),
+        "due_at": now,
+        "due_since": now,
+        "last_error": None,
+    }
+    return _update(notice, "redelivered", values, {"claim": 1})
+
+
+def blocking_predecessor(notice: Notice, of_its_run: Iterable[Notice]) -> Notice | None:
+    """The event that must be told before this one, if there is one. Channels do not wait for each
+    other."""
+    before = [
+        other
+        for other in of_its_run
+        if other.channel is notice.channel
+        and other.status in WAITING
+        and _place(other) < _place(notice)
+    ]
+    return min(before, key=_place, default=None)
+
+
+def next_delivery_s(failures: int, *, retry_after_s: float | None, random: Random) -> float:
+    """Seconds until a notice is tried again after so many failures, a tenth more or less; but
+    never sooner than the receiver asked for."""
+    planned = RETRY_SCHEDULE_S[min(failures, len(RETRY_SCHEDULE_S)) - 1]
+    return max(planned * random.uniform(0.9, 1.1), min(retry_after_s or 0.0, RETRY_AFTER_S_MAX))
+
+
+def is_over(notice: Notice, *, now: float) -> bool:
+    return now - notice.due_since > limits.WEBHOOK_GIVE_UP_S
+
+
+def _place(notice: Notice) -> tuple[float, str]:
+    return notice.occurred_at, notice.notice_id
+
+
+def _tried(notice: Notice, tried: DeliveryAttempt, event: str, values: dict[str, Any]) -> Change:
+    log = (*notice.tries, tried)[-limits.WEBHOOK_TRIES_KEPT :]
+    return _update(
+        notice, event, {**values, "tries": log, "last_error": tried.error}, {"attempts": 1}
+    )
+
+
+def _update(
+    notice: Notice, event: str, values: dict[str, Any], deltas: dict[str, int] | None = None
+) -> Change:
+    guard = Guard(status_in=lifecycle.sources(NOTICE, event), equals=(("claim", notice.claim),))
+    return Change((Update(NoticeKey(notice.notice_id), guard, values, deltas or {}),))

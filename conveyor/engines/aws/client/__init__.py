@@ -1,0 +1,1 @@
+"""The client of the AWS APIs: transport, signing, retries, usage."""

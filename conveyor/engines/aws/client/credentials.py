@@ -1,0 +1,154 @@
+"""Whose keys sign, and where each service listens: botocore finds out, in a thread.
+
+Its chain knows the environment, profiles, ECS and EC2 roles, and `AWS_ENDPOINT_URL` with its
+per-service forms. Keys that expire are fetched anew some minutes before they do; while one call
+sees to that, the others go on with the keys there are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import botocore.exceptions
+import botocore.session
+import trio
+
+from conveyor.domain.submit.url import BadUrl, Target, parse_url
+from conveyor.engines.aws.client.sigv4 import Credentials
+from conveyor.engines.aws.errors import NoResponse
+
+log = logging.getLogger(__name__)
+
+# How old may the answer to "are these keys still good?" be; botocore renews 15 minutes ahead.
+CHECK_EVERY_S = 10.0
+FOUND_WITHIN_S = 5.0
+GOOD_FOR_S = 60.0
+
+# A role's keys come from a service, which may refuse; keys that stay expired are a RuntimeError.
+_CREDENTIAL_ERRORS = (
+    botocore.exceptions.BotoCoreError,
+    botocore.exceptions.ClientError,
+    RuntimeError,
+    trio.TooSlowError,
+)
+
+
+class AwsAccess(Protocol):
+    """Raises AskTimedOut when keys or an endpoint cannot be had for now."""
+
+    @property
+    def region(self) -> str: ...
+
+    async def credentials(self) -> Credentials: ...
+
+    async def endpoint(self, service: str) -> Target: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StaticAccess:
+    """Keys and endpoints that somebody else has settled: tests, mostly."""
+
+    region: str
+    keys: Credentials
+    endpoints: Mapping[str, str]
+
+    async def credentials(self) -> Credentials:
+        return self.keys
+
+    async def endpoint(self, service: str) -> Target:
+        return _target(self.endpoints[service])
+
+
+@dataclass(slots=True)
+class ResolvedAccess:
+    """What botocore's own chain finds. Make one with `find_access`, and share it."""
+
+    session: Any
+    region: str
+    _source: Any
+    _keys: Credentials
+    _now: Callable[[], float]
+    _lock: trio.Lock = field(default_factory=trio.Lock)
+    _endpoints: dict[str, Target] = field(default_factory=dict)
+    _check_at: float = 0.0
+
+    async def credentials(self) -> Credentials:
+        is_due = trio.current_time() >= self._check_at
+        if is_due and not (self._lock.locked() and self._are_good()):
+            await self._renew()
+        return self._keys
+
+    def _are_good(self) -> bool:
+        until = self._keys.expires_at
+        return until is None or until > self._now() + GOOD_FOR_S
+
+    async def endpoint(self, service: str) -> Target:
+        known = self._endpoints.get(service)
+        if known is None:
+            async with self._lock:
+                url = await _in_thread(_endpoint_url, self.session, service)
+            known = self._endpoints[service] = _target(url)
+        return known
+
+    async def _renew(self) -> None:
+        """One task asks. Whoever comes meanwhile waits for it only without good keys."""
+        async with self._lock:
+            if trio.current_time() < self._check_at:
+                return
+            try:
+                self._keys = await _in_thread(_frozen, self._source)
+            except NoResponse as error:
+                if not self._are_good():
+                    raise
+                log.warning("keys not renewed yet", extra={"cause": str(error)})
+            self._check_at = trio.current_time() + CHECK_EVERY_S
+
+
+async def find_access(now: Callable[[], float], region: str | None = None) -> ResolvedAccess:
+    """`now` is the machine's wall clock. AskTimedOut when there are no keys, or no region is
+    set."""
+    session, source = await _in_thread(_resolve, region)
+    region = session.get_config_variable("region")
+    if source is None or region is None:
+        raise NoResponse("no AWS credentials or region could be found", was_sent=False)
+    keys = await _in_thread(_frozen, source)
+    return ResolvedAccess(session, region, source, keys, now, _check_at=trio.current_time())
+
+
+async def _in_thread(function: Any, *args: Any) -> Any:
+    """What botocore asks may be slow to answer; whatever it raises is no answer."""
+    try:
+        with trio.fail_after(FOUND_WITHIN_S):
+            return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
+    except _CREDENTIAL_ERRORS as error:
+        raise NoResponse(f"AWS configuration: {type(error).__name__}", was_sent=False) from error
+
+
+def _resolve(region: str | None) -> tuple[Any, Any]:
+    session = botocore.session.Session()
+    if region is not None:
+        session.set_config_variable("region", region)
+    return session, session.get_credentials()
+
+
+def _frozen(source: Any) -> Credentials:
+    keys = source.get_frozen_credentials()
+    # Only keys that are renewed have it, and botocore tells it nowhere else.
+    until = getattr(source, "_expiry_time", None)
+    expires_at = until.timestamp() if until is not None else None
+    return Credentials(keys.access_key, keys.secret_key, keys.token, expires_at)
+
+
+def _endpoint_url(session: Any, service: str) -> str:
+    url: str = session.create_client(service).meta.endpoint_url
+    return url
+
+
+def _target(url: str) -> Target:
+    target = parse_url(url)
+    if isinstance(target, BadUrl):
+        raise NoResponse(f"the endpoint's URL cannot be used: {target.detail}", was_sent=False)
+    return target

@@ -1,0 +1,267 @@
+"""List prices of us-east-1, on demand, as of June 2026: data, to be replaced when they change.
+
+In millionths of a dollar for one unit. Storage, transfer and the free tier are left out. DynamoDB
+halved its prices in November 2024, and older pages still name the double; those of SQS are of its
+first 100 billion requests a month.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+READ_UNIT = 0.125
+WRITE_UNIT = 0.625
+SQS_REQUEST = 0.4
+S3_WRITE_REQUEST = 5.0
+S3_READ_REQUEST = 0.4
+# A node and its replica (cache.t4g.small), per hour, however many calls they answer.
+REDIS_HOUR = 2 * 32_000.0
+
+# Whatever S3 bills as PUT, COPY, POST or LIST; deletes are free, and the rest are reads.
+S3_WRITES = frozenset(
+    {
+        "CompleteMultipartUpload",
+        "CopyObject",
+        "CreateMultipartUpload",
+        "ListObjectsV2",
+        "PutObject",
+        "UploadPart",
+    }
+)
+S3_FREE = frozenset({"AbortMultipartUpload", "DeleteObject", "DeleteObjects"})
+
+
+# Meter: what was asked of AWS, and what it would cost by the list.
+#
+# Capacity is computed from item sizes as the documentation tells to, unless the answer says it. An
+# update or a delete is billed by the size of the whole item, which we do not see: it is counted by
+# what it carries, so items over a kilobyte make the bill higher than the meter. Of an index we see
+# what a write puts there: a key that is set counts as moved, which is a removal and an insert, and
+# items that are deleted, or put over others, leave indexes unseen.
+
+
+WRITE_UNIT_BYTES = 1024
+READ_UNIT_BYTES = 4096
+SQS_CHUNK_BYTES = 64 * 1024
+
+Item = Mapping[str, Mapping[str, Any]]
+# The two attributes that are the key of an index.
+IndexKey = tuple[str, str]
+
+STEP: ContextVar[str] = ContextVar("step", default="")
+"""What calls are made for, where somebody wants to know; those of children count for it, too."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of bodies, as they went over the wire."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Usage:
+    """What was used for one step."""
+
+    calls: int = 0
+    read_units: float = 0.0
+    write_units: float = 0.0
+    price_millionths: float = 0.0
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts every attempt, retries included: most of them are billed too."""
+
+    indexes: Sequence[IndexKey] = ()
+    calls: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
+    read_units: float = 0.0
+    write_units: float = 0.0
+    sqs_requests: int = 0
+    s3_requests: int = 0
+    price_millionths: float = 0.0
+    rows_read: int = 0
+    rows_returned: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+    steps: defaultdict[str, Usage] = field(default_factory=lambda: defaultdict(Usage))
+
+    def count_failure(
+        self, service: str, operation: str, params: Mapping[str, Any], *, is_billed: bool
+    ) -> None:
+        """One attempt that failed: a condition that did not hold costs, a throttle does not."""
+        self.failures[f"{service}.{operation}"] += 1
+        if is_billed:
+            self.count(service, operation, params, {})
+        else:
+            self._note(service, operation)
+
+    def count(
+        self, service: str, operation: str, params: Mapping[str, Any], answer: Mapping[str, Any]
+    ) -> None:
+        """One attempt, and what was answered."""
+        if service == "dynamodb":
+            reads, writes = capacity_of(operation, params, answer, self.indexes)
+            price = reads * READ_UNIT + writes * WRITE_UNIT
+            self._note(service, operation, price, reads=reads, writes=writes)
+        elif service == "sqs":
+            requests = sqs_requests_of(params, answer)
+            self.sqs_requests += requests
+            self._note(service, operation, requests * SQS_REQUEST)
+        elif service == "s3":
+            self.s3_requests += 1
+            self._note(service, operation, _s3_price(operation))
+
+    def count_redis(self, command: str) -> None:
+        """One command; a node of Redis costs by the hour, however much it is asked."""
+        self._note("redis", command)
+
+    def _note(
+        self,
+        service: str,
+        operation: str,
+        price_millionths: float = 0.0,
+        *,
+        reads: float = 0.0,
+        writes: float = 0.0,
+    ) -> None:
+        self.calls[f"{service}.{operation}"] += 1
+        self.read_units += reads
+        self.write_units += writes
+        self.price_millionths += price_millionths
+        step = self.steps[STEP.get()]
+        step.calls += 1
+        step.read_units += reads
+        step.write_units += writes
+        step.price_millionths += price_millionths
+
+
+def capacity_of(
+    operation: str,
+    params: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    indexes: Sequence[IndexKey] = (),
+) -> tuple[float, float]:
+    """Read units and write units of one call."""
+    said = answer.get("ConsumedCapacity")
+    if said:
+        return _said_units(operation, said if isinstance(said, list) else [said])
+    match operation:
+        case "GetItem":
+            return _read_units([answer.get("Item", {})], params), 0.0
+        case "Query" | "Scan":
+            size = sum(map(item_bytes, answer.get("Items", ())))
+            return _units(size, READ_UNIT_BYTES) * _read_share(params), 0.0
+        case "BatchGetItem":
+            found = answer.get("Responses", {})
+            asked = params["RequestItems"]
+            return sum(_read_units(found.get(t, ()), asked[t]) for t in asked), 0.0
+        case "TransactGetItems":
+            items = [found.get("Item", {}) for found in answer.get("Responses", ())]
+            return 2.0 * sum(_units(item_bytes(item), READ_UNIT_BYTES) for item in items), 0.0
+        case "PutItem" | "UpdateItem" | "DeleteItem":
+            return 0.0, _write_units(params, indexes)
+        case "BatchWriteItem":
+            wanted = [w for ws in params["RequestItems"].values() for w in ws]
+            writes = [write for each in wanted for write in each.values()]
+            return 0.0, sum(_write_units(write, indexes) for write in writes)
+        case "TransactWriteItems":
+            steps = [step for each in params["TransactItems"] for step in each.values()]
+            return 0.0, 2.0 * sum(_write_units(step, indexes) for step in steps)
+        case _:
+            return 0.0, 0.0
+
+
+def sqs_requests_of(params: Mapping[str, Any], answer: Mapping[str, Any]) -> int:
+    """Every 64 KB of messages is a request of its own."""
+    size = len(params.get("MessageBody", ""))
+    size += sum(len(entry.get("MessageBody", "")) for entry in params.get("Entries", ()))
+    size += sum(len(message.get("Body", "")) for message in answer.get("Messages", ()))
+    return int(_units(size, SQS_CHUNK_BYTES))
+
+
+def item_bytes(item: Item) -> int:
+    """The size that DynamoDB bills: names and values, in UTF-8."""
+    size = 0
+    for name, value in item.items():
+        size += len(name) if name.isascii() else len(name.encode())
+        text = value.get("S")  # Most values are plain texts, and every write is weighed.
+        size += len(text) if text is not None and text.isascii() else _value_bytes(value)
+    return size
+
+
+def _value_bytes(value: Mapping[str, Any]) -> int:
+    ((kind, inner),) = value.items()
+    match kind:
+        case "S":
+            return len(inner) if inner.isascii() else len(inner.encode())
+        case "N":
+            return len(inner) // 2 + 2
+        case "B":
+            return len(inner)
+        case "M":
+            return 3 + len(inner) + item_bytes(inner)
+        case "L":
+            return 3 + len(inner) + sum(map(_value_bytes, inner))
+        case "SS" | "NS" | "BS":
+            return sum(len(each) for each in inner)
+        case _:
+            return 1
+
+
+def _units(size_bytes: int, unit_bytes: int) -> float:
+    return float(max(1, ceil(size_bytes / unit_bytes)))
+
+
+def _read_share(params: Mapping[str, Any]) -> float:
+    return 1.0 if params.get("ConsistentRead") else 0.5
+
+
+def _read_units(items: Iterable[Item], params: Mapping[str, Any]) -> float:
+    return _read_share(params) * sum(_units(item_bytes(item), READ_UNIT_BYTES) for item in items)
+
+
+def _write_units(write: Mapping[str, Any], indexes: Sequence[IndexKey]) -> float:
+    item = write.get("Item")
+    if item is not None:
+        shown = sum(pk in item and sk in item for pk, sk in indexes)
+        return _units(item_bytes(item), WRITE_UNIT_BYTES) + shown
+    size = item_bytes(write.get("Key", {}))
+    changes = write.get("UpdateExpression", "")
+    if changes:
+        size += item_bytes(write.get("ExpressionAttributeValues", {}))
+    return _units(size, WRITE_UNIT_BYTES) + _moves(changes, write, indexes)
+
+
+def _moves(changes: str, write: Mapping[str, Any], indexes: Sequence[IndexKey]) -> int:
+    """Units of the indexes in which an update moves its item, or from which it takes it."""
+    names = write.get("ExpressionAttributeNames", {})
+    marks = {name: mark for mark, name in names.items()}
+    units = 0
+    for key in indexes:
+        touched = [marks[part] for part in key if part in marks]
+        if any(f"{mark} =" in changes for mark in touched):
+            units += 2
+        elif any(mark in changes for mark in touched):
+            units += 1
+    return units
+
+
+def _said_units(operation: str, said: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
+    total = sum(float(each["CapacityUnits"]) for each in said)
+    is_read = "Get" in operation or operation in {"Query", "Scan"}
+    return (total, 0.0) if is_read else (0.0, total)
+
+
+def _s3_price(operation: str) -> float:
+    if operation in S3_FREE:
+        return 0.0
+    is_write = operation in S3_WRITES
+    return S3_WRITE_REQUEST if is_write else S3_READ_REQUEST

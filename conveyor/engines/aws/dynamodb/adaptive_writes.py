@@ -1,0 +1,131 @@
+"""Lanes: how many writes are on their way to a shard at once, as many as it takes
+(docs/engines.md, DynamoDB store).
+
+A partition takes so many writes a second, and nobody tells beforehand how many that are just now.
+So each shard has a lane of its own width: one more after every wave that went well, half as many
+after one that was throttled. What was refused goes again; no other shard waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import trio
+
+from conveyor.domain.model import Task
+from conveyor.domain.randomness import Random
+from conveyor.engines.aws.client.retry import backoff_s
+from conveyor.engines.aws.errors import AwsError, is_refused_for_now
+from conveyor.ports.errors import Unavailable
+
+WIDTH, WIDTH_MAX = 4, 32
+_REMEMBERED_MAX = 1024
+_THROTTLED_MAX, _LOST_MAX = 10, 3
+
+Shard = Hashable
+W = TypeVar("W")
+Write = Callable[[W], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class AdaptiveConcurrency:
+    """The width of every lane that was used of late."""
+
+    _widths: OrderedDict[Shard, int] = field(default_factory=OrderedDict)
+
+    def width_of(self, shard: Shard) -> int:
+        return self._widths.get(shard, WIDTH)
+
+    def increase(self, shard: Shard) -> None:
+        self._set(shard, min(WIDTH_MAX, self.width_of(shard) + 1))
+
+    def decrease(self, shard: Shard) -> None:
+        self._set(shard, max(1, self.width_of(shard) // 2))
+
+    def _set(self, shard: Shard, width: int) -> None:
+        self._widths[shard] = width
+        self._widths.move_to_end(shard)
+        if len(self._widths) > _REMEMBERED_MAX:
+            self._widths.popitem(last=False)
+
+
+async def put_rows(
+    concurrency: AdaptiveConcurrency, tasks: Sequence[Task], put: Write[Task], random: Random
+) -> None:
+    """Puts every row, each shard at its own pace. `put` must be safe to repeat."""
+    by_shard: dict[Shard, deque[Task]] = {}
+    for task in tasks:
+        by_shard.setdefault((task.run_id, task.shard), deque()).append(task)
+    await write_shards(concurrency, by_shard, put, random)
+
+
+async def write_shards(
+    concurrency: AdaptiveConcurrency,
+    by_shard: Mapping[Shard, deque[W]],
+    write: Write[W],
+    random: Random,
+) -> None:
+    failures: list[AwsError | Unavailable] = []
+
+    async def fill(shard: Shard, rows: deque[W]) -> None:
+        try:
+            await _write_shard(concurrency, shard, rows, write, random)
+        except (AwsError, Unavailable) as error:
+            failures.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for shard, rows in by_shard.items():
+            nursery.start_soon(fill, shard, rows)
+    if failures:
+        raise failures[0]
+
+
+async def _write_shard(
+    concurrency: AdaptiveConcurrency, shard: Shard, rows: deque[W], write: Write[W], random: Random
+) -> None:
+    throttled = lost = 0  # Waves in a row of which nothing came through.
+    while rows:
+        wave = [rows.popleft() for _ in range(min(concurrency.width_of(shard), len(rows)))]
+        failed = await _write_wave(wave, write)
+        rows.extendleft(row for row, _ in reversed(failed))
+        if not failed:
+            concurrency.increase(shard)
+        if len(failed) < len(wave):
+            throttled = lost = 0
+        elif any(_is_throttle(error) for _, error in failed):
+            throttled += 1
+        else:
+            lost += 1
+        if throttled == _THROTTLED_MAX or lost == _LOST_MAX:
+            raise failed[0][1]
+        if any(_is_throttle(error) for _, error in failed):
+            concurrency.decrease(shard)
+            await trio.sleep(backoff_s(1 + throttled, random))
+
+
+async def _write_wave(wave: Sequence[W], write: Write[W]) -> list[tuple[W, Unavailable]]:
+    """What did not come through, and why."""
+    failed: list[tuple[W, Unavailable]] = []
+    refused: list[AwsError] = []
+
+    async def do(row: W) -> None:
+        try:
+            await write(row)
+        except Unavailable as error:
+            failed.append((row, error))
+        except AwsError as error:
+            refused.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for row in wave:
+            nursery.start_soon(do, row)
+    if refused:
+        raise refused[0]
+    return failed
+
+
+def _is_throttle(error: Unavailable) -> bool:
+    return isinstance(error.__cause__, AwsError) and is_refused_for_now(error.__cause__)

@@ -1,0 +1,43 @@
+"""Together: many calls at once, and their answers in order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import trio
+
+from conveyor.engines.aws.errors import AwsError
+from conveyor.ports.errors import Unavailable
+
+PARALLEL_MAX = 64
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+async def gather(work: Callable[[A], Awaitable[B]], given: Sequence[A]) -> list[B]:
+    """All of it is tried, whatever becomes of some; then the first failure is raised."""
+    if len(given) == 1:
+        return [await work(given[0])]
+    answers: dict[int, B] = {}
+    failures: list[AwsError | Unavailable] = []
+    limiter = trio.CapacityLimiter(PARALLEL_MAX)
+
+    async def do(number: int, one: A) -> None:
+        async with limiter:
+            try:
+                answers[number] = await work(one)
+            except (AwsError, Unavailable) as error:
+                failures.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for number, one in enumerate(given):
+            nursery.start_soon(do, number, one)
+    if failures:
+        raise failures[0]
+    return [answers[number] for number in range(len(given))]
+
+
+def slices(given: Sequence[A], size: int) -> list[Sequence[A]]:
+    return [given[at : at + size] for at in range(0, len(given), size)]

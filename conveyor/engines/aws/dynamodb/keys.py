@@ -1,0 +1,286 @@
+"""The layout: where every kind of row lies, and which indexes show it
+(docs/storage.md, DynamoDB table).
+
+A row is shown in an index under its kind, its own status as it stands there, and a bucket, so that
+no status is spelled here: who asks names them. A pointer is a second, tiny item that orders rows
+as no key of theirs does, consistently, which no index can.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, assert_never
+
+import msgspec
+
+from conveyor.domain.backpressure.budget import Budget, BudgetReservation
+from conveyor.domain.changes import (
+    AnyKey,
+    BatchKey,
+    BudgetKey,
+    EventKey,
+    ExportKey,
+    FeedKey,
+    InputKey,
+    JobKey,
+    NoticeKey,
+    RecordKey,
+    RunKey,
+    ScheduleKey,
+    ScrubKey,
+    ShareKey,
+    SigningKeysKey,
+    StatsKey,
+    TaskKey,
+)
+from conveyor.domain.event import Event, EventSequence
+from conveyor.domain.export.export import Export
+from conveyor.domain.model import (
+    Batch,
+    DeletionIntent,
+    IdempotencyRecord,
+    Job,
+    Notice,
+    Run,
+    ShardCounters,
+    Task,
+)
+from conveyor.domain.schedule.schedule import Schedule
+from conveyor.domain.submit.upload import JobInput
+from conveyor.domain.webhook.keys import SigningKeys
+
+PK, SK, TTL = "pk", "sk", "ttl"
+TARGET = "of"
+"""What a pointer points at."""
+# Each is a query of its own for whoever looks what is due, and everybody does all the time.
+BUCKETS, HOT_BUCKETS = 2, 8
+_HOT_KINDS = frozenset({"Event", "Key", "Notice", "Run"})
+# The sweeper removes the blobs of these first, and then the row; expiry by the table is for what
+# it never got to.
+_BLOB_GRACE_S = 7 * 24 * 3600.0
+
+Place = tuple[str, str]
+Fields = Mapping[str, Any]
+
+
+class Index(NamedTuple):
+    name: str
+    pk: str
+    sk: str
+
+
+BY_OWNER = Index("GSI1", "g1", "g1s")
+BY_TIME = Index("GSI2", "g2", "g2s")
+INDEXES = (BY_OWNER, BY_TIME)
+
+ROW_TYPES: dict[type, type[msgspec.Struct]] = {
+    JobKey: Job,
+    RunKey: Run,
+    BatchKey: Batch,
+    StatsKey: ShardCounters,
+    TaskKey: Task,
+    RecordKey: IdempotencyRecord,
+    NoticeKey: Notice,
+    ScrubKey: DeletionIntent,
+    EventKey: Event,
+    FeedKey: EventSequence,
+    SigningKeysKey: SigningKeys,
+    ScheduleKey: Schedule,
+    ExportKey: Export,
+    InputKey: JobInput,
+    BudgetKey: Budget,
+    ShareKey: BudgetReservation,
+}
+
+
+def item_key(key: AnyKey) -> Place:  # noqa: C901, PLR0912 (one branch a kind)
+    """The partition and the sort key of a row."""
+    match key:
+        case TaskKey():
+            return shard(key.job_id, key.shard), f"Task#{key.run_id}#{key.task_id}"
+        case StatsKey():
+            return shard(key.job_id, key.shard), f"Stats#{key.run_id}"
+        case JobKey():
+            return job(key.job_id), "Job"
+        case RunKey():
+            return job(key.job_id), f"Run#{key.run_id}"
+        case BatchKey():
+            return job(key.job_id), f"Batch#{key.run_id}#{key.batch_id}"
+        case ExportKey():
+            return job(key.job_id), f"Export#{key.run_id}#{key.export_id}"
+        case BudgetKey():
+            return job(key.job_id), f"Budget#{key.run_id}"
+        case ShareKey():
+            return job(key.job_id), f"Share#{key.run_id}#{key.holder}"
+        case ScheduleKey():
+            return job(key.job_id), "Schedule"
+        case RecordKey():
+            return f"Key#{key.key_id}", "Key"
+        case NoticeKey():
+            return f"Notice#{key.notice_id}", "Notice"
+        case ScrubKey():
+            return f"Scrub#{key.scrub_id}", "Scrub"
+        case InputKey():
+            return f"Input#{key.input_id}", "Input"
+        case EventKey():
+            return caller(key.caller), f"Event#{key.event_id}"
+        case FeedKey():
+            return caller(key.caller), "Feed"
+        case SigningKeysKey():
+            return caller(key.caller), "SigningKeys"
+        case _:
+            assert_never(key)
+
+
+def job(job_id: str) -> str:
+    return f"Job#{job_id}"
+
+
+def shard(job_id: str, number: int) -> str:
+    return f"Job#{job_id}#TS{number}"
+
+
+def caller(name: str) -> str:
+    return f"Caller#{name}"
+
+
+def stamp(instant: float) -> str:
+    """Sorts as the instant does; nine digits keep any two of today apart."""
+    return f"{max(instant, 0.0):021.9f}"
+
+
+def _bucket_count(kind: str) -> int:
+    return HOT_BUCKETS if kind in _HOT_KINDS else BUCKETS
+
+
+def bucket_of(kind: str, name: str) -> int:
+    return zlib.crc32(name.encode()) % _bucket_count(kind)
+
+
+def buckets(kind: str, *labels: str) -> list[str]:
+    """The partitions of an index in which rows of a kind with these labels lie."""
+    numbers = range(_bucket_count(kind))
+    return [f"{kind}#{label}#{number}" for label in sorted(labels) for number in numbers]
+
+
+class Derived(NamedTuple):
+    """An attribute that follows from the key and these fields; None where there is none."""
+
+    attribute: str
+    fields: frozenset[str]
+    make: Callable[[Fields], str | None]
+
+
+class Pointer(NamedTuple):
+    """Where the second item of a row lies, which follows from the key and one field."""
+
+    field: str
+    make: Callable[[Fields], Place | None]
+
+
+def _in_bucket(kind: str, name: str, label: str = "") -> Callable[[Fields], str]:
+    """`label` is the field that rows are told apart by, their status as a rule."""
+    return lambda row: f"{kind}#{row[label] if label else ''}#{bucket_of(kind, row[name])}"
+
+
+def _timed(
+    kind: str, due: str, *names: str, label: str = "", index: Index = BY_TIME
+) -> tuple[Derived, ...]:
+    """Shown in an index by an instant, if it has one, and then by name."""
+
+    def sort(row: Fields) -> str | None:
+        at = row[due]
+        return None if at is None else "#".join([stamp(at), *(str(row[name]) for name in names)])
+
+    follows = frozenset({label} if label else ())
+    partition = _in_bucket(kind, names[0], label)
+    return Derived(index.pk, follows, partition), Derived(index.sk, frozenset({due}), sort)
+
+
+def _external(row: Fields) -> str | None:
+    return external(row["caller"], row["external_id"]) if row["external_id"] is not None else None
+
+
+def external(caller_id: str, name: str) -> str:
+    return f"External#{caller_id}#{name}"
+
+
+def _owned(row: Fields) -> str | None:
+    return None if row["job_id"] is None else job(row["job_id"])
+
+
+def _placing(row: Fields) -> str:
+    return f"Event#{'placed' if row['seq'] else 'new'}#{bucket_of('Event', row['event_id'])}"
+
+
+_FIXED: frozenset[str] = frozenset()
+
+DERIVED: dict[type, tuple[Derived, ...]] = {
+    JobKey: (
+        Derived(BY_OWNER.pk, _FIXED, lambda row: caller(row["caller"])),
+        Derived(BY_OWNER.sk, _FIXED, lambda row: row["job_id"]),
+        Derived(BY_TIME.pk, _FIXED, _external),
+        Derived(BY_TIME.sk, _FIXED, lambda row: _external(row) and row["job_id"]),
+    ),
+    RunKey: (
+        *_timed("Run", "updated_at", "run_id", label="status"),
+        # Nobody looks for runs by their owner, so that index has room for a second time.
+        *_timed("Expiry", "sweep_at", "run_id", index=BY_OWNER),
+    ),
+    BatchKey: _timed("Batch", "updated_at", "run_id", "batch_id", label="status"),
+    NoticeKey: _timed("Notice", "due_at", "notice_id", label="status"),
+    ScrubKey: _timed("Scrub", "due_at", "scrub_id"),
+    ScheduleKey: _timed("Schedule", "next_fire_at", "job_id", label="status"),
+    ExportKey: _timed("Export", "due_at", "export_id"),
+    InputKey: _timed("Input", "expires_at", "input_id"),
+    RecordKey: _timed("Key", "expires_at", "key_id"),
+    EventKey: (
+        Derived(BY_OWNER.pk, _FIXED, _owned),
+        Derived(BY_OWNER.sk, _FIXED, lambda row: _owned(row) and _event_place(row)),
+        Derived(BY_TIME.pk, frozenset({"seq"}), _placing),
+        Derived(BY_TIME.sk, _FIXED, lambda row: f"{stamp(row['occurred_at'])}#{row['event_id']}"),
+    ),
+}
+
+
+def _event_place(row: Fields) -> str:
+    return f"Event#{row['run_id'] or ''}#{row['event_id']}"
+
+
+def notice_pointer(run_id: str, occurred_at: float, notice_id: str) -> str:
+    return f"Notice#{run_id}#{stamp(occurred_at)}#{notice_id}"
+
+
+def sequence_pointer(sequence: int) -> str:
+    return f"Sequence#{sequence:010d}"
+
+
+def seq_pointer(seq: int) -> str:
+    return f"Seq#{seq:015d}"
+
+
+def _event_pointer(row: Fields) -> Place | None:
+    return (caller(row["caller"]), seq_pointer(row["seq"])) if row["seq"] else None
+
+
+def _notice_pointer(row: Fields) -> Place:
+    sort = notice_pointer(row["run_id"], row["occurred_at"], row["notice_id"])
+    return job(row["job_id"]), sort
+
+
+POINTERS: dict[type, Pointer] = {
+    RunKey: Pointer(
+        "sequence", lambda row: (job(row["job_id"]), sequence_pointer(row["sequence"]))
+    ),
+    NoticeKey: Pointer("occurred_at", _notice_pointer),
+    EventKey: Pointer("seq", _event_pointer),
+}
+
+EXPIRING: dict[type, float] = {
+    RecordKey: 0.0,
+    EventKey: 0.0,
+    ExportKey: _BLOB_GRACE_S,
+    InputKey: _BLOB_GRACE_S,
+}
+"""Kinds that the table itself removes, this long after their `expires_at`."""

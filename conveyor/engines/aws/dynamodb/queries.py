@@ -1,0 +1,507 @@
+"""Pages: sorted streams of items, read a little ahead, and merged into one
+(docs/engines.md, DynamoDB store).
+
+A page of a sharded run takes about `limit / shards` rows from each shard, and goes on only where
+it runs dry: it reads little more than it returns. Every stream follows its pages to the end, also
+over empty ones, unless its reader may go so far only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, assert_never
+
+import msgspec
+
+from conveyor.domain.changes import RunKey
+from conveyor.domain.event import Event
+from conveyor.domain.export.export import Export
+from conveyor.domain.ids import JobId, RunId, TaskId
+from conveyor.domain.model import Batch, DeletionIntent, Job, Notice, Run, ShardCounters, Task
+from conveyor.domain.queries import (
+    AnyQuery,
+    BatchesIn,
+    BatchesOf,
+    DueExpiries,
+    DueExports,
+    DueNotices,
+    DueSchedules,
+    DueScrubs,
+    EventsOf,
+    ExpiredInputs,
+    JobsOf,
+    NoticesOf,
+    RunsIn,
+    RunsOf,
+    StatsOf,
+    TaskPage,
+    TasksOf,
+    UnplacedEvents,
+)
+from conveyor.domain.schedule.schedule import Schedule
+from conveyor.domain.submit.upload import JobInput
+from conveyor.engines.aws.dynamodb import keys
+from conveyor.engines.aws.dynamodb.expressions import Params
+from conveyor.engines.aws.dynamodb.gather import gather, slices
+from conveyor.engines.aws.dynamodb.item_codec import Item, codec_of
+from conveyor.engines.aws.dynamodb.keys import (
+    BY_OWNER,
+    BY_TIME,
+    PK,
+    SK,
+    TARGET,
+    Index,
+    Place,
+    stamp,
+)
+from conveyor.engines.aws.dynamodb.table import Table, place_in
+
+READ_AT_ONCE_MAX = 1000
+# Shards are not even: of what is left, a little less than their share is read ahead.
+_READ_AHEAD = 0.9
+LAST = "~"
+"""Sorts behind anything that ids are made of."""
+BASE = Index("", PK, SK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Items of one partition of the table, or of an index, from one sort key to another.
+
+    `but` is left out: where the page before ended. `statuses` is what their status may be.
+    """
+
+    partition: str
+    index: Index = BASE
+    first: str
+    last: str
+    but: str | None = None
+    is_descending: bool = False
+    statuses: frozenset[str] | None = None
+
+
+def prefix_range(partition: str, prefix: str, index: Index = BASE) -> Range:
+    return Range(partition=partition, index=index, first=prefix, last=f"{prefix}{LAST}")
+
+
+@dataclass(slots=True)
+class Stream:
+    """One range being read. What is read by key is consistent, what an index shows is not."""
+
+    table: Table
+    range: Range
+    ready: deque[Item] = field(default_factory=deque)
+    is_over: bool = False
+    _start: Any = None
+
+    def __post_init__(self) -> None:
+        asked = self.range
+        self.is_over = asked.first > asked.last or asked.statuses == frozenset()
+
+    @property
+    def is_dry(self) -> bool:
+        return not self.ready and not self.is_over
+
+    @property
+    def reached(self) -> str | None:
+        """The sort key up to which it was read, what did not pass included."""
+        return None if self._start is None else str(self._start[self.range.index.sk]["S"])
+
+    async def read(self, count: int) -> int:
+        """Reads on, once; answers how many rows were looked at for it."""
+        params = self._params() | {"Limit": min(max(1, count), READ_AT_ONCE_MAX)}
+        answer = await self.table.call("Query", params)
+        items = answer.get("Items", ())
+        self.ready.extend(each for each in items if self._sort_key(each) != self.range.but)
+        looked_at = int(answer.get("ScannedCount", len(items)))
+        self.table.meter.rows_read += looked_at
+        self._start = answer.get("LastEvaluatedKey")
+        self.is_over = not self._start
+        return looked_at
+
+    def head(self) -> str:
+        return self._sort_key(self.ready[0])
+
+    def _sort_key(self, item: Item) -> str:
+        return str(item[self.range.index.sk]["S"])
+
+    def _params(self) -> Params:
+        index = self.range.index
+        params: Params = {
+            "TableName": self.table.name,
+            "KeyConditionExpression": "#pk = :pk AND #sk BETWEEN :first AND :last",
+            "ExpressionAttributeNames": {"#pk": index.pk, "#sk": index.sk},
+            "ExpressionAttributeValues": {
+                ":pk": {"S": self.range.partition},
+                ":first": {"S": self.range.first},
+                ":last": {"S": self.range.last},
+            },
+            "ScanIndexForward": not self.range.is_descending,
+        }
+        if index.name:
+            params["IndexName"] = index.name
+        else:
+            params["ConsistentRead"] = True
+        if self.range.statuses is not None:
+            marks = {f":s{n}": {"S": str(s)} for n, s in enumerate(sorted(self.range.statuses))}
+            params["FilterExpression"] = f"#status IN ({', '.join(marks)})"
+            params["ExpressionAttributeNames"]["#status"] = "status"
+            params["ExpressionAttributeValues"] |= marks
+        if self._start:
+            params["ExclusiveStartKey"] = self._start
+        return params
+
+
+@dataclass(slots=True)
+class ReadBudget:
+    """How many rows may still be read. Where they do not suffice, `until` is how far they went."""
+
+    rows_left: int
+    until: str | None = None
+
+
+async def merge_ranges(
+    table: Table, ranges: Sequence[Range], *, limit: int, reach: ReadBudget | None = None
+) -> AsyncGenerator[Item, None]:
+    """The items of all ranges in the order of their sort keys; `limit` is how many are expected.
+
+    With a `reach` it ends where nobody knows without reading more what comes next. Only ascending
+    ranges have one.
+    """
+    streams = [Stream(table, each) for each in ranges]
+    choose = max if any(each.is_descending for each in ranges) else min
+    given = 0
+    while True:
+        left = limit - given % limit
+        share = left if len(streams) == 1 else max(1, int(_READ_AHEAD * left / len(streams)))
+        await _fill([stream for stream in streams if stream.is_dry], share, reach)
+        full = [stream for stream in streams if stream.ready]
+        known = [stream.reached for stream in streams if stream.is_dry and stream.reached]
+        if reach is not None and known:
+            reach.until = min(known)
+            full = [stream for stream in full if stream.head() <= reach.until]
+        if not full:
+            return
+        yield choose(full, key=Stream.head).ready.popleft()
+        given += 1
+
+
+async def _fill(dry: Sequence[Stream], count: int, reach: ReadBudget | None) -> None:
+    """Reads on until none is dry, or no more may be read; each gets somewhere at least."""
+    while dry:
+        if reach is not None:
+            if reach.rows_left < len(dry) and all(stream.reached for stream in dry):
+                return
+            count = min(count, max(1, reach.rows_left // len(dry)))
+        looked_at = await gather(partial(Stream.read, count=count), dry)
+        if reach is not None:
+            reach.rows_left -= sum(looked_at)
+        dry = [stream for stream in dry if stream.is_dry]
+        count *= 2  # What is sought is rare: look at more at once.
+
+
+# Finds: each query as ranges to walk and rows to take from them (docs/storage.md, Queries;
+# docs/engines.md, DynamoDB store).
+#
+# What lies in one partition is read there, consistently and in order. What an index or a pointer
+# names is read again by its key, and must still be what was asked for: an index may be late, so
+# such a find may miss what was just written, but it never shows what is not so.
+
+
+_FIRST = " "
+_ALL = 1000
+
+Passes = Callable[[Any], bool]
+DueQuery = (
+    BatchesIn
+    | DueNotices
+    | DueScrubs
+    | UnplacedEvents
+    | DueSchedules
+    | DueExports
+    | DueExpiries
+    | ExpiredInputs
+)
+
+
+async def find(table: Table, query: AnyQuery) -> list[Any]:
+    rows = await _find(table, query)
+    table.meter.rows_returned += len(rows)
+    return rows
+
+
+async def _find(table: Table, query: AnyQuery) -> list[Any]:
+    match query:
+        case TasksOf():
+            return await _tasks_of(table, query)
+        case StatsOf():
+            return await _stats_of(table, query)
+        case JobsOf():
+            return await _jobs_of(table, query)
+        case RunsOf():
+            return await _runs_of(table, query)
+        case BatchesOf():
+            return await _batches_of(table, query)
+        case NoticesOf():
+            return await _notices_of(table, query)
+        case EventsOf():
+            return await _events_of(table, query)
+        case RunsIn():
+            return await _runs_in(table, query)
+        case _:
+            ranges, row_type, passes = _asked(query)
+            return await _matching(table, ranges, row_type, query.limit, passes)
+
+
+def _asked(query: DueQuery) -> tuple[list[Range], type[msgspec.Struct], Passes]:
+    """Where an index shows what is due, the type of its rows, and which of them are meant."""
+    match query:
+        case BatchesIn(statuses=statuses, idle_since=by):
+            ranges = due("Batch", statuses, before=by)
+            return ranges, Batch, lambda row: row.status in statuses and row.updated_at <= by
+        case DueNotices(statuses=statuses, due_by=by):
+            ranges = due("Notice", statuses, before=by)
+            return ranges, Notice, lambda row: row.status in statuses and row.due_at <= by
+        case DueScrubs(due_by=by):
+            return due("Scrub", before=by), DeletionIntent, lambda row: row.due_at <= by
+        case UnplacedEvents(before=by):
+            ranges = due("Event", ["new"], before=by)
+            return ranges, Event, lambda row: row.seq == 0 and row.occurred_at < by
+        case DueSchedules(statuses=statuses, due_by=by):
+            after = _FIRST if query.after is None else f"{stamp(query.after[0])}#{query.after[1]}"
+            ranges = due("Schedule", statuses, before=by, after=after)
+            return ranges, Schedule, partial(_is_due, query)
+        case DueExports(due_by=by):
+            return due("Export", before=by), Export, lambda row: row.due_at <= by
+        case DueExpiries(due_by=by):
+            ranges = due("Expiry", before=by, index=BY_OWNER)
+            return ranges, Run, lambda row: row.sweep_at is not None and row.sweep_at <= by
+        case ExpiredInputs(expired_by=by):
+            return due("Input", before=by), JobInput, lambda row: row.expires_at <= by
+        case _:
+            assert_never(query)
+
+
+def _is_due(query: DueSchedules, row: Schedule) -> bool:
+    if row.status not in query.statuses or row.next_fire_at is None:
+        return False
+    is_later = query.after is None or (row.next_fire_at, row.job_id) > query.after
+    return is_later and row.next_fire_at <= query.due_by
+
+
+async def _tasks_of(table: Table, query: TasksOf) -> list[Task]:
+    async with aclosing(merge_ranges(table, _ranges_of(query), limit=query.limit)) as items:
+        return decode(table, Task, await take(query.limit, items))
+
+
+async def page_tasks(table: Table, query: TasksOf, *, read_max: int) -> TaskPage:
+    """What is rare is not looked for to the end: the page says how far it went."""
+    reach = ReadBudget(read_max)
+    async with aclosing(
+        merge_ranges(table, _ranges_of(query), limit=query.limit, reach=reach)
+    ) as items:
+        taken = await take(query.limit, items)
+    tasks = decode(table, Task, taken)
+    table.meter.rows_returned += len(tasks)
+    until = place_in(taken[-1])[1] if len(taken) == query.limit else reach.until
+    if until is None:
+        return TaskPage(tasks, None)
+    return TaskPage(tasks, TaskId(until.removeprefix(_tasks_prefix(query))))
+
+
+def _tasks_prefix(query: TasksOf) -> str:
+    return f"Task#{query.run_id}#"
+
+
+def _ranges_of(query: TasksOf) -> list[Range]:
+    """Of each shard what lies behind `after`: that one itself would be read in vain."""
+    prefix = _tasks_prefix(query)
+    first = prefix if query.after is None else f"{prefix}{query.after}{_FIRST}"
+    statuses = None if query.statuses is None else frozenset(map(str, query.statuses))
+    return [
+        Range(
+            partition=keys.shard(query.job_id, number),
+            first=first,
+            last=f"{prefix}{LAST}",
+            statuses=statuses,
+        )
+        for number in range(query.shard_count)
+    ]
+
+
+async def _stats_of(table: Table, query: StatsOf) -> list[ShardCounters]:
+    places = [
+        (keys.shard(query.job_id, number), f"Stats#{query.run_id}")
+        for number in range(query.shard_count)
+    ]
+    found = await table.get_items(places)
+    return [codec_of(ShardCounters).from_item(found[place]) for place in places if place in found]
+
+
+async def _batches_of(table: Table, query: BatchesOf) -> list[Batch]:
+    batches = prefix_range(keys.job(query.job_id), f"Batch#{query.run_id}#")
+    async with aclosing(merge_ranges(table, [batches], limit=_ALL)) as items:
+        rows = [codec_of(Batch).from_item(item) async for item in items]
+    return sorted(rows, key=lambda row: (row.created_at, row.batch_id))
+
+
+async def _jobs_of(table: Table, query: JobsOf) -> list[Job]:
+    if query.external_id is None:
+        partition, index = keys.caller(query.caller), BY_OWNER
+    else:
+        partition, index = keys.external(query.caller, query.external_id), BY_TIME
+    jobs = Range(
+        partition=partition,
+        index=index,
+        first=_FIRST,
+        last=query.before or LAST,
+        but=query.before,
+        is_descending=True,
+    )
+    return await _matching(
+        table,
+        [jobs],
+        Job,
+        query.limit,
+        lambda row: row.status in query.statuses and query.type in {None, row.type},
+    )
+
+
+async def _runs_of(table: Table, query: RunsOf) -> list[Run]:
+    runs = _backwards(
+        keys.job(query.job_id),
+        "Sequence#",
+        None if query.before is None else keys.sequence_pointer(query.before),
+    )
+    return await _matching(
+        table, [runs], Run, query.limit, lambda row: row.status in query.statuses
+    )
+
+
+async def _notices_of(table: Table, query: NoticesOf) -> list[Notice]:
+    notices = _backwards(
+        keys.job(query.job_id),
+        "Notice#" if query.run_id is None else f"Notice#{query.run_id}#",
+        None if query.before is None else keys.notice_pointer(*query.before),
+    )
+    return await _matching(table, [notices], Notice, query.limit, lambda _: True)
+
+
+def _backwards(partition: str, prefix: str, before: str | None) -> Range:
+    return Range(
+        partition=partition,
+        first=prefix,
+        last=before or f"{prefix}{LAST}",
+        but=before,
+        is_descending=True,
+    )
+
+
+async def _events_of(table: Table, query: EventsOf) -> list[Event]:
+    events = Range(
+        partition=keys.caller(query.caller),
+        first=keys.seq_pointer(max(0, query.after) + 1),
+        last=f"Seq#{LAST}",
+    )
+    return await _matching(table, [events], Event, query.limit, lambda _: True)
+
+
+async def _runs_in(table: Table, query: RunsIn) -> list[Run]:
+    """The index goes by the time of the change, so the names of all that changed are read; only
+    the rows of one page are."""
+    since = stamp(query.updated_since)
+    ranges = [
+        Range(partition=each, index=BY_TIME, first=since, last=LAST)
+        for each in keys.buckets("Run", *map(str, query.statuses))
+    ]
+    async with aclosing(merge_ranges(table, ranges, limit=_ALL)) as items:
+        # A row that moves on meanwhile is shown in its old place and in its new one.
+        places = {place_in(item) async for item in items}
+    after = keys.item_key(RunKey(JobId(""), query.after or RunId("")))[1]
+    in_order = sorted((place for place in places if place[1] > after), key=lambda at: at[1])
+    rows: list[Run] = []
+    for some in slices(in_order, query.limit):
+        found = await table.get_items(some)
+        read = decode(table, Run, [found[place] for place in some if place in found])
+        rows += [
+            run
+            for run in read
+            if run.status in query.statuses and run.updated_at >= query.updated_since
+        ]
+        if len(rows) >= query.limit:
+            break
+    return rows[: query.limit]
+
+
+def due(
+    kind: str,
+    labels: Iterable[str] = ("",),
+    *,
+    before: float,
+    after: str = _FIRST,
+    index: Index = BY_TIME,
+) -> list[Range]:
+    """What an index shows of a kind up to an instant, that one included."""
+    last = f"{stamp(before)}{LAST}"
+    return [
+        Range(partition=each, index=index, first=after, last=last, but=after)
+        for each in keys.buckets(kind, *map(str, labels))
+    ]
+
+
+async def _matching(
+    table: Table,
+    ranges: Sequence[Range],
+    row_type: type[msgspec.Struct],
+    limit: int,
+    passes: Passes,
+) -> list[Any]:
+    """The rows that an index or pointers name, each once, read again by key, as far as they
+    pass."""
+    rows: list[Any] = []
+    seen: set[Place] = set()
+    async with aclosing(merge_ranges(table, ranges, limit=limit)) as items:
+        while len(rows) < limit:
+            named = await take(limit - len(rows), items)
+            targets = [at for at in dict.fromkeys(map(target_of, named)) if at not in seen]
+            seen.update(targets)
+            found = await table.get_items(targets)
+            fresh = [each for each in named if target_of(each) in targets]
+            await table.remove([place_in(each) for each in fresh if is_dangling(each, found)])
+            kept = [found[at] for at in targets if at in found]
+            rows += filter(passes, decode(table, row_type, kept))
+            if not named:
+                break
+    return rows
+
+
+def decode(table: Table, row_type: type[msgspec.Struct], items: Iterable[Item]) -> list[Any]:
+    """Rows, without those that cannot be decoded."""
+    return list(codec_of(row_type).from_items(items, table.damage.note_skipped))
+
+
+def target_of(item: Item) -> Place:
+    """Where the row lies that an item of an index, or a pointer, stands for."""
+    if TARGET not in item:
+        return place_in(item)
+    partition, sort = item[TARGET]["L"]
+    return partition["S"], sort["S"]
+
+
+def is_dangling(item: Item, found: Collection[Place]) -> bool:
+    """A pointer whose row is gone. They are written together, so it will not come back."""
+    return TARGET in item and target_of(item) not in found
+
+
+async def take(count: int, items: AsyncGenerator[Item, None]) -> list[Item]:
+    taken: list[Item] = []
+    while len(taken) < count:
+        item = await anext(items, None)
+        if item is None:
+            break
+        taken.append(item)
+    return taken

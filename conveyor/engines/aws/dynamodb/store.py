@@ -1,0 +1,110 @@
+"""DynamoStore: the system of record on one DynamoDB table (docs/engines.md, DynamoDB store).
+
+A change is one conditional write where it has one row, one transaction where it has several. Refs
+go out after the rows they name; what is lost in between the sweeper sends again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import cast
+
+from conveyor.domain.changes import AnyKey, Applied, Change, Chunk, Key, R, Verdict, is_tally
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import TaskRef
+from conveyor.domain.queries import AnyQuery, Q, Query, TaskPage, TasksOf
+from conveyor.engines.aws.dynamodb import deletion, ingest, queries, transactions
+from conveyor.engines.aws.dynamodb.gather import gather
+from conveyor.engines.aws.dynamodb.settle_batch import apply_tallies
+from conveyor.engines.aws.dynamodb.table import Table
+from conveyor.engines.aws.dynamodb.transactions import ThrottledWrite
+from conveyor.ports.errors import PartlyUnavailable, QueueGone, Unavailable
+from conveyor.ports.queue import Queue
+
+
+class DynamoStore:
+    def __init__(self, table: Table, queue: Queue) -> None:
+        self._table = table
+        self._queue = queue
+
+    async def read(self, key: Key[R]) -> R | None:
+        return cast("R | None", await self._table.get(cast("AnyKey", key)))
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        if not changes:
+            return []
+        if all(map(is_tally, changes)):
+            return await apply_tallies(self._table, changes)
+        verdicts: dict[int, Verdict] = {}
+        turned_away: set[int] = set()
+        for wave in _waves(changes):
+            try:
+                await gather(partial(self._judge, changes, verdicts, turned_away), wave)
+            except Unavailable as error:
+                if verdicts or turned_away:
+                    known = [verdicts.get(number) for number in range(len(changes))]
+                    raise PartlyUnavailable(str(error), known, turned_away) from error
+                raise
+        return [verdicts[number] for number in range(len(changes))]
+
+    async def _judge(
+        self,
+        changes: Sequence[Change],
+        verdicts: dict[int, Verdict],
+        turned_away: set[int],
+        number: int,
+    ) -> None:
+        try:
+            verdicts[number] = await self._apply(changes[number])
+        except ThrottledWrite:
+            turned_away.add(number)
+            raise
+
+    async def _apply(self, change: Change) -> Verdict:
+        verdict = await transactions.apply(self._table, change)
+        if isinstance(verdict, Applied):
+            for effect in change.effects:
+                await self._send(effect.refs)
+        return verdict
+
+    async def put_chunk(self, chunk: Chunk) -> Verdict:
+        return await ingest.put_chunk(self._table, chunk, self._send)
+
+    async def find(self, query: Query[Q]) -> list[Q]:
+        return cast("list[Q]", await queries.find(self._table, cast("AnyQuery", query)))
+
+    async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
+        return await queries.page_tasks(self._table, query, read_max=read_max)
+
+    async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+        return await deletion.delete_run_rows(self._table, job_id, run_id, limit=limit)
+
+    async def delete_expired(self, now: float) -> int:
+        return await deletion.delete_expired(self._table, now)
+
+    async def _send(self, refs: Sequence[TaskRef]) -> None:
+        """Sends refs; makes their queues where there are none. Whoever ends a run meanwhile removes
+        its queue again: Unavailable."""
+        try:
+            await self._queue.send(refs)
+        except QueueGone:
+            await gather(self._queue.open_run, sorted({ref.run_id for ref in refs}))
+            try:
+                await self._queue.send(refs)
+            except QueueGone as error:
+                raise Unavailable("the queue of a run was removed meanwhile") from error
+
+
+def _waves(changes: Sequence[Change]) -> list[list[int]]:
+    """Changes that share no row go at once; those that do, one after the other."""
+    waves: list[list[int]] = []
+    behind: dict[AnyKey, int] = {}
+    for number, change in enumerate(changes):
+        keys = [write.key for write in change.writes]
+        turn = max((behind.get(key, 0) for key in keys), default=0)
+        if turn == len(waves):
+            waves.append([])
+        waves[turn].append(number)
+        behind.update(dict.fromkeys(keys, turn + 1))
+    return waves

@@ -1,0 +1,286 @@
+"""Table: DynamoDB's own verbs, each until it is done: leftovers are sent again
+(docs/engines.md, DynamoDB store)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from conveyor.domain.changes import AnyKey
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.randomness import Random
+from conveyor.engines.aws.client.client import AwsClient
+from conveyor.engines.aws.client.retry import ATTEMPTS_MAX, backoff_s
+from conveyor.engines.aws.client.usage import Meter
+from conveyor.engines.aws.dynamodb.adaptive_writes import AdaptiveConcurrency, Shard, write_shards
+from conveyor.engines.aws.dynamodb.expressions import Params, codec_for, key_item
+from conveyor.engines.aws.dynamodb.gather import gather, slices
+from conveyor.engines.aws.dynamodb.item_codec import Item
+from conveyor.engines.aws.dynamodb.keys import INDEXES, PK, SK, TTL, Place, item_key
+from conveyor.engines.aws.errors import AwsError
+from conveyor.ports.damage import DamageLog
+from conveyor.ports.errors import Unavailable
+
+READ_MAX = 100
+WRITTEN_MAX = 25
+ATOMIC_MAX = 100
+ROUNDS_MAX = 8
+ROUNDS_S_MAX = 20.0
+
+REFUSED = "ConditionalCheckFailedException"
+THROTTLED = "ProvisionedThroughputExceededException"
+CANCELLED = "TransactionCanceledException"
+INVALID = "ValidationException"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """`meter` counts the rows that were read for the rows that were asked for; `lanes` remembers
+    what each shard can take, `damage` which rows were left out."""
+
+    name: str
+    client: AwsClient
+    random: Random
+    meter: Meter = field(default_factory=Meter)
+    concurrency: AdaptiveConcurrency = field(default_factory=AdaptiveConcurrency)
+    damage: DamageLog = field(default_factory=DamageLog)
+
+    async def call(
+        self, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
+    ) -> dict[str, Any]:
+        return await self.client.call("dynamodb", operation, params, attempts_max=attempts_max)
+
+    async def get(self, key: AnyKey) -> Any:
+        """The row as of its last commit, or None."""
+        params = {
+            "TableName": self.name,
+            "Key": key_item(item_key(key)),
+            "ConsistentRead": True,
+        }
+        item = (await self.call("GetItem", params)).get("Item")
+        return None if item is None else codec_for(key).from_item(item)
+
+    async def get_all(self, keys: Sequence[AnyKey]) -> dict[AnyKey, Any]:
+        """The rows that are there, as of their last commits."""
+        wanted = list(dict.fromkeys(keys))
+        if len(wanted) == 1:
+            row = await self.get(wanted[0])
+            return {} if row is None else {wanted[0]: row}
+        found = await self.get_items([item_key(key) for key in wanted])
+        return {
+            key: codec_for(key).from_item(item)
+            for key in wanted
+            if (item := found.get(item_key(key))) is not None
+        }
+
+    async def get_items(self, places: Iterable[Place]) -> dict[Place, Item]:
+        """A place may be named twice here; DynamoDB would refuse to be asked so."""
+        wanted = list(dict.fromkeys(places))
+        pages = await gather(self._get_slice, slices(wanted, READ_MAX)) if wanted else []
+        return {place_in(item): item for page in pages for item in page}
+
+    async def _get_slice(self, places: Sequence[Place]) -> list[Item]:
+        found: list[Item] = []
+        keys = [key_item(place) for place in places]
+
+        async def ask() -> bool:
+            asked = {self.name: {"Keys": list(keys), "ConsistentRead": True}}
+            answer = await self.call("BatchGetItem", {"RequestItems": asked})
+            found.extend(answer.get("Responses", {}).get(self.name, ()))
+            keys[:] = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", ())
+            return not keys
+
+        await self._until_done(ask)
+        return found
+
+    async def remove(self, places: Sequence[Place]) -> None:
+        """Removes items, whatever they hold."""
+        if wanted := list(dict.fromkeys(places)):
+            await gather(self._remove_slice, slices(wanted, WRITTEN_MAX))
+
+    async def _remove_slice(self, places: Sequence[Place]) -> None:
+        requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
+
+        async def ask() -> bool:
+            asked = {self.name: list(requests)}
+            answer = await self.call("BatchWriteItem", {"RequestItems": asked})
+            requests[:] = answer.get("UnprocessedItems", {}).get(self.name, ())
+            return not requests
+
+        await self._until_done(ask)
+
+    async def remove_from_shards(self, places: Sequence[Place]) -> None:
+        """Removes items of many partitions, each at the pace that it takes."""
+        by_shard: dict[str, list[Place]] = {}
+        for place in dict.fromkeys(places):
+            by_shard.setdefault(place[0], []).append(place)
+        work: dict[Shard, deque[list[Place]]] = {
+            ("remove", shard): deque(map(list, slices(its, WRITTEN_MAX)))
+            for shard, its in by_shard.items()
+        }
+        await write_shards(self.concurrency, work, self._remove_once, self.random)
+
+    async def _remove_once(self, places: list[Place]) -> None:
+        """What the table left undone is what is left of `places`."""
+        requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
+        asked = {"RequestItems": {self.name: requests}}
+        answer = await self.call("BatchWriteItem", asked, attempts_max=1)
+        undone = answer.get("UnprocessedItems", {}).get(self.name, ())
+        if undone:
+            places[:] = [place_in(each["DeleteRequest"]["Key"]) for each in undone]
+            raise Unavailable("some were left undone") from AwsError(THROTTLED, "left undone")
+
+    async def write(
+        self, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
+    ) -> Item | None:
+        """The item as written, if it was asked for; None when its condition did not hold."""
+        try:
+            answer = await self.call(operation, params, attempts_max=attempts_max)
+        except AwsError as error:
+            if error.code == REFUSED:
+                return None
+            raise
+        attributes: Item = answer.get("Attributes", {})
+        return attributes
+
+    async def write_together(self, steps: Sequence[dict[str, Params]]) -> list[int] | None:
+        """Writes all or nothing: None when done, else the steps whose conditions did not hold.
+
+        The token is new for every call and the same for its retries: a lost answer costs nothing,
+        and a change that is made twice on purpose is made twice.
+        """
+        assert len(steps) <= ATOMIC_MAX, "more than one transaction takes"
+        token = f"{self.random.getrandbits(128):032x}"
+        params = {"TransactItems": list(steps), "ClientRequestToken": token}
+        try:
+            await self.call("TransactWriteItems", params)
+        except AwsError as error:
+            if error.code != CANCELLED:
+                raise
+            failed = [n for n, why in enumerate(error.reasons) if why == "ConditionalCheckFailed"]
+            if failed:
+                return failed
+            if any(why == "ValidationError" for why in error.reasons):
+                raise
+            raise Unavailable(str(error)) from error
+        return None
+
+    async def _until_done(self, ask: Callable[[], Any]) -> None:
+        ends_at = trio.current_time() + ROUNDS_S_MAX
+        for number in range(ROUNDS_MAX):
+            if await ask():
+                return
+            if trio.current_time() >= ends_at:
+                break
+            await trio.sleep(backoff_s(number, self.random))
+        raise Unavailable("the table keeps leaving something undone")
+
+
+def place_in(item: Item) -> Place:
+    return item[PK]["S"], item[SK]["S"]
+
+
+# The schema: the table, its indexes and its expiry, made where they are not there
+# (docs/storage.md, DynamoDB table).
+
+
+POLL_S = 1.0
+LOOKS_MAX = 300
+
+_THERE = "ResourceInUseException"
+_NOT_THERE = "ResourceNotFoundException"
+_READY = "ACTIVE"
+
+
+class WrongTable(ConveyorError):
+    """There is a table of that name, and it is none of ours."""
+
+
+async def create_table(client: AwsClient, name: str) -> None:
+    """Makes the table and waits until it can be used; making it again is fine. WrongTable when
+    there is one of that name with other keys."""
+    try:
+        await client.call("dynamodb", "CreateTable", _definition(name))
+    except AwsError as error:
+        if error.code != _THERE:
+            raise
+    for _ in range(LOOKS_MAX):
+        if await _is_ready(client, name):
+            break
+        await trio.sleep(POLL_S)
+    else:
+        raise Unavailable(f"table {name} is not ready")
+    await _let_rows_expire(client, name)
+
+
+async def _is_ready(client: AwsClient, name: str) -> bool:
+    try:
+        table = (await client.call("dynamodb", "DescribeTable", {"TableName": name}))["Table"]
+    except AwsError as error:
+        if error.code != _NOT_THERE:
+            raise
+        return False  # It was made a moment ago, and not everybody knows it yet.
+    _check_keys(name, table)
+    states = [each.get("IndexStatus", _READY) for each in table.get("GlobalSecondaryIndexes", ())]
+    return all(state == _READY for state in [table["TableStatus"], *states])
+
+
+def _check_keys(name: str, table: dict[str, Any]) -> None:
+    wanted = _definition(name)
+    indexes = {each["IndexName"]: each for each in table.get("GlobalSecondaryIndexes", ())}
+    pairs = [(wanted["KeySchema"], table.get("KeySchema"))]
+    for index in wanted["GlobalSecondaryIndexes"]:
+        there = indexes.get(index["IndexName"], {})
+        pairs.append((index["KeySchema"], there.get("KeySchema")))
+    if any(ours != theirs for ours, theirs in pairs):
+        raise WrongTable(
+            f"table {name} is there with other keys or indexes than Conveyor's: "
+            "give CONVEYOR_TABLE another name, or remove that table"
+        )
+
+
+async def _let_rows_expire(client: AwsClient, name: str) -> None:
+    said = await client.call("dynamodb", "DescribeTimeToLive", {"TableName": name})
+    there = said.get("TimeToLiveDescription", {})
+    if there.get("TimeToLiveStatus") in {"ENABLED", "ENABLING"}:
+        if there.get("AttributeName", TTL) != TTL:
+            raise WrongTable(
+                f"table {name} lets rows expire by {there['AttributeName']}, not {TTL}"
+            )
+        return
+    expiry = {"AttributeName": TTL, "Enabled": True}
+    await client.call(
+        "dynamodb", "UpdateTimeToLive", {"TableName": name, "TimeToLiveSpecification": expiry}
+    )
+
+
+def _definition(name: str) -> dict[str, Any]:
+    """Indexes carry keys only: whoever is named by one is read again by its key."""
+    attributes = [PK, SK, *(part for index in INDEXES for part in (index.pk, index.sk))]
+    return {
+        "TableName": name,
+        "BillingMode": "PAY_PER_REQUEST",
+        "KeySchema": _keys(PK, SK),
+        "AttributeDefinitions": [
+            {"AttributeName": each, "AttributeType": "S"} for each in attributes
+        ],
+        "GlobalSecondaryIndexes": [
+            {
+                "IndexName": index.name,
+                "KeySchema": _keys(index.pk, index.sk),
+                "Projection": {"ProjectionType": "KEYS_ONLY"},
+            }
+            for index in INDEXES
+        ],
+    }
+
+
+def _keys(partition: str, sort: str) -> list[dict[str, str]]:
+    return [
+        {"AttributeName": partition, "KeyType": "HASH"},
+        {"AttributeName": sort, "KeyType": "RANGE"},
+    ]

@@ -1,0 +1,1 @@
+"""Blobs of the AWS engine, on S3."""

@@ -1,0 +1,231 @@
+"""S3Blobs: every body is an object of its own in one bucket (docs/storage.md, S3 objects).
+
+S3 shows an object whole or not at all, and a GET that has begun goes on with the object it began
+with. A list that a caller may still upload again is pinned by copying it: nobody else writes there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import trio
+
+from conveyor.domain.randomness import Random
+from conveyor.engines.aws.client.client import Answer, AwsClient, Params
+from conveyor.engines.aws.client.retry import ATTEMPTS_MAX, backoff_s
+from conveyor.engines.aws.client.sigv4 import PRESIGN_S_MAX
+from conveyor.engines.aws.errors import AwsError
+from conveyor.ports.blobs import Stored
+from conveyor.ports.clock import Clock
+from conveyor.ports.errors import BlobMissing, BlobTooLarge, Unavailable
+
+# Ten thousand parts are the most; growing ones make that 430 GiB, with 80 MiB in memory at the end.
+PART_BYTES = 8 * 1024 * 1024
+PARTS_OF_A_SIZE = 1000
+ABORT_S = 5.0
+COPIES_MAX = 3
+
+_SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}"
+_KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*\Z")
+_KEY_CHARS_MAX = 1024
+
+
+class Presigner(Protocol):
+    async def presign(self, operation: str, params: Params, *, expires_s: int) -> str: ...
+
+
+@dataclass(slots=True)
+class _Digest:
+    """What went by."""
+
+    size_bytes: int = 0
+    _sha256: Any = field(default_factory=hashlib.sha256)
+
+    def take(self, piece: bytes) -> None:
+        self.size_bytes += len(piece)
+        self._sha256.update(piece)
+
+    def stored_as(self, key: str) -> Stored:
+        return Stored(key, self.size_bytes, self._sha256.hexdigest())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Blobs:
+    client: AwsClient
+    presigner: Presigner
+    clock: Clock
+    random: Random
+    bucket: str
+
+    async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
+        body = b"".join(parts)
+        await self._call("PutObject", {**self._at(key), "Body": body})
+        return Stored(key, len(body), hashlib.sha256(body).hexdigest())
+
+    async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
+        at, digest = self._at(key), _Digest()
+        async with aclosing(_parts(pieces, digest)) as parts:
+            first = await anext(parts, b"")
+            if len(first) < PART_BYTES:
+                await self._call("PutObject", {**at, "Body": first})
+            else:
+                await self._put_parts(at, first, parts)
+        return digest.stored_as(key)
+
+    async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
+        """The copy is read once, to know it: what a caller uploaded has no digest that we trust."""
+        source, at = self._at(key), self._at(to)
+        if bytes_max is not None:
+            head = await self._call("HeadObject", source)
+            if head["ContentLength"] > bytes_max:
+                raise BlobTooLarge(key)
+        for _ in range(COPIES_MAX):
+            answer = await self._call("CopyObject", {**at, "CopySource": source})
+            digest = _Digest()
+            try:
+                await self._read(
+                    {**at, "IfMatch": answer["CopyObjectResult"]["ETag"]}, digest, bytes_max
+                )
+            except BlobTooLarge:
+                await self._call("DeleteObject", at)  # It was replaced after we had looked.
+                raise
+            except (BlobMissing, AwsError) as error:
+                if isinstance(error, AwsError) and error.code != "PreconditionFailed":
+                    raise
+                continue  # Somebody else copies to the same place.
+            return digest.stored_as(to)
+        raise Unavailable("s3.CopyObject: the copy was replaced again and again")
+
+    async def upload_url(self, key: str, *, content_type: str, expires_at: float) -> str | None:
+        """Works for a PUT with this content type, and a Content-Length: S3 refuses a body that
+        comes in chunks. No length is signed, for nobody knows it yet."""
+        params = {**self._at(key), "ContentType": content_type}
+        return await self._presign("PutObject", params, expires_at)
+
+    async def download_url(
+        self, key: str, *, content_type: str, filename: str, expires_at: float
+    ) -> str | None:
+        params = {
+            **self._at(key),
+            "ResponseContentType": content_type,
+            "ResponseContentDisposition": f'attachment; filename="{filename}"',
+        }
+        return await self._presign("GetObject", params, expires_at)
+
+    async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
+        return await self.put(f"{prefix}/{name}", parts)
+
+    def check_room(self) -> None:
+        """A bucket does not tell how much room it has."""
+
+    async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
+        params = self._at(key)
+        if start:
+            params["Range"] = f"bytes={start}-"
+        try:
+            async with (
+                self.client.open("s3", "GetObject", params) as answer,
+                aclosing(answer["Body"]) as body,
+            ):
+                async for piece in body:
+                    yield piece
+        except AwsError as error:
+            if error.code != "InvalidRange":  # It has no byte there, or none at all.
+                raise
+
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
+        _check(prefix)
+        params = {"Bucket": self.bucket, "Prefix": f"{prefix}/"}
+        gone = 0
+        while True:
+            page = await self._call("ListObjectsV2", params)
+            keys = [each["Key"] for each in page.get("Contents", ())]
+            if keys:
+                await self._delete(keys)
+                gone += len(keys)
+            if not page["IsTruncated"] or (limit is not None and gone >= limit):
+                return gone
+            params["ContinuationToken"] = page["NextContinuationToken"]
+
+    async def _put_parts(self, at: Params, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        upload = {**at, "UploadId": (await self._call("CreateMultipartUpload", at))["UploadId"]}
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._abort, upload)
+            done = [await self._put_part(upload, 1, first)]
+            async for part in rest:
+                done.append(await self._put_part(upload, len(done) + 1, part))
+            parts = {"MultipartUpload": {"Parts": done}}
+            await self._call("CompleteMultipartUpload", {**upload, **parts})
+            undo.pop_all()
+
+    async def _put_part(self, upload: Params, number: int, part: bytes) -> dict[str, Any]:
+        params = {**upload, "PartNumber": number, "Body": part}
+        return {"PartNumber": number, "ETag": (await self._call("UploadPart", params))["ETag"]}
+
+    async def _abort(self, upload: Params) -> None:
+        """What cannot be aborted now, the bucket's lifecycle does in a day."""
+        with trio.move_on_after(ABORT_S, shield=True), suppress(AwsError, Unavailable):
+            await self._call("AbortMultipartUpload", upload)
+
+    async def _read(self, params: Params, digest: _Digest, bytes_max: int | None) -> None:
+        async with (
+            self.client.open("s3", "GetObject", params) as answer,
+            aclosing(answer["Body"]) as body,
+        ):
+            async for piece in body:
+                digest.take(piece)
+                if bytes_max is not None and digest.size_bytes > bytes_max:
+                    raise BlobTooLarge(params["Key"])
+
+    async def _delete(self, keys: Sequence[str]) -> None:
+        """A request that succeeds names the keys it could not delete, and no others."""
+        code = ""
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            objects = [{"Key": key} for key in keys]
+            params = {"Bucket": self.bucket, "Delete": {"Objects": objects, "Quiet": True}}
+            errors = (await self._call("DeleteObjects", params)).get("Errors", ())
+            if not errors:
+                return
+            keys, code = [each["Key"] for each in errors], errors[0]["Code"]
+            await trio.sleep(backoff_s(attempt, self.random))
+        raise Unavailable(f"s3.DeleteObjects: {len(keys)} objects could not be removed: {code}")
+
+    async def _presign(self, operation: str, params: Params, expires_at: float) -> str:
+        left_s = int(expires_at - self.clock.now())
+        expires_s = min(max(1, left_s), PRESIGN_S_MAX)
+        return await self.presigner.presign(operation, params, expires_s=expires_s)
+
+    async def _call(self, operation: str, params: Params) -> Answer:
+        return await self.client.call("s3", operation, params)
+
+    def _at(self, key: str) -> dict[str, Any]:
+        _check(key)
+        return {"Bucket": self.bucket, "Key": key}
+
+
+async def _parts(pieces: AsyncIterable[bytes], digest: _Digest) -> AsyncGenerator[bytes, None]:
+    """Pieces as parts: all as long as S3 wants them, but for the last one."""
+    number, kept = 0, bytearray()
+    async for piece in pieces:
+        digest.take(piece)
+        kept += piece
+        while len(kept) >= (size := _part_bytes(number)):
+            yield bytes(kept[:size])
+            del kept[:size]
+            number += 1
+    if kept:
+        yield bytes(kept)
+
+
+def _part_bytes(number: int) -> int:
+    return PART_BYTES * (1 + number // PARTS_OF_A_SIZE)
+
+
+def _check(key: str) -> None:
+    if not _KEY.match(key) or len(key) > _KEY_CHARS_MAX:
+        raise ValueError(f"not a blob key: {key!r}")

@@ -1,0 +1,1 @@
+"""Queues of the AWS engine, on SQS."""

@@ -1,0 +1,139 @@
+"""Answers as the contract words them: which reason, which code, and whether to try again.
+
+The details are ours alone: no query string, header value or body of a site is ever quoted.
+"""
+
+from __future__ import annotations
+
+from email.utils import parsedate_to_datetime
+
+from conveyor.domain.model import FailureReason, Problem, RunFailure
+from conveyor.domain.run.wait_reason import WaitReason
+from conveyor.http_client.errors import (
+    BadEncoding,
+    BadRequest,
+    BodyTooLarge,
+    ConnectFailed,
+    ConnectionLost,
+    FetchFailed,
+    ForbiddenTarget,
+    NameNotResolved,
+    OutOfResources,
+    TimedOut,
+    TlsFailed,
+    TooSlow,
+)
+from conveyor.http_client.request import Response
+from conveyor.ports.gateway import Deferred, NotScraped
+
+_TITLES = {
+    FailureReason.AUTH_FAILED: "Authentication failed",
+    FailureReason.BLOCKED: "The target refused the request",
+    FailureReason.BAD_TARGET: "The target cannot be scraped",
+    FailureReason.RATE_LIMITED: "Too many requests",
+    FailureReason.TIMEOUT: "The scrape took too long",
+    FailureReason.GATEWAY_ERROR: "The request failed on its way",
+    FailureReason.OTHER: "The request cannot be served",
+}
+
+
+def content_type_of(response: Response) -> str:
+    """The page's type as the site says it; what is no plausible type is just bytes."""
+    text = response.header(b"content-type") or ""
+    is_plausible = text.isascii() and text.isprintable() and 0 < len(text) <= 256
+    return text if is_plausible else "application/octet-stream"
+
+
+def problem(reason: FailureReason, status: int, code: str, detail: str) -> Problem:
+    return Problem(
+        type=f"urn:conveyor:problem:{code}",
+        title=_TITLES[reason],
+        status=status,
+        code=code,
+        detail=detail,
+    )
+
+
+def not_scraped(
+    reason: FailureReason,
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    retryable: bool = False,
+    retry_after_s: float | None = None,
+    run_failure: RunFailure | None = None,
+) -> NotScraped:
+    return NotScraped(
+        reason=reason,
+        problem=problem(reason, status, code, detail),
+        retryable=retryable,
+        retry_after_s=retry_after_s,
+        run_failure=run_failure,
+    )
+
+
+def defer(error: OutOfResources) -> Deferred:
+    """This process could not make the call, which is no failure of the site or of the gateway."""
+    return Deferred(reason=WaitReason.RESOURCES, detail=error.detail)
+
+
+def outcome_of(error: FetchFailed) -> NotScraped | Deferred:
+    """What a fetch that brought no response means for a task fetched directly."""
+    match error:
+        case OutOfResources():
+            return defer(error)
+        case TooSlow():
+            return not_scraped(FailureReason.TIMEOUT, 504, "too_slow", error.detail, retryable=True)
+        case TimedOut():
+            return not_scraped(FailureReason.TIMEOUT, 504, "timeout", error.detail, retryable=True)
+        case ForbiddenTarget():
+            return not_scraped(FailureReason.BAD_TARGET, 403, "forbidden_target", error.detail)
+        case BodyTooLarge():
+            return not_scraped(FailureReason.BAD_TARGET, 413, "body_too_large", error.detail)
+        case BadEncoding():
+            return not_scraped(FailureReason.BAD_TARGET, 502, "undecodable_body", error.detail)
+        case BadRequest():
+            return not_scraped(FailureReason.OTHER, 400, "invalid_request", error.detail)
+        case NameNotResolved():
+            return _dns_outcome(error)
+        case _:
+            return _transport_outcome(error)
+
+
+def _dns_outcome(error: NameNotResolved) -> NotScraped:
+    return not_scraped(
+        FailureReason.BAD_TARGET, 502, "dns_failed", error.detail, retryable=error.is_temporary
+    )
+
+
+def _transport_outcome(error: FetchFailed) -> NotScraped:
+    retryable = True
+    match error:
+        case TlsFailed():
+            code, retryable = "tls_failed", not error.is_untrusted
+        case ConnectFailed():
+            code = "connect_failed"
+        case ConnectionLost():
+            code = "connection_lost"
+        case _:
+            code = "bad_response"
+    return not_scraped(FailureReason.GATEWAY_ERROR, 502, code, error.detail, retryable=retryable)
+
+
+# The Retry-After header: seconds or a date, never trusted beyond a limit.
+
+
+def parse_retry_after(value: str | None, *, now: float, seconds_max: float) -> float | None:
+    """Seconds to wait from `now`, within 0 and `seconds_max`; None if there is no such wish."""
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        # A thousand digits are a long wait too; int() would rather not read them.
+        return min(float(text[:12]), seconds_max) if len(text) <= 12 else seconds_max
+    try:
+        at = parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(max(at - now, 0.0), seconds_max)

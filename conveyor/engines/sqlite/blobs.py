@@ -1,0 +1,446 @@
+"""FileBlobs: a body put is a file that appears whole: temp, fsync, rename, fsync of its directory.
+
+Puts that wait are taken together by a few threads. A batch pays one hop each way, is written as a
+whole before any of it is synced, which halves what a sync costs, and syncs each of its directories
+once: 250 us a body, where one after the other takes 500. Small bodies that are added, the many
+that a run brings, go into packs instead (packs.py; docs/storage.md, Blob keys).
+
+The key `a/b/c` lies in the file `a/b,c`. No key has a comma in it, so a file never stands where
+another key needs a directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from io import FileIO
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import msgspec
+import outcome
+import trio
+
+from conveyor.engines.files import sync_directory
+from conveyor.engines.sqlite.disk_space import Space
+from conveyor.engines.sqlite.errors import raise_translated_os
+from conveyor.engines.sqlite.executor import BlockingExecutor
+from conveyor.engines.sqlite.pack_files import MARK, PackFiles, Place, packed_place
+from conveyor.ports.blobs import Stored
+from conveyor.ports.errors import BlobMissing, BlobTooLarge, StorageDamaged, Unavailable
+
+_SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,253}"
+_KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*\Z")
+_NAME_CHARS_MAX = 255
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_PIECE_BYTES = 256 * 1024
+_THREADS_MAX = 4
+_BATCH_MAX = 32
+_DELETE_MAX = 1000
+_PACKED_BYTES_MAX = 1024 * 1024
+_NO_END = 1 << 62
+_LANDINGS_MAX = 3
+
+
+_UNKNOWN = outcome.Error(Unavailable("not stored"))
+# One count for the whole process, however often it opens a directory.
+_NUMBERS = itertools.count()
+
+
+class _Put(msgspec.Struct, eq=False):
+    """One body on its way: in memory, in `temp`, at `path`."""
+
+    key: str
+    directory: str
+    path: str
+    parts: Sequence[bytes]
+    task: trio.lowlevel.Task | None
+    temp: str = ""
+    descriptor: int | None = None
+    result: outcome.Outcome[Stored] = _UNKNOWN
+
+    def leave(self, _: object) -> trio.lowlevel.Abort:
+        """Cancelled: whether the body is stored is then unknown."""
+        self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class FileBlobs:
+    def __init__(
+        self, data_dir: Path, random: Random, executor: BlockingExecutor, space: Space
+    ) -> None:
+        self._root = str(data_dir / "blobs")
+        self._temp_dir = str(data_dir / "temp")
+        self._space = space
+        self._executor = executor
+        self._token = trio.lowlevel.current_trio_token()
+        self._waiting: deque[_Put] = deque()
+        self._threads_count = 0
+        self._rest = trio.lowlevel.ParkingLot()
+        self._durable_dirs = {self._root}
+        self._packs = PackFiles(
+            self._root, random, self._make_directory, executor, check_room=space.check_body
+        )
+
+    async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
+        _refuse_packed(key)
+        put = _Put(key, *self._place(key), parts, trio.lowlevel.current_task())
+        self._waiting.append(put)
+        if self._threads_count < _THREADS_MAX:
+            # Not at once: whoever else is about to put in this turn comes along.
+            self._token.run_sync_soon(self._dispatch, idempotent=True)
+        try:
+            stored: Stored = await trio.lowlevel.wait_task_rescheduled(put.leave)
+        except OSError as error:
+            raise_translated_os(error)
+        return stored
+
+    async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
+        _refuse_packed(key)
+        directory, path = self._place(key)
+        scratch = await run_blocking(
+            self._executor, Scratch, self._temp_name(), self._space.check_body
+        )
+        try:
+            await fill(self._executor, scratch, pieces)
+            await run_blocking(
+                self._executor, self._rename_into_place, scratch.path, directory, path
+            )
+            await run_blocking(self._executor, sync_directory, directory)
+        finally:
+            scratch.close()
+            scratch.discard()
+        return Stored(key, scratch.size_bytes, scratch.sha256)
+
+    async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
+        _refuse_packed(to)
+        _, path = self._place(key)
+        try:
+            size_bytes, sha256 = await self._executor.run(
+                self._copy, path, *self._place(to), bytes_max
+            )
+        except FileNotFoundError as error:
+            raise BlobMissing(key) from error
+        except OSError as error:
+            raise_translated_os(error)
+        return Stored(to, size_bytes, sha256)
+
+    async def upload_url(self, key: str, *, content_type: str, expires_at: float) -> str | None:
+        _check(key)
+        await trio.lowlevel.checkpoint()
+        return None
+
+    async def download_url(
+        self, key: str, *, content_type: str, filename: str, expires_at: float
+    ) -> str | None:
+        _check(key)
+        await trio.lowlevel.checkpoint()
+        return None
+
+    async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
+        _check(f"{prefix}/{name}")
+        if sum(map(len, parts)) > _PACKED_BYTES_MAX:
+            return await self.put(f"{prefix}/{name}", parts)
+        return await self._packs.add(prefix, parts)
+
+    def check_room(self) -> None:
+        self._space.check_fetch()
+
+    async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
+        place = place_in(self._root, key)
+        left = place.size_bytes - start
+        try:
+            file, piece = await self._executor.run(
+                _open_at, place.path, place.offset + start, min(left, _PIECE_BYTES)
+            )
+        except FileNotFoundError as error:
+            raise BlobMissing(key) from error
+        except OSError as error:
+            raise_translated_os(error)
+        try:
+            while piece:
+                yield piece
+                left -= len(piece)
+                # A short piece is the last one: a body never grows.
+                size = min(left, _PIECE_BYTES) if len(piece) == _PIECE_BYTES else 0
+                piece = await self._executor.run(file.read, size) if size else b""
+            if 0 < left < _NO_END // 2:
+                raise StorageDamaged(f"{key} has {left} bytes too few")
+        except OSError as error:
+            raise_translated_os(error)
+        finally:
+            file.close()
+
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
+        _check(prefix)
+        self._packs.release(prefix)
+        gone = 0
+        try:
+            while removed := await self._executor.run(self._delete_some, prefix):
+                gone += removed
+                if limit is not None and gone >= limit:
+                    break
+        except OSError as error:
+            raise_translated_os(error)
+        return gone
+
+    async def wait_until_at_rest(self) -> None:
+        """Returns when no thread is at work, not even for a put that was cancelled."""
+        while self._threads_count:
+            await self._rest.park()
+        await self._packs.wait_until_at_rest()
+        self._packs.close()
+
+    def _place(self, key: str) -> tuple[str, str]:
+        return _place(self._root, key)
+
+    def _dispatch(self) -> None:
+        while self._waiting and self._threads_count < _THREADS_MAX:
+            share = -(-len(self._waiting) // (_THREADS_MAX - self._threads_count))
+            batch = [self._waiting.popleft() for _ in range(min(share, _BATCH_MAX))]
+            self._threads_count += 1
+            self._executor.start(partial(self._store, batch), self._resume)
+
+    def _resume(self, batch: outcome.Outcome[list[_Put]]) -> None:
+        self._threads_count -= 1
+        self._dispatch()
+        self._rest.unpark_all()
+        for put in batch.unwrap():
+            if put.task is not None:
+                trio.lowlevel.reschedule(put.task, put.result)
+
+    def _store(self, batch: list[_Put]) -> list[_Put]:
+        going = [put for put in batch if put.task is not None]
+        for step in (self._write, _sync, self._land_put):
+            going = [put for put in going if _succeeds(step, put)]
+        for directory in dict.fromkeys(put.directory for put in going):
+            synced = outcome.capture(sync_directory, directory)
+            if isinstance(synced, outcome.Error):
+                for put in going:
+                    if put.directory == directory:
+                        put.result = outcome.Error(synced.error)  # Each is told once.
+        return batch
+
+    def _write(self, put: _Put) -> None:
+        self._space.check_body(sum(map(len, put.parts)))
+        put.temp = self._temp_name()
+        put.descriptor = os.open(put.temp, _NEW_FILE, 0o600)
+        digest, size_bytes = hashlib.sha256(), 0
+        for part in put.parts:
+            digest.update(part)
+            size_bytes += len(part)
+            rest = memoryview(part)
+            while rest:
+                rest = rest[os.write(put.descriptor, rest) :]
+        put.result = outcome.Value(Stored(put.key, size_bytes, digest.hexdigest()))
+
+    def _temp_name(self) -> str:
+        return f"{self._temp_dir}/{os.getpid()}-{next(_NUMBERS)}"
+
+    def _land_put(self, put: _Put) -> None:
+        self._rename_into_place(put.temp, put.directory, put.path)
+
+    def _rename_into_place(self, temp: str, directory: str, path: str) -> None:
+        for _ in range(_LANDINGS_MAX):
+            self._make_directory(directory)
+            try:
+                os.rename(temp, path)
+            except FileNotFoundError:  # The directory was deleted meanwhile.
+                self._durable_dirs.discard(directory)
+            else:
+                return
+        raise FileNotFoundError(path)
+
+    def _copy(self, path: str, directory: str, to: str, bytes_max: int | None) -> tuple[int, str]:
+        """By way of a temporary name, since a link cannot replace a file as a rename can."""
+        temp = self._temp_name()
+        os.link(path, temp)
+        try:
+            if bytes_max is not None and os.stat(temp).st_size > bytes_max:
+                raise BlobTooLarge(to)
+            digest = digest_file(temp)
+            self._rename_into_place(temp, directory, to)
+            sync_directory(directory)
+        finally:
+            # Two names of one file: the rename has then done nothing, and left this one.
+            with suppress(FileNotFoundError):
+                os.unlink(temp)
+        return digest
+
+    def _make_directory(self, directory: str) -> None:
+        """Makes the directory and its parents; a name is durable once its directory is synced.
+
+        The root itself is never made again: where it is missing, its volume may not be mounted.
+        """
+        is_durable = directory in self._durable_dirs
+        if not is_durable or (directory != self._root and not os.path.isdir(directory)):
+            parent = os.path.dirname(directory)
+            self._make_directory(parent)
+            with suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+            sync_directory(parent)
+            self._durable_dirs.add(directory)
+
+    def _delete_some(self, prefix: str) -> int:
+        """Removes some bodies under the prefix; when there are none, the directories as well."""
+        above, _, last = prefix.rpartition("/")
+        parent = f"{self._root}/{above}" if above else self._root
+        doomed = list(islice(_bodies_under(parent, last), _DELETE_MAX))
+        for path in doomed:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        if not doomed and os.path.isdir(parent):
+            self._remove_directories(f"{parent}/{last}")
+            sync_directory(parent)
+        return len(doomed)
+
+    def _remove_directories(self, top: str) -> None:
+        for directory, _, _ in os.walk(top, topdown=False):
+            self._durable_dirs.discard(directory)
+            with suppress(OSError):  # A put has landed in it.
+                os.rmdir(directory)
+
+
+def place_in(root: str, key: str) -> Place:
+    """Where the body with this key lies under `root`, if there is one."""
+    _check(key)
+    return packed_place(root, key) or Place(_place(root, key)[1], 0, _NO_END)
+
+
+def _place(root: str, key: str) -> tuple[str, str]:
+    """The directory and the path of the body with this key."""
+    _check(key)
+    above, _, last = key.rpartition("/")
+    above, _, last_but_one = above.rpartition("/")
+    name = f"{last_but_one},{last}"
+    if len(name) > _NAME_CHARS_MAX:
+        raise ValueError(f"too long a blob key: {key!r}")
+    directory = f"{root}/{above}" if above else root
+    return directory, f"{directory}/{name}"
+
+
+def _bodies_under(parent: str, name: str) -> Iterator[str]:
+    with suppress(FileNotFoundError), os.scandir(parent) as entries:
+        yield from (entry.path for entry in entries if entry.name.startswith(f"{name},"))
+    for directory, _, files in os.walk(f"{parent}/{name}"):
+        yield from (f"{directory}/{file}" for file in files)
+
+
+def _succeeds(step: Callable[[_Put], None], put: _Put) -> bool:
+    done = outcome.capture(step, put)
+    if isinstance(done, outcome.Value):
+        return True
+    put.result = done
+    if put.descriptor is not None:
+        os.close(put.descriptor)
+    with suppress(OSError):
+        os.unlink(put.temp)
+    return False
+
+
+def _sync(put: _Put) -> None:
+    assert put.descriptor is not None
+    os.fsync(put.descriptor)
+    descriptor, put.descriptor = put.descriptor, None
+    os.close(descriptor)
+
+
+def _open_at(path: str, start: int, size: int) -> tuple[FileIO, bytes]:
+    file = FileIO(path)
+    file.seek(start)
+    return file, file.read(max(size, 0))
+
+
+def _refuse_packed(key: str) -> None:
+    if key.rpartition("/")[2].startswith(MARK):
+        raise ValueError(f"a key that only packed bodies have: {key!r}")
+
+
+def _check(key: str) -> None:
+    if not _KEY.match(key):
+        raise ValueError(f"not a blob key: {key!r}")
+
+
+# Streams: a body that comes piece by piece, of any size, and still appears whole
+# (docs/storage.md, Blob keys).
+#
+# Pieces are gathered before they go to a thread: a hop for each would cost more than its write.
+
+
+T = TypeVar("T")
+
+_GATHER_BYTES = 1024 * 1024
+
+
+class Scratch:
+    """A file in the making, which is gone unless it was kept. Used by one thread at a time."""
+
+    def __init__(self, path: str, check_room: Callable[[int], None]) -> None:
+        self.path = path
+        self._check_room = check_room
+        self.size_bytes = 0
+        self._descriptor = os.open(path, _NEW_FILE, 0o600)
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def write(self, pieces: list[bytes]) -> None:
+        self._check_room(sum(map(len, pieces)))
+        for piece in pieces:
+            self._digest.update(piece)
+            self.size_bytes += len(piece)
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def discard(self) -> None:
+        with suppress(FileNotFoundError):
+            Path(self.path).unlink()
+
+
+async def run_blocking(executor: BlockingExecutor, step: Callable[..., T], *arguments: Any) -> T:
+    """One step of ours: its errors are told in the words of the port, and nobody else's."""
+    try:
+        return await executor.run(step, *arguments)
+    except OSError as error:
+        raise_translated_os(error)
+
+
+async def fill(executor: BlockingExecutor, scratch: Scratch, pieces: AsyncIterable[bytes]) -> None:
+    """Writes every piece and syncs; whatever the iterator raises comes through."""
+    gathered: list[bytes] = []
+    size_bytes = 0
+    async for piece in pieces:
+        gathered.append(piece)
+        size_bytes += len(piece)
+        if size_bytes >= _GATHER_BYTES:
+            await run_blocking(executor, scratch.write, gathered)
+            gathered, size_bytes = [], 0
+    await run_blocking(executor, scratch.write, gathered)
+    await run_blocking(executor, scratch.sync)
+
+
+def digest_file(path: str) -> tuple[int, str]:
+    """The length of a file, and its SHA-256."""
+    digest, size_bytes = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while data := file.read(_GATHER_BYTES):
+            digest.update(data)
+            size_bytes += len(data)
+    return size_bytes, digest.hexdigest()

@@ -1,0 +1,208 @@
+"""Statements: the SQL of reads and guarded writes, its text built once per shape
+(docs/engines.md, Embedded engine).
+
+A shape is what the text depends on: the table, the names of the fields, and how many statuses a
+guard admits. Values only ever travel as parameters.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from conveyor.domain.changes import AnyKey, Delete, Guard, Insert, Row, Update
+from conveyor.engines.sqlite.row_mapping import TABLES, Convert, Table
+
+# How many statuses are admitted; the fields that must equal a value; the field that must lapse;
+# the field that must be large enough.
+_Shape = tuple[int | None, tuple[str, ...], str | None, str | None]
+
+
+def select(connection: sqlite3.Connection, key: AnyKey) -> Any:
+    """The row under this key, or None."""
+    table = TABLES[type(key)]
+    rows = fetch(connection, table, _select_sql(table), table.address(key))
+    return next(rows, None)
+
+
+def fetch(
+    connection: sqlite3.Connection, table: Table, sql: str, parameters: Sequence[Any]
+) -> Iterator[Any]:
+    """The rows that a SELECT of all columns answers, decoded one by one: RowDamaged for one that
+    cannot be does not end it."""
+    try:
+        rows, decode = connection.execute(sql, parameters).fetchall(), table.from_row
+    except sqlite3.OperationalError as error:
+        if not _is_no_text(error):
+            raise
+        rows, decode = _fetch_bytes(connection, sql, parameters), table.from_bytes
+    return map(decode, rows)
+
+
+def _fetch_bytes(
+    connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    connection.text_factory = bytes
+    try:
+        return connection.execute(sql, parameters).fetchall()
+    finally:
+        connection.text_factory = str
+
+
+def _is_no_text(error: sqlite3.OperationalError) -> bool:
+    """CPython gives no code for a stored text that is no UTF-8."""
+    return str(error).startswith("Could not decode to UTF-8")
+
+
+def holds(connection: sqlite3.Connection, key: AnyKey, guard: Guard) -> bool | None:
+    """Whether the row under this key passes the guard; None where there is no row."""
+    table = TABLES[type(key)]
+    parameters = [*_guard_values(table, guard), *table.address(key)]
+    found = connection.execute(_holds_sql(table, _shape(guard)), parameters).fetchone()
+    return None if found is None else bool(found[0])
+
+
+def insert(connection: sqlite3.Connection, write: Insert) -> Row | None:
+    """Puts the row where none stands, or only an expired one; None where it may not."""
+    table = TABLES[type(write.key)]
+    if write.over_expired_at is None:
+        cursor = connection.execute(insert_sql(table), table.to_row(write.row))
+    else:
+        parameters = [*table.to_row(write.row), write.over_expired_at]
+        cursor = connection.execute(_insert_over_expired_sql(table), parameters)
+    return write.row if cursor.rowcount else None
+
+
+def update(connection: sqlite3.Connection, write: Update) -> Row | bool:
+    """Changes the row, if it is there and passes the guard, and answers it, or True when nobody
+    wants to see it; else False."""
+    table = TABLES[type(write.key)]
+    plan = _plan(
+        table, tuple(write.values), tuple(write.deltas), _shape(write.guard), write.is_quiet
+    )
+    parameters = [
+        value if encode is None or value is None else encode(value)
+        for encode, value in zip(plan.encoders, write.values.values(), strict=True)
+    ]
+    parameters += write.deltas.values()
+    parameters += table.address(write.key)
+    parameters += _guard_values(table, write.guard)
+    cursor = connection.execute(plan.sql, parameters)
+    if write.is_quiet:
+        return cursor.rowcount == 1
+    try:
+        row = cursor.fetchone()
+    except sqlite3.OperationalError as error:
+        if not _is_no_text(error):
+            raise
+        shown: Row = select(connection, write.key)  # It was written; only its texts are no texts.
+        return shown
+    return False if row is None else table.from_row(row)
+
+
+def delete(connection: sqlite3.Connection, write: Delete) -> bool:
+    """Removes the row if it is there and passes the guard; answers whether it did."""
+    table = TABLES[type(write.key)]
+    parameters = [*table.address(write.key), *_guard_values(table, write.guard)]
+    cursor = connection.execute(_delete_sql(table, _shape(write.guard)), parameters)
+    return cursor.rowcount == 1
+
+
+@lru_cache
+def insert_sql(table: Table) -> str:
+    marks = ", ".join("?" * len(table.columns))
+    return (
+        f"INSERT INTO {table.name} ({columns_sql(table)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
+    )
+
+
+@lru_cache
+def columns_sql(table: Table) -> str:
+    return ", ".join(f'"{name}"' for name in table.columns)
+
+
+@lru_cache
+def _select_sql(table: Table) -> str:
+    return f"SELECT {columns_sql(table)} FROM {table.name} WHERE {_address_sql(table)}"
+
+
+@lru_cache
+def _holds_sql(table: Table, shape: _Shape) -> str:
+    return f"SELECT {_guard_sql(table, shape)} FROM {table.name} WHERE {_address_sql(table)}"
+
+
+@lru_cache
+def _insert_over_expired_sql(table: Table) -> str:
+    plain = insert_sql(table).removesuffix("ON CONFLICT DO NOTHING")
+    target = ", ".join(table.key_columns)
+    values = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns)
+    return (
+        f"{plain} ON CONFLICT ({target}) DO UPDATE SET {values} WHERE {table.name}.expires_at < ?"
+    )
+
+
+class _Plan(NamedTuple):
+    """How to perform the updates of one shape."""
+
+    sql: str
+    encoders: tuple[Convert | None, ...]
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    table: Table, values: tuple[str, ...], deltas: tuple[str, ...], shape: _Shape, is_quiet: bool
+) -> _Plan:
+    assert {*values, *deltas} <= {*table.columns}, (table.name, values, deltas)
+    assert not {*values} & {*deltas}, (table.name, values, deltas)
+    where = f"WHERE {_address_sql(table)} AND {_guard_sql(table, shape)}"
+    sets = [f'"{name}" = ?' for name in values] + [f'"{name}" = "{name}" + ?' for name in deltas]
+    encoders = tuple(table.encoders.get(name) for name in values)
+    if not sets:  # A change may need a row to be as it is.
+        return _Plan(f"SELECT {columns_sql(table)} FROM {table.name} {where}", encoders)
+    sql = f"UPDATE {table.name} SET {', '.join(sets)} {where}"
+    return _Plan(sql if is_quiet else f"{sql} RETURNING {columns_sql(table)}", encoders)
+
+
+@lru_cache
+def _delete_sql(table: Table, shape: _Shape) -> str:
+    return f"DELETE FROM {table.name} WHERE {_address_sql(table)} AND {_guard_sql(table, shape)}"
+
+
+def _address_sql(table: Table) -> str:
+    return " AND ".join(f"{name} = ?" for name in table.key_columns)
+
+
+def _shape(guard: Guard) -> _Shape:
+    equals, lapsed = guard.equals, guard.lapsed
+    return (
+        None if guard.status_in is None else len(guard.status_in),
+        tuple([name for name, _ in equals]) if equals else (),
+        None if lapsed is None else lapsed[0],
+        None if guard.at_least is None else guard.at_least[0],
+    )
+
+
+def _guard_sql(table: Table, shape: _Shape) -> str:
+    status_count, equals, lapsed, at_least = shape
+    assert {*equals} <= {*table.columns}, (table.name, equals)
+    facts = [] if status_count is None else [f"status IN ({', '.join('?' * status_count)})"]
+    facts += [f'"{name}" IS ?' for name in equals]
+    if lapsed is not None:
+        assert lapsed in table.columns, (table.name, lapsed)
+        facts.append(f'"{lapsed}" < ?')
+    if at_least is not None:
+        assert at_least in table.columns, (table.name, at_least)
+        facts.append(f'"{at_least}" >= ?')
+    return " AND ".join(facts) or "TRUE"
+
+
+def _guard_values(table: Table, guard: Guard) -> list[Any]:
+    values: list[Any] = [] if guard.status_in is None else [*map(str.__str__, guard.status_in)]
+    values += [table.to_column(name, value) for name, value in guard.equals]
+    if guard.lapsed is not None:
+        values.append(guard.lapsed[1])
+    if guard.at_least is not None:
+        values.append(guard.at_least[1])
+    return values

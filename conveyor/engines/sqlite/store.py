@@ -1,0 +1,322 @@
+"""SqliteStore: every change is one step of a transaction, its effects included (docs/engines.md).
+
+Each write carries its guard and answers with its row, so that the common case is one statement a
+write; only a refusal is looked into. A change of several writes is undone through a savepoint,
+which costs less than to look at all guards first (a settle: 65 us, against 70).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, assert_never, cast
+
+from conveyor.domain.changes import (
+    ANY,
+    AnyKey,
+    Applied,
+    BatchKey,
+    Change,
+    Chunk,
+    Delete,
+    ExportKey,
+    Guard,
+    InputKey,
+    Insert,
+    JobKey,
+    Key,
+    Missing,
+    R,
+    Row,
+    RunKey,
+    ScheduleKey,
+    Stale,
+    StatsKey,
+    TaskKey,
+    Update,
+    Verdict,
+    Write,
+    is_tally,
+)
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.queries import AnyQuery, Q, Query, TaskPage, TasksOf, page_of
+from conveyor.engines.sqlite import sql
+from conveyor.engines.sqlite.database import Database
+from conveyor.engines.sqlite.disk_space import Space
+from conveyor.engines.sqlite.queries import find
+from conveyor.engines.sqlite.queue import enqueue
+from conveyor.engines.sqlite.row_mapping import (
+    BATCHES,
+    BUDGETS,
+    EVENTS,
+    EXPORTS,
+    NOTICES,
+    RUNS,
+    SHARES,
+    STATS,
+    TASKS,
+)
+from conveyor.ports.clock import Clock
+from conveyor.ports.damage import DamageLog
+
+# Between two looks at what the file can give back, well within a minute of a delete.
+_TIDY_S = 10.0
+_SLICE_ROWS = 500  # Removed in one step: about 5 ms during which nothing else runs.
+
+# Runs come last: only their rows tell whose the tasks are.
+_TASKS_OF_JOB = "run_id IN (SELECT run_id FROM runs WHERE job_id = :job)"
+_OF_JOB = "job_id = :job"
+_OF_RUN = "job_id = :job AND run_id = :run"
+_SCRUBBED = (
+    (TASKS, _TASKS_OF_JOB, "run_id = :run"),
+    (STATS, _OF_JOB, _OF_RUN),
+    (BATCHES, _OF_JOB, _OF_RUN),
+    (NOTICES, _OF_JOB, _OF_RUN),
+    (EVENTS, _OF_JOB, _OF_RUN),
+    (EXPORTS, _OF_JOB, _OF_RUN),
+    (BUDGETS, _OF_JOB, _OF_RUN),
+    (SHARES, _OF_JOB, _OF_RUN),
+    (RUNS, _OF_JOB, _OF_RUN),
+)
+
+# What makes a data directory grow. Everything else, deletes above all, may use the room that is
+# kept for it.
+_NEW_WORK = (BatchKey, ExportKey, InputKey, JobKey, RunKey, ScheduleKey, TaskKey)
+
+_EXPIRING = ("key_records", "events")
+
+
+class SqliteStore:
+    def __init__(self, database: Database, clock: Clock, space: Space) -> None:
+        self._database = database
+        self._clock = clock
+        self._space = space
+        self._tidied_at = 0.0
+        self._damage = DamageLog()
+
+    async def read(self, key: Key[R]) -> R | None:
+        def op(connection: sqlite3.Connection) -> Any:
+            return sql.select(connection, cast("AnyKey", key))
+
+        return cast("R | None", await self._database.read_inline(op))
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        now = self._clock.steady()
+
+        if len(changes) > 1 and all(map(is_tally, changes)):
+            return await self._database.write_in_company(
+                lambda connection: apply_tallies(connection, changes, raise_refusal)
+            )
+        if any(map(_is_new_work, changes)):
+            self._space.check_new()
+        return await self._database.write(
+            lambda connection: [_apply(connection, change, now) for change in changes]
+        )
+
+    async def put_chunk(self, chunk: Chunk) -> Verdict:
+        self._space.check_new()
+        now = self._clock.steady()
+        return await self._database.write(lambda connection: _put_chunk(connection, chunk, now))
+
+    async def find(self, query: Query[Q]) -> list[Q]:
+        rows = await self._database.read(
+            lambda connection: find(connection, cast("AnyQuery", query), self._damage.note_skipped)
+        )
+        return cast("list[Q]", rows)
+
+    async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
+        """Rows are read in a thread, and fast: it looks on until it has what was asked for."""
+        return page_of(await self.find(query), query)
+
+    async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+        gone = 0
+        while gone < limit:
+            count = min(_SLICE_ROWS, limit - gone)
+            slice_ = partial(_scrub, job_id=job_id, run_id=run_id, limit=count)
+            removed = await self._database.write(slice_)
+            gone += removed
+            if removed < count:
+                break
+        return gone
+
+    async def delete_expired(self, now: float) -> int:
+        def op(connection: sqlite3.Connection) -> int:
+            return sum(
+                connection.execute(f"DELETE FROM {name} WHERE expires_at < ?", (now,)).rowcount
+                for name in _EXPIRING
+            )
+
+        gone = await self._database.write(op)
+        await self._tidy(now)
+        return gone
+
+    async def _tidy(self, now: float) -> None:
+        # A clock that was put back must not end it for a day.
+        if not 0 <= now - self._tidied_at < _TIDY_S:
+            self._tidied_at = now
+            await self._database.tidy()
+
+
+def _is_new_work(change: Change) -> bool:
+    return any(
+        isinstance(write, Insert) and isinstance(write.key, _NEW_WORK) for write in change.writes
+    )
+
+
+def _apply(connection: sqlite3.Connection, change: Change, now: float) -> Verdict:
+    rows = _write_all(connection, change.writes)
+    if rows is None:
+        return refusal_for(connection, change.writes)
+    for effect in change.effects:
+        enqueue(connection, effect.refs, now)
+    return Applied(tuple(rows))
+
+
+def _write_all(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Row | None] | None:
+    """The rows as written; None, and nothing written, when one of the writes is refused."""
+    if len(writes) == 1:  # Happens or not, all by itself.
+        return _write_each(connection, writes)
+    connection.execute("SAVEPOINT change")
+    rows = _write_each(connection, writes)
+    if rows is None:
+        connection.execute("ROLLBACK TO change")
+    connection.execute("RELEASE change")
+    return rows
+
+
+def _write_each(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Row | None] | None:
+    rows: list[Row | None] = []
+    for write in writes:
+        done = _perform(connection, write)
+        if done is False:
+            return None
+        rows.append(None if done is True else done)
+    return rows
+
+
+def _perform(connection: sqlite3.Connection, write: Write) -> Row | bool:
+    """The row as written, or True when there is none to show; False when it is refused."""
+    match write:
+        case Insert():
+            return sql.insert(connection, write) or False
+        case Update():
+            return sql.update(connection, write)
+        case Delete():
+            return sql.delete(connection, write) or not _refusal(connection, write)
+        case _:
+            assert_never(write)
+
+
+def raise_refusal(connection: sqlite3.Connection, change: Change) -> Stale | Missing:
+    return refusal_for(connection, change.writes)
+
+
+def refusal_for(connection: sqlite3.Connection, writes: Sequence[Write]) -> Stale | Missing:
+    refusals = [no for write in writes if (no := _refusal(connection, write)) is not None]
+    assert refusals, "two writes to one row in one change"
+    return next((no for no in refusals if isinstance(no, Missing)), refusals[0])
+
+
+def _refusal(connection: sqlite3.Connection, write: Write) -> Stale | Missing | None:
+    match write:
+        case Insert():
+            passes = sql.holds(connection, write.key, expired_guard(write))
+            fits = passes is None or (passes and write.over_expired_at is not None)
+        case Update():
+            passes = sql.holds(connection, write.key, write.guard)
+            if passes is None:
+                return Missing(write.key)
+            fits = passes
+        case Delete():
+            fits = sql.holds(connection, write.key, write.guard) is not False
+        case _:
+            assert_never(write)
+    return None if fits else Stale(write.key, sql.select(connection, write.key))
+
+
+def expired_guard(write: Insert) -> Guard:
+    if write.over_expired_at is None:
+        return ANY
+    return Guard(lapsed=("expires_at", write.over_expired_at))
+
+
+def _put_chunk(connection: sqlite3.Connection, chunk: Chunk, now: float) -> Verdict:
+    fence = Guard(equals=(("epoch", chunk.epoch), ("done", chunk.done_before)))
+    gate = Guard(status_in=chunk.gate_in)
+    counts = [
+        Update(StatsKey(chunk.key.job_id, chunk.key.run_id, shard), gate, deltas=deltas)
+        for shard, deltas in sorted(chunk.stats.items())
+    ]
+    checkpoint = Update(chunk.key, fence, values=chunk.values)
+    verdict = _apply(connection, Change((checkpoint, *counts)), now)
+    if not isinstance(verdict, Applied):
+        return verdict
+    connection.executemany(sql.insert_sql(TASKS), map(TASKS.to_row, chunk.tasks))
+    enqueue(connection, chunk.refs, now)
+    return Applied(verdict.rows[:1])
+
+
+def _scrub(
+    connection: sqlite3.Connection, *, job_id: JobId, run_id: RunId | None, limit: int
+) -> int:
+    gone = 0
+    for table, of_job, of_run in _SCRUBBED:
+        key = ", ".join(table.key_columns)
+        which = of_job if run_id is None else of_run
+        doomed = f"SELECT {key} FROM {table.name} WHERE {which} LIMIT :limit"
+        values = {"job": job_id, "run": run_id, "limit": limit - gone}
+        gone += connection.execute(
+            f"DELETE FROM {table.name} WHERE ({key}) IN ({doomed})", values
+        ).rowcount
+    return gone
+
+
+# Tallies: a group of settles counted together, one write per counter row instead of one per task.
+#
+# A settle flips a task and counts it. The flips of a group stand alone, one guarded statement each;
+# what they add to a counter row is summed up and added at the end, if its gate lets it. That halves
+# the cost of a settle (27 us of CPU in groups of 90, against 54).
+
+
+Refuse = Callable[[sqlite3.Connection, Change], Stale | Missing]
+_Count = tuple[AnyKey, Guard]
+
+
+def apply_tallies(
+    connection: sqlite3.Connection, changes: Sequence[Change], refuse: Refuse
+) -> list[Verdict]:
+    """Performs changes that are all tallies; `refuse` says what is wrong with one that is not."""
+    gates: dict[_Count, bool | None] = {}
+    sums: dict[_Count, Counter[str]] = {}
+    judged: list[Stale | Missing | Row | None] = []
+    for change in changes:
+        flip, count = change.writes
+        assert isinstance(flip, Update)
+        assert isinstance(count, Update)
+        gate = (count.key, count.guard)
+        if gate not in gates:
+            gates[gate] = sql.holds(connection, *gate)
+        done = bool(gates[gate]) and sql.update(connection, flip)
+        if done is False:
+            # Right away: what stands there now may be changed by the next one.
+            judged.append(refuse(connection, change))
+            continue
+        sums.setdefault(gate, Counter()).update(count.deltas)
+        judged.append(None if done is True else done)
+    counters = {
+        key: sql.update(connection, Update(key, guard, {}, dict(total)))
+        for (key, guard), total in sums.items()
+    }
+    return [
+        each if isinstance(each, Stale | Missing) else _applied(change, each, counters)
+        for change, each in zip(changes, judged, strict=True)
+    ]
+
+
+def _applied(change: Change, flipped: Row | None, counters: dict[AnyKey, Row | bool]) -> Applied:
+    _, count = change.writes
+    counter = counters[count.key]
+    assert not isinstance(counter, bool), "a gate that was open a moment ago"
+    return Applied((flipped, counter))

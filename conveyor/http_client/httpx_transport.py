@@ -1,0 +1,149 @@
+"""The pool behind an httpx client: the same guard and limits for whoever prefers that API.
+
+Bodies come as they arrive, decoded here and under the cap, so Content-Encoding and the lengths of
+the wire are dropped: httpx would decode again, without a cap. Of httpx's timeouts `connect` and
+`read` count, each for one wait; `write` is as `read`, and a turn in the pool is waited for until
+the deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+
+from conveyor.domain import limits
+from conveyor.domain.submit.url import Target, parse_url
+from conveyor.http_client.errors import (
+    BodyTooLarge,
+    ConnectFailed,
+    FetchFailed,
+    ForbiddenTarget,
+    NameNotResolved,
+    TimedOut,
+    TlsFailed,
+)
+from conveyor.http_client.exchange import StreamingResponse
+from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.request import Request, Upload
+from conveyor.http_client.response_body import decoder_for
+
+# Set by the pool itself, or gone once the body is decoded.
+_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+_OF_THE_WIRE = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
+_URL_CHARS_MAX = 65536
+
+
+class PoolTransport(httpx.AsyncBaseTransport):
+    """Closing the client closes idle connections of the pool."""
+
+    def __init__(
+        self,
+        pool: HttpPool,
+        *,
+        deadline_s: float = 30.0,
+        body_bytes_max: int = limits.BODY_BYTES_MAX,
+    ) -> None:
+        self._pool = pool
+        self._deadline_s = deadline_s
+        self._body_bytes_max = body_bytes_max
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        target = parse_url(str(request.url), chars_max=_URL_CHARS_MAX)
+        if not isinstance(target, Target):
+            raise httpx.UnsupportedProtocol(target.detail, request=request)
+        body, upload = await _content_of(request)
+        timeouts: dict[str, Any] = request.extensions.get("timeout", {})
+        asked = Request(
+            method=request.method,
+            target=target,
+            headers=[
+                each for each in request.headers.multi_items() if each[0].lower() not in _OURS
+            ],
+            body=body,
+            deadline_s=self._deadline_s,
+            connect_timeout_s=timeouts.get("connect"),
+            read_timeout_s=timeouts.get("read"),
+        )
+        opened = AsyncExitStack()
+        async with _letting_go(upload):
+            with _translating(request):
+                incoming = await opened.enter_async_context(self._pool.open(asked, upload))
+        kept = [pair for pair in incoming.headers if pair[0] not in _OF_THE_WIRE]
+        stream = _Body(request, opened, incoming, self._body_bytes_max)
+        return httpx.Response(incoming.status, headers=kept, stream=stream)
+
+    async def aclose(self) -> None:
+        self._pool.close()
+
+
+class _Body(httpx.AsyncByteStream):
+    """A body that is still on its way; httpx closes it at its end, or when nobody wants it."""
+
+    def __init__(
+        self,
+        request: httpx.Request,
+        opened: AsyncExitStack,
+        incoming: StreamingResponse,
+        bytes_max: int,
+    ) -> None:
+        self._request = request
+        self._opened = opened
+        self._incoming = incoming
+        self._bytes_max = bytes_max
+
+    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
+        with _translating(self._request):
+            encodings = [v for name, v in self._incoming.headers if name == b"content-encoding"]
+            decoder, size_bytes = None, 0
+            async for data in self._incoming:
+                decoder = decoder or decoder_for(encodings, self._bytes_max)
+                for piece in decoder.decode(data) if decoder else (data,):
+                    size_bytes += len(piece)
+                    if size_bytes > self._bytes_max:
+                        raise BodyTooLarge(f"the body is larger than {self._bytes_max} bytes")
+                    yield piece
+            if decoder is not None:
+                decoder.finish()
+
+    async def aclose(self) -> None:
+        await self._opened.aclose()
+
+
+@asynccontextmanager
+async def _letting_go(upload: Upload | None) -> AsyncGenerator[None, None]:
+    """Closes what made the pieces: a peer may have taken some of them only."""
+    try:
+        yield
+    finally:
+        if upload is not None and isinstance(upload.pieces, AsyncGenerator):
+            await upload.pieces.aclose()
+
+
+async def _content_of(request: httpx.Request) -> tuple[bytes | None, Upload | None]:
+    """What a request brings: in pieces if it says how long it is and is not here as a whole."""
+    length = request.headers.get("content-length")
+    if length is None or isinstance(request.stream, httpx.ByteStream):
+        return await request.aread() or None, None
+    assert isinstance(request.stream, httpx.AsyncByteStream)
+    return None, Upload(aiter(request.stream), int(length))
+
+
+@contextmanager
+def _translating(request: httpx.Request) -> Iterator[None]:
+    try:
+        yield
+    except FetchFailed as error:
+        raise _translated(error, request) from error
+
+
+def _translated(error: FetchFailed, request: httpx.Request) -> httpx.TransportError:
+    match error:
+        case TimedOut():
+            return httpx.ReadTimeout(error.detail, request=request)
+        case ConnectFailed() | NameNotResolved() | TlsFailed() | ForbiddenTarget():
+            return httpx.ConnectError(error.detail, request=request)
+        case _:
+            return httpx.RemoteProtocolError(error.detail, request=request)

@@ -1,0 +1,405 @@
+"""Content-Encoding, one layer, decoded piece by piece under a cap, a ratio and a bound on work.
+
+Every decoder hands out pieces of a bounded size, so that a bomb is noticed after the first
+mebibyte and not after the first gigabyte. Work that yields nothing is bounded as well: empty
+frames and members, blocks that hold no data, tables that are made for one byte.
+
+After a complete stream, a further gzip member or zstd frame is decoded as the formats say; other
+trailing bytes are ignored, as browsers do, except after brotli, whose library takes none in the
+same piece and so gets none in the next.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from math import inf
+
+import brotli
+import zstandard
+
+from conveyor.http_client.errors import BadEncoding, BodyTooLarge
+
+ACCEPT_ENCODING = "gzip, deflate, br, zstd"
+RATIO_MAX = 200
+RATIO_BYTES_MIN = 1024 * 1024
+# Tools that cut a stream into members or frames make them of 64 KiB and more.
+FRAMES_MAX = 256
+FRAME_BYTES_MIN = 4 * 1024
+# Incompressible data grows by less than a thousandth when it is encoded. The slack is for what a
+# decoder holds back: a block of zstd is 128 KiB.
+SHRINKAGE_MAX = 4
+SHRINKAGE_SLACK_BYTES = 256 * 1024
+# Measured: the slowest honest encoding takes 10 ms of CPU for a mebibyte, counted on both sides.
+CPU_S_MAX = 0.5
+CPU_S_PER_BYTE_MAX = 0.05 / (1024 * 1024)
+
+_PIECE_BYTES = 64 * 1024
+# Taken in at once: at the worst, 2 ms of tables that are made for nothing.
+_SLICE_BYTES = 8 * 1024
+_GZIP_MAGIC = b"\x1f\x8b"
+# After a member the rest is copied: in slices, that is no longer quadratic.
+_GZIP_SLICE_BYTES = 4 * 1024
+_ZSTD_SLICE_BYTES = 128
+_ZSTD_SLICES = 32
+_ZSTD_WINDOW_BYTES_MAX = 8 * 1024 * 1024
+
+
+class Gzip:
+    """Concatenated gzip members, as RFC 1952 has them."""
+
+    __slots__ = ("_head", "_is_over", "_zlib", "frames_count")
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(wbits=31)
+        self._head = b""
+        self._is_over = False
+        self.frames_count = 1
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        if self.frames_count == 1:
+            yield from self._decode(data)
+            return
+        for start in range(0, len(data), _GZIP_SLICE_BYTES):
+            yield from self._decode(data[start : start + _GZIP_SLICE_BYTES])
+
+    def _decode(self, data: bytes) -> Iterator[bytes]:
+        may_hold_more = False
+        while (data or may_hold_more) and not self._is_over:
+            if self._zlib.eof and not self._next_member(data):
+                return
+            data, self._head = self._head + data, b""
+            piece = self._zlib.decompress(data, _PIECE_BYTES)
+            yield piece
+            data = self._zlib.unconsumed_tail or self._zlib.unused_data
+            may_hold_more = len(piece) == _PIECE_BYTES and not self._zlib.eof
+
+    def is_complete(self) -> bool:
+        return self._zlib.eof or self._is_over
+
+    def _next_member(self, data: bytes) -> bool:
+        """Start over at a member; hold back a lone first byte of one; stop at anything else."""
+        head = self._head + data[:2]
+        if not (_GZIP_MAGIC.startswith(head) or head.startswith(_GZIP_MAGIC)):
+            self._is_over = True
+            return False
+        if len(head) < 2:
+            self._head = head
+            return False
+        self._zlib = zlib.decompressobj(wbits=31)
+        self.frames_count += 1
+        return True
+
+
+class Deflate:
+    """zlib as the standard says, or raw deflate as some servers understood it."""
+
+    __slots__ = ("_head", "_zlib")
+
+    frames_count = 1
+
+    def __init__(self) -> None:
+        self._zlib: zlib._Decompress | None = None
+        self._head = b""
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        if self._zlib is None:
+            self._head = data = self._head + data
+            if len(data) < 2:
+                return
+            is_zlib = data[0] & 15 == 8 and (data[0] << 8 | data[1]) % 31 == 0
+            self._zlib = zlib.decompressobj(wbits=15 if is_zlib else -15)
+        may_hold_more = False
+        while (data or may_hold_more) and not self._zlib.eof:
+            piece = self._zlib.decompress(data, _PIECE_BYTES)
+            yield piece
+            data = self._zlib.unconsumed_tail
+            may_hold_more = len(piece) == _PIECE_BYTES
+
+    def is_complete(self) -> bool:
+        return self._zlib is not None and self._zlib.eof
+
+
+class Brotli:
+    __slots__ = ("_brotli",)
+
+    frames_count = 1
+
+    def __init__(self) -> None:
+        self._brotli = brotli.Decompressor()
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        decoder = self._brotli
+        if decoder.is_finished():
+            raise BadEncoding("there are bytes behind the encoded body")
+        piece = decoder.process(data, output_buffer_limit=_PIECE_BYTES)
+        yield piece
+        # A full piece may not be all, even when the decoder would take more data.
+        while not decoder.is_finished() and (
+            len(piece) >= _PIECE_BYTES or not decoder.can_accept_more_data()
+        ):
+            piece = decoder.process(b"", output_buffer_limit=_PIECE_BYTES)
+            yield piece
+
+    def is_complete(self) -> bool:
+        return bool(self._brotli.is_finished())
+
+
+class Zstd:
+    """Fed by 128 bytes: the library has no cap on what one call may return, and the most that
+    these can hold is 32 blocks of 128 KiB.
+    """
+
+    __slots__ = ("_frame", "_head", "_is_over", "_zstd", "frames_count")
+
+    def __init__(self) -> None:
+        # One for all frames: to make one costs as much as a small page.
+        self._zstd = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+        self._frame = self._zstd.decompressobj()
+        self._head = b""
+        self._is_over = False
+        self.frames_count = 1
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        pieces: list[bytes] = []
+        size_bytes = slices_count = 0
+        for start in range(0, len(data), _ZSTD_SLICE_BYTES):
+            for piece in self._decode(data[start : start + _ZSTD_SLICE_BYTES]):
+                pieces.append(piece)
+                size_bytes += len(piece)
+            slices_count += 1
+            if size_bytes >= _PIECE_BYTES or slices_count == _ZSTD_SLICES:
+                yield b"".join(pieces)
+                pieces.clear()
+                size_bytes = slices_count = 0
+        yield b"".join(pieces)
+
+    def _decode(self, rest: bytes) -> Iterator[bytes]:
+        while rest and not self._is_over:
+            if self._frame.eof and not self._next_frame(rest):
+                return
+            rest, self._head = self._head + rest, b""
+            yield self._frame.decompress(rest)
+            rest = self._frame.unused_data if self._frame.eof else b""
+
+    def is_complete(self) -> bool:
+        return self._is_over or self._frame.eof
+
+    def _next_frame(self, data: bytes) -> bool:
+        """Start over at a frame; hold back the first bytes of one; stop at anything else."""
+        head = self._head + data
+        if len(head) < 4:
+            self._head = head
+            return False
+        self._is_over = not _is_zstd_frame(head)
+        if not self._is_over:
+            self._frame = self._zstd.decompressobj()
+            self.frames_count += 1
+        return not self._is_over
+
+
+def _is_zstd_frame(head: bytes) -> bool:
+    number = int.from_bytes(head[:4], "little")
+    return number == 0xFD2FB528 or number & 0xFFFFFFF0 == 0x184D2A50
+
+
+_Codec = Gzip | Deflate | Brotli | Zstd
+_CODECS: dict[bytes, Callable[[], _Codec]] = {
+    b"gzip": Gzip,
+    b"x-gzip": Gzip,
+    b"deflate": Deflate,
+    b"br": Brotli,
+    b"zstd": Zstd,
+}
+
+
+class Decoder:
+    """One encoded body: counts both sides, frames and CPU time, and refuses what is too large,
+    grows too fast or takes more work than an honest body of its size.
+    """
+
+    __slots__ = (
+        "_codec",
+        "_cpu_clock",
+        "_decoded_bytes",
+        "_decoded_bytes_max",
+        "_encoded_bytes",
+        "_ratio_max",
+        "cpu_s",
+    )
+
+    def __init__(
+        self,
+        codec: _Codec,
+        decoded_bytes_max: int,
+        *,
+        ratio_max: float = RATIO_MAX,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._codec = codec
+        self._decoded_bytes_max = decoded_bytes_max
+        self._ratio_max = ratio_max
+        self._cpu_clock = cpu_clock
+        self.cpu_s = 0.0
+        self._decoded_bytes = 0
+        self._encoded_bytes = 0
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """May be iterated in several threads, one after the other."""
+        self._encoded_bytes += len(data)
+        for start in range(0, len(data), _SLICE_BYTES):
+            pieces = self._codec.decode(data[start : start + _SLICE_BYTES])
+            while (piece := self._next(pieces)) is not None:
+                self._decoded_bytes += len(piece)
+                self._check()
+                yield piece
+        self._check_shrinkage()
+
+    def finish(self) -> None:
+        if self._encoded_bytes and not self._codec.is_complete():
+            raise BadEncoding("the encoded body ends too early")
+
+    def _next(self, pieces: Iterator[bytes]) -> bytes | None:
+        begun_s = self._cpu_clock()
+        try:
+            return next(pieces, None)
+        except (zlib.error, brotli.error, zstandard.ZstdError) as error:
+            raise BadEncoding("the body is not what its Content-Encoding says") from error
+        finally:
+            self.cpu_s += self._cpu_clock() - begun_s
+
+    def _check(self) -> None:
+        decoded = self._decoded_bytes
+        if decoded > self._decoded_bytes_max:
+            raise BodyTooLarge(f"the body is larger than {self._decoded_bytes_max} bytes")
+        if decoded > RATIO_BYTES_MIN and decoded > self._ratio_max * self._encoded_bytes:
+            raise BodyTooLarge("the body grows more than two hundredfold when decoded")
+        if self._codec.frames_count > FRAMES_MAX + decoded / FRAME_BYTES_MIN:
+            raise BadEncoding("the body is cut into too many frames or members")
+        if self.cpu_s > CPU_S_MAX + CPU_S_PER_BYTE_MAX * (decoded + self._encoded_bytes):
+            raise BadEncoding("the body takes too much work to decode")
+
+    def _check_shrinkage(self) -> None:
+        """At the end of what has arrived: amid it, what is still to be decoded counts already."""
+        if self._encoded_bytes > SHRINKAGE_MAX * self._decoded_bytes + SHRINKAGE_SLACK_BYTES:
+            raise BadEncoding("the body is far smaller when decoded")
+
+
+def decoder_for(values: list[bytes], decoded_bytes_max: int) -> Decoder | None:
+    """The decoder for the Content-Encoding headers `values`; None when there is nothing to do."""
+    tokens = [token.strip().lower() for value in values for token in value.split(b",")]
+    layers = [token for token in tokens if token not in {b"", b"identity"}]
+    if not layers:
+        return None
+    if len(layers) > 1:
+        raise BadEncoding("the body is encoded more than once")
+    codec = _CODECS.get(layers[0])
+    if codec is None:
+        raise BadEncoding("the Content-Encoding is not supported")
+    return Decoder(codec(), decoded_bytes_max)
+
+
+# Collects one response body under its cap, decoded, and without copies where one piece is all.
+
+
+EXCERPT_BYTES = 64 * 1024
+_EXCERPT_ENCODED_BYTES = 16 * 1024
+# An honest encoding of incompressible data is a little larger than the data.
+_ENCODED_SLACK_BYTES = 64 * 1024
+# What is decoded at once: a few milliseconds, whatever the encoding.
+STEP_DECODED_BYTES = 1024 * 1024
+STEP_PIECES = 64
+
+
+class WholeBody:
+    """Every byte or an error: BodyTooLarge, BadEncoding.
+
+    What was added is decoded in steps, each of which may run in another thread: nothing else is
+    touched. `encoded_bytes` and `size` are what has arrived and what became of it.
+    """
+
+    __slots__ = (
+        "_bytes_max",
+        "_decoder",
+        "_first",
+        "_pieces",
+        "_rest",
+        "encoded_bytes",
+        "size",
+    )
+
+    def __init__(self, encodings: list[bytes], bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._decoder: Decoder | None = decoder_for(encodings, bytes_max)
+        self._pieces: Iterator[bytes] = iter(())
+        self._first = b""
+        self._rest = bytearray()
+        self.encoded_bytes = 0
+        self.size = 0
+
+    def expect(self, encoded_bytes: int | None) -> None:
+        """Refuse an announced length before a byte of it is read."""
+        if encoded_bytes is not None and encoded_bytes > self._encoded_bytes_max:
+            raise too_large(self._bytes_max)
+
+    def add(self, data: bytes) -> bool:
+        """Take bytes as they came; whether `decode_step` is to be called for them."""
+        self.encoded_bytes += len(data)
+        self.expect(self.encoded_bytes)
+        if self._decoder is None:
+            self._keep(data)
+            return False
+        self._pieces = self._decoder.decode(data)
+        return True
+
+    def decode_step(self, cpu_s_max: float = inf) -> bool:
+        """Decode some of what was added, for so long at most; whether there is more of it."""
+        assert self._decoder is not None
+        size_max, cpu_s_max = self.size + STEP_DECODED_BYTES, self._decoder.cpu_s + cpu_s_max
+        for _ in range(STEP_PIECES):
+            piece = next(self._pieces, None)
+            if piece is None:
+                return False
+            self._keep(piece)
+            if self.size >= size_max or self._decoder.cpu_s >= cpu_s_max:
+                break
+        return True
+
+    def finish(self) -> bytes:
+        if self._decoder is not None:
+            self._decoder.finish()
+        return bytes(self._rest) if self._rest else self._first
+
+    @property
+    def _encoded_bytes_max(self) -> int:
+        return self._bytes_max + (_ENCODED_SLACK_BYTES if self._decoder else 0)
+
+    def _keep(self, piece: bytes) -> None:
+        if not self.size:
+            self._first = piece
+        else:
+            if not self._rest:
+                self._rest += self._first
+                self._first = b""
+            self._rest += piece
+        self.size += len(piece)
+
+
+def too_large(bytes_max: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {bytes_max} bytes")
+
+
+def excerpt(encodings: list[bytes], encoded: bytes) -> bytes:
+    """The first 64 KiB of an answer that is only looked at; empty if it cannot be decoded."""
+    try:
+        decoder = decoder_for(encodings, EXCERPT_BYTES)
+        if decoder is None:
+            return encoded[:EXCERPT_BYTES]
+        kept = bytearray()
+        # Here and now, so little of it: 64 KiB may be much work, and few read them.
+        for piece in decoder.decode(encoded[:_EXCERPT_ENCODED_BYTES]):
+            kept += piece
+    except (BadEncoding, BodyTooLarge):
+        return b""
+    return bytes(kept)

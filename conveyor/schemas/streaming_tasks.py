@@ -1,0 +1,166 @@
+"""Long bodies: a submitted list read as it arrives, a piece of it in hand at a time
+(docs/api.md, Submitting lists).
+
+The lines of `tasks` come out as they become whole. Everything else is gathered, with `tasks` left
+empty, and decoded at the end like any other body. Only brackets and strings are looked for here,
+to find where a line ends; what they hold is for the decoder to judge.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from conveyor.domain import limits
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.schemas.requests import TaskInput, decode_strictly, drafts_of, malformed
+
+# Groups are repeated by `(?>(?:...)*)`, not by `(?:...)*+`, which Python 3.11.0 to 3.11.4 match
+# wrongly (CPython issue 106052).
+_STRING = rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"'
+_BLANK = rb"[ \t\r\n]*+"
+# A whole string, a bracket, or the quote of a string whose end has not come yet.
+_TOKEN = re.compile(_STRING + rb'|["\[\]{}]', re.DOTALL)
+_BEHIND_STRING = re.compile(_BLANK + rb"(:" + _BLANK + rb")?(.?)", re.DOTALL)
+_FLAT = rb'(?>(?:[^"\[\]{}]++|' + _STRING + rb")*)"
+_TO_BRACKET = re.compile(_FLAT + rb"([\[\]{}])", re.DOTALL)
+# Lines that hold no bracket, as most do: any number of them in one go.
+_FLAT_LINES = re.compile(rb"(?>(?:[ \t\r\n,]*+\{" + _FLAT + rb"\})*)", re.DOTALL)
+_COMMA = re.compile(_BLANK + rb",")
+_POSITION = re.compile(r" \(byte [0-9]+\)")
+
+_LINES = msgspec.json.Decoder(list[TaskInput])
+
+
+class StreamingTaskParser:
+    """Takes the bytes of one body, piece by piece, and gives the lines of its list."""
+
+    def __init__(self) -> None:
+        self._envelope = b""
+        self._rest = b""
+        self._at = 0  # So much of the rest was looked at.
+        self._depth = 0
+        self._is_in_list = False
+        self._has_list = False
+        self.count = 0
+
+    def feed(self, piece: bytes) -> list[TaskDraft]:
+        """The lines that end in this piece; InvalidArgument as soon as nothing can come of it."""
+        self._rest += piece
+        drafts: list[TaskDraft] = []
+        while True:
+            was_in_list = self._is_in_list
+            if was_in_list:
+                drafts += self._take_lines()
+            else:
+                self._pass_envelope()
+            if self._is_in_list is was_in_list:
+                return drafts
+
+    def end(self) -> bytes:
+        """The body without its lines."""
+        if self._is_in_list:
+            raise malformed("it ends too early")
+        return self._envelope + self._rest
+
+    def _pass_envelope(self) -> None:
+        """Keeps what is there, up to the end or to the beginning of the list."""
+        for token in _TOKEN.finditer(self._rest, self._at):
+            mark = token.group()
+            if mark in b"{[":
+                self._depth += 1
+            elif mark in b"}]":
+                self._depth -= 1
+            elif mark == b'"':
+                break
+            elif self._depth == 1:
+                behind = _BEHIND_STRING.match(self._rest, token.end())
+                assert behind is not None
+                if not behind[2]:  # It may be a name: what comes will tell.
+                    break
+                if behind[1] and behind[2] == b"[" and _is_tasks(mark):
+                    self._open_list(behind.end())
+                    return
+            self._at = token.end()
+        self._keep(self._at)
+        if len(self._envelope) + len(self._rest) > limits.LONG_BODY_LINE_BYTES_MAX:
+            raise _too_long("what stands beside a long list of tasks", None)
+
+    def _open_list(self, at: int) -> None:
+        if self._has_list:
+            raise malformed("it names a long list of tasks twice", pointer="/tasks")
+        self._keep(at)
+        self._has_list = self._is_in_list = True
+        self._depth = 0
+
+    def _keep(self, size_bytes: int) -> None:
+        self._envelope += self._rest[:size_bytes]
+        self._rest, self._at = self._rest[size_bytes:], 0
+
+    def _take_lines(self) -> list[TaskDraft]:
+        """All lines that are whole. The list ends at a bracket that none of them opened."""
+        rest, at, depth, end = self._rest, self._at, self._depth, 0
+        while True:
+            if not depth:
+                flat = _FLAT_LINES.match(rest, at)
+                assert flat is not None
+                at, end = flat.end(), max(end, flat.end())
+            found = _TO_BRACKET.match(rest, at)
+            if found is None:
+                break
+            bracket = found[1]
+            if bracket in b"{[":
+                depth += 1
+            elif depth:
+                depth -= 1
+                end = end if depth else found.end()
+            else:
+                return self._close_list(found.start(1))
+            at = found.end()
+        self._rest, self._at, self._depth = rest[end:], at - end, depth
+        if len(self._rest) > limits.LONG_BODY_LINE_BYTES_MAX:
+            raise _too_long("a line of tasks", f"/tasks/{self.count}")
+        return self._decoded(rest[:end]) if end else []
+
+    def _close_list(self, at: int) -> list[TaskDraft]:
+        last, self._rest = self._rest[:at], self._rest[at:]
+        self._is_in_list, self._at, self._depth = False, 0, 2
+        return self._decoded(last) if not self.count or last.strip() else []
+
+    def _decoded(self, lines: bytes) -> list[TaskDraft]:
+        if self.count:
+            comma = _COMMA.match(lines)
+            if comma is None or not lines[comma.end() :].strip():
+                raise malformed("a comma is missing or too many", pointer=f"/tasks/{self.count}")
+            lines = lines[comma.end() :]
+        try:
+            tasks = decode_strictly(_LINES, b"[" + lines + b"]")
+        except InvalidArgument as error:
+            raise self._placed(error) from None
+        start, self.count = self.count, self.count + len(tasks)
+        if self.count > limits.TASKS_MAX:
+            raise InvalidArgument(
+                f"A list has at most {limits.TASKS_MAX:,} lines.", pointer="/tasks"
+            )
+        return drafts_of(tasks, start=start)
+
+    def _placed(self, error: InvalidArgument) -> InvalidArgument:
+        """The error of a piece as one of the whole."""
+        number, _, field = (error.pointer or "").lstrip("/").partition("/")
+        pointer = f"/tasks/{self.count + int(number)}" if number.isdigit() else "/tasks"
+        pointer = f"{pointer}/{field}" if field else pointer
+        return InvalidArgument(_POSITION.sub("", str(error)), pointer=pointer, code=error.code)
+
+
+def _is_tasks(name: bytes) -> bool:
+    try:
+        return bool(msgspec.json.decode(name) == "tasks")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def _too_long(what: str, pointer: str | None) -> InvalidArgument:
+    why = f"{what} has more than {limits.LONG_BODY_LINE_BYTES_MAX} bytes"
+    return malformed(why, pointer=pointer)

@@ -1,0 +1,233 @@
+"""Views: rows of the domain as responses. Pure; secrets never come through here (docs/api.md)."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+import msgspec
+
+from conveyor.domain.backpressure.budget import MICROS, Budget
+from conveyor.domain.event import Event
+from conveyor.domain.export.encoder import ENCODERS
+from conveyor.domain.export.export import Export, ExportStatus
+from conveyor.domain.lifecycle import RUN_TERMINAL, displayed_status
+from conveyor.domain.model import Attempt, Job, Method, PauseState, Run, Task, TaskStatus, Webhook
+from conveyor.domain.run.counters import Totals
+from conveyor.domain.run.wait_reason import Waiting
+from conveyor.domain.schedule.schedule import Schedule, Skip, upcoming
+from conveyor.schemas.budget import budget_view, cap_view, host_limits_view
+from conveyor.schemas.responses import (
+    EventResponse,
+    ExportResponse,
+    JobResponse,
+    ResultStatus,
+    RunResponse,
+    RunStats,
+    Spend,
+    TaskHistoryEvent,
+    TaskHistoryResponse,
+    TaskResult,
+    TaskSpend,
+    WaitingResponse,
+    WebhookResponse,
+)
+from conveyor.schemas.schedules import SkippedFires, schedule_view
+
+HIDDEN = "***"
+
+
+def instant(at: float) -> str:
+    """RFC 3339 in UTC, to the millisecond."""
+    text = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def spend_view(credit_count: int, cost_micros: int) -> Spend:
+    return Spend(credits=credit_count, cost=cost_micros / MICROS)
+
+
+def run_view(
+    run: Run,
+    totals: Totals,
+    inflight: int,
+    waiting: Waiting | None = None,
+    eta_s: float | None = None,
+    budget: Budget | None = None,
+) -> RunResponse:
+    """`inflight` may come from leases that overlap a settle: it is clamped to what is left.
+
+    The counters may be younger than the run, and know of a list that it does not know of yet.
+    """
+    is_terminal = run.status in RUN_TERMINAL
+    total = max(run.planned, totals.admitted)
+    left = total - totals.done
+    # Nothing is tried again once a run has ended.
+    retrying = 0 if is_terminal else min(max(0, totals.retrying), left)
+    busy = 0 if is_terminal else min(max(0, inflight), left - retrying)
+    stats = RunStats(
+        total=total,
+        completed=totals.done,
+        successful=totals.successful,
+        failed=totals.failed,
+        inflight=busy,
+        retrying=retrying,
+        pending=left - retrying - busy,
+        spend=spend_view(totals.credits, totals.cost_micros),
+        failure_reasons=totals.reasons,
+    )
+    return RunResponse(
+        run_id=run.run_id,
+        job_id=run.job_id,
+        run_sequence=run.sequence,
+        status=displayed_status(run, totals),
+        terminal=is_terminal,
+        trigger="manual" if run.scheduled_for is None else "scheduled",
+        stats=stats,
+        last_batch_received=run.last_batch_received,
+        created_at=instant(run.created_at),
+        updated_at=instant(run.updated_at),
+        pause_state=run.pause_state if run.pause_state is PauseState.PAUSED else None,
+        ingest_status=run.ingest_status,
+        stop_reason=run.stop_reason,
+        failure_reason=run.failure_reason,
+        failure_detail=run.failure_detail,
+        waiting_on=None if waiting is None else waiting_view(waiting),
+        eta_seconds=None if eta_s is None else math.ceil(eta_s),
+        scheduled_for=None if run.scheduled_for is None else instant(run.scheduled_for),
+        results_expire_at=None if run.expires_at is None else instant(run.expires_at),
+        budget=budget_view(budget),
+    )
+
+
+def waiting_view(waiting: Waiting) -> WaitingResponse:
+    since = None if waiting.since is None else instant(waiting.since)
+    return WaitingResponse(reason=waiting.reason, detail=waiting.detail, since=since)
+
+
+def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
+    params = dict(job.params)
+    if job.headers_sealed is not None:
+        params["custom_headers"] = HIDDEN
+    return JobResponse(
+        job_id=job.job_id,
+        type=job.type,
+        status=job.status,
+        format=job.format,
+        created_at=instant(job.created_at),
+        updated_at=instant(job.updated_at),
+        max_inflight=job.max_inflight,
+        max_attempts=job.max_attempts,
+        priority=job.priority,
+        result_ttl_days=job.result_ttl_days,
+        zenrows_params=params,
+        external_id=job.external_id,
+        name=job.name,
+        metadata=job.metadata,
+        webhook=webhook_view(job.webhook),
+        latest_run=latest_run,
+        budget=cap_view(job.budget),
+        host_limits=host_limits_view(job.host_limits),
+    )
+
+
+def scheduled_view(shown: JobResponse, schedule: Schedule, now: float) -> JobResponse:
+    """A job, with when it fires next."""
+    next_at = upcoming(schedule, now)
+    return msgspec.structs.replace(
+        shown,
+        updated_at=max(shown.updated_at, instant(schedule.updated_at)),
+        schedule=schedule_view(schedule),
+        schedule_state=schedule.status,
+        next_scheduled_run=None if next_at is None else instant(next_at),
+        skipped_fires=[_skip_view(skip) for skip in schedule.skips],
+    )
+
+
+def _skip_view(skip: Skip) -> SkippedFires:
+    return SkippedFires(
+        first_at=instant(skip.first_at), until=instant(skip.until), reason=skip.reason
+    )
+
+
+def webhook_view(webhook: Webhook | None) -> WebhookResponse | None:
+    return None if webhook is None else WebhookResponse(webhook.url, webhook.signature)
+
+
+def result_view(job: Job, task: Task, result_url: str | None, *, is_expired: bool) -> TaskResult:
+    """`result_url` is where the body is; it is shown while there is one."""
+    is_successful = task.status is TaskStatus.SUCCESSFUL
+    return TaskResult(
+        task_id=task.task_id,
+        run_id=task.run_id,
+        index=task.index,
+        url=task.url,
+        status=ResultStatus.EXPIRED if is_expired else ResultStatus(task.status),
+        result_url=result_url if is_successful and not is_expired else None,
+        created_at=instant(task.created_at),
+        updated_at=instant(task.updated_at),
+        type=job.format if is_successful else None,
+        method=task.method if task.method is Method.POST else None,
+        external_id=task.external_id,
+        metadata=task.metadata,
+        error=task.problem if task.status is TaskStatus.FAILED else None,
+        source_run_id=task.source_run_id,
+        spend=_task_spend(task),
+    )
+
+
+def _task_spend(task: Task) -> TaskSpend | None:
+    if not task.history:
+        return None
+    last = task.history[-1]
+    return TaskSpend(
+        total=spend_view(task.credits, task.cost_micros),
+        last_attempt=spend_view(last.credits, last.cost_micros),
+    )
+
+
+def event_view(event: Event) -> EventResponse:
+    return EventResponse(
+        id=str(event.seq),
+        type=event.event_type,
+        occurred_at=instant(event.occurred_at),
+        data=msgspec.json.decode(event.data),
+    )
+
+
+def export_view(export: Export, download_url: str) -> ExportResponse:
+    """The link and the manifest are told once the file is there."""
+    is_there = export.status is ExportStatus.COMPLETED
+    return ExportResponse(
+        export_id=export.export_id,
+        status=export.status,
+        format=export.format,
+        created_at=instant(export.created_at),
+        expires_at=instant(export.expires_at),
+        total=export.total,
+        done=export.done,
+        error=export.error if export.status is ExportStatus.FAILED else None,
+        download_url=download_url if is_there else None,
+        file_name=export_file_name(export) if is_there else None,
+        size_bytes=export.size_bytes if is_there else None,
+        sha256=export.sha256,
+        manifest=export.manifest,
+    )
+
+
+def export_file_name(export: Export) -> str:
+    return f"{export.run_id}.{ENCODERS[export.format].suffix}"
+
+
+def history_view(task: Task) -> TaskHistoryResponse:
+    return TaskHistoryResponse([_event_view(attempt) for attempt in task.history])
+
+
+def _event_view(attempt: Attempt) -> TaskHistoryEvent:
+    return TaskHistoryEvent(
+        attempt=attempt.number,
+        started_at=instant(attempt.started_at),
+        ended_at=instant(attempt.ended_at),
+        spend=spend_view(attempt.credits, attempt.cost_micros),
+        error=attempt.problem,
+    )

@@ -1,0 +1,1 @@
+"""The engines that a simulated process runs on."""

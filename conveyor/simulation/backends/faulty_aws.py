@@ -1,0 +1,131 @@
+"""The services of a modelled account as one life sees them: each call has to pass it.
+
+A process may end after whatever it did, to whichever service, and a body that it reads piece by
+piece breaks off with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+)
+from dataclasses import dataclass
+from typing import Any
+
+from conveyor.engines.aws.client.client import Answer, Params
+from conveyor.engines.aws.errors import NoResponse
+from conveyor.engines.redis.connection import RedisConnection, Script
+from conveyor.simulation.faults.process_faults import ProcessFaults
+from conveyor.simulation.models.aws import AwsModel
+
+_WRITES = frozenset({"PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems", "BatchWriteItem"})
+_READS = frozenset(
+    {"GetQueueUrl", "GetQueueAttributes", "GetObject", "HeadObject", "ListObjectsV2"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyTransport:
+    """See Plane."""
+
+    model: AwsModel
+    life: ProcessFaults
+
+    async def call(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> Answer:
+        async def act() -> Answer:
+            self.life.trace.note(
+                self.life.name, f"{service}.{operation}", _told(params), is_minor=True
+            )
+            return await self.model.call(service, operation, params, deadline_s=deadline_s)
+
+        return await self.life.call(
+            service,
+            operation,
+            act,
+            is_write=operation in _WRITES,
+            has_effect=service != "dynamodb" and operation not in _READS,
+        )
+
+    @asynccontextmanager
+    async def open(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> AsyncGenerator[Answer, None]:
+        opened = self.model.open(service, operation, params, deadline_s=deadline_s)
+        async with AsyncExitStack() as stack:
+            answer = await self.life.call(
+                service, operation, lambda: stack.enter_async_context(opened), is_write=False
+            )
+            yield {**answer, "Body": self._living(f"a piece of {operation}", answer["Body"])}
+
+    async def _living(
+        self, name: str, body: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """A body whose reader may be held up, or end, and whose writer may go, between pieces."""
+        async with aclosing(body):
+            while True:
+                try:
+                    piece = await self.life.call("s3", name, lambda: anext(body), is_write=False)
+                except StopAsyncIteration:
+                    return
+                yield piece
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyRedis:
+    """See Link. `restored` are the pools to which leases were put back, whatever their cap."""
+
+    link: RedisConnection
+    life: ProcessFaults
+    restored: set[str]
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        if script.name == "restore":
+            self.restored.update(keys)
+        return await self._pass("run", lambda: self.link.run(script, keys, args))
+
+    async def get(self, key: str) -> str | None:
+        found: str | None = await self._pass("get", lambda: self.link.get(key))
+        return found
+
+    async def put(self, key: str, text: str, *, ttl_s: float) -> None:
+        await self._pass("put", lambda: self.link.put(key, text, ttl_s=ttl_s))
+
+    async def drop(self, key: str, members: Sequence[str]) -> None:
+        await self._pass("drop", lambda: self.link.drop(key, members))
+
+    async def publish(self, channel: str, text: str) -> None:
+        await self._pass("publish", lambda: self.link.publish(channel, text))
+
+    def subscribe(
+        self, channel: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
+        return self.link.subscribe(channel)
+
+    async def _pass(self, command: str, act: Callable[[], Any]) -> Any:
+        async def noted() -> Any:
+            self.life.trace.note(self.life.name, f"redis.{command}", is_minor=True)
+            return await act()
+
+        try:
+            return await self.life.call(
+                "redis", command, noted, is_write=False, has_effect=command != "get"
+            )
+        except NoResponse as error:
+            raise ConnectionRefusedError(str(error)) from None
+
+
+def _told(params: Params) -> str:
+    """Which row, or which thing, a call is about."""
+    key = params.get("Key") or params.get("Item")
+    if isinstance(key, Mapping):
+        return f"{key.get('pk', {}).get('S')} {key.get('sk', {}).get('S')}"
+    if isinstance(key, str):
+        return key
+    steps = params.get("TransactItems")
+    return f"{len(steps)} steps" if steps else str(params.get("QueueUrl", ""))

@@ -1,0 +1,214 @@
+"""Snapshot: every row of an engine at one moment, and what a write changed (docs/simulator.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import is_
+from typing import Any, TypeVar
+
+from conveyor.domain.changes import (
+    BatchKey,
+    EventKey,
+    ExportKey,
+    JobKey,
+    NoticeKey,
+    RecordKey,
+    RunKey,
+    StatsKey,
+    TaskKey,
+)
+from conveyor.domain.lifecycle import RUN_LIVE, TASK_UNFINISHED
+from conveyor.domain.model import Batch, IdempotencyRecord, Job, Notice, Run, ShardCounters, Task
+
+Address = tuple[Any, ...]
+Rows = Mapping[type, Mapping[Address, Any]]
+V = TypeVar("V")
+Groups = Mapping[str, Sequence[V]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A live lease; `job_id` is the pool that it was taken from, `name` what its holder calls it,
+    where that can be seen. To a pool without a cap leases were put back after an outage."""
+
+    job_id: str
+    run_id: str
+    expires_at: float
+    name: str = ""
+    is_capped: bool = True
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All rows by the kind of their key; `now` is the engine's wall time, `at` virtual time.
+
+    A task's address is (run, task), as it is in every engine. `written` are the addresses of what
+    may differ from the snapshot before, where the engine can tell.
+    """
+
+    at: float
+    now: float
+    rows: Rows
+    leases: Sequence[Lease] = ()
+    written: Mapping[type, Collection[Address]] | None = None
+
+    @property
+    def jobs(self) -> Mapping[Address, Job]:
+        return self.rows[JobKey]
+
+    @property
+    def runs(self) -> Mapping[Address, Run]:
+        return self.rows[RunKey]
+
+    @property
+    def batches(self) -> Mapping[Address, Batch]:
+        return self.rows[BatchKey]
+
+    @property
+    def stats(self) -> Mapping[Address, ShardCounters]:
+        return self.rows[StatsKey]
+
+    @property
+    def tasks(self) -> Mapping[Address, Task]:
+        return self.rows[TaskKey]
+
+    @property
+    def records(self) -> Mapping[Address, IdempotencyRecord]:
+        return self.rows[RecordKey]
+
+    @property
+    def notices(self) -> Mapping[Address, Notice]:
+        return self.rows[NoticeKey]
+
+    @property
+    def events(self) -> Mapping[Address, Any]:
+        return self.rows[EventKey]
+
+    @property
+    def exports(self) -> Mapping[Address, Any]:
+        return self.rows[ExportKey]
+
+    @cached_property
+    def run_by_id(self) -> dict[str, Run]:
+        return {run.run_id: run for run in self.runs.values()}
+
+    @cached_property
+    def tasks_by_run(self) -> Groups[Task]:
+        return _grouped(self.tasks.values(), _run_of)
+
+    @cached_property
+    def stats_by_run(self) -> Groups[ShardCounters]:
+        return _grouped(self.stats.values(), _run_of)
+
+    @cached_property
+    def batches_by_run(self) -> Groups[Batch]:
+        return _grouped(self.batches.values(), _run_of)
+
+    @cached_property
+    def runs_by_job(self) -> Groups[Run]:
+        return _grouped(self.runs.values(), _job_of)
+
+    def follow(self, before: Snapshot, written: Sequence[Changed]) -> None:
+        """Takes over what was grouped before: between two snapshots little changes."""
+        for name, (kind, group_of) in _GROUPINGS.items():
+            if (groups := before.__dict__.get(name)) is not None:
+                own = [change for change in written if change.kind is kind]
+                self.__dict__[name] = _regrouped(groups, own, group_of) if own else groups
+
+
+def idle_runs(snapshot: Snapshot, queued: Mapping[str, int]) -> list[str]:
+    """The live runs that wait for nothing and nobody: no list is on its way in, no message is
+    there, nobody has a claim, and some tasks have not ended."""
+    idle = []
+    for run in snapshot.runs.values():
+        is_asked_for = run.open_batches > 0 or run.stop_requested_at is not None
+        if run.status not in RUN_LIVE or is_asked_for or queued.get(run.run_id):
+            continue
+        tasks = snapshot.tasks_by_run.get(run.run_id, [])
+        left = [task for task in tasks if task.status in TASK_UNFINISHED]
+        if left and all(task.claim_until < snapshot.now for task in left):
+            idle.append(str(run.run_id))
+    return idle
+
+
+def _run_of(row: Task | ShardCounters | Batch) -> str:
+    return row.run_id
+
+
+def _job_of(run: Run) -> str:
+    return run.job_id
+
+
+_GROUPINGS: Mapping[str, tuple[type, Callable[[Any], str]]] = {
+    "tasks_by_run": (TaskKey, _run_of),
+    "stats_by_run": (StatsKey, _run_of),
+    "batches_by_run": (BatchKey, _run_of),
+    "runs_by_job": (RunKey, _job_of),
+}
+
+
+def _grouped(rows: Iterable[V], group_of: Callable[[V], str]) -> Groups[V]:
+    groups: dict[str, list[V]] = {}
+    for row in rows:
+        groups.setdefault(group_of(row), []).append(row)
+    return groups
+
+
+def _regrouped(
+    groups: Groups[V], changes: Sequence[Changed], group_of: Callable[[V], str]
+) -> Groups[V]:
+    added = _grouped((each.new for each in changes if each.new is not None), group_of)
+    gone = _grouped((each.old for each in changes if each.old is not None), group_of)
+    changed = dict(groups)
+    for name in {**gone, **added}:
+        old = {id(row) for row in gone.get(name, ())}
+        kept = [row for row in groups.get(name, ()) if id(row) not in old]
+        changed[name] = [*kept, *added.get(name, ())]
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """One row before and after; None where there was, or is, none."""
+
+    kind: type
+    address: Address
+    old: Any
+    new: Any
+
+
+def compare(before: Snapshot, after: Snapshot) -> list[Changed]:
+    """What was written in between, in the order of the later one, be it what had been there."""
+    if after.written is not None:
+        return [
+            Changed(kind, address, old, new)
+            for kind, addresses in after.written.items()
+            for address in addresses
+            if (old := before.rows[kind].get(address)) is not (new := after.rows[kind].get(address))
+        ]
+    found: list[Changed] = []
+    for kind, table in after.rows.items():
+        earlier = before.rows[kind]
+        if earlier is table or _is_same(earlier, table):
+            continue
+        written = [
+            Changed(kind, address, earlier.get(address), row)
+            for address, row in table.items()
+            if earlier.get(address) is not row
+        ]
+        found += written
+        added_count = sum(change.old is None for change in written)
+        if len(earlier) + added_count > len(table):
+            found += [
+                Changed(kind, address, row, None)
+                for address, row in earlier.items()
+                if address not in table
+            ]
+    return found
+
+
+def _is_same(earlier: Mapping[Address, Any], table: Mapping[Address, Any]) -> bool:
+    """Whether nobody wrote: most tables rest while one is written, and this is asked a lot."""
+    return len(earlier) == len(table) and all(map(is_, earlier.values(), table.values()))

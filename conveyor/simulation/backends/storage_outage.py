@@ -1,0 +1,37 @@
+"""Outages of the storage of bodies: full, missing, or closed to us, for minutes
+(docs/simulator.md).
+
+While it is full, what is stored can still be read and removed. Rows and queues are not affected.
+"""
+
+from __future__ import annotations
+
+from conveyor.engines.aws.errors import AwsError
+from conveyor.ports.errors import StorageFull, Unavailable
+from conveyor.simulation.faults.faults import Fault
+
+OUTAGES = (Fault.STORAGE_FULL, Fault.STORAGE_MISSING, Fault.STORAGE_DENIED)
+
+_WRITES = frozenset({"put", "put_stream", "add", "copy"})
+_S3_WRITES = frozenset(
+    {"PutObject", "CopyObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"}
+)
+_S3_ERRORS = {
+    Fault.STORAGE_FULL: ("InsufficientStorage", 507),
+    Fault.STORAGE_MISSING: ("NoSuchBucket", 404),
+    Fault.STORAGE_DENIED: ("AccessDenied", 403),
+}
+
+
+def storage_error(fault: Fault | None, service: str, method: str) -> Exception | None:
+    """What a call of the storage fails with during this outage; None if it does not."""
+    if fault is None or service not in {"blobs", "s3"}:
+        return None
+    if fault is Fault.STORAGE_FULL and method not in _WRITES | _S3_WRITES:
+        return None
+    if service == "s3":
+        code, status = _S3_ERRORS[fault]
+        return AwsError(code, "the storage is away", status=status)
+    if fault is Fault.STORAGE_FULL:
+        return StorageFull("no room for a body")
+    return Unavailable(f"file system: {fault.value}")

@@ -1,0 +1,172 @@
+"""Paid calls: bounded, on record, and never in vain (I51, I52, I60)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from conveyor.domain.backpressure.budget import Budget, Unit
+from conveyor.domain.changes import BudgetKey, ShareKey
+from conveyor.domain.model import RunStatus, Task, TaskStatus
+from conveyor.simulation.client_history import Fetch, History
+from conveyor.simulation.invariant_monitor import StateChange
+
+REFUSALS_A_WORKER = 4
+CALLS_TO_OPEN = 40
+"""Calls that are under way when the gateway goes, and those that open the breakers."""
+PROBE_EVERY_S = 10.0
+CALLERS_MAX = 4
+"""Each caller has a breaker of its own."""
+PAGES_LOST_MAX = 8
+"""How many pages of a task may be lost to killed workers, lapsed claims and unknown settles."""
+
+
+def paid_calls_per_task_are_bounded(moment: StateChange, fetch: Fetch) -> Iterator[str]:
+    """I51: a page that was fetched is not fetched again, unless its worker was killed or its settle
+    got lost; and then only so often."""
+    fetched = sum(each.outcome == "Scraped" for each in _others_of(moment.history, fetch))
+    most = 0 if _is_explained(moment.history) else PAGES_LOST_MAX
+    if fetched > most:
+        yield f"task {fetch.run_id}/{fetch.task_id} is fetched after {fetched} pages of it"
+
+
+def every_paid_call_is_on_record(moment: StateChange) -> Iterator[str]:
+    """I52: what the gateway billed for a task is in the task's spend and in its history."""
+    history = moment.history
+    if not (history.has_gateway and _is_explained(history)):
+        return
+    billed = _billed(history)
+    for task in _fetched_tasks(moment):
+        paid = billed.get((task.run_id, task.task_id), 0)
+        recorded = sum(attempt.credits for attempt in task.history)
+        if not task.credits == recorded == paid:
+            told = f"spend {task.credits}, history {recorded}, billed {paid}"
+            yield f"task {task.run_id}/{task.task_id}: {told}"
+
+
+def no_spend_exceeds_the_bill(moment: StateChange) -> Iterator[str]:
+    """I52: no task is charged for more than the gateway billed."""
+    billed = _billed(moment.history) if moment.history.has_gateway else {}
+    for task in _fetched_tasks(moment) if moment.history.has_gateway else ():
+        paid = billed.get((task.run_id, task.task_id), 0)
+        if task.credits > paid:
+            yield f"task {task.run_id}/{task.task_id}: spend {task.credits}, billed {paid}"
+
+
+def no_task_fails_for_an_outage(moment: StateChange) -> Iterator[str]:
+    """I60: each attempt of a task that failed is explained by a failure of its site: none is
+    counted because the gateway, the storage or the plan had no room."""
+    for task in _fetched_tasks(moment):
+        if task.status is not TaskStatus.FAILED:
+            continue
+        blamed = sum(
+            each.site_faults > 0
+            for each in moment.history.fetches
+            if (each.run_id, each.task_id) == (task.run_id, task.task_id)
+        )
+        ours = sum(attempt.problem is not None and _is_ours(task) for attempt in task.history)
+        if task.attempts - ours > blamed:
+            code = task.problem.code if task.problem is not None else None
+            told = f"{task.attempts} attempts and {blamed} faults of the site"
+            yield f"task {task.run_id}/{task.task_id} failed ({code}) after {told}"
+
+
+def refusals_of_a_plan_are_rare(moment: StateChange) -> Iterator[str]:
+    """I59: where the gateway states its limit and nothing else happens, each worker finds the limit
+    with a few refusals, and keeps to it."""
+    history = moment.history
+    if not _is_explained(history) or history.gateway_lies:
+        return
+    most = REFUSALS_A_WORKER * history.workers_count + len(history.fetches) // 10
+    for key, count in Counter(each.key for each in history.gateway_refusals).items():
+        if count > most:
+            yield f"the gateway refused {count} calls of {key[-8:]}, of {most}"
+
+
+def a_gateway_that_is_away_is_left_alone(moment: StateChange) -> Iterator[str]:
+    """I60: while the gateway serves nobody, a few calls find that out, and single ones probe."""
+    history = moment.history
+    if not _is_explained(history):
+        return
+    tried = sum(each.outage_faults for each in history.fetches) - len(history.gateway_refusals)
+    seconds = history.gateway_away_s
+    most: float = CALLS_TO_OPEN * history.workers_count * (1 + history.gateway_outages)
+    most += seconds / PROBE_EVERY_S * history.workers_count * CALLERS_MAX
+    if tried > most:
+        yield f"{tried} calls found the gateway away, of {most:.0f} in {seconds:.0f} s"
+
+
+def _is_ours(task: Task) -> bool:
+    """Whether the task was given up because it crashes its handler or loses its workers."""
+    return task.problem is not None and task.problem.code in {"worker_lost", "worker_crashed"}
+
+
+def _is_explained(history: History) -> bool:
+    """Whether nothing happened to processes and engines that may cost a page."""
+    return history.is_orderly and not history.kills_count
+
+
+def _others_of(history: History, fetch: Fetch) -> Iterator[Fetch]:
+    name = (fetch.run_id, fetch.task_id)
+    return (
+        each
+        for each in history.fetches
+        if each is not fetch and (each.run_id, each.task_id) == name
+    )
+
+
+def _billed(history: History) -> dict[tuple[str, str], int]:
+    billed: dict[tuple[str, str], int] = {}
+    for fetch in history.fetches:
+        name = (fetch.run_id, fetch.task_id)
+        billed[name] = billed.get(name, 0) + fetch.credits_billed
+    return billed
+
+
+def _fetched_tasks(moment: StateChange) -> Iterator[Task]:
+    """The tasks of completed runs, but for those that were never fetched or were inherited."""
+    for run in moment.after.runs.values():
+        if run.status is RunStatus.COMPLETED and not moment.is_deleted(run):
+            for task in moment.after.tasks_by_run.get(run.run_id, []):
+                if task.claim and task.source_run_id is None:
+                    yield task
+
+
+# Budgets: shares and what is left add up to the cap, and no run spends above it (I65).
+
+
+def a_budget_adds_up_to_its_cap(moment: StateChange) -> Iterator[str]:
+    """I65: nothing is left below 0, and what is left and all shares add up to the cap, also while
+    the cap is changed."""
+    run_ids = {
+        (change.new or change.old).run_id
+        for kind in (BudgetKey, ShareKey)
+        for change in moment.changed(kind)
+    }
+    for budget in _budgets(moment):
+        run = moment.after.run_by_id.get(budget.run_id)
+        if budget.run_id not in run_ids or run is None or moment.is_deleted(run):
+            continue
+        taken = sum(
+            share.taken
+            for share in moment.after.rows[ShareKey].values()
+            if share.run_id == budget.run_id
+        )
+        if budget.left < 0 or budget.left + taken != budget.cap:
+            told = f"{budget.left} left and {taken} taken of {budget.cap}"
+            yield f"the budget of run {budget.run_id} does not add up: {told}"
+
+
+def no_run_spends_above_its_cap(moment: StateChange) -> Iterator[str]:
+    """I65: the gateway bills no run for more than its budget."""
+    billed: dict[str, int] = {}
+    for fetch in moment.history.fetches:
+        billed[fetch.run_id] = billed.get(fetch.run_id, 0) + fetch.credits_billed
+    for budget in _budgets(moment):
+        spent = billed.get(budget.run_id, 0)
+        if budget.unit is Unit.CREDITS and spent > budget.cap:
+            yield f"run {budget.run_id} was billed {spent} of {budget.cap} credits"
+
+
+def _budgets(moment: StateChange) -> Iterator[Budget]:
+    yield from moment.after.rows[BudgetKey].values()

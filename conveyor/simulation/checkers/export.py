@@ -1,0 +1,104 @@
+"""Exports: whole, of a run that has ended, and there as long as they say (I40)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conveyor.domain.changes import ExportKey
+from conveyor.domain.export.export import Export, ExportStatus
+from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
+from conveyor.domain.model import Run, Task
+from conveyor.simulation.client_history import Call
+from conveyor.simulation.environment.export_reader import DAMAGE, Shown, shown_in
+from conveyor.simulation.invariant_monitor import StateChange
+
+OK = 200
+EXPIRED = "expired"
+
+
+def an_export_shows_all_that_ended(moment: StateChange) -> Iterator[str]:
+    """I40: a file that can be seen is whole, and has each ended task of an ended run."""
+    for export, run in published(moment):
+        if run.status in RUN_LIVE:
+            yield f"export {export.export_id} shows run {run.run_id}, which is {run.status}"
+        tasks = moment.after.tasks_by_run.get(run.run_id, [])
+        ended = sum(task.status in TASK_TERMINAL for task in tasks)
+        if export.manifest is None or export.manifest.entries != ended:
+            yield f"export {export.export_id}: {ended} tasks have ended, {export.done} are in it"
+        yield from _missing(moment, export)
+
+
+def an_export_has_each_task_once(moment: StateChange) -> Iterator[str]:
+    """I40: whoever opens the file finds each ended task once, as it ended, with its own body, and
+    no other."""
+    for export, run in published(moment):
+        file = moment.body(export.key) if export.key else None
+        if file is not None:  # That it is there is for others to say.
+            yield from _misread(moment, export, run, file)
+
+
+def a_download_is_of_its_run(moment: StateChange, call: Call) -> Iterator[str]:
+    """I40, I44: who downloads an export has each ended task of its run once, and no other's."""
+    export_id = _downloaded(call)
+    for export in moment.after.exports.values() if export_id else ():
+        run = moment.after.run_by_id.get(export.run_id)
+        if export.export_id == export_id and run is not None and not moment.is_deleted(run):
+            yield from _misread(moment, export, run, call.answer)
+
+
+def _downloaded(call: Call) -> str | None:
+    *_, exports, export_id, what = ["", "", *call.route.split("/")]
+    is_file = call.method == "GET" and call.status == OK and what == "content"
+    return export_id if is_file and exports == "exports" else None
+
+
+def _misread(moment: StateChange, export: Export, run: Run, file: bytes) -> Iterator[str]:
+    tasks = moment.after.tasks_by_run.get(run.run_id, [])
+    ended = {str(task.task_id): task for task in tasks if task.status in TASK_TERMINAL}
+    try:
+        shown = shown_in(export.format, file)
+    except DAMAGE as error:
+        yield f"export {export.export_id} cannot be read: {error!r}"
+        return
+    if [each.task_id for each in shown] != sorted(ended):
+        yield f"export {export.export_id} shows {len(shown)} tasks, {len(ended)} have ended"
+        return
+    for each in shown:
+        if not _is_told_of(each, ended[each.task_id]):
+            yield f"export {export.export_id}: task {each.task_id} is another one"
+
+
+def _is_told_of(shown: Shown, task: Task) -> bool:
+    if shown.url != task.url:
+        return False
+    if shown.status == EXPIRED:
+        return shown.sha256 is None
+    sha256 = task.result.sha256 if task.result is not None else None
+    return shown.status == task.status and shown.sha256 == sha256
+
+
+def published(moment: StateChange) -> Iterator[tuple[Export, Run]]:
+    """The exports that anybody can see from now on, whose runs are there."""
+    for change in moment.changed(ExportKey):
+        export: Export | None = change.new
+        was_done = change.old is not None and change.old.status is ExportStatus.COMPLETED
+        if export is None or export.status is not ExportStatus.COMPLETED or was_done:
+            continue
+        run = moment.after.run_by_id.get(export.run_id)
+        if run is not None and not moment.is_deleted(run):
+            yield export, run
+
+
+def exports_are_there_while_they_live(moment: StateChange) -> Iterator[str]:
+    """I40: what was published stays until it expires."""
+    for export in moment.after.exports.values():
+        is_due = export.status is ExportStatus.COMPLETED and export.expires_at > moment.after.now
+        run = moment.after.run_by_id.get(export.run_id)
+        if is_due and run is not None and not moment.is_deleted(run):
+            yield from _missing(moment, export)
+
+
+def _missing(moment: StateChange, export: Export) -> Iterator[str]:
+    body = moment.body(export.key) if export.key else None
+    if body is None or len(body) != export.size_bytes:
+        yield f"the file of export {export.export_id} is not there as it was published"

@@ -1,0 +1,73 @@
+"""Keys: each makes one thing, and nobody waits for its answer for ever (I3, I5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conveyor.domain import limits
+from conveyor.domain.ids import FIRST_BATCH
+from conveyor.simulation.client_history import Call
+from conveyor.simulation.invariant_monitor import StateChange
+
+CLOCKS_APART_S = 180.0
+KEYS_EXPIRED_S = 2.0 * CLOCKS_APART_S
+
+_FOR_NOW = (b"idempotency_in_progress", b"still being ingested")
+
+
+def every_key_gets_its_answer(moment: StateChange) -> Iterator[str]:
+    """I5: when all is calm, the last word under a key is not that one should come back later. A
+    line that kills whoever fetches it may have cut that word off."""
+    last: dict[tuple[str, str, str, bytes], Call] = {}
+    for call in moment.history.calls:
+        if call.key is not None and call.method == "POST":
+            last[call.tenant, call.path, call.key, call.body] = call
+    for call in last.values():
+        if any(words in call.answer for words in _FOR_NOW):
+            yield f"call {call.number} with key {call.key} is told to wait, and waits for ever"
+
+
+def an_expired_key_is_a_new_one(moment: StateChange, call: Call) -> Iterator[str]:
+    """I7: what was done under a key whose time is over is neither answered again nor in the way,
+    whether or not anybody has removed it."""
+    for other in moment.history.calls if call.key is not None else ():
+        is_used = is_same_key(other, call) and other.is_accepted
+        if other is call or not is_used or not _is_expired(other, call):
+            continue
+        if b"idempotency_key_conflict" in call.answer:
+            yield f"call {call.number} was refused for call {other.number}, a day ago"
+        elif call.is_accepted and call.answer == other.answer:
+            yield f"call {call.number} was answered as call {other.number} was, a day ago"
+
+
+def is_same_key(other: Call, call: Call) -> bool:
+    return (other.tenant, other.path, other.key) == (call.tenant, call.path, call.key)
+
+
+def _is_expired(other: Call, call: Call) -> bool:
+    """Records count from when they were made, which was before the answer."""
+    assert other.answered_at is not None
+    return call.sent_at - other.answered_at > limits.IDEMPOTENCY_TTL_S + CLOCKS_APART_S
+
+
+def is_in_force(other: Call, call: Call) -> bool:
+    """Whether the key may still stand for what it was used for."""
+    return call.sent_at - other.sent_at < limits.IDEMPOTENCY_TTL_S
+
+
+def what_was_made_belongs_to_its_key(moment: StateChange) -> Iterator[str]:
+    """I3: clients here give a key with whatever they make, so all that was made is what some key
+    stands for; a second thing under one key would be nobody's. Records of keys expire by the wall
+    clock: where it leaps by days they may be gone."""
+    if moment.history.leaps_days:
+        return
+    subjects = {record.subject for record in moment.after.records.values()}
+    for job in moment.after.jobs.values():
+        if job.job_id not in subjects:
+            yield f"job {job.job_id} was made under no key"
+    for run in moment.after.runs.values():
+        if run.sequence > 1 and run.scheduled_for is None and run.run_id not in subjects:
+            yield f"run {run.run_id} was made under no key"
+    for batch in moment.after.batches.values():
+        if batch.batch_id != FIRST_BATCH and batch.batch_id not in subjects:
+            yield f"list {batch.batch_id} of run {batch.run_id} was made under no key"

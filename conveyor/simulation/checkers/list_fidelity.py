@@ -1,0 +1,131 @@
+"""Lines: each list that was accepted is there line by line, as it was sent (I2, I10, I12)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conveyor.domain.model import RunStatus, Task, TaskStatus
+from conveyor.simulation.client_history import Call, History
+from conveyor.simulation.invariant_monitor import StateChange
+
+Line = Mapping[str, Any]
+Lines = Sequence[Line]
+
+_SUBMIT = "/v1/jobs"
+_METHODS = (None, "GET", "POST")
+
+
+@dataclass(slots=True)
+class Lists:
+    """What clients sent for one job: `accepted` are answered for, any of `sent` may be there. An
+    uploaded list is one of several texts, as whoever owns it may have replaced it."""
+
+    accepted: list[Lines] = field(default_factory=list)
+    sent: list[Lines] = field(default_factory=list)
+    uploads: list[Lines] = field(default_factory=list)
+
+
+def every_line_is_its_task(moment: StateChange) -> Iterator[str]:
+    """I2, I10: a completed run has each accepted list, line by line and as it was sent, and no
+    list that nobody sent; an uploaded one is as it was at one moment."""
+    for job_id, lists in _lists_by_job(moment.history).items():
+        for run in moment.after.runs_by_job.get(job_id, []):
+            if run.status is RunStatus.COMPLETED and not moment.is_deleted(run):
+                tasks = moment.after.tasks_by_run.get(run.run_id, [])
+                yield from _compare(run.run_id, _by_batch(tasks), lists)
+
+
+def _compare(run_id: str, batches: Mapping[str, list[Task]], lists: Lists) -> Iterator[str]:
+    known = [*lists.sent, *lists.uploads]
+    for batch_id, tasks in batches.items():
+        if not any(_is_list(tasks, lines) for lines in known):
+            yield f"list {batch_id} of run {run_id} is not as anybody sent it"
+    for lines in lists.accepted:
+        if lines and not any(_is_list(tasks, lines) for tasks in batches.values()):
+            yield f"run {run_id} lacks a list of {len(lines)} lines that was accepted"
+
+
+def a_bad_line_is_a_failed_task(moment: StateChange) -> Iterator[str]:
+    """I12: what is refused of a list that was accepted is a task that has failed, and says why,
+    and was never fetched; and nothing else is."""
+    for job_id, lists in _lists_by_job(moment.history).items():
+        for run in moment.after.runs_by_job.get(job_id, []):
+            if run.status is RunStatus.COMPLETED and not moment.is_deleted(run):
+                tasks = moment.after.tasks_by_run.get(run.run_id, [])
+                for batch in _by_batch(tasks).values():
+                    yield from _misjudged(batch, lists)
+
+
+def _misjudged(tasks: list[Task], lists: Lists) -> Iterator[str]:
+    lines = next((lines for lines in lists.sent if _is_list(tasks, lines)), ())
+    for task, line in zip(tasks, lines, strict=False):
+        is_refused = task.status is TaskStatus.FAILED and not task.claim
+        if _is_bad(line) != (is_refused and task.problem is not None):
+            yield f"task {task.run_id}/{task.task_id} was misjudged: it is {task.status}"
+
+
+def _lists_by_job(history: History) -> dict[str, Lists]:
+    """By the jobs that some client knows of; a list that is sent again is the same one."""
+    found: dict[str, Lists] = {}
+    for call in history.calls:
+        if not _is_submit(call):
+            continue
+        body, job_id = json.loads(call.body), call.json["job_id"]
+        if job_id in found:
+            continue
+        lists = found[job_id] = Lists()
+        if "file_input_id" in body:
+            lists.uploads += _uploaded(history, body["file_input_id"])
+        else:
+            lists.accepted.append(body["tasks"])
+            lists.sent.append(body["tasks"])
+    keys: set[tuple[str, str | None]] = set()
+    for call in history.calls:
+        job_id = call.route.removeprefix(f"{_SUBMIT}/").removesuffix("/tasks")
+        is_list = call.method == "POST" and call.route.endswith("/tasks")
+        if not is_list or job_id not in found:
+            continue
+        lines = json.loads(call.body)["tasks"]
+        found[job_id].sent.append(lines)
+        if call.is_accepted and (call.path, call.key) not in keys:
+            keys.add((call.path, call.key))
+            found[job_id].accepted.append(lines)
+    return found
+
+
+def _is_submit(call: Call) -> bool:
+    is_one = call.method == "POST" and call.route == _SUBMIT and call.is_accepted
+    return is_one and "job_id" in call.json
+
+
+def _uploaded(history: History, input_id: str) -> Iterator[Lines]:
+    texts = [text for place, text in history.uploads if input_id in place]
+    texts += [call.body for call in history.calls if call.method == "PUT" and input_id in call.path]
+    return ([{"url": url} for url in text.decode().splitlines()] for text in texts)
+
+
+def _by_batch(tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    batches: dict[str, list[Task]] = {}
+    for task in sorted(tasks, key=lambda task: task.index):
+        batches.setdefault(task.batch_id, []).append(task)
+    return batches
+
+
+def _is_list(tasks: Sequence[Task], lines: Lines) -> bool:
+    return len(tasks) == len(lines) and all(
+        task.index == index and _is_line(task, line)
+        for index, (task, line) in enumerate(zip(tasks, lines, strict=True))
+    )
+
+
+def _is_line(task: Task, line: Line) -> bool:
+    """Of a bad line a shortened look is kept, which nobody has to foresee."""
+    return _is_bad(line) or task.url == line["url"]
+
+
+def _is_bad(line: Line) -> bool:
+    is_web = str(line["url"]).startswith(("http://", "https://"))
+    return not is_web or line.get("method") not in _METHODS

@@ -1,0 +1,49 @@
+"""Worlds that are spared all faults of ours: there nothing is done twice, and nothing late, unless
+a line killed somebody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conveyor.domain.changes import ExportKey, RunKey
+from conveyor.domain.model import RunStatus
+from conveyor.simulation.client_history import Fetch
+from conveyor.simulation.invariant_monitor import StateChange
+
+SOON_S = 5.0
+"""Less than it takes the sweeper to come by."""
+
+
+def no_page_is_fetched_twice_at_once(moment: StateChange, fetch: Fetch) -> Iterator[str]:
+    """I17: while a task is being fetched, nobody else fetches it."""
+    if not moment.history.is_spared:
+        return
+    for other in moment.history.fetches:
+        is_same = (other.run_id, other.task_id) == (fetch.run_id, fetch.task_id)
+        if is_same and other is not fetch and other.ended_at is None:
+            yield f"task {fetch.run_id}/{fetch.task_id} is fetched by claim {other.claim} as well"
+
+
+def no_export_is_made_twice(moment: StateChange) -> Iterator[str]:
+    """I40: of those who come to make an export, one does."""
+    for change in moment.changed(ExportKey) if moment.history.is_spared else ():
+        if change.new is not None and change.new.epoch > 1:
+            yield f"export {change.new.export_id} is made for the {change.new.epoch}. time"
+
+
+def an_end_is_noticed_at_once(moment: StateChange) -> Iterator[str]:
+    """I27: the last task of a closed run completes it, without anybody's help."""
+    if not moment.history.is_spared or moment.history.kills_count:
+        return
+    for change in moment.changed(RunKey):
+        old, new = change.old, change.new
+        if old is None or new is None or new.status is not RunStatus.COMPLETED:
+            continue
+        tasks = moment.after.tasks_by_run.get(new.run_id, [])
+        was_all_in = old.last_batch_received and not old.open_batches
+        if old.status is new.status or not was_all_in or not tasks or new.ended_at is None:
+            continue
+        # The run itself changed when its last list was in, or when it was closed.
+        since_s = new.ended_at - max(old.updated_at, *(task.updated_at for task in tasks))
+        if since_s > SOON_S:
+            yield f"run {new.run_id} was complete for {since_s:.1f} s until it said so"

@@ -1,0 +1,150 @@
+"""What is shown of a job and its runs is there, and agrees with itself (I22, I28, I39)."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from conveyor.domain import limits
+from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.simulation.client_history import Call
+from conveyor.simulation.invariant_monitor import StateChange
+
+NOT_FOUND = 404
+
+_COUNTS = ("completed", "successful", "failed")
+_ENDS = frozenset(("completed", "stopped", "failed"))
+
+
+def a_run_at_work_is_not_idle(moment: StateChange, call: Call) -> Iterator[str]:
+    """I28: no run shows itself idle while its list is being ingested."""
+    is_content = call.route.endswith("/content")  # Somebody's data, whatever it looks like.
+    if not call.is_accepted or is_content or not call.answer.startswith(b"{"):
+        return
+    for run in _runs_in(call.json):
+        if run["status"] == "pending" and run.get("ingest_status") == "pending":
+            yield f"call {call.number} was shown run {run['run_id']} idle, with a list to come"
+
+
+def what_was_accepted_is_found(moment: StateChange, call: Call) -> Iterator[str]:
+    """I39: from the answer on, whoever has a job finds it, until somebody asks for its end."""
+    if call.method != "GET" or call.status != NOT_FOUND:
+        return
+    for promise in moment.history.promises.values():
+        own = f"/v1/jobs/{promise.job_id}"
+        if promise.tenant != call.tenant or call.route not in {own, f"{own}/runs"}:
+            continue
+        if not any(each.method == "DELETE" and each.path == own for each in moment.history.calls):
+            yield f"call {call.number} did not find job {promise.job_id}"
+
+
+def an_end_that_was_shown_stays(moment: StateChange) -> Iterator[str]:
+    """I39: who asks after somebody was shown a run's end, or heard of it, is shown the same."""
+    shown = [each for call in moment.history.calls for each in _shown_by(call)]
+    ends: dict[str, tuple[float, str]] = {}
+    for at, run in [*shown, *_heard(moment)]:
+        known = ends.get(run["run_id"])
+        if run["status"] in _ENDS and (known is None or at < known[0]):
+            ends[run["run_id"]] = at, run["status"]
+    for call in moment.history.calls:
+        for _, run in _shown_by(call):
+            at, status = ends.get(run["run_id"], (call.sent_at, ""))
+            if call.sent_at > at and run["status"] != status:
+                told = f"which was {status} at {at:.3f}"
+                yield f"call {call.number} was shown {run['status']} run {run['run_id']}, {told}"
+
+
+def counts_that_were_shown_never_fall(moment: StateChange) -> Iterator[str]:
+    """I22: who asks a second after somebody was shown a run's counts is not shown less."""
+    calls: dict[tuple[str, str], list[tuple[float, int, Call]]] = defaultdict(list)
+    for call in moment.history.calls:
+        for at, run in _shown_by(call):
+            for name in _COUNTS:
+                calls[run["run_id"], name].append((at, run["stats"][name], call))
+    for (run_id, name), shown in calls.items():
+        shown.sort(key=lambda each: each[0])
+        times, most = [each[0] for each in shown], [0]
+        for _, count, _ in shown:
+            most.append(max(most[-1], count))
+        for _, count, call in shown:
+            before = most[bisect_left(times, call.sent_at - limits.CACHED_COUNTERS_TTL_S)]
+            if count < before:
+                yield f"call {call.number} was shown {count} {name} of run {run_id}, after {before}"
+
+
+def _shown_by(call: Call) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    """The runs as they were read, and when; what a key answers is as old as its first answer."""
+    is_read = call.method == "GET" and call.is_accepted and call.answer.startswith(b"{")
+    if is_read and call.answered_at is not None and not call.route.endswith("/content"):
+        for run in _runs_in(call.json):
+            yield call.answered_at, run
+
+
+def _heard(moment: StateChange) -> Iterator[tuple[float, Mapping[str, Any]]]:
+    for delivery in moment.history.deliveries:
+        told = json.loads(delivery.body)
+        status = told["event_type"].removeprefix("run.")
+        yield delivery.at, {"run_id": told["run_id"], "status": status}
+
+
+def _runs_in(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Runs as such, those of a list, and the latest of a job or of a list of jobs."""
+    for job in (answer, *answer.get("jobs", ())):
+        latest = job.get("latest_run")
+        if latest is not None:
+            yield latest
+    yield from answer.get("runs", ())
+    if "run_id" in answer and "ingest_status" in answer:
+        yield answer
+
+
+# Cursors: good for the list that answered with them, and for no other (I38).
+
+
+_RUN = re.compile(r"/runs/[^/]+(?=/results$)")
+
+
+def a_cursor_fits_its_own_list(moment: StateChange, call: Call) -> Iterator[str]:
+    """I38: with any other tenant, job, run or filter a cursor is refused."""
+    asked = _query(call)
+    cursor = asked.pop("cursor", None)
+    if cursor is None or not call.is_accepted:
+        return
+    for other in reversed(moment.history.calls):
+        if other.method != "GET" or f'"{cursor}"'.encode() not in other.answer:
+            continue
+        shown = _query(other)
+        shown.pop("cursor", None)
+        if (other.tenant, _list(other), shown) != (call.tenant, _list(call), asked):
+            yield f"call {call.number} went on with the cursor of call {other.number}"
+        return
+
+
+def _list(call: Call) -> str:
+    """The results of a job are those of its latest run."""
+    return _RUN.sub("", call.route)
+
+
+def _query(call: Call) -> dict[str, str]:
+    """What was asked for, but for how much of it; all is asked for without a word as well."""
+    asked = dict(parse_qsl(call.path.partition("?")[2]))
+    return {name: text for name, text in asked.items() if name != "limit" and text != "all"}
+
+
+# Reads: pages (SPEC.md 6: I37 to I40).
+
+
+def pages_show_each_task_once(moment: StateChange) -> Iterator[str]:
+    """I37: all pages of a run that has ended show each of its tasks once, in the order of ids."""
+    for run_id, shown in moment.history.paged_runs:
+        run = moment.after.run_by_id.get(run_id)
+        if run is None or run.status in RUN_LIVE:
+            continue
+        ids = sorted(task.task_id for task in moment.after.tasks_by_run.get(run_id, []))
+        if shown != ids:
+            yield f"run {run_id} has {len(ids)} tasks, its pages showed {len(shown)}"

@@ -1,0 +1,142 @@
+"""Notices: webhooks (SPEC.md 6: I41 to I43)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+
+from conveyor.domain import limits
+from conveyor.domain.changes import RunKey
+from conveyor.domain.ids import NoticeId, RunId, notice_id
+from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.model import JobStatus, NoticeStatus, RunStatus
+from conveyor.simulation.client_history import Delivery
+from conveyor.simulation.invariant_monitor import StateChange
+
+
+def every_event_is_told_or_given_up(moment: StateChange) -> Iterator[str]:
+    """I41: each event was delivered, or it is on record why not."""
+    heard = {each.event_id for each in moment.history.deliveries if each.status == 204}
+    for notice in moment.after.notices.values():
+        if notice.status is NoticeStatus.DUE:
+            yield f"event {notice.notice_id} is still due, after {notice.attempts} tries"
+        if notice.status is NoticeStatus.DELIVERED and notice.notice_id not in heard:
+            yield f"event {notice.notice_id} counts as delivered, and nobody heard it"
+
+
+def one_event_is_one_message(moment: StateChange, delivery: Delivery) -> Iterator[str]:
+    """I42: every try of an event carries the same id and bytes."""
+    for other in moment.history.deliveries:
+        if other.event_id == delivery.event_id and other.body != delivery.body:
+            yield f"event {delivery.event_id} was told in two ways"
+            break
+
+
+def an_event_is_redelivered_for_its_owner(moment: StateChange, delivery: Delivery) -> Iterator[str]:
+    """I44: in a world that is spared, an event that its receiver took comes again only if the owner
+    of its job asked for it."""
+    history = moment.history
+    if not history.is_spared or history.kills_count:
+        return
+    taken = [
+        each
+        for each in history.deliveries
+        if each is not delivery and each.event_id == delivery.event_id and each.status == 204
+    ]
+    if not taken:
+        return
+    tenants = {
+        call.tenant
+        for call in history.calls
+        if call.method == "POST" and call.route.endswith(f"/{delivery.event_id}/redeliver")
+    }
+    notice = moment.after.notices.get((delivery.event_id,))
+    promise = history.promises.get(notice.job_id) if notice is not None else None
+    if promise is not None and promise.tenant not in tenants:
+        yield f"event {delivery.event_id} came again, and {promise.tenant} did not ask for it"
+
+
+def every_signature_verifies(moment: StateChange) -> Iterator[str]:
+    """I42: what is signed is signed with a key of its caller, over the bytes that came. Who borrows
+    a request has webhooks at the address of another."""
+    job_ids = {notice.notice_id: notice.job_id for notice in moment.after.notices.values()}
+    for delivery in moment.history.deliveries:
+        signature = delivery.headers.get("webhook-signature")
+        promise = moment.history.promises.get(job_ids.get(NoticeId(delivery.event_id), ""))
+        if signature is None or promise is None:
+            continue
+        tenant = promise.tenant
+        secrets = moment.history.signing_secrets.get(tenant, [])
+        if None in secrets:
+            continue
+        if not _verifies(delivery, signature, [each for each in secrets if each is not None]):
+            yield f"event {delivery.event_id} has a signature that no key of {tenant} made"
+
+
+def _verifies(delivery: Delivery, signature: str, secrets: list[bytes]) -> bool:
+    at = delivery.headers["webhook-timestamp"]
+    signed = f"{delivery.event_id}.{at}.".encode() + delivery.body
+    made = {b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode() for secret in secrets}
+    return any(each.removeprefix("v1,") in made for each in signature.split())
+
+
+def no_event_before_its_end(moment: StateChange, delivery: Delivery) -> Iterator[str]:
+    """I43: who hears of an end finds it in the rows."""
+    told = json.loads(delivery.body)
+    run_id = _run_id_of(told)
+    run = moment.after.run_by_id.get(run_id) if run_id else None
+    if run is not None and run.status in RUN_LIVE:
+        yield f"event {delivery.event_id} tells of the end of run {run_id}, which is {run.status}"
+
+
+def _run_id_of(told: dict[str, object]) -> str | None:
+    data = told.get("data", told)
+    run_id = data.get("run_id") if isinstance(data, dict) else None
+    return run_id if isinstance(run_id, str) else None
+
+
+# The outbox: every end is told, under one name, and given up only for a reason (I41, I42).
+
+
+_ENDS = (RunStatus.COMPLETED, RunStatus.STOPPED, RunStatus.FAILED)
+_GONE = 410
+
+
+def an_end_is_told_with_the_flip(moment: StateChange) -> Iterator[str]:
+    """I41: where there is a webhook, the notice of a run's end is there as soon as the end is."""
+    for change in moment.changed(RunKey):
+        run = change.new
+        if run is None or run.status not in _ENDS:
+            continue
+        if change.old is not None and change.old.status in _ENDS:
+            continue  # It had ended before: its queue is closed, or its results have expired.
+        job = moment.after.jobs.get((run.job_id,))
+        if job is None or job.webhook is None or job.status is JobStatus.DELETED:
+            continue
+        before = moment.before.jobs.get((run.job_id,))
+        if before is not None and before.webhook is None:
+            continue  # It was given one since, maybe after the end.
+        names = {notice_id(RunId(run.run_id), f"run.{end}") for end in _ENDS}
+        if not names & {notice.notice_id for notice in moment.after.notices.values()}:
+            yield f"run {run.run_id} is {run.status}, and nobody will be told"
+
+
+def nothing_is_given_up_early(moment: StateChange) -> Iterator[str]:
+    """I41: a notice is given up when its receiver is gone, or after all its time."""
+    for notice in moment.after.notices.values():
+        if notice.status is not NoticeStatus.EXHAUSTED:
+            continue
+        was_gone = bool(notice.tries) and notice.tries[-1].status == _GONE
+        waited_s = moment.after.now - notice.due_since
+        if not was_gone and waited_s < limits.WEBHOOK_GIVE_UP_S:
+            yield f"event {notice.notice_id} was given up after {notice.attempts} tries"
+
+
+def a_message_has_the_name_of_its_event(moment: StateChange, delivery: Delivery) -> Iterator[str]:
+    """I42: what a receiver is told carries the id of the event, whichever try it is."""
+    known = {notice.notice_id for notice in moment.after.notices.values()}
+    if delivery.event_id not in known and f'"{delivery.event_id}"'.encode() not in delivery.body:
+        yield f"a delivery to {delivery.url} has the id {delivery.event_id}, which no event has"

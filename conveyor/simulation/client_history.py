@@ -1,0 +1,153 @@
+"""History: what the outside saw: calls and their answers, fetches, deliveries
+(docs/simulator.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One request of a client. Without a status nobody heard the answer."""
+
+    number: int
+    tenant: str
+    method: str
+    path: str
+    key: str | None
+    body: bytes
+    sent_at: float
+    answered_at: float | None = None
+    status: int | None = None
+    answer: bytes = b""
+    media_type: str = ""
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def route(self) -> str:
+        """The path without its query."""
+        return self.path.partition("?")[0]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.answer)
+
+
+@dataclass(slots=True, kw_only=True)
+class Fetch:
+    """One call of the gateway for a task, under a claim. `outcome` is the kind of its outcome, or
+    empty; `credits_billed` is what the gateway charged; `site_faults` are failures of the
+    site, `outage_faults` those of a gateway that serves nobody. `is_at_gateway` once the gateway
+    has taken the call."""
+
+    process: str
+    run_id: str
+    task_id: str
+    claim: int
+    started_at: float
+    ended_at: float | None = None
+    outcome: str = ""
+    credits_billed: int = 0
+    price_credits: int = 1
+    site_faults: int = 0
+    outage_faults: int = 0
+    is_at_gateway: bool = False
+
+    @property
+    def identity(self) -> str:
+        """What names the task and the attempt in its request."""
+        return f"{self.run_id}-{self.task_id}-{self.claim}"
+
+
+CURRENT_FETCH: ContextVar[Fetch | None] = ContextVar("CURRENT_FETCH", default=None)
+"""The fetch for which the current task calls the web: this marks each request with its origin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayRefusal:
+    """A call that the gateway refused because its key had `limit` calls in flight."""
+
+    key: str
+    at: float
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One try at a receiver, as it came in."""
+
+    event_id: str
+    url: str
+    body: bytes
+    headers: dict[str, str]
+    at: float
+    status: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class AcceptedRequest:
+    """What a client was promised: so many lines of a job, whose run it saw first."""
+
+    tenant: str
+    job_id: str
+    run_id: str | None
+    lines_count: int
+    is_open: bool = False
+    is_scheduled: bool = False
+
+
+@dataclass(slots=True)
+class History:
+    calls: list[Call] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+    gateway_refusals: list[GatewayRefusal] = field(default_factory=list)
+    promises: dict[str, AcceptedRequest] = field(default_factory=dict)
+    deleted_jobs: dict[str, float] = field(default_factory=dict)
+    stopped_runs: dict[str, float] = field(default_factory=dict)
+    signing_secrets: dict[str, list[bytes | None]] = field(default_factory=dict)
+    uploads: list[tuple[str, bytes]] = field(default_factory=list)
+    paged_runs: list[tuple[str, list[str]]] = field(default_factory=list)
+    released: set[str] = field(default_factory=set)
+    logged: list[str] = field(default_factory=list)
+    sabotaged_at: list[float] = field(default_factory=list)
+    idle_since: dict[str, float] = field(default_factory=dict)
+    at_ease_since: float | None = None
+    sweep_s: float = 0.0
+    kills_count: int = 0
+    spent_count: int = 0
+    is_spared: bool = False
+    sees_leases: bool = True
+    steps_clocks: bool = False
+    workers_count: int = 1
+    is_orderly: bool = False
+    gateway_lies: bool = False
+    gateway_outages: int = 0
+    gateway_away_s: float = 0.0
+    has_gateway: bool = False
+    has_wrong_clocks: bool = False
+    leaps_days: bool = False
+    quotas: dict[str, int] = field(default_factory=dict)
+    small_jobs: list[str] = field(default_factory=list)
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether nothing happened to processes and engines that may cost time or a page."""
+        return (self.is_spared or self.is_orderly) and not self.kills_count
+
+    def note_idle(self, run_ids: Iterable[str], at: float) -> None:
+        """These runs have nobody at work and no message; since when, as far as anybody looked."""
+        self.idle_since = {run_id: self.idle_since.get(run_id, at) for run_id in run_ids}
+
+    def answered(self) -> Iterator[Call]:
+        return (call for call in self.calls if call.status is not None)
+
+    def in_flight(self) -> Iterator[Fetch]:
+        return (fetch for fetch in self.fetches if fetch.ended_at is None)

@@ -1,0 +1,48 @@
+"""Trespass: what is another caller's, asked for on every route that takes an id (I44)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from conveyor.api.routes.route import Route
+from conveyor.api.routes.table import ROUTES
+from conveyor.simulation.client_history import AcceptedRequest
+from conveyor.simulation.clients.client import Client
+
+AT_ONCE = 4
+
+_NO_TASK = "0" * 32
+_NOTHING = "0" * 26
+BODIES: Mapping[str, Any] = {
+    "addTasks": {"tasks": [{"url": "https://site1.example/"}]},
+    "updateJobSchedule": {"rate": {"every": 1, "unit": "minute"}},
+    "updateScheduleState": {"schedule_state": "paused"},
+    "setJobBudget": {"credits": 5},
+    "putJobWebhook": {"url": "https://receiver.example/", "signature": False},
+}
+_HOLE = re.compile(r"\{(\w+)\}")
+FOREIGN_ROUTES = [route for route in ROUTES if "{job_id}" in route.path]
+
+
+async def ask_for_what_is_anothers(client: Client) -> None:
+    """With ids that were never told to it, on some routes at a time."""
+    promises = client.stage.history.promises.values()
+    others = [promise for promise in promises if promise.tenant != client.name]
+    if others:
+        other = client.random.choice(others)
+        for route in client.random.sample(FOREIGN_ROUTES, AT_ONCE):
+            await client.once(route.method, _path(client, route, other), BODIES.get(route.name))
+
+
+def _path(client: Client, route: Route, other: AcceptedRequest) -> str:
+    fetched = (
+        fetch.task_id for fetch in client.stage.history.fetches if fetch.run_id == other.run_id
+    )
+    ids = {
+        "job_id": other.job_id,
+        "run_id": other.run_id or _NOTHING,
+        "task_id": next(fetched, _NO_TASK),
+    }
+    return _HOLE.sub(lambda hole: ids.get(hole[1], _NOTHING), route.path)

@@ -1,0 +1,1 @@
+"""What surrounds the service: sites, gateways, callers' HTTP."""

@@ -1,0 +1,282 @@
+"""The web: sites, the gateway and the receivers of webhooks, in place of a pool of connections.
+
+The real gateways and the real notifier run on top of `Web`: what they are told is what a pool
+would tell them, and takes as long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NoReturn
+
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.url import Target
+from conveyor.http_client.errors import (
+    BodyTooLarge,
+    ConnectFailed,
+    ConnectionLost,
+    FetchFailed,
+    OutOfResources,
+    TimedOut,
+    TlsFailed,
+)
+from conveyor.http_client.request import Request, Response
+from conveyor.simulation.client_history import CURRENT_FETCH, Delivery, Fetch, History
+from conveyor.simulation.environment.gateway import GatewayModel, url_of
+from conveyor.simulation.faults.faults import Fault, Faults
+from conveyor.simulation.faults.process_faults import ProcessFaults
+from conveyor.simulation.invariant_monitor import InvariantMonitor
+
+GATEWAY_HOST = "gateway.example"
+RECEIVER_DOMAIN = ".hooks.example"
+POISON = b"poison"
+"""What the addresses of pages have in them that kill whoever fetches them."""
+TAR_PIT = "tar-pit"
+"""What the addresses of pages have in them whose site never answers, while faults are on."""
+CALM_SITE = "calm.example"
+"""A site that answers every request after the same time."""
+CALM_SITE_S = 0.2
+LATE_ANSWER = "late-answer"
+"""What the addresses of pages have in them whose site answers twice."""
+CALM_THINK_S = 0.1
+METADATA_HOST = "169.254.169.254"
+"""Where clouds keep the secrets of a machine: a receiver may send us there, and nobody goes."""
+
+_TRAP = f"http://{METADATA_HOST}/latest/meta-data/".encode()
+_ERRORS: dict[Fault, Callable[[], FetchFailed]] = {
+    Fault.SITE_RESET: lambda: ConnectionLost("the peer went away"),
+    Fault.SITE_WRONG_LENGTH: lambda: ConnectionLost("the body ended early"),
+    Fault.SITE_TOO_LARGE: lambda: BodyTooLarge("the body is too large"),
+    Fault.SITE_ENDLESS: lambda: BodyTooLarge("the body has no end"),
+    Fault.SITE_TLS_FAILED: lambda: TlsFailed("the handshake failed", is_untrusted=True),
+    Fault.RECEIVER_RESET: lambda: ConnectFailed("no address took the connection"),
+}
+_STATUSES: dict[Fault, int] = {
+    Fault.SITE_NOT_FOUND: 404,
+    Fault.SITE_BLOCKED: 403,
+    Fault.SITE_FAILED: 503,
+    Fault.SITE_RATE_LIMITED: 429,
+    Fault.SITE_REDIRECTED: 302,
+    Fault.ACCOUNT_SPENT: 402,
+    Fault.RECEIVER_FAILED: 500,
+    Fault.RECEIVER_RATE_LIMITED: 429,
+    Fault.RECEIVER_REDIRECTED: 302,
+    Fault.RECEIVER_TO_METADATA: 302,
+    Fault.RECEIVER_TOO_LARGE: 204,
+    Fault.RECEIVER_GONE: 410,
+}
+_SAID_BY_GATEWAY: dict[int, tuple[int, bytes]] = {
+    404: (404, b'{"code":"RESP002"}'),
+    **dict.fromkeys((302, 403, 429, 503), (422, b'{"code":"RESP001"}')),
+}
+"""How the gateway says what a site answered: in its own statuses and codes."""
+_SITE_FAULTS = (
+    Fault.SITE_NOT_FOUND,
+    Fault.SITE_BLOCKED,
+    Fault.SITE_FAILED,
+    Fault.SITE_RATE_LIMITED,
+    Fault.SITE_HUNG,
+    Fault.SITE_DRIPPED,
+    Fault.SITE_RESET,
+    Fault.SITE_WRONG_LENGTH,
+    Fault.SITE_EMPTY,
+    Fault.SITE_TOO_LARGE,
+    Fault.SITE_REDIRECTED,
+    Fault.SITE_TLS_FAILED,
+    Fault.SITE_ENDLESS,
+)
+_RECEIVER_FAULTS = (
+    Fault.RECEIVER_FAILED,
+    Fault.RECEIVER_HUNG,
+    Fault.RECEIVER_RESET,
+    Fault.RECEIVER_REDIRECTED,
+    Fault.RECEIVER_RATE_LIMITED,
+    Fault.RECEIVER_GONE,
+    Fault.RECEIVER_TO_METADATA,
+    Fault.RECEIVER_DRIPPED,
+    Fault.RECEIVER_TOO_LARGE,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeInternet:
+    """What one process sees of the web; a dead process sees nothing."""
+
+    life: ProcessFaults
+    faults: Faults
+    random: Random
+    think_s: float
+    history: History
+    watcher: InvariantMonitor
+    policy: TargetPolicy
+    gateway: GatewayModel
+    late: dict[tuple[str, Any], Response] = field(default_factory=dict)
+
+    async def resolve(self, target: Target, partition: str = "") -> tuple[str, ...]:
+        await self._after(0.01)
+        return ("192.0.2.1",)
+
+    async def fetch(self, request: Request) -> Response:
+        """What HttpPool.fetch would answer or raise."""
+        assert request.target.host != METADATA_HOST, "somebody went where a receiver sent it"
+        if self.faults.strikes(Fault.OUT_OF_RESOURCES):
+            raise OutOfResources("this process has no descriptor left")
+        with trio.move_on_after(request.deadline_s):
+            if request.target.host.endswith(RECEIVER_DOMAIN):
+                return await self._receive(request)
+            if request.target.host == GATEWAY_HOST:
+                return await self._call_gateway(request)
+            return self._with_late_answers(request, await self._visit(request, CURRENT_FETCH.get()))
+        self.life.check()
+        raise TimedOut("no complete answer before the deadline")
+
+    def _with_late_answers(self, request: Request, response: Response) -> Response:
+        """A site may send a second answer when its connection is used again. This model keeps each
+        connection, so only the partition decides whose request gets it."""
+        origin = (request.partition, request.target.origin)
+        late = self.late.pop(origin, None)
+        is_page = response.status == 200
+        if LATE_ANSWER in request.target.path_and_query and request.body and is_page:
+            self.late[origin] = response
+        return late if late is not None and is_page else response
+
+    async def _call_gateway(self, request: Request) -> Response:
+        """The gateway refuses the call, or fetches the page and bills it."""
+        fetch = CURRENT_FETCH.get()
+        await self._after(self.random.uniform(0.0, 0.05))
+        try:
+            refusal = self.gateway.refuse(request)
+        except ConnectFailed:
+            _note_outage(fetch)
+            raise
+        if refusal is not None:
+            _note_outage(fetch)
+            return refusal
+        if fetch is not None:
+            fetch.is_at_gateway = True
+        response = await self._visit(request, fetch)
+        if response.status in _SAID_BY_GATEWAY:
+            status, body = _SAID_BY_GATEWAY[response.status]
+            return Response(status, self.gateway.page_headers(request), body)
+        if response.status == 200 and fetch is not None:
+            fetch.credits_billed += fetch.price_credits
+        headers = (*response.headers, *self.gateway.page_headers(request))
+        return Response(response.status, headers, response.body)
+
+    async def _visit(self, request: Request, fetch: Fetch | None) -> Response:
+        if POISON.decode() in request.target.path_and_query:
+            self.life.kill(Fault.KILLED_BEFORE)
+            self.life.check()
+        fault = self._find_fault(request.target)
+        is_bought = request.target.host == GATEWAY_HOST and not _is_calm(request.target)
+        if is_bought and self.faults.strikes(Fault.ACCOUNT_SPENT):
+            fault = Fault.ACCOUNT_SPENT
+            self.history.spent_count += 1
+        if fault is not None and fetch is not None:
+            fetch.site_faults += 1
+        think_s = CALM_THINK_S if self.faults.is_calm else self.think_s
+        pause_s = self.random.uniform(0.0, 2.0 * think_s)
+        if _is_calm(request.target):
+            pause_s = CALM_SITE_S
+        if request.target.host == GATEWAY_HOST:
+            hangs = fault in {Fault.SITE_HUNG, Fault.SITE_DRIPPED, Fault.SITE_ENDLESS}
+            self.gateway.occupy(request, request.deadline_s if hangs else pause_s)
+        await self._after(pause_s)
+        if fault is None or fault in {Fault.SITE_EMPTY, Fault.SITE_DRIPPED}:
+            if fault is Fault.SITE_DRIPPED:
+                await self._after(self.random.uniform(10.0, 2.0 * limits.SCRAPE_DEADLINE_S))
+            visit = 0 if fault is Fault.SITE_EMPTY else len(self.history.fetches)
+            return _page(request, fetch, visit)
+        if fault is Fault.SITE_ENDLESS:
+            await self._after(self.random.uniform(0.0, 2.0 * limits.SCRAPE_DEADLINE_S))
+        return await self._fail(fault)
+
+    async def _receive(self, request: Request) -> Response:
+        fault = self._strike(_RECEIVER_FAULTS)
+        await self._after(self.random.uniform(0.0, 0.5))
+        self._note_delivery(request, 204 if fault is None else _STATUSES.get(fault))
+        if fault is Fault.RECEIVER_DRIPPED:
+            await self._after(self.random.uniform(0.0, 2.0 * request.deadline_s))
+            self._note_delivery(request, 204)
+        if fault is Fault.RECEIVER_TOO_LARGE and request.wants_body(204):
+            raise BodyTooLarge("the answer is too large")
+        if fault is None or fault is Fault.RECEIVER_DRIPPED:
+            return Response(204, (), b"")
+        return await self._fail(fault)
+
+    def _note_delivery(self, request: Request, status: int | None) -> None:
+        headers = {name.lower(): value for name, value in request.headers}
+        delivery = Delivery(
+            event_id=headers["webhook-id"],
+            url=f"https://{request.target.host}{request.target.path_and_query}",
+            body=request.body or b"",
+            headers=headers,
+            at=trio.current_time(),
+            status=status,
+        )
+        self.history.deliveries.append(delivery)
+        self.life.trace.note(self.life.name, "delivered", f"{delivery.event_id} -> {status}")
+        self.watcher.delivered(delivery)
+
+    async def _fail(self, fault: Fault) -> Response:
+        if fault in _ERRORS:
+            raise _ERRORS[fault]()
+        if fault in {Fault.SITE_HUNG, Fault.RECEIVER_HUNG}:
+            await self._hang()
+        status = _STATUSES[fault]
+        headers: list[tuple[bytes, bytes]] = []
+        if status == 429:
+            headers.append((b"retry-after", b"%d" % self.random.choice((1, 30, 120))))
+        if status == 302:
+            is_trap = fault is Fault.RECEIVER_TO_METADATA
+            headers.append((b"location", _TRAP if is_trap else b"https://elsewhere.example/again"))
+        return Response(status, tuple(headers), b"")
+
+    async def _hang(self) -> NoReturn:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def _after(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self.life.check()
+
+    def _find_fault(self, target: Target) -> Fault | None:
+        if _is_calm(target):
+            return None
+        if TAR_PIT in target.path_and_query and not self.faults.is_calm:
+            self.faults.count(Fault.TAR_PITS)
+            return Fault.SITE_HUNG
+        return self._strike(_SITE_FAULTS)
+
+    def _strike(self, faults: tuple[Fault, ...]) -> Fault | None:
+        for fault in faults:
+            if self.faults.strikes(fault):
+                return fault
+        return None
+
+
+def _is_calm(target: Target) -> bool:
+    return target.host == CALM_SITE or CALM_SITE in target.path_and_query
+
+
+def _note_outage(fetch: Fetch | None) -> None:
+    if fetch is not None:
+        fetch.outage_faults += 1
+
+
+def _page(request: Request, fetch: Fetch | None, visit: int) -> Response:
+    """Another page on every visit, of some length or other; none at all on the 0th. Its first line
+    names the request that it answers: the task, the claim and the URL."""
+    is_bought = request.target.host == GATEWAY_HOST
+    origin = f"{request.target.scheme}://{request.target.host}"
+    url = url_of(request) if is_bought else f"{origin}{request.target.path_and_query}"
+    marker = f"{'nobody' if fetch is None else fetch.identity} {url}\n".encode()
+    digest = hashlib.sha256(f"{request.target.path_and_query} {visit}".encode()).digest()
+    body = marker + digest * (1 + digest[0] % 64) if visit else b""
+    return Response(200, ((b"content-type", b"text/html"),), body)

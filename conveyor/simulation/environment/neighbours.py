@@ -1,0 +1,127 @@
+"""Neighbours: what stands beside the engines and the ordinary callers of a world
+(docs/simulator.md, Profiles).
+
+A gateway with a plan, outages and false headers; a storage of bodies that is full, missing or
+closed to us; callers and sites that mean harm; wall clocks that leap; input that crashes its
+handler; and power cuts. Two worlds of five have one or two of them. Most of these are orderly
+otherwise: nothing else happens to engines, processes and clocks, so that each paid call and each
+failed task must be explained by the outside.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from conveyor.simulation.profiles import spared
+
+if TYPE_CHECKING:
+    from conveyor.simulation.options import Options
+
+SHARE = 0.4
+ORDERLY = 0.6
+SECOND = 0.3
+ORDERLY_S = 60.0
+"""Clients get far where nothing holds them up: a short time is as much work as elsewhere."""
+
+SLOTS = 50
+"""With only a few slots a page of anybody that takes ten seconds holds up everybody."""
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+LEAPS_S = (HOUR_S, DAY_S, 40 * DAY_S)
+
+
+class Neighbours(msgspec.Struct, frozen=True, kw_only=True):
+    """`..._every_s` is the mean time between two events, 0 where there are none. `gateway_plan` is
+    how many calls a key may have at the gateway at once; 0 where the gateway states no limit.
+    `poisons` are the kinds of input that crash their handler, `hostile` is what a hostile caller
+    does, `quotas` are those of each caller. In an orderly world nothing else happens to engines,
+    processes and clocks."""
+
+    storage_outage_every_s: float = 0.0
+    gateway_outage_every_s: float = 0.0
+    gateway_plan: int = 0
+    gateway_lies: bool = False
+    clock_leap_s: float = 0.0
+    power_cut_every_s: float = 0.0
+    poisons: tuple[str, ...] = ()
+    hostile: str = ""
+    quotas: dict[str, int] = {}
+    shortage_rate: float = 0.0
+    is_orderly: bool = False
+
+    @property
+    def measures_fairness(self) -> bool:
+        """Whether nothing but hostile callers holds anybody up."""
+        alone = Neighbours(hostile=self.hostile, quotas=self.quotas, is_orderly=True)
+        return bool(self.hostile) and self == alone
+
+
+POISONS = ("task",)
+HOSTILE = (
+    "late_answers",
+    "odd_values",
+    "over_quotas",
+    "tar_pits",
+    "idle_jobs",
+    "endless_reruns",
+)
+TIGHT = {"live_runs": 8, "open_jobs": 5, "exports_per_run": 3, "upload_slots": 6}
+KINDS = (
+    "storage",
+    "gateway_outage",
+    "plan",
+    "lies",
+    "poison",
+    "hostile",
+    "hostile",
+    "power",
+    "leap",
+    "shortage",
+)
+_OF_GATEWAYS = frozenset({"gateway_outage", "plan", "lies"})
+# These happen to the process and its engine, so the world is not spared.
+_INSIDE = frozenset({"storage", "leap", "power", "poison", "shortage"})
+
+
+def with_neighbours(options: Options) -> Options:
+    """The world with its neighbours, drawn apart from everything else that the seed decides."""
+    random = Random(f"neighbours {options.seed}")
+    if random.random() >= SHARE:
+        return options
+    kinds = {random.choice(KINDS)}
+    if random.random() < SECOND:
+        kinds.add(random.choice(KINDS))
+    has_gateway = options.has_gateway or bool(kinds & _OF_GATEWAYS) or random.random() < 0.5
+    is_orderly = random.random() < ORDERLY
+    neighbours = _draw(random, kinds, is_orderly=is_orderly or options.is_spared)
+    if is_orderly:
+        options = spared(options)
+    measures = neighbours.measures_fairness
+    return msgspec.structs.replace(
+        options,
+        neighbours=neighbours,
+        has_gateway=has_gateway,
+        concurrency=SLOTS if measures else options.concurrency,
+        is_spared=options.is_spared and not kinds & _INSIDE,
+        safety_s=ORDERLY_S if is_orderly else options.safety_s,
+    )
+
+
+def _draw(random: Random, kinds: set[str], *, is_orderly: bool) -> Neighbours:
+    hostile = random.choice(HOSTILE) if "hostile" in kinds else ""
+    return Neighbours(
+        storage_outage_every_s=random.choice((20.0, 60.0)) if "storage" in kinds else 0.0,
+        gateway_outage_every_s=random.choice((20.0, 60.0)) if "gateway_outage" in kinds else 0.0,
+        gateway_plan=random.choice((1, 3, 10)) if kinds & {"plan", "lies"} else 0,
+        gateway_lies="lies" in kinds,
+        clock_leap_s=random.choice(LEAPS_S) if "leap" in kinds else 0.0,
+        power_cut_every_s=40.0 if "power" in kinds else 0.0,
+        poisons=(random.choice(POISONS),) if "poison" in kinds else (),
+        hostile=hostile,
+        quotas=TIGHT if hostile == "over_quotas" else {},
+        shortage_rate=random.choice((0.05, 0.3)) if "shortage" in kinds else 0.0,
+        is_orderly=is_orderly,
+    )

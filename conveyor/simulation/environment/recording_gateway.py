@@ -1,0 +1,62 @@
+"""The gateway of a simulated process: the real one, with every call on record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import trio
+
+from conveyor.domain.backpressure.budget import Price
+from conveyor.ports.gateway import Gateway, Outcome, ScrapeRequest
+from conveyor.simulation.client_history import CURRENT_FETCH, Fetch, History
+from conveyor.simulation.faults.faults import Fault
+from conveyor.simulation.faults.process_faults import Poison, ProcessFaults
+from conveyor.simulation.invariant_monitor import InvariantMonitor
+
+RAISES = "/raises/"
+"""What the addresses of pages have in them whose handling raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedGateway:
+    inner: Gateway
+    life: ProcessFaults
+    history: History
+    watcher: InvariantMonitor
+
+    def price(self, params: Mapping[str, str]) -> Price:
+        return self.inner.price(params)
+
+    def _crash_on(self, request: ScrapeRequest) -> None:
+        """Some pages crash whatever handles them, as an input does that no parser foresaw."""
+        if RAISES in request.url:
+            self.life.faults.count(Fault.TASK_POISONED)
+            raise Poison(f"no handler copes with {request.url}")
+
+    async def scrape(self, request: ScrapeRequest) -> Outcome:
+        self.life.check()
+        run_id, task_id, claim = request.identity.split("-")
+        fetch = Fetch(
+            process=self.life.name,
+            run_id=run_id,
+            task_id=task_id,
+            claim=int(claim),
+            started_at=trio.current_time(),
+            price_credits=self.inner.price(request.params).credits,
+        )
+        self.history.fetches.append(fetch)
+        self.life.trace.note(self.life.name, "fetches", request.identity)
+        self.watcher.fetches(fetch)
+        marker = CURRENT_FETCH.set(fetch)
+        try:
+            self._crash_on(request)
+            outcome = await self.inner.scrape(request)
+            fetch.outcome = type(outcome).__name__
+        finally:
+            CURRENT_FETCH.reset(marker)
+            fetch.ended_at = trio.current_time()
+        self.life.trace.note(
+            self.life.name, "fetched", f"{request.identity}: {type(outcome).__name__}"
+        )
+        return outcome

@@ -1,0 +1,1 @@
+"""Faults: what happens to processes, clocks, disks and calls, and when."""

@@ -1,0 +1,46 @@
+"""Fate: what strikes, when, and how often it has; one for all models of a world."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from conveyor.domain.randomness import Random
+from conveyor.simulation.models.fault_rates import CALM, FAULTS, FaultRates, Span
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class FaultSource:
+    """`pessimism` may be replaced while the world runs; `fired` counts faults by name."""
+
+    random: Random
+    pessimism: FaultRates = CALM
+    fired: Counter[str] = field(default_factory=Counter)
+
+    def strikes(self, name: str, rate: float) -> bool:
+        if rate <= 0.0 or self.random.uniform(0.0, 1.0) >= rate:
+            return False
+        self.count(name)
+        return True
+
+    def count(self, name: str) -> None:
+        assert name in _NAMES, f"a fault that nobody knows: {name}"
+        self.fired[name] += 1
+
+    def seconds(self, span: Span) -> float:
+        least, most = span
+        return self.random.uniform(least, most) if most > least else least
+
+    def below(self, bound: int) -> int:
+        """A whole number, from 0."""
+        return min(bound - 1, int(self.random.uniform(0.0, bound)))
+
+    def one_of(self, some: Sequence[T]) -> T:
+        return some[self.below(len(some))]
+
+
+_NAMES = frozenset(FAULTS)

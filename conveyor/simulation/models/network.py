@@ -1,0 +1,109 @@
+"""Road: what may happen to any call between its caller and a service.
+
+An effect happens at one instant, between a request and an answer that both take time, or get lost.
+What is still under way when its caller gives up takes effect all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, TypeVar
+
+import trio
+
+from conveyor.ports.clock import Clock
+from conveyor.simulation.models.fault_source import FaultSource
+
+T = TypeVar("T")
+Make = Callable[[], Exception]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """How long the request takes, how long the answer does, and how long somebody waits for it."""
+
+    there_s: float
+    back_s: float
+    patience_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Network:
+    """`errors` are those of the service: of an effect that nobody waits for any more they are
+    nobody's business. `refusals` are said before the effect, `losses` after it."""
+
+    clock: Clock
+    fault_source: FaultSource
+    errors: tuple[type[Exception], ...]
+    _late: list[tuple[float, int, Callable[[], Any]]] = field(default_factory=list)
+    _number: int = 0
+
+    async def travel(
+        self,
+        trip: Delay,
+        effect: Callable[[], T],
+        *,
+        refusals: Sequence[Make],
+        losses: Sequence[Make],
+        too_late: Make,
+        wait: Callable[[], Awaitable[T]] | None = None,
+    ) -> T:
+        """Does it, and answers; `wait` does it where that takes time by itself."""
+        await trio.lowlevel.checkpoint()
+        self.land()
+        ends_at = trio.current_time() + trip.patience_s
+        faults = self.fault_source.pessimism.calls
+        await self._go(trip, effect, ends_at, too_late)
+        if self.fault_source.strikes("call.refused", faults.refused_rate):
+            raise self.fault_source.one_of(refusals)()
+        answer = effect() if wait is None else await wait()
+        if not await _is_in_time(trip.back_s, ends_at):
+            raise too_late()
+        if self.fault_source.strikes("call.lost", faults.lost_rate):
+            raise self.fault_source.one_of(losses)()
+        return answer
+
+    def trip(self, patience_s: float, *, slow_s: float = 0.0) -> Delay:
+        fault_source, faults = self.fault_source, self.fault_source.pessimism.calls
+        there_s = fault_source.seconds(faults.latency_s) / 2
+        back_s = fault_source.seconds(faults.latency_s) / 2 + slow_s
+        if fault_source.strikes("call.slow", faults.slow_rate):
+            more_s, share = fault_source.seconds(faults.slow_s), fault_source.seconds((0.0, 1.0))
+            there_s, back_s = there_s + share * more_s, back_s + (1 - share) * more_s
+        if fault_source.strikes("call.stalled", faults.stalled_rate):
+            back_s += max(patience_s, fault_source.seconds(faults.stalled_s))
+        if fault_source.strikes("call.late", faults.late_rate):
+            there_s += patience_s + fault_source.seconds(faults.late_s)
+        return Delay(there_s=there_s, back_s=back_s, patience_s=patience_s)
+
+    def land(self) -> None:
+        """Does what was under way when its caller gave up, as far as it has arrived."""
+        while self._late and self._late[0][0] <= self.clock.now():
+            with suppress(*self.errors):
+                heappop(self._late)[2]()
+
+    async def _go(
+        self, trip: Delay, effect: Callable[[], object], ends_at: float, too_late: Make
+    ) -> None:
+        if not trip.there_s:
+            return
+        arrives_at = self.clock.now() + trip.there_s
+        is_heard = False
+        try:
+            is_heard = await _is_in_time(trip.there_s, ends_at)
+        finally:
+            if not is_heard:
+                self._number += 1
+                heappush(self._late, (arrives_at, self._number, effect))
+        if not is_heard:
+            raise too_late()
+
+
+async def _is_in_time(seconds: float, ends_at: float) -> bool:
+    left_s = ends_at - trio.current_time()
+    if seconds:
+        await trio.sleep(min(seconds, max(0.0, left_s)))
+    return seconds < left_s

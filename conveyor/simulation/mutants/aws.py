@@ -1,0 +1,230 @@
+"""Mutants of the engine on AWS: partial answers, old reads, steps that are not one
+(docs/engines.md, DynamoDB store)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from conveyor.domain.changes import Change, Chunk
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import Run
+from conveyor.domain.queries import TasksOf
+from conveyor.engines.aws.client.retry import ATTEMPTS_MAX
+from conveyor.simulation.models.fault_rates import CALM, DynamoFaults, FaultRates, SqsFaults
+from conveyor.simulation.mutants.mutant import Mutant, combined, part, swapping
+from conveyor.simulation.profiles import NEVER_S
+from conveyor.usecases.context import Context
+
+_DYNAMO = "conveyor.engines.aws.dynamodb"
+
+
+def _never_counted(look: Any) -> Any:
+    async def mutated(table: Any, chunk: Chunk) -> Any:
+        refusal, _ = await look(table, chunk)
+        return refusal, None
+
+    return mutated
+
+
+def _noting_anyway(noting: Any) -> Any:
+    def mutated(table: str, chunk: Chunk, counted: int | None) -> Any:
+        params = noting(table, chunk, counted)
+        condition = params["ConditionExpression"].rpartition(" AND ")[0]
+        return {**params, "ConditionExpression": condition}
+
+    return mutated
+
+
+def _flips_then_counts(_: Any) -> Any:
+    async def mutated(table: Any, group: list[tuple[int, Change]]) -> Any:
+        changes = [change for _, change in group]
+        *flips, count = part("conveyor.engines.aws.dynamodb.settle_batch:_steps")(
+            table.name, changes
+        )
+        judge = part("conveyor.engines.aws.dynamodb.settle_batch:guard_holds")
+        failed = await table.write_together(flips)
+        if failed is None:
+            await table.write("UpdateItem", count["Update"])
+            return {}
+        rows = await table.get_all([write.key for change in changes for write in change.writes])
+        refusals = {number: judge(change.writes, rows) for number, change in group}
+        refused = {number: verdict for number, verdict in refusals.items() if verdict is not None}
+        left = [each for each in group if each[0] not in refused]
+        return refused | (await mutated(table, left) if left else {})
+
+    return mutated
+
+
+def _without_leftovers(_: Any) -> Any:
+    async def mutated(self: Any, places: Any) -> Any:
+        keys = [part("conveyor.engines.aws.dynamodb.table:key_item")(place) for place in places]
+        asked = {self.name: {"Keys": keys, "ConsistentRead": True}}
+        answer = await self.call("BatchGetItem", {"RequestItems": asked})
+        return answer.get("Responses", {}).get(self.name, [])
+
+    return mutated
+
+
+def _as_it_comes(call: Any) -> Any:
+    async def mutated(
+        self: Any, operation: str, params: Any, *, attempts_max: int = ATTEMPTS_MAX
+    ) -> Any:
+        if operation == "GetItem":
+            params = {**params, "ConsistentRead": False}
+        return await call(self, operation, params, attempts_max=attempts_max)
+
+    return mutated
+
+
+def _shards_but_one(ranges_of: Any) -> Any:
+    def mutated(query: TasksOf) -> Any:
+        if query.after is not None and query.shard_count > 1:
+            query = msgspec.structs.replace(query, shard_count=query.shard_count - 1)
+        return ranges_of(query)
+
+    return mutated
+
+
+def _one_shard(_: Any) -> Any:
+    async def mutated(table: Any, job_id: JobId) -> int:
+        return 1
+
+    return mutated
+
+
+def _sent_once(_: Any) -> Any:
+    async def mutated(env: Context, run: Run) -> int:
+        return 0
+
+    return mutated
+
+
+def _dropped_by_anybody(_: Any) -> Any:
+    async def mutated(self: Any, slot: Any) -> bool:
+        return bool(await self._write("DeleteItem", Key=slot.key))
+
+    return mutated
+
+
+def _counted_first(real: Any) -> Any:
+    async def mutated(
+        self: Any, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
+    ) -> Any:
+        room = min(count_max, cap - await self.count(run_id))
+        if room <= 0:
+            return []
+        return await real(self, job_id, run_id, count_max=room, cap=sys.maxsize, ttl_s=ttl_s)
+
+    return mutated
+
+
+_AWS = ("aws",)
+
+MUTANTS = (
+    Mutant(
+        name="chunk_counted_again",
+        window=16,
+        invariants=(21, 22),
+        what="A chunk that is put again is counted again.",
+        apply=combined(
+            swapping("conveyor.engines.aws.dynamodb.ingest:_look", _never_counted),
+            swapping("conveyor.engines.aws.dynamodb.ingest:_note_counted", _noting_anyway),
+        ),
+        engines=_AWS,
+    ),
+    Mutant(
+        name="count_apart_from_flip",
+        window=55,
+        invariants=(21,),
+        what="Tasks flip in one transaction, and are counted in the next.",
+        apply=swapping(
+            "conveyor.engines.aws.dynamodb.settle_batch:_apply_group", _flips_then_counts
+        ),
+        engines=_AWS,
+    ),
+    Mutant(
+        name="leftovers_of_a_read_dropped",
+        window=5,
+        invariants=(2, 39),
+        what="Of a batch of keys those count as absent that the table put off.",
+        apply=swapping("conveyor.engines.aws.dynamodb.table:Table._get_slice", _without_leftovers),
+        engines=_AWS,
+        world={"pessimism": FaultRates(dynamodb=DynamoFaults(unprocessed_rate=0.2))},
+    ),
+    Mutant(
+        name="rows_read_as_they_come",
+        window=7,
+        invariants=(39,),
+        what="Rows are read from whichever copy answers, however old it is.",
+        apply=swapping("conveyor.engines.aws.dynamodb.table:Table.call", _as_it_comes),
+        engines=_AWS,
+        world={"pessimism": FaultRates(dynamodb=DynamoFaults(stale_read_rate=0.3))},
+    ),
+    Mutant(
+        name="page_drops_a_shard",
+        window=89,
+        invariants=(37,),
+        what="Behind a cursor, a page is made of all shards but one.",
+        apply=swapping("conveyor.engines.aws.dynamodb.queries:_ranges_of", _shards_but_one),
+        engines=_AWS,
+        world={"sync_tasks_max": 5, "shard_count": 4, "page_rows": 3},
+    ),
+    Mutant(
+        name="scrub_of_one_shard",
+        window=78,
+        invariants=(33,),
+        what="A scrub takes a job for one that has a single shard.",
+        apply=swapping("conveyor.engines.aws.dynamodb.deletion:_shard_count", _one_shard),
+        engines=_AWS,
+        world={"temper": "tidy", "sync_tasks_max": 5, "shard_count": 4},
+    ),
+    Mutant(
+        name="lost_refs_stay_lost",
+        window=42,
+        invariants=(2, 20),
+        what="Refs that a crash kept from being sent are never sent again.",
+        apply=swapping("conveyor.usecases.reconcile:_resend", _sent_once),
+        engines=_AWS,
+        world={"pessimism": FaultRates(sqs=SqsFaults(retention_s_max=20.0))},
+    ),
+    Mutant(
+        name="lease_released_by_anybody",
+        window=45,
+        invariants=(29, 30),
+        what="Whose lease has lapsed gives back that of who came next.",
+        apply=swapping(
+            "conveyor.engines.aws.coordinator:DynamoCoordinator._drop", _dropped_by_anybody
+        ),
+        engines=_AWS,
+        world={
+            "has_redis": False,
+            "max_inflight": 1,
+            "workers_count": 3,
+            "offset_s": 60.0,
+            "disturb_s": NEVER_S,
+            "check_every": 1,
+            "pessimism": CALM,
+        },
+    ),
+    Mutant(
+        name="redis_counted_before_it_is_asked",
+        window=43,
+        invariants=(29,),
+        what="Leases in Redis are counted, and then taken.",
+        apply=swapping(
+            "conveyor.engines.redis.coordinator:RedisCoordinator.acquire", _counted_first
+        ),
+        engines=_AWS,
+        world={
+            "has_redis": True,
+            "max_inflight": 1,
+            "workers_count": 3,
+            "disturb_s": NEVER_S,
+            "check_every": 1,
+            "pessimism": CALM,
+        },
+    ),
+)

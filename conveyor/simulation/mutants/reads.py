@@ -1,0 +1,141 @@
+"""Mutants of reads: pages, cursors, exports, and whose they are (SPEC.md 4.19;
+docs/api.md, Results)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from conveyor.domain import queries
+from conveyor.domain.changes import Change, Guard, JobKey, Update
+from conveyor.domain.errors import NotFound
+from conveyor.domain.export.export import Export
+from conveyor.domain.ids import CallerId, JobId
+from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
+from conveyor.domain.model import Job, Run, RunStatus
+from conveyor.domain.queries import Sign
+from conveyor.simulation.mutants.mutant import Mutant, combined, setting, swapping
+from conveyor.simulation.profiles import HASTY_KEYS
+from conveyor.usecases.context import Context
+from conveyor.usecases.results import ResultPage
+
+
+def _cursor_for_anything(make_cursor: Any) -> Any:
+    def mutated(position: str, *, scope: str, sign: Sign) -> str:
+        return str(make_cursor(position, scope="", sign=sign))
+
+    return mutated
+
+
+def _cursor_of_anything(read_cursor: Any) -> Any:
+    def mutated(cursor: str, *, scope: str, sign: Sign) -> str:
+        return str(read_cursor(cursor, scope="", sign=sign))
+
+    return mutated
+
+
+def _one_too_far(page: Any) -> Any:
+    async def mutated(
+        env: Context, job: Job, run: Run, *, status: str, cursor: str | None, limit: int
+    ) -> ResultPage:
+        shown: ResultPage = await page(env, job, run, status=status, cursor=cursor, limit=limit)
+        if shown.next_cursor is None:
+            return shown
+        longer = await page(env, job, run, status=status, cursor=cursor, limit=limit + 1)
+        scope = f"{job.caller}|{run.job_id}|{run.run_id}|{status}"
+        sign = partial(env.secret_box.sign, purpose="cursor")
+        further = queries.make_cursor(longer.tasks[-1].task_id, scope=scope, sign=sign)
+        return msgspec.structs.replace(shown, next_cursor=further)
+
+    return mutated
+
+
+def _whose_ever(_: Any) -> Any:
+    async def mutated(env: Context, caller: CallerId, job_id: str) -> Job:
+        job = await env.store.read(JobKey(JobId(job_id)))
+        if job is None or job.status not in JOB_VISIBLE:
+            raise NotFound("There is no such job.")
+        return job
+
+    return mutated
+
+
+def _one_place_for_all(_: Any) -> Any:
+    def mutated(export: Export) -> str:
+        return f"jobs/{export.job_id}/exports/{export.run_id}/{export.export_id}"
+
+    return mutated
+
+
+def _by_anybody(step: Any) -> Any:
+    def mutated(
+        export: Export, event: str, values: dict[str, Any], deltas: dict[str, int] | None = None
+    ) -> Change:
+        (write,) = step(export, event, values, deltas).writes
+        assert isinstance(write, Update)
+        guard = Guard(status_in=write.guard.status_in)
+        return Change((msgspec.structs.replace(write, guard=guard),))
+
+    return mutated
+
+
+MUTANTS = (
+    Mutant(
+        name="cursor_for_anything",
+        window=90,
+        invariants=(38,),
+        what="A cursor is good for any list.",
+        apply=combined(
+            swapping("conveyor.domain.queries:make_cursor", _cursor_for_anything),
+            swapping("conveyor.domain.queries:read_cursor", _cursor_of_anything),
+        ),
+    ),
+    Mutant(
+        name="page_ends_one_too_far",
+        window=89,
+        invariants=(37,),
+        what="The cursor of a page points behind the first row that it did not show.",
+        apply=swapping("conveyor.usecases.results:page", _one_too_far),
+    ),
+    Mutant(
+        name="foreign_jobs_shown",
+        window=84,
+        invariants=(44,),
+        what="Who knows the id of a job can read its results.",
+        apply=swapping("conveyor.api.results:load_owned_job", _whose_ever),
+    ),
+    Mutant(
+        name="live_run_exported",
+        window=95,
+        invariants=(40,),
+        what="A run can be exported while its tasks are under way.",
+        apply=combined(
+            setting("conveyor.usecases.export:RUN_LIVE", frozenset[RunStatus]()),
+            setting("conveyor.domain.export.progress:RUN_ENDED", RUN_VISIBLE),
+        ),
+    ),
+    Mutant(
+        name="exports_share_a_place",
+        window=94,
+        invariants=(40,),
+        what="Who is too late with an export removes the file of who was first.",
+        apply=swapping("conveyor.usecases.export:_own_prefix", _one_place_for_all),
+        world={
+            "temper": "collecting",
+            "haste": 10.0,
+            "workers_count": 3,
+            "limits": HASTY_KEYS,
+            "rates": {"call_slow": 0.1},
+        },
+    ),
+    Mutant(
+        name="export_unfenced",
+        window=94,
+        invariants=(40,),
+        what="Who has lost an export to another goes on with it.",
+        apply=swapping("conveyor.domain.export.progress:_step", _by_anybody),
+        world={"temper": "collecting", "haste": 10.0, "workers_count": 3, "is_spared": True},
+    ),
+)

@@ -1,0 +1,138 @@
+"""Hunting: seed after seed until one shows that a mutant is no healthy program
+(docs/simulator.md, Mutants).
+
+A seed kills a mutant when the program fails on it with the mutant, and is well without. Which seed
+that is, is worth keeping: it shows in one run what took a hunt to find.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from conveyor.simulation.mutants import MUTANTS
+from conveyor.simulation.options import ENGINES, Options, draw
+from conveyor.simulation.profiles import spared
+from conveyor.simulation.simulator import Report, simulate
+
+HUNTED_ON = "memory"
+"""The quickest world, for defects that every engine has."""
+
+HOURS = 120 / 3600
+"""Two short worlds show more than a long one."""
+
+ENDED_S = 2400.0
+"""Within this time after the last fault everything ends, or never."""
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
+    """The seed that killed a mutant, how many it took to find it, and who noticed."""
+
+    mutant: str
+    window: int
+    seed: int
+    tried: int
+    by: str
+
+
+def huntable() -> list[str]:
+    """The mutants of engines that there is a world for."""
+    return [name for name in MUTANTS if _engine_for(name) in ENGINES]
+
+
+def _engine_for(name: str) -> str:
+    return next(iter(MUTANTS[name].engines), HUNTED_ON)
+
+
+def world_of(name: str, seed: int) -> Options:
+    """The world in which a mutant meets a seed: that of the seed, made to fit."""
+    options = draw(seed, engine=_engine_for(name), hours=HOURS)
+    options = msgspec.structs.replace(options, liveness_s=ENDED_S)
+    return fitted(options, MUTANTS[name].world)
+
+
+def fitted(options: Options, world: Mapping[str, Any]) -> Options:
+    """These options instead; rates of faults that are not named stay as they are. It is spared the
+    faults of ours only if it says so, since it may name some."""
+    if not world:
+        return options
+    options = spared(options) if world.get("is_spared") else options
+    changed = {"is_spared": False, **world, "rates": options.rates | world.get("rates", {})}
+    options = msgspec.structs.replace(options, **changed)
+    if options.neighbours.storage_outage_every_s:  # It happens to our engine.
+        return msgspec.structs.replace(options, is_spared=False)
+    return options
+
+
+def run_mutant(name: str, seed: int) -> Report:
+    with MUTANTS[name].apply():
+        return simulate(world_of(name, seed))
+
+
+def is_well_without(name: str, seed: int) -> bool:
+    """Whether the program as it is survives the world in which the mutant meets the seed."""
+    return _is_well(msgspec.json.encode(world_of(name, seed)))
+
+
+@cache
+def _is_well(world: bytes) -> bool:
+    return simulate(msgspec.json.decode(world, type=Options)).is_well
+
+
+def cause_of(report: Report) -> str | None:
+    """Who noticed: a checker, the clock, or the program itself by falling over."""
+    if report.violations:
+        return report.violations[0].checker
+    if report.liveness_failures:
+        return "something never ended"
+    return "the program crashed" if report.crashes else None
+
+
+def hunt(name: str, seeds: Iterable[int]) -> Kill | None:
+    """The first of these seeds that kills the mutant; None if it survives them all."""
+    for tried, seed in enumerate(seeds, start=1):
+        cause = cause_of(run_mutant(name, seed))
+        if cause is not None and is_well_without(name, seed):
+            window = MUTANTS[name].window
+            return Kill(mutant=name, window=window, seed=seed, tried=tried, by=cause)
+    return None
+
+
+def hunt_all(
+    names: Sequence[str], seeds: Sequence[int], known: Mapping[str, Kill]
+) -> Iterator[tuple[str, Kill | None]]:
+    """Hunts these mutants on all cores, in whatever order they end. A seed that is known is tried
+    first, and if it still kills, so many seeds are still what it took to find it."""
+    hunts = [(name, known.get(name), seeds) for name in names]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(len(hunts), len(os.sched_getaffinity(0)))) as pool:
+        yield from pool.imap_unordered(_hunt_again, hunts)
+
+
+def _hunt_again(hunted: tuple[str, Kill | None, Sequence[int]]) -> tuple[str, Kill | None]:
+    name, known, seeds = hunted
+    if known is not None:
+        kill = hunt(name, [known.seed])
+        if kill is not None:
+            return name, msgspec.structs.replace(kill, tried=known.tried)
+    return name, hunt(name, seeds)
+
+
+def read_kills(path: Path) -> dict[str, Kill]:
+    """By the name of the mutant; none where nothing was recorded yet."""
+    if not path.exists():
+        return {}
+    kills = msgspec.json.decode(path.read_bytes(), type=list[Kill])
+    return {kill.mutant: kill for kill in kills}
+
+
+def write_kills(path: Path, kills: Mapping[str, Kill]) -> None:
+    """One line a mutant, in their order: a change of one is a change of one line."""
+    lines = [msgspec.json.encode(kills[name]).decode() for name in MUTANTS if name in kills]
+    path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")

@@ -1,0 +1,221 @@
+"""Mutants of claims, work and settling: whose, how often, and in which order (SPEC.md 4.4)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.domain.changes import Change, Guard, Update
+from conveyor.domain.model import CounterState, Problem, Result, Task, TaskRef, TaskStatus
+from conveyor.domain.run import settlement
+from conveyor.domain.run.settlement import Settled
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.gateway import Scraped
+from conveyor.simulation.mutants.mutant import Mutant, setting, swapping
+from conveyor.simulation.profiles import SHORT_LIVES
+from conveyor.usecases.context import Context
+
+
+def _anybodys(mine: Any) -> Any:
+    def mutated(task: Task, event: str) -> Guard:
+        return Guard(status_in=mine(task, event).status_in)
+
+    return mutated
+
+
+def _in_any_state(_: Any) -> Any:
+    def mutated(task: Task, event: str) -> Guard:
+        return Guard()
+
+    return mutated
+
+
+def _though_it_is_held(taken: Any) -> Any:
+    def mutated(ref: TaskRef, sources: frozenset[TaskStatus], attempts: int, now: float) -> Update:
+        update: Update = taken(ref, sources, attempts, now)
+        guard = msgspec.structs.replace(update.guard, lapsed=None)
+        return msgspec.structs.replace(update, guard=guard)
+
+    return mutated
+
+
+def _not_counting(settle: Any) -> Any:
+    def mutated(
+        ref: TaskRef,
+        task: Task,
+        event: str,
+        values: dict[str, Any],
+        counts: dict[str, int],
+        ending: Any,
+    ) -> Change:
+        flip, count = settle(ref, task, event, values, counts, ending).writes
+        deltas = {name: delta for name, delta in flip.deltas.items() if name != "attempts"}
+        return Change((msgspec.structs.replace(flip, deltas=deltas), count))
+
+    return mutated
+
+
+def _never_exhausted(_: Any) -> Any:
+    def mutated(task: Task) -> Problem | None:
+        return None
+
+    return mutated
+
+
+def _acked_first(commit: Any) -> Any:
+    async def mutated(self: Any, group: Sequence[Any]) -> Any:
+        messages = [settle.message for settle in group if settle.message is not None]
+        if messages:
+            await self.env.queue.ack(messages)
+        return await commit(self, group)
+
+    return mutated
+
+
+def _unknown_is_done(_: Any) -> Any:
+    async def mutated(self: Any, group: Sequence[Any]) -> Any:
+        try:
+            verdicts = await self.env.store.commit([settle.change for settle in group])
+        except Unavailable:
+            return [Settled(None) for _ in group]
+        return [
+            settlement.settle_result(verdict, settle.task)
+            for verdict, settle in zip(verdicts, group, strict=True)
+        ]
+
+    return mutated
+
+
+def _as_a_new_message(_: Any) -> Any:
+    async def mutated(self: Any, work: Any, delay_s: float) -> float:
+        await self.env.queue.ack((work.message,))
+        await self.env.queue.send((work.message.ref,))
+        return delay_s
+
+    return mutated
+
+
+def _named_by_task_alone(_: Any) -> Any:
+    async def mutated(env: Context, ref: TaskRef, task: Task, scraped: Scraped) -> Result:
+        key = f"jobs/{ref.job_id}/runs/{ref.run_id}/{task.task_id}"
+        stored = await env.blobs.put(key, (scraped.body,))
+        return Result(
+            stored.key, stored.size_bytes, stored.sha256, scraped.content_type, scraped.status
+        )
+
+    return mutated
+
+
+def _hoping_it_is_stored(store_body: Any) -> Any:
+    async def mutated(env: Context, ref: TaskRef, task: Task, scraped: Scraped) -> Result:
+        try:
+            result: Result = await store_body(env, ref, task, scraped)
+        except Unavailable:
+            key = f"jobs/{ref.job_id}/runs/{ref.run_id}/{task.task_id}.{task.claim}"
+            digest = hashlib.sha256(scraped.body).hexdigest()
+            size = len(scraped.body)
+            return Result(key, size, digest, scraped.content_type, scraped.status)
+        return result
+
+    return mutated
+
+
+def _nothing_else(_: Any) -> Any:
+    async def mutated(self: Any, held: Sequence[Any]) -> list[Any]:
+        return []
+
+    return mutated
+
+
+MUTANTS = (
+    Mutant(
+        name="settle_under_any_claim",
+        window=57,
+        invariants=(15, 16),
+        what="A worker that has lost its claim settles the task of whoever has it now.",
+        apply=swapping("conveyor.domain.run.settlement:_mine", _anybodys),
+        world={"workers_count": 2, "limits": SHORT_LIVES, "rates": {"call_slow": 0.1}},
+    ),
+    Mutant(
+        name="settle_in_any_state",
+        window=55,
+        invariants=(14, 21, 22),
+        what="A settle that is made again counts again.",
+        apply=swapping("conveyor.domain.run.settlement:_mine", _in_any_state),
+    ),
+    Mutant(
+        name="settle_through_shut_gates",
+        window=68,
+        invariants=(24,),
+        what="Tasks settle in a run that has ended.",
+        apply=setting("conveyor.domain.run.settlement:SETTLES_PASS", frozenset(CounterState)),
+    ),
+    Mutant(
+        name="held_task_claimed",
+        window=51,
+        invariants=(17,),
+        what="A task is claimed though somebody has a live claim on it.",
+        apply=swapping("conveyor.domain.run.settlement:_taken", _though_it_is_held),
+    ),
+    Mutant(
+        name="tries_not_counted",
+        window=59,
+        invariants=(16,),
+        what="A task that fails is tried for ever.",
+        apply=swapping("conveyor.domain.run.settlement:_settle", _not_counting),
+    ),
+    Mutant(
+        name="lost_workers_not_counted",
+        window=59,
+        invariants=(16,),
+        what="A task that kills its workers is tried for ever.",
+        apply=swapping("conveyor.domain.run.settlement:lost_workers_problem", _never_exhausted),
+        world={"haste": 10.0},
+    ),
+    Mutant(
+        name="ack_before_settle",
+        window=61,
+        invariants=(19,),
+        what="A message is acked, then its task is settled.",
+        apply=swapping("actors.shard_writer:ShardWriter._commit", _acked_first),
+    ),
+    Mutant(
+        name="unknown_settle_is_done",
+        window=62,
+        invariants=(19,),
+        what="A settle without an answer counts as done.",
+        apply=swapping("actors.shard_writer:ShardWriter._commit", _unknown_is_done),
+    ),
+    Mutant(
+        name="retry_by_another_message",
+        window=58,
+        invariants=(19,),
+        what="For another try the message is acked and a new one sent.",
+        apply=swapping("actors.task_runner:TaskRunner._put_back", _as_a_new_message),
+    ),
+    Mutant(
+        name="body_named_by_task",
+        window=54,
+        invariants=(18,),
+        what="A worker that has lost its claim writes over the winner's body.",
+        apply=swapping("conveyor.usecases.tasks:store_body", _named_by_task_alone),
+    ),
+    Mutant(
+        name="lost_body_taken_for_stored",
+        window=53,
+        invariants=(18,),
+        what="A body whose storing was not answered counts as stored.",
+        apply=swapping("conveyor.usecases.tasks:store_body", _hoping_it_is_stored),
+    ),
+    Mutant(
+        name="beat_renews_lease_only",
+        window=49,
+        invariants=(17,),
+        what="Work that takes long loses its message and its claim, and goes on.",
+        apply=swapping("actors.lease_heartbeater:LeaseHeartbeater._renew_rest", _nothing_else),
+        world={"is_spared": True, "limits": SHORT_LIVES, "rates": {"site_dripped": 0.2}},
+    ),
+)

@@ -1,0 +1,242 @@
+"""Mutants of stops, reruns, deletes and notices: half done, done twice, undone
+(SPEC.md 3, 4.16)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from conveyor.domain.changes import Change, Guard, Insert, NoticeKey, Update, Verdict
+from conveyor.domain.ids import CallerId, NoticeId, RunId
+from conveyor.domain.model import Batch, DeletionIntent, Job, JobStatus, Notice, Run, Task, Webhook
+from conveyor.domain.randomness import Random
+from conveyor.domain.webhook import delivery
+from conveyor.domain.webhook.keys import DeliveryAttempt
+from conveyor.ports.webhook_sender import WebhookSender
+from conveyor.simulation.mutants.mutant import Mutant, combined, part, setting, swapping
+from conveyor.usecases.context import Context
+from conveyor.usecases.reconcile import SweepResult
+from conveyor.usecases.rerun import Rerun, RerunFilter
+
+
+def _no_gates(_: Any) -> Any:
+    def mutated(run: Run, event: str) -> tuple[Update, ...]:
+        return ()
+
+    return mutated
+
+
+def _half_stops_stay(repair: Any) -> Any:
+    async def mutated(env: Context, run: Run, repairs: SweepResult) -> bool:
+        return run.stop_requested_at is None and await repair(env, run, repairs)
+
+    return mutated
+
+
+def _let_go_only(consider: Any) -> Any:
+    async def mutated(self: Any, state: Any, run: Run, *, is_signalled: bool = False) -> None:
+        if run.stop_requested_at is None:
+            await consider(self, state, run, is_signalled=is_signalled)
+        else:
+            await self._stop_poller(state, run.run_id)
+
+    return mutated
+
+
+def _whatever_runs(new_run: Any) -> Any:
+    def mutated(job: Job, run: Run, batches: Sequence[Batch], tasks: Sequence[Task]) -> Change:
+        change: Change = new_run(job, run, batches, tasks)
+        of_job, *rest = change.writes
+        assert isinstance(of_job, Update)
+        guard = Guard(status_in=of_job.guard.status_in)
+        return Change((msgspec.structs.replace(of_job, guard=guard), *rest), change.effects)
+
+    return mutated
+
+
+def _rows_that_are_there(_: Any) -> Any:
+    async def mutated(env: Context, job: Job, previous: Run, run_id: RunId) -> Rerun:
+        from_rows = part("conveyor.usecases.rerun:_from_rows")
+        rerun: Rerun = await from_rows(env, job, previous, RerunFilter(), run_id)
+        return rerun
+
+    return mutated
+
+
+def _needed_or_not(_: Any) -> Any:
+    async def mutated(env: Context, run: Run, others: list[Run]) -> None:
+        return None
+
+    return mutated
+
+
+def _one_pass(scrub: Any) -> Any:
+    def mutated(job: Job, run_id: RunId | None, scrub_id: str, now: float) -> Insert:
+        insert: Insert = scrub(job, run_id, scrub_id, now)
+        assert isinstance(insert.row, DeletionIntent)
+        row = msgspec.structs.replace(insert.row, passes_left=1)
+        return msgspec.structs.replace(insert, row=row)
+
+    return mutated
+
+
+def _notice_apart(commit: Any) -> Any:
+    async def mutated(self: Any, change: Change) -> Verdict:
+        writes = tuple(each for each in change.writes if not _tells(each))
+        verdict: Verdict = await commit(self, msgspec.structs.replace(change, writes=writes))
+        for notice in filter(_tells, change.writes):
+            await commit(self, Change((notice,)))
+        return verdict
+
+    return mutated
+
+
+def _tells(write: object) -> bool:
+    return isinstance(write, Insert) and isinstance(write.key, NoticeKey)
+
+
+def _no_second_try(_: Any) -> Any:
+    def mutated(
+        notice: Notice,
+        tried: DeliveryAttempt,
+        *,
+        retry_after_s: float | None,
+        now: float,
+        random: Random,
+    ) -> Change:
+        return delivery.receiver_gone(notice, tried)
+
+    return mutated
+
+
+def _another_id(post: Any) -> Any:
+    async def mutated(
+        env: Context, notifier: WebhookSender, notice: Notice, webhook: Webhook, caller: CallerId
+    ) -> Any:
+        renamed = NoticeId(f"{notice.notice_id}{notice.claim}")
+        notice = msgspec.structs.replace(notice, notice_id=renamed)
+        return await post(env, notifier, notice, webhook, caller)
+
+    return mutated
+
+
+def _recorded_first(post: Any) -> Any:
+    async def mutated(
+        env: Context, notifier: WebhookSender, notice: Notice, webhook: Webhook, caller: CallerId
+    ) -> Any:
+        current = await env.store.read(NoticeKey(notice.notice_id))
+        if current is not None:
+            await env.commit(delivery.delivered(current, DeliveryAttempt(env.now(), 0.0, 204)))
+        return await post(env, notifier, notice, webhook, caller)
+
+    return mutated
+
+
+MUTANTS = (
+    Mutant(
+        name="gates_left_open",
+        window=68,
+        invariants=(24, 34),
+        what="A stop or delete does not shut the counters, and settles go on after it.",
+        apply=swapping("conveyor.domain.run.termination:_gates", _no_gates),
+    ),
+    Mutant(
+        name="half_stops_stay",
+        window=68,
+        invariants=(27,),
+        what="A stop whose caller was lost is finished by nobody.",
+        apply=combined(
+            swapping("conveyor.usecases.reconcile:_repair", _half_stops_stay),
+            swapping("actors.queue_discovery:QueueDiscovery._reconcile_run", _let_go_only),
+        ),
+        world={"temper": "restless", "rates": {"answer_lost": 0.05}},
+    ),
+    Mutant(
+        name="two_live_runs",
+        window=70,
+        invariants=(25,),
+        what="A rerun starts beside another that was started a moment ago.",
+        apply=swapping("conveyor.domain.submit.admission:new_run", _whatever_runs),
+        world={
+            "temper": "restless",
+            "haste": 10.0,
+            "latency_s": 0.05,
+            "safety_s": 60.0,
+            "is_spared": True,
+        },
+    ),
+    Mutant(
+        name="rerun_of_what_was_ingested",
+        window=71,
+        invariants=(35,),
+        what="A rerun of a run whose list was not all in replays the rows that are there.",
+        apply=swapping("conveyor.usecases.rerun:_from_sources", _rows_that_are_there),
+        world={
+            "temper": "restless",
+            "sync_tasks_max": 5,
+            "chunk_tasks": 1,
+            "latency_s": 0.05,
+            "is_spared": True,
+        },
+    ),
+    Mutant(
+        name="ancestors_deleted",
+        window=12,
+        invariants=(18,),
+        what="A run is deleted though another shows results of it.",
+        apply=swapping("conveyor.usecases.runs:_refuse_if_needed", _needed_or_not),
+        world={
+            "temper": "tidy",
+            "haste": 10.0,
+            "think_s": 0.1,
+            "safety_s": 60.0,
+            "is_spared": True,
+        },
+    ),
+    Mutant(
+        name="one_scrub_only",
+        window=77,
+        invariants=(33,),
+        what="What a worker stores after the scrub of a deleted job stays.",
+        apply=swapping("conveyor.domain.run.termination:_scrub", _one_pass),
+        world={"temper": "tidy", "haste": 10.0, "workers_count": 2, "think_s": 5.0, "look_s": 5.0},
+    ),
+    Mutant(
+        name="deleted_jobs_shown",
+        window=81,
+        invariants=(32,),
+        what="A deleted job can be read until its row is gone.",
+        apply=setting("conveyor.usecases.lookup:JOB_VISIBLE", frozenset(JobStatus)),
+        world={"temper": "tidy"},
+    ),
+    Mutant(
+        name="notice_after_flip",
+        window=66,
+        invariants=(41,),
+        what="The notice of a run's end is written after the end, not with it.",
+        apply=swapping("conveyor.usecases.context:Context.commit", _notice_apart),
+    ),
+    Mutant(
+        name="webhook_tried_once",
+        window=103,
+        invariants=(41,),
+        what="A delivery that fails is not tried again.",
+        apply=swapping("conveyor.domain.webhook.delivery:failed", _no_second_try),
+    ),
+    Mutant(
+        name="webhook_id_of_each_try",
+        window=101,
+        invariants=(42,),
+        what="Every try at a delivery has an id of its own.",
+        apply=swapping("conveyor.usecases.webhook_delivery:_post", _another_id),
+    ),
+    Mutant(
+        name="webhook_recorded_first",
+        window=101,
+        invariants=(41,),
+        what="A delivery is recorded, then made.",
+        apply=swapping("conveyor.usecases.webhook_delivery:_post", _recorded_first),
+    ),
+)

@@ -1,0 +1,1 @@
+"""The trace of a simulated world, its format and its summary."""

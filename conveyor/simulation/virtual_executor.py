@@ -1,0 +1,130 @@
+"""The hands of the embedded engine where there are no threads: work is done on the spot, later."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, NoReturn, TypeVar
+
+import outcome
+import trio
+
+from conveyor.engines.sqlite.errors import is_busy
+from conveyor.engines.sqlite.executor import Volume
+from conveyor.simulation.faults.faults import Fault, Faults
+from conveyor.simulation.faults.power_cut import SyncLog
+
+T = TypeVar("T")
+
+_TURN_S = 0.001
+_WRITES_BODIES = frozenset({"_write_group", "_store", "write"})
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualExecutor:
+    """Each piece of work takes a moment of virtual time; some of it fails as disks do."""
+
+    faults: Faults
+    random: Random
+    syncs: SyncLog | None = None
+
+    async def run(
+        self, work: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
+    ) -> T:
+        await trio.sleep(self._moment_s())
+        if _name_of(work) == "_read":
+            self._fail_to_read()
+        with self._disk(work):
+            return work(*arguments)
+
+    def start(self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]) -> None:
+        trio.lowlevel.spawn_system_task(self._later, work, then)
+
+    def start_when_unlocked(
+        self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
+    ) -> None:
+        trio.lowlevel.spawn_system_task(self._in_turn, work, then)
+
+    def linger(self, seconds: float) -> None:
+        """Waiting here would stop the world; the moment before the work stands for it."""
+
+    def measure_volume(self, directory: str) -> Volume:
+        """Room without end, no floor and no reserve: the real disk is no part of the world."""
+        return Volume(free_bytes=1 << 62, total_bytes=0)
+
+    async def _later(
+        self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
+    ) -> None:
+        await trio.sleep(self._moment_s())
+        result: outcome.Outcome[T] | None = self._failure(work)
+        if result is None:
+            with self._disk(work):
+                result = outcome.capture(work)
+        then(result)
+
+    async def _in_turn(
+        self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
+    ) -> None:
+        result = outcome.capture(work)
+        while isinstance(result, outcome.Error) and is_busy(result.error):
+            await trio.sleep(_TURN_S)
+            result = outcome.capture(work)
+        then(result)
+
+    def _failure(self, work: Callable[[], Any]) -> outcome.Error | None:
+        """Only a commit may fail as a whole: what writes files tells of each by itself."""
+        if _name_of(work) != "_commit":
+            return None
+        if self.faults.strikes(Fault.COMMIT_FAILED):
+            return outcome.Error(_sqlite_error("disk I/O error", sqlite3.SQLITE_IOERR))
+        if self.faults.strikes(Fault.DISK_FULL):
+            return outcome.Error(_sqlite_error("database or disk is full", sqlite3.SQLITE_FULL))
+        return None
+
+    def _fail_to_read(self) -> None:
+        if self.faults.strikes(Fault.READ_FAILED):
+            raise _sqlite_error("disk I/O error", sqlite3.SQLITE_IOERR)
+        if self.faults.strikes(Fault.READ_BUSY):
+            raise _sqlite_error("database is locked", sqlite3.SQLITE_BUSY)
+
+    def _disk(self, work: Callable[..., Any]) -> AbstractContextManager[None]:
+        """What this work finds of the disk: that of bodies may be full, and takes half of one."""
+        if _name_of(work) in _WRITES_BODIES and self.faults.strikes(Fault.BODY_TORN):
+            return _full_disk()
+        return nullcontext() if self.syncs is None else self.syncs.recording()
+
+    def _moment_s(self) -> float:
+        return self.random.uniform(0.0, 0.01)
+
+
+def _name_of(work: Callable[..., Any]) -> str:
+    return getattr(work.func if isinstance(work, partial) else work, "__name__", "")
+
+
+@contextmanager
+def _full_disk() -> Iterator[None]:
+    """Nothing else runs meanwhile: work is done on the spot."""
+    write, writev = os.write, os.writev
+
+    def torn(descriptor: int, data: bytes) -> NoReturn:
+        write(descriptor, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    system: Any = os
+    system.write, system.writev = torn, lambda at, parts: torn(at, b"".join(parts))
+    try:
+        yield
+    finally:
+        system.write, system.writev = write, writev
+
+
+def _sqlite_error(text: str, code: int) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError(text)
+    error.sqlite_errorcode = code
+    return error

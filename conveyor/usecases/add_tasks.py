@@ -1,0 +1,187 @@
+"""Open jobs: add a batch of tasks, close
+(SPEC.md 4.1). Each excludes the other on the job's row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from conveyor.domain.changes import Applied, BatchKey, RunKey
+from conveyor.domain.errors import Conflict, InvalidArgument
+from conveyor.domain.ids import BatchId, CallerId
+from conveyor.domain.model import (
+    Batch,
+    BatchStatus,
+    IngestStatus,
+    Job,
+    JobStatus,
+    JobType,
+    Run,
+    StagedList,
+    Task,
+)
+from conveyor.domain.quota import BAD_TASK_BYTES, GROWTH_FREE_BYTES, GROWTH_MAX
+from conveyor.domain.run import termination
+from conveyor.domain.submit import admission
+from conveyor.domain.submit.admission import AdmissionMode
+from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.usecases import ingest, runs, staging
+from conveyor.usecases.context import Context
+from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.lookup import latest_run, load_owned_job, require_latest_run, totals_of
+from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
+from conveyor.usecases.staging import OnInvalid, StagedTasks
+
+
+async def add_tasks(
+    env: Context,
+    caller: CallerId,
+    job_id: str,
+    drafts: Sequence[TaskDraft] | StagedTasks,
+    *,
+    is_last: bool,
+    batch_id: BatchId,
+    on_invalid: OnInvalid = OnInvalid.REJECT,
+) -> Accepted:
+    """Admits one more list, or finds the batch of this id and finishes it."""
+    job, run = await _fed_run(env, caller, job_id)
+    begun = await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
+    if begun is None:
+        _refuse_unless_open(job, run)
+        if not drafts:
+            raise InvalidArgument("Give at least one task, or use /close.", pointer="/tasks")
+        batch, tasks = await _batch_of(env, job, run, drafts, batch_id, on_invalid)
+        begun = await _admit(env, job, run, batch, tasks, is_last=is_last)
+    elif begun.status is BatchStatus.OPEN and not _is_later(env, begun):
+        begun = await ingest.acquire_batch(env, begun) or begun
+    return await _answer(env, job, run, begun)
+
+
+async def find_batch(
+    env: Context, caller: CallerId, job_id: str, batch_id: BatchId
+) -> Batch | None:
+    """The list of this id, if an earlier try has begun it."""
+    job, run = await _fed_run(env, caller, job_id)
+    return await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
+
+
+async def refuse_growth(
+    env: Context, caller: CallerId, job_id: str, drafts: Sequence[TaskDraft], *, bytes_sent: int
+) -> None:
+    """GrowsTooMuch for a list that takes up far more room than the bytes in which it came. Only one
+    that could is judged for it."""
+    if len(drafts) * BAD_TASK_BYTES > max(GROWTH_MAX * bytes_sent, GROWTH_FREE_BYTES):
+        job = await load_owned_job(env, caller, job_id)
+        await staging.check_tasks(env, job, drafts, OnInvalid.SKIP, bytes_sent=bytes_sent)
+
+
+async def place_for(
+    env: Context, caller: CallerId, job_id: str, batch_id: BatchId
+) -> tuple[Job, StagedList]:
+    """The job, and where a long list for it is laid down; refused if it would not be taken."""
+    job, run = await _fed_run(env, caller, job_id)
+    if await env.store.read(BatchKey(job.job_id, run.run_id, batch_id)) is None:
+        _refuse_unless_open(job, run)
+    return job, staging.staging_key(env, job, run.run_id, batch_id)
+
+
+async def _fed_run(env: Context, caller: CallerId, job_id: str) -> tuple[Job, Run]:
+    job = await load_owned_job(env, caller, job_id)
+    _refuse_scheduled(job)
+    return job, await require_latest_run(env, job)
+
+
+def _refuse_scheduled(job: Job) -> None:
+    if job.type is JobType.SCHEDULED:
+        raise Conflict("The list of a scheduled job is fixed.", code="job_not_open")
+
+
+def _refuse_unless_open(job: Job, run: Run) -> None:
+    if run.last_batch_received and job.status is JobStatus.CLOSED and run.sequence == 1:
+        raise Conflict("The last batch of this job was received.", code="last_batch_received")
+    if job.status is not JobStatus.OPEN:
+        raise Conflict("The job is closed: it takes no more tasks.", code="job_not_open")
+    if run.sequence != 1 or run.stop_requested_at is not None or run.ended_at is not None:
+        raise Conflict("The first run has ended: it takes no more tasks.", code="job_not_open")
+    if run.ingest_status is IngestStatus.PENDING:
+        raise Conflict(
+            "The job's first list is still being ingested; try again when it is done.",
+            code="run_not_terminal",
+            retry_after_s=5,
+        )
+
+
+async def _batch_of(
+    env: Context,
+    job: Job,
+    run: Run,
+    drafts: Sequence[TaskDraft] | StagedTasks,
+    batch_id: BatchId,
+    on_invalid: OnInvalid,
+) -> tuple[Batch, list[Task]]:
+    """The record of the list, and its rows if they go in with it."""
+    now = env.now()
+    if isinstance(drafts, StagedTasks):
+        return admission.make_batch(run, batch_id, drafts.source, total=drafts.total, now=now), []
+    specs = await staging.check_tasks(env, job, drafts, on_invalid)
+    tasks: list[Task] = []
+    source = None
+    if env.policy.path_for(len(specs)) is AdmissionMode.AT_ONCE:
+        tasks = admission.make_tasks(specs, (run.run_id, batch_id), run, now)
+    else:
+        source = await staging.stage(env, job.job_id, run.run_id, batch_id, specs)
+    return admission.make_batch(run, batch_id, source, total=len(specs), now=now), tasks
+
+
+async def _admit(
+    env: Context, job: Job, run: Run, batch: Batch, tasks: list[Task], *, is_last: bool
+) -> Batch:
+    change = admission.add_batch(job, run, batch, tasks, is_last=is_last, now=batch.created_at)
+    if isinstance(await env.commit(change), Applied):
+        return batch
+    existing = await env.store.read(BatchKey(job.job_id, run.run_id, batch.batch_id))
+    if existing is not None:
+        return existing
+    raise Conflict("The job was closed meanwhile: it takes no more tasks.", code="job_not_open")
+
+
+async def _answer(env: Context, job: Job, run: Run, batch: Batch) -> Accepted:
+    is_later = batch.status is BatchStatus.OPEN and _is_later(env, batch)
+    if is_later:
+        await env.signals.batch_opened(job.job_id, run.run_id)
+    elif batch.status is BatchStatus.OPEN:
+        await ingest.ingest_batch(env, batch)
+    await runs.complete_if_done(env, job.job_id, run.run_id)
+    await env.signals.run_changed(job.job_id, run.run_id)
+    job = await load_owned_job(env, job.caller, job.job_id)
+    current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
+    return Accepted(job, current, await totals_of(env, current), batch.total, is_later)
+
+
+def _is_later(env: Context, batch: Batch) -> bool:
+    return env.policy.path_for(batch.total) is AdmissionMode.LATER
+
+
+async def close(env: Context, caller: CallerId, job_id: str) -> Job:
+    """No more tasks will come. The closer looks: no settle may ever come by again."""
+    return await retry_or_refuse("The job is", partial(_try_close, env, caller, job_id))
+
+
+async def _try_close(env: Context, caller: CallerId, job_id: str) -> Job | Again:
+    job = await load_owned_job(env, caller, job_id)
+    _refuse_scheduled(job)
+    if job.status is not JobStatus.OPEN:
+        return job
+    run = await latest_run(env, job)
+    if run is None:
+        # The next attempt answers: it finds the job closed, by this call or another.
+        await env.commit(termination.close_ended(job, now=env.now()))
+        return AGAIN
+    change = termination.close(job, run, now=env.now())
+    if isinstance(await env.commit(change), Applied):
+        await runs.complete_if_done(env, job.job_id, run.run_id)
+        await env.signals.run_changed(job.job_id, run.run_id)
+        return await load_owned_job(env, caller, job_id)
+    if run.ended_at is not None:
+        await env.commit(termination.close_ended(job, now=env.now()))
+    return AGAIN

@@ -1,0 +1,78 @@
+"""Budgets: show what is left of one, and change its cap (SPEC.md 4.9)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from conveyor.domain.backpressure import reservation
+from conveyor.domain.backpressure.budget import Budget, BudgetCap, Unit
+from conveyor.domain.changes import Applied, BudgetKey, RunKey
+from conveyor.domain.errors import Conflict, InvalidArgument
+from conveyor.domain.ids import CallerId
+from conveyor.domain.model import Job, Run
+from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import load_owned_job
+from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
+
+
+def check_cap(env: Context, cap: BudgetCap | None) -> None:
+    """A budget in money needs a gateway whose calls have a price in money."""
+    if cap is not None and cap.unit is Unit.COST and not env.policy.knows_costs:
+        raise InvalidArgument(
+            "The gateway has no known price in money; give the budget in credits."
+        )
+
+
+async def budget_of(env: Context, run: Run) -> Budget | None:
+    if run.budget is None:
+        return None
+    return await env.store.read(BudgetKey(run.job_id, run.run_id))
+
+
+async def is_spent(env: Context, run: Run, price: int) -> bool:
+    """Nothing is under way, and not one more call at this price can be paid for."""
+    budget = await budget_of(env, run)
+    if budget is None or budget.left >= price:
+        return False
+    return await env.coordinator.count(run.run_id) == 0
+
+
+async def set_cap(env: Context, caller: CallerId, job_id: str, cap: BudgetCap) -> Job:
+    """A run that waits for money goes on when it gets some; doing it again changes nothing."""
+    check_cap(env, cap)
+    return await retry_or_refuse("The budget is", partial(_try_set_cap, env, caller, job_id, cap))
+
+
+async def _try_set_cap(env: Context, caller: CallerId, job_id: str, cap: BudgetCap) -> Job | Again:
+    job = await load_owned_job(env, caller, job_id)
+    run, budget = await _active(env, job)
+    if run is not None:
+        _refuse_if_unfit(budget, cap)
+    change = reservation.set_cap(job, run, budget, cap, env.now())
+    if not isinstance(await env.commit(change), Applied):
+        return AGAIN
+    if run is not None:
+        await env.signals.run_changed(run.job_id, run.run_id)
+    return await load_owned_job(env, caller, job_id)
+
+
+async def _active(env: Context, job: Job) -> tuple[Run | None, Budget | None]:
+    if job.active_run_id is None:
+        return None, None
+    run = await env.store.read(RunKey(job.job_id, job.active_run_id))
+    return run, None if run is None else await budget_of(env, run)
+
+
+def _refuse_if_unfit(budget: Budget | None, cap: BudgetCap) -> None:
+    if budget is None:
+        raise Conflict(
+            "The run under way was started without a budget; stop it, or wait for its end.",
+            code="run_has_no_budget",
+        )
+    if budget.unit is not cap.unit:
+        raise InvalidArgument(f"The run's budget is in {budget.unit}.")
+    if budget.left + cap.amount - budget.cap < 0:
+        raise Conflict(
+            "More than that is spent already, or promised to calls under way.",
+            code="budget_already_spent",
+        )

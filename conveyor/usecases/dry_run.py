@@ -1,0 +1,237 @@
+"""Dry runs: what a submit or a rerun would do, and what it would cost; nothing is kept
+(docs/api.md, Dry run)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import msgspec
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.backpressure import budget
+from conveyor.domain.backpressure.budget import FREE, PriceRange
+from conveyor.domain.changes import Change, Chunk, Insert, Key, R, Verdict
+from conveyor.domain.errors import InvalidTask
+from conveyor.domain.ids import CallerId, JobId, RunId
+from conveyor.domain.model import JobType, Run
+from conveyor.domain.queries import Q, Query, TaskPage, TasksOf
+from conveyor.domain.schedule.schedule import Schedule
+from conveyor.domain.submit import task_validation
+from conveyor.domain.submit.task_validation import Refusal
+from conveyor.ports.blobs import Blobs, Stored
+from conveyor.ports.errors import BlobTooLarge
+from conveyor.ports.store import Store
+from conveyor.usecases.context import Context
+from conveyor.usecases.jobs import Submission
+from conveyor.usecases.lookup import load_owned_job, pages_of
+from conveyor.usecases.rerun import RerunCount, RerunFilter, count_row, ended_run
+
+
+class SubmitPreview(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines that would be taken and lines that would not, each kind of the latter counted."""
+
+    valid: int
+    reasons: dict[str, int]
+    invalid_tasks: list[InvalidTask]
+    price: PriceRange
+
+    @property
+    def invalid(self) -> int:
+        return sum(self.reasons.values())
+
+
+class RerunPreview(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks that would start over and tasks that would be inherited."""
+
+    rerun_of: RunId | None
+    retried: int
+    inherited: int
+    price: PriceRange | None
+
+
+async def preview_submit(env: Context, request: Submission) -> SubmitPreview:
+    """Judges every line as a submit would, which was rehearsed before."""
+    reasons: Counter[str] = Counter()
+    shown: list[InvalidTask] = []
+    price = FREE
+    for index, draft in enumerate(request.drafts):
+        if index % limits.CHUNK_TASKS == limits.CHUNK_TASKS - 1:
+            await trio.lowlevel.checkpoint()
+        try:
+            spec, _ = task_validation.check_task(
+                index, draft, request.params.values, env.policy.targets
+            )
+        except Refusal as refusal:
+            invalid = task_validation.invalid_task(index, refusal)
+            reasons[invalid.reason] += 1
+            if len(shown) < limits.INVALID_TASKS_SHOWN_MAX:
+                shown.append(invalid)
+        else:
+            price += _price(env, {**request.params.values, **(spec.params or {})})
+    valid = len(request.drafts) - reasons.total()
+    return SubmitPreview(
+        valid=valid,
+        reasons=dict(reasons),
+        invalid_tasks=shown,
+        price=price,
+    )
+
+
+async def preview_rerun(
+    env: Context, caller: CallerId, job_id: str, choice: RerunFilter, run: Run
+) -> RerunPreview:
+    """Reads every row of the latest run, which `run` would begin anew. One whose lists were never
+    all in tells no price, and neither does the list of a scheduled job."""
+    job = await load_owned_job(env, caller, job_id)
+    if job.type is JobType.SCHEDULED and choice.is_everything:
+        return RerunPreview(rerun_of=run.rerun_of, retried=run.planned, inherited=0, price=None)
+    previous = await ended_run(env, job, choice)
+    if previous.open_batches:
+        return RerunPreview(rerun_of=previous.run_id, retried=run.planned, inherited=0, price=None)
+    source, chosen, price = choice.of(previous), RerunCount(), FREE
+    async with aclosing(pages_of(env, previous)) as pages:
+        async for page in pages:
+            for row in page:
+                if count_row(chosen, row, source):
+                    price += _price(env, {**job.params, **(row.params or {})})
+    return RerunPreview(
+        rerun_of=previous.run_id,
+        retried=chosen.restarted,
+        inherited=previous.total - chosen.restarted,
+        price=price,
+    )
+
+
+def _price(env: Context, params: Mapping[str, str]) -> PriceRange:
+    """What we fetch ourselves costs no credits."""
+    return budget.price_of(params) if env.policy.targets is None else FREE
+
+
+# Rehearsal: a use case run for real up to its first commit, which does not happen
+# (docs/api.md, Dry run).
+#
+# So a dry run is refused for the very reasons, and in the very order, that the real call would be.
+
+
+class WouldCommit(Exception):
+    """What would have been committed; on purpose no error that a use case knows."""
+
+    def __init__(self, changes: Sequence[Change]) -> None:
+        super().__init__("a rehearsal ends here")
+        self.changes = changes
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What would be begun: a run, or a schedule for runs to come."""
+
+    run: Run | None = None
+    schedule: Schedule | None = None
+
+    @property
+    def planned(self) -> int:
+        if self.run is not None:
+            return self.run.planned
+        return 0 if self.schedule is None else self.schedule.total
+
+
+async def rehearse(env: Context, work: Callable[[Context], Awaitable[object]]) -> Rehearsed:
+    """What the work would begin; whatever it is refused for comes through."""
+    try:
+        await work(replace(env, store=_ReadOnlyStore(env), blobs=_PretendedBlobs(env.blobs)))
+    except WouldCommit as reached:
+        inserts = [
+            write
+            for change in reached.changes
+            for write in change.writes
+            if isinstance(write, Insert)
+        ]
+        runs = [write.row for write in inserts if isinstance(write.row, Run)]
+        schedules = [write.row for write in inserts if isinstance(write.row, Schedule)]
+        return Rehearsed(next(iter(runs), None), next(iter(schedules), None))
+    return Rehearsed()
+
+
+class _ReadOnlyStore:
+    def __init__(self, env: Context) -> None:
+        self._inner: Store = env.store
+        self._blobs = env.blobs
+
+    async def read(self, key: Key[R]) -> R | None:
+        return await self._inner.read(key)
+
+    async def find(self, query: Query[Q]) -> list[Q]:
+        return await self._inner.find(query)
+
+    async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
+        return await self._inner.page_tasks(query, read_max=read_max)
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        self._blobs.check_room()  # A full disk refuses new work.
+        raise WouldCommit(changes)
+
+    async def put_chunk(self, chunk: Chunk) -> Verdict:
+        raise WouldCommit(())
+
+    async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
+        raise WouldCommit(())
+
+    async def delete_expired(self, now: float) -> int:
+        raise WouldCommit(())
+
+
+class _PretendedBlobs:
+    """Nothing is stored; a copy is read where its original lies."""
+
+    def __init__(self, inner: Blobs) -> None:
+        self._inner = inner
+        self._originals: dict[str, str] = {}
+        self.check_room = inner.check_room
+        self.upload_url = inner.upload_url
+        self.download_url = inner.download_url
+
+    async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
+        self.check_room()
+        body = b"".join(parts)
+        return Stored(key, len(body), hashlib.sha256(body).hexdigest())
+
+    async def add(self, prefix: str, name: str, parts: Sequence[bytes]) -> Stored:
+        return await self.put(f"{prefix}/{name}", parts)
+
+    async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
+        self.check_room()
+        digest, size_bytes = hashlib.sha256(), 0
+        async for piece in pieces:
+            digest.update(piece)
+            size_bytes += len(piece)
+        return Stored(key, size_bytes, digest.hexdigest())
+
+    async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
+        self._originals[to] = key
+        async with aclosing(self.open(key)) as pieces:
+            return await self.put_stream(to, _bounded(pieces, to, bytes_max))
+
+    async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
+        original = self._originals.get(key, key)
+        async with aclosing(self._inner.open(original, start=start)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
+        return 0
+
+
+async def _bounded(
+    pieces: AsyncIterable[bytes], key: str, bytes_max: int | None
+) -> AsyncGenerator[bytes, None]:
+    seen_bytes = 0
+    async for piece in pieces:
+        seen_bytes += len(piece)
+        if bytes_max is not None and seen_bytes > bytes_max:
+            raise BlobTooLarge(key)
+        yield piece

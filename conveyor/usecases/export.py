@@ -1,0 +1,332 @@
+"""Walk: once over the tasks of a run: rows by the page, bodies by the group (SPEC.md 4.19).
+
+What is in memory at any time is one page of rows, and one group of bodies with what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from enum import Enum
+from functools import partial
+
+import msgspec
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.changes import Applied, Change, ExportKey, JobKey, RunKey
+from conveyor.domain.errors import Conflict, ConveyorError, NotFound
+from conveyor.domain.export import progress
+from conveyor.domain.export.encoder import ENCODERS
+from conveyor.domain.export.entry import DamagedBody, Entry
+from conveyor.domain.export.export import Export, ExportFormat, Manifest, ManifestDigest
+from conveyor.domain.ids import CallerId, ExportId, is_ulid
+from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE, TASK_TERMINAL
+from conveyor.domain.model import Format, Run, Task
+from conveyor.domain.queries import DueExports
+from conveyor.ports.errors import BlobMissing, StorageDamaged, StorageFull, Unavailable
+from conveyor.usecases import blob_download
+from conveyor.usecases.blob_download import LetsIn, let_all_in
+from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import load_owned_job, load_owned_run, pages_of, visible_run
+from conveyor.usecases.retention import ResultExpiry, expiries_of, refuse_expired_run
+
+_PAGE = 500
+_GROUP_TASKS = 64
+_GROUP_BYTES = 4 * 1024 * 1024
+_BEAT_S = 2.0
+
+
+class OwnershipLost(ConveyorError):
+    """Somebody else has taken the export up, or it was deleted."""
+
+
+class ExportWriter:
+    """The makings of one file; `manifest` is right once all pieces are out."""
+
+    def __init__(
+        self, env: Context, export: Export, run: Run, body_format: Format, expiries: ResultExpiry
+    ) -> None:
+        self._env = env
+        self._export = export
+        self._run = run
+        self._format = body_format
+        self._expiries = expiries
+        self._encoder = ENCODERS[export.format](export)
+        self._tally = ManifestDigest()
+        self._beat_at = env.now()
+
+    def manifest(self) -> Manifest:
+        return Manifest(
+            export_id=self._export.export_id,
+            job_id=self._export.job_id,
+            run_id=self._export.run_id,
+            format=self._export.format,
+            created_at=self._export.created_at,
+            tasks=self._export.total,
+            entries=self._tally.entries,
+            counts=self._tally.counts,
+            body_bytes=self._tally.body_bytes,
+            entries_sha256=self._tally.sha256,
+        )
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        encoder = self._encoder
+        yield encoder.begin()
+        async with aclosing(self._encoded()) as pieces:
+            async for piece in pieces:
+                yield piece
+        if encoder.has_listing:
+            async with aclosing(self._pages()) as pages:
+                async for page in pages:
+                    yield await self._env.executor.run(partial(encoder.list, page))
+        yield await self._env.executor.run(partial(encoder.end, self.manifest()))
+
+    async def _encoded(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._pages()) as pages:
+            async for page in pages:
+                for group in _groups(page):
+                    filled = await self._with_bodies(group)
+                    yield await self._env.executor.run(partial(self._encoder.encode, filled))
+                    self._count(filled)
+                    await self._beat()
+
+    def _count(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._tally.take(entry.task.task_id, entry.status, entry.size_bytes, entry.sha256)
+
+    async def _pages(self) -> AsyncGenerator[list[Entry], None]:
+        walk = pages_of(self._env, self._run, statuses=TASK_TERMINAL, limit=_PAGE)
+        async with aclosing(walk) as pages:
+            async for page in pages:
+                await self._beat()
+                yield [self._entry(task) for task in page]
+
+    def _entry(self, task: Task) -> Entry:
+        return Entry(task, self._format, self._expiries.is_over(task))
+
+    async def _with_bodies(self, entries: Sequence[Entry]) -> list[Entry]:
+        filled = list(entries)
+        failures: list[ConveyorError] = []
+
+        async def fill(at: int, entry: Entry) -> None:
+            try:
+                body = await _body(self._env, entry.task)
+            except (Unavailable, DamagedBody) as error:
+                failures.append(error)
+            else:
+                filled[at] = msgspec.structs.replace(entry, body=body)
+
+        async with trio.open_nursery() as nursery:
+            for at, entry in enumerate(entries):
+                if entry.has_body and self._encoder.needs_bodies:
+                    nursery.start_soon(fill, at, entry)
+        for failure in failures:
+            if isinstance(failure, DamagedBody):
+                raise failure
+        if failures:
+            raise failures[0]
+        return filled
+
+    async def _beat(self) -> None:
+        """Tells how far it is, and finds out whether it is still ours."""
+        now = self._env.now()
+        if now < self._beat_at + _BEAT_S:
+            return
+        self._beat_at = now
+        change = progress.beat(self._export, done=self._tally.entries, now=now)
+        if not isinstance(await self._env.commit(change), Applied):
+            raise OwnershipLost(self._export.export_id)
+
+
+def _groups(page: Sequence[Entry]) -> list[list[Entry]]:
+    """Neighbours whose bodies fit into memory together; a large one is alone."""
+    groups: list[list[Entry]] = [[]]
+    size_bytes = 0
+    for entry in page:
+        is_full = size_bytes + entry.size_bytes > _GROUP_BYTES or len(groups[-1]) == _GROUP_TASKS
+        if groups[-1] and is_full:
+            groups.append([])
+            size_bytes = 0
+        groups[-1].append(entry)
+        size_bytes += entry.size_bytes
+    return groups
+
+
+async def _body(env: Context, task: Task) -> bytes:
+    """DamagedBody names the task whose body is not there or cannot be read."""
+    assert task.result is not None
+    try:
+        async with aclosing(env.blobs.open(task.result.key)) as pieces:
+            return b"".join([piece async for piece in pieces])
+    except BlobMissing:
+        raise DamagedBody(f"the stored body of task {task.task_id} is missing") from None
+    except StorageDamaged:
+        raise DamagedBody(f"the stored body of task {task.task_id} cannot be read") from None
+
+
+# Exports: asked for, made in one walk over a run's rows, published whole, removed (SPEC.md 4.19).
+#
+# A run that has ended does not change, so the walk can be begun anew by anybody at any time; what
+# was half made is never seen, and the row's epoch decides whose file it is in the end.
+
+
+_ABSENT = "There is no such export."
+_LET_GO_S = 2.0
+
+
+class Exported(Enum):
+    """How a look at an export ended."""
+
+    COMPLETED = "the file is there"
+    PUT_OFF = "it did not work out this time"
+    FAILED = "it was given up"
+    FENCED = "somebody else has it, or it is gone"
+    REMOVED = "its time is over"
+
+
+async def start(
+    env: Context, caller: CallerId, job_id: str, run_id: str, kind: ExportFormat, *, export_id: str
+) -> Export:
+    """Asks for an export of a run that has ended, or finds what was asked for under this id."""
+    job = await load_owned_job(env, caller, job_id)
+    run = await load_owned_run(env, job, run_id)
+    if run.status in RUN_LIVE:
+        raise Conflict(
+            "The run has not ended; wait for it or stop it first.", code="run_not_terminal"
+        )
+    refuse_expired_run(env, run)
+    export = progress.new_export(run, ExportId(export_id), kind, now=env.now())
+    if isinstance(await env.commit(progress.ask(export)), Applied):
+        return export
+    return await own_export(env, caller, job_id, run_id, export_id)
+
+
+async def own_export(
+    env: Context, caller: CallerId, job_id: str, run_id: str, export_id: str
+) -> Export:
+    run = await load_owned_run(env, await load_owned_job(env, caller, job_id), run_id)
+    return await _export_of(env, run, export_id)
+
+
+def link_token(env: Context, export: Export) -> str:
+    until = min(env.now() + limits.EXPORT_URL_TTL_S, export.expires_at)
+    return blob_download.make_token(env, _linked(export), purpose="export", until=until)
+
+
+async def export_by_link(
+    env: Context,
+    run_key: RunKey,
+    export_id: str,
+    token: str,
+    *,
+    lets_in: LetsIn = let_all_in,
+) -> Export:
+    """The export that a signed link leads to; it dies with its job, its run, its own time and the
+    key of its caller."""
+    what = f"{run_key.job_id}/{run_key.run_id}/{export_id}"
+    blob_download.check_token(env, token, what, purpose="export", absent=_ABSENT)
+    _, run = await visible_run(env, run_key.job_id, run_key.run_id, absent=_ABSENT)
+    if not lets_in(run.caller):
+        raise NotFound(_ABSENT)
+    return await _export_of(env, run, export_id)
+
+
+def _linked(export: Export) -> str:
+    return f"{export.job_id}/{export.run_id}/{export.export_id}"
+
+
+async def _export_of(env: Context, run: Run, export_id: str) -> Export:
+    """Unknown and expired are the same, whether or not anybody has removed it."""
+    key = ExportKey(run.job_id, run.run_id, ExportId(export_id))
+    export = await env.store.read(key) if is_ulid(export_id) else None
+    if export is None or export.expires_at <= env.now():
+        raise NotFound(_ABSENT)
+    return export
+
+
+async def due(env: Context, *, limit: int) -> list[Export]:
+    return await env.store.find(DueExports(due_by=env.now(), limit=limit))
+
+
+async def process(env: Context, export: Export) -> Exported:
+    """Does what is due: makes the file, gives it up, or removes it."""
+    if export.expires_at <= env.now() or export.status not in EXPORT_UNDONE:
+        await env.blobs.delete_prefix(_prefix(export))
+        await env.commit(progress.remove(export))
+        return Exported.REMOVED
+    if progress.failed_too_often(export):
+        return await _recorded(env, progress.give_up(export, now=env.now()), Exported.FAILED)
+    verdict = await env.commit(progress.take_up(export, now=env.now()))
+    if not isinstance(verdict, Applied):
+        return Exported.FENCED
+    (taken,) = verdict.rows
+    assert isinstance(taken, Export)
+    return await _build_or_release(env, taken)
+
+
+async def _build_or_release(env: Context, export: Export) -> Exported:
+    try:
+        return await _make(env, export)
+    except OwnershipLost:
+        return Exported.FENCED
+    except DamagedBody as error:
+        # The bytes do not come back: a caller who knows the task can run it again.
+        change = progress.give_up(export, str(error), now=env.now())
+        return await _recorded(env, change, Exported.FAILED)
+    except StorageFull:
+        change = progress.defer(export, "storage is full", now=env.now())
+        return await _recorded(env, change, Exported.PUT_OFF)
+    except Unavailable:
+        return await _release(env, export, delay_s=progress.PUT_OFF_S)
+    except trio.Cancelled:
+        # Without this it would have to wait until the claim lapses, and have one try less.
+        with trio.move_on_after(_LET_GO_S, shield=True):
+            await _release(env, export, delay_s=0)
+        raise
+
+
+async def _release(env: Context, export: Export, *, delay_s: float) -> Exported:
+    now = env.now()
+    change = progress.release(export, due_at=now + delay_s, now=now)
+    return await _recorded(env, change, Exported.PUT_OFF)
+
+
+async def _recorded(env: Context, change: Change, done: Exported) -> Exported:
+    """If this cannot be written either, the claim lapses and somebody comes by again."""
+    try:
+        verdict = await env.commit(change)
+    except Unavailable:
+        return Exported.PUT_OFF
+    return done if isinstance(verdict, Applied) else Exported.FENCED
+
+
+async def _make(env: Context, export: Export) -> Exported:
+    job = await env.store.read(JobKey(export.job_id))
+    run = await env.store.read(RunKey(export.job_id, export.run_id))
+    if job is None or run is None:
+        return Exported.FENCED
+    walk = ExportWriter(env, export, run, job.format, await expiries_of(env, run))
+    async with aclosing(walk.pieces()) as pieces:
+        stored = await env.blobs.put_stream(f"{_own_prefix(export)}/file", pieces)
+    change = progress.publish(
+        export,
+        key=stored.key,
+        size_bytes=stored.size_bytes,
+        sha256=stored.sha256,
+        manifest=walk.manifest(),
+        now=env.now(),
+    )
+    if isinstance(await env.commit(change), Applied):
+        return Exported.COMPLETED
+    await env.blobs.delete_prefix(_own_prefix(export))
+    return Exported.FENCED
+
+
+def _prefix(export: Export) -> str:
+    return f"jobs/{export.job_id}/exports/{export.run_id}/{export.export_id}"
+
+
+def _own_prefix(export: Export) -> str:
+    """Whoever comes too late must not touch what another has made."""
+    return f"{_prefix(export)}/{export.epoch}"

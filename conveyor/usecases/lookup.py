@@ -1,0 +1,111 @@
+"""Finding what a caller names: a foreign id is an unknown id (SPEC.md 5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from conveyor.domain import limits
+from conveyor.domain.changes import JobKey, RunKey, TaskKey
+from conveyor.domain.errors import NotFound
+from conveyor.domain.ids import CallerId, JobId, RunId, TaskId, is_task_id, is_ulid
+from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
+from conveyor.domain.model import Job, Run, Task, TaskStatus
+from conveyor.domain.queries import StatsOf, TasksOf
+from conveyor.domain.run.counters import Totals, shard_of, sum_stats
+from conveyor.usecases.context import Context
+
+_NO_JOB = "There is no such job."
+_NO_RUN = "There is no such run."
+_NO_TASK = "There is no such task."
+
+
+async def load_owned_job(env: Context, caller: CallerId, job_id: str) -> Job:
+    """The caller's job; unknown, deleted and foreign ones are the same NotFound."""
+    job = await env.store.read(JobKey(JobId(job_id))) if is_ulid(job_id) else None
+    if job is None or job.caller != caller or job.status not in JOB_VISIBLE:
+        raise NotFound(_NO_JOB)
+    return job
+
+
+async def is_tombstone(env: Context, caller: CallerId, job_id: str) -> bool:
+    """Whether the caller had this job and deleted it."""
+    job = await env.store.read(JobKey(JobId(job_id))) if is_ulid(job_id) else None
+    return job is not None and job.caller == caller and job.status not in JOB_VISIBLE
+
+
+async def load_owned_run(env: Context, job: Job, run_id: str) -> Run:
+    """One run of a job that the caller owns."""
+    run = await env.store.read(RunKey(job.job_id, RunId(run_id))) if is_ulid(run_id) else None
+    if run is None or run.job_id != job.job_id or run.status not in RUN_VISIBLE:
+        raise NotFound(_NO_RUN)
+    return run
+
+
+async def visible_run(
+    env: Context, job_id: JobId, run_id: RunId, *, absent: str
+) -> tuple[Job, Run]:
+    """For who holds a signed link to something of the run: it dies with the job and the run."""
+    job = await env.store.read(JobKey(job_id))
+    run = await env.store.read(RunKey(job_id, run_id))
+    if job is None or job.status not in JOB_VISIBLE or run is None or run.status not in RUN_VISIBLE:
+        raise NotFound(absent)
+    return job, run
+
+
+async def latest_run(env: Context, job: Job) -> Run | None:
+    if job.latest_run_id is None:
+        return None
+    return await env.store.read(RunKey(job.job_id, job.latest_run_id))
+
+
+async def require_latest_run(env: Context, job: Job) -> Run:
+    run = await latest_run(env, job)
+    if run is None:
+        raise NotFound(_NO_RUN)
+    return run
+
+
+async def load_task(env: Context, run: Run, task_id: str) -> Task:
+    if not is_task_id(task_id):
+        raise NotFound(_NO_TASK)
+    shard = shard_of(TaskId(task_id), run.shard_count)
+    task = await env.store.read(TaskKey(run.job_id, run.run_id, TaskId(task_id), shard))
+    if task is None:
+        raise NotFound(_NO_TASK)
+    return task
+
+
+async def totals_of(env: Context, run: Run) -> Totals:
+    """The run's counters: the sum of its stats rows, exact at any moment of any one shard."""
+    query = StatsOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count)
+    return sum_stats(await env.store.find(query))
+
+
+# Walking: all tasks of a run, page by page, however many there are.
+
+
+async def pages_of(
+    env: Context,
+    run: Run,
+    *,
+    statuses: frozenset[TaskStatus] | None = None,
+    after: TaskId | None = None,
+    limit: int | None = None,
+) -> AsyncGenerator[list[Task], None]:
+    """Tasks in id order. A page is never empty; close the generator if you leave early."""
+    limit = limit or env.policy.chunk_tasks
+    while True:
+        query = TasksOf(
+            job_id=run.job_id,
+            run_id=run.run_id,
+            shard_count=run.shard_count,
+            statuses=statuses,
+            after=after,
+            limit=limit,
+        )
+        page = await env.store.page_tasks(query, read_max=limits.ROWS_READ_MAX)
+        if page.tasks:
+            yield page.tasks
+        if page.until is None:
+            return
+        after = page.until

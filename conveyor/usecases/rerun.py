@@ -1,0 +1,295 @@
+"""Choosing: which tasks of an ended run a rerun starts over, and how many they are
+(SPEC.md 4.18)."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import msgspec
+
+from conveyor.domain.changes import Applied, RunKey, ScheduleKey
+from conveyor.domain.errors import Conflict, NotFound
+from conveyor.domain.ids import FIRST_BATCH, CallerId, RunId
+from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE, TASK_TERMINAL, TASK_UNFINISHED
+from conveyor.domain.model import (
+    Batch,
+    BatchStatus,
+    FailureReason,
+    IngestStatus,
+    Job,
+    JobType,
+    RowsOf,
+    Run,
+    RunStatus,
+    Source,
+    Task,
+    TaskStatus,
+)
+from conveyor.domain.queries import BatchesOf, TasksOf
+from conveyor.domain.run import ingestion
+from conveyor.domain.run.counters import Totals
+from conveyor.domain.schedule import trigger
+from conveyor.domain.submit import admission
+from conveyor.domain.submit.admission import AdmissionMode
+from conveyor.usecases import ingest, runs
+from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import latest_run, load_owned_job, pages_of, totals_of
+
+EVERY_STATUS = frozenset(TaskStatus)
+
+
+class RerunFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller wants to start over: tasks that all of these name; None names every task."""
+
+    retry: frozenset[TaskStatus] | None = None
+    reasons: frozenset[FailureReason] | None = None
+    hosts: frozenset[str] | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self == RerunFilter()
+
+    def of(self, run: Run) -> RowsOf:
+        retry = EVERY_STATUS if self.retry is None else self.retry
+        return RowsOf(run_id=run.run_id, retry=retry, reasons=self.reasons, hosts=self.hosts)
+
+
+class RerunCount(msgspec.Struct):
+    """How many tasks a choice names, and how many start over: what never finished does anyway."""
+
+    named: int = 0
+    restarted: int = 0
+
+
+async def count_matching(env: Context, run: Run, source: RowsOf) -> RerunCount:
+    """Exact. The counters know unless hosts are asked for; those are only in the rows."""
+    if source.hosts is None:
+        chosen = _counted(await totals_of(env, run), run, source)
+    else:
+        chosen = RerunCount()
+        async with aclosing(pages_of(env, run)) as pages:
+            async for page in pages:
+                for row in page:
+                    count_row(chosen, row, source)
+    if not chosen.named:
+        raise Conflict("No task of the latest run matches the filter.", code="no_matching_tasks")
+    return chosen
+
+
+def count_row(chosen: RerunCount, row: Task, source: RowsOf) -> bool:
+    """Counts a row; answers whether it starts over."""
+    is_named = ingestion.matches_filter(row, source)
+    is_restarted = is_named or row.status in TASK_UNFINISHED
+    chosen.named += is_named
+    chosen.restarted += is_restarted
+    return is_restarted
+
+
+def _counted(totals: Totals, run: Run, source: RowsOf) -> RerunCount:
+    """An ended run's unfinished tasks are all pending, whatever their rows say."""
+    unfinished = run.total - totals.done
+    counts = {
+        TaskStatus.SUCCESSFUL: totals.successful,
+        TaskStatus.FAILED: totals.failed,
+        TaskStatus.PENDING: unfinished,
+    }
+    if source.reasons is not None:
+        counts = {TaskStatus.FAILED: sum(totals.reasons.get(each, 0) for each in source.reasons)}
+    named = {status: counts.get(status, 0) for status in source.retry}
+    ended = sum(count for status, count in named.items() if status in TASK_TERMINAL)
+    return RerunCount(named=sum(named.values()), restarted=ended + unfinished)
+
+
+# Reruns: a new run over the tasks of the last one, all of them or some (SPEC.md 4.18).
+
+
+class Rerun(msgspec.Struct, frozen=True):
+    """A new run that is durable, with what it starts over and what it inherits."""
+
+    job: Job
+    run: Run
+    totals: Totals
+    rerun_of: RunId | None
+    retried: int
+    inherited: int
+    is_later: bool
+
+
+async def rerun(
+    env: Context,
+    caller: CallerId,
+    job_id: str,
+    *,
+    run_id: RunId,
+    retry: frozenset[TaskStatus] | None = None,
+    reasons: frozenset[FailureReason] | None = None,
+    hosts: frozenset[str] | None = None,
+) -> Rerun:
+    """Starts run `run_id`, or finds it and finishes it. Without a filter, replays every task."""
+    job = await load_owned_job(env, caller, job_id)
+    begun = await env.store.read(RunKey(job.job_id, run_id))
+    if begun is not None:
+        return await _resume(env, job, begun)
+    choice = RerunFilter(retry=retry, reasons=reasons, hosts=hosts)
+    if choice.is_everything and job.type is JobType.SCHEDULED:
+        return await _by_hand(env, job, run_id)
+    previous = await ended_run(env, job, choice)
+    if previous.open_batches:
+        return await _from_sources(env, job, previous, run_id)
+    return await _from_rows(env, job, previous, choice, run_id)
+
+
+async def ended_run(env: Context, job: Job, choice: RerunFilter) -> Run:
+    """The run that a rerun of this choice would replay; Conflict where there can be none."""
+    previous = await latest_run(env, job)
+    if previous is None:
+        raise Conflict("The job has no run that could be run again.", code="no_prior_run")
+    _refuse_unended(previous)
+    if previous.open_batches and not choice.is_everything:
+        raise Conflict(
+            "The latest run ended before its list was ingested; rerun it without a filter.",
+            code="ingest_incomplete",
+        )
+    return previous
+
+
+def _refuse_unended(previous: Run) -> None:
+    if previous.status in RUN_LIVE or previous.status not in RUN_VISIBLE:
+        raise Conflict(
+            "The latest run has not ended; stop it first or wait for it.", code="run_not_terminal"
+        )
+
+
+async def _by_hand(env: Context, job: Job, run_id: RunId) -> Rerun:
+    """What the schedule does by itself: a run over the job's own list."""
+    previous = await latest_run(env, job)
+    schedule = await env.store.read(ScheduleKey(job.job_id))
+    if schedule is None:
+        raise NotFound("There is no such job.")
+    run, batch = trigger.make_run(job, schedule, run_id, now=env.now())
+    if previous is not None:
+        _refuse_unended(previous)
+        run = msgspec.structs.replace(run, rerun_of=previous.run_id)
+    return await _start(env, job, run, [batch], [])
+
+
+async def _from_rows(
+    env: Context, job: Job, previous: Run, choice: RerunFilter, run_id: RunId
+) -> Rerun:
+    source = choice.of(previous)
+    retried = (await count_matching(env, previous, source)).restarted
+    path = env.policy.path_for(previous.total)
+    run = _next_run(env, job, previous, run_id, path=path)
+    run = msgspec.structs.replace(run, planned=previous.total, retried=retried)
+    tasks: list[Task] = []
+    if path is AdmissionMode.AT_ONCE:
+        rows = await _all_rows(env, previous)
+        tasks = [ingestion.replay(row, run, source, run.created_at) for row in rows]
+        inherited = {task.source_run_id for task in tasks if task.source_run_id}
+        run = msgspec.structs.replace(
+            run, total=previous.total, open_batches=0, source_run_ids=tuple(sorted(inherited))
+        )
+    batch = admission.make_batch(
+        run,
+        FIRST_BATCH,
+        None if path is AdmissionMode.AT_ONCE else source,
+        total=previous.total,
+        now=run.created_at,
+    )
+    return await _start(env, job, run, [batch], tasks)
+
+
+async def _from_sources(env: Context, job: Job, previous: Run, run_id: RunId) -> Rerun:
+    """The last run ended before its lists were in: only the pinned sources know every line."""
+    batches = await env.store.find(BatchesOf(job_id=job.job_id, run_id=previous.run_id))
+    total = sum(batch.total for batch in batches)
+    run = _next_run(env, job, previous, run_id, path=AdmissionMode.LATER)
+    run = msgspec.structs.replace(run, planned=total, retried=total, open_batches=len(batches))
+    renewed = [_renewed(batch, run, previous) for batch in batches]
+    return await _start(env, job, run, renewed, [])
+
+
+def _renewed(batch: Batch, run: Run, previous: Run) -> Batch:
+    """The same list for a new run: its rows where all are there, else its source from the start."""
+    source: Source | None = batch.source
+    if source is None:
+        source = RowsOf(run_id=previous.run_id, retry=EVERY_STATUS, batch_id=batch.batch_id)
+    elif isinstance(source, RowsOf):  # A filter of the last rerun is not one of this.
+        source = msgspec.structs.replace(source, retry=EVERY_STATUS, reasons=None, hosts=None)
+    return Batch(
+        job_id=run.job_id,
+        run_id=run.run_id,
+        batch_id=batch.batch_id,
+        status=BatchStatus.OPEN,
+        source=source,
+        total=batch.total,
+        created_at=run.created_at,
+        updated_at=run.created_at,
+    )
+
+
+async def _start(
+    env: Context, job: Job, run: Run, batches: list[Batch], tasks: list[Task]
+) -> Rerun:
+    verdict = await env.commit(admission.new_run(job, run, batches, tasks))
+    if not isinstance(verdict, Applied):
+        begun = await env.store.read(RunKey(job.job_id, run.run_id))
+        if begun is None:
+            raise Conflict("Another run of this job was started.", code="run_not_terminal")
+        run = begun
+    return await _resume(env, await load_owned_job(env, job.caller, job.job_id), run)
+
+
+async def _resume(env: Context, job: Job, run: Run) -> Rerun:
+    if run.ingest_status is not None:
+        await env.signals.batch_opened(run.job_id, run.run_id)
+    else:
+        for batch in await ingest.open_batches_of(env, run.job_id, run.run_id):
+            taken = await ingest.acquire_batch(env, batch)
+            if taken is not None:
+                await ingest.ingest_batch(env, taken)
+    await env.signals.run_changed(run.job_id, run.run_id)
+    current = await env.store.read(RunKey(run.job_id, run.run_id)) or run
+    totals = await totals_of(env, current)
+    if current.status in RUN_LIVE and not current.open_batches and totals.done == current.total:
+        # Nothing but bad lines: no settle will ever come by.
+        await runs.complete_if_done(env, run.job_id, run.run_id)
+        current = await env.store.read(RunKey(run.job_id, run.run_id)) or current
+    return Rerun(
+        job=job,
+        run=current,
+        totals=totals,
+        rerun_of=run.rerun_of,
+        retried=min(run.retried, run.planned),  # An upload may have had fewer lines than thought.
+        inherited=max(0, run.planned - run.retried),
+        is_later=run.ingest_status is not None,
+    )
+
+
+def _next_run(env: Context, job: Job, previous: Run, run_id: RunId, *, path: AdmissionMode) -> Run:
+    now = env.now()
+    return Run(
+        job_id=job.job_id,
+        run_id=run_id,
+        caller=job.caller,
+        sequence=job.runs_count + 1,
+        status=RunStatus.RUNNING,
+        created_at=now,
+        updated_at=now,
+        shard_count=job.shard_count,
+        open_batches=1,
+        last_batch_received=True,
+        ingest_status=IngestStatus.PENDING if path is AdmissionMode.LATER else None,
+        rerun_of=previous.run_id,
+        budget=job.budget,
+    )
+
+
+async def _all_rows(env: Context, run: Run) -> list[Task]:
+    query = TasksOf(
+        job_id=run.job_id,
+        run_id=run.run_id,
+        shard_count=run.shard_count,
+        limit=run.total,
+    )
+    return await env.store.find(query)

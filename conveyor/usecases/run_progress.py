@@ -1,0 +1,175 @@
+"""Outlook: why a run is not moving and when it may be over, from rows, leases and marks
+(docs/api.md, Waiting)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import blake2b
+
+import msgspec
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.changes import JobKey
+from conveyor.domain.ids import RunId
+from conveyor.domain.lifecycle import RUN_LIVE, displayed_status
+from conveyor.domain.model import Run, RunStatus
+from conveyor.domain.queries import RunsIn
+from conveyor.domain.run import wait_reason
+from conveyor.domain.run.counters import Totals
+from conveyor.domain.run.wait_reason import RunFacts, RunReport, Waiting, WorkerReport
+from conveyor.ports.cache import Cache, CachedValue, ReadTicket
+from conveyor.ports.errors import Unavailable
+from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import totals_of
+
+WORKERS = "workers"
+_RUN_REPORT = msgspec.json.Decoder(RunReport)
+_PRESENCE = msgspec.json.Decoder(WorkerReport)
+
+
+class RunProgress(msgspec.Struct, frozen=True):
+    """Leases in use, the main cause of waiting, and seconds to the end; None where unknown."""
+
+    inflight: int = 0
+    waiting_on: Waiting | None = None
+    eta_s: float | None = None
+
+
+async def load_progress(env: Context, run: Run, totals: Totals) -> RunProgress:
+    """Nothing here guards truth, so neither does its absence."""
+    if run.status not in RUN_LIVE:
+        return RunProgress()
+    try:
+        inflight = await env.coordinator.count(run.run_id)
+        job = await env.store.read(JobKey(run.job_id))
+        sightings = await env.coordinator.list_status(run.run_id)
+        workers = await env.coordinator.list_status(WORKERS)
+    except Unavailable:
+        return RunProgress()
+    facts = RunFacts(
+        run=run,
+        totals=totals,
+        inflight=inflight,
+        cap=limits.MAX_INFLIGHT if job is None else job.max_inflight,
+        sightings=tuple(map(_RUN_REPORT.decode, sightings)),
+        workers=tuple(map(_PRESENCE.decode, workers)),
+    )
+    return RunProgress(inflight, wait_reason.explain(facts), wait_reason.eta_s(facts))
+
+
+async def publish_reports(
+    env: Context, presence: WorkerReport, sightings: Mapping[RunId, RunReport]
+) -> None:
+    """Tells everybody that this process is at work, and what it sees."""
+    marks = {WORKERS: _encoded(presence)}
+    marks |= {run_id: _encoded(report) for run_id, report in sightings.items()}
+    await env.coordinator.put_status(env.process_id, marks, ttl_s=limits.STATUS_TTL_S)
+
+
+async def withdraw_reports(env: Context) -> None:
+    """This process works no more; what it saw ages out."""
+    await env.coordinator.put_status(env.process_id, {WORKERS: ""}, ttl_s=0.0)
+
+
+async def leave_abandoned(env: Context, run_id: RunId, count: int) -> None:
+    """Tells whoever stops the run how many of its calls the gateway goes on with."""
+    marks = {_abandoned(run_id): str(count)}
+    await env.coordinator.put_status(env.process_id, marks, ttl_s=limits.SCRAPE_DEADLINE_S)
+
+
+async def count_abandoned(env: Context, run_id: RunId) -> int:
+    """How many calls of the run were cut off lately, over all processes."""
+    return sum(map(int, await env.coordinator.list_status(_abandoned(run_id))))
+
+
+def _abandoned(run_id: RunId) -> str:
+    return f"abandoned-{run_id}"
+
+
+def _encoded(value: msgspec.Struct) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+# Overview: what is live right now, for the people who run this process
+# (docs/operations.md, Endpoints for operators).
+
+
+class LiveRun(msgspec.Struct, frozen=True):
+    run: Run
+    status: RunStatus
+    totals: Totals
+    outlook: RunProgress
+
+
+async def live_runs(env: Context, *, limit: int) -> list[LiveRun]:
+    found = await env.store.find(RunsIn(statuses=RUN_LIVE, limit=limit))
+    live: list[LiveRun] = []
+    for run in found:
+        totals = await totals_of(env, run)
+        seen = await load_progress(env, run, totals)
+        live.append(LiveRun(run, displayed_status(run, totals), totals, seen))
+    return live
+
+
+# Counts: what a live run has done so far, for those who only look (SPEC.md 2.3).
+#
+# Whoever decides anything reads the counters themselves (`totals_of`).
+
+
+WAIT_TIMEOUT_S = 0.25
+_LOOK_S = 0.02
+_DECODER = msgspec.json.Decoder(Totals)
+
+
+async def cached_totals(env: Context, run: Run) -> Totals:
+    """The run's counters, up to CACHED_COUNTERS_TTL_S old, and never older than what was shown
+    before."""
+    if env.cache is None or not _is_under_way(run):
+        return await totals_of(env, run)
+    found = await _look(env.cache, run)
+    if isinstance(found, CachedValue):
+        return _DECODER.decode(found.text)
+    totals = await totals_of(env, run)
+    stands = None
+    with suppress(Unavailable):
+        if found is None:
+            await env.cache.delete(run.run_id)
+        else:
+            text = msgspec.json.encode(totals).decode()
+            stands = await env.cache.put(run.run_id, found, text)
+    return totals if stands is None else _DECODER.decode(stands.text)
+
+
+async def invalidate_totals(env: Context, run: Run) -> None:
+    """For who is about to show counters of its own reading: nobody is shown older ones then."""
+    if env.cache is not None and _is_under_way(run):
+        with suppress(Unavailable):
+            await env.cache.delete(run.run_id)
+
+
+async def _look(cache: Cache, run: Run) -> CachedValue | ReadTicket | None:
+    """None when nobody can be asked. Of many who come at once one reads, the others wait for it."""
+    patient_until = trio.current_time() + WAIT_TIMEOUT_S
+    with suppress(Unavailable):
+        while True:
+            insists = trio.current_time() >= patient_until
+            found = await cache.get(
+                run.run_id, _version(run), ttl_s=limits.CACHED_COUNTERS_TTL_S, insists=insists
+            )
+            if found is not None:
+                return found
+            await trio.sleep(_LOOK_S)
+    return None
+
+
+def _is_under_way(run: Run) -> bool:
+    """It has all its lists, and is not about to end."""
+    is_ending = run.status not in RUN_LIVE or run.stop_requested_at is not None
+    return not is_ending and run.open_batches == 0
+
+
+def _version(run: Run) -> str:
+    """Whatever changes the run's row makes older counts unfit to be shown beside it."""
+    return blake2b(msgspec.json.encode(run), digest_size=8).hexdigest()

@@ -1,0 +1,198 @@
+"""Notices: deliver one from the outbox and record what came of it (SPEC.md 4.16)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+import msgspec
+import trio
+
+from conveyor.domain.changes import Applied, Change, JobKey, NoticeKey
+from conveyor.domain.event import EventType
+from conveyor.domain.ids import CallerId
+from conveyor.domain.model import Job, Notice, NoticeChannel, Webhook
+from conveyor.domain.queries import DueNotices, NoticesOf
+from conveyor.domain.webhook import delivery
+from conveyor.domain.webhook.keys import DeliveryAttempt
+from conveyor.domain.webhook.signature import Secret
+from conveyor.ports.secret_box import CannotUnseal
+from conveyor.ports.webhook_sender import Callback, Delivered, Message, NotDelivered, WebhookSender
+from conveyor.usecases import staging
+from conveyor.usecases import webhook as hmac_keys
+from conveyor.usecases.context import Context
+
+_EVENTS_OF_A_RUN_MAX = 100
+_TURN_S, _TURN_S_MAX = 1.0, 10.0
+
+
+class TaskToken(msgspec.Struct, frozen=True):
+    """Names the task of a state machine; sealed until the moment it is used."""
+
+    sealed: str
+
+
+class DueDelivery(msgspec.Struct, frozen=True):
+    """A notice that is due, and where it goes as of now."""
+
+    notice: Notice
+    to: Webhook | TaskToken
+    job: Job
+
+    @property
+    def receiver(self) -> str:
+        """What it may share with other notices of its caller."""
+        return self.to.url if isinstance(self.to, Webhook) else self.job.job_id
+
+
+class DeferredDelivery(msgspec.Struct, frozen=True):
+    """A notice that has to wait until then, for room or for its receiver."""
+
+    notice: Notice
+    until: float
+    is_deferred: bool
+
+
+class DeliveryOutcome(msgspec.Struct, frozen=True):
+    """How a try went, for whoever watches over the receiver."""
+
+    is_delivered: bool
+    duration_s: float
+
+
+async def due(env: Context, *, limit: int) -> list[Notice]:
+    query = DueNotices(statuses=delivery.WAITING, due_by=env.now(), limit=limit)
+    return await env.store.find(query)
+
+
+async def prepare(env: Context, notice: Notice) -> DueDelivery | None:
+    """The job is read afresh, so that a change or removal of its webhook counts at once. None if
+    there is nobody to tell any more: then the notice is dropped."""
+    job = await env.store.read(JobKey(notice.job_id))
+    to = None if job is None else _receiver_of(job, notice.channel)
+    if job is None or to is None:
+        await env.commit(delivery.discard(notice))
+        return None
+    return DueDelivery(notice, to, job)
+
+
+def _receiver_of(job: Job, channel: NoticeChannel) -> Webhook | TaskToken | None:
+    match channel:
+        case NoticeChannel.WEBHOOK:
+            return job.webhook
+        case NoticeChannel.STEP_FUNCTIONS:
+            sealed = job.task_token_sealed
+            return None if sealed is None else TaskToken(sealed)
+        case _:
+            assert_never(channel)
+
+
+async def deliver(
+    env: Context, notifier: WebhookSender, ready: DueDelivery
+) -> DeliveryOutcome | None:
+    """One try, recorded; cut off in between, another is made. None if somebody else makes it, or
+    if an earlier event of the run goes first."""
+    if not await _has_its_turn(env, ready.notice):
+        return None
+    verdict = await env.commit(delivery.claim(ready.notice, now=env.now()))
+    if not isinstance(verdict, Applied):
+        return None
+    (claimed,) = verdict.rows
+    assert isinstance(claimed, Notice)
+    at, begun = env.now(), trio.current_time()
+    if isinstance(ready.to, Webhook):
+        outcome = await _post(env, notifier, ready.notice, ready.to, ready.job.caller)
+    else:
+        outcome = await _call_back(env, ready.notice, ready.to, ready.job)
+    duration_s = trio.current_time() - begun
+    await env.commit(_recorded(env, claimed, outcome, at, duration_s))
+    return DeliveryOutcome(isinstance(outcome, Delivered), duration_s)
+
+
+async def fail_crashed(env: Context, notice: Notice) -> None:
+    """Delivering it crashed: a try that failed, after which others follow until its time is up."""
+    row = await env.store.read(NoticeKey(notice.notice_id))
+    if row is None or row.status not in delivery.WAITING:
+        return
+    now = env.now()
+    tried = DeliveryAttempt(now, 0.0, None, "worker_crashed")
+    await env.commit(delivery.failed(row, tried, retry_after_s=None, now=now, random=env.random))
+
+
+async def postpone(env: Context, postponed: Sequence[DeferredDelivery]) -> None:
+    """Puts notices off in one go, untried."""
+    if not postponed:
+        return
+    now = env.now()
+    await env.store.commit(
+        [
+            delivery.defer_for_receiver(each.notice, until=each.until, now=now)
+            if each.is_deferred
+            else delivery.postpone(each.notice, until=each.until)
+            for each in postponed
+        ]
+    )
+
+
+async def _has_its_turn(env: Context, notice: Notice) -> bool:
+    query = NoticesOf(job_id=notice.job_id, run_id=notice.run_id, limit=_EVENTS_OF_A_RUN_MAX)
+    first = delivery.blocking_predecessor(notice, await env.store.find(query))
+    if first is None:
+        return True
+    until = min(max(first.due_at, env.now() + _TURN_S), env.now() + _TURN_S_MAX)
+    await env.commit(delivery.postpone(notice, until=until))
+    return False
+
+
+async def _post(
+    env: Context, notifier: WebhookSender, notice: Notice, webhook: Webhook, caller: CallerId
+) -> Delivered | NotDelivered:
+    secrets: tuple[Secret, ...] = ()
+    if webhook.signature:
+        try:
+            secrets = await hmac_keys.open_secrets(env, caller)
+        except CannotUnseal:
+            secrets = ()
+        if not secrets:  # Unsigned it would be a forgery: it waits for its key.
+            return NotDelivered("signing_key_unavailable")
+    message = Message(
+        event_id=notice.notice_id,
+        payload=notice.payload,
+        webhook=webhook,
+        partition=caller,
+        secrets=secrets,
+    )
+    return await notifier.deliver(message)
+
+
+async def _call_back(
+    env: Context, notice: Notice, to: TaskToken, job: Job
+) -> Delivered | NotDelivered:
+    if env.workflows is None:  # The job was submitted where there are some.
+        return NotDelivered("step_functions_unavailable")
+    try:
+        token = staging.unseal_secrets(env, job, "task_token", to.sealed).body
+    except CannotUnseal:
+        token = None
+    if token is None:
+        return NotDelivered("task_token_unavailable")
+    callback = Callback(
+        token=token.decode(),
+        is_success=notice.event_type == EventType.RUN_COMPLETED,
+        event_type=notice.event_type,
+        payload=notice.payload,
+    )
+    return await env.workflows.call_back(callback)
+
+
+def _recorded(
+    env: Context, notice: Notice, outcome: Delivered | NotDelivered, at: float, duration_s: float
+) -> Change:
+    if isinstance(outcome, Delivered):
+        return delivery.delivered(notice, DeliveryAttempt(at, duration_s, outcome.status))
+    tried = DeliveryAttempt(at, duration_s, outcome.status, outcome.error)
+    if outcome.gone:
+        return delivery.receiver_gone(notice, tried)
+    return delivery.failed(
+        notice, tried, retry_after_s=outcome.retry_after_s, now=env.now(), random=env.random
+    )

@@ -1,0 +1,80 @@
+"""Receives for each task at a cap: real pollers on the SQS engine, over a model in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from trio.testing import MockClock
+
+from bench.amplification import LOCAL_GATE, OFF, model
+from bench.dispatch import Arm
+from conveyor.domain.backpressure.permits import Backpressure, PermitOrder
+
+pytestmark = pytest.mark.slow
+
+
+async def test_with_permits_fifty_dispatchers_receive_each_message_once(
+    autojump_clock: MockClock,
+) -> None:
+    drained = await model(Arm(name="permits", tasks=300))
+
+    assert (drained.done, drained.dead) == (300, 0)
+    assert drained.amplification <= 1.05
+
+
+async def test_with_permits_processes_on_one_queue_receive_each_message_once(
+    autojump_clock: MockClock,
+) -> None:
+    drained = await model(Arm(name="permits", tasks=600, cap=20, processes=4))
+
+    assert (drained.done, drained.dead) == (600, 0)
+    assert drained.amplification <= 1.05
+
+
+async def test_without_permits_dispatchers_receive_each_message_many_times(
+    autojump_clock: MockClock,
+) -> None:
+    drained = await model(Arm(name="off", lines=OFF, tasks=300))
+
+    assert (drained.done, drained.dead) == (300, 0)
+    assert drained.amplification >= 5
+
+
+async def test_a_local_gate_with_a_cooldown_lies_between(autojump_clock: MockClock) -> None:
+    drained = await model(Arm(name="local gate", lines=LOCAL_GATE, tasks=300))
+
+    assert (drained.done, drained.dead) == (300, 0)
+    assert 1.5 < drained.amplification < 5
+
+
+async def test_a_cooldown_spares_the_coordinator_while_a_job_is_at_its_cap(
+    autojump_clock: MockClock,
+) -> None:
+    cooled = await model(Arm(name="cooldown", tasks=200, dispatchers=40))
+    hasty = await model(
+        Arm(name="none", lines=Backpressure(cools_down=False), tasks=200, dispatchers=40)
+    )
+
+    assert (cooled.messages, hasty.messages) == (200, 200)
+    assert cooled.lease_calls * 10 < hasty.lease_calls
+
+
+async def test_longer_bounces_save_receives_where_permits_come_late(
+    autojump_clock: MockClock,
+) -> None:
+    lines = Backpressure(permits=PermitOrder.AFTER_RECEIVE, cools_down=False)
+    few = Arm(name="longer", lines=lines, tasks=60, dispatchers=10)
+
+    patient = await model(few)
+    hasty = await model(Arm(name="off", lines=OFF, tasks=60, dispatchers=10))
+
+    assert patient.messages < hasty.messages
+
+
+async def test_a_killed_process_costs_no_more_receives_than_it_had_in_flight(
+    autojump_clock: MockClock,
+) -> None:
+    drained = await model(Arm(name="killed", tasks=300, processes=3, killed_at=100))
+
+    # Each may come back once while its claim is still held, and once more.
+    assert (drained.done, drained.dead) == (300, 0)
+    assert 300 <= drained.messages <= 300 + 2 * 5

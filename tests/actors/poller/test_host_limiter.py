@@ -1,0 +1,267 @@
+"""Hosts that take few at a time: their limits hold over all processes, and nothing spins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+import trio
+from prometheus_client import CollectorRegistry
+from trio.testing import MockClock
+
+from actors.fair_limiter import FairLimiter
+from actors.tree import LocalSignals, Mailboxes, helper_tree
+from conveyor.domain import limits
+from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
+from conveyor.domain.model import PauseState, RunStatus
+from conveyor.domain.submit.url import host_of
+from conveyor.ports.coordinator import HostPool
+from conveyor.ports.gateway import Outcome, ScrapeRequest
+from conveyor.telemetry import make_metrics
+from conveyor.usecases import runs
+from tests.actors.faults import Faults, faulty
+from tests.actors.world import CALLER, World, a_page, make_world, urls
+
+ONE, OTHER = "one.example.com", "other.example.com"
+
+
+@dataclass(slots=True)
+class Hosts:
+    """The outside world, host by host: how many fetches at once, and when each began."""
+
+    think_s: float = 0.2
+    busy: Counter[str] = field(default_factory=Counter)
+    busy_max: Counter[str] = field(default_factory=Counter)
+    begun: dict[str, list[float]] = field(default_factory=dict)
+
+    def price(self, params: Mapping[str, str]) -> Price:
+        return Price()
+
+    async def scrape(self, request: ScrapeRequest) -> Outcome:
+        host = host_of(request.url)
+        assert host is not None
+        self.busy[host] += 1
+        self.busy_max[host] = max(self.busy_max[host], self.busy[host])
+        self.begun.setdefault(host, []).append(trio.current_time())
+        try:
+            await trio.sleep(self.think_s)
+        finally:
+            self.busy[host] -= 1
+        return a_page()
+
+
+def a_host_world(think_s: float = 0.2) -> tuple[World, Hosts]:
+    hosts = Hosts(think_s)
+    return replace(make_world(), gateway=hosts), hosts  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def helping(world: World) -> AsyncGenerator[None, None]:
+    """One more process on the same engine."""
+    mail = Mailboxes()
+    signals = LocalSignals(mail.discovery.address, mail.streamer.address)
+    supervisor = helper_tree(
+        replace(world.env, signals=signals),
+        mail,
+        gateway=world.gateway,
+        limiter=FairLimiter(capacity=50),
+        metrics=make_metrics(CollectorRegistry()),
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(supervisor.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+def receives_per_task(world: World, tasks: int) -> float:
+    total = world.metrics.registry.get_sample_value("conveyor_queue_messages_delivered_total")
+    assert total is not None
+    return total / tasks
+
+
+async def test_no_more_of_a_host_is_in_flight_than_its_limit_over_all_processes(
+    autojump_clock: MockClock,
+) -> None:
+    world, hosts = a_host_world()
+    given = HostLimits(HostLimit(concurrency=3), {OTHER: HostLimit(concurrency=1)})
+
+    async with world.working(), helping(world):
+        accepted = await world.submit(urls(60, ONE) + urls(20, OTHER), host_limits=given)
+        run, totals = await world.ended(accepted)
+
+    assert run.status is RunStatus.COMPLETED
+    assert totals.successful == 80
+    assert hosts.busy_max == {ONE: 3, OTHER: 1}
+
+
+async def test_a_host_is_not_begun_with_more_often_than_its_rate(
+    autojump_clock: MockClock,
+) -> None:
+    world, hosts = a_host_world()
+
+    async with world.working(), helping(world):
+        accepted = await world.submit(
+            urls(60, ONE), host_limits=HostLimits(HostLimit(rate_per_s=5.0))
+        )
+        await world.ended(accepted)
+
+    begun = hosts.begun[ONE]
+    for number, at in enumerate(begun):
+        for later, then in enumerate(begun[number:], start=1):
+            # A fetch begins a moment after its place was taken.
+            assert later <= 1 + (then - at + limits.HOST_SLACK_S + 0.1) * 5.0
+    assert begun[-1] - begun[0] < 60 / 5.0 * 1.25
+
+
+async def test_a_full_host_costs_no_second_receive_and_no_attempt(
+    autojump_clock: MockClock,
+) -> None:
+    world, hosts = a_host_world(think_s=0.5)
+
+    async with world.working():
+        accepted = await world.submit(
+            urls(300, ONE), host_limits=HostLimits(HostLimit(concurrency=2))
+        )
+        await world.ended(accepted)
+
+    tasks = await world.tasks(accepted)
+    assert {(task.claim, task.attempts, task.handed_back) for task in tasks} == {(1, 1, 0)}
+    assert receives_per_task(world, 300) <= 1.05
+    assert hosts.begun[ONE][-1] - hosts.begun[ONE][0] < 300 * 0.5 / 2 * 1.2
+
+
+async def test_what_finds_no_room_to_park_comes_back_about_when_it_has_its_turn(
+    autojump_clock: MockClock,
+) -> None:
+    world, hosts = a_host_world(think_s=0.5)
+    count = limits.HELD_MESSAGES_MAX + 300
+
+    async with world.working():
+        accepted = await world.submit(
+            urls(count, ONE), host_limits=HostLimits(HostLimit(concurrency=4))
+        )
+        await world.ended(accepted)
+
+    assert receives_per_task(world, count) < 2
+    assert hosts.begun[ONE][-1] - hosts.begun[ONE][0] < count * 0.5 / 4 * 1.2
+
+
+async def test_parked_messages_stay_out_of_other_hands_however_long_it_takes(
+    autojump_clock: MockClock,
+) -> None:
+    world, _ = a_host_world(think_s=2 * limits.VISIBILITY_S)
+
+    async with world.working(), helping(world):
+        accepted = await world.submit(
+            urls(6, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
+        )
+        await world.ended(accepted, within_s=2_000)
+
+    tasks = await world.tasks(accepted)
+    assert {(task.claim, task.attempts) for task in tasks} == {(1, 1)}
+    assert receives_per_task(world, 6) <= 1
+
+
+async def test_parked_messages_are_there_for_others_when_the_run_is_paused(
+    autojump_clock: MockClock,
+) -> None:
+    world, _ = a_host_world(think_s=1.0)
+
+    async with world.working():
+        accepted = await world.submit(
+            urls(30, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
+        )
+        await trio.sleep(5)
+        parked = await world.env.queue.depth(accepted.run.run_id)
+        await runs.set_pause(world.env, CALLER, accepted.job.job_id, PauseState.PAUSED)
+        await trio.sleep(5)
+        paused = await world.env.queue.depth(accepted.run.run_id)
+
+    assert parked.visible == 0
+    assert paused.hidden == 0
+    assert paused.visible in {parked.hidden, parked.hidden - 1}  # One may have been under way.
+
+
+async def test_parked_messages_are_there_for_others_when_the_worker_ends(
+    autojump_clock: MockClock,
+) -> None:
+    world, _ = a_host_world(think_s=1.0)
+
+    async with world.working():
+        accepted = await world.submit(
+            urls(30, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
+        )
+        await trio.sleep(5.5)
+
+    assert (await world.env.queue.depth(accepted.run.run_id)).hidden == 0
+
+
+async def test_tasks_of_other_hosts_do_not_wait_behind_a_full_one(
+    autojump_clock: MockClock,
+) -> None:
+    world, hosts = a_host_world(think_s=1.0)
+
+    async with world.working():
+        accepted = await world.submit(
+            urls(300, ONE) + urls(20, OTHER),
+            host_limits=HostLimits(HostLimit(), {ONE: HostLimit(concurrency=1)}),
+        )
+        await trio.sleep(10)
+        await world.env.signals.teardown(accepted.run.job_id, accepted.run.run_id, deadline_s=5)
+
+    assert len(hosts.begun[OTHER]) == 20
+    assert hosts.busy_max[ONE] == 1
+
+
+async def test_a_fetch_that_takes_long_keeps_its_place_at_the_host(
+    autojump_clock: MockClock,
+) -> None:
+    world, hosts = a_host_world(think_s=3 * limits.LEASE_TTL_S)
+
+    async with world.working(), helping(world):
+        accepted = await world.submit(
+            urls(4, ONE), host_limits=HostLimits(HostLimit(concurrency=1))
+        )
+        _, totals = await world.ended(accepted, within_s=2_000)
+
+    assert totals.successful == 4
+    assert hosts.busy_max == {ONE: 1}
+
+
+@pytest.mark.parametrize("holds", [1, 3])
+async def test_places_of_a_process_that_died_age_out(autojump_clock: MockClock, holds: int) -> None:
+    world, _ = a_host_world()
+    accepted = await world.submit(urls(9, ONE), host_limits=HostLimits(HostLimit(concurrency=3)))
+    pool = HostPool(accepted.job.job_id, ONE, cap=3)
+    await world.env.coordinator.acquire_hosts([pool] * holds, ttl_s=limits.LEASE_TTL_S)
+
+    async with world.working():
+        _, totals = await world.ended(accepted)
+
+    assert totals.successful == 9
+    assert trio.current_time() < limits.LEASE_TTL_S + 20
+
+
+async def test_an_outage_while_messages_go_back_ends_nothing(autojump_clock: MockClock) -> None:
+    world, hosts = a_host_world()
+    faults = Faults()
+    world = replace(world, env=replace(world.env, queue=faulty(world.env.queue, faults)))
+
+    async with world.working() as supervisor:
+        accepted = await world.submit(
+            urls(limits.HELD_MESSAGES_MAX + 60, ONE),
+            host_limits=HostLimits(HostLimit(concurrency=1)),
+        )
+        faults.before["bounce"] = 20
+        await trio.sleep(3)
+        pollers = world.pollers(supervisor)
+        _, totals = await world.ended(accepted)
+
+    assert pollers == [accepted.run.run_id]
+    assert faults.fired["bounce"] == 20
+    assert totals.successful == limits.HELD_MESSAGES_MAX + 60
+    assert hosts.busy_max == {ONE: 1}

@@ -1,0 +1,215 @@
+"""What people are told about a run that waits, from the real actors in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+
+import trio
+from trio.testing import MockClock
+
+from actors.fair_limiter import FairLimiter
+from actors.status_reporter import StatusReporter
+from actors.wait_status import WaitStatus
+from conveyor.domain.ids import CallerId, RunId
+from conveyor.domain.model import FailureReason, PauseState
+from conveyor.domain.run.wait_reason import Waiting, WaitReason
+from conveyor.engines.memory import MemoryCoordinator
+from conveyor.ports.errors import Unavailable
+from conveyor.usecases import runs
+from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.run_progress import RunProgress, load_progress
+from tests.actors.world import CALLER, World, a_miss, make_world, urls
+from tests.builders import RUN, T0
+
+
+async def outlook_of(world: World, accepted: Accepted) -> RunProgress:
+    run = await world.run_of(accepted)
+    return await load_progress(world.env, run, await totals_of(world.env, run))
+
+
+async def cause_of(world: World, accepted: Accepted) -> Waiting:
+    told = (await outlook_of(world, accepted)).waiting_on
+    assert told is not None
+    return told
+
+
+async def test_without_a_worker_a_run_waits_for_one(autojump_clock: MockClock) -> None:
+    world = make_world()
+    accepted = await world.submit(urls(3))
+
+    told = await cause_of(world, accepted)
+
+    assert (told.reason, told.detail) == (WaitReason.NO_WORKERS, "no worker is running")
+
+
+async def test_a_worker_that_went_is_missed_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world(think_s=100)
+    accepted = await world.submit(urls(9), max_inflight=1)
+    async with world.working():
+        await trio.sleep(5)
+        assert (await cause_of(world, accepted)).reason is WaitReason.JOB_CAP
+
+    assert (await cause_of(world, accepted)).reason is WaitReason.NO_WORKERS
+
+
+async def test_a_run_at_its_cap_says_so_and_since_when(autojump_clock: MockClock) -> None:
+    world = make_world(think_s=3)
+    async with world.working():
+        accepted = await world.submit(urls(60), max_inflight=4)
+        await trio.sleep(20)
+        told = await cause_of(world, accepted)
+        begun_at = (await world.run_of(accepted)).created_at
+
+    assert (told.reason, told.detail) == (WaitReason.JOB_CAP, "4 of 4 in flight")
+    assert told.since is not None
+    assert told.since - begun_at < 3
+
+
+async def test_the_time_left_is_about_right(autojump_clock: MockClock) -> None:
+    world = make_world(think_s=1)
+    async with world.working():
+        accepted = await world.submit(urls(400), max_inflight=4)
+        await trio.sleep(40)
+        told = await outlook_of(world, accepted)
+        totals = await totals_of(world.env, accepted.run)
+
+    assert told.eta_s is not None
+    left_s = (400 - totals.done) / 4
+    assert 0.8 * left_s < told.eta_s < 1.4 * left_s
+
+
+async def test_a_paused_run_says_so_and_has_no_time_left(autojump_clock: MockClock) -> None:
+    world = make_world(think_s=1)
+    async with world.working():
+        accepted = await world.submit(urls(400), max_inflight=4)
+        await trio.sleep(20)
+        await runs.set_pause(world.env, CALLER, accepted.job.job_id, PauseState.PAUSED)
+        await trio.sleep(5)
+        told = await outlook_of(world, accepted)
+
+    assert told.waiting_on is not None
+    assert told.waiting_on.reason is WaitReason.PAUSED
+    assert told.waiting_on.since is not None
+    assert told.eta_s is None
+
+
+async def test_tasks_between_tries_are_told_by_what_went_wrong(autojump_clock: MockClock) -> None:
+    async def reason_for(miss: FailureReason) -> WaitReason:
+        world = make_world(script=lambda request, attempt: a_miss(miss))
+        async with world.working():
+            accepted = await world.submit(urls(3), max_attempts=10)
+            await trio.sleep(60)
+            return (await cause_of(world, accepted)).reason
+
+    assert await reason_for(FailureReason.RATE_LIMITED) is WaitReason.RATE_LIMITED
+    assert await reason_for(FailureReason.GATEWAY_ERROR) is WaitReason.RETRY_BACKOFF
+
+
+async def test_a_run_that_gets_no_slot_waits_for_the_others(autojump_clock: MockClock) -> None:
+    world = make_world(capacity=2, think_s=100)
+    async with world.working():
+        await world.submit(urls(9), caller=CallerId("somebody else"))
+        await trio.sleep(1)
+        accepted = await world.submit(urls(9))
+        await trio.sleep(5)
+        told = await cause_of(world, accepted)
+
+    assert told.reason is WaitReason.WORKERS_BUSY
+    assert told.detail == "other runs use 2 of 3 slots"
+
+
+async def test_an_ended_run_waits_for_nothing(autojump_clock: MockClock) -> None:
+    world = make_world()
+    async with world.working():
+        accepted = await world.submit(urls(3))
+        await world.ended(accepted)
+
+        assert await outlook_of(world, accepted) == RunProgress()
+
+
+class CountingCoordinator(MemoryCoordinator):
+    """Counts how often marks were left, and on how many subjects."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.env.clock, Random(1))
+        self.left: list[set[str]] = []
+
+    async def put_status(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+        self.left.append(set(marks))
+        await super().put_status(owner, marks, ttl_s=ttl_s)
+
+
+async def test_marks_are_left_on_change_and_now_and_then_never_per_task(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    counting = CountingCoordinator(world)
+    wait_status = WaitStatus()
+    env = replace(world.env, coordinator=counting)
+    reporter = StatusReporter(env=env, wait_status=wait_status, gate=FairLimiter(capacity=5))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reporter.run)
+        for _ in range(1_000):
+            wait_status.set_reason(RUN, WaitReason.JOB_CAP, at=env.now())
+            wait_status.set_reason(RUN, None, at=env.now())
+            wait_status.count_finished(RUN)
+            await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+
+    renewals = 100 / reporter.renew_s
+    assert len(counting.left) <= 1 + 1 + renewals + 1
+    assert await counting.list_status("workers") == []
+    assert len(await counting.list_status(RUN)) == 1
+
+
+class AbsentCoordinator(MemoryCoordinator):
+    """Does not answer until it is back."""
+
+    is_back = False
+
+    async def put_status(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
+        if not self.is_back:
+            raise Unavailable("away")
+        await super().put_status(owner, marks, ttl_s=ttl_s)
+
+
+async def test_an_outage_of_the_coordinator_is_sat_out(autojump_clock: MockClock) -> None:
+    world = make_world()
+    absent = AbsentCoordinator(world.env.clock, Random(1))
+    env = replace(world.env, coordinator=absent)
+    reporter = StatusReporter(env=env, wait_status=WaitStatus(), gate=FairLimiter(capacity=5))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reporter.run)
+        await trio.sleep(60)
+        absent.is_back = True
+        await trio.sleep(reporter.renew_s + reporter.look_s)
+
+        assert len(await absent.list_status("workers")) == 1
+        nursery.cancel_scope.cancel()
+
+
+def test_a_cause_that_comes_back_at_once_was_never_gone() -> None:
+    wait_status = WaitStatus()
+    wait_status.set_reason(RUN, WaitReason.JOB_CAP, at=T0)
+    wait_status.set_reason(RUN, None, at=T0 + 5)
+    wait_status.set_reason(RUN, WaitReason.JOB_CAP, at=T0 + 5.5)
+    back = wait_status.snapshot(T0 + 6, elapsed_s=1)[RUN]
+    wait_status.set_reason(RUN, None, at=T0 + 7)
+    gone = wait_status.snapshot(T0 + 9, elapsed_s=1)[RUN]
+
+    assert (back.reason, back.since) == (WaitReason.JOB_CAP, T0)
+    assert gone.reason is None
+
+
+def test_a_run_that_is_forgotten_is_seen_no_more() -> None:
+    wait_status = WaitStatus()
+    wait_status.set_reason(RunId("x"), None, at=T0)
+
+    wait_status.forget(RunId("x"))
+
+    assert wait_status.snapshot(T0, elapsed_s=1) == {}

@@ -1,0 +1,197 @@
+"""Stories: what a client does with a server that may die at any moment, told to their end.
+
+What is asked for less often is in `side_stories.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos import rare_scenarios
+from tests.chaos.client import Client
+from tests.chaos.processes import fork
+from tests.e2e.programs import Server, until
+
+GATEWAY = "http://127.0.0.1:{port}/page/1"  # It answers as a gateway that knows one page.
+FLAKY, MISSING, CHUNK = 3, 7, 1_000
+SMALL = (0, 1, 2, FLAKY, MISSING)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What is told; `first_deaths` are died before the one that is asked for. `environ` may name
+    the `{port}` of the site."""
+
+    tell: Callable[[Client], None]
+    jobs_count: int = 1
+    first_deaths: tuple[str, ...] = ()
+    environ: dict[str, str] = field(default_factory=dict)
+
+
+def small(client: Client) -> None:
+    """A list that goes in at once, with a page to retry and one that is not there."""
+    job_id = client.submit(SMALL)
+    run = client.completed(job_id, len(SMALL))
+    results = client.get(f"/v1/jobs/{job_id}/results")["results"]
+    good = [each for each in results if each["status"] == "successful"]
+
+    assert run["stats"]["failed"] == 1
+    assert len(results) == len(SMALL)
+    assert client.get(f"/v1/jobs/{job_id}/runs/{run['run_id']}/audit")["ok"]
+    for each in good:
+        assert client.get(f"/v1/jobs/{job_id}/tasks/{each['task_id']}/history")
+
+
+def long(client: Client) -> None:
+    """A list that is staged and ingested while the client waits."""
+    client.completed(client.submit(range(CHUNK + 50), max_inflight=200), CHUNK + 50)
+
+
+def uploaded(client: Client) -> None:
+    """A list that was uploaded, two chunks of it, with lines that are none."""
+    slot = client.post("/v1/job_inputs", {"format": "text"})
+    good = client.site.urls(CHUNK + 20)
+    client.upload(slot["upload"]["url"], "\n".join(["ftp://x", *good, "y"]).encode())
+    body = {"file_input_id": slot["file_input_id"], "max_inflight": 200}
+    job_id = client.post("/v1/jobs", body)["job_id"]
+    client.completed(job_id, CHUNK + 22)
+
+
+def opened(client: Client) -> None:
+    """An open job: two lists, then closed."""
+    job_id = client.post("/v1/jobs", {"status": "open"})["job_id"]
+    for first in (0, 10):
+        tasks = [{"url": url} for url in client.site.urls(first + 3)[first:]]
+        client.post(f"/v1/jobs/{job_id}/tasks", {"tasks": tasks})
+    client.post(f"/v1/jobs/{job_id}/close")
+    client.completed(job_id, 6)
+
+
+def stopped(client: Client) -> None:
+    """Paused, resumed, stopped; then what was left over is run."""
+    job_id = client.submit(range(60), max_inflight=2)
+    for verb in ("pause", "resume", "stop"):
+        client.post(f"/v1/jobs/{job_id}/{verb}", expect=409)
+    run = client.ended(job_id)
+    left = run["stats"]["total"] - run["stats"]["completed"]
+    assert run["status"] == "stopped"
+
+    client.post(f"/v1/jobs/{job_id}/rerun?status=pending,processing")
+    again = client.completed(job_id, 60)
+    assert left > 0
+    assert again["run_id"] != run["run_id"]
+
+
+def rerun(client: Client) -> None:
+    """All of it again, then what failed again."""
+    job_id = client.submit(SMALL)
+    client.completed(job_id, len(SMALL))
+    client.post(f"/v1/jobs/{job_id}/rerun")
+    client.completed(job_id, len(SMALL))
+    client.post(f"/v1/jobs/{job_id}/rerun?status=failed")
+    client.completed(job_id, len(SMALL))
+    assert len(client.get(f"/v1/jobs/{job_id}/runs")["runs"]) == 3
+
+
+def exported(client: Client) -> None:
+    """An export, whole, of an ended run."""
+    job_id = client.submit(SMALL)
+    run = client.completed(job_id, len(SMALL))
+    exports = f"/v1/jobs/{job_id}/runs/{run['run_id']}/exports"
+    export_id = client.post(f"{exports}?format=jsonl")["export_id"]
+
+    def made() -> Any:
+        export = client.get(f"{exports}/{export_id}")
+        return export if export["status"] == "completed" else None
+
+    export = until("the export", made, deadline_s=120)
+    content = client.download(export["download_url"])
+    assert len(content.splitlines()) >= len(SMALL)
+
+
+def deleted(client: Client) -> None:
+    """A run of it, then all of it: at once nobody can see it any more."""
+    job_id = client.submit(SMALL)
+    run = client.completed(job_id, len(SMALL))
+    client.post(f"/v1/jobs/{job_id}/rerun")
+    client.completed(job_id, len(SMALL))
+    client.delete(f"/v1/jobs/{job_id}/runs/{run['run_id']}")
+    client.delete(f"/v1/jobs/{job_id}")
+    client.finds_nothing(f"/v1/jobs/{job_id}")
+
+
+def told(client: Client) -> None:
+    """A signed webhook; however often it is sent, it is one event."""
+    client.post("/v1/hmac/keys/rotate")
+    job_id = client.submit(SMALL, webhook={"url": client.receiver.url, "signature": True})
+    client.completed(job_id, len(SMALL))
+    log = f"/v1/jobs/{job_id}/webhook/deliveries"
+
+    def delivered() -> Any:
+        events = client.get(log)["deliveries"]
+        return [each for each in events if each["status"] == "delivered"] or None
+
+    (event,) = until("the delivery", delivered, deadline_s=240)
+    client.post(f"{log}/{event['event_id']}/redeliver")
+    until("the event again", lambda: len(client.receiver.received) >= 2 or None)
+    assert {each.headers["webhook-id"] for each in client.receiver.received} == {event["event_id"]}
+
+
+STORIES = {
+    "small": Story(small),
+    "long": Story(long),
+    "uploaded": Story(uploaded),
+    "opened": Story(opened),
+    "stopped": Story(stopped),
+    "rerun": Story(rerun),
+    "exported": Story(exported),
+    "deleted": Story(deleted, jobs_count=0),
+    "told": Story(told),
+    "scheduled": Story(rare_scenarios.scheduled),
+    "streamed": Story(rare_scenarios.streamed),
+    "hooked": Story(rare_scenarios.hooked),
+    "capped": Story(rare_scenarios.capped, environ={"CONVEYOR_GATEWAY_URL": GATEWAY}),
+    "limited": Story(rare_scenarios.limited),
+    "drained": Story(rare_scenarios.drained),
+    "looked at": Story(rare_scenarios.looked_at),
+    "scrubbed": Story(rare_scenarios.scrubbed, jobs_count=0),
+    "cut short": Story(rare_scenarios.cut_short, jobs_count=0),
+    "slow": Story(rare_scenarios.slow),
+    "resumed": Story(small, first_deaths=("after:store.commit@usecases.jobs._admit",)),
+    "answered": Story(
+        small, first_deaths=("before:store.commit@usecases.idempotency._store_response",)
+    ),
+    "ingested": Story(
+        long, first_deaths=("after:store.put_chunk@usecases.ingest._put_chunks.put",)
+    ),
+    "acked": Story(
+        small,
+        first_deaths=("before:queue.ack@actors.shard_writer.ShardWriter._complete_and_ack",),
+    ),
+    "added": Story(opened, first_deaths=("after:store.commit@usecases.add_tasks._admit",)),
+    "ended": Story(small, first_deaths=("after:store.commit@usecases.runs.complete_if_done",)),
+    "halted": Story(stopped, first_deaths=("after:store.commit@usecases.runs.stop",)),
+    "rerun again": Story(rerun, first_deaths=("after:store.commit@usecases.rerun._start",)),
+    "walked": Story(exported, first_deaths=("after:blobs.put_stream@usecases.export._make",)),
+    "retold": Story(told, first_deaths=("before:store.commit@usecases.webhook_delivery.deliver",)),
+    "removed": Story(
+        rare_scenarios.scrubbed,
+        jobs_count=0,
+        first_deaths=("after:store.commit@usecases.jobs.delete",),
+    ),
+}
+
+
+@contextmanager
+def a_program(data_dir: Path, environ: dict[str, str], crash_at: str) -> Iterator[Server]:
+    """`conveyor dev` with a crash switch for sites: on its first start only."""
+    server = Server(data_dir, environ, module="tests.chaos.site_program", launch=fork)
+    server.start(CONVEYOR_CRASH_AT=crash_at)
+    try:
+        yield server
+    finally:
+        server.kill()

@@ -1,0 +1,78 @@
+"""One question of every kind, for engines to answer alike."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from conveyor.domain.ids import JobId, RunId, TaskId
+from conveyor.domain.model import BatchStatus, JobStatus, JobType, NoticeStatus, RunStatus
+from conveyor.domain.queries import (
+    BatchesIn,
+    BatchesOf,
+    DueExpiries,
+    DueExports,
+    DueNotices,
+    DueSchedules,
+    DueScrubs,
+    EventsOf,
+    ExpiredInputs,
+    JobsOf,
+    NoticesOf,
+    Q,
+    Query,
+    RunsIn,
+    RunsOf,
+    StatsOf,
+    TasksOf,
+    UnplacedEvents,
+)
+from conveyor.domain.schedule.schedule import ScheduleStatus
+from conveyor.ports.store import Store
+from tests.builders import CALLER
+
+SHARD_COUNT = 2
+
+Question = Callable[[Store], Awaitable[Sequence[object]]]
+
+
+def make_questions(
+    job_id: JobId, run_id: RunId, *, now: float, after: TaskId | None = None, limit: int = 50
+) -> list[Question]:
+    running, ended = frozenset({RunStatus.RUNNING}), frozenset({RunStatus.STOPPED})
+    return [
+        _asking(
+            TasksOf(job_id=job_id, run_id=run_id, shard_count=SHARD_COUNT, after=after, limit=limit)
+        ),
+        _asking(StatsOf(job_id=job_id, run_id=run_id, shard_count=SHARD_COUNT)),
+        _asking(JobsOf(caller=CALLER, statuses=frozenset(JobStatus), limit=limit)),
+        _asking(
+            JobsOf(caller=CALLER, statuses=frozenset(JobStatus), type=JobType.REGULAR, limit=limit)
+        ),
+        _asking(RunsOf(job_id=job_id, statuses=frozenset(RunStatus), limit=limit)),
+        _asking(BatchesOf(job_id=job_id, run_id=run_id)),
+        _asking(RunsIn(statuses=running, after=run_id if after else None, limit=limit)),
+        _asking(RunsIn(statuses=running | ended, updated_since=now - 5, limit=limit)),
+        _asking(BatchesIn(statuses=frozenset(BatchStatus), idle_since=now - 5, limit=limit)),
+        _asking(DueNotices(statuses=frozenset(NoticeStatus), due_by=now, limit=limit)),
+        _asking(NoticesOf(job_id=job_id, limit=limit)),
+        _asking(NoticesOf(job_id=job_id, run_id=run_id, limit=limit)),
+        _asking(DueScrubs(due_by=now, limit=limit)),
+        _asking(EventsOf(caller=CALLER, after=limit // 2, limit=limit)),
+        _asking(UnplacedEvents(before=now - 5, limit=limit)),
+        _asking(DueSchedules(statuses=frozenset(ScheduleStatus), due_by=now, limit=limit)),
+        _asking(
+            DueSchedules(
+                statuses=frozenset({ScheduleStatus.ACTIVE}),
+                due_by=now + 5,
+                after=(now, job_id),
+                limit=limit,
+            )
+        ),
+        _asking(DueExports(due_by=now, limit=limit)),
+        _asking(DueExpiries(due_by=now, limit=limit)),
+        _asking(ExpiredInputs(expired_by=now, limit=limit)),
+    ]
+
+
+def _asking(query: Query[Q]) -> Question:
+    return lambda store: store.find(query)

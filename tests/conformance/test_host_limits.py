@@ -1,0 +1,136 @@
+"""The laws of Coordinator.enter: doors let few through at a time, and one by one (SPEC.md 4.8)."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from conveyor.domain import limits
+from conveyor.domain.ids import JobId, LeaseId
+from conveyor.ports.coordinator import Coordinator, HostPool
+from tests.builders import JOB, OTHER_JOB, RUN, ManualClock
+
+TTL_S = 30.0
+
+
+def a_door(
+    host: str = "example.com", *, job_id: JobId = JOB, cap: int = 10, spacing_s: float = 0.0
+) -> HostPool:
+    return HostPool(job_id, host, cap, spacing_s)
+
+
+async def _enter(coordinator: Coordinator, *pools: HostPool) -> list[LeaseId | None]:
+    return await coordinator.acquire_hosts(pools, ttl_s=TTL_S)
+
+
+async def _through(coordinator: Coordinator, pool: HostPool, times: int = 1) -> int:
+    return sum(lease is not None for lease in await _enter(coordinator, *[pool] * times))
+
+
+async def test_no_more_are_behind_a_door_than_its_cap(coordinator: Coordinator) -> None:
+    first = await _enter(coordinator, *[a_door(cap=3)] * 5)
+
+    assert [lease is not None for lease in first] == [True, True, True, False, False]
+    assert await _through(coordinator, a_door(cap=3)) == 0
+
+
+async def test_a_door_keeps_its_cap_when_many_come_at_once(coordinator: Coordinator) -> None:
+    counts: list[int] = []
+
+    async def come() -> None:
+        counts.append(await _through(coordinator, a_door(cap=5), 2))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(12):
+            nursery.start_soon(come)
+
+    assert sum(counts) == 5
+
+
+async def test_who_leaves_makes_room_for_the_next(coordinator: Coordinator) -> None:
+    [lease] = await _enter(coordinator, a_door(cap=1))
+    assert lease is not None
+
+    await coordinator.release([lease])
+
+    assert await _through(coordinator, a_door(cap=1)) == 1
+
+
+async def test_who_is_lost_behind_a_door_ages_out_and_who_renews_stays(
+    coordinator: Coordinator, clock: ManualClock
+) -> None:
+    [lost, kept] = await _enter(coordinator, *[a_door(cap=2)] * 2)
+    assert lost is not None
+    assert kept is not None
+    clock.advance(20)
+    assert await coordinator.renew([kept], ttl_s=TTL_S) == frozenset()
+
+    clock.advance(10)
+
+    assert await _through(coordinator, a_door(cap=2), 2) == 1
+    assert await coordinator.renew([lost], ttl_s=TTL_S) == frozenset({lost})
+
+
+@pytest.mark.parametrize("spacing_s", [0.01, 0.05, 0.2, 3.0])
+async def test_nobody_passes_sooner_than_the_spacing_allows(
+    coordinator: Coordinator, clock: ManualClock, spacing_s: float
+) -> None:
+    pool = a_door(cap=1_000, spacing_s=spacing_s)
+    passed: list[float] = []
+    started_at = clock.now()
+    for _ in range(200):
+        passed += [clock.now()] * await _through(coordinator, pool, 3)
+        clock.advance(0.017)
+
+    for number, at in enumerate(passed):
+        for later, then in enumerate(passed[number:], start=1):
+            assert later <= 1 + (then - at + limits.HOST_SLACK_S) / spacing_s + 1e-6
+    # Nor much later: being late is made up for.
+    assert len(passed) >= (clock.now() - started_at - 0.02) / max(spacing_s, 0.017 / 3) * 0.95
+
+
+async def test_time_in_which_nobody_came_is_not_saved_up(
+    coordinator: Coordinator, clock: ManualClock
+) -> None:
+    pool = a_door(spacing_s=1.0)
+    await _through(coordinator, pool)
+
+    clock.advance(3_600)
+
+    assert await _through(coordinator, pool, 5) == 1
+
+
+async def test_who_is_refused_has_used_up_nothing(
+    coordinator: Coordinator, clock: ManualClock
+) -> None:
+    spaced, small = a_door(spacing_s=1.0), a_door("small.example.com", cap=1, spacing_s=1.0)
+    await _enter(coordinator, spaced, small)
+    for _ in range(10):
+        clock.advance(0.05)
+        await _enter(coordinator, spaced, small)
+
+    clock.advance(0.5)
+
+    assert await _through(coordinator, spaced) == 1
+    assert await _through(coordinator, small) == 0
+
+
+async def test_doors_of_other_hosts_and_jobs_share_nothing(coordinator: Coordinator) -> None:
+    pools = [
+        a_door(cap=1, spacing_s=9.0),
+        a_door("other.example.com", cap=1, spacing_s=9.0),
+        a_door(job_id=OTHER_JOB, cap=1, spacing_s=9.0),
+    ]
+
+    leases = await _enter(coordinator, *pools)
+
+    assert None not in leases
+    assert len(set(leases)) == 3
+
+
+async def test_a_door_and_the_leases_of_its_job_share_nothing(coordinator: Coordinator) -> None:
+    await coordinator.acquire(JOB, RUN, count_max=2, cap=2, ttl_s=TTL_S)
+
+    assert await _through(coordinator, a_door(cap=2), 3) == 2
+    assert await coordinator.count(RUN) == 2
+    assert await coordinator.acquire(JOB, RUN, count_max=2, cap=3, ttl_s=TTL_S) != []

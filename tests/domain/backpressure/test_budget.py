@@ -1,0 +1,85 @@
+"""Budgets: amounts of money, what can be paid for, and the changes that move it."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.domain.backpressure import reservation
+from conveyor.domain.backpressure.budget import Price, Unit, micros_from
+from conveyor.domain.changes import ANY, Guard, Insert, Update
+from tests.builders import a_run, a_share
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [
+        ("0", 0),
+        ("12.50", 12_500_000),
+        ("0.000276", 276),
+        ("0.0000001", 1),
+        ("1e-3", 1_000),
+        ("999999999.999999", 999_999_999_999_999),
+    ],
+)
+def test_money_is_read_exactly_and_rounded_up(text: str, micros: int) -> None:
+    assert micros_from(text) == micros
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "nan", "inf", "1e9", "1,5", "0x10"])
+def test_what_is_no_sane_amount_is_none(text: str) -> None:
+    assert micros_from(text) is None
+
+
+@pytest.mark.parametrize(
+    ("prices", "room", "paid"),
+    [
+        ([5, 5, 5], 10, [True, True, False]),
+        ([25, 1, 5], 6, [False, True, True]),
+        ([0, 7], 0, [True, False]),
+        ([], 3, []),
+    ],
+)
+def test_calls_are_paid_for_in_their_order_while_there_is_room(
+    prices: list[int], room: int, paid: list[bool]
+) -> None:
+    assert reservation.affordable(prices, room) == paid
+
+
+def test_taking_more_needs_a_budget_that_has_it_and_carries_the_number_of_the_change() -> None:
+    share, budget = reservation.resize(a_share(taken=10, seq=3), taken=35).writes
+
+    assert isinstance(share, Update)
+    assert isinstance(budget, Update)
+    assert (share.guard, share.values) == (Guard(equals=(("seq", 3),)), {"taken": 35, "seq": 4})
+    assert (budget.guard, budget.deltas) == (Guard(at_least=("left", 25)), {"left": -25})
+
+
+def test_giving_back_is_never_refused_by_the_budget() -> None:
+    _, budget = reservation.resize(a_share(taken=35, seq=4), taken=10).writes
+
+    assert isinstance(budget, Update)
+    assert (budget.guard, budget.deltas) == (ANY, {"left": 25})
+
+
+def test_what_was_spent_is_booked_even_below_zero() -> None:
+    _, budget = reservation.force_resize(a_share(taken=10), taken=40).writes
+
+    assert isinstance(budget, Update)
+    assert (budget.guard, budget.deltas) == (ANY, {"left": -30})
+
+
+def test_the_first_payment_opens_the_share() -> None:
+    share, _ = reservation.resize(a_share(seq=0), taken=5).writes
+
+    assert isinstance(share, Insert)
+    assert share.row == a_share(taken=5, seq=1)
+
+
+def test_a_run_without_a_budget_has_no_row_for_one() -> None:
+    assert reservation.open_budget(a_run()) == []
+
+
+def test_a_price_is_told_in_the_unit_of_the_budget() -> None:
+    price = Price(credits=25, cost_micros=6_900)
+
+    assert (price.in_unit(Unit.CREDITS), price.in_unit(Unit.COST)) == (25, 6_900)

@@ -1,0 +1,56 @@
+"""Host limits: which holds for which host, and how long to wait for a turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.domain import limits
+from conveyor.domain.backpressure import host_limit
+from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
+from conveyor.domain.model import RowsOf, TaskStatus
+from conveyor.domain.run.ingestion import matches_filter
+from conveyor.domain.submit.url import host_of
+from tests.builders import RUN, a_task
+
+
+def test_a_host_that_is_named_has_its_own_limits_and_no_others() -> None:
+    special = HostLimit(rate_per_s=0.5)
+    given = HostLimits(HostLimit(concurrency=2), {"slow.example": special})
+
+    assert given.limit_for("slow.example") == special
+    assert given.limit_for("fast.example") == HostLimit(concurrency=2)
+
+
+def test_the_host_of_a_url_is_told_without_its_port_and_in_lower_case() -> None:
+    assert host_of("https://WWW.Example.com:8443/a?b") == "www.example.com"
+
+
+def test_a_line_that_was_never_a_good_url_has_no_host() -> None:
+    """Where bad lines are skipped they are tasks too, and a rerun tries them again."""
+    bad = a_task(url="ftp://site.example/")
+
+    assert host_of(bad.url) is None
+    assert not matches_filter(
+        bad,
+        RowsOf(run_id=RUN, retry=frozenset(TaskStatus), hosts=frozenset({"site.example"})),
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        (HostLimit(rate_per_s=5.0), 0.2),
+        (HostLimit(concurrency=4), 0.5),
+        (HostLimit(concurrency=4, rate_per_s=1.0), 1.0),
+        (HostLimit(), 0.0),
+    ],
+)
+def test_turns_come_as_often_as_the_stricter_limit_allows(limit: HostLimit, seconds: float) -> None:
+    assert host_limit.host_interval_s(limit, fetch_s=2.0) == pytest.approx(seconds)
+
+
+def test_a_wait_is_bounded_and_short_while_the_pace_is_a_guess() -> None:
+    assert host_limit.host_wait_s(100.0, now=99.0, is_sure=True) == 1.0
+    assert host_limit.host_wait_s(100.0, now=200.0, is_sure=True) == limits.HOST_WAIT_S_MIN
+    assert host_limit.host_wait_s(10_000.0, now=0.0, is_sure=True) == limits.BOUNCE_S_MAX
+    assert host_limit.host_wait_s(10_000.0, now=0.0, is_sure=False) == limits.BOUNCE_S_MIN

@@ -1,0 +1,323 @@
+"""Claims fence, counters move with their tasks, and gates decide who may still speak."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from conveyor.domain import limits, problems
+from conveyor.domain.changes import Applied, Change, Missing, Stale, Update
+from conveyor.domain.lifecycle import RELEASES_PASS, SETTLES_PASS, TASK_TERMINAL
+from conveyor.domain.model import CounterState, FailureReason, Result, Task, TaskStatus
+from conveyor.domain.run import settlement
+from conveyor.domain.run.settlement import (
+    AlreadyDone,
+    Claimed,
+    Cost,
+    HeldByOther,
+    LostClaim,
+    NoSuchTask,
+    RunClosed,
+    Settled,
+)
+from tests.builders import T0, a_stats, a_task, key_of, ref_to
+
+RESULT = Result("jobs/j/runs/r/t/4", 10, "00", "text/html", 200)
+PROBLEM = problems.make_problem("blocked", "Blocked", 403)
+FREE = Cost()
+
+
+def claimed_task(**fields: Any) -> Task:
+    started: dict[str, Any] = {"claim": 4, "attempts": 2, "started_at": T0, "claim_until": T0 + 90}
+    return a_task(status=TaskStatus.PROCESSING, **{**started, **fields})
+
+
+def updates_of(change: Change) -> tuple[Update, Update]:
+    flip, count = change.writes
+    assert isinstance(flip, Update)
+    assert isinstance(count, Update)
+    return flip, count
+
+
+def test_a_claim_takes_waiting_tasks_and_lapsed_ones_only() -> None:
+    change = settlement.claim(ref_to(a_task()), now=T0)
+
+    (update,) = change.writes
+    assert isinstance(update, Update)
+    assert update.guard.status_in == frozenset({TaskStatus.PENDING, TaskStatus.PROCESSING})
+    assert update.guard.lapsed == ("claim_until", T0)
+    assert update.values["status"] is TaskStatus.PROCESSING
+    assert update.values["claim_until"] == T0 + limits.CLAIM_TTL_S
+
+
+def test_a_claim_is_counted_when_work_starts_and_an_attempt_is_not() -> None:
+    (update,) = settlement.claim(ref_to(a_task()), now=T0).writes
+
+    assert isinstance(update, Update)
+    assert update.deltas == {"claim": 1}
+
+
+def test_a_claim_that_was_applied_hands_out_the_row_as_written() -> None:
+    task = claimed_task()
+
+    assert settlement.claim_result(Applied((task,)), now=T0) == Claimed(task)
+
+
+@pytest.mark.parametrize("status", sorted(TASK_TERMINAL))
+def test_a_claim_of_a_terminal_task_says_that_it_is_done(status: TaskStatus) -> None:
+    row = a_task(status=status)
+
+    assert settlement.claim_result(Stale(key_of(row), row), now=T0) == AlreadyDone()
+
+
+def test_a_claim_of_a_task_in_hand_says_until_when() -> None:
+    row = claimed_task(claim_until=T0 + 40)
+
+    verdict = Stale(key_of(row), row)
+
+    assert settlement.claim_result(verdict, now=T0) == HeldByOther(until=T0 + 40)
+    assert settlement.claim_result(verdict, now=T0 + 50) == HeldByOther(until=T0 + 50)
+
+
+def test_a_claim_of_a_row_that_is_not_there_finds_no_task() -> None:
+    key = key_of(a_task())
+
+    assert settlement.claim_result(Missing(key), now=T0) == NoSuchTask()
+    assert settlement.claim_result(Stale(key, None), now=T0) == NoSuchTask()
+
+
+def test_a_heartbeat_is_refused_once_the_claim_has_another_number() -> None:
+    task = claimed_task()
+
+    (update,) = settlement.extend_claim(ref_to(task), task.claim, now=T0 + 10).writes
+
+    assert isinstance(update, Update)
+    assert update.guard.equals == (("claim", 4),)
+    assert update.guard.status_in == frozenset({TaskStatus.PROCESSING})
+    assert update.values == {"claim_until": T0 + 10 + limits.CLAIM_TTL_S}
+
+
+def _every_way_out(task: Task) -> dict[str, Change]:
+    ref = ref_to(task)
+    return {
+        "succeed": settlement.succeed(ref, task, RESULT, spent=FREE, now=T0),
+        "fail": settlement.fail(ref, task, FailureReason.BLOCKED, PROBLEM, spent=FREE, now=T0),
+        "release": settlement.release_for_retry(ref, task, PROBLEM, spent=FREE, now=T0),
+        "hand back": settlement.release_claim(ref, task, now=T0),
+    }
+
+
+@pytest.mark.parametrize("way", ["succeed", "fail", "release", "hand back"])
+def test_every_way_out_of_a_claim_is_fenced_by_its_number(way: str) -> None:
+    flip, _ = updates_of(_every_way_out(claimed_task())[way])
+
+    assert flip.guard.equals == (("claim", 4),)
+    assert flip.guard.status_in == frozenset({TaskStatus.PROCESSING})
+    assert flip.values["claim_until"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("way", "gates"),
+    [
+        ("succeed", SETTLES_PASS),
+        ("fail", SETTLES_PASS),
+        ("release", RELEASES_PASS),
+        ("hand back", RELEASES_PASS),
+    ],
+)
+def test_a_draining_gate_lets_tasks_go_back_but_not_settle(
+    way: str, gates: frozenset[CounterState]
+) -> None:
+    _, count = updates_of(_every_way_out(claimed_task())[way])
+
+    assert count.guard.status_in == gates
+    assert (CounterState.DRAINING in gates) is (way in {"release", "hand back"})
+
+
+def test_a_success_counts_once_in_the_same_change() -> None:
+    task = claimed_task()
+
+    flip, count = updates_of(
+        settlement.succeed(ref_to(task), task, RESULT, spent=Cost(5, 700), now=T0 + 3)
+    )
+
+    assert flip.values["status"] is TaskStatus.SUCCESSFUL
+    assert flip.values["result"] == RESULT
+    assert flip.values["problem"] is None
+    assert flip.deltas == {"attempts": 1, "credits": 5, "cost_micros": 700}
+    assert count.deltas == {
+        "done": 1,
+        "successful": 1,
+        "stored_bytes": RESULT.size_bytes,
+        "credits": 5,
+        "cost_micros": 700,
+    }
+
+
+@pytest.mark.parametrize("reason", list(FailureReason))
+def test_a_failure_is_counted_under_its_reason(reason: FailureReason) -> None:
+    task = claimed_task()
+
+    flip, count = updates_of(
+        settlement.fail(ref_to(task), task, reason, PROBLEM, spent=FREE, now=T0)
+    )
+
+    assert flip.values["status"] is TaskStatus.FAILED
+    assert flip.values["reason"] is reason
+    assert count.deltas == {"done": 1, "failed": 1, reason.value: 1}
+    assert set(count.deltas) <= set(a_stats().__struct_fields__)
+
+
+def test_a_retry_counts_as_being_between_tries_and_what_it_cost() -> None:
+    task = claimed_task()
+
+    flip, count = updates_of(
+        settlement.release_for_retry(ref_to(task), task, PROBLEM, spent=Cost(1), now=T0)
+    )
+
+    assert flip.values["status"] is TaskStatus.PENDING
+    assert flip.deltas == {"attempts": 1, "credits": 1}
+    assert count.deltas == {"retrying": 1, "credits": 1}
+
+
+def test_handing_back_counts_no_attempt_and_leaves_no_history() -> None:
+    task = claimed_task()
+
+    flip, count = updates_of(settlement.release_claim(ref_to(task), task, now=T0))
+
+    assert flip.deltas == {"handed_back": 1}
+    assert flip.values["status"] is TaskStatus.PENDING
+    assert "history" not in flip.values
+    assert count.deltas == {"retrying": 1}, "it was tried before, and is between tries again"
+
+
+def test_every_try_is_kept_in_the_history() -> None:
+    task = claimed_task(attempts=0)
+    first, _ = updates_of(
+        settlement.release_for_retry(ref_to(task), task, PROBLEM, spent=Cost(2), now=T0 + 1)
+    )
+    again = msgspec.structs.replace(task, attempts=1, history=first.values["history"])
+
+    second, _ = updates_of(settlement.succeed(ref_to(again), again, RESULT, spent=FREE, now=T0 + 9))
+
+    assert [attempt.number for attempt in second.values["history"]] == [1, 2]
+    assert [attempt.problem for attempt in second.values["history"]] == [PROBLEM, None]
+    assert [attempt.ended_at for attempt in second.values["history"]] == [T0 + 1, T0 + 9]
+
+
+def test_an_applied_settle_carries_the_counters_behind_it() -> None:
+    stats = a_stats(admitted=2, done=1)
+
+    assert settlement.settle_result(Applied((a_task(), stats)), claimed_task()) == Settled(stats)
+
+
+def test_more_tasks_done_than_admitted_is_our_bug_not_an_answer() -> None:
+    stats = a_stats(admitted=1, done=2)
+
+    with pytest.raises(AssertionError, match="more tasks are done"):
+        settlement.settle_result(Applied((a_task(), stats)), claimed_task())
+
+
+def test_a_settle_at_a_gate_that_is_not_open_lets_go() -> None:
+    stats = a_stats(status=CounterState.CLOSED)
+
+    assert settlement.settle_result(Stale(key_of(stats), stats), claimed_task()) == RunClosed()
+    assert settlement.settle_result(Missing(key_of(stats)), claimed_task()) == RunClosed()
+
+
+def test_a_worker_that_lost_its_claim_hears_so() -> None:
+    mine = claimed_task(claim=4)
+    row = claimed_task(claim=5)
+
+    assert settlement.settle_result(Stale(key_of(row), row), mine) == LostClaim()
+
+
+@pytest.mark.parametrize("status", [TaskStatus.SUCCESSFUL, TaskStatus.FAILED, TaskStatus.PENDING])
+def test_a_refusal_by_our_own_earlier_try_is_a_settle(status: TaskStatus) -> None:
+    mine = claimed_task(claim=4)
+    row = a_task(status=status, claim=4, attempts=mine.attempts + 1)
+
+    assert settlement.settle_result(Stale(key_of(row), row), mine) == Settled(None)
+
+
+def test_a_task_that_its_own_worker_handed_back_is_not_settled() -> None:
+    mine = claimed_task(claim=4)
+    row = a_task(status=TaskStatus.PENDING, claim=4, attempts=mine.attempts)
+
+    assert settlement.settle_result(Stale(key_of(row), row), mine) == LostClaim()
+
+
+def test_the_last_task_of_a_shard_is_worth_a_look() -> None:
+    assert settlement.may_be_drained(Settled(a_stats(admitted=2, done=2)))
+    assert not settlement.may_be_drained(Settled(a_stats(admitted=2, done=1)))
+    assert settlement.may_be_drained(Settled(None))
+
+
+def test_a_task_that_keeps_losing_its_workers_comes_to_an_end() -> None:
+    claims = 1 + limits.LOST_WORKERS_MAX + 2 + 5
+
+    last = claimed_task(attempts=2, handed_back=5, claim=claims)
+    over = claimed_task(attempts=2, handed_back=5, claim=claims + 1)
+
+    assert settlement.lost_workers_problem(last) is None
+    problem = settlement.lost_workers_problem(over)
+    assert problem is not None
+    assert problem.code == "worker_crashed"
+
+
+def test_there_is_a_retry_as_long_as_attempts_are_left() -> None:
+    random = Random(1)
+
+    def delay(attempts: int) -> float | None:
+        task = claimed_task(attempts=attempts)
+        return settlement.may_retry(
+            task, FailureReason.TIMEOUT, attempts_max=3, retry_after_s=None, random=random
+        )
+
+    assert delay(0) is not None
+    assert delay(1) is not None
+    assert delay(2) is None
+
+
+def test_a_task_between_tries_is_claimed_by_a_change_that_counts_it() -> None:
+    row = a_task(attempts=2)
+    refused = Stale(key_of(row), row)
+
+    change = settlement.reclaim(ref_to(row), refused, now=T0)
+
+    assert change is not None
+    flip, count = updates_of(change)
+    assert flip.guard.equals == (("attempts", 2),)
+    assert flip.guard.status_in == frozenset({TaskStatus.PENDING})
+    assert count.deltas == {"retrying": -1}
+
+
+def test_a_lapsed_claim_of_a_task_that_was_tried_is_taken_over_uncounted() -> None:
+    row = a_task(attempts=1, status=TaskStatus.PROCESSING, claim_until=T0 - 1)
+
+    change = settlement.reclaim(ref_to(row), Stale(key_of(row), row), now=T0)
+
+    assert change is not None
+    assert len(change.writes) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attempts": 0},
+        {"attempts": 1, "status": TaskStatus.SUCCESSFUL},
+        {"attempts": 1, "status": TaskStatus.PROCESSING, "claim_until": T0 + 1},
+    ],
+    ids=["never tried", "over", "held"],
+)
+def test_what_was_refused_for_another_reason_is_not_claimed_again(fields: dict[str, Any]) -> None:
+    row = a_task(**fields)
+
+    assert settlement.reclaim(ref_to(row), Stale(key_of(row), row), now=T0) is None
+
+
+def test_a_claim_that_finds_the_counters_shut_is_let_go() -> None:
+    assert settlement.claim_result(Stale(key_of(a_stats()), a_stats()), now=T0) == NoSuchTask()

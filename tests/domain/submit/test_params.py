@@ -1,0 +1,209 @@
+"""Scraper parameters: the keys that exist, one spelling for each value, and no smuggled headers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conveyor.domain import limits
+from conveyor.domain.model import Format
+from conveyor.domain.submit.scraper_params import (
+    PARAMS,
+    RESPONSE_TYPES,
+    InvalidParam,
+    check_params,
+    content_type_of,
+    derive_format,
+)
+
+PLAIN = PARAMS - {"allowed_status_codes", "custom_headers", "mode", "response_type"}
+
+
+def reason_of(given: dict[str, object]) -> str:
+    with pytest.raises(InvalidParam) as refusal:
+        check_params(given)
+    return refusal.value.reason
+
+
+def test_the_parameters_are_those_of_the_contract_and_extract() -> None:
+    contract = """mode js_render js_instructions custom_headers premium_proxy proxy_country
+    session_id original_status allowed_status_codes wait_for wait block_resources json_response
+    css_extractor autoparse response_type outputs"""
+
+    assert set(contract.split()) | {"extract"} == PARAMS
+
+
+def test_all_parameters_have_a_size_together() -> None:
+    given: dict[str, object] = {"css_extractor": "x" * 14_000, "js_instructions": "y" * 15_000}
+
+    with pytest.raises(InvalidParam, match=r"js_instructions is too long: all parameters may take"):
+        check_params(given)
+
+
+@pytest.mark.parametrize("key", sorted(PLAIN))
+@pytest.mark.parametrize(
+    ("value", "canonical"), [("text", "text"), (True, "true"), (False, "false"), (1500, "1500")]
+)
+def test_every_parameter_takes_text_booleans_and_whole_numbers(
+    key: str, value: object, canonical: str
+) -> None:
+    assert check_params({key: value}).values == {key: canonical}
+
+
+@pytest.mark.parametrize("value", [1.5, None, [], {}, ["a"]])
+def test_other_kinds_of_value_are_refused(value: object) -> None:
+    assert reason_of({"wait": value}) == "invalid_param_value"
+
+
+@pytest.mark.parametrize("key", ["url", "apikey", "JS_RENDER", "", "wait ", "x" * 500])
+def test_a_parameter_that_does_not_exist_is_unknown(key: str) -> None:
+    assert reason_of({key: "1"}) == "unknown_param"
+
+
+def test_text_has_a_longest_length_and_no_stray_bytes() -> None:
+    longest = "x" * limits.PARAM_VALUE_CHARS_MAX
+
+    assert check_params({"css_extractor": longest}).values == {"css_extractor": longest}
+    assert reason_of({"css_extractor": longest + "x"}) == "invalid_param_value"
+    assert reason_of({"css_extractor": "a\x00b"}) == "invalid_param_value"
+    assert reason_of({"css_extractor": "\ud800"}) == "invalid_param_value"
+
+
+@pytest.mark.parametrize("value", sorted(RESPONSE_TYPES))
+def test_each_response_type_is_a_format(value: str) -> None:
+    assert derive_format(check_params({"response_type": value}).values) is Format(value)
+
+
+def test_enumerated_parameters_take_only_their_values() -> None:
+    assert check_params({"mode": "auto"}).values == {"mode": "auto"}
+    assert reason_of({"mode": "manual"}) == "invalid_param_value"
+    assert reason_of({"response_type": "html"}) == "invalid_param_value"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Format.HTML),
+        ({"js_render": True}, Format.HTML),
+        ({"autoparse": True}, Format.JSON),
+        ({"autoparse": False}, Format.HTML),
+        ({"json_response": True}, Format.JSON),
+        ({"css_extractor": '{"a":"b"}'}, Format.JSON),
+        ({"css_extractor": ""}, Format.HTML),
+        ({"extract": "x"}, Format.JSON),
+        ({"response_type": "pdf", "autoparse": True}, Format.PDF),
+        ({"response_type": "markdown", "css_extractor": "x"}, Format.MARKDOWN),
+    ],
+)
+def test_a_chosen_response_type_outranks_what_parsing_would_give(
+    given: dict[str, object], expected: Format
+) -> None:
+    assert derive_format(check_params(given).values) is expected
+
+
+def test_every_format_has_a_content_type() -> None:
+    assert all("/" in content_type_of(body_format) for body_format in Format)
+
+
+@pytest.mark.parametrize("given", [{"X-One": "1"}, '{"X-One": "1"}'])
+def test_headers_come_as_an_object_or_as_its_text(given: object) -> None:
+    params = check_params({"custom_headers": given, "wait": 5})
+
+    assert params.headers == {"X-One": "1"}
+    assert params.values == {"wait": "5"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param({"X": "a\r\nB: c"}, id="line break in a value"),
+        pytest.param({"X": "a\nB: c"}, id="bare line feed"),
+        pytest.param({"X": "a\x00"}, id="nought byte"),
+        pytest.param({"X\r\nB": "c"}, id="line break in a name"),
+        pytest.param({"X Y": "c"}, id="space in a name"),
+        pytest.param({"X:": "c"}, id="colon in a name"),
+        pytest.param({"": "c"}, id="empty name"),
+        pytest.param({"Naïve": "c"}, id="name beyond ASCII"),
+        pytest.param({"X": "snow ☃"}, id="value beyond Latin-1"),
+        pytest.param({"X": 5}, id="number"),
+        pytest.param({"X": None}, id="null"),
+        pytest.param({f"X-{n}": "1" for n in range(limits.CUSTOM_HEADERS_MAX + 1)}, id="too many"),
+        pytest.param({"X": "1" * limits.CUSTOM_HEADERS_BYTES_MAX}, id="too large"),
+    ],
+)
+def test_a_header_that_could_not_be_sent_as_one_is_refused(headers: dict[str, object]) -> None:
+    assert reason_of({"custom_headers": headers}) == "invalid_param_value"
+    assert reason_of({"custom_headers": json.dumps(headers)}) == "invalid_param_value"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Transfer-Encoding",
+        "connection",
+        "HOST",
+        "Content-Length",
+        "Keep-Alive",
+        "TE",
+        "Trailer",
+        "Upgrade",
+        "Proxy-Authorization",
+        "proxy-connection",
+    ],
+)
+def test_headers_of_the_connection_are_not_the_callers(name: str) -> None:
+    assert reason_of({"custom_headers": {name: "x"}}) == "invalid_param_value"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "5", "null", "{", '{"a":', "[" * 100_000, "\ud800"])
+def test_text_that_is_no_object_of_headers_is_refused(text: str) -> None:
+    assert reason_of({"custom_headers": text}) == "invalid_param_value"
+
+
+@given(st.dictionaries(st.text(max_size=8), st.text(max_size=12), max_size=3))
+def test_whatever_passes_as_headers_holds_no_line_break(headers: dict[str, str]) -> None:
+    try:
+        checked = check_params({"custom_headers": dict(headers)}).headers
+    except InvalidParam:
+        return
+
+    assert checked == headers
+    for name, value in headers.items():
+        assert not {"\r", "\n", "\x00"} & set(name + value)
+        f"{name}: {value}".encode("latin-1")
+
+
+@pytest.mark.parametrize("text", ["", "404", "404,500", " 404 , 500", ",".join(["404"] * 50), 404])
+def test_lists_of_statuses_are_taken(text: object) -> None:
+    assert check_params({"allowed_status_codes": text}).values["allowed_status_codes"] == str(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 5000,
+        "4040",
+        "40",
+        "404,",
+        ",404",
+        "404;500",
+        "\uff14\uff10\uff14",
+        "-04",
+        "4e2",
+        "\r\n",
+        True,
+        10**40,
+        ",".join(["404"] * 51),
+    ],
+    ids=lambda text: repr(text)[:20],
+)
+def test_anything_else_is_no_list_of_statuses(text: object) -> None:
+    assert reason_of({"allowed_status_codes": text}) == "invalid_param_value"
+
+
+@pytest.mark.parametrize("key", sorted(PARAMS))
+def test_no_number_is_too_large_to_be_refused(key: str) -> None:
+    assert reason_of({key: 10**5000}) == "invalid_param_value"

@@ -1,0 +1,126 @@
+"""What becomes of a notice: every change is fenced by its claim, and time runs out in the end."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from conveyor.domain import limits
+from conveyor.domain.changes import Change, Update
+from conveyor.domain.model import NoticeStatus
+from conveyor.domain.webhook import delivery
+from conveyor.domain.webhook.keys import DeliveryAttempt
+from tests.builders import T0, a_notice
+
+DAY_S = 24 * 3600.0
+MISS = DeliveryAttempt(T0, 0.1, 500, "http_5xx:500")
+
+
+def written(change: Change) -> Update:
+    (write,) = change.writes
+    assert isinstance(write, Update)
+    return write
+
+
+def failed_at(now: float, *tries: DeliveryAttempt) -> Update:
+    notice = a_notice(tries=tries, claim=1)
+    tried = DeliveryAttempt(now, 0.1, 500, "http_5xx:500")
+    return written(delivery.failed(notice, tried, retry_after_s=None, now=now, random=Random(1)))
+
+
+def test_a_claim_is_a_number_that_fences_whatever_follows() -> None:
+    claimed = written(delivery.claim(a_notice(claim=4), now=T0))
+    recorded = written(delivery.delivered(a_notice(claim=5), DeliveryAttempt(T0, 0.1, 200)))
+
+    assert claimed.deltas == {"claim": 1}
+    assert claimed.values == {"due_at": T0 + limits.WEBHOOK_CLAIM_S}
+    assert claimed.guard.equals == (("claim", 4),)
+    assert recorded.guard.equals == (("claim", 5),)
+    assert recorded.guard.status_in == frozenset({NoticeStatus.DUE})
+
+
+def test_a_claim_outlives_the_try_that_it_is_for() -> None:
+    assert limits.WEBHOOK_CLAIM_S > 2 * limits.WEBHOOK_TIMEOUT_S
+
+
+def test_the_log_keeps_the_latest_tries_only() -> None:
+    tries = tuple(
+        DeliveryAttempt(T0 + number, 0.1, 500) for number in range(limits.WEBHOOK_TRIES_KEPT)
+    )
+
+    kept = failed_at(T0 + 100, *tries).values["tries"]
+
+    assert len(kept) == limits.WEBHOOK_TRIES_KEPT
+    assert kept[:-1] == tries[1:]
+    assert kept[-1].at == T0 + 100
+
+
+def test_a_redelivered_notice_starts_its_schedule_and_its_time_over() -> None:
+    now = T0 + 4 * DAY_S
+    again = written(delivery.redeliver(a_notice(claim=9, tries=(MISS,) * 9), now=now))
+    notice = a_notice(claim=10, tries=(MISS,) * 9, due_since=now)
+
+    tried = DeliveryAttempt(now, 0.1, 500, "http_5xx:500")
+    write = written(delivery.failed(notice, tried, retry_after_s=None, now=now, random=Random(1)))
+
+    assert again.values["due_at"] == again.values["due_since"] == now
+    assert again.deltas == {"claim": 1}
+    assert "status" not in write.values
+    assert write.values["due_at"] - now == pytest.approx(5, rel=0.1)
+
+
+def test_a_failure_past_the_last_hour_is_the_last() -> None:
+    late = T0 + limits.WEBHOOK_GIVE_UP_S + 1
+
+    assert failed_at(late).values["status"] is NoticeStatus.EXHAUSTED
+    assert "status" not in failed_at(late - 2).values
+
+
+def test_a_sidelined_notice_waits_until_its_time_is_over() -> None:
+    late = T0 + limits.WEBHOOK_GIVE_UP_S + 1
+
+    waits = written(delivery.defer_for_receiver(a_notice(), until=T0 + 60, now=T0))
+    ends = written(delivery.defer_for_receiver(a_notice(), until=late + 60, now=late))
+
+    assert waits.values == {"due_at": T0 + 60}
+    assert ends.values["status"] is NoticeStatus.EXHAUSTED
+    assert ends.values["last_error"] == "receiver_sidelined"
+
+
+def test_the_earliest_event_that_is_still_waiting_goes_first() -> None:
+    first, second, third = (a_notice(number, occurred_at=T0 + number) for number in range(3))
+    done = a_notice(0, occurred_at=T0, status=NoticeStatus.DELIVERED)
+
+    assert delivery.blocking_predecessor(third, [third, second, first]) == first
+    assert delivery.blocking_predecessor(second, [third, second, done]) is None
+    assert delivery.blocking_predecessor(first, [third, second, first]) is None
+
+
+def test_a_notice_is_tried_ever_less_often() -> None:
+    random = Random(1)
+
+    delays = [
+        delivery.next_delivery_s(attempts, retry_after_s=None, random=random)
+        for attempts in range(1, len(delivery.RETRY_SCHEDULE_S) + 1)
+    ]
+
+    assert delays == sorted(delays)
+    assert delays[0] == pytest.approx(5, rel=0.1)
+    assert delays[-1] == pytest.approx(delivery.RETRY_SCHEDULE_S[-1], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [(60.0, 60.0), (24 * 3600.0, 24 * 3600.0), (999_999_999.0, 24 * 3600.0)]
+)
+def test_a_receiver_may_ask_for_time_but_not_for_more_than_a_day(
+    asked: float, expected: float
+) -> None:
+    assert delivery.next_delivery_s(1, retry_after_s=asked, random=Random(1)) == expected
+
+
+def test_a_notice_is_given_up_after_three_days() -> None:
+    notice = a_notice(due_since=T0)
+
+    assert not delivery.is_over(notice, now=T0 + limits.WEBHOOK_GIVE_UP_S)
+    assert delivery.is_over(notice, now=T0 + limits.WEBHOOK_GIVE_UP_S + 1)

@@ -1,0 +1,243 @@
+"""What the seam adds to a plane: retries within bounds, three outcomes, faults and crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from conveyor.engines.aws.client.client import RetryingAwsClient
+from conveyor.engines.aws.client.retry import ATTEMPTS_MAX, BACKOFF_S_MAX, RetryBudget
+from conveyor.engines.aws.errors import AwsError, NoResponse, NotAllowed, NotApplied
+from conveyor.engines.system.crash_injection import CrashSwitch
+from conveyor.ports.errors import BlobMissing, QueueGone, StorageFull, Unavailable
+from tests.aws import a_seam
+from tests.engines.aws.scripted import LOST, THROTTLED, UNSENT, Said, ScriptedPlane
+
+PUT = {"TableName": "t", "Item": {"pk": {"S": "a"}}}
+GUARDED = {**PUT, "ConditionExpression": "attribute_not_exists(pk)"}
+ONCE: dict[str, Any] = {"TransactItems": []}
+
+
+@pytest.mark.parametrize("failure", [THROTTLED, UNSENT], ids=["throttled", "unsent"])
+async def test_what_was_not_done_is_asked_again(
+    failure: AwsError | NoResponse, autojump_clock: MockClock
+) -> None:
+    transport = ScriptedPlane(failure, failure, {"done": True})
+
+    answer = await a_seam(transport).call("dynamodb", "PutItem", GUARDED)
+
+    assert answer == {"done": True}
+    assert len(transport.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("operation", "params", "attempts"),
+    [
+        ("PutItem", PUT, ATTEMPTS_MAX),
+        ("PutItem", GUARDED, 1),
+        ("UpdateItem", {"Key": {}}, 1),
+        ("TransactWriteItems", ONCE, 1),
+        ("TransactWriteItems", {**ONCE, "ClientRequestToken": "t"}, ATTEMPTS_MAX),
+        ("GetItem", {}, ATTEMPTS_MAX),
+        ("ReceiveMessage", {}, 1),
+        ("PutObject", {"Body": b""}, ATTEMPTS_MAX),
+        ("PutObject", {"Body": b"", "IfNoneMatch": "*"}, 1),
+        ("PutObject", {"Body": iter(())}, 1),
+    ],
+)
+async def test_a_lost_answer_is_asked_for_again_only_if_twice_is_once(
+    operation: str, params: Mapping[str, Any], attempts: int, autojump_clock: MockClock
+) -> None:
+    transport = ScriptedPlane(LOST)
+
+    with pytest.raises(Unavailable):
+        await a_seam(transport).call("any", operation, params)
+
+    assert len(transport.asked) == attempts
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_certain"),
+    [([THROTTLED], True), ([UNSENT], True), ([THROTTLED, LOST, THROTTLED], False), ([LOST], False)],
+)
+async def test_a_call_that_was_turned_away_each_time_has_certainly_done_nothing(
+    lines: list[Said], is_certain: bool, autojump_clock: MockClock
+) -> None:
+    with pytest.raises(Unavailable) as caught:
+        await a_seam(ScriptedPlane(*lines)).call("dynamodb", "PutItem", PUT)
+
+    assert isinstance(caught.value, NotApplied) == is_certain
+
+
+async def test_a_storm_of_failures_uses_up_the_budget_and_then_nobody_tries_again(
+    autojump_clock: MockClock,
+) -> None:
+    transport, budget = ScriptedPlane(THROTTLED), RetryBudget(left=50.0)
+    client = RetryingAwsClient(transport=transport, random=Random(1), budget=budget)
+
+    for _ in range(100):
+        with pytest.raises(Unavailable):
+            await client.call("dynamodb", "GetItem", {})
+
+    assert len(transport.asked) == 100 + 10
+
+
+async def test_a_service_that_recovers_earns_the_budget_back(autojump_clock: MockClock) -> None:
+    client = RetryingAwsClient(
+        transport=ScriptedPlane({}), random=Random(1), budget=RetryBudget(left=0.0)
+    )
+
+    for _ in range(7):
+        await client.call("dynamodb", "GetItem", {})
+
+    assert client.budget.left == 7.0
+
+
+async def test_a_call_ends_within_its_deadline_however_often_it_is_tried(
+    autojump_clock: MockClock,
+) -> None:
+    class Slow(ScriptedPlane):
+        async def call(
+            self, service: str, operation: str, params: Mapping[str, Any], *, deadline_s: float
+        ) -> dict[str, Any]:
+            await trio.sleep(min(deadline_s, 4.0))
+            raise THROTTLED
+
+    started_at = trio.current_time()
+    with pytest.raises(Unavailable):
+        await a_seam(Slow({}), deadline_s=7.0).call("dynamodb", "GetItem", {})
+
+    assert trio.current_time() - started_at <= 7.0
+
+
+@pytest.mark.parametrize(
+    ("said", "raised"),
+    [
+        (AwsError("QueueDoesNotExist", ""), QueueGone),
+        (AwsError("NoSuchKey", "", status=404), BlobMissing),
+        (AwsError("InsufficientStorage", "", status=507), StorageFull),
+        (AwsError("InternalServerError", "", status=500), Unavailable),
+        (AwsError("ConditionalCheckFailedException", ""), AwsError),
+        (AwsError("AccessDeniedException", ""), NotAllowed),
+        (AwsError("ValidationException", ""), AwsError),
+    ],
+)
+async def test_a_refusal_is_raised_as_what_the_ports_promise(
+    said: AwsError, raised: type[Exception], autojump_clock: MockClock
+) -> None:
+    with pytest.raises(raised):
+        await a_seam(ScriptedPlane(said)).call("any", "UpdateItem", {})
+
+
+@pytest.mark.parametrize(
+    ("reasons", "attempts"),
+    [
+        (("None", "TransactionConflict"), ATTEMPTS_MAX),
+        (("TransactionConflict", "ConditionalCheckFailed"), 1),
+        (("None", "ConditionalCheckFailed"), 1),
+        ((), 1),
+    ],
+)
+async def test_a_transaction_is_tried_again_when_conflicts_alone_cancelled_it(
+    reasons: tuple[str, ...], attempts: int, autojump_clock: MockClock
+) -> None:
+    transport = ScriptedPlane(AwsError("TransactionCanceledException", "", reasons=reasons))
+
+    with pytest.raises((AwsError, Unavailable)):
+        await a_seam(transport).call("dynamodb", "TransactWriteItems", ONCE)
+
+    assert len(transport.asked) == attempts
+
+
+class Losing:
+    """Loses every answer after the effect."""
+
+    async def before(self, service: str, operation: str, params: Mapping[str, Any]) -> None:
+        pass
+
+    async def after(self, service: str, operation: str, params: Mapping[str, Any]) -> None:
+        raise LOST
+
+
+class Stalling(Losing):
+    async def before(self, service: str, operation: str, params: Mapping[str, Any]) -> None:
+        await trio.sleep(3600)
+
+
+async def test_an_injected_stall_ends_with_the_deadline(autojump_clock: MockClock) -> None:
+    transport = ScriptedPlane({})
+
+    with pytest.raises(Unavailable):
+        await a_seam(transport, faults=Stalling(), deadline_s=7.0).call("dynamodb", "PutItem", PUT)
+
+    assert trio.current_time() == pytest.approx(7.0, abs=0.1)
+    assert transport.asked == []
+
+
+async def test_an_injected_fault_can_lose_the_answer_of_what_was_done(
+    autojump_clock: MockClock,
+) -> None:
+    transport = ScriptedPlane({})
+
+    with pytest.raises(Unavailable):
+        await a_seam(transport, faults=Losing()).call("dynamodb", "PutItem", GUARDED)
+
+    assert len(transport.asked) == 1
+
+
+@pytest.mark.parametrize(("side", "asked"), [("before", 0), ("after", 1)])
+async def test_the_crash_switch_ends_on_either_side_of_the_effect(side: str, asked: int) -> None:
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    transport = ScriptedPlane({})
+    switch = CrashSwitch("dynamodb.PutItem", 1, side, end=end)
+
+    with pytest.raises(SystemExit):
+        await a_seam(transport, crash=switch).call("dynamodb", "PutItem", PUT)
+
+    assert len(transport.asked) == asked
+
+
+async def test_a_body_that_breaks_off_while_it_streams_is_unavailable() -> None:
+    async def breaking() -> Any:
+        yield b"some"
+        raise LOST
+
+    async def read_all() -> None:
+        async with client.open("s3", "GetObject", {}) as answer:
+            async for _ in answer["Body"]:
+                pass
+
+    body: Said = {"Body": breaking()}
+    client = a_seam(ScriptedPlane(body))
+
+    with pytest.raises(Unavailable):
+        await read_all()
+
+
+async def test_retries_wait_longer_and_longer_but_never_too_long(
+    autojump_clock: MockClock,
+) -> None:
+    class Most:
+        def uniform(self, a: float, b: float, /) -> float:
+            waits.append(b)
+            return a
+
+        def getrandbits(self, k: int, /) -> int:
+            return 0
+
+    waits: list[float] = []
+    client = RetryingAwsClient(transport=ScriptedPlane(THROTTLED), random=Most())
+
+    with pytest.raises(Unavailable):
+        await client.call("dynamodb", "GetItem", {})
+
+    assert waits == sorted(waits)
+    assert len(waits) == ATTEMPTS_MAX
+    assert waits[-1] <= BACKOFF_S_MAX

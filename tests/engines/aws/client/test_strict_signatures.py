@@ -1,0 +1,48 @@
+"""A DynamoDB that checks signatures takes ours, and nobody else's."""
+
+from __future__ import annotations
+
+import pytest
+
+from conveyor.engines.aws.client.boto_transport import open_boto_transport
+from conveyor.engines.aws.client.credentials import StaticAccess
+from conveyor.engines.aws.client.sigv4 import Credentials
+from conveyor.engines.aws.errors import NotAllowed
+from tests.aws import REGION, a_lean_plane, a_seam, an_access
+
+pytestmark = pytest.mark.slow
+
+ALLOW_ALL = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
+
+
+async def a_user(url: str, name: str) -> Credentials:
+    """Keys of a user who may do anything: only those of users are checked."""
+    async with open_boto_transport(an_access(iam=url)) as transport:
+        iam = a_seam(transport)
+        await iam.call("iam", "CreateUser", {"UserName": name})
+        policy = {"UserName": name, "PolicyName": "all", "PolicyDocument": ALLOW_ALL}
+        await iam.call("iam", "PutUserPolicy", policy)
+        made = (await iam.call("iam", "CreateAccessKey", {"UserName": name}))["AccessKey"]
+        return Credentials(made["AccessKeyId"], made["SecretAccessKey"])
+
+
+async def test_our_signature_is_taken_where_signatures_are_checked(strict_ministack: str) -> None:
+    keys = await a_user(strict_ministack, "honest")
+    access = StaticAccess(REGION, keys, {"dynamodb": strict_ministack})
+
+    async with a_lean_plane(access) as transport:
+        answer = await a_seam(transport).call("dynamodb", "ListTables", {})
+
+    assert answer == {"TableNames": []}
+
+
+async def test_a_wrong_secret_is_refused_by_dynamodb(strict_ministack: str) -> None:
+    keys = await a_user(strict_ministack, "thief")
+    wrong = Credentials(keys.access_key, "guessed")
+    access = StaticAccess(REGION, wrong, {"dynamodb": strict_ministack})
+
+    async with a_lean_plane(access) as transport:
+        with pytest.raises(NotAllowed) as caught:
+            await a_seam(transport).call("dynamodb", "ListTables", {})
+
+    assert caught.value.code == "InvalidSignatureException"

@@ -1,0 +1,117 @@
+"""Lanes: each shard is written as fast as it takes it, and no slower for the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock
+
+from conveyor.domain.model import Task
+from conveyor.engines.aws.dynamodb.adaptive_writes import (
+    WIDTH,
+    WIDTH_MAX,
+    AdaptiveConcurrency,
+    put_rows,
+)
+from conveyor.engines.aws.errors import AwsError
+from conveyor.ports.errors import Unavailable
+from tests.builders import RUN, a_task
+
+CALL_S = 0.01
+
+
+def tasks_of(shard: int, count: int) -> list[Task]:
+    made = [a_task(shard * 10_000 + number) for number in range(count)]
+    return [msgspec.structs.replace(task, shard=shard) for task in made]
+
+
+def throttled() -> Unavailable:
+    error = Unavailable("dynamodb.PutItem: ThrottlingException")
+    error.__cause__ = AwsError("ThrottlingException", "slow down")
+    return error
+
+
+class Shards:
+    """Takes so many rows of a shard at once, and refuses the others for now."""
+
+    def __init__(self, **at_once: int) -> None:
+        self.at_once = at_once
+        self.busy: Counter[int] = Counter()
+        self.most: Counter[int] = Counter()
+        self.done: Counter[str] = Counter()
+        self.refused: Counter[int] = Counter()
+        self.ended_at: dict[int, float] = {}
+
+    async def put(self, task: Task) -> None:
+        shard = task.shard
+        if self.busy[shard] >= self.at_once.get(f"shard_{shard}", 10**9):
+            self.refused[shard] += 1
+            raise throttled()
+        self.busy[shard] += 1
+        self.most[shard] = max(self.most[shard], self.busy[shard])
+        await trio.sleep(CALL_S)
+        self.busy[shard] -= 1
+        self.done[task.task_id] += 1
+        self.ended_at[shard] = trio.current_time()
+
+
+async def test_a_lane_widens_while_all_goes_well(autojump_clock: MockClock) -> None:
+    shards, lanes = Shards(), AdaptiveConcurrency()
+
+    await put_rows(lanes, tasks_of(0, 2_000), shards.put, Random(1))
+
+    assert shards.most[0] == lanes.width_of((RUN, 0)) == WIDTH_MAX
+    assert set(shards.done.values()) == {1}
+
+
+async def test_a_throttled_shard_is_written_at_its_own_pace_and_holds_up_nobody(
+    autojump_clock: MockClock,
+) -> None:
+    shards, lanes = Shards(shard_1=2), AdaptiveConcurrency()
+    tasks = [task for pair in zip(tasks_of(0, 300), tasks_of(1, 300), strict=True) for task in pair]
+
+    await put_rows(lanes, tasks, shards.put, Random(1))
+
+    assert set(shards.done.values()) == {1}
+    assert len(shards.done) == 600
+    assert lanes.width_of((RUN, 1)) <= WIDTH < lanes.width_of((RUN, 0))
+    assert shards.ended_at[0] < shards.ended_at[1] / 4
+    assert shards.refused[1] < 300
+
+
+async def test_a_shard_that_takes_nothing_is_given_up_when_the_others_are_in(
+    autojump_clock: MockClock,
+) -> None:
+    shards = Shards(shard_1=0)
+
+    with pytest.raises(Unavailable, match="Throttling"):
+        await put_rows(
+            AdaptiveConcurrency(), [*tasks_of(1, 5), *tasks_of(0, 50)], shards.put, Random(1)
+        )
+
+    assert len(shards.done) == 50
+
+
+async def test_a_lost_answer_is_asked_for_again(autojump_clock: MockClock) -> None:
+    tried: Counter[str] = Counter()
+
+    async def put(task: Task) -> None:
+        tried[task.task_id] += 1
+        if tried[task.task_id] == 1:
+            raise Unavailable("no answer")
+
+    await put_rows(AdaptiveConcurrency(), tasks_of(0, 20), put, Random(1))
+
+    assert set(tried.values()) == {2}
+
+
+async def test_what_is_refused_for_good_is_raised(autojump_clock: MockClock) -> None:
+    async def put(_: Task) -> None:
+        raise AwsError("ValidationException", "no")
+
+    with pytest.raises(AwsError):
+        await put_rows(AdaptiveConcurrency(), tasks_of(0, 3), put, Random(1))

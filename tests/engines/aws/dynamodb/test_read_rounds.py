@@ -1,0 +1,63 @@
+"""Batches of which a service takes a part at a time, and takes its time: no round begins after the
+deadline of all of them, long before messages or claims come back to others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from conveyor.engines.aws.dynamodb import table as tables
+from conveyor.engines.aws.dynamodb.table import Table
+from conveyor.engines.aws.sqs import batch
+from conveyor.engines.aws.sqs.batch import all_entries
+from conveyor.ports.errors import Unavailable
+from tests.aws import a_seam
+from tests.engines.aws.scripted import Said, ScriptedPlane
+
+SLOW_S = 8.0
+ROWS = "rows"
+
+
+class SlowPlane(ScriptedPlane):
+    async def call(
+        self, service: str, operation: str, params: Mapping[str, Any], *, deadline_s: float
+    ) -> dict[str, Any]:
+        await trio.sleep(SLOW_S)
+        return await super().call(service, operation, params, deadline_s=deadline_s)
+
+
+async def test_a_batch_that_is_taken_slowly_and_never_whole_ends_at_its_deadline(
+    autojump_clock: MockClock,
+) -> None:
+    rounds = 0
+
+    async def take_nothing(operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        nonlocal rounds
+        rounds += 1
+        await trio.sleep(SLOW_S)
+        return {}
+
+    with pytest.raises(Unavailable, match="2 entries"):
+        await all_entries(take_nothing, "SendMessageBatch", [{}, {}], Random(1))
+
+    assert rounds == 3
+    assert trio.current_time() < batch.ROUNDS_S_MAX + SLOW_S
+
+
+async def test_deletes_that_are_done_slowly_and_never_whole_end_at_their_deadline(
+    autojump_clock: MockClock,
+) -> None:
+    left: Said = {"UnprocessedItems": {ROWS: [{"DeleteRequest": {}}]}}
+    transport = SlowPlane(left)
+    table = Table(name=ROWS, client=a_seam(transport), random=Random(1))
+
+    with pytest.raises(Unavailable):
+        await table.remove([("partition", "sort")])
+
+    assert len(transport.asked) == 3
+    assert trio.current_time() < tables.ROUNDS_S_MAX + SLOW_S

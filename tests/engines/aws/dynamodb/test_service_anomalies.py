@@ -1,0 +1,348 @@
+"""What DynamoDB does and no emulator models: leftovers, conflicts, lost answers, late indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from trio.testing import MockClock
+
+from conveyor.domain.changes import ANY, Applied, Change, Enqueue, Guard, Stale, TaskKey, Update
+from conveyor.domain.ids import RunId
+from conveyor.domain.model import RunStatus, ShardCounters, Task, TaskRef
+from conveyor.domain.queries import DueExports, RunsIn, RunsOf, TasksOf
+from conveyor.engines.aws.dynamodb import DynamoStore
+from conveyor.engines.aws.dynamodb.expressions import pointer_item, to_item
+from conveyor.engines.aws.dynamodb.table import Table
+from conveyor.engines.aws.errors import AwsError, NoResponse, NotApplied
+from conveyor.engines.memory import memory_engine
+from conveyor.engines.memory.queue import MemoryQueue
+from conveyor.ports.errors import PartlyUnavailable, Unavailable
+from tests.aws import a_seam
+from tests.builders import (
+    JOB,
+    RUN,
+    ManualClock,
+    a_change,
+    a_job,
+    a_run,
+    a_stats,
+    a_task,
+    add,
+    an_export,
+    insert,
+    key_of,
+    ref_to,
+    update,
+)
+from tests.engines.aws.scripted import LOST, THROTTLED, Said, ScriptedPlane
+
+NAME = "rows"
+
+
+def cancelled(*reasons: str) -> AwsError:
+    return AwsError("TransactionCanceledException", "cancelled", reasons=reasons)
+
+
+FAILED, FINE, CONFLICT = "ConditionalCheckFailed", "None", "TransactionConflict"
+
+
+def a_store(*lines: Said) -> tuple[DynamoStore, ScriptedPlane, Table]:
+    transport = ScriptedPlane(*lines)
+    table = Table(name=NAME, client=a_seam(transport), random=Random(1))
+    queue = memory_engine(clock=ManualClock(), random=Random(1)).queue
+    return DynamoStore(table, queue), transport, table
+
+
+def found(*items: Mapping[str, Any]) -> dict[str, Any]:
+    return {"Responses": {NAME: list(items)}}
+
+
+def operations(transport: ScriptedPlane) -> list[str]:
+    return [operation for _, operation, _ in transport.asked]
+
+
+def item_of(row: Any) -> dict[str, Any]:
+    return to_item(key_of(row), row)
+
+
+def a_settle(task: Task, stats: ShardCounters) -> Change:
+    guard = Guard(equals=(("claim", 1),))
+    return a_change(Update(key_of(task), guard, {"attempts": 1}, is_quiet=True), add(stats, done=1))
+
+
+async def test_settles_that_are_too_large_together_are_tried_in_halves() -> None:
+    stats, tasks = a_stats(), [a_task(0), a_task(1)]
+    too_large = AwsError("ValidationException", "Transaction request cannot exceed 4 MB")
+    store, transport, _ = a_store(too_large, {}, {}, {"Item": item_of(stats)})
+
+    verdicts = await store.commit([a_settle(task, stats) for task in tasks])
+
+    assert all(isinstance(verdict, Applied) for verdict in verdicts)
+    assert operations(transport) == ["TransactWriteItems"] * 3 + ["GetItem"]
+
+
+async def test_keys_that_a_read_left_out_are_read_again(autojump_clock: MockClock) -> None:
+    tasks = [a_task(0), a_task(1)]
+    left = {NAME: {"Keys": [{name: item_of(tasks[1])[name] for name in ("pk", "sk")}]}}
+    said = found(item_of(tasks[0])) | {"UnprocessedKeys": left}
+    _, transport, table = a_store(said, found(item_of(tasks[1])))
+
+    rows = await table.get_all([key_of(task) for task in tasks])
+
+    assert rows == {key_of(task): task for task in tasks}
+    assert operations(transport) == ["BatchGetItem"] * 2
+
+
+async def test_deletes_that_were_left_undone_are_sent_again_and_not_for_ever(
+    autojump_clock: MockClock,
+) -> None:
+    request: dict[str, Any] = {"DeleteRequest": {"Key": {}}}
+    left: Said = {"UnprocessedItems": {NAME: [request]}}
+    _, transport, table = a_store(left, left, {})
+    _, _, stuck = a_store(left)
+
+    await table.remove([("a", "b"), ("c", "d")])
+    with pytest.raises(Unavailable):
+        await stuck.remove([("a", "b")])
+
+    assert [len(each["RequestItems"][NAME]) for _, _, each in transport.asked] == [2, 1, 1]
+
+
+async def test_a_page_goes_on_over_empty_answers(autojump_clock: MockClock) -> None:
+    task = a_task(0)
+    more = {"Items": [], "ScannedCount": 1, "LastEvaluatedKey": {"pk": {"S": "x"}}}
+    store, transport, table = a_store(more, more, {"Items": [item_of(task)], "ScannedCount": 1})
+
+    rows = await store.find(TasksOf(job_id=JOB, run_id=RUN, shard_count=1, limit=5))
+
+    assert rows == [task]
+    assert operations(transport) == ["Query"] * 3
+    assert [table.meter.rows_read, table.meter.rows_returned] == [3, 1]
+
+
+async def test_a_transaction_in_conflict_is_tried_again_with_the_same_token(
+    autojump_clock: MockClock,
+) -> None:
+    in_progress = AwsError("TransactionInProgressException", "wait")
+    store, transport, _ = a_store(cancelled(CONFLICT, FINE), in_progress, LOST, {})
+
+    verdicts = await store.commit([a_change(insert(a_job()), insert(a_task()))])
+
+    assert verdicts == [Applied((a_job(), a_task()))]
+    tokens = {params["ClientRequestToken"] for _, _, params in transport.asked}
+    assert len(transport.asked) == 4
+    assert len(tokens) == 1
+
+
+async def test_a_lost_answer_leaves_the_verdicts_of_the_others_known() -> None:
+    task = a_task()
+    store, _, _ = a_store({"Attributes": item_of(task)}, LOST, {"Attributes": item_of(task)})
+
+    with pytest.raises(PartlyUnavailable) as caught:
+        await store.commit([a_change(update(a_task(n), attempts=1)) for n in range(3)])
+
+    known = [verdict for verdict in caught.value.verdicts if verdict is not None]
+    assert len(caught.value.verdicts) == 3
+    assert known == [Applied((task,))] * 2
+
+
+async def test_a_write_that_the_table_had_no_room_for_is_known_not_to_have_happened(
+    autojump_clock: MockClock,
+) -> None:
+    store, _, _ = a_store(THROTTLED)
+
+    with pytest.raises(PartlyUnavailable) as caught:
+        await store.commit([a_change(update(a_task(n), attempts=1)) for n in range(2)])
+
+    assert caught.value.verdicts == [None, None]
+    assert caught.value.turned_away == {0, 1}
+
+
+async def test_a_write_is_not_denied_because_what_comes_after_it_had_no_room(
+    autojump_clock: MockClock,
+) -> None:
+    written_not_read, written_not_sent = a_store({}, THROTTLED)[0], a_store({})[2]
+    several = a_change(update(a_task(), attempts=1), add(a_stats(), done=1))
+    sent = Change((insert(a_task()),), (Enqueue((ref_to(a_task()),)),))
+
+    with pytest.raises(Unavailable) as unread:
+        await written_not_read.commit([several])
+    with pytest.raises(Unavailable) as unsent:
+        await DynamoStore(written_not_sent, NoRoom(ManualClock(), Random(1))).commit([sent])
+
+    assert not isinstance(unread.value, PartlyUnavailable)
+    assert not isinstance(unsent.value, PartlyUnavailable)
+
+
+class NoRoom(MemoryQueue):
+    async def send(self, refs: Sequence[TaskRef]) -> None:
+        raise NotApplied("sqs.SendMessageBatch: RequestThrottled")
+
+
+class RemovedAtOnce(MemoryQueue):
+    """Its runs are over: whoever makes a queue for one has it removed behind their back."""
+
+    async def open_run(self, run_id: RunId) -> None:
+        await super().open_run(run_id)
+        await self.close_run(run_id)
+
+
+async def test_refs_of_a_run_whose_queue_is_removed_meanwhile_are_simply_not_sent() -> None:
+    _, _, table = a_store({}, {"Attributes": {}})
+    store = DynamoStore(table, RemovedAtOnce(ManualClock(), Random(1)))
+    change = Change((insert(a_task()),), (Enqueue((ref_to(a_task()),)),))
+
+    with pytest.raises(Unavailable):
+        await store.commit([change])
+
+
+async def test_a_change_alone_whose_answer_is_lost_is_simply_unknown() -> None:
+    store, _, _ = a_store(LOST)
+
+    with pytest.raises(Unavailable) as caught:
+        await store.commit([a_change(update(a_task(), attempts=1))])
+
+    assert not isinstance(caught.value, PartlyUnavailable)
+
+
+async def test_the_same_change_made_twice_has_two_tokens() -> None:
+    store, transport, _ = a_store({})
+    change = a_change(insert(a_job()), insert(a_task()))
+
+    await store.commit([change])
+    await store.commit([change])
+
+    first, second = (params["ClientRequestToken"] for _, _, params in transport.asked)
+    assert first != second
+
+
+async def test_a_token_that_was_used_otherwise_is_our_bug() -> None:
+    mismatch = AwsError("IdempotentParameterMismatchException", "no")
+    store, _, _ = a_store(mismatch)
+
+    with pytest.raises(AwsError):
+        await store.commit([a_change(insert(a_job()), insert(a_task()))])
+
+
+async def test_a_condition_that_failed_beside_a_conflict_is_looked_into(
+    autojump_clock: MockClock,
+) -> None:
+    job, closed = a_job(), Guard(status_in=frozenset({"closed"}))
+    store, _, _ = a_store(cancelled(FAILED, CONFLICT), found(item_of(job)))
+
+    verdicts = await store.commit([a_change(update(job, closed, name="x"), insert(a_task()))])
+
+    assert verdicts == [Stale(key_of(job), job)]
+
+
+async def test_a_write_is_tried_again_when_nothing_is_in_its_way_any_more(
+    autojump_clock: MockClock,
+) -> None:
+    refused = AwsError("ConditionalCheckFailedException", "no")
+    store, transport, _ = a_store(refused, {}, {})
+
+    verdicts = await store.commit([a_change(insert(a_job()))])
+
+    assert verdicts == [Applied((a_job(),))]
+    assert operations(transport) == ["PutItem", "GetItem", "PutItem"]
+
+
+async def test_a_lost_claim_costs_its_group_one_round(autojump_clock: MockClock) -> None:
+    tasks, stats = [a_task(n, claim=1) for n in range(3)], a_stats(done=5)
+    lost = a_task(1, claim=2)
+    store, transport, _ = a_store(
+        cancelled(FINE, FAILED, FINE, FINE),
+        found(item_of(lost), item_of(stats)),
+        {},
+        {"Item": item_of(stats)},
+    )
+
+    verdicts = await store.commit([a_settle(task, stats) for task in tasks])
+
+    kept = Applied((None, stats))
+    assert verdicts == [kept, Stale(key_of(lost), lost), kept]
+    sizes = [len(params.get("TransactItems", ())) for _, _, params in transport.asked]
+    assert sizes == [4, 0, 3, 0]
+    again = transport.asked[2][2]["TransactItems"]
+    assert again[-1]["Update"]["ExpressionAttributeValues"] == {":0": {"N": "2"}}
+
+
+async def test_settles_of_one_shard_share_one_write_of_their_counter() -> None:
+    stats = a_stats(done=95)
+    store, transport, _ = a_store({}, {}, {"Item": item_of(stats)})
+
+    await store.commit([a_settle(a_task(number, claim=1), stats) for number in range(95)])
+
+    sizes = [len(params.get("TransactItems", ())) for _, _, params in transport.asked]
+    assert sizes == [91, 6, 0]
+
+
+@pytest.mark.parametrize("failure", [THROTTLED, LOST], ids=["throttled", "lost"])
+async def test_a_claim_without_an_answer_is_unknown(
+    failure: AwsError | NoResponse, autojump_clock: MockClock
+) -> None:
+    store, _, _ = a_store(failure)
+
+    with pytest.raises(Unavailable):
+        await store.commit([a_change(add(a_task(), claim=1))])
+
+
+async def test_what_an_index_shows_too_late_is_not_found(autojump_clock: MockClock) -> None:
+    ended, gone = a_run(status=RunStatus.COMPLETED), a_run()
+    shown = {"Items": [item_of(ended)], "ScannedCount": 1}
+    nothing: list[Said] = [{"Items": []}] * 7
+    store, _, _ = a_store(shown, *nothing, found(item_of(ended)))
+    other, _, _ = a_store({"Items": [item_of(gone)]}, *nothing, found())
+    query = RunsIn(statuses=frozenset({RunStatus.RUNNING}), limit=10)
+
+    assert await store.find(query) == []
+    assert await other.find(query) == []
+
+
+async def test_a_row_that_an_index_shows_twice_is_found_once(autojump_clock: MockClock) -> None:
+    """One that moves on while its old and its new place are read is seen in both."""
+    run = a_run(status=RunStatus.RUNNING)
+    shown: Said = {"Items": [item_of(run)], "ScannedCount": 1}
+    nothing: list[Said] = [{"Items": []}] * 7
+    store, transport, _ = a_store(shown, *nothing, shown, *nothing, found(item_of(run)))
+    statuses = frozenset({RunStatus.PENDING, RunStatus.RUNNING})
+
+    rows = await store.find(RunsIn(statuses=statuses, limit=10))
+
+    (asked,) = [params for _, name, params in transport.asked if name == "BatchGetItem"]
+    assert rows == [run]
+    assert len(asked["RequestItems"][NAME]["Keys"]) == 1
+
+
+async def test_an_export_that_an_index_shows_twice_is_found_once(
+    autojump_clock: MockClock,
+) -> None:
+    export = an_export()
+    shown: Said = {"Items": [item_of(export)] * 2, "ScannedCount": 2}
+    store, _, _ = a_store(shown, {"Items": []}, found(item_of(export)))
+
+    assert await store.find(DueExports(due_by=export.due_at, limit=10)) == [export]
+
+
+async def test_a_pointer_without_its_row_is_removed_by_who_finds_it() -> None:
+    run = a_run()
+    pointer = pointer_item(key_of(run), {"sequence": run.sequence})
+    store, transport, _ = a_store({"Items": [pointer]}, found(), {}, {"Items": []})
+
+    rows = await store.find(RunsOf(job_id=JOB, statuses=frozenset(RunStatus), limit=5))
+
+    assert rows == []
+    assert operations(transport)[:3] == ["Query", "BatchGetItem", "BatchWriteItem"]
+
+
+async def test_no_update_goes_without_a_condition_that_its_row_is_there() -> None:
+    store, transport, _ = a_store({"Attributes": item_of(a_task())})
+
+    await store.commit(
+        [a_change(Update(TaskKey(JOB, RUN, a_task().task_id, 0), ANY, {"claim": 1}))]
+    )
+
+    assert transport.asked[0][2]["ConditionExpression"] == "attribute_exists(pk)"

@@ -1,0 +1,65 @@
+"""The table as `init` makes it, where there is none, a new one, and another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trio.testing import MockClock
+
+from conveyor.engines.aws.dynamodb.keys import INDEXES, PK, SK
+from conveyor.engines.aws.dynamodb.table import Table, WrongTable, create_table
+from conveyor.engines.aws.errors import AwsError
+from tests.aws import a_seam
+from tests.engines.aws.scripted import ScriptedPlane
+
+
+@pytest.mark.slow
+async def test_making_the_table_again_is_fine(table: Table) -> None:
+    await create_table(table.client, table.name)
+
+
+async def test_a_table_that_not_everybody_knows_yet_is_waited_for(
+    autojump_clock: MockClock,
+) -> None:
+    transport = ScriptedPlane({}, AwsError("ResourceNotFoundException", ""), _described(), {})
+
+    await create_table(a_seam(transport), "rows")
+
+    asked = [operation for _, operation, _ in transport.asked]
+    assert asked[:3] == ["CreateTable", "DescribeTable", "DescribeTable"]
+    assert asked[-1] == "UpdateTimeToLive"
+
+
+async def test_a_table_of_other_keys_is_refused() -> None:
+    transport = ScriptedPlane(
+        AwsError("ResourceInUseException", ""), _described(keys=("id", "sort"))
+    )
+
+    with pytest.raises(WrongTable, match="give CONVEYOR_TABLE another name"):
+        await create_table(a_seam(transport), "rows")
+
+
+async def test_a_table_whose_rows_expire_by_something_else_is_refused() -> None:
+    expiry = {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires"}
+    transport = ScriptedPlane(
+        AwsError("ResourceInUseException", ""), _described(), {"TimeToLiveDescription": expiry}
+    )
+
+    with pytest.raises(WrongTable, match="by expires"):
+        await create_table(a_seam(transport), "rows")
+
+
+def _described(*, keys: tuple[str, str] = (PK, SK)) -> dict[str, Any]:
+    indexes = [
+        {"IndexName": index.name, "KeySchema": _schema(index.pk, index.sk)} for index in INDEXES
+    ]
+    table = {"TableStatus": "ACTIVE", "KeySchema": _schema(*keys)}
+    return {"Table": {**table, "GlobalSecondaryIndexes": indexes}}
+
+
+def _schema(partition: str, sort: str) -> list[dict[str, str]]:
+    return [
+        {"AttributeName": partition, "KeyType": "HASH"},
+        {"AttributeName": sort, "KeyType": "RANGE"},
+    ]

@@ -1,0 +1,135 @@
+"""The bucket as `init` makes it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from conveyor.domain.ids import FIRST_BATCH, JobId, RunId
+from conveyor.engines.aws.client.boto_transport import open_boto_transport
+from conveyor.engines.aws.client.client import AwsClient
+from conveyor.engines.aws.errors import AwsError, NotAllowed
+from conveyor.engines.aws.s3.admin import PRIVATE, lifecycle, make_bucket
+from conveyor.usecases import staging
+from tests.aws import REGION, a_seam, an_access
+from tests.engines.aws.scripted import ScriptedPlane
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+async def seam(moto: str) -> AsyncIterator[AwsClient]:
+    async with open_boto_transport(an_access(s3=moto)) as transport:
+        yield a_seam(transport)
+
+
+@pytest.fixture
+def bucket() -> str:
+    return f"made-{next(NUMBERS)}"
+
+
+async def rules_of(client: AwsClient, bucket: str) -> list[dict[str, Any]]:
+    there = await client.call("s3", "GetBucketLifecycleConfiguration", {"Bucket": bucket})
+    return list(there["Rules"])
+
+
+async def days_of(client: AwsClient, bucket: str) -> dict[str, int]:
+    """After how many days things go, by how their keys begin."""
+    return {
+        rule["Filter"]["Prefix"]: rule["Expiration"]["Days"]
+        for rule in await rules_of(client, bucket)
+        if "Expiration" in rule
+    }
+
+
+@pytest.mark.slow
+async def test_a_bucket_is_private_and_cleans_up_after_us(seam: AwsClient, bucket: str) -> None:
+    for _ in range(2):
+        assert await make_bucket(seam, bucket, region=REGION, body_days=30) == []
+
+    rules = await rules_of(seam, bucket)
+    access = await seam.call("s3", "GetPublicAccessBlock", {"Bucket": bucket})
+
+    assert rules == lifecycle(30)
+    assert access["PublicAccessBlockConfiguration"] == PRIVATE
+
+
+@pytest.mark.slow
+async def test_bodies_go_by_their_age_and_the_lists_of_jobs_do_not(
+    seam: AwsClient, bucket: str
+) -> None:
+    await make_bucket(seam, bucket, region=REGION, body_days=30)
+
+    assert await days_of(seam, bucket) == {"inputs/": 30, "jobs/": 30}
+    assert not staging.source_key(JobId("j"), RunId("r"), FIRST_BATCH).startswith("jobs/")
+
+
+@pytest.mark.slow
+async def test_another_number_of_days_changes_the_rule(seam: AwsClient, bucket: str) -> None:
+    for days in (30, 7, 365):
+        await make_bucket(seam, bucket, region=REGION, body_days=days)
+
+        assert await days_of(seam, bucket) == {"inputs/": 30, "jobs/": days}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [["jobs/3/sources/5/0"], ["jobs/3/sources/3/try/0", "jobs/4/x"]])
+async def test_no_rule_reaches_lists_of_an_earlier_release(
+    seam: AwsClient, bucket: str, last: list[str]
+) -> None:
+    await seam.call("s3", "CreateBucket", {"Bucket": bucket})
+    keys = ["inputs/1/list", "jobs/1/runs/1/a.1", "jobs/2/exports/1/1/1/file", "jobs/2/zzz"]
+    for key in [*keys, *last, "sources/1/1/0"]:
+        await seam.call("s3", "PutObject", {"Bucket": bucket, "Key": key, "Body": b"x"})
+
+    [remark] = await make_bucket(seam, bucket, region=REGION, body_days=30)
+    before = await days_of(seam, bucket)
+    await seam.call("s3", "DeleteObject", {"Bucket": bucket, "Key": last[0]})
+    after = await make_bucket(seam, bucket, region=REGION, body_days=30)
+
+    assert "lists of an earlier release" in remark
+    assert before == {"inputs/": 30}
+    assert (after, await days_of(seam, bucket)) == ([], {"inputs/": 30, "jobs/": 30})
+
+
+@pytest.mark.slow
+async def test_rules_that_somebody_else_gave_the_bucket_are_kept(
+    seam: AwsClient, bucket: str
+) -> None:
+    logs = {
+        "ID": "their-logs",
+        "Status": "Enabled",
+        "Filter": {"Prefix": "logs/"},
+        "Expiration": {"Days": 7},
+    }
+    await seam.call("s3", "CreateBucket", {"Bucket": bucket})
+    theirs = {"Bucket": bucket, "LifecycleConfiguration": {"Rules": [logs]}}
+    await seam.call("s3", "PutBucketLifecycleConfiguration", theirs)
+
+    for _ in range(2):
+        await make_bucket(seam, bucket, region=REGION, body_days=30)
+
+    assert await rules_of(seam, bucket) == [logs, *lifecycle(30)]
+
+
+async def test_a_bucket_of_somebody_else_is_refused(bucket: str) -> None:
+    transport = ScriptedPlane(
+        AwsError("BucketAlreadyExists", "taken", status=409),
+        AwsError("Forbidden", "not yours", status=403),
+    )
+
+    with pytest.raises(NotAllowed, match="Forbidden"):
+        await make_bucket(a_seam(transport), bucket, region=REGION, body_days=30)
+
+
+async def test_a_bucket_is_made_in_the_region_that_is_asked_for(bucket: str) -> None:
+    transport = ScriptedPlane({})
+
+    await make_bucket(a_seam(transport), bucket, region="eu-west-1", body_days=30)
+
+    [_, operation, params] = transport.asked[0]
+    assert operation == "CreateBucket"
+    assert params["CreateBucketConfiguration"] == {"LocationConstraint": "eu-west-1"}

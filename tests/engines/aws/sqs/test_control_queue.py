@@ -1,0 +1,145 @@
+"""The control queue and its dead queue, on a real server."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncIterator
+from random import Random
+
+import pytest
+from trio.testing import MockClock
+
+from conveyor.engines.aws.client.client import AwsClient
+from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.sqs.admin import (
+    RECEIVES_MAX,
+    ControlQueues,
+    find_control_queues,
+    make_control_queues,
+)
+from conveyor.engines.aws.sqs.control_queue import ControlMessage, ControlQueue
+from conveyor.ports.errors import QueueGone
+from tests.aws import a_lean_plane, a_seam, an_access
+from tests.builders import JOB, OTHER_RUN, RUN
+from tests.engines.aws.scripted import ScriptedPlane
+
+pytestmark = pytest.mark.slow
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+async def seam(localstack: str) -> AsyncIterator[AwsClient]:
+    async with a_lean_plane(an_access(sqs=localstack)) as transport:
+        yield a_seam(transport)
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"bell-{next(NUMBERS)}-"
+
+
+@pytest.fixture
+async def urls(seam: AwsClient, prefix: str) -> ControlQueues:
+    return await make_control_queues(seam, prefix)
+
+
+@pytest.fixture
+def bell(seam: AwsClient, urls: ControlQueues) -> ControlQueue:
+    return ControlQueue(client=seam, random=Random(1), control_url=urls.control_url)
+
+
+def told(rings: list[ControlMessage]) -> set[tuple[str, str]]:
+    return {(ring.job_id, ring.run_id) for ring in rings}
+
+
+async def test_making_the_control_queues_again_is_fine(
+    seam: AwsClient, prefix: str, urls: ControlQueues
+) -> None:
+    assert await make_control_queues(seam, prefix) == urls
+    assert await find_control_queues(seam, prefix) == urls
+
+
+async def test_control_queues_that_were_never_made_are_missing(
+    seam: AwsClient, prefix: str
+) -> None:
+    with pytest.raises(QueueGone):
+        await find_control_queues(seam, prefix)
+
+
+async def test_control_queues_that_another_release_made_are_set_right(
+    seam: AwsClient, prefix: str
+) -> None:
+    params = {"QueueName": f"{prefix}control", "Attributes": {"MessageRetentionPeriod": "60"}}
+    older = await seam.call("sqs", "CreateQueue", params)
+
+    urls = await make_control_queues(seam, prefix)
+
+    assert urls.control_url == older["QueueUrl"]
+    params = {"QueueUrl": urls.control_url, "AttributeNames": ["RedrivePolicy"]}
+    said = await seam.call("sqs", "GetQueueAttributes", params)
+    assert "control-dead" in said["Attributes"]["RedrivePolicy"]
+
+
+async def test_control_queues_that_seem_to_be_missing_when_new_are_waited_for(
+    autojump_clock: MockClock,
+) -> None:
+    url, gone = {"QueueUrl": "http://queue"}, AwsError("QueueDoesNotExist", "")
+    transport = ScriptedPlane(url, gone, gone, {"Attributes": {"QueueArn": "arn"}}, url, gone, {})
+
+    urls = await make_control_queues(a_seam(transport), "new-")
+
+    assert urls == ControlQueues("http://queue", "http://queue")
+
+
+async def test_a_ring_is_heard_until_it_is_answered(bell: ControlQueue) -> None:
+    await bell.batch_opened(JOB, RUN)
+    await bell.batch_opened(JOB, OTHER_RUN)
+
+    heard: list[ControlMessage] = []
+    while len(heard) < 2:
+        heard += await bell.receive(wait_s=1)
+    await bell.delete(heard)
+
+    assert told(heard) == {(JOB, RUN), (JOB, OTHER_RUN)}
+    assert await bell.receive(wait_s=0) == []
+
+
+async def test_ringing_where_nobody_listens_any_more_is_fine(
+    seam: AwsClient, bell: ControlQueue, urls: ControlQueues
+) -> None:
+    await seam.call("sqs", "DeleteQueue", {"QueueUrl": urls.control_url})
+
+    await bell.batch_opened(JOB, RUN)
+
+    with pytest.raises(QueueGone):
+        await bell.receive(wait_s=0)
+
+
+@pytest.mark.parametrize(
+    "body", ['{"v":2}', '{"v":1,"kind":"other","job_id":"j","run_id":"r"}', "?"]
+)
+async def test_what_nobody_understands_goes_to_the_dead_queue(
+    seam: AwsClient, bell: ControlQueue, urls: ControlQueues, body: str
+) -> None:
+    await seam.call("sqs", "SendMessage", {"QueueUrl": urls.control_url, "MessageBody": body})
+    hurried = {"QueueUrl": urls.control_url, "Attributes": {"VisibilityTimeout": "0"}}
+    await seam.call("sqs", "SetQueueAttributes", hurried)
+
+    heard = [await bell.receive(wait_s=0) for _ in range(RECEIVES_MAX + 1)]
+    params = {"QueueUrl": urls.dead_url, "WaitTimeSeconds": 2}
+    dead = await seam.call("sqs", "ReceiveMessage", params)
+
+    assert heard == [[]] * (RECEIVES_MAX + 1)
+    assert [message["Body"] for message in dead["Messages"]] == [body]
+
+
+async def test_the_dead_queue_takes_what_was_received_too_often(
+    seam: AwsClient, urls: ControlQueues
+) -> None:
+    params = {"QueueUrl": urls.control_url, "AttributeNames": ["RedrivePolicy"]}
+
+    policy = (await seam.call("sqs", "GetQueueAttributes", params))["Attributes"]["RedrivePolicy"]
+
+    assert json.loads(policy)["maxReceiveCount"] == RECEIVES_MAX

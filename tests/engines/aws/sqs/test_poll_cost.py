@@ -1,0 +1,47 @@
+"""What it costs to look at a live run: read units, counted by the meter, over modelled services."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from trio.testing import MockClock
+
+from conveyor.api.schedule import cached_job_response, show_job
+from conveyor.domain.ids import JobId
+from conveyor.engines.redis import running_on
+from conveyor.usecases import jobs
+from conveyor.usecases.lookup import load_owned_job
+from tests.builders import CALLER
+from tests.simulation.models.worlds import World
+from tests.usecases.world import a_world, some_drafts
+
+SHARDS = 8
+
+
+async def test_who_polls_reads_the_rows_of_job_and_run_and_no_counters(
+    autojump_clock: MockClock,
+) -> None:
+    world = World()
+    await world.set_up()
+    engine, env = await world.engine(), a_world(shard_count=SHARDS).env
+    async with running_on(
+        world.redis.link(), random=Random(1), space="s", owner="here", workers_on="workers"
+    ) as redis:
+        env = replace(
+            env,
+            store=engine.store,
+            queue=engine.queue,
+            coordinator=redis.coordinator,
+            clock=world.clock,
+            cache=redis.cache,
+        )
+        asked = jobs.Submission(drafts=some_drafts(20), is_open=True)
+        accepted = await jobs.submit(env, CALLER, asked, job_id=JobId(env.new_id()))
+        units = []
+        for show in (cached_job_response, cached_job_response, show_job, cached_job_response):
+            before = engine.meter.read_units
+            await show(env, await load_owned_job(env, CALLER, accepted.job.job_id))
+            units.append(engine.meter.read_units - before)
+
+    assert units == [3 + SHARDS, 3, 3 + SHARDS, 3 + SHARDS]

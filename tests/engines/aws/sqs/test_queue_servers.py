@@ -1,0 +1,77 @@
+"""SqsQueue over both planes and two servers: the little that each of them can show in real time."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator
+from random import Random
+
+import pytest
+
+from conveyor.engines.aws.sqs.queue import SqsQueue
+from conveyor.engines.system import SystemClock
+from conveyor.ports.queue import Depth
+from tests.aws import PLANES, a_seam, an_access
+from tests.builders import RUN, a_ref
+
+pytestmark = pytest.mark.slow
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(params=["localstack-lean", "localstack-boto", "moto-lean"])
+async def queue(request: pytest.FixtureRequest) -> AsyncIterator[SqsQueue]:
+    server, _, plane_name = request.param.partition("-")
+    access = an_access(sqs=request.getfixturevalue(server))
+    async with PLANES[plane_name](access) as transport:
+        yield SqsQueue(
+            client=a_seam(transport),
+            clock=SystemClock(),
+            random=Random(1),
+            prefix=f"trip-{next(NUMBERS)}-",
+        )
+
+
+async def test_refs_go_in_come_out_and_are_gone(
+    queue: SqsQueue, request: pytest.FixtureRequest
+) -> None:
+    count = 10 if "moto" in request.node.name else 25  # moto hands one out to two calls at once
+    refs = [a_ref(index) for index in range(count)]
+    await queue.open_run(RUN)
+    await queue.send(refs)
+
+    messages = await queue.receive(RUN, count_max=count, visibility_s=60)
+    await queue.bounce(messages[:1], delay_s=0)
+    await queue.ack(messages[1:])
+    messages += await queue.receive(RUN, count_max=count, visibility_s=60)
+    await queue.ack(messages[-1:])
+
+    assert Counter(message.ref for message in messages) == Counter([*refs, messages[0].ref])
+    assert messages[-1].receives == 2
+    assert await queue.depth(RUN) == Depth(visible=0, hidden=0)
+
+
+async def test_a_message_that_was_received_returns_by_itself(queue: SqsQueue) -> None:
+    await queue.open_run(RUN)
+    await queue.send([a_ref()])
+    await queue.receive(RUN, count_max=1, visibility_s=1)
+
+    url = await queue.client.call("sqs", "GetQueueUrl", {"QueueName": queue.prefix + RUN})
+    waiting = {"QueueUrl": url["QueueUrl"], "WaitTimeSeconds": 10}
+    answer = await queue.client.call("sqs", "ReceiveMessage", waiting)
+
+    assert len(answer["Messages"]) == 1
+
+
+async def test_a_receipt_that_the_server_does_not_know_is_lost(queue: SqsQueue) -> None:
+    await queue.open_run(RUN)
+    await queue.send([a_ref()])
+    [message] = await queue.receive(RUN, count_max=1, visibility_s=60)
+    url = await queue.client.call("sqs", "GetQueueUrl", {"QueueName": queue.prefix + RUN})
+    gone = {"QueueUrl": url["QueueUrl"], "ReceiptHandle": message.receipt}
+    await queue.client.call("sqs", "DeleteMessage", gone)
+
+    lost = await queue.extend([message], visibility_s=60)
+
+    assert lost == frozenset({message.receipt})

@@ -1,0 +1,177 @@
+"""Step Functions: real state machines that wait are called back, and refusals are told apart."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import trio
+
+from conveyor.engines.aws.client.boto_transport import open_boto_transport
+from conveyor.engines.aws.client.client import RetryingAwsClient
+from conveyor.engines.aws.client.credentials import StaticAccess
+from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.step_functions import StepFunctions
+from conveyor.ports.webhook_sender import Callback, Delivered, NotDelivered
+from tests.aws import PLANES, REGION, a_lean_plane, a_seam, an_access
+from tests.engines.aws.client.test_strict_signatures import a_user
+from tests.engines.aws.scripted import LOST, THROTTLED, UNSENT, ScriptedPlane
+from tests.servers import ACCESS_KEY
+
+NUMBERS = itertools.count()
+
+
+def a_callback(token: str = "token", *, is_success: bool = True) -> Callback:
+    event_type = "run.completed" if is_success else "run.stopped"
+    return Callback(
+        token=token, is_success=is_success, event_type=event_type, payload='{"run_id":"R"}'
+    )
+
+
+@pytest.fixture(params=PLANES)
+async def seam(
+    request: pytest.FixtureRequest, ministack: str
+) -> AsyncGenerator[RetryingAwsClient, None]:
+    access = an_access(stepfunctions=ministack, sqs=ministack)
+    async with PLANES[request.param](access) as transport:
+        yield a_seam(transport)
+
+
+class Machine:
+    """A state machine with one task, which puts its token on a queue and waits."""
+
+    def __init__(self, client: RetryingAwsClient) -> None:
+        self.client = client
+        self.name = f"waits-{next(NUMBERS)}"
+        self.execution = ""
+
+    async def start(self) -> str:
+        """Starts it; answers the token of the task that waits."""
+        queue = (await self.client.call("sqs", "CreateQueue", {"QueueName": self.name}))["QueueUrl"]
+        task = {
+            "Type": "Task",
+            "Resource": "arn:aws:states:::sqs:sendMessage.waitForTaskToken",
+            "Parameters": {"QueueUrl": queue, "MessageBody.$": "$$.Task.Token"},
+            "End": True,
+        }
+        machine = await self._ask(
+            "CreateStateMachine",
+            name=self.name,
+            definition=json.dumps({"StartAt": "Wait", "States": {"Wait": task}}),
+            roleArn=f"arn:aws:iam::{ACCESS_KEY}:role/any",
+        )
+        started = await self._ask("StartExecution", stateMachineArn=machine["stateMachineArn"])
+        self.execution = started["executionArn"]
+        received = await self.client.call(
+            "sqs", "ReceiveMessage", {"QueueUrl": queue, "WaitTimeSeconds": 10}
+        )
+        return str(received["Messages"][0]["Body"])
+
+    async def end(self) -> dict[str, Any]:
+        with trio.fail_after(20):
+            while True:
+                found = await self._ask("DescribeExecution", executionArn=self.execution)
+                if found["status"] != "RUNNING":
+                    return found
+                await trio.sleep(0.05)
+
+    async def _ask(self, operation: str, **params: Any) -> dict[str, Any]:
+        return await self.client.call("stepfunctions", operation, params)
+
+
+@pytest.mark.slow
+async def test_a_machine_that_waits_goes_on_with_the_summary(seam: RetryingAwsClient) -> None:
+    machine = Machine(seam)
+    token = await machine.start()
+
+    told = await StepFunctions(seam).call_back(a_callback(token))
+
+    end = await machine.end()
+    assert told == Delivered(200)
+    assert end["status"] == "SUCCEEDED"
+    assert json.loads(end["output"]) == {"run_id": "R"}
+
+
+@pytest.mark.slow
+async def test_a_machine_that_waits_fails_with_an_error_that_it_can_catch(
+    seam: RetryingAwsClient,
+) -> None:
+    machine = Machine(seam)
+    token = await machine.start()
+
+    told = await StepFunctions(seam).call_back(a_callback(token, is_success=False))
+
+    end = await machine.end()
+    assert told == Delivered(200)
+    assert (end["status"], end["error"]) == ("FAILED", "Conveyor.run.stopped")
+    assert json.loads(end["cause"]) == {"run_id": "R"}
+
+
+@pytest.mark.slow
+async def test_a_second_callback_is_refused_for_good(seam: RetryingAwsClient) -> None:
+    machine = Machine(seam)
+    token = await machine.start()
+    await StepFunctions(seam).call_back(a_callback(token))
+    await machine.end()
+
+    told = await StepFunctions(seam).call_back(a_callback(token))
+
+    assert told == NotDelivered("step_functions:TaskDoesNotExist", 400, gone=True)
+
+
+@pytest.mark.slow
+async def test_our_signature_is_taken_by_step_functions(strict_ministack: str) -> None:
+    keys = await a_user(strict_ministack, "caller-back")
+    access = StaticAccess(REGION, keys, {"stepfunctions": strict_ministack})
+
+    async with a_lean_plane(access) as lean, open_boto_transport(access) as boto:
+        told = [await StepFunctions(a_seam(p)).call_back(a_callback()) for p in (lean, boto)]
+
+    assert told == [NotDelivered("step_functions:TaskDoesNotExist", 400, gone=True)] * 2
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["InvalidOutput", "InvalidToken", "TaskDoesNotExist", "TaskTimedOut", "ValidationException"],
+)
+async def test_what_cannot_change_is_final(code: str) -> None:
+    refusing = ScriptedPlane(AwsError(code, "no"))
+
+    told = await StepFunctions(a_seam(refusing)).call_back(a_callback())
+
+    assert told == NotDelivered(f"step_functions:{code}", 400, gone=True)
+
+
+async def test_what_an_operator_can_mend_is_tried_again() -> None:
+    refusing = ScriptedPlane(AwsError("AccessDeniedException", "no"))
+
+    told = await StepFunctions(a_seam(refusing)).call_back(a_callback())
+
+    assert told == NotDelivered("step_functions:AccessDeniedException", 400)
+
+
+@pytest.mark.parametrize("trouble", [THROTTLED, UNSENT])
+async def test_a_moment_of_trouble_is_got_over(
+    trouble: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    transport = ScriptedPlane(trouble, {})
+
+    told = await StepFunctions(a_seam(transport)).call_back(a_callback())
+
+    assert told == Delivered(200)
+
+
+async def test_a_lost_answer_is_left_to_the_schedule() -> None:
+    transport = ScriptedPlane(LOST, {})
+
+    told = await StepFunctions(a_seam(transport)).call_back(a_callback())
+
+    assert told == NotDelivered("transport_error:step functions")
+    assert len(transport.asked) == 1
+
+
+def test_a_callback_does_not_show_its_token() -> None:
+    assert "secret-token" not in repr(a_callback("secret-token"))

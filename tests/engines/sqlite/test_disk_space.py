@@ -1,0 +1,196 @@
+"""Room on the volume: what is refused on a full disk, what is not, and what comes back by itself.
+
+The volume is a wrapper around the real hands that tells of as much room as the test says; that of a
+real full volume is in tests/attack.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from conveyor.domain.changes import Change, Delete, Insert
+from conveyor.engines.sqlite import EmbeddedEngine, open_engine
+from conveyor.engines.sqlite.disk_space import FLOOR_BYTES_MAX, RESERVE_BYTES_MAX, Space
+from conveyor.engines.sqlite.executor import ThreadExecutor, Volume
+from conveyor.engines.sqlite.group_commit import GroupCommitter
+from conveyor.ports.errors import StorageFull, Unavailable
+from tests.builders import ManualClock, a_job, a_scrub, keep, key_of
+
+MIB = 1024 * 1024
+
+
+class SmallVolume(ThreadExecutor):
+    """Threads of a machine whose volume has so much room."""
+
+    free_bytes = 100 * MIB
+    total_bytes = 160 * MIB
+
+    def measure_volume(self, directory: str) -> Volume:
+        return Volume(self.free_bytes, self.total_bytes)
+
+
+@asynccontextmanager
+async def _opened(data_dir: Path, executor: SmallVolume) -> AsyncIterator[EmbeddedEngine]:
+    async with open_engine(
+        data_dir, clock=ManualClock(), random=Random(1), owner="test", executor=executor
+    ) as engine:
+        yield engine
+
+
+async def test_below_the_floor_no_job_and_no_fetch_is_begun_but_a_paid_body_is_kept(
+    data_dir: Path,
+) -> None:
+    executor = SmallVolume()
+    async with _opened(data_dir, executor) as engine:
+        executor.free_bytes = 15 * MIB
+
+        with pytest.raises(StorageFull):
+            await keep(engine.store, a_job())
+        with pytest.raises(StorageFull):
+            engine.blobs.check_room()
+        await engine.blobs.add("jobs/j/runs/r", "task.1", [b"body"])
+
+
+async def test_below_half_of_the_floor_no_body_is_stored_by_any_way(data_dir: Path) -> None:
+    executor = SmallVolume()
+    async with _opened(data_dir, executor) as engine:
+        executor.free_bytes = 9 * MIB
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"body"
+
+        with pytest.raises(StorageFull):
+            await engine.blobs.add("jobs/j/runs/r", "task.1", [b"body"])
+        with pytest.raises(StorageFull):
+            await engine.blobs.put("jobs/j/a/b", [b"body"])
+        with pytest.raises(StorageFull):
+            await engine.blobs.put_stream("jobs/j/a/c", pieces())
+        assert list((data_dir / "temp").iterdir()) == []
+
+
+async def test_deletes_and_reads_are_not_refused_below_the_floor(data_dir: Path) -> None:
+    executor = SmallVolume()
+    async with _opened(data_dir, executor) as engine:
+        await keep(engine.store, a_job())
+        await engine.blobs.put("jobs/j/a/b", [b"body"])
+        executor.free_bytes = 0
+
+        scrub = Insert(key_of(a_scrub()), a_scrub())
+        await engine.store.commit((Change((scrub, Delete(key_of(a_job())))),))
+
+        assert await engine.store.read(key_of(a_job())) is None
+        assert await engine.blobs.delete_prefix("jobs/j") == 1
+
+
+async def test_what_was_refused_is_taken_once_there_is_room(data_dir: Path) -> None:
+    executor = SmallVolume()
+    async with _opened(data_dir, executor) as engine:
+        executor.free_bytes = 0
+        with pytest.raises(StorageFull):
+            engine.blobs.check_room()
+
+        executor.free_bytes = 100 * MIB
+
+        engine.blobs.check_room()
+        await keep(engine.store, a_job())
+
+
+async def test_a_volume_that_is_gone_is_unavailable(data_dir: Path) -> None:
+    async with _opened(data_dir, SmallVolume()):
+        pass
+    space = Space(data_dir, ThreadExecutor())
+    (data_dir / "blobs").rename(data_dir / "elsewhere")
+
+    with pytest.raises(Unavailable, match="No such file"):
+        space.check_fetch()
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "reserve_bytes"), [(96 * MIB, 6 * MIB), (1 << 40, RESERVE_BYTES_MAX)]
+)
+def test_the_reserve_takes_its_room_from_the_volume(
+    tmp_path: Path, total_bytes: int, reserve_bytes: int
+) -> None:
+    executor = SmallVolume()
+    executor.total_bytes, executor.free_bytes = total_bytes, total_bytes // 2
+    space = Space(tmp_path, executor)
+
+    assert space.restore()
+
+    assert (tmp_path / "reserve").stat().st_blocks * 512 >= reserve_bytes
+
+
+def test_the_reserve_is_made_again_only_when_there_is_room_above_the_floor(tmp_path: Path) -> None:
+    executor = SmallVolume()
+    space = Space(tmp_path, executor)
+    space.restore()
+
+    released = space.release(), space.release()
+    executor.free_bytes = 20 * MIB
+    too_early = space.restore()
+    executor.free_bytes = 60 * MIB
+    in_time = space.restore()
+
+    assert released == (True, False)
+    assert (too_early, in_time) == (False, True)
+
+
+def test_an_opening_on_a_full_volume_spends_the_reserve(tmp_path: Path) -> None:
+    executor = SmallVolume()
+    space = Space(tmp_path, executor)
+    space.prepare()
+    was_there = (tmp_path / "reserve").exists()
+
+    executor.free_bytes = 0
+    space.prepare()
+
+    assert (was_there, (tmp_path / "reserve").exists()) == (True, False)
+
+
+def test_the_floor_of_a_large_volume_is_a_fixed_size(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    executor = SmallVolume()
+    executor.total_bytes = 1 << 40
+    space = Space(tmp_path, executor)
+
+    executor.free_bytes = FLOOR_BYTES_MAX
+    space.check_new()
+    executor.free_bytes = FLOOR_BYTES_MAX - 1
+    with pytest.raises(StorageFull, match="256 MiB"):
+        space.check_new()
+
+
+async def test_a_commit_on_a_full_disk_is_tried_again_with_the_reserve(tmp_path: Path) -> None:
+    connection = sqlite3.connect(
+        tmp_path / "test.db", isolation_level=None, check_same_thread=False
+    )
+    connection.execute("CREATE TABLE texts (text TEXT) STRICT")
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    errors: list[BaseException] = []
+
+    def make_room(error: BaseException) -> bool:
+        errors.append(error)
+        connection.execute("PRAGMA max_page_count = 1000")
+        return True
+
+    writer = GroupCommitter(connection, on_error=make_room)
+    await writer.write(lambda on: on.execute("INSERT INTO texts VALUES (?)", ("x" * 20_000,)))
+
+    assert [str(error) for error in errors] == ["database or disk is full"]
+    assert connection.execute("SELECT count(*) FROM texts").fetchone() == (1,)
+    connection.close()
+
+
+def test_a_reserve_that_holds_nothing_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "reserve").touch()
+
+    assert Space(tmp_path, SmallVolume()).restore()
+
+    assert (tmp_path / "reserve").stat().st_blocks * 512 >= RESERVE_BYTES_MAX

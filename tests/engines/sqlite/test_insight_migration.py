@@ -1,0 +1,50 @@
+"""An older database learns how many of its tasks are between two tries."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from conveyor.domain.model import Result, TaskStatus
+from conveyor.engines.sqlite.database import load_scripts, migrate
+from conveyor.engines.sqlite.row_mapping import STATS, TASKS
+from conveyor.engines.sqlite.sql import insert_sql
+from tests.builders import OTHER_RUN, T0, a_stats, a_task
+
+INSIGHT = 7
+
+
+def test_tasks_between_two_tries_are_counted_when_the_counter_comes() -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    for number, script in load_scripts().items():
+        if number < INSIGHT:
+            connection.executescript(script)
+    connection.execute(f"PRAGMA user_version = {INSIGHT - 1}")
+    between: dict[str, Any] = {"attempts": 1, "claim": 1}
+    body = Result("key", 1, "sha", "text/html", 200)
+    for task in (
+        a_task(0),
+        a_task(1, **between),
+        a_task(2, **between, shard=1),
+        a_task(3, **between, shard=1),
+        a_task(4, **between, status=TaskStatus.PROCESSING, claim_until=T0 + 90),
+        a_task(5, **between, status=TaskStatus.SUCCESSFUL, result=body),
+        a_task(6, OTHER_RUN, **between),
+    ):
+        connection.execute(insert_sql(TASKS), TASKS.to_row(task))
+    names = [name for name in STATS.columns if name not in {"retrying", "stored_bytes"}]
+    for stats in (a_stats(0), a_stats(1), a_stats(2), a_stats(0, OTHER_RUN)):
+        values = dict(zip(STATS.columns, STATS.to_row(stats), strict=True))
+        marks = ", ".join("?" * len(names))
+        connection.execute(
+            f"INSERT INTO stats ({', '.join(names)}) VALUES ({marks})",
+            [values[name] for name in names],
+        )
+
+    migrate(connection)
+
+    found = connection.execute("SELECT run_id, shard, retrying FROM stats ORDER BY 1, 2").fetchall()
+    assert [count for _, _, count in found] == [1, 2, 0, 1]
+    # What bodies take up is counted from the rows that stored them, when that counter comes.
+    sizes = connection.execute("SELECT stored_bytes FROM stats ORDER BY run_id, shard").fetchall()
+    assert sizes == [(1,), (0,), (0,), (0,)]

@@ -1,0 +1,100 @@
+"""The crash switch: within reach of every engine call, on both sides of its effect."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+import trio
+
+from conveyor.engines.system.crash_injection import (
+    BadCrashPoint,
+    CrashSwitch,
+    crashing,
+    parse_crash_point,
+)
+from conveyor.ports.blobs import Blobs
+from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.queue import Queue
+from conveyor.ports.store import Store
+
+CALLS = [
+    (name, method)
+    for name, port in (
+        ("store", Store),
+        ("queue", Queue),
+        ("blobs", Blobs),
+        ("coordinator", Coordinator),
+    )
+    for method, _ in inspect.getmembers(port, inspect.isfunction)
+    if not method.startswith("_")
+]
+
+
+class Ended(Exception):
+    """Stands in for the end of the process."""
+
+
+class Everything:
+    """Answers every call there is, and counts them."""
+
+    def __init__(self) -> None:
+        self.called = 0
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        async def call(*args: object, **kwargs: object) -> None:
+            await trio.lowlevel.checkpoint()
+            self.called += 1
+
+        async def stream(*args: object, **kwargs: object) -> AsyncGenerator[bytes, None]:
+            await trio.lowlevel.checkpoint()
+            self.called += 1
+            yield b"piece"
+
+        return stream if method == "open" else call
+
+
+def end(code: int) -> None:
+    assert code == 137
+    raise Ended
+
+
+async def use(port: Any, method: str) -> None:
+    answer = getattr(port, method)()
+    if inspect.isasyncgen(answer):
+        async for _ in answer:
+            pass
+    else:
+        await answer
+
+
+@pytest.mark.parametrize(("name", "method"), CALLS)
+@pytest.mark.parametrize(("side", "called"), [("before", 1), ("after", 2)])
+async def test_every_engine_call_is_within_reach(
+    name: str, method: str, side: str, called: int
+) -> None:
+    everything = Everything()
+    port = crashing(everything, name, CrashSwitch(f"{name}.{method}", 2, side, end))
+
+    await use(port, method)
+    with pytest.raises(Ended):
+        await use(port, method)
+
+    assert everything.called == called
+
+
+async def test_other_calls_pass() -> None:
+    everything = Everything()
+    port = crashing(everything, "store", CrashSwitch("store.commit", 1, "before", end))
+
+    await use(port, "read")
+
+    assert everything.called == 1
+
+
+@pytest.mark.parametrize("text", ["", "commit:1:before", "store.commit:x:before", "store.commit:1"])
+def test_a_point_that_is_none_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(BadCrashPoint, match=r"store\.commit:1:after"):
+        parse_crash_point(text)

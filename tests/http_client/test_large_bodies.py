@@ -1,0 +1,233 @@
+"""Large and slow bodies: none holds up another caller, and those that drip are cut off."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.engines.system import ThreadExecutor
+from conveyor.http_client.connection_limits import PoolLimits, Rate
+from conveyor.http_client.errors import BadEncoding, BodyTooLarge, TimedOut, TooSlow
+from conveyor.http_client.large_bodies import Decoding
+from conveyor.http_client.pool import HttpPool
+from conveyor.ports.executor import T
+from tests.http_client.conftest import TLS, MakePool, get
+from tests.http_client.server import Peer, answering, raw_server, reply
+
+LARGE = 200_000
+NEVER = Rate(1e6, 1.0)
+
+
+def dripping(start_bytes: int) -> Callable[[Peer], Awaitable[None]]:
+    """Announces a large body, sends the start of it at once and the rest by the byte."""
+
+    async def handler(peer: Peer) -> None:
+        await peer.request()
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n"
+        await peer.send(head.encode() + b"." * start_bytes)
+        while True:
+            await peer.send(b".")
+            await trio.sleep(0.005)
+
+    return handler
+
+
+async def expect_cut(pool: HttpPool, url: str, partition: str) -> None:
+    with pytest.raises(TimedOut):
+        await pool.fetch(get(url, partition=partition, deadline_s=30.0))
+
+
+async def test_a_body_that_drips_is_cut_off_long_before_its_deadline(make_pool: MakePool) -> None:
+    pool = make_pool(body_rate_min=Rate(0.03, 100_000.0))
+    async with raw_server(dripping(0)) as server:
+        with pytest.raises(TooSlow):
+            await pool.fetch(get(server.url(), deadline_s=1e6))
+
+    assert pool.origin_count == 0
+
+
+async def test_a_body_that_drips_and_is_not_wanted_is_cut_off_too(make_pool: MakePool) -> None:
+    pool = make_pool(body_rate_min=Rate(0.03, 100_000.0))
+    async with raw_server(dripping(0)) as server:
+        with pytest.raises(TooSlow):
+            await pool.fetch(get(server.url(), deadline_s=1e6, wants_body=lambda status: False))
+
+
+async def test_a_pause_within_the_grace_is_no_drip(make_pool: MakePool) -> None:
+    async def handler(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npa")
+        await trio.sleep(0.03)
+        await peer.send(b"ge")
+
+    pool = make_pool(body_rate_min=Rate(30.0, 1024.0))
+    async with raw_server(handler) as server:
+        assert (await pool.fetch(get(server.url()))).body == b"page"
+
+
+async def test_an_announced_length_takes_no_permit(make_pool: MakePool) -> None:
+    pool = make_pool(large_bodies_max=1, large_body_bytes=100_000)
+    large = b"x" * LARGE
+    async with (
+        raw_server(dripping(50_000)) as hostile,
+        raw_server(answering(reply(large))) as honest,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(expect_cut, pool, hostile.url(), "attacker")
+        await trio.sleep(0.02)
+        assert (await pool.fetch(get(honest.url(), partition="victim"))).body == large
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_caller_cannot_hold_the_permits_of_all(make_pool: MakePool) -> None:
+    pool = make_pool(
+        large_bodies_max=3,
+        large_bodies_per_caller_max=2,
+        large_body_bytes=10_000,
+        large_body_rate_min=NEVER,
+        crowded_body_rate_min=NEVER,
+    )
+    large = b"x" * LARGE
+    async with (
+        raw_server(dripping(50_000)) as hostile,
+        raw_server(answering(reply(large))) as honest,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(8):
+            nursery.start_soon(expect_cut, pool, hostile.url(), "attacker")
+        while pool._large.shares.free_count > 1:
+            await trio.sleep(0.001)
+        for _ in range(3):
+            assert (await pool.fetch(get(honest.url(), partition="victim"))).body == large
+        nursery.cancel_scope.cancel()
+
+
+async def test_slow_bodies_of_many_callers_give_way_to_one_that_waits(make_pool: MakePool) -> None:
+    pool = make_pool(
+        large_bodies_max=2,
+        large_body_bytes=10_000,
+        large_body_rate_min=NEVER,
+        crowded_body_rate_min=Rate(0.02, 1_000_000.0),
+    )
+    large = b"x" * LARGE
+    cut: list[str] = []
+
+    async def attack(partition: str) -> None:
+        with pytest.raises(TooSlow):
+            await pool.fetch(get(hostile.url(), partition=partition, deadline_s=1e6))
+        cut.append(partition)
+
+    async with (
+        raw_server(dripping(50_000)) as hostile,
+        raw_server(answering(reply(large))) as honest,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(attack, "first")
+        nursery.start_soon(attack, "second")
+        while pool._large.shares.free_count:
+            await trio.sleep(0.001)
+        await trio.sleep(0.03)
+        assert cut == []
+        assert (await pool.fetch(get(honest.url(), partition="victim"))).body == large
+        assert len(cut) == 1
+        nursery.cancel_scope.cancel()
+
+
+class Recording:
+    """Threads, and which of them did the work."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadExecutor()
+        self.count = 0
+        self.idents: set[int] = set()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        self.count += 1
+
+        def recorded() -> T:
+            self.idents.add(threading.get_ident())
+            return work()
+
+        return await self._threads.run(recorded)
+
+
+def encoded_reply(body: bytes) -> bytes:
+    return reply(body, headers={"Content-Encoding": "gzip"})
+
+
+@pytest.mark.parametrize(("size_bytes", "is_aside"), [(20_000, False), (400_000, True)])
+async def test_large_bodies_are_decoded_in_another_thread_and_small_ones_here(
+    size_bytes: int, is_aside: bool
+) -> None:
+    executor = Recording()
+    pool = HttpPool(TargetPolicy(allow_private=True), tls=TLS, executor=executor)
+    page = random.Random(1).randbytes(size_bytes)
+    async with raw_server(answering(encoded_reply(gzip.compress(page)))) as server:
+        assert (await pool.fetch(get(server.url()))).body == page
+        pool.close()
+
+    assert bool(executor.count) is is_aside
+    assert threading.get_ident() not in executor.idents
+
+
+async def test_a_small_body_that_grows_is_decoded_in_another_thread() -> None:
+    executor = Recording()
+    pool = HttpPool(TargetPolicy(allow_private=True), tls=TLS, executor=executor)
+    packed = gzip.compress(bytes(3_000_000))
+    async with raw_server(answering(encoded_reply(packed))) as server:
+        with pytest.raises(BodyTooLarge, match="two hundredfold"):
+            await pool.fetch(get(server.url()))
+
+    assert len(packed) < 32 * 1024
+    assert executor.count
+
+
+async def test_work_without_output_ends_the_fetch_and_closes_its_connection() -> None:
+    pool = HttpPool(TargetPolicy(allow_private=True), tls=TLS, executor=ThreadExecutor())
+    async with raw_server(answering(encoded_reply(gzip.compress(b"") * 50_000))) as server:
+        with pytest.raises(BadEncoding):
+            await pool.fetch(get(server.url()))
+
+    assert pool.origin_count == 0
+
+
+async def test_each_caller_decodes_in_one_thread_at_a_time() -> None:
+    running: list[str] = []
+    most: list[int] = []
+    release = trio.Event()
+
+    class Gated:
+        async def run(self, work: Callable[[], T]) -> T:
+            await release.wait()
+            return work()
+
+    decoding = Decoding(Gated())
+
+    async def step(partition: str) -> None:
+        await decoding.run(partition, lambda: running.append(partition))
+
+    async with trio.open_nursery() as nursery:
+        for partition in ("a", "a", "a", "b"):
+            nursery.start_soon(step, partition)
+        await trio.testing.wait_all_tasks_blocked()
+        most.append(decoding._shares.free_count)
+        release.set()
+
+    assert most == [0]
+    assert running.index("b") <= 1
+    assert len(running) == 4
+
+
+def test_the_default_rates_are_those_of_the_specification() -> None:
+    limits = PoolLimits()
+
+    assert [limits.body_rate_min.seconds_for(n * 1024) for n in (1, 100)] == [30, 100]
+    assert [limits.large_body_rate_min.seconds_for(n * 1024) for n in (16, 1024)] == [15, 64]
+    assert [limits.crowded_body_rate_min.seconds_for(n * 1024) for n in (1, 1024)] == [2, 4]

@@ -1,0 +1,111 @@
+"""Moments, calls, fetches and deliveries to show to a checker, made of what matters alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from conveyor.domain.changes import AnyKey, Row, TaskKey
+from conveyor.simulation.backends.snapshot import Address, Lease, Snapshot, compare
+from conveyor.simulation.backends.storage_dump import StoredItem
+from conveyor.simulation.client_history import AcceptedRequest, Call, Delivery, Fetch, History
+from conveyor.simulation.invariant_monitor import StateChange
+from tests.builders import JOB, RUN, T0, key_of
+
+TENANT, OTHER_TENANT = "tenant0", "tenant1"
+
+
+def a_snapshot(*rows: Row, leases: Sequence[Lease] = (), at: float = 0.0) -> Snapshot:
+    tables: dict[type, dict[Address, Any]] = {kind: {} for kind in get_args(AnyKey)}
+    for row in rows:
+        key = key_of(row)
+        address = (key.run_id, key.task_id) if isinstance(key, TaskKey) else _fields(key)
+        tables[type(key)][address] = row
+    return Snapshot(at=at, now=T0 + at, rows=tables, leases=leases)
+
+
+def _fields(key: Any) -> Address:
+    return tuple(getattr(key, name) for name in key.__struct_fields__)
+
+
+def a_moment(
+    *rows: Row,
+    before: Sequence[Row] = (),
+    history: History | None = None,
+    bodies: Mapping[str, bytes] | None = None,
+    leases: Sequence[Lease] = (),
+    leases_before: Sequence[Lease] = (),
+    rows_come_first: bool = False,
+    remains: Sequence[StoredItem] = (),
+) -> StateChange:
+    """The rows as they are, where there were others before."""
+    earlier, later = a_snapshot(*before, leases=leases_before), a_snapshot(*rows, leases=leases)
+    stored = bodies or {}
+    return StateChange(
+        before=earlier,
+        after=later,
+        changes=[each for each in compare(earlier, later) if each.old != each.new],
+        history=history or History(),
+        body=stored.get,
+        bodies=lambda: [*stored],
+        rows_come_first=rows_come_first,
+        remains=lambda: remains,
+    )
+
+
+def a_call(method: str = "GET", path: str = f"/v1/jobs/{JOB}", **fields: Any) -> Call:
+    """One that was answered at once, with `answer` as JSON."""
+    at = fields.pop("at", 1.0)
+    said: dict[str, Any] = {
+        "number": 1,
+        "tenant": TENANT,
+        "method": method,
+        "path": path,
+        "key": None,
+        "sent_at": at,
+        "answered_at": at,
+        "status": 200,
+        **fields,
+    }
+    for name in ("body", "answer"):
+        if not isinstance(said.get(name, b""), bytes):
+            said[name] = json.dumps(said[name]).encode()
+    return Call(**{"body": b"", **said})
+
+
+def a_submit(*urls: str, key: str = "key-1", **fields: Any) -> Call:
+    """A list that was accepted as the first of a job."""
+    said = {"job_id": JOB, "accepted_tasks": len(urls), "latest_run": {"run_id": RUN}}
+    body = {"tasks": [{"url": url} for url in urls]}
+    asked = {"path": "/v1/jobs", "key": key, "body": body, "answer": said, **fields}
+    return a_call("POST", **asked)
+
+
+def a_promise(lines_count: int = 1, **fields: Any) -> AcceptedRequest:
+    said = {"tenant": TENANT, "job_id": JOB, "run_id": RUN, "lines_count": lines_count}
+    return AcceptedRequest(**{**said, **fields})
+
+
+def promising(lines_count: int = 1, **fields: Any) -> History:
+    """A history in which so many lines of the job were promised."""
+    return History(promises={JOB: a_promise(lines_count)}, **fields)
+
+
+def a_fetch(task_id: str, claim: int = 1, **fields: Any) -> Fetch:
+    said = {"process": "worker0", "run_id": RUN, "started_at": 1.0, **fields}
+    return Fetch(task_id=task_id, claim=claim, **said)
+
+
+def a_delivery(event_id: str = "EVENT", **fields: Any) -> Delivery:
+    told = {"event_id": event_id, "event_type": "run.completed", "run_id": RUN}
+    said: dict[str, Any] = {
+        "event_id": event_id,
+        "url": "https://tenant0.hooks.example/1",
+        "body": json.dumps(told).encode(),
+        "headers": {},
+        "at": 1.0,
+        "status": 204,
+        **fields,
+    }
+    return Delivery(**said)

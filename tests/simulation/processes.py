@@ -1,0 +1,46 @@
+"""Lives for tests: of one process, in a world that does to it what a test says."""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+
+from conveyor.engines.aws.errors import NoResponse
+from conveyor.simulation.backends.snapshot import Snapshot
+from conveyor.simulation.client_history import History
+from conveyor.simulation.faults.faults import Fault, Faults
+from conveyor.simulation.faults.process_faults import ProcessFaults
+from conveyor.simulation.invariant_monitor import Checkers, InvariantMonitor
+from conveyor.simulation.options import CALLS_MAX
+from conveyor.simulation.trace.trace import Trace
+
+
+def nothing() -> Snapshot:
+    return Snapshot(at=0.0, now=0.0, rows={}, leases=[])
+
+
+def life_with(*faults: Fault) -> ProcessFaults:
+    """These strike every time, and no others. Nobody looks at what it writes."""
+    history, trace = History(), Trace()
+    watcher = InvariantMonitor(
+        peek=nothing,
+        body=lambda _: None,
+        bodies=list,
+        checkers=Checkers(),
+        history=history,
+        trace=trace,
+        check_every=1,
+        calls_max=CALLS_MAX,
+        on_violation=lambda: None,
+        on_flood=lambda: None,
+    )
+    return ProcessFaults(
+        name="worker",
+        trace=trace,
+        faults=Faults(dict.fromkeys(faults, 1.0), Random(1)),
+        random=Random(1),
+        latency_s=0.0,
+        watcher=watcher,
+        refusal=partial(NoResponse, was_sent=False),
+        is_harsh=False,
+    )

@@ -1,0 +1,70 @@
+"""Receivers of the simulated web, as the real notifier sees them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, cast
+
+import pytest
+from trio.testing import MockClock
+
+from conveyor.domain.model import Webhook
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.engines.http.webhook import WebhookNotifier
+from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
+from conveyor.simulation.environment.fake_internet import FakeInternet
+from conveyor.simulation.environment.gateway import GatewayModel
+from conveyor.simulation.faults.faults import Fault
+from tests.builders import T0
+from tests.simulation.processes import life_with
+
+MESSAGE = Message(
+    event_id="01HF0000000000000000000000",
+    payload="{}",
+    webhook=Webhook("https://a.hooks.example/hook", signature=False),
+    partition="a caller",
+    secrets=(),
+)
+
+
+def web_with(fault: Fault, seed: int = 1) -> FakeInternet:
+    life = life_with(fault)
+    return FakeInternet(
+        life=life,
+        faults=life.faults,
+        random=Random(seed),
+        think_s=1.0,
+        history=life.watcher.history,
+        watcher=life.watcher,
+        policy=TargetPolicy(),
+        gateway=GatewayModel(
+            plan=0, lies=False, random=Random(1), faults=life.faults, history=life.watcher.history
+        ),
+    )
+
+
+async def deliver(web: FakeInternet) -> Delivered | NotDelivered:
+    return await WebhookNotifier(cast("Any", web), now=lambda: T0).deliver(MESSAGE)
+
+
+async def test_nobody_goes_where_a_receiver_keeps_secrets(autojump_clock: MockClock) -> None:
+    web = web_with(Fault.RECEIVER_TO_METADATA)
+
+    assert await deliver(web) == NotDelivered("http_3xx:302", 302)
+    assert len(web.history.deliveries) == 1
+
+
+async def test_how_much_a_receiver_says_does_not_matter(autojump_clock: MockClock) -> None:
+    assert await deliver(web_with(Fault.RECEIVER_TOO_LARGE)) == Delivered(204)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_receiver_that_drips_has_heard_us_only_if_we_heard_it(
+    seed: int, autojump_clock: MockClock
+) -> None:
+    web = web_with(Fault.RECEIVER_DRIPPED, seed)
+
+    told = await deliver(web)
+
+    heard = [each.status for each in web.history.deliveries]
+    assert (told, heard) in [(Delivered(204), [None, 204]), (NotDelivered("timeout"), [None])]

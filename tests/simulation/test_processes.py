@@ -1,0 +1,118 @@
+"""A life that ends, rests or is cut off does so at whichever service it calls."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from conveyor.engines.aws.errors import NoResponse
+from conveyor.simulation.backends.faulty_aws import FaultyRedis, FaultyTransport
+from conveyor.simulation.faults.faults import Fault
+from conveyor.simulation.faults.process_faults import Killed
+from conveyor.simulation.models.sqs import URL
+from tests.simulation.models.worlds import BUCKET, TABLE, World, item
+from tests.simulation.processes import life_with
+
+AT = {"Bucket": BUCKET, "Key": "k"}
+
+
+@pytest.fixture
+async def world() -> World:
+    world = World()
+    await world.set_up()
+    await world.sqs("CreateQueue", QueueName="q")
+    await world.s3("PutObject", Key="k", Body=b"x")
+    return world
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "params"),
+    [
+        ("dynamodb", "PutItem", {"TableName": TABLE, "Item": item("a")}),
+        ("sqs", "SendMessage", {"QueueUrl": f"{URL}q", "MessageBody": "b"}),
+        ("sqs", "ReceiveMessage", {"QueueUrl": f"{URL}q"}),
+        ("s3", "PutObject", {**AT, "Body": b"y"}),
+    ],
+)
+async def test_a_process_may_die_after_whatever_it_did(
+    world: World, service: str, operation: str, params: dict[str, object]
+) -> None:
+    life = life_with(Fault.KILLED_AFTER)
+
+    with pytest.raises(Killed):
+        await FaultyTransport(world.aws, life).call(service, operation, params, deadline_s=10.0)
+
+    assert life.is_dead
+
+
+async def test_what_a_process_did_before_it_died_is_done(world: World) -> None:
+    transport = FaultyTransport(world.aws, life_with(Fault.KILLED_AFTER))
+    with pytest.raises(Killed):
+        await transport.call(
+            "sqs", "SendMessage", {"QueueUrl": f"{URL}q", "MessageBody": "b"}, deadline_s=10.0
+        )
+
+    assert [each.body for each in world.aws.sqs.queues[f"{URL}q"].messages.values()] == ["b"]
+
+
+async def test_a_process_may_die_after_what_it_told_redis_and_not_after_it_asked(
+    world: World,
+) -> None:
+    life = life_with(Fault.KILLED_AFTER)
+    link = FaultyRedis(world.redis.link(), life, set())
+
+    assert await link.get("k") is None
+    with pytest.raises(Killed):
+        await link.put("k", "v", ttl_s=10.0)
+
+    assert await world.redis.link().get("k") == "v"
+
+
+async def test_no_body_is_opened_while_the_services_are_away(world: World) -> None:
+    life = life_with()
+    life.faults.begin_outage()
+
+    with pytest.raises(NoResponse):
+        async with FaultyTransport(world.aws, life).open("s3", "GetObject", AT, deadline_s=10.0):
+            pass
+
+
+async def test_a_body_breaks_off_when_the_services_go_away(world: World) -> None:
+    life = life_with()
+
+    async with FaultyTransport(world.aws, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
+        life.faults.begin_outage()
+        with pytest.raises(NoResponse):
+            await anext(got["Body"])
+
+
+async def test_the_dead_read_no_further(world: World) -> None:
+    life = life_with()
+
+    async with FaultyTransport(world.aws, life).open("s3", "GetObject", AT, deadline_s=10.0) as got:
+        life.kill(Fault.KILLED_BEFORE)
+        with pytest.raises(Killed):
+            await anext(got["Body"])
+
+
+async def test_who_is_paused_reads_on_when_it_goes_on(
+    world: World, autojump_clock: MockClock
+) -> None:
+    life = life_with()
+    read: list[float] = []
+
+    async def read_it() -> None:
+        async with FaultyTransport(world.aws, life).open(
+            "s3", "GetObject", AT, deadline_s=99.0
+        ) as got:
+            assert [piece async for piece in got["Body"]] == [b"x"]
+            read.append(trio.current_time())
+
+    life.pause()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_it)
+        await trio.sleep(30.0)
+        life.resume()
+
+    assert read == [pytest.approx(30.0)]

@@ -1,0 +1,79 @@
+"""A story is short, and has in it what a failure came of."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from conveyor.simulation.models.fault_rates import CallFaults
+from conveyor.simulation.options import draw
+from conveyor.simulation.simulator import simulate
+from conveyor.simulation.trace.summary import DISTURBED_MAX, NAMED_MAX, story_of
+from conveyor.simulation.trace.trace import Line
+
+RUN = "01HF7YAT002XS0WYH6KZCNQBY8"
+WRONG = f"run {RUN} broke it"
+
+
+def commit(at: float, detail: str = RUN) -> Line:
+    return Line(at, "worker0", "store.commit", detail, is_minor=False)
+
+
+def test_what_befell_processes_clocks_and_engines_is_told_in_its_place() -> None:
+    lines = [
+        commit(1.0),
+        Line(2.0, "worker0", "killed", "killed_after", is_minor=False),
+        Line(3.0, "chaos", "outage", "", is_minor=False),
+        commit(3.5, "another run"),
+        Line(4.0, "api0", "clock stepped", "-3.000", is_minor=False),
+        commit(5.0),
+    ]
+
+    told = [line.at for line in story_of(lines, [WRONG])]
+
+    assert told == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_calls_that_failed_are_told_though_they_are_minor() -> None:
+    lines = [
+        Line(1.0, "worker0", "store.read", "", is_minor=True),
+        Line(2.0, "worker0", "store.read", "refused", is_minor=True, is_fault=True),
+        commit(5.0),
+    ]
+
+    assert [line.at for line in story_of(lines, [WRONG])] == [2.0, 5.0]
+
+
+def test_what_was_long_over_is_left_out() -> None:
+    lines = [
+        Line(1.0, "worker0", "killed", "", is_minor=False),
+        Line(2.0, "worker0", "store.read", "refused", is_minor=True, is_fault=True),
+        commit(1000.0),
+    ]
+
+    assert [line.at for line in story_of(lines, [WRONG])] == [1000.0]
+
+
+def test_a_story_is_bounded() -> None:
+    lines = [
+        line
+        for at in range(1000)
+        for line in (
+            commit(5000.0 + at / 100),
+            Line(5000.0 + at / 100, "worker0", "paused", "", is_minor=False),
+            Line(5000.0 + at / 100, "worker0", "read", "", is_minor=True, is_fault=True),
+        )
+    ]
+
+    assert len(story_of(lines, [WRONG])) == NAMED_MAX + 2 * DISTURBED_MAX
+    assert story_of(lines, [WRONG])[-3:] == lines[-3:]
+
+
+def test_calls_that_the_services_of_aws_refuse_or_leave_unanswered_are_in_the_trace() -> None:
+    options = draw(0, engine="aws", hours=0.005)
+    calls = CallFaults(refused_rate=0.1, lost_rate=0.1)
+    options = replace(options, pessimism=replace(options.pessimism, calls=calls))
+
+    failed = [line for line in simulate(options).lines if line.is_fault]
+
+    assert any("slow down" in line.detail for line in failed)
+    assert any("the connection closed" in line.detail for line in failed)

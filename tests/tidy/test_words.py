@@ -1,0 +1,79 @@
+"""Words that this project no longer uses in names: each has a plain one (CONTRIBUTING,
+glossary)."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.tidy.sources import CODE, Module, modules
+
+RETIRED = frozenset(
+    [
+        "desk",
+        "purse",
+        "toll",
+        "door",
+        "doors",
+        "doorkeeper",
+        "doorbell",
+        "porter",
+        "seat",
+        "glance",
+        "fate",
+        "road",
+        "mood",
+        "moods",
+        "hands",
+        "aside",
+        "lane",
+        "lanes",
+        "seam",
+        "sabotage",
+        "remnant",
+        "trespass",
+        "mischief",
+        "sighting",
+        "muster",
+        "incarnate",
+        "sideline",
+        "sidelined",
+        "rehearsal",
+    ]
+)
+
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def names_in(module: Module) -> set[str]:
+    """Every identifier of a module, and the parts of its path."""
+    names = set(re.split(r"[/.]", module.name))
+    for node in ast.walk(module.tree):
+        for field in ("id", "attr", "arg", "name", "asname"):
+            name = getattr(node, field, None)
+            if isinstance(name, str):
+                names.add(name)
+    return names
+
+
+def retired_in(names: set[str]) -> list[str]:
+    return sorted(
+        name for name in names if RETIRED & {word.lower() for word in _WORD.findall(name)}
+    )
+
+
+def test_no_name_uses_a_retired_word() -> None:
+    found = [
+        f"{module.name}: {name}"
+        for module in modules(*CODE)
+        for name in retired_in(names_in(module))
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ["_new_desk", "TollGate", "LANES_MAX", "doorbell"])
+def test_a_retired_word_would_be_noticed(name: str) -> None:
+    assert retired_in({name}) == [name]

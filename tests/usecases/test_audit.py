@@ -1,0 +1,57 @@
+"""An audit of a run that goes on while it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from conveyor.domain import limits
+from conveyor.domain.model import Run
+from conveyor.domain.queries import TaskPage, TasksOf
+from conveyor.usecases import audit
+from conveyor.usecases.context import Context
+from tests.usecases.faults import Fault, FaultyStore, When
+from tests.usecases.world import a_world, add, submit, work
+
+
+@dataclass(frozen=True, slots=True)
+class BusyStore(FaultyStore):
+    """Between any two pages somebody works on the run, and adds to it."""
+
+    env: Context
+    run: Run
+
+    async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
+        page = await self.inner.page_tasks(query, read_max=read_max)
+        await work(self.env, self.run, count=7)
+        return page
+
+
+async def test_a_run_that_goes_on_meanwhile_still_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CHUNK_TASKS", 10)
+    world = a_world()
+    accepted = await submit(world.env, 40, is_open=True)
+    await add(world.env, accepted.job, 20)
+    await work(world.env, accepted.run, count=5)
+    never = Fault(at=10**9, when=When.BEFORE)
+    store = BusyStore(world.env.store, never, world.env, accepted.run)
+    env = replace(world.env, store=store)
+
+    seen = await audit.audit(env, accepted.run)
+
+    assert (seen.is_ok, seen.is_live) == (True, True), seen.differences
+    assert 5 < seen.counts["done"] < 60
+
+
+async def test_only_so_many_bodies_are_read_from_all_over_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "AUDIT_BODIES_MAX", 5)
+    world = a_world()
+    accepted = await submit(world.env, 60)
+    await work(world.env, accepted.run)
+
+    seen = await audit.audit(world.env, accepted.run)
+
+    assert (seen.bodies, seen.is_ok) == (5, True)

@@ -1,0 +1,278 @@
+"""Glances at a live run: cheap, a second old at most, and never a step back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from conveyor.domain import limits
+from conveyor.domain.model import Job, PauseState, Run, ShardCounters
+from conveyor.domain.queries import StatsOf
+from conveyor.domain.run.counters import Totals
+from conveyor.engines.redis.cache import ANSWER_S, RedisCache
+from conveyor.ports.errors import Unavailable
+from conveyor.ports.store import Store
+from conveyor.simulation.models.fault_rates import CallFaults, RedisFaults
+from conveyor.usecases import add_tasks, runs
+from conveyor.usecases.context import Context
+from conveyor.usecases.lookup import load_owned_job
+from conveyor.usecases.run_progress import WAIT_TIMEOUT_S, cached_totals, invalidate_totals
+from tests.builders import CALLER, a_run, a_stats
+from tests.simulation.models.worlds import World
+from tests.usecases.world import a_world, add, run_of, submit, work
+
+SHARDS = 4
+
+
+@dataclass(slots=True)
+class CountedStore:
+    """A store that counts how often somebody asks for counters."""
+
+    store: Store
+    asked: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    async def find(self, query: Any) -> list[Any]:
+        self.asked += isinstance(query, StatsOf)
+        return await self.store.find(query)
+
+
+@dataclass(slots=True)
+class BusyStore:
+    """A store whose counters rise all the time, each shard's at its own moments."""
+
+    random: Random
+    slow_s: float
+
+    async def find(self, _: Any) -> list[ShardCounters]:
+        rows = []
+        for shard in range(SHARDS):
+            await trio.sleep(self.random.uniform(0.0, self.slow_s / SHARDS))
+            done = int(trio.current_time() * 50) + shard
+            rows.append(a_stats(shard, done=done, successful=done - shard // 2))
+        await trio.sleep(self.random.uniform(0.0, self.slow_s))
+        return rows
+
+
+def a_cache(redis: World, seed: int = 1) -> RedisCache:
+    return RedisCache(redis.redis.link(), Random(seed), space="s")
+
+
+def an_env(redis: World) -> tuple[Context, CountedStore]:
+    env = a_world().env
+    store = CountedStore(env.store)
+    return replace(env, store=cast("Store", store), cache=a_cache(redis)), store
+
+
+async def an_open_run(env: Context, count: int = 5) -> Run:
+    accepted = await submit(env, count, is_open=True)
+    return await run_of(env, accepted.run)
+
+
+@pytest.fixture
+def redis() -> World:
+    return World()
+
+
+async def test_of_many_who_look_one_reads_and_all_see_the_same_for_a_second(
+    redis: World, autojump_clock: MockClock
+) -> None:
+    env, store = an_env(redis)
+    run = await an_open_run(env)
+    seen: list[int] = []
+
+    async def look() -> None:
+        seen.append((await cached_totals(env, run)).done)
+
+    store.asked = 0
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(look)
+    asked = store.asked
+    await work(env, run, count=2)
+    await look()
+    await trio.sleep(limits.CACHED_COUNTERS_TTL_S)
+    await look()
+
+    assert seen == [0] * 21 + [2]
+    assert asked == 1
+
+
+async def test_whatever_changes_the_run_is_seen_at_once(
+    redis: World, autojump_clock: MockClock
+) -> None:
+    env, _ = an_env(redis)
+    run = await an_open_run(env)
+    seen = [await cached_totals(env, run)]
+
+    await work(env, run, count=1)
+    added = await add(env, added_to := await _job_of(env, run), 3)
+    seen.append(await cached_totals(env, await run_of(env, added.run)))
+    await work(env, run, count=1)
+    paused = await runs.set_pause(env, CALLER, added_to.job_id, PauseState.PAUSED)
+    seen.append(await cached_totals(env, paused))
+    await work(env, run, count=1)
+    await add_tasks.close(env, CALLER, added_to.job_id)
+    seen.append(await cached_totals(env, await run_of(env, run)))
+
+    assert [(each.admitted, each.done) for each in seen] == [(5, 0), (8, 1), (8, 2), (8, 3)]
+
+
+async def _job_of(env: Context, run: Run) -> Job:
+    return await load_owned_job(env, CALLER, run.job_id)
+
+
+async def test_who_changed_nothing_but_was_told_is_not_told_less_then(
+    redis: World, autojump_clock: MockClock
+) -> None:
+    env, _ = an_env(redis)
+    run = await an_open_run(env)
+    await cached_totals(env, run)
+
+    await work(env, run, count=1)
+    await invalidate_totals(env, run)
+
+    assert (await cached_totals(env, run)).done == 1
+
+
+@pytest.mark.parametrize("fields", [{"stop_requested_at": 1.0}, {"open_batches": 1}])
+async def test_a_run_that_ends_or_is_being_ingested_is_always_read(
+    redis: World, fields: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    env, store = an_env(redis)
+    assert env.cache is not None
+
+    for _ in range(3):
+        await cached_totals(env, a_run(shard_count=SHARDS, **fields))
+        await invalidate_totals(env, a_run(shard_count=SHARDS, **fields))
+
+    assert store.asked == 3
+    assert not cast("RedisCache", env.cache).looks
+
+
+async def test_while_redis_is_away_the_store_is_read_and_little_time_is_lost(
+    redis: World, autojump_clock: MockClock
+) -> None:
+    env, _ = an_env(redis)
+    run = await an_open_run(env)
+    await cached_totals(env, run)
+    redis.suffers(RedisFaults(slow_rate=1.0, slow_s=(60.0, 60.0)))
+    started_at = trio.current_time()
+
+    seen = []
+    for _ in range(5):
+        await work(env, run, count=1)
+        seen.append((await cached_totals(env, run)).done)
+    lost_s = trio.current_time() - started_at
+    redis.heals()
+    await trio.sleep(limits.CACHED_COUNTERS_TTL_S)
+    seen.append((await cached_totals(env, run)).done)
+
+    assert seen == [1, 2, 3, 4, 5, 5]
+    assert lost_s <= ANSWER_S
+    assert set(cast("RedisCache", env.cache).looks) == {"yours", "away"}
+
+
+async def test_who_holds_a_ticket_and_dies_keeps_nobody_waiting_for_long(
+    redis: World, autojump_clock: MockClock
+) -> None:
+    env, store = an_env(redis)
+    run = await an_open_run(env)
+    stuck = replace(env, store=cast("Store", BusyStore(Random(1), slow_s=3600.0)))
+    with trio.move_on_after(0.01):
+        await cached_totals(stuck, run)
+    started_at = trio.current_time()
+
+    store.asked = 0
+    await cached_totals(env, run)
+
+    assert store.asked == 1
+    assert trio.current_time() - started_at <= WAIT_TIMEOUT_S + 0.1
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_counts_never_fall_whoever_looks(seed: int, autojump_clock: MockClock) -> None:
+    """Several processes, slow ones among them; keys get lost, and so do answers of the store."""
+    redis, random = World(seed=seed), Random(seed)
+    shown: list[tuple[float, float, Totals]] = []
+    calls = CallFaults(latency_s=(0.0, random.choice((0.001, 0.05, 0.2))))
+    redis.suffers(calls, RedisFaults(evicted_rate=random.choice((0.0, 0.05))))
+
+    async def look_often(env: Context) -> None:
+        for _ in range(40):
+            await trio.sleep(random.uniform(0.0, random.choice((0.05, 0.5))))
+            started_at = trio.current_time()
+            run = a_run(shard_count=SHARDS, batches_seq=int(started_at / 3))
+            with trio.move_on_after(random.choice((0.05, 5.0))) as scope:
+                totals = await cached_totals(env, run)
+            if not scope.cancelled_caught:
+                shown.append((started_at, trio.current_time(), totals))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            slow_s = random.choice((0.01, 0.1, 1.5))
+            env = replace(
+                a_world().env,
+                store=cast("Store", BusyStore(Random(number), slow_s)),
+                cache=a_cache(redis, number),
+            )
+            for _ in range(2):
+                nursery.start_soon(look_often, env)
+
+    assert [*map(partial(_shown_less, shown), shown)] == [[]] * len(shown)
+    assert len(shown) > 100
+
+
+def _shown_less(
+    shown: list[tuple[float, float, Totals]], before: tuple[float, float, Totals]
+) -> list[Totals]:
+    """What those were shown who came after this was shown, and is less."""
+    _, ended_at, old = before
+    return [
+        new
+        for started_at, _, new in shown
+        if started_at > ended_at
+        and (new.done < old.done or new.successful < old.successful or new.failed < old.failed)
+    ]
+
+
+async def test_a_process_that_lost_redis_for_a_while_shows_nothing_older_than_it_did(
+    redis: World, autojump_clock: MockClock
+) -> None:
+    """Others, who did not lose it, have kept what they read meanwhile."""
+    run, store = a_run(shard_count=SHARDS), cast("Store", BusyStore(Random(1), slow_s=0.0))
+    here, there = (
+        replace(a_world().env, store=store, cache=a_cache(redis, seed)) for seed in (1, 2)
+    )
+    shown = []
+    for number in range(400):
+        if number == 50:
+            redis.suffers(RedisFaults(killed_rate=1.0))
+            shown.append((await cached_totals(here, run)).done)
+            redis.heals()
+        await cached_totals(there, run)
+        shown.append((await cached_totals(here, run)).done)
+        await trio.sleep(0.01)
+
+    assert shown == sorted(shown)
+    assert cast("RedisCache", here.cache).looks["found"] > 0
+
+
+async def test_the_stores_own_trouble_is_told(redis: World, autojump_clock: MockClock) -> None:
+    @dataclass
+    class LostStore:
+        async def find(self, _: Any) -> list[ShardCounters]:
+            raise Unavailable("the table")
+
+    env = replace(a_world().env, store=cast("Store", LostStore()), cache=a_cache(redis))
+
+    with pytest.raises(Unavailable, match="the table"):
+        await cached_totals(env, a_run())

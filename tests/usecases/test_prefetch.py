@@ -1,0 +1,76 @@
+"""Ahead: one is made while another is used, and neither side's end is ever taken for success."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+import trio
+import trio.testing
+
+from conveyor.ports.errors import Unavailable
+from conveyor.usecases.ingest import prefetch_each
+
+
+async def numbers(
+    count: int, log: list[str], *, failing: bool = False
+) -> AsyncGenerator[int, None]:
+    try:
+        for number in range(count):
+            log.append(f"made {number}")
+            yield number
+        await trio.lowlevel.checkpoint()
+        if failing:
+            raise Unavailable("the source went away")
+    finally:
+        await trio.lowlevel.checkpoint()
+        log.append("closed")
+
+
+async def test_each_is_used_once_in_order_and_the_next_is_made_meanwhile() -> None:
+    log: list[str] = []
+
+    async def use(number: int) -> bool:
+        await trio.testing.wait_all_tasks_blocked()
+        log.append(f"used {number}")
+        return True
+
+    assert await prefetch_each(numbers(3, log), use)
+
+    assert [each for each in log if "used" in each] == ["used 0", "used 1", "used 2"]
+    assert log.index("made 1") < log.index("used 0")
+    assert "made 2" not in log[: log.index("used 0")]
+    assert log[-1] == "closed" or log[-2] == "closed"
+
+
+async def test_a_refusal_ends_it_and_closes_the_source() -> None:
+    log: list[str] = []
+
+    async def refuse(_: int) -> bool:
+        return False
+
+    assert not await prefetch_each(numbers(5, log), refuse)
+
+    assert log[0] == "made 0"
+    assert "made 3" not in log
+
+
+async def test_what_the_source_raises_comes_through_behind_all_that_it_made() -> None:
+    used: list[int] = []
+
+    async def use(number: int) -> bool:
+        used.append(number)
+        return True
+
+    with pytest.raises(Unavailable, match="went away"):
+        await prefetch_each(numbers(2, [], failing=True), use)
+
+    assert used == [0, 1]
+
+
+async def test_what_the_user_raises_comes_through() -> None:
+    async def fail(_: int) -> bool:
+        raise Unavailable("no room")
+
+    with pytest.raises(Unavailable, match="no room"):
+        await prefetch_each(numbers(5, []), fail)

@@ -1,0 +1,200 @@
+"""Webhooks of jobs: what is checked, what a change reaches, and how an event is told again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from conveyor.domain.changes import JobKey, NoticeKey
+from conveyor.domain.errors import InvalidArgument, NotFound
+from conveyor.domain.ids import JobId, RunId
+from conveyor.domain.model import Notice, NoticeStatus, Webhook
+from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
+from conveyor.usecases import jobs, rerun, webhook_delivery
+from conveyor.usecases import webhook as hmac_keys
+from conveyor.usecases import webhook as webhooks
+from conveyor.usecases.context import Context
+from tests.builders import CALLER, ManualClock, a_ulid
+from tests.usecases.world import OTHER_CALLER, submit, work
+
+HOOK = Webhook("https://example.com/hook")
+OTHER_HOOK = Webhook("https://example.org/other")
+SIGNED = Webhook(HOOK.url, signature=True)
+
+
+@dataclass
+class Receiver:
+    unresolved: Unresolved | None = None
+    outcome: Delivered | NotDelivered = field(default_factory=lambda: Delivered(200))
+    heard: list[Message] = field(default_factory=list)
+
+    async def resolve(self, webhook: Webhook, partition: str) -> Unresolved | None:
+        return self.unresolved
+
+    async def deliver(self, message: Message) -> Delivered | NotDelivered:
+        self.heard.append(message)
+        return self.outcome
+
+
+async def a_told_job(env: Context, runs: int = 1) -> tuple[JobId, list[Notice]]:
+    """A job whose runs have ended, and what it has to tell, oldest first."""
+    accepted = await submit(env, 1, webhook=HOOK)
+    await work(env, accepted.run)
+    for _ in range(runs - 1):
+        again = await rerun.rerun(
+            env, CALLER, accepted.job.job_id, retry=None, run_id=RunId(env.new_id())
+        )
+        await work(env, again.run)
+    return accepted.job.job_id, await webhook_delivery.due(env, limit=100)
+
+
+async def deliver_due(env: Context, receiver: Receiver) -> None:
+    for notice in await webhook_delivery.due(env, limit=100):
+        ready = await webhook_delivery.prepare(env, notice)
+        if ready is not None:
+            await webhook_delivery.deliver(env, receiver, ready)
+
+
+async def now_of(env: Context, notice: Notice) -> Notice:
+    current = await env.store.read(NoticeKey(notice.notice_id))
+    assert current is not None
+    return current
+
+
+@pytest.mark.parametrize(("is_temporary", "retry_after_s"), [(True, 5.0), (False, None)])
+async def test_a_name_that_leads_nowhere_is_refused_and_for_good_only_if_it_is(
+    env: Context, is_temporary: bool, retry_after_s: float | None
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await webhooks.check(env, Receiver(Unresolved(is_temporary)), CALLER, HOOK)
+
+    assert refused.value.code == "callback_url_unresolvable"
+    assert refused.value.retry_after_s == retry_after_s
+
+
+async def test_signing_needs_an_active_key_of_ones_own(env: Context) -> None:
+    await hmac_keys.rotate(env, OTHER_CALLER, kid=a_ulid(1))
+
+    with pytest.raises(InvalidArgument) as refused:
+        await webhooks.check(env, Receiver(), CALLER, SIGNED)
+    await hmac_keys.rotate(env, CALLER, kid=a_ulid(2))
+    await webhooks.check(env, Receiver(), CALLER, SIGNED)
+
+    assert refused.value.code == "webhook_signing_requires_active_key"
+
+
+async def test_a_job_that_was_begun_is_finished_without_a_second_check(env: Context) -> None:
+    accepted = await submit(env, 1, webhook=HOOK)
+    gone = Receiver(Unresolved(is_temporary=False))
+
+    await webhooks.validate_new(env, gone, CALLER, HOOK, accepted.job.job_id)
+    with pytest.raises(InvalidArgument):
+        await webhooks.validate_new(env, gone, CALLER, HOOK, JobId(env.new_id()))
+
+
+async def test_a_changed_url_holds_for_deliveries_not_made_yet(env: Context) -> None:
+    job_id, _ = await a_told_job(env)
+    receiver = Receiver()
+
+    await webhooks.replace(env, receiver, CALLER, job_id, OTHER_HOOK)
+    await deliver_due(env, receiver)
+
+    assert [message.webhook for message in receiver.heard] == [OTHER_HOOK]
+
+
+async def test_a_removed_webhook_drops_what_was_not_delivered_even_if_one_is_set_again(
+    env: Context,
+) -> None:
+    job_id, (notice,) = await a_told_job(env)
+    receiver = Receiver()
+
+    await webhooks.remove(env, CALLER, job_id)
+    await webhooks.remove(env, CALLER, job_id)
+    await webhooks.replace(env, receiver, CALLER, job_id, HOOK)
+    await deliver_due(env, receiver)
+
+    assert receiver.heard == []
+    assert (await now_of(env, notice)).status is NoticeStatus.DROPPED
+
+
+async def test_a_deleted_job_takes_no_webhook(env: Context) -> None:
+    job_id, _ = await a_told_job(env)
+    await jobs.delete(env, CALLER, job_id)
+
+    with pytest.raises(NotFound):
+        await webhooks.replace(env, Receiver(), CALLER, job_id, HOOK)
+
+    job = await env.store.read(JobKey(job_id))
+    assert job is not None
+    assert job.webhook is None
+
+
+@pytest.mark.parametrize("outcome", [Delivered(200), NotDelivered("http_4xx:410", 410, gone=True)])
+async def test_an_event_is_told_again_with_the_same_id_and_bytes(
+    env: Context, clock: ManualClock, outcome: Delivered | NotDelivered
+) -> None:
+    job_id, (notice,) = await a_told_job(env)
+    receiver = Receiver(outcome=outcome)
+    await deliver_due(env, receiver)
+    clock.advance(100 * 3600)
+
+    again = await webhooks.redeliver(env, CALLER, job_id, notice.notice_id)
+    receiver.outcome = Delivered(200)
+    await deliver_due(env, receiver)
+
+    first, second = receiver.heard
+    assert (first.event_id, first.payload) == (second.event_id, second.payload)
+    assert again.status is NoticeStatus.DUE
+    current = await now_of(env, notice)
+    assert (current.status, current.attempts) == (NoticeStatus.DELIVERED, 2)
+
+
+async def test_a_try_under_way_does_not_undo_a_redelivery(env: Context) -> None:
+    job_id, (notice,) = await a_told_job(env)
+
+    class Impatient(Receiver):
+        async def deliver(self, message: Message) -> Delivered | NotDelivered:
+            await webhooks.redeliver(env, CALLER, job_id, message.event_id)
+            return Delivered(200)
+
+    await deliver_due(env, Impatient())
+
+    assert [due.notice_id for due in await webhook_delivery.due(env, limit=10)] == [
+        notice.notice_id
+    ]
+
+
+async def test_only_an_event_of_the_job_itself_is_told_again(env: Context) -> None:
+    job_id, _ = await a_told_job(env)
+    other_id, others = await a_told_job(env)
+    foreign = next(notice for notice in others if notice.job_id == other_id)
+
+    for event_id in (foreign.notice_id, "NOTHING"):
+        with pytest.raises(NotFound):
+            await webhooks.redeliver(env, CALLER, job_id, event_id)
+
+
+async def test_without_a_webhook_there_is_nobody_to_tell_again(env: Context) -> None:
+    job_id, (notice,) = await a_told_job(env)
+    await webhooks.remove(env, CALLER, job_id)
+
+    with pytest.raises(NotFound, match="no webhook"):
+        await webhooks.redeliver(env, CALLER, job_id, notice.notice_id)
+
+
+async def test_the_log_is_paged_without_gaps(env: Context, clock: ManualClock) -> None:
+    job_id, told = await a_told_job(env, runs=5)
+
+    seen: list[Notice] = []
+    cursor = None
+    while True:
+        page = await webhooks.page(env, CALLER, job_id, cursor=cursor, limit=2)
+        seen += page.notices
+        if (cursor := page.next_cursor) is None:
+            break
+
+    assert sorted(seen, key=lambda each: each.notice_id) == sorted(
+        told, key=lambda each: each.notice_id
+    )
+    assert [each.run_id for each in seen] == sorted((n.run_id for n in told), reverse=True)
