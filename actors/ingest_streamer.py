@@ -20,9 +20,9 @@ from actors.runtime import Inbox
 from conveyor.domain.ids import BatchId, RunId
 from conveyor.domain.model import Batch
 from conveyor.ports.errors import BlobMissing, Unavailable
-from conveyor.usecases import ingest, reconcile
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, isolate
+from conveyor.usecases.run import ingest, reconcile
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import trio
 
-from actors.api_key_limiter import CallPermit
+from actors.limiters.api_key_limiter import CallPermit
 from actors.poller.budget import CallReservation
 from actors.runtime import Reply
 from conveyor.domain.changes import Change

@@ -39,9 +39,9 @@ from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import RunsIn
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.worker_signals import TeardownResult
-from conveyor.usecases import runs
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, isolate
+from conveyor.usecases.run import runs
 
 log = logging.getLogger(__name__)
 

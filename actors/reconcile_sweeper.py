@@ -23,9 +23,10 @@ from conveyor.domain.errors import Refused
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import clock_repairs, reconcile, retention
+from conveyor.usecases import clock_repairs
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, isolate
+from conveyor.usecases.run import reconcile, retention
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from conveyor.domain.run.settlement import NotSettled, OutcomeUnknown, Settled, 
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
-from conveyor.usecases import runs
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, isolate
+from conveyor.usecases.run import runs
 
 log = logging.getLogger(__name__)
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 import trio
 
-from actors.fair_limiter import FairLimiter
+from actors.limiters.fair_limiter import FairLimiter
 from actors.runtime import bounded_cleanup
 from actors.wait_status import WaitStatus
 from conveyor.domain import limits
 from conveyor.domain.ids import RunId
 from conveyor.domain.run.wait_reason import RunReport, WorkerReport
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import run_progress
 from conveyor.usecases.context import Context
+from conveyor.usecases.run import run_progress
 
 log = logging.getLogger(__name__)
 

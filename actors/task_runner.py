@@ -19,6 +19,7 @@ from typing import assert_never
 import msgspec
 import trio
 
+from actors.limiters.storage_breaker import StorageBreaker
 from actors.messages import (
     HeartbeaterMessage,
     Hold,
@@ -28,7 +29,6 @@ from actors.messages import (
     TaskAssignment,
 )
 from actors.runtime import Address, AskTimedOut, MailboxFull, Reply, bounded_cleanup
-from actors.storage_breaker import StorageBreaker
 from actors.wait_status import WaitStatus
 from conveyor.domain import problems
 from conveyor.domain.backpressure.permits import bounce_delay_s
@@ -53,10 +53,10 @@ from conveyor.domain.run.wait_reason import GATEWAY_REASONS, WaitReason
 from conveyor.ports.errors import Unavailable, is_resource_shortage
 from conveyor.ports.gateway import Deferred, Gateway, NotScraped, Outcome, Scraped
 from conveyor.telemetry import Metrics
-from conveyor.usecases import runs, tasks
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, is_outage, isolate
-from conveyor.usecases.tasks import Finish, Retry
+from conveyor.usecases.run import runs, tasks
+from conveyor.usecases.run.tasks import Finish, Retry
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from actors.call_limiter import CallLimiter
 from actors.completion_notifier import CompletionNotifier
 from actors.exporter import Exporter
-from actors.fair_limiter import FairLimiter
 from actors.ingest_streamer import IngestStreamer
 from actors.lease_heartbeater import LeaseHeartbeater
+from actors.limiters.call_limiter import CallLimiter
+from actors.limiters.fair_limiter import FairLimiter
+from actors.limiters.storage_breaker import StorageBreaker
 from actors.messages import (
     BatchOpened,
     DiscoveryMessage,
@@ -46,7 +47,6 @@ from actors.runtime import (
 from actors.scheduler import Scheduler
 from actors.shard_writer import ShardWriter
 from actors.status_reporter import StatusReporter
-from actors.storage_breaker import StorageBreaker
 from actors.task_runner import TaskRunner
 from actors.wait_status import WaitStatus
 from conveyor.domain.ids import JobId, RunId

@@ -19,13 +19,13 @@ import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.fair_limiter import FairLimiter
 from actors.lease_heartbeater import LeaseHeartbeater
+from actors.limiters.fair_limiter import FairLimiter
+from actors.limiters.storage_breaker import StorageBreaker
 from actors.messages import PollerMessage
 from actors.poller.poller import RunPoller
 from actors.runtime import Mailbox
 from actors.shard_writer import ShardWriter
-from actors.storage_breaker import StorageBreaker
 from actors.task_runner import TaskRunner
 from actors.tree import LocalSignals, Mailboxes
 from conveyor.domain.backpressure.budget import Price
@@ -44,8 +44,8 @@ from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.gateway import Outcome, Scraped, ScrapeRequest
 from conveyor.telemetry import make_metrics
 from conveyor.usecases.context import Context, RuntimeConfig
-from conveyor.usecases.jobs import Accepted, Submission, submit
 from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.submit.jobs import Accepted, Submission, submit
 
 PREFIX = "bench-"
 P = TypeVar("P")

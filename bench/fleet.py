@@ -17,7 +17,7 @@ from typing import TypeVar
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.fair_limiter import FairLimiter
+from actors.limiters.fair_limiter import FairLimiter
 from actors.tree import LocalSignals, single_writer_mailboxes
 from conveyor.bootstrap.aws import names_of, open_on
 from conveyor.bootstrap.runtime import AWS, Runtime, make_env
@@ -41,7 +41,7 @@ from conveyor.simulation.models.redis.keyspace import Keyspace
 from conveyor.simulation.models.redis.model import ModelledLink
 from conveyor.telemetry import make_metrics
 from conveyor.usecases.context import Context, InlineExecutor
-from conveyor.usecases.jobs import Accepted, Submission, submit
+from conveyor.usecases.submit.jobs import Accepted, Submission, submit
 
 EPOCH_S = 1_800_000_000.0
 LATENCY_S = (0.002, 0.012)

@@ -26,7 +26,7 @@ from conveyor.domain import ids, limits
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import FIRST_BATCH, JobId, RunId
 from conveyor.domain.run import counters
-from conveyor.usecases import ingest, reconcile
+from conveyor.usecases.run import ingest, reconcile
 
 RUN = RunId("01" + "0" * 24)
 MESSAGE = """INSERT INTO messages (queue_id, job_id, task_id, shard, visible_at, in_hand, receives)

@@ -30,8 +30,9 @@ from conveyor.simulation.models.fault_rates import (
     FaultRates,
 )
 from conveyor.simulation.models.fault_source import FaultSource
-from conveyor.usecases import ingest, jobs, reconcile
 from conveyor.usecases.context import Context, RuntimeConfig
+from conveyor.usecases.run import ingest, reconcile
+from conveyor.usecases.submit import jobs
 
 SHARD_COUNTS = (1, 4, 8, 16)
 NAMES = Names(table="bench", bucket="bench", queue_prefix="bench-")

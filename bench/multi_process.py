@@ -34,9 +34,9 @@ from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.engines.memory import memory_engine
 from conveyor.engines.redis import open_redis
 from conveyor.engines.system import SystemClock
-from conveyor.usecases import run_progress
-from conveyor.usecases.jobs import Submission, submit
 from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.run import run_progress
+from conveyor.usecases.submit.jobs import Submission, submit
 from tests.aws import REGION, a_lean_plane, an_access
 from tests.servers import (
     ACCESS_KEY,

@@ -29,8 +29,8 @@ from conveyor.domain.changes import RunKey
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.models.dynamodb.capacity import Place
-from conveyor.usecases.jobs import Accepted
 from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.submit.jobs import Accepted
 
 WARM = 40_000.0
 PART_MIN = 6_000

@@ -33,8 +33,8 @@ from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.engines.sqlite import EmbeddedEngine, open_engine
 from conveyor.engines.system import AesSecretBox, SystemClock
 from conveyor.telemetry import make_metrics
-from conveyor.usecases import jobs
 from conveyor.usecases.context import Context
+from conveyor.usecases.submit import jobs
 
 RESULT = Result("jobs/x/runs/y/z/1", 20_000, "0" * 64, "text/html", 200)
 Pair = tuple[TaskRef, Task]

@@ -25,7 +25,7 @@ from conveyor.bootstrap.runtime import Runtime, open_runtime
 from conveyor.config import Settings
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.submit.task_validation import TaskDraft
-from conveyor.usecases import jobs
+from conveyor.usecases.submit import jobs
 
 SIZES = (1, 100, 9_999)
 

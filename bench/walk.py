@@ -40,9 +40,9 @@ from prometheus_client import CollectorRegistry
 
 from actors.completion_notifier import CompletionNotifier
 from actors.exporter import Exporter
-from actors.fair_limiter import FairLimiter
 from actors.ingest_streamer import IngestStreamer
 from actors.lease_heartbeater import LeaseHeartbeater
+from actors.limiters.fair_limiter import FairLimiter
 from actors.poller.poller import RunPoller
 from actors.queue_discovery import QueueDiscovery
 from actors.reconcile_sweeper import ReconcileSweeper
@@ -71,7 +71,7 @@ from conveyor.http_client.pool import HttpPool
 from conveyor.http_server.listener import Listener
 from conveyor.simulation.models import AwsModel, FaultSource, RedisModel
 from conveyor.telemetry import make_metrics
-from conveyor.usecases import runs, tasks
+from conveyor.usecases.run import runs, tasks
 
 SUBMIT, RESULTS, CONTENT = "submit", "read results", "read content"
 STEPS = (

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 
 import trio
 
-from actors.api_key_limiter import CallPermit
-from actors.call_limiter import CallLimiter
-from actors.fair_limiter import FairLimiter
+from actors.limiters.api_key_limiter import CallPermit
+from actors.limiters.call_limiter import CallLimiter
+from actors.limiters.fair_limiter import FairLimiter
+from actors.limiters.storage_breaker import StorageBreaker
 from actors.messages import PollerMessage, TaskAssignment
 from actors.poller.budget import BudgetReservations
 from actors.poller.host_limiter import AdmittedMessage, HostLimiter
 from actors.poller.state import ClaimedMessage, PollerState, TaskPermit, bounce_unpermitted, receive
 from actors.runtime import Inbox, bounded_cleanup
-from actors.storage_breaker import StorageBreaker
 from actors.wait_status import WaitStatus
 from conveyor.domain import limits
 from conveyor.domain.backpressure.budget import Price
@@ -41,8 +41,8 @@ from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import totals_of
-from conveyor.usecases.runs import ensure_queue
-from conveyor.usecases.tasks import claim, release_claim
+from conveyor.usecases.run.runs import ensure_queue
+from conveyor.usecases.run.tasks import claim, release_claim
 
 log = logging.getLogger(__name__)
 

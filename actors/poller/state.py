@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from actors.fair_limiter import FairLimiter, Preemptible
+from actors.limiters.fair_limiter import FairLimiter, Preemptible
 from actors.poller.budget import BudgetReservations, CallReservation
 from actors.poller.host_limiter import AdmittedMessage, HostLimiter
 from conveyor.domain import limits

@@ -10,11 +10,11 @@ from conveyor.domain.backpressure.budget import PriceRange
 from conveyor.domain.errors import InvalidTasks
 from conveyor.domain.model import Run
 from conveyor.schemas.responses import Estimate, RerunDryRunResponse, SubmitDryRunResponse
-from conveyor.usecases import dry_run
 from conveyor.usecases.context import Context
-from conveyor.usecases.dry_run import Rehearsed, rehearse
-from conveyor.usecases.jobs import Submission
-from conveyor.usecases.rerun import RerunFilter
+from conveyor.usecases.run.rerun import RerunFilter
+from conveyor.usecases.submit import dry_run
+from conveyor.usecases.submit.dry_run import Rehearsed, rehearse
+from conveyor.usecases.submit.jobs import Submission
 
 
 async def submit(

@@ -17,7 +17,7 @@ from conveyor.domain.ids import ExportId, JobId, RunId
 from conveyor.schemas.responses import StartExportResponse
 from conveyor.schemas.views import export_file_name, export_view, instant
 from conveyor.usecases import export as exports
-from conveyor.usecases.blob_download import part_of_body, whole_body
+from conveyor.usecases.run.blob_download import part_of_body, whole_body
 
 DOWNLOAD_S = 6 * 3600
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?\Z")

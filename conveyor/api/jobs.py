@@ -45,15 +45,16 @@ from conveyor.schemas.responses import (
     SubmitJobResponse,
 )
 from conveyor.schemas.views import webhook_view
-from conveyor.usecases import add_tasks as adding_tasks
-from conveyor.usecases import budget, jobs, webhook
-from conveyor.usecases import rerun as reruns
+from conveyor.usecases import budget, webhook
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Submission
 from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.rerun import RerunFilter
-from conveyor.usecases.results import owner_scope
-from conveyor.usecases.staging import OnInvalid, StagedTasks
+from conveyor.usecases.run import rerun as reruns
+from conveyor.usecases.run.rerun import RerunFilter
+from conveyor.usecases.run.results import owner_scope
+from conveyor.usecases.submit import add_tasks as adding_tasks
+from conveyor.usecases.submit import jobs
+from conveyor.usecases.submit.jobs import Submission
+from conveyor.usecases.submit.staging import OnInvalid, StagedTasks
 
 # What every request that brings tasks adds to.
 STORING = (Quota.STORED_TASKS, Quota.STORED_BYTES)

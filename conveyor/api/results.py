@@ -11,8 +11,8 @@ from conveyor.domain.model import Job, Result, Run, Task
 from conveyor.domain.submit.scraper_params import content_type_for, extension_for
 from conveyor.schemas.responses import ListResultsResponse
 from conveyor.schemas.views import history_view, result_view
-from conveyor.usecases import results
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, load_task, require_latest_run
+from conveyor.usecases.run import results
 
 
 async def list_results(call: RequestContext) -> Response:

@@ -19,11 +19,11 @@ from conveyor.schemas.responses import (
     RunResponse,
 )
 from conveyor.schemas.views import run_view
-from conveyor.usecases import audit, retention, run_progress, runs
 from conveyor.usecases.budget import budget_of
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, totals_of
-from conveyor.usecases.results import owner_scope
+from conveyor.usecases.run import audit, retention, run_progress, runs
+from conveyor.usecases.run.results import owner_scope
 
 
 async def fresh_run_response(env: Context, run: Run, totals: Totals | None = None) -> RunResponse:

@@ -19,8 +19,8 @@ from conveyor.schemas.schedules import JobSchedule, rule_from, state_from
 from conveyor.schemas.views import job_view, scheduled_view, webhook_view
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Submission
 from conveyor.usecases.lookup import latest_run
+from conveyor.usecases.submit.jobs import Submission
 
 
 async def show_job(env: Context, job: Job) -> JobResponse:

@@ -22,9 +22,9 @@ from conveyor.domain.model import Job, JobStatus, StagedList
 from conveyor.ports.errors import Unavailable
 from conveyor.schemas.requests import decode_add_tasks, decode_submit, malformed
 from conveyor.schemas.streaming_tasks import StreamingTaskParser
-from conveyor.usecases import add_tasks, staging
 from conveyor.usecases.context import Context
-from conveyor.usecases.staging import OnInvalid, StagedTasks, StreamingValidator
+from conveyor.usecases.submit import add_tasks, staging
+from conveyor.usecases.submit.staging import OnInvalid, StagedTasks, StreamingValidator
 
 _SLICE_BYTES = 256 * 1024  # Judged in one go, aside: about 20 ms.
 

@@ -12,7 +12,7 @@ from conveyor.domain.submit.upload import JobInput, ListFormat, ListSpec, slot_k
 from conveyor.schemas.requests import decode_create_input, list_spec_of
 from conveyor.schemas.responses import CreateJobInputResponse, UploadResponse, UploadTarget
 from conveyor.schemas.views import instant
-from conveyor.usecases import upload as uploads
+from conveyor.usecases.submit import upload as uploads
 
 CONTENT_TYPES = {
     ListFormat.CSV: "text/csv",

@@ -29,7 +29,7 @@ from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from conveyor.ports.webhook_sender import WorkflowCallback
 from conveyor.ports.worker_signals import Signals
-from conveyor.usecases import run_progress
+from conveyor.usecases.run import run_progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from actors.child_process import STOP_S, WorkerProcess
-from actors.fair_limiter import FairLimiter, slots_count
+from actors.limiters.fair_limiter import FairLimiter, slots_count
 from actors.poller.poller import WATCH_S
 from actors.runtime import Child, Intensity, Strategy, Supervisor, nest
 from actors.tree import LocalSignals, Mailboxes, helper_tree, single_writer_mailboxes, worker_tree

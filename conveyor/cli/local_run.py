@@ -28,12 +28,12 @@ from conveyor.domain.queries import JobsOf
 from conveyor.domain.run.counters import Totals
 from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.process_status import RunLine, Snapshot, serve_snapshots
-from conveyor.usecases import run_progress
 from conveyor.usecases.budget import is_spent
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Submission, submit
 from conveyor.usecases.lookup import latest_run, totals_of
-from conveyor.usecases.run_progress import load_progress
+from conveyor.usecases.run import run_progress
+from conveyor.usecases.run.run_progress import load_progress
+from conveyor.usecases.submit.jobs import Submission, submit
 
 CALLER = CallerId("local")
 POLL_S = 0.1

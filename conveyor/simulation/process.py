@@ -16,7 +16,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from actors.cross_process_signals import CrossProcessSignals
-from actors.fair_limiter import FairLimiter
+from actors.limiters.fair_limiter import FairLimiter
 from actors.tree import LocalSignals, Mailboxes
 from conveyor.bootstrap.runtime import Runtime, make_env
 from conveyor.config import Settings

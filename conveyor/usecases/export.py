@@ -25,11 +25,11 @@ from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE, TASK_TERMINAL
 from conveyor.domain.model import Format, Run, Task
 from conveyor.domain.queries import DueExports
 from conveyor.ports.errors import BlobMissing, StorageDamaged, StorageFull, Unavailable
-from conveyor.usecases import blob_download
-from conveyor.usecases.blob_download import LetsIn, let_all_in
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, pages_of, visible_run
-from conveyor.usecases.retention import ResultExpiry, expiries_of, refuse_expired_run
+from conveyor.usecases.run import blob_download
+from conveyor.usecases.run.blob_download import LetsIn, let_all_in
+from conveyor.usecases.run.retention import ResultExpiry, expiries_of, refuse_expired_run
 
 _PAGE = 500
 _GROUP_TASKS = 64

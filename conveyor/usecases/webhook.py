@@ -32,7 +32,7 @@ from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Webh
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
 from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
-from conveyor.usecases.results import owner_scope
+from conveyor.usecases.run.results import owner_scope
 
 _PAGE = 100
 

@@ -18,9 +18,9 @@ from conveyor.domain.webhook.keys import DeliveryAttempt
 from conveyor.domain.webhook.signature import Secret
 from conveyor.ports.secret_box import CannotUnseal
 from conveyor.ports.webhook_sender import Callback, Delivered, Message, NotDelivered, WebhookSender
-from conveyor.usecases import staging
 from conveyor.usecases import webhook as hmac_keys
 from conveyor.usecases.context import Context
+from conveyor.usecases.submit import staging
 
 _EVENTS_OF_A_RUN_MAX = 100
 _TURN_S, _TURN_S_MAX = 1.0, 10.0

@@ -13,7 +13,7 @@ from conveyor.domain.queries import RunsOf
 from conveyor.domain.schedule.schedule import Cron, Overlap
 from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.usecases import schedule
-from conveyor.usecases.jobs import Submission
+from conveyor.usecases.submit.jobs import Submission
 from tests.actors.world import CALLER, SetClock, World, make_world, urls
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0

@@ -21,7 +21,7 @@ from conveyor.domain.model import Notice, NoticeStatus, Webhook
 from conveyor.domain.queries import NoticesOf
 from conveyor.usecases import webhook as hmac_keys
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.receivers import Heard, Internet
 from tests.actors.world import CALLER, World, make_world, urls
 from tests.builders import a_job, a_notice, a_ulid, keep

@@ -29,8 +29,9 @@ from conveyor.ports.store import Store
 from conveyor.simulation.faults.faults import Faults
 from conveyor.simulation.models import AwsModel, FaultSource
 from conveyor.simulation.virtual_executor import VirtualExecutor
-from conveyor.usecases import audit, export
-from conveyor.usecases.jobs import Accepted
+from conveyor.usecases import export
+from conveyor.usecases.run import audit
+from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.world import CALLER, World, make_world, urls
 from tests.aws import a_modelled_engine
 from tests.builders import ServerClock

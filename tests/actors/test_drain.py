@@ -7,7 +7,7 @@ from dataclasses import replace
 import trio
 from trio.testing import MockClock
 
-from actors.fair_limiter import FairLimiter
+from actors.limiters.fair_limiter import FairLimiter
 from actors.tree import Mailboxes
 from tests.actors.world import make_world, urls
 

@@ -18,7 +18,7 @@ from conveyor.domain.ids import LeaseId
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Claimed
 from conveyor.ports.queue import Message
-from conveyor.usecases import tasks
+from conveyor.usecases.run import tasks
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import World, make_world, urls
 

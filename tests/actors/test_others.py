@@ -10,8 +10,8 @@ from trio.testing import MockClock
 from actors.runtime import Supervisor
 from conveyor.domain.model import NoticeStatus, RunStatus, TaskStatus, Webhook
 from conveyor.domain.queries import DueNotices
-from conveyor.usecases import jobs
 from conveyor.usecases.context import RuntimeConfig
+from conveyor.usecases.submit import jobs
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, World, make_world, urls
 

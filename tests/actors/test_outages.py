@@ -13,8 +13,8 @@ from trio.testing import MockClock
 from conveyor.domain.errors import Conflict
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run, RunStatus
-from conveyor.usecases import runs
 from conveyor.usecases.context import Context
+from conveyor.usecases.run import runs
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import World, make_world, urls
 

@@ -19,8 +19,8 @@ from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.ports.secret_box import CannotUnseal
 from conveyor.ports.store import Store
-from conveyor.usecases import run_progress
 from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.run import run_progress
 from tests.actors.world import a_page, make_world, urls
 
 POISON = urls(1)[0]

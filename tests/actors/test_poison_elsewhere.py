@@ -19,7 +19,7 @@ from conveyor.domain.model import Webhook
 from conveyor.domain.queries import NoticesOf
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
 from conveyor.usecases import export as exports
-from conveyor.usecases import runs
+from conveyor.usecases.run import runs
 from tests.actors.world import CALLER, make_world, urls
 
 

@@ -20,10 +20,10 @@ from conveyor.domain.model import Job, Run, RunStatus
 from conveyor.domain.queries import RunsOf
 from conveyor.domain.schedule.schedule import Cron, Overlap, Rate, RateUnit, Rule, Schedule
 from conveyor.domain.submit.task_validation import TaskDraft
-from conveyor.usecases import rerun, runs
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Submission
+from conveyor.usecases.run import rerun, runs
+from conveyor.usecases.submit.jobs import Submission
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, World, make_world, urls
 

@@ -17,9 +17,9 @@ from conveyor.domain.model import Result, RunStatus, Task
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Claimed, Cost, LostClaim, Settled, SettleVerdict
 from conveyor.ports.queue import Message
-from conveyor.usecases import tasks
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.run import tasks
+from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import World, make_world, urls
 

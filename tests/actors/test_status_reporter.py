@@ -9,7 +9,7 @@ from random import Random
 import trio
 from trio.testing import MockClock
 
-from actors.fair_limiter import FairLimiter
+from actors.limiters.fair_limiter import FairLimiter
 from actors.status_reporter import StatusReporter
 from actors.wait_status import WaitStatus
 from conveyor.domain.ids import CallerId, RunId
@@ -17,10 +17,10 @@ from conveyor.domain.model import FailureReason, PauseState
 from conveyor.domain.run.wait_reason import Waiting, WaitReason
 from conveyor.engines.memory import MemoryCoordinator
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import runs
-from conveyor.usecases.jobs import Accepted
 from conveyor.usecases.lookup import totals_of
-from conveyor.usecases.run_progress import RunProgress, load_progress
+from conveyor.usecases.run import runs
+from conveyor.usecases.run.run_progress import RunProgress, load_progress
+from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.world import CALLER, World, a_miss, make_world, urls
 from tests.builders import RUN, T0
 

@@ -19,8 +19,8 @@ from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import StorageFull, Unavailable
 from conveyor.ports.gateway import Outcome, ScrapeRequest
-from conveyor.usecases import run_progress
 from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.run import run_progress
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import World, a_miss, a_page, make_world, urls
 

@@ -21,7 +21,7 @@ from conveyor.ports.coordinator import Coordinator, HostPool
 from conveyor.ports.errors import PartlyUnavailable
 from conveyor.ports.gateway import Deferred, Outcome, ScrapeRequest
 from conveyor.ports.store import Store
-from conveyor.usecases import tasks
+from conveyor.usecases.run import tasks
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import a_miss, a_page, make_world, urls
 

@@ -9,8 +9,8 @@ from trio.testing import MockClock
 
 from conveyor.domain.submit.ssrf import TargetPolicy
 from conveyor.ports.worker_signals import TeardownResult
-from conveyor.usecases import runs
 from conveyor.usecases.context import RuntimeConfig
+from conveyor.usecases.run import runs
 from tests.actors.world import CALLER, make_world, urls
 
 

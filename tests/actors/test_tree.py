@@ -13,8 +13,9 @@ from conveyor.domain.ids import CallerId, RunId
 from conveyor.domain.model import FailureReason, PauseState, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.problems import make_problem
 from conveyor.ports.gateway import NotScraped, Outcome, ScrapeRequest
-from conveyor.usecases import add_tasks, runs
-from conveyor.usecases.rerun import rerun
+from conveyor.usecases.run import runs
+from conveyor.usecases.run.rerun import rerun
+from conveyor.usecases.submit import add_tasks
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, a_miss, a_page, make_world, urls
 

@@ -12,8 +12,9 @@ from actors.poller.poller import WATCH_S
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import PauseState
 from conveyor.ports.worker_signals import TeardownResult
-from conveyor.usecases import jobs, runs
 from conveyor.usecases.context import Context
+from conveyor.usecases.run import runs
+from conveyor.usecases.submit import jobs
 from tests.actors.world import CALLER, World, make_world, urls
 
 STOP_S_MAX = 12.0

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 from prometheus_client import CollectorRegistry
 
-from actors.fair_limiter import FairLimiter
+from actors.limiters.fair_limiter import FairLimiter
 from actors.runtime import Supervisor, tree
 from actors.tree import LocalSignals, Mailboxes, worker_tree
 from conveyor.domain.backpressure.budget import Price
@@ -31,9 +31,9 @@ from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
 from conveyor.telemetry import Metrics, make_metrics
 from conveyor.usecases.context import Context, RuntimeConfig
-from conveyor.usecases.jobs import Accepted, Submission, submit
 from conveyor.usecases.lookup import totals_of
-from conveyor.usecases.rerun import Rerun
+from conveyor.usecases.run.rerun import Rerun
+from conveyor.usecases.submit.jobs import Accepted, Submission, submit
 
 CALLER = CallerId("a caller")
 

@@ -9,7 +9,7 @@ import pytest
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, RunId
 from conveyor.engines.memory.blobs import MemoryBlobs
-from conveyor.usecases import ingest, reconcile
+from conveyor.usecases.run import ingest, reconcile
 from tests.api.world import World, make_world
 
 COUNT = 40

@@ -13,9 +13,9 @@ import trio
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, caller_id
 from conveyor.domain.submit.task_validation import TaskDraft
-from conveyor.usecases import jobs
 from conveyor.usecases.event_log import EventWakeups
-from conveyor.usecases.jobs import Submission
+from conveyor.usecases.submit import jobs
+from conveyor.usecases.submit.jobs import Submission
 from tests.api.server.test_sockets import Server, served
 from tests.api.world import ANNA, BERT, SECRET, World
 

@@ -8,7 +8,7 @@ import pytest
 
 from conveyor.domain import limits
 from conveyor.domain.ids import RunId
-from conveyor.usecases import ingest, reconcile
+from conveyor.usecases.run import ingest, reconcile
 from tests.api.world import ANNA, BERT, World
 
 

@@ -7,7 +7,7 @@ import pytest
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import RunFailure
 from conveyor.domain.run import termination
-from conveyor.usecases import runs
+from conveyor.usecases.run import runs
 from tests.api.world import World
 
 

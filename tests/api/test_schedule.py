@@ -8,8 +8,8 @@ import pytest
 
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run
-from conveyor.usecases import ingest
 from conveyor.usecases import schedule as schedules
+from conveyor.usecases.run import ingest
 from conveyor.usecases.schedule import Fired
 from tests.api.world import World, make_world
 

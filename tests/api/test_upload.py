@@ -15,8 +15,8 @@ from zenrows.batch import BatchAPIError, ZenRowsBatchClient
 from conveyor.api.server import request_body
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, RunId
-from conveyor.usecases import reconcile
-from conveyor.usecases.ingest import open_batches_of
+from conveyor.usecases.run import reconcile
+from conveyor.usecases.run.ingest import open_batches_of
 from tests.api.server.test_sockets import Server, served
 from tests.api.world import ANNA, BERT, Seen, World
 

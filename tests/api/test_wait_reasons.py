@@ -7,7 +7,7 @@ from typing import Any
 from conveyor.domain import limits
 from conveyor.domain.ids import RunId
 from conveyor.domain.run.wait_reason import RunReport, WaitReason, WorkerReport
-from conveyor.usecases import run_progress
+from conveyor.usecases.run import run_progress
 from tests.api.world import World
 
 

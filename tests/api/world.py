@@ -29,9 +29,9 @@ from conveyor.ports.gateway import NotScraped, Scraped
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
 from conveyor.ports.worker_signals import TeardownResult
 from conveyor.telemetry import Metrics, make_metrics
-from conveyor.usecases import runs, tasks
 from conveyor.usecases.context import Context, RuntimeConfig
 from conveyor.usecases.lookup import load_owned_job
+from conveyor.usecases.run import runs, tasks
 from tests.api import contract
 from tests.builders import ManualClock
 

@@ -161,27 +161,27 @@ STORIES = {
     "scrubbed": Story(rare_scenarios.scrubbed, jobs_count=0),
     "cut short": Story(rare_scenarios.cut_short, jobs_count=0),
     "slow": Story(rare_scenarios.slow),
-    "resumed": Story(small, first_deaths=("after:store.commit@usecases.jobs._admit",)),
+    "resumed": Story(small, first_deaths=("after:store.commit@usecases.submit.jobs._admit",)),
     "answered": Story(
         small, first_deaths=("before:store.commit@usecases.idempotency._store_response",)
     ),
     "ingested": Story(
-        long, first_deaths=("after:store.put_chunk@usecases.ingest._put_chunks.put",)
+        long, first_deaths=("after:store.put_chunk@usecases.run.ingest._put_chunks.put",)
     ),
     "acked": Story(
         small,
         first_deaths=("before:queue.ack@actors.shard_writer.ShardWriter._complete_and_ack",),
     ),
-    "added": Story(opened, first_deaths=("after:store.commit@usecases.add_tasks._admit",)),
-    "ended": Story(small, first_deaths=("after:store.commit@usecases.runs.complete_if_done",)),
-    "halted": Story(stopped, first_deaths=("after:store.commit@usecases.runs.stop",)),
-    "rerun again": Story(rerun, first_deaths=("after:store.commit@usecases.rerun._start",)),
+    "added": Story(opened, first_deaths=("after:store.commit@usecases.submit.add_tasks._admit",)),
+    "ended": Story(small, first_deaths=("after:store.commit@usecases.run.runs.complete_if_done",)),
+    "halted": Story(stopped, first_deaths=("after:store.commit@usecases.run.runs.stop",)),
+    "rerun again": Story(rerun, first_deaths=("after:store.commit@usecases.run.rerun._start",)),
     "walked": Story(exported, first_deaths=("after:blobs.put_stream@usecases.export._make",)),
     "retold": Story(told, first_deaths=("before:store.commit@usecases.webhook_delivery.deliver",)),
     "removed": Story(
         rare_scenarios.scrubbed,
         jobs_count=0,
-        first_deaths=("after:store.commit@usecases.jobs.delete",),
+        first_deaths=("after:store.commit@usecases.submit.jobs.delete",),
     ),
 }
 

@@ -10,7 +10,7 @@ from tests.chaos.page import complaints_over
 from tests.chaos.site_program import SIDES
 from tests.chaos.unreached import UNREACHED
 
-SITE = "store.commit@usecases.runs.stop"
+SITE = "store.commit@usecases.run.runs.stop"
 
 
 def test_a_site_that_is_excused_is_one_that_there_is() -> None:

@@ -58,14 +58,14 @@ def test_a_walk_passes_the_modules_of_each_step_in_order(printed: str, engine: s
         steps["submit"],
         "conveyor/api/server/app",
         "conveyor/usecases/idempotency",
-        "conveyor/usecases/jobs",
+        "conveyor/usecases/submit/jobs",
         "conveyor/domain/submit/admission",
     )
     assert are_passed_in_order(
         steps["dispatch"],
         "actors/queue_discovery",
         "actors/poller/poller",
-        "conveyor/usecases/tasks",
+        "conveyor/usecases/run/tasks",
     )
     assert are_passed_in_order(
         steps["fetch"],
@@ -73,21 +73,21 @@ def test_a_walk_passes_the_modules_of_each_step_in_order(printed: str, engine: s
         "conveyor/engines/http/direct",
         "conveyor/http_client/pool",
     )
-    assert steps["store"][0] == "conveyor/usecases/tasks"
+    assert steps["store"][0] == "conveyor/usecases/run/tasks"
     assert are_passed_in_order(
         steps["settle"], "actors/shard_writer", "conveyor/domain/run/settlement"
     )
     assert are_passed_in_order(
-        steps["complete"], "conveyor/usecases/runs", "conveyor/domain/run/termination"
+        steps["complete"], "conveyor/usecases/run/runs", "conveyor/domain/run/termination"
     )
     assert are_passed_in_order(
         steps["webhook"], "actors/completion_notifier", "conveyor/engines/http/webhook"
     )
     assert are_passed_in_order(
-        steps["read results"], "conveyor/api/results", "conveyor/usecases/results"
+        steps["read results"], "conveyor/api/results", "conveyor/usecases/run/results"
     )
     assert are_passed_in_order(
-        steps["read content"], "conveyor/api/results", "conveyor/usecases/blob_download"
+        steps["read content"], "conveyor/api/results", "conveyor/usecases/run/blob_download"
     )
 
 

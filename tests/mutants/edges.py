@@ -19,8 +19,8 @@ from conveyor.engines.files import sync_directory
 from conveyor.engines.sqlite import blobs, pack_files
 from conveyor.ports.gateway import Scraped
 from conveyor.simulation.faults.power_cut import SyncLog
-from conveyor.usecases import tasks
 from conveyor.usecases.context import Context
+from conveyor.usecases.run import tasks
 from tests.builders import a_job, a_ref, a_task
 
 PAGE = Scraped(status=200, content_type="text/html", body=b"page", credits=5)

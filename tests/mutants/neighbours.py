@@ -11,18 +11,18 @@ from typing import Any
 import trio
 
 import actors.task_runner
-from actors.fair_limiter import FairLimiter
-from actors.storage_breaker import StorageBreaker
+from actors.limiters.fair_limiter import FairLimiter
+from actors.limiters.storage_breaker import StorageBreaker
 from conveyor.domain import clock_step
 from conveyor.domain.backpressure.call_window import CallWindow
 from conveyor.domain.backpressure.gateway_health import UNREACHABLE_TO_OPEN, GatewayHealth
 from conveyor.domain.ids import CallerId
 from conveyor.domain.model import Result, RunStatus, TaskStatus
 from conveyor.domain.quota import Quota, Quotas
-from conveyor.usecases import retention, run_progress
 from conveyor.usecases.context import Context
 from conveyor.usecases.quota import StorageQuotas, Use
-from conveyor.usecases.retention import ResultExpiry
+from conveyor.usecases.run import retention, run_progress
+from conveyor.usecases.run.retention import ResultExpiry
 from tests.builders import RUN, a_task
 
 

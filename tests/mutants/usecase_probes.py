@@ -33,23 +33,12 @@ from conveyor.ports.webhook_sender import Delivered, NotDelivered
 from conveyor.simulation.mutants.mutant import part
 from conveyor.telemetry import make_metrics
 from conveyor.usecases import export as exports
-from conveyor.usecases import (
-    idempotency,
-    ingest,
-    jobs,
-    lookup,
-    reconcile,
-    rerun,
-    results,
-    runs,
-    staging,
-    tasks,
-    upload,
-    webhook_delivery,
-)
+from conveyor.usecases import idempotency, lookup, webhook_delivery
 from conveyor.usecases.context import Context
 from conveyor.usecases.idempotency import StoredResponse
-from conveyor.usecases.jobs import Accepted, Submission
+from conveyor.usecases.run import ingest, reconcile, rerun, results, runs, tasks
+from conveyor.usecases.submit import jobs, staging, upload
+from conveyor.usecases.submit.jobs import Accepted, Submission
 from tests.builders import (
     CALLER,
     a_batch,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 
-from tests.tidy.sources import ALL_PYTHON, modules
+from tests.tidy.sources import ALL_PYTHON, CODE, modules
 
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
+FOLDER_MODULES_MAX = 20
 
 _OPENING = re.compile(r"[A-Z`\d][^\n]*(\n[^\n]+)*?[.?](\s|\Z)")
 
@@ -23,7 +25,7 @@ def test_every_module_opens_with_a_sentence_that_says_what_it_is() -> None:
     assert mute == []
 
 
-def test_no_file_is_longer_than_four_hundred_lines() -> None:
+def test_no_file_is_longer_than_six_hundred_lines() -> None:
     long = {
         module.name: count
         for module in modules(*ALL_PYTHON)
@@ -43,3 +45,10 @@ def test_no_function_is_longer_than_seventy_lines() -> None:
     }
 
     assert long == {}
+
+
+def test_no_folder_of_the_product_has_more_than_twenty_modules() -> None:
+    counts = Counter(module.name.rpartition("/")[0] for module in modules(*CODE))
+
+    assert counts
+    assert {folder: n for folder, n in counts.items() if n > FOLDER_MODULES_MAX} == {}

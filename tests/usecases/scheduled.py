@@ -10,9 +10,9 @@ from conveyor.domain.queries import RunsOf
 from conveyor.domain.schedule.schedule import Overlap, Rate, RateUnit, Rule, Schedule
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Submission
+from conveyor.usecases.submit.jobs import Submission
 from tests.builders import CALLER, T0, a_ulid
-from tests.usecases.test_rerun import ingest_open
+from tests.usecases.run.test_rerun import ingest_open
 from tests.usecases.world import run_of, some_drafts, work
 
 HOUR = 3600.0

@@ -13,13 +13,15 @@ from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run, TaskStatus
 from conveyor.domain.run.settlement import Claimed
 from conveyor.domain.schedule.schedule import Overlap
-from conveyor.usecases import audit, jobs, retention, schedule, tasks
 from conveyor.usecases import export as exports
+from conveyor.usecases import schedule
 from conveyor.usecases.context import Context
-from conveyor.usecases.dry_run import rehearse
 from conveyor.usecases.export import Exported
-from conveyor.usecases.jobs import Submission
-from conveyor.usecases.rerun import rerun
+from conveyor.usecases.run import audit, retention, tasks
+from conveyor.usecases.run.rerun import rerun
+from conveyor.usecases.submit import jobs
+from conveyor.usecases.submit.dry_run import rehearse
+from conveyor.usecases.submit.jobs import Submission
 from tests.builders import CALLER, T0, ManualClock, a_ulid
 from tests.usecases.scheduled import HOURLY
 from tests.usecases.test_export import asked, file_of, lines_of

@@ -16,7 +16,7 @@ from conveyor.domain.model import Run
 from conveyor.ports.store import Store
 from conveyor.usecases import budget
 from conveyor.usecases.context import Context
-from conveyor.usecases.rerun import rerun
+from conveyor.usecases.run.rerun import rerun
 from tests.builders import CALLER, a_budget, a_change, add
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import OTHER_CALLER, World, run_of, submit, work

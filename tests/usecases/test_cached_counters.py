@@ -19,10 +19,11 @@ from conveyor.engines.redis.cache import ANSWER_S, RedisCache
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.store import Store
 from conveyor.simulation.models.fault_rates import CallFaults, RedisFaults
-from conveyor.usecases import add_tasks, runs
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.run_progress import WAIT_TIMEOUT_S, cached_totals, invalidate_totals
+from conveyor.usecases.run import runs
+from conveyor.usecases.run.run_progress import WAIT_TIMEOUT_S, cached_totals, invalidate_totals
+from conveyor.usecases.submit import add_tasks
 from tests.builders import CALLER, a_run, a_stats
 from tests.simulation.models.worlds import World
 from tests.usecases.world import a_world, add, run_of, submit, work

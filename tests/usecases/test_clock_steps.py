@@ -18,10 +18,11 @@ from conveyor.domain.schedule.schedule import Cron, Overlap, Rate, RateUnit, Rul
 from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.domain.webhook import delivery
 from conveyor.domain.webhook.keys import DeliveryAttempt
-from conveyor.usecases import clock_repairs, reconcile, runs, tasks
+from conveyor.usecases import clock_repairs
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Submission
+from conveyor.usecases.run import reconcile, runs, tasks
+from conveyor.usecases.submit.jobs import Submission
 from tests.builders import CALLER, ManualClock, a_notice, a_record, a_scrub, an_export, keep
 from tests.usecases.world import LATER_FROM, run_of, submit, work
 

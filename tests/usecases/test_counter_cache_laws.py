@@ -19,9 +19,9 @@ from conveyor.ports.gateway import NotScraped
 from conveyor.ports.queue import Message
 from conveyor.schemas.responses import RunStats
 from conveyor.schemas.views import run_view
-from conveyor.usecases import ingest, runs, tasks
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.run import ingest, runs, tasks
 from tests.builders import CALLER
 from tests.usecases.world import (
     LATER_FROM,

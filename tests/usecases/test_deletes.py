@@ -23,11 +23,12 @@ from conveyor.domain.model import (
 from conveyor.domain.queries import BatchesOf, DueNotices, DueScrubs, RunsOf, StatsOf
 from conveyor.domain.run.settlement import Claimed
 from conveyor.ports.errors import QueueGone, Unavailable
-from conveyor.usecases import add_tasks, jobs, reconcile, rerun, results, runs, tasks
 from conveyor.usecases.context import Context
-from conveyor.usecases.ingest import Ingested
-from conveyor.usecases.jobs import Accepted
 from conveyor.usecases.lookup import load_owned_job, load_owned_run
+from conveyor.usecases.run import reconcile, rerun, results, runs, tasks
+from conveyor.usecases.run.ingest import Ingested
+from conveyor.usecases.submit import add_tasks, jobs
+from conveyor.usecases.submit.jobs import Accepted
 from tests.builders import CALLER, ManualClock, a_ulid
 from tests.usecases.faults import Fault, FaultyStore, When, with_fault
 from tests.usecases.world import (

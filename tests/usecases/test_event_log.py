@@ -11,9 +11,10 @@ from conveyor.domain import limits
 from conveyor.domain.event import Event
 from conveyor.domain.queries import UnplacedEvents
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import event_log, reconcile, runs
+from conveyor.usecases import event_log
 from conveyor.usecases.context import Context
 from conveyor.usecases.event_log import EventWakeups
+from conveyor.usecases.run import reconcile, runs
 from tests.builders import CALLER, ManualClock, a_change, a_feed, an_event, insert, keep
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import a_world, submit, work

@@ -24,10 +24,11 @@ from conveyor.ports.errors import BlobMissing, Unavailable
 from conveyor.ports.gateway import Outcome, Scraped
 from conveyor.sdk.verify_export import verify_export
 from conveyor.usecases import export as exports
-from conveyor.usecases import jobs, reconcile, runs
 from conveyor.usecases.context import Context
 from conveyor.usecases.export import Exported
-from conveyor.usecases.rerun import rerun
+from conveyor.usecases.run import reconcile, runs
+from conveyor.usecases.run.rerun import rerun
+from conveyor.usecases.submit import jobs
 from tests.builders import CALLER, ManualClock
 from tests.usecases.faults import Fault, FaultyBlobs, When, with_fault
 from tests.usecases.world import MISS, OTHER_CALLER, rows_of, run_of, submit, work

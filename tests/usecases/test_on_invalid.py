@@ -8,11 +8,12 @@ from conveyor.domain.errors import InvalidTasks
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.model import RunStatus, TaskStatus
 from conveyor.domain.submit.task_validation import TaskDraft
-from conveyor.usecases import add_tasks, ingest, jobs, reconcile, rerun
 from conveyor.usecases.context import Context
-from conveyor.usecases.ingest import open_batches_of
-from conveyor.usecases.jobs import Accepted, Submission
-from conveyor.usecases.staging import OnInvalid
+from conveyor.usecases.run import ingest, reconcile, rerun
+from conveyor.usecases.run.ingest import open_batches_of
+from conveyor.usecases.submit import add_tasks, jobs
+from conveyor.usecases.submit.jobs import Accepted, Submission
+from conveyor.usecases.submit.staging import OnInvalid
 from tests.builders import CALLER
 from tests.usecases.world import LATER_FROM, check_counters, rows_of, run_of, some_drafts, work
 

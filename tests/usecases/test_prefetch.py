@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases.ingest import prefetch_each
+from conveyor.usecases.run.ingest import prefetch_each
 
 
 async def numbers(

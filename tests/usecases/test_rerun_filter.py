@@ -12,11 +12,12 @@ from conveyor.domain.model import FailureReason, Job, Run, Task, TaskStatus
 from conveyor.domain.problems import make_problem
 from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.ports.gateway import NotScraped, Outcome
-from conveyor.usecases import jobs, rerun, runs
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Submission
+from conveyor.usecases.run import rerun, runs
+from conveyor.usecases.submit import jobs
+from conveyor.usecases.submit.jobs import Submission
 from tests.builders import CALLER
-from tests.usecases.test_rerun import FAILED, SIZES, again, ingest_open
+from tests.usecases.run.test_rerun import FAILED, SIZES, again, ingest_open
 from tests.usecases.world import LATER_FROM, PAGE, check_counters, rows_of, run_of, work
 
 BLOCKED, TIMEOUT = FailureReason.BLOCKED, FailureReason.TIMEOUT

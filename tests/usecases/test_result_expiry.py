@@ -11,10 +11,10 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.model import Run, TaskStatus
 from conveyor.ports.errors import BlobMissing, Unavailable
 from conveyor.usecases import export as exports
-from conveyor.usecases import results, retention
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.rerun import rerun
+from conveyor.usecases.run import results, retention
+from conveyor.usecases.run.rerun import rerun
 from tests.builders import CALLER, T0, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.test_export import asked, file_of, lines_of

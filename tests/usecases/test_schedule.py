@@ -17,11 +17,13 @@ from conveyor.domain.schedule.schedule import (
     Skip,
     SkipReason,
 )
-from conveyor.usecases import add_tasks, jobs, rerun, runs
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
+from conveyor.usecases.run import rerun, runs
 from conveyor.usecases.schedule import Fired
+from conveyor.usecases.submit import add_tasks, jobs
 from tests.builders import CALLER, T0, ManualClock, a_ulid
+from tests.usecases.run.test_rerun import again, ingest_open
 from tests.usecases.scheduled import (
     DAILY,
     HOUR,
@@ -32,7 +34,6 @@ from tests.usecases.scheduled import (
     runs_of,
     schedule,
 )
-from tests.usecases.test_rerun import again, ingest_open
 from tests.usecases.world import (
     OTHER_CALLER,
     SignalLog,

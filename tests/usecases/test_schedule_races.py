@@ -15,8 +15,8 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.schedule import Fired
 from tests.builders import CALLER, T0, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
+from tests.usecases.run.test_rerun import again
 from tests.usecases.scheduled import DAILY, HOUR, finish, row_of, runs_of, schedule
-from tests.usecases.test_rerun import again
 
 
 async def test_schedulers_at_the_same_time_fire_once(env: Context, clock: ManualClock) -> None:

@@ -24,8 +24,9 @@ from conveyor.domain.model import (
 from conveyor.domain.run import settlement, termination
 from conveyor.domain.run.settlement import Claimed, Cost, RunClosed
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import reconcile, runs, tasks, webhook_delivery
+from conveyor.usecases import webhook_delivery
 from conveyor.usecases.context import Context
+from conveyor.usecases.run import reconcile, runs, tasks
 from tests.builders import CALLER, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import (

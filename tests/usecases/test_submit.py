@@ -15,10 +15,11 @@ from conveyor.domain.model import IngestStatus, JobStatus, RunStatus
 from conveyor.domain.submit.scraper_params import Params
 from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import ingest, jobs, staging, tasks
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Accepted, Submission
 from conveyor.usecases.lookup import load_owned_job
+from conveyor.usecases.run import ingest, tasks
+from conveyor.usecases.submit import jobs, staging
+from conveyor.usecases.submit.jobs import Accepted, Submission
 from tests.builders import CALLER, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import (

@@ -11,10 +11,12 @@ from conveyor.domain.changes import JobKey, NoticeKey
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import Notice, NoticeChannel, NoticeStatus, Webhook
 from conveyor.ports.webhook_sender import Callback, Delivered, NotDelivered
-from conveyor.usecases import jobs, rerun, runs, webhook_delivery
 from conveyor.usecases import webhook as webhooks
+from conveyor.usecases import webhook_delivery
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.run import rerun, runs
+from conveyor.usecases.submit import jobs
+from conveyor.usecases.submit.jobs import Accepted
 from tests.builders import CALLER, ManualClock
 from tests.usecases.test_webhook_delivery import Receiver
 from tests.usecases.world import submit, work

@@ -11,10 +11,12 @@ from conveyor.domain.errors import InvalidArgument, NotFound
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Notice, NoticeStatus, Webhook
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
-from conveyor.usecases import jobs, rerun, webhook_delivery
 from conveyor.usecases import webhook as hmac_keys
 from conveyor.usecases import webhook as webhooks
+from conveyor.usecases import webhook_delivery
 from conveyor.usecases.context import Context
+from conveyor.usecases.run import rerun
+from conveyor.usecases.submit import jobs
 from tests.builders import CALLER, ManualClock, a_ulid
 from tests.usecases.world import OTHER_CALLER, submit, work
 

@@ -17,10 +17,11 @@ from conveyor.domain.webhook.signature import Secret
 from conveyor.engines.system import AesSecretBox
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
-from conveyor.usecases import jobs, webhook_delivery
 from conveyor.usecases import webhook as hmac_keys
+from conveyor.usecases import webhook_delivery
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.submit import jobs
+from conveyor.usecases.submit.jobs import Accepted
 from tests.builders import CALLER, T0, ManualClock, a_change, a_ulid, keep, update
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import submit, work

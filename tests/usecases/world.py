@@ -23,10 +23,11 @@ from conveyor.ports.errors import QueueGone
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped
 from conveyor.ports.queue import Message
 from conveyor.ports.worker_signals import TeardownResult
-from conveyor.usecases import add_tasks, jobs, results, runs, tasks
 from conveyor.usecases.context import Context, RuntimeConfig
-from conveyor.usecases.jobs import Accepted, Submission
 from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.run import results, runs, tasks
+from conveyor.usecases.submit import add_tasks, jobs
+from conveyor.usecases.submit.jobs import Accepted, Submission
 from tests.builders import CALLER, ManualClock
 
 PAGE = Scraped(status=200, content_type="text/html", body=b"<html>")

@@ -7,7 +7,7 @@ from conveyor.api.routes.route import CURSOR, LIMIT, Access, Command, Parameter,
 from conveyor.domain import limits
 from conveyor.domain.export.export import ExportFormat
 from conveyor.schemas import responses as shapes
-from conveyor.usecases.results import FILTERS
+from conveyor.usecases.run.results import FILTERS
 
 ROWS = Parameter(
     "limit",

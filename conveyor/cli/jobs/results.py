@@ -20,7 +20,7 @@ from conveyor.domain.submit.scraper_params import extension_for
 from conveyor.sdk import ApiError, Downloaded, RunResponse, TaskResult
 from conveyor.sdk.downloads import replacing
 from conveyor.sdk.retry import run_of
-from conveyor.usecases.results import FILTERS
+from conveyor.usecases.run.results import FILTERS
 
 ROWS_SHOWN = 50
 CHUNK = 500

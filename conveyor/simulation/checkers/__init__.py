@@ -14,21 +14,16 @@ from __future__ import annotations
 from conveyor.simulation.checkers import (
     acceptance,
     accounting,
-    budget,
     deletes,
     execution,
     expiry,
     export,
-    fairness,
     fetches,
-    hosts,
     idempotency,
     ingest,
-    leases,
     list_fidelity,
     no_faults,
     problems,
-    quotas,
     read_consistency,
     reasons,
     receipts,
@@ -37,6 +32,7 @@ from conveyor.simulation.checkers import (
     tenancy,
     webhooks,
 )
+from conveyor.simulation.checkers.limits import budget, fairness, hosts, leases, quotas
 from conveyor.simulation.invariant_monitor import Checkers
 
 ALL = Checkers(

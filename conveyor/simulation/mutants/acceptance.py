@@ -19,7 +19,7 @@ from conveyor.simulation.mutants.mutant import Mutant, swapping
 from conveyor.simulation.profiles import HASTY_KEYS
 from conveyor.usecases.context import Context
 from conveyor.usecases.idempotency import StoredResponse, ToAnswer, Work
-from conveyor.usecases.staging import source_key
+from conveyor.usecases.submit.staging import source_key
 
 
 def _hoping_it_is_stored(stage: Any) -> Any:
@@ -104,7 +104,7 @@ MUTANTS = (
         window=1,
         invariants=(1, 2, 13),
         what="A list whose storing was not answered counts as stored.",
-        apply=swapping("conveyor.usecases.staging:stage", _hoping_it_is_stored),
+        apply=swapping("conveyor.usecases.submit.staging:stage", _hoping_it_is_stored),
         world={"at_once_max": 1, "rates": {"call_refused": 0.05}},
     ),
     Mutant(

@@ -186,7 +186,7 @@ MUTANTS = (
         window=42,
         invariants=(2, 20),
         what="Refs that a crash kept from being sent are never sent again.",
-        apply=swapping("conveyor.usecases.reconcile:_resend", _sent_once),
+        apply=swapping("conveyor.usecases.run.reconcile:_resend", _sent_once),
         engines=_AWS,
         world={"pessimism": FaultRates(sqs=SqsFaults(retention_s_max=20.0))},
     ),

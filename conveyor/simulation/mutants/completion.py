@@ -20,7 +20,7 @@ from conveyor.simulation.mutants.mutant import Mutant, part, swapping
 from conveyor.simulation.options import RETENTION_S
 from conveyor.simulation.profiles import NEVER_S
 from conveyor.usecases.context import Context
-from conveyor.usecases.reconcile import SweepResult
+from conveyor.usecases.run.reconcile import SweepResult
 
 _FEW = 1
 
@@ -72,7 +72,7 @@ def _stops_and_refs_only(repair: Any) -> Any:
         if run.stop_requested_at is not None:
             await repair(env, run, repairs)
         else:
-            resend = part("conveyor.usecases.reconcile:_resend")
+            resend = part("conveyor.usecases.run.reconcile:_resend")
             repairs.resent += await resend(env, run)
         return False
 
@@ -83,7 +83,7 @@ def _first_page_only(_: Any) -> Any:
     async def mutated(env: Context, drained: dict[RunId, Run] | None = None) -> SweepResult:
         repairs = SweepResult()
         after: RunId | None = None
-        repair = part("conveyor.usecases.reconcile:_repair")
+        repair = part("conveyor.usecases.run.reconcile:_repair")
         for run in await env.store.find(RunsIn(statuses=RUN_LIVE, after=after, limit=_FEW)):
             await repair(env, run, repairs)
         return repairs
@@ -175,7 +175,7 @@ MUTANTS = (
         window=29,
         invariants=(27,),
         what="A completion that a crash has cut off is not made up for.",
-        apply=swapping("conveyor.usecases.reconcile:_repair", _stops_and_refs_only),
+        apply=swapping("conveyor.usecases.run.reconcile:_repair", _stops_and_refs_only),
         world={**_LOST_ANSWERS, "think_s": 1.0, "max_inflight": 1, "safety_s": 300.0},
     ),
     Mutant(
@@ -183,7 +183,7 @@ MUTANTS = (
         window=97,
         invariants=(20, 27),
         what="The sweeper looks at the first few runs and never at the others.",
-        apply=swapping("conveyor.usecases.reconcile:sweep_runs", _first_page_only),
+        apply=swapping("conveyor.usecases.run.reconcile:sweep_runs", _first_page_only),
         engines=("aws",),
         world=_LOST_MESSAGES,
     ),

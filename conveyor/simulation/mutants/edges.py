@@ -14,7 +14,7 @@ from conveyor.ports.gateway import Scraped, ScrapeRequest
 from conveyor.simulation.environment.neighbours import Neighbours
 from conveyor.simulation.mutants.mutant import Mutant, swapping
 from conveyor.usecases.context import Context
-from conveyor.usecases.tasks import Finish
+from conveyor.usecases.run.tasks import Finish
 
 POWER_CUTS = Neighbours(power_cut_every_s=15.0)
 ORDERLY = Neighbours(is_orderly=True)
@@ -78,7 +78,7 @@ MUTANTS = (
         window=108,
         invariants=(55,),
         what="A connection that served one caller serves another.",
-        apply=swapping("conveyor.usecases.tasks:request_for", _for_everybody),
+        apply=swapping("conveyor.usecases.run.tasks:request_for", _for_everybody),
         world={"neighbours": Neighbours(hostile="late_answers"), "has_gateway": False},
     ),
     Mutant(
@@ -86,7 +86,7 @@ MUTANTS = (
         window=109,
         invariants=(52,),
         what="A page that was paid for is neither in the spend nor in the history.",
-        apply=swapping("conveyor.usecases.tasks:judge_success", _free_of_charge),
+        apply=swapping("conveyor.usecases.run.tasks:judge_success", _free_of_charge),
         world={"is_spared": True, "neighbours": ORDERLY, "has_gateway": True},
     ),
     Mutant(

@@ -16,8 +16,8 @@ from conveyor.domain.run import ingestion
 from conveyor.domain.submit.upload import UploadedList, slot_key
 from conveyor.simulation.mutants.mutant import Mutant, combined, part, swapping
 from conveyor.simulation.profiles import SHORT_LISTS
-from conveyor.usecases import staging, upload
 from conveyor.usecases.context import Context
+from conveyor.usecases.submit import staging, upload
 
 
 def _overwriting_in_memory(put_chunk: Any) -> Any:
@@ -210,7 +210,7 @@ MUTANTS = (
         window=10,
         invariants=(10,),
         what="A job reads the uploaded list where its caller may still replace it.",
-        apply=swapping("conveyor.usecases.upload:take", _from_the_slot),
+        apply=swapping("conveyor.usecases.submit.upload:take", _from_the_slot),
         world={"temper": "uploading", "sync_tasks_max": 5, "rates": {"list_overwritten": 1.0}},
     ),
     Mutant(
@@ -240,7 +240,7 @@ MUTANTS = (
         window=19,
         invariants=(2, 8),
         what="Whoever goes on with a list numbers its lines from where they began.",
-        apply=swapping("conveyor.usecases.ingest:_chunks_of_upload", _numbered_from_here),
+        apply=swapping("conveyor.usecases.run.ingest:_chunks_of_upload", _numbered_from_here),
         world={
             "temper": "uploading",
             "sync_tasks_max": 5,
@@ -253,14 +253,14 @@ MUTANTS = (
         window=8,
         invariants=(13,),
         what="Nobody takes up a list whose ingester was lost.",
-        apply=swapping("conveyor.usecases.reconcile:stalled_batches", _nothing_stalls),
+        apply=swapping("conveyor.usecases.run.reconcile:stalled_batches", _nothing_stalls),
     ),
     Mutant(
         name="failed_ingest_leaves_run",
         window=21,
         invariants=(13, 27),
         what="A list that cannot be taken is given up, and its run waits for it.",
-        apply=swapping("conveyor.usecases.ingest:fail_batch", _list_alone_is_given_up),
+        apply=swapping("conveyor.usecases.run.ingest:fail_batch", _list_alone_is_given_up),
         world={"temper": "uploading", "sync_tasks_max": 5, "limits": SHORT_LISTS},
     ),
 )

@@ -176,8 +176,8 @@ MUTANTS = (
         invariants=(51,),
         what="A page that cannot be stored is thrown away and fetched again.",
         apply=combined(
-            swapping("actors.storage_breaker:StorageBreaker.hold", _no_room_to_hold),
-            swapping("actors.storage_breaker:StorageBreaker.note_failure", _not_noted),
+            swapping("actors.limiters.storage_breaker:StorageBreaker.hold", _no_room_to_hold),
+            swapping("actors.limiters.storage_breaker:StorageBreaker.note_failure", _not_noted),
         ),
         world={
             **_SPARED,
@@ -210,7 +210,7 @@ MUTANTS = (
         window=120,
         invariants=(58,),
         what="The receipt of a stop leaves out the calls that the gateway goes on with.",
-        apply=swapping("conveyor.usecases.run_progress:count_abandoned", _none_abandoned),
+        apply=swapping("conveyor.usecases.run.run_progress:count_abandoned", _none_abandoned),
         world={
             **_BOUGHT,
             "neighbours": Neighbours(is_orderly=True),
@@ -224,8 +224,10 @@ MUTANTS = (
         invariants=(56,),
         what="One caller may have every slot, for as long as its pages take.",
         apply=combined(
-            swapping("actors.fair_limiter:FairLimiter.room_for", _all_that_is_free),
-            swapping("actors.fair_limiter:FairLimiter._preempt_for_patient", _nothing_preempted),
+            swapping("actors.limiters.fair_limiter:FairLimiter.room_for", _all_that_is_free),
+            swapping(
+                "actors.limiters.fair_limiter:FairLimiter._preempt_for_patient", _nothing_preempted
+            ),
         ),
         world={
             **_SPARED,
@@ -254,8 +256,8 @@ MUTANTS = (
         invariants=(64,),
         what="A result is served as long as its body is there.",
         apply=combined(
-            swapping("conveyor.usecases.retention:ResultExpiry.is_over", _never_over),
-            swapping("conveyor.usecases.retention:sweep_expired", _nothing_swept),
+            swapping("conveyor.usecases.run.retention:ResultExpiry.is_over", _never_over),
+            swapping("conveyor.usecases.run.retention:sweep_expired", _nothing_swept),
         ),
         world=_OUTLIVED,
     ),
@@ -264,7 +266,7 @@ MUTANTS = (
         window=123,
         invariants=(64,),
         what="The bodies of expired results are removed by nobody.",
-        apply=swapping("conveyor.usecases.retention:sweep_expired", _nothing_swept),
+        apply=swapping("conveyor.usecases.run.retention:sweep_expired", _nothing_swept),
         world=_OUTLIVED,
     ),
 )

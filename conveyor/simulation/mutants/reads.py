@@ -19,7 +19,7 @@ from conveyor.domain.queries import Sign
 from conveyor.simulation.mutants.mutant import Mutant, combined, setting, swapping
 from conveyor.simulation.profiles import HASTY_KEYS
 from conveyor.usecases.context import Context
-from conveyor.usecases.results import ResultPage
+from conveyor.usecases.run.results import ResultPage
 
 
 def _cursor_for_anything(make_cursor: Any) -> Any:
@@ -97,7 +97,7 @@ MUTANTS = (
         window=89,
         invariants=(37,),
         what="The cursor of a page points behind the first row that it did not show.",
-        apply=swapping("conveyor.usecases.results:page", _one_too_far),
+        apply=swapping("conveyor.usecases.run.results:page", _one_too_far),
     ),
     Mutant(
         name="foreign_jobs_shown",

@@ -201,14 +201,14 @@ MUTANTS = (
         window=54,
         invariants=(18,),
         what="A worker that has lost its claim writes over the winner's body.",
-        apply=swapping("conveyor.usecases.tasks:store_body", _named_by_task_alone),
+        apply=swapping("conveyor.usecases.run.tasks:store_body", _named_by_task_alone),
     ),
     Mutant(
         name="lost_body_taken_for_stored",
         window=53,
         invariants=(18,),
         what="A body whose storing was not answered counts as stored.",
-        apply=swapping("conveyor.usecases.tasks:store_body", _hoping_it_is_stored),
+        apply=swapping("conveyor.usecases.run.tasks:store_body", _hoping_it_is_stored),
     ),
     Mutant(
         name="beat_renews_lease_only",

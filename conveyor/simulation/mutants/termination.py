@@ -17,8 +17,8 @@ from conveyor.domain.webhook.keys import DeliveryAttempt
 from conveyor.ports.webhook_sender import WebhookSender
 from conveyor.simulation.mutants.mutant import Mutant, combined, part, setting, swapping
 from conveyor.usecases.context import Context
-from conveyor.usecases.reconcile import SweepResult
-from conveyor.usecases.rerun import Rerun, RerunFilter
+from conveyor.usecases.run.reconcile import SweepResult
+from conveyor.usecases.run.rerun import Rerun, RerunFilter
 
 
 def _no_gates(_: Any) -> Any:
@@ -58,7 +58,7 @@ def _whatever_runs(new_run: Any) -> Any:
 
 def _rows_that_are_there(_: Any) -> Any:
     async def mutated(env: Context, job: Job, previous: Run, run_id: RunId) -> Rerun:
-        from_rows = part("conveyor.usecases.rerun:_from_rows")
+        from_rows = part("conveyor.usecases.run.rerun:_from_rows")
         rerun: Rerun = await from_rows(env, job, previous, RerunFilter(), run_id)
         return rerun
 
@@ -148,7 +148,7 @@ MUTANTS = (
         invariants=(27,),
         what="A stop whose caller was lost is finished by nobody.",
         apply=combined(
-            swapping("conveyor.usecases.reconcile:_repair", _half_stops_stay),
+            swapping("conveyor.usecases.run.reconcile:_repair", _half_stops_stay),
             swapping("actors.queue_discovery:QueueDiscovery._reconcile_run", _let_go_only),
         ),
         world={"temper": "restless", "rates": {"answer_lost": 0.05}},
@@ -172,7 +172,7 @@ MUTANTS = (
         window=71,
         invariants=(35,),
         what="A rerun of a run whose list was not all in replays the rows that are there.",
-        apply=swapping("conveyor.usecases.rerun:_from_sources", _rows_that_are_there),
+        apply=swapping("conveyor.usecases.run.rerun:_from_sources", _rows_that_are_there),
         world={
             "temper": "restless",
             "sync_tasks_max": 5,
@@ -186,7 +186,7 @@ MUTANTS = (
         window=12,
         invariants=(18,),
         what="A run is deleted though another shows results of it.",
-        apply=swapping("conveyor.usecases.runs:_refuse_if_needed", _needed_or_not),
+        apply=swapping("conveyor.usecases.run.runs:_refuse_if_needed", _needed_or_not),
         world={
             "temper": "tidy",
             "haste": 10.0,

@@ -19,8 +19,8 @@ from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.usecases import budget as budgets
-from conveyor.usecases import runs
-from conveyor.usecases.jobs import Accepted, Submission, submit
+from conveyor.usecases.run import runs
+from conveyor.usecases.submit.jobs import Accepted, Submission, submit
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, World, a_miss, a_page, make_world, urls
 

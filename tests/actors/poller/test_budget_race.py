@@ -18,13 +18,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.fair_limiter import FairLimiter
 from actors.lease_heartbeater import LeaseHeartbeater
+from actors.limiters.fair_limiter import FairLimiter
+from actors.limiters.storage_breaker import StorageBreaker
 from actors.messages import HeartbeaterMessage, PollerMessage, ShardWriterMessage
 from actors.poller.poller import RunPoller
 from actors.runtime import Mailbox
 from actors.shard_writer import ShardWriter
-from actors.storage_breaker import StorageBreaker
 from actors.task_runner import TaskRunner
 from conveyor.domain import limits
 from conveyor.domain.backpressure.budget import BudgetCap, BudgetReservation, Price, Unit
@@ -33,7 +33,7 @@ from conveyor.engines.memory import MemoryStore
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.world import World, a_miss, a_page, make_world, urls
 
 WORKERS = 50

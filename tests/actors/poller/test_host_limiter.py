@@ -12,7 +12,7 @@ import trio
 from prometheus_client import CollectorRegistry
 from trio.testing import MockClock
 
-from actors.fair_limiter import FairLimiter
+from actors.limiters.fair_limiter import FairLimiter
 from actors.tree import LocalSignals, Mailboxes, helper_tree
 from conveyor.domain import limits
 from conveyor.domain.backpressure.budget import Price
@@ -22,7 +22,7 @@ from conveyor.domain.submit.url import host_of
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.telemetry import make_metrics
-from conveyor.usecases import runs
+from conveyor.usecases.run import runs
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, World, a_page, make_world, urls
 

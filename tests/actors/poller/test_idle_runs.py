@@ -7,8 +7,8 @@ from trio.testing import MockClock
 
 from conveyor.domain.ids import BatchId
 from conveyor.domain.submit.task_validation import TaskDraft
-from conveyor.usecases import add_tasks
-from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.submit import add_tasks
+from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.world import World, make_world, urls
 
 IDLE_S = 600.0

@@ -28,9 +28,10 @@ from conveyor.engines.aws.sqs.queue import SqsQueue
 from conveyor.engines.redis import open_redis
 from conveyor.ports.queue import Message
 from conveyor.telemetry import make_metrics
-from conveyor.usecases import ingest, jobs, reconcile, tasks
 from conveyor.usecases.context import BatchingConfig, Context
-from conveyor.usecases.ingest import Ingested
+from conveyor.usecases.run import ingest, reconcile, tasks
+from conveyor.usecases.run.ingest import Ingested
+from conveyor.usecases.submit import jobs
 from tests.actors.world import make_world
 from tests.aws import a_lean_plane, a_seam, a_table, an_access
 from tests.conformance.coordinators import a_space

@@ -17,8 +17,8 @@ from conveyor.domain.schedule.schedule import Overlap, Rate, RateUnit
 from conveyor.engines.sqlite import EmbeddedEngine, join_engine, open_engine
 from conveyor.usecases import schedule
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Submission
 from conveyor.usecases.schedule import Fired
+from conveyor.usecases.submit.jobs import Submission
 from tests.builders import CALLER, T0, ManualClock, a_ulid
 from tests.usecases.world import a_world, some_drafts
 

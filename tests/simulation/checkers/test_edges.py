@@ -8,7 +8,9 @@ from conveyor.domain.backpressure.budget import Budget, BudgetCap, BudgetReserva
 from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.model import Attempt, Problem, Result, RunStatus, TaskStatus
 from conveyor.domain.schedule.schedule import Skip, SkipReason
-from conveyor.simulation.checkers.budget import (
+from conveyor.simulation.checkers.deletes import nothing_is_left_of_a_deleted_run
+from conveyor.simulation.checkers.fetches import every_body_answers_its_own_request
+from conveyor.simulation.checkers.limits.budget import (
     a_budget_adds_up_to_its_cap,
     every_paid_call_is_on_record,
     no_run_spends_above_its_cap,
@@ -16,9 +18,7 @@ from conveyor.simulation.checkers.budget import (
     no_task_fails_for_an_outage,
     paid_calls_per_task_are_bounded,
 )
-from conveyor.simulation.checkers.deletes import nothing_is_left_of_a_deleted_run
-from conveyor.simulation.checkers.fetches import every_body_answers_its_own_request
-from conveyor.simulation.checkers.hosts import no_host_is_fetched_beyond_its_limits
+from conveyor.simulation.checkers.limits.hosts import no_host_is_fetched_beyond_its_limits
 from conveyor.simulation.checkers.schedule import (
     a_nominal_time_makes_one_run,
     no_nominal_time_is_left_out,

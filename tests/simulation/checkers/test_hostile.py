@@ -9,10 +9,12 @@ from conveyor.simulation.checkers.expiry import (
     an_expired_body_is_gone,
     an_expired_result_is_not_served,
 )
-from conveyor.simulation.checkers.fairness import a_small_job_ends_soon_beside_hostile_callers
 from conveyor.simulation.checkers.fetches import every_success_keeps_its_body
 from conveyor.simulation.checkers.idempotency import what_was_made_belongs_to_its_key
-from conveyor.simulation.checkers.quotas import no_caller_exceeds_a_quota
+from conveyor.simulation.checkers.limits.fairness import (
+    a_small_job_ends_soon_beside_hostile_callers,
+)
+from conveyor.simulation.checkers.limits.quotas import no_caller_exceeds_a_quota
 from conveyor.simulation.checkers.reasons import no_failure_names_our_resources
 from conveyor.simulation.checkers.receipts import a_stop_receipt_is_true
 from conveyor.simulation.client_history import History

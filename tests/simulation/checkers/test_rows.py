@@ -17,7 +17,7 @@ from conveyor.simulation.checkers.execution import (
     tasks_change_as_they_may,
 )
 from conveyor.simulation.checkers.ingest import a_line_is_one_task, ingest_only_inserts
-from conveyor.simulation.checkers.leases import (
+from conveyor.simulation.checkers.limits.leases import (
     an_ended_run_holds_nothing,
     dead_processes_hold_nothing,
 )

@@ -10,8 +10,8 @@ from trio.testing import MockClock
 from conveyor.api.schedule import cached_job_response, show_job
 from conveyor.domain.ids import JobId
 from conveyor.engines.redis import running_on
-from conveyor.usecases import jobs
 from conveyor.usecases.lookup import load_owned_job
+from conveyor.usecases.submit import jobs
 from tests.builders import CALLER
 from tests.simulation.models.worlds import World
 from tests.usecases.world import a_world, some_drafts

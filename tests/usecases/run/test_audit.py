@@ -9,8 +9,8 @@ import pytest
 from conveyor.domain import limits
 from conveyor.domain.model import Run
 from conveyor.domain.queries import TaskPage, TasksOf
-from conveyor.usecases import audit
 from conveyor.usecases.context import Context
+from conveyor.usecases.run import audit
 from tests.usecases.faults import Fault, FaultyStore, When
 from tests.usecases.world import a_world, add, submit, work
 

@@ -31,9 +31,9 @@ from conveyor.domain.run.counters import Totals
 from conveyor.domain.schedule import trigger
 from conveyor.domain.submit import admission
 from conveyor.domain.submit.admission import AdmissionMode
-from conveyor.usecases import ingest, runs
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import latest_run, load_owned_job, pages_of, totals_of
+from conveyor.usecases.run import ingest, runs
 
 EVERY_STATUS = frozenset(TaskStatus)
 

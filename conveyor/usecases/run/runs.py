@@ -19,10 +19,10 @@ from conveyor.domain.run import termination
 from conveyor.domain.run.counters import Totals
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.worker_signals import TeardownResult
-from conveyor.usecases import run_progress
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import latest_run, load_owned_job, load_owned_run, totals_of
 from conveyor.usecases.optimistic import AGAIN, Again, retry, retry_or_refuse
+from conveyor.usecases.run import run_progress
 
 _LOOK_S = 0.02
 

@@ -13,10 +13,11 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.model import Run, TaskStatus
 from conveyor.domain.queries import DueExpiries
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import jobs, reconcile, retention
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.rerun import rerun
+from conveyor.usecases.run import reconcile, retention
+from conveyor.usecases.run.rerun import rerun
+from conveyor.usecases.submit import jobs
 from tests.builders import CALLER, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.test_result_expiry import DAY, an_ended_run, bodies_of

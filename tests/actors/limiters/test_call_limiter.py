@@ -16,9 +16,9 @@ from conveyor.domain.ids import CallerId, JobId, LeaseId, RunId
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.gateway import Contact
-from conveyor.usecases import run_progress, runs
-from conveyor.usecases.jobs import Accepted
 from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.run import run_progress, runs
+from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.faults import Faults, faulty
 from tests.actors.gateways import PlanGateway, another_process, make_remote_world
 from tests.actors.world import CALLER, World, urls

@@ -15,8 +15,9 @@ from conveyor.domain.run import settlement, termination
 from conveyor.domain.run.settlement import Claimed
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Queue
-from conveyor.usecases import ingest, jobs, reconcile, runs, tasks
 from conveyor.usecases.context import Context
+from conveyor.usecases.run import ingest, reconcile, runs, tasks
+from conveyor.usecases.submit import jobs
 from tests.builders import CALLER, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import LATER_FROM, PAGE, check_counters, run_of, submit, work

@@ -25,12 +25,13 @@ from conveyor.domain.run import termination
 from conveyor.domain.submit import admission
 from conveyor.domain.submit.admission import AdmissionMode
 from conveyor.domain.submit.task_validation import TaskDraft
-from conveyor.usecases import ingest, runs, staging
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Accepted
 from conveyor.usecases.lookup import latest_run, load_owned_job, require_latest_run, totals_of
 from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
-from conveyor.usecases.staging import OnInvalid, StagedTasks
+from conveyor.usecases.run import ingest, runs
+from conveyor.usecases.submit import staging
+from conveyor.usecases.submit.jobs import Accepted
+from conveyor.usecases.submit.staging import OnInvalid, StagedTasks
 
 
 async def add_tasks(

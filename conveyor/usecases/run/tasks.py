@@ -15,8 +15,8 @@ from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Claim, Cost, Throttled
 from conveyor.ports.errors import PartlyUnavailable, Unavailable
 from conveyor.ports.gateway import NotScraped, Scraped, ScrapeRequest
-from conveyor.usecases import staging
 from conveyor.usecases.context import Context
+from conveyor.usecases.submit import staging
 
 
 class Retry(msgspec.Struct, frozen=True):

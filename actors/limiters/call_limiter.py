@@ -18,15 +18,15 @@ from contextlib import suppress
 
 import trio
 
-from actors.api_key_limiter import ApiKeyLimiter, CallPermit
+from actors.limiters.api_key_limiter import ApiKeyLimiter, CallPermit
 from conveyor.domain import limits
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import Job
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.errors import Unavailable
 from conveyor.telemetry import Metrics
-from conveyor.usecases import run_progress
 from conveyor.usecases.context import Context
+from conveyor.usecases.run import run_progress
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument, NotFound, TaskNotReady
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.queries import TaskPage, TasksOf
-from conveyor.usecases import results
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.run import results
+from conveyor.usecases.submit.jobs import Accepted
 from tests.builders import ManualClock
 from tests.usecases.world import World, body_of, missing, rows_of, submit, work
 

@@ -23,9 +23,10 @@ from conveyor.domain.queries import BatchesOf
 from conveyor.domain.run import ingestion, termination
 from conveyor.domain.submit.list_parser import ListUnusable
 from conveyor.domain.submit.upload import UploadedList
-from conveyor.usecases import runs, staging, upload
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import pages_of
+from conveyor.usecases.run import runs
+from conveyor.usecases.submit import staging, upload
 
 _SPEC = msgspec.json.Decoder(TaskSpec)
 

@@ -19,8 +19,9 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
 from conveyor.domain.model import Job, JobType, Run, Task
 from conveyor.domain.queries import DueExpiries, RunsOf
-from conveyor.usecases import jobs, runs
 from conveyor.usecases.context import Context
+from conveyor.usecases.run import runs
+from conveyor.usecases.submit import jobs
 
 _PAGE = 100
 _DAY_S = 86_400.0

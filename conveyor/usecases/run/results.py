@@ -15,11 +15,11 @@ from conveyor.domain.ids import CallerId, JobId, RunId, TaskId
 from conveyor.domain.lifecycle import TASK_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Job, Result, Run, Task, TaskStatus
 from conveyor.domain.queries import TasksOf
-from conveyor.usecases import blob_download
-from conveyor.usecases.blob_download import LetsIn, let_all_in, whole_body
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_task, totals_of, visible_run
-from conveyor.usecases.retention import ResultExpiry, expiries_of, refuse_expired
+from conveyor.usecases.run import blob_download
+from conveyor.usecases.run.blob_download import LetsIn, let_all_in, whole_body
+from conveyor.usecases.run.retention import ResultExpiry, expiries_of, refuse_expired
 
 FILTERS: dict[str, frozenset[TaskStatus] | None] = {
     "all": None,

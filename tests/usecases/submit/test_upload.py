@@ -15,10 +15,11 @@ from conveyor.domain.ids import FIRST_BATCH, InputId, JobId, RunId
 from conveyor.domain.model import BatchStatus, IngestStatus, RunStatus, Task, TaskStatus
 from conveyor.domain.submit.upload import JobInput, ListFormat, ListSpec, slot_key
 from conveyor.ports.errors import BlobMissing, Unavailable
-from conveyor.usecases import ingest, jobs, reconcile, rerun, runs, upload
 from conveyor.usecases.context import Context
-from conveyor.usecases.ingest import Ingested
-from conveyor.usecases.jobs import Accepted, Submission
+from conveyor.usecases.run import ingest, reconcile, rerun, runs
+from conveyor.usecases.run.ingest import Ingested
+from conveyor.usecases.submit import jobs, upload
+from conveyor.usecases.submit.jobs import Accepted, Submission
 from tests.builders import CALLER, ManualClock, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import OTHER_CALLER, check_counters, rows_of, run_of, work
@@ -210,7 +211,7 @@ async def test_the_count_of_a_long_list_is_settled_when_it_is_in(
     env: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "UPLOAD_EXACT_COUNT_MAX", 50)
-    monkeypatch.setattr("conveyor.usecases.upload._SLICE_BYTES", 500)
+    monkeypatch.setattr("conveyor.usecases.submit.upload._SLICE_BYTES", 500)
     content = LIST.replace(b"\n", b"\r\n\r\n") + b"https://example.com/last"
 
     accepted = await submit(env, await a_slot(env, content))

@@ -13,10 +13,10 @@ from conveyor.domain.ids import FIRST_BATCH, JobId
 from conveyor.domain.model import Batch, BatchStatus, IngestStatus, RunStatus
 from conveyor.domain.run import ingestion
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import ingest, reconcile, runs
 from conveyor.usecases.context import Context
-from conveyor.usecases.ingest import Ingested
-from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.run import ingest, reconcile, runs
+from conveyor.usecases.run.ingest import Ingested
+from conveyor.usecases.submit.jobs import Accepted
 from tests.builders import CALLER, ManualClock, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import LATER_FROM, check_counters, rows_of, run_of, submit, work

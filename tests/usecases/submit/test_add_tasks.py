@@ -12,9 +12,10 @@ from conveyor.domain.ids import JobId
 from conveyor.domain.lifecycle import displayed_status
 from conveyor.domain.model import Job, JobStatus, RunStatus
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import add_tasks, ingest, reconcile, runs
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.run import ingest, reconcile, runs
+from conveyor.usecases.submit import add_tasks
 from tests.builders import CALLER, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import (

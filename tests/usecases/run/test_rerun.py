@@ -11,9 +11,9 @@ from conveyor.domain.errors import Conflict
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Job, Run, RunStatus, Task, TaskStatus
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import ingest, rerun, runs
 from conveyor.usecases.context import Context
-from conveyor.usecases.rerun import Rerun
+from conveyor.usecases.run import ingest, rerun, runs
+from conveyor.usecases.run.rerun import Rerun
 from tests.builders import CALLER, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import (

@@ -37,11 +37,12 @@ from conveyor.domain.submit.admission import AdmissionMode
 from conveyor.domain.submit.scraper_params import Params, derive_format
 from conveyor.domain.submit.task_validation import Secrets, TaskDraft
 from conveyor.usecases import budget as budgets
-from conveyor.usecases import ingest, retention, runs, staging, upload
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import is_tombstone, load_owned_job, require_latest_run, totals_of
 from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
-from conveyor.usecases.staging import OnInvalid, StagedTasks
+from conveyor.usecases.run import ingest, retention, runs
+from conveyor.usecases.submit import staging, upload
+from conveyor.usecases.submit.staging import OnInvalid, StagedTasks
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.fair_limiter import PATIENCE_S, TURN_S, FairLimiter
+from actors.limiters.fair_limiter import PATIENCE_S, TURN_S, FairLimiter
 from conveyor.domain.ids import CallerId, RunId
 
 A, B = CallerId("a"), CallerId("b")

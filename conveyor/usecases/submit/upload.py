@@ -25,9 +25,9 @@ from conveyor.domain.submit.list_parser import Line, ListBroken, ListReader, Lis
 from conveyor.domain.submit.upload import JobInput, ListSpec, UploadedList, slot_key, slot_prefix
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, BlobTooLarge
-from conveyor.usecases import staging
-from conveyor.usecases.blob_download import LetsIn, let_all_in
 from conveyor.usecases.context import Context
+from conveyor.usecases.run.blob_download import LetsIn, let_all_in
+from conveyor.usecases.submit import staging
 
 _SLICE_BYTES = 16 * 1024  # Of gzip, a slice may inflate to a thousand times as much.
 _MAGIC_BYTES = 2

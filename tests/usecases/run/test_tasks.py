@@ -25,9 +25,9 @@ from conveyor.domain.run.settlement import (
 from conveyor.ports.errors import PartlyUnavailable
 from conveyor.ports.gateway import NotScraped, Scraped
 from conveyor.ports.store import Store
-from conveyor.usecases import tasks
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Accepted
+from conveyor.usecases.run import tasks
+from conveyor.usecases.submit.jobs import Accepted
 from tests.builders import ManualClock, ref_to
 from tests.usecases.world import MISS, PAGE, a_page, check_counters, rows_of, run_of, submit, work
 

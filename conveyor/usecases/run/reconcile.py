@@ -21,11 +21,13 @@ from conveyor.domain.model import Batch, DeletionIntent, Run, RunStatus, TaskRef
 from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, RunsOf
 from conveyor.domain.run import ingestion, termination
 from conveyor.ports.errors import QueueGone, Unavailable
-from conveyor.usecases import event_log, ingest, runs, staging, upload
+from conveyor.usecases import event_log
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import isolate
-from conveyor.usecases.ingest import Ingested
 from conveyor.usecases.lookup import pages_of, totals_of
+from conveyor.usecases.run import ingest, runs
+from conveyor.usecases.run.ingest import Ingested
+from conveyor.usecases.submit import staging, upload
 
 _PAGE = 200
 _DELETION_ROWS, _SCRUB_BODIES = 2_000, 1_000

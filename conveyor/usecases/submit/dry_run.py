@@ -27,9 +27,9 @@ from conveyor.ports.blobs import Blobs, Stored
 from conveyor.ports.errors import BlobTooLarge
 from conveyor.ports.store import Store
 from conveyor.usecases.context import Context
-from conveyor.usecases.jobs import Submission
 from conveyor.usecases.lookup import load_owned_job, pages_of
-from conveyor.usecases.rerun import RerunCount, RerunFilter, count_row, ended_run
+from conveyor.usecases.run.rerun import RerunCount, RerunFilter, count_row, ended_run
+from conveyor.usecases.submit.jobs import Submission
 
 
 class SubmitPreview(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""Checkers of caps, budgets, quotas and fairness."""

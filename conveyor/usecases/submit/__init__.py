@@ -1,0 +1,1 @@
+"""What happens to a request that brings work: checks, staging, admission."""
