@@ -59,12 +59,18 @@ class ReconcileSweeper:
             while True:
                 await self._attempt("batches", partial(self._resume_batches, idle_s))
                 is_suspect |= watch.was_set_back()
+                ahead_count: int | None = 0
                 if is_suspect:
-                    await self._attempt("batches from ahead", self._resume_batches_from_ahead)
+                    ahead_count = await self._attempt(
+                        "batches from ahead", self._resume_batches_from_ahead
+                    )
                 if await self._is_our_turn():
                     if is_suspect:
-                        await self._attempt("clock", partial(clock_repairs.pull_back, self.env))
-                    is_suspect = False
+                        repair = partial(clock_repairs.pull_back, self.env)
+                        repaired = await self._attempt("clock", repair)
+                        # An outage may have hidden some rows, and the streamer may not have
+                        # reached a batch that it was told of: then the next round repairs again.
+                        is_suspect = repaired is None or ahead_count != 0
                     await self._attempt("runs", partial(self._sweep_runs, drained))
                     queues_at = await self._close_queues(queues_at)
                     await self._attempt("expiries", partial(retention.sweep_expired, self.env))
@@ -112,9 +118,11 @@ class ReconcileSweeper:
         for batch in await reconcile.stalled_batches(self.env, idle_s=idle_s):
             await self.streamer.tell(BatchStalled(batch))
 
-    async def _resume_batches_from_ahead(self) -> None:
-        for batch in await clock_repairs.batches_from_ahead(self.env):
+    async def _resume_batches_from_ahead(self) -> int:
+        batches = await clock_repairs.batches_from_ahead(self.env)
+        for batch in batches:
             await self.streamer.tell(BatchStalled(batch))
+        return len(batches)
 
     async def _sweep_runs(self, drained: dict[RunId, Run]) -> None:
         repairs = await reconcile.sweep_runs(self.env, drained)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import trio
 from trio.testing import MockClock
 
-from actors.messages import StreamerMessage
+from actors.messages import BatchStalled, StreamerMessage
 from actors.reconcile_sweeper import ReconcileSweeper
 from actors.runtime import Mailbox
+from conveyor.domain.changes import Insert
 from conveyor.domain.lifecycle import RUN_LIVE
-from conveyor.domain.queries import RunsIn
+from conveyor.domain.queries import BatchesIn, RunsIn
+from conveyor.ports.errors import Unavailable
 from conveyor.ports.store import Store
 from tests.actors.world import make_world
+from tests.builders import a_batch, a_change, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +76,44 @@ async def test_a_sweeper_that_dies_is_replaced_by_another_within_two_rounds(
 
     assert looks["first"] == 1
     assert looks["second"] >= 1
+
+
+@dataclass(slots=True)
+class FailingStore:
+    """A store that refuses to find batches while it is away."""
+
+    inner: Store
+    is_away: bool = False
+    refused_count: int = 0
+
+    async def find(self, query: Any) -> Any:
+        if self.is_away and isinstance(query, BatchesIn):
+            self.refused_count += 1
+            raise Unavailable("away")
+        return await self.inner.find(query)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_a_batch_from_ahead_is_resumed_after_an_outage_of_the_store(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    store = FailingStore(world.env.store, is_away=True)
+    env = replace(world.env, store=cast("Any", store))
+    mailbox: Mailbox[StreamerMessage] = Mailbox(capacity=10)
+    batch = a_batch(updated_at=env.now() + 86_400)
+    await world.env.store.commit([a_change(Insert(key_of(batch), batch))])
+
+    async with trio.open_nursery() as nursery:
+        sweeper = ReconcileSweeper(env=env, streamer=mailbox.address, period_s=15.0)
+        nursery.start_soon(sweeper.run)
+        await trio.sleep(40)
+        assert store.refused_count > 2
+        store.is_away = False
+        with trio.fail_after(60):
+            message = await mailbox.open_inbox().receive()
+        nursery.cancel_scope.cancel()
+
+    assert message == BatchStalled(batch)
