@@ -32,7 +32,9 @@ def an_expired_result_is_not_served(moment: StateChange, call: Call) -> Iterator
 
 def an_expired_body_is_gone(moment: StateChange) -> Iterator[str]:
     """I64: while workers are there, no body of a run is stored some minutes after its results have
-    expired."""
+    expired. Where the wall clock leaps by days, workers had no time to remove it."""
+    if moment.history.leaps_days:
+        return
     for run in moment.after.runs.values():
         if run.expires_at is None or run.expires_at + GONE_WITHIN_S >= moment.after.now:
             continue
