@@ -70,8 +70,8 @@ class Database:
             connection, executor, on_error=self._on_error, on_commit=self._on_commit
         )
         self.write = writer.write
-        self.write_in_company = writer.write_batched
-        self.apply = writer.write_early
+        self.write_batched = writer.write_batched
+        self.write_early = writer.write_early
         self.health = Health(path)
         self._writing = connection
         self._space = space

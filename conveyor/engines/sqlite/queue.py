@@ -98,7 +98,7 @@ class SqliteQueue:
             return taken
 
         # Hiding need not be durable: a message may be delivered twice, and claims see to that.
-        taken = await self._database.apply(op)
+        taken = await self._database.write_early(op)
         if taken is None:
             raise QueueGone(run_id)
         return [_message(run_id, each) for each in taken]
@@ -113,7 +113,7 @@ class SqliteQueue:
         def op(connection: sqlite3.Connection) -> None:
             connection.executemany(_ACK, delivered)
 
-        await self._database.write_in_company(op)
+        await self._database.write_batched(op)
 
     async def bounce(self, messages: Sequence[Message], *, delay_s: float) -> None:
         await self._hide([message.receipt for message in messages], for_s=delay_s, received=0)

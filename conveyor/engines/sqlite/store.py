@@ -106,7 +106,7 @@ class SqliteStore:
         now = self._clock.steady()
 
         if len(changes) > 1 and all(map(is_tally, changes)):
-            return await self._database.write_in_company(
+            return await self._database.write_batched(
                 lambda connection: apply_tallies(connection, changes, raise_refusal)
             )
         if any(map(_is_new_work, changes)):

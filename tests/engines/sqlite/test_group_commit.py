@@ -289,7 +289,7 @@ class HeldCommits(ThreadExecutor):
         super().start(held, then)
 
 
-@pytest.mark.parametrize("way", ["write", "write_in_company", "apply"])
+@pytest.mark.parametrize("way", ["write", "write_batched", "write_early"])
 async def test_what_arrives_during_a_commit_is_committed_though_nothing_follows(
     connection: sqlite3.Connection, tmp_path: Path, way: str
 ) -> None:
