@@ -100,6 +100,6 @@ class Exporter:
             level = logging.WARNING if outcome is exports.Exported.FAILED else logging.INFO
             log.log(level, "export seen to", extra={**extra, "outcome": outcome.value})
         except Unavailable as error:
-            log.warning("export put off", extra={**extra, "cause": str(error)})
+            log.warning("export deferred: engine unavailable", extra={**extra, "cause": str(error)})
         finally:
             del under_way[export.export_id]

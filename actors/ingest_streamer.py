@@ -67,9 +67,9 @@ class IngestStreamer:
                     walk, "a batch", expects=(BlobMissing, ValueError), extra=extra
                 )
             if not isinstance(outcome, Crash):
-                log.info("batch walked", extra={**extra, "outcome": outcome.value})
+                log.info("batch ingested", extra={**extra, "outcome": outcome.value})
         except (Unavailable, BlobMissing, ValueError) as error:
             # Left open: the sweeper brings it back, and gives it up when that never helps.
-            log.warning("batch put off", extra={**extra, "cause": str(error)})
+            log.warning("batch deferred: engine unavailable", extra={**extra, "cause": str(error)})
         finally:
             walking.discard((batch.run_id, batch.batch_id))

@@ -109,7 +109,7 @@ class LeaseHeartbeater:
             try:
                 lost = await self._beat(tuple(held.held.values()))
             except Unavailable as error:
-                log.warning("beat missed", extra={"held": len(held.held), "cause": str(error)})
+                log.warning("heartbeat failed", extra={"held": len(held.held), "cause": str(error)})
                 lost = []
             held.is_beating = False
             held.answer_between_beats()

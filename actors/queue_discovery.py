@@ -122,7 +122,7 @@ class QueueDiscovery:
                 if is_full:
                     resync_at = trio.current_time() + self.resync_s
             except Unavailable as error:
-                log.warning("scan put off", extra={"cause": str(error)})
+                log.warning("scan deferred: engine unavailable", extra={"cause": str(error)})
             await trio.sleep(self.delta_s)
 
     async def _scan(self, state: _State, since: float) -> None:
@@ -149,7 +149,9 @@ class QueueDiscovery:
             read = partial(self._read_and_consider, state, job_id, run_id)
             await self._isolate(state, run_id, read)
         except Unavailable as error:
-            log.warning("run not looked at", extra={"run": run_id, "cause": str(error)})
+            log.warning(
+                "run not refreshed: engine unavailable", extra={"run": run_id, "cause": str(error)}
+            )
 
     async def _read_and_consider(self, state: _State, job_id: JobId, run_id: RunId) -> None:
         run = await self.env.store.read(RunKey(job_id, run_id))
@@ -195,7 +197,7 @@ class QueueDiscovery:
             try:
                 address.tell_nowait(RunUpdated(run, is_signalled))
             except MailboxFull:
-                log.debug("poller has news enough", extra={"run": run.run_id})
+                log.debug("poller mailbox full", extra={"run": run.run_id})
             return
         await self._start_poller(state, run)
 

@@ -111,7 +111,9 @@ class ReconcileSweeper:
             done = await isolate(sweep, f"the sweep of {what}", expects=(Refused,))
             return None if isinstance(done, Crash) else done
         except (Unavailable, Refused) as error:
-            log.warning("sweep put off", extra={"sweep": what, "cause": str(error)})
+            log.warning(
+                "sweep deferred: engine unavailable", extra={"sweep": what, "cause": str(error)}
+            )
             return None
 
     async def _resume_batches(self, idle_s: float) -> None:

@@ -87,10 +87,13 @@ class Scheduler:
             fire = partial(schedules.trigger_schedule, self.env, schedule.job_id)
             fired = await isolate(fire, "a schedule", expects=(UnknownZone,), extra=extra)
         except (Unavailable, UnknownZone) as error:
-            log.warning("fire put off", extra={**extra, "cause": str(error)})
+            log.warning(
+                "schedule trigger deferred: engine unavailable",
+                extra={**extra, "cause": str(error)},
+            )
             return
         if isinstance(fired, Crash):
             self.crashes[schedule.job_id] += 1
             return
         if fired in {Fired.STARTED, Fired.PASSED}:
-            log.info("schedule fired", extra={**extra, "outcome": fired.value})
+            log.info("schedule triggered", extra={**extra, "outcome": fired.value})

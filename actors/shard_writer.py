@@ -87,7 +87,10 @@ class ShardWriter:
                 extra={"count": len(group), "first": _name(group[0])},
             )
         except Unavailable as error:
-            log.warning("settles given up", extra={"count": len(group), "cause": str(error)})
+            log.warning(
+                "settles abandoned: engine unavailable",
+                extra={"count": len(group), "cause": str(error)},
+            )
             return [OutcomeUnknown()] * len(group)
         if not isinstance(verdicts, Crash):
             return verdicts

@@ -67,7 +67,7 @@ class StatusReporter:
         try:
             await run_progress.publish_reports(self.env, presence, sightings)
         except Unavailable as error:
-            log.warning("sightings not left", extra={"cause": str(error)})
+            log.warning("status reports not published", extra={"cause": str(error)})
 
 
 def _is_news(before: RunReport | None, now: RunReport) -> bool:

@@ -134,7 +134,9 @@ class TaskRunner:
                 attempt.crash = done.error
         except Unavailable as error:
             # Nothing is settled: the message returns by itself, the claim lapses.
-            log.warning("task put off", extra={"task": task_id, "cause": str(error)})
+            log.warning(
+                "task deferred: engine unavailable", extra={"task": task_id, "cause": str(error)}
+            )
         # A claim that lapses counts as a lost worker, and a task may lose only so many.
         return None
 
@@ -217,7 +219,10 @@ class TaskRunner:
                 return await self._apply_outcome(attempt)
             finally:
                 self._release_early(work)
-        log.warning("work lost", extra={"task": attempt.task.task_id, "claim": claim})
+        log.warning(
+            "lease, message or claim lost: task cancelled",
+            extra={"task": attempt.task.task_id, "claim": claim},
+        )
         return await self._give_up(attempt, _CUT_OFF)
 
     async def _fetch(self, attempt: _Attempt) -> Outcome:

@@ -34,7 +34,7 @@ class Monitor:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         listeners = await trio.open_tcp_listeners(self.port, host=self.host)
         port = listeners[0].socket.getsockname()[1]
-        log.info("metrics are shown", extra={"url": f"http://{self.host}:{port}/metrics"})
+        log.info("metrics server listening", extra={"url": f"http://{self.host}:{port}/metrics"})
         task_status.started()
         await trio.serve_listeners(self._converse, listeners)
 

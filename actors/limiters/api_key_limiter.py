@@ -349,9 +349,9 @@ class ApiKeyLimiter:
                 # After an outage the load comes back step by step.
                 self.window = self.window.restart()
             cause = outcome.problem.code if isinstance(outcome, NotScraped) else ""
-            log.warning("the gateway is away: its calls wait", extra={"cause": cause})
+            log.warning("gateway unavailable: calls wait", extra={"cause": cause})
         else:
-            log.warning("the gateway is back")
+            log.warning("gateway available again")
 
     def release(self, permit: CallPermit) -> None:
         """A permit whose call was not made."""

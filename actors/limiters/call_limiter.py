@@ -140,7 +140,7 @@ class CallLimiter:
                     beat_at = trio.current_time() + limits.HEARTBEAT_S
                     await self._beat()
             except Unavailable as error:
-                log.warning("call leases not kept", extra={"cause": str(error)})
+                log.warning("leases of gateway calls not renewed", extra={"cause": str(error)})
             self._forget_idle()
 
     async def _give_back_unused(self) -> None:

@@ -89,7 +89,7 @@ class BudgetReservations:
         if reservation.spent > reservation.price:
             self._metrics.invariant_violations.labels("call_price").inc()
             log.error(
-                "a call cost more than its price",
+                "a gateway call cost more than its reservation",
                 extra={
                     "run": self._share.run_id,
                     "price": reservation.price,

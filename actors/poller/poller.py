@@ -135,7 +135,7 @@ class RunPoller:
             try:
                 run = await self.env.store.read(key)
             except Unavailable as error:
-                log.debug("run not read", extra={"run": key.run_id, "cause": str(error)})
+                log.debug("run row not read", extra={"run": key.run_id, "cause": str(error)})
                 continue
             if run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None:
                 log.info("run ended elsewhere", extra={"run": key.run_id})
@@ -149,7 +149,10 @@ class RunPoller:
             try:
                 wait_s = await self._next_poll(state, tasks)
             except Unavailable as error:
-                log.warning("poll put off", extra={"run": state.run.run_id, "cause": str(error)})
+                log.warning(
+                    "poll deferred: engine unavailable",
+                    extra={"run": state.run.run_id, "cause": str(error)},
+                )
                 wait_s = RETRY_PAUSE_S
             if wait_s is None:
                 return

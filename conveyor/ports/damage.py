@@ -22,4 +22,4 @@ class DamageLog:
         row = (error.kind, error.address)
         if row not in self._told and len(self._told) < _ROWS_MAX:
             self._told.add(row)
-            log.error("a damaged row is left out: %s", error)
+            log.error("damaged row skipped: %s", error)

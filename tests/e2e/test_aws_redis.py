@@ -16,7 +16,7 @@ from tests.servers import a_redis, free_port
 pytestmark = pytest.mark.slow
 
 CAP, PAGES = 12, 1_800
-AWAY, BACK = "the coordinator is away", "the coordinator is back"
+AWAY, BACK = "coordinator unavailable", "coordinator available again"
 
 
 def test_a_run_goes_on_without_redis_and_when_it_is_back(

@@ -128,9 +128,11 @@ class WatchedKeys:
         else:
             cause = None
         if cause is None:
-            log.info("the API keys were read again", extra={"count": len(self._keys.digests)})
+            log.info("API keys reloaded", extra={"count": len(self._keys.digests)})
         else:
-            log.error("the API keys stay as they were", extra={"cause": cause})
+            log.error(
+                "API keys not reloaded: the previous ones stay in force", extra={"cause": cause}
+            )
 
 
 def read_key(values: Sequence[str]) -> str:

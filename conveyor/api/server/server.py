@@ -105,7 +105,7 @@ async def _end_alone(work: Callable[[], Awaitable[None]]) -> None:
     try:
         await work()
     except Exception as error:  # noqa: BLE001
-        log.warning("connection ended badly", extra={"cause": repr(error)})
+        log.warning("HTTP connection failed", extra={"cause": repr(error)})
 
 
 # The guard in front of Quart: answers what Quart must not see (docs/api.md, Conventions).

@@ -251,5 +251,5 @@ class RedisChannel:
                             if said.by != self._owner:
                                 await hear(said.job_id, said.run_id)
             except (Unavailable, msgspec.DecodeError) as error:
-                log.warning("signals are not heard for now", extra={"cause": str(error)})
+                log.warning("signals unavailable", extra={"cause": str(error)})
             await trio.sleep(LISTEN_AGAIN_S)

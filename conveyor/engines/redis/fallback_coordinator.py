@@ -114,7 +114,7 @@ class FallbackCoordinator:
         """Unavailable while the other side is away: what other processes hold is not known here,
         and a receipt that counts only our own would claim that nothing is in flight."""
         if self.is_away:
-            raise Unavailable("the coordinator is away")
+            raise Unavailable("the coordinator is unavailable")
         try:
             return await self._remote.count(run_id)
         except Unavailable as error:
@@ -134,7 +134,7 @@ class FallbackCoordinator:
 
     async def list_status(self, subject: str) -> list[str]:
         if self.is_away:
-            raise Unavailable("the coordinator is away")
+            raise Unavailable("the coordinator is unavailable")
         try:
             return await self._remote.list_status(subject)
         except Unavailable as error:
@@ -160,7 +160,7 @@ class FallbackCoordinator:
             told |= new
         self._next_at.clear()
         self._away = trio.Event()
-        log.warning("the coordinator is back", extra={"leases": len(told)})
+        log.warning("coordinator available again", extra={"leases": len(told)})
 
     async def _count_workers(self) -> None:
         seen = len(await self._remote.list_status(self._workers_on))
@@ -172,7 +172,7 @@ class FallbackCoordinator:
         if not self.is_away:
             self._away.set()
             log.warning(
-                "the coordinator is away: this worker keeps to its share of every cap",
+                "coordinator unavailable: using local limits (cap / workers)",
                 extra={"cause": str(error), "workers": self._workers_count},
             )
 

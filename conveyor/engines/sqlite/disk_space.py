@@ -108,7 +108,7 @@ class Space:
                 os.close(descriptor)
             os.rename(draft, self._reserve)
         except OSError as error:
-            log.warning("no reserve was made", extra={"path": draft, "cause": str(error)})
+            log.warning("disk reserve not created", extra={"path": draft, "cause": str(error)})
             with suppress(OSError):
                 os.unlink(draft)
             return False

@@ -145,7 +145,7 @@ def _make(path: Path, secret_box: SecretBox) -> str | None:
         keep_once(path, make_check(secret_box))
         return _read(path)
     except OSError as error:
-        log.warning("no secret check was made", extra={"path": str(path), "cause": str(error)})
+        log.warning("secret check not created", extra={"path": str(path), "cause": str(error)})
         return None
 
 

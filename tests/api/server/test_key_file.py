@@ -95,7 +95,9 @@ def test_a_file_without_keys_changes_nothing_and_is_told_of_once(
         assert _is_let_in(keys, "anna")
 
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert [record.message for record in errors] == ["the API keys stay as they were"]
+    assert [record.message for record in errors] == [
+        "API keys not reloaded: the previous ones stay in force"
+    ]
     path.write_text("carla\n")
     now.advance()
     assert [_is_let_in(keys, key) for key in ("anna", "carla")] == [False, True]

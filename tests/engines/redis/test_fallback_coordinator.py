@@ -209,7 +209,7 @@ async def test_it_is_said_once_that_it_is_away_and_once_that_it_is_back(
         await _take(steady, 1, cap=9)
 
     said = [record.getMessage().split(":")[0] for record in caplog.records]
-    assert said == ["the coordinator is away", "the coordinator is back"]
+    assert said == ["coordinator unavailable", "coordinator available again"]
 
 
 @pytest.mark.slow

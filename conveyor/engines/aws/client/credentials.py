@@ -103,7 +103,7 @@ class ResolvedAccess:
             except NoResponse as error:
                 if not self._are_good():
                     raise
-                log.warning("keys not renewed yet", extra={"cause": str(error)})
+                log.warning("AWS credentials not refreshed", extra={"cause": str(error)})
             self._check_at = trio.current_time() + CHECK_EVERY_S
 
 

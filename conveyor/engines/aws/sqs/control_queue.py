@@ -60,7 +60,7 @@ class ControlQueue:
         try:
             await self._ask("SendMessage", {"MessageBody": body})
         except (AwsError, QueueGone, Unavailable) as error:
-            log.warning("nobody was told of a batch", extra={"run": run_id, "cause": str(error)})
+            log.warning("ingest notification not sent", extra={"run": run_id, "cause": str(error)})
 
     async def receive(self, *, wait_s: int = LISTEN_S) -> list[ControlMessage]:
         """Waits for rings, up to `wait_s`; they are heard again unless they are answered.
@@ -109,5 +109,5 @@ async def listen_forever(
                 await hear(ring.job_id, ring.run_id)
             await control_queue.delete(rings)
         except (QueueGone, Unavailable) as error:
-            log.warning("the doorbell is not heard for now", extra={"cause": str(error)})
+            log.warning("control queue unavailable", extra={"cause": str(error)})
             await trio.sleep(LISTEN_AGAIN_S)

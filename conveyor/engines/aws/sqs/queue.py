@@ -177,7 +177,7 @@ class SqsQueue:
             receives = int(each["Attributes"][_RECEIVES])
             match opened(each["Body"]):
                 case Undecodable.OTHER_RELEASE if receives < FOREIGN_RECEIVES_MAX:
-                    log.warning("left a message of another release alone", extra={"run": run_id})
+                    log.warning("message of another schema version skipped", extra={"run": run_id})
                 case Undecodable():
                     await self._move_to_dead_letter(run_id, each)
                 case ref:
@@ -194,9 +194,9 @@ class SqsQueue:
             await self.client.call("sqs", "SendMessage", copy)
             here = {"ReceiptHandle": message["ReceiptHandle"]}
             await self._batch(run_id, "DeleteMessageBatch", [here])
-            log.warning("put a message that is no ref on the dead queue", extra={"run": run_id})
+            log.warning("undecodable message moved to the dead-letter queue", extra={"run": run_id})
         except (AwsError, QueueGone, Unavailable) as error:
-            log.warning("a message is no ref", extra={"run": run_id, "cause": str(error)})
+            log.warning("undecodable message", extra={"run": run_id, "cause": str(error)})
 
     async def _set_visibility(self, messages: Sequence[Message], delay_s: float) -> set[str]:
         """Sets when messages are visible; answers the receipts that SQS would not hear of."""
