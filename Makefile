@@ -34,7 +34,7 @@ docs: .venv/.installed-test
 
 # When the simulator or the program has changed, other seeds kill the mutants.
 mutants: .venv/.installed-test
-	$(BIN)/conveyor simulate --hunt --record tests/mutants/kills.json
+	$(BIN)/python -m tests.mutants --record tests/mutants/kills.json
 
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/pip
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,24 +13,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
-from conveyor.simulation.mutants import MUTANTS
-from conveyor.simulation.mutants.search import (
-    Kill,
-    cause_of,
-    hunt_all,
-    huntable,
-    read_kills,
-    run_mutant,
-    world_of,
-    write_kills,
-)
 from conveyor.simulation.options import ENGINES, Options, draw
 from conveyor.simulation.simulator import Report
 from conveyor.simulation.suite import JUDGED_FROM, UNASKED, Summary, run_seeds
 from conveyor.simulation.trace.summary import story_of
 
 CRASHED, NEVER_ENDED, VIOLATED, NEVER_STRUCK = 127, 128, 129, 126
-HUNTED_SEEDS = 500
 
 
 @click.command()
@@ -42,9 +30,6 @@ HUNTED_SEEDS = 500
 @click.option("--trace", type=click.Path(path_type=Path), help="Write the whole trace of a seed.")
 @click.option("--report", "kept", type=click.Path(path_type=Path), help="Keep what all came to.")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
-@click.option("--mutant", "mutants", multiple=True, type=click.Choice([*MUTANTS]), metavar="NAME")
-@click.option("--hunt", "is_hunt", is_flag=True, help="Find a seed that kills each mutant.")
-@click.option("--record", type=click.Path(path_type=Path), help="Where seeds that kill are kept.")
 def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     seed: int | None,
     seeds: int | None,
@@ -54,29 +39,16 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     trace: Path | None,
     kept: Path | None,
     as_json: bool,
-    mutants: tuple[str, ...],
-    is_hunt: bool,
-    record: Path | None,
 ) -> None:
     """Run the real program from a seed, in virtual time, with faults; check all that must hold.
 
     Ends with 127 if the program crashed, 128 if something never ended, 129 if an invariant was
     broken, and 126 if in many seeds some fault never struck.
-
-    A mutant is a defect that is switched on: with --mutant, its seeds end at the first that fails.
-    With --hunt, a seed must be found that kills each (or each that is named): ends with 1 if not.
     """
     if seed is not None and seeds is not None:
         raise click.UsageError("Give --seed or --seeds.")
     start = first if seed is None else seed
     wanted = range(start, start + (seeds or 1))
-    if is_hunt:
-        sys.exit(0 if hunt(mutants, range(first, first + (seeds or HUNTED_SEEDS)), record) else 1)
-    if mutants:
-        report = run_until_killed(mutants[0], wanted)
-        if not report.is_well:
-            _tell(report, f"conveyor simulate --seed {report.options.seed} --mutant {mutants[0]}")
-        sys.exit(_exit_code_of(report))
     if len(wanted) == 1:
         _introduce(draw(wanted[0], engine=engine, hours=until_hours), until_hours)
     summary = Summary()
@@ -86,7 +58,7 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
         if not report.is_well:
             if len(wanted) > 1:
                 _introduce(report.options, until_hours, err=True)
-            _tell(report, _replay(report.options, until_hours))
+            print_failure(report, _replay(report.options, until_hours))
         if trace is not None and len(wanted) == 1:
             trace.write_text("".join(f"{line}\n" for line in report.lines), encoding="utf-8")
         if kept is not None and (summary.seeds % EVERY == 0 or summary.seeds == len(wanted)):
@@ -114,7 +86,7 @@ def _replay(options: Options, hours: float | None) -> str:
     return f"conveyor simulate --seed {options.seed} --engine {options.engine}{more}"
 
 
-def _tell(report: Report, replay: str) -> None:
+def print_failure(report: Report, replay: str) -> None:
     """Who did what to those that are named in what is wrong; and then what that is."""
     wrongs = [f"{each.checker}: {each.what}" for each in report.violations]
     wrongs += report.liveness_failures + report.crashes
@@ -149,7 +121,7 @@ def _in_json(summary: Summary) -> str:
     )
 
 
-def _exit_code_of(report: Report) -> int:
+def exit_code_of(report: Report) -> int:
     summary = Summary()
     summary.add(report)
     return _exit_code(summary)
@@ -163,45 +135,6 @@ def _exit_code(summary: Summary) -> int:
     if summary.crashes:
         return CRASHED
     return NEVER_STRUCK if summary.never_struck() else 0
-
-
-# `conveyor simulate --hunt`: shows that each mutant is found, and keeps the seeds
-# (docs/simulator.md, Mutants).
-
-
-def hunt(names: Sequence[str], seeds: Sequence[int], record: Path | None) -> bool:
-    """Whether all were killed. What is known from before is kept, but for what is shown wrong."""
-    kills = read_kills(record) if record is not None else {}
-    survivors = []
-    for name, kill in hunt_all(names or huntable(), seeds, kills):
-        kills.pop(name, None)
-        if kill is None:
-            survivors.append(name)
-        else:
-            kills[name] = kill
-        click.echo(_line(name, kill))
-        if record is not None:
-            write_kills(record, kills)
-    click.echo(f"{len(survivors)} survived {len(seeds)} seeds: {', '.join(survivors) or 'none'}")
-    return not survivors
-
-
-def run_until_killed(name: str, seeds: Sequence[int]) -> Report:
-    """The report of the first seed that fails, or of the last."""
-    assert seeds
-    report: Report | None = None
-    for seed in seeds:
-        report = run_mutant(name, seed)
-        click.echo(f"seed {world_of(name, seed).seed}: {cause_of(report) or 'well'}")
-        if not report.is_well:
-            break
-    assert report is not None
-    return report
-
-
-def _line(name: str, kill: Kill | None) -> str:
-    how = "survived" if kill is None else f"seed {kill.seed:<4} {kill.tried:>3} tried  {kill.by}"
-    return f"{name:<28} window {MUTANTS[name].window:<4} {how}"
 
 
 # What many seeds came to, as a page to keep: `conveyor simulate --report FILE`

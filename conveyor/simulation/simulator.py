@@ -46,10 +46,10 @@ from conveyor.simulation.faults.faults import Fault, Faults
 from conveyor.simulation.faults.process_faults import InjectedCrash, Killed
 from conveyor.simulation.faults.skewed_clock import WallClock
 from conveyor.simulation.invariant_monitor import InvariantMonitor, Violation
-from conveyor.simulation.mutants.mutant import combined, setting
 from conveyor.simulation.options import SWEEP_S, Options
 from conveyor.simulation.process import Process
 from conveyor.simulation.profiles import HASTY_KEYS, IDLE_S_MAX, SHORT_LISTS, SHORT_LIVES
+from conveyor.simulation.swaps import combined, setting
 from conveyor.simulation.trace.trace import Line, Trace
 
 POLL_S = 5.0

@@ -24,7 +24,7 @@ from conveyor.domain.submit import admission
 from conveyor.domain.webhook import delivery
 from conveyor.domain.webhook.keys import DeliveryAttempt
 from conveyor.engines.aws.dynamodb import ingest
-from conveyor.simulation.mutants.mutant import part
+from conveyor.simulation.swaps import part
 from tests.builders import (
     CALLER,
     RUN,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.simulation.mutants import MUTANTS
-from conveyor.simulation.mutants.search import hunt, huntable, read_kills
+from tests.mutants.defects import MUTANTS
+from tests.mutants.search import hunt, huntable, read_kills
 
 KILLS = read_kills(Path(__file__).with_name("kills.json"))
 SEEDS = int(os.environ.get("MUTANT_SEEDS", "0"))

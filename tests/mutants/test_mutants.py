@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import trio
 
-from conveyor.simulation.mutants import MUTANTS, Mutant, PlaceGone
-from conveyor.simulation.mutants.mutant import setting, swapping
+from conveyor.simulation.swaps import PlaceGone, setting, swapping
 from tests.mutants.calls import CALLS, NotedSeam
+from tests.mutants.defects import MUTANTS
 from tests.mutants.domain_probes import DECISIONS
 from tests.mutants.edges import EDGES
+from tests.mutants.mutant import Mutant
 from tests.mutants.neighbours import NEIGHBOURS
 from tests.mutants.usecase_probes import DOINGS, outcome_of
 

@@ -30,7 +30,7 @@ from conveyor.domain.run import termination
 from conveyor.domain.run.settlement import Claimed
 from conveyor.domain.submit.upload import JobInput, ListFormat, ListSpec
 from conveyor.ports.webhook_sender import Delivered, NotDelivered
-from conveyor.simulation.mutants.mutant import part
+from conveyor.simulation.swaps import part
 from conveyor.telemetry import make_metrics
 from conveyor.usecases import export as exports
 from conveyor.usecases import idempotency, lookup, webhook_delivery

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from conveyor.simulation.clients.actions import ACTIONS
-from conveyor.simulation.mutants.search import fitted
 from conveyor.simulation.options import draw
 from conveyor.simulation.profiles import EVEN, TEMPERS
+from tests.mutants.search import fitted
 
 
 @pytest.mark.parametrize("temper", TEMPERS)

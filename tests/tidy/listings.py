@@ -30,9 +30,9 @@ from conveyor.ports import (
 )
 from conveyor.simulation import checkers
 from conveyor.simulation.faults.faults import ONLY_ON, Fault
-from conveyor.simulation.mutants import MUTANTS
 from conveyor.simulation.profiles import TEMPERS
 from conveyor.telemetry import EngineUsage, make_metrics
+from tests.mutants.defects import MUTANTS
 from tests.tidy.sources import CODE, Module, modules
 from tests.tidy.tables import code, table
 

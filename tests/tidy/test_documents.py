@@ -14,7 +14,7 @@ from conveyor.domain.model import FailureReason, ShardCounters
 from conveyor.domain.run.settlement import BACKOFF
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.simulation.checkers.problems import CODES
-from conveyor.simulation.mutants import MUTANTS
+from tests.mutants.defects import MUTANTS
 from tests.tidy import tables
 from tests.tidy.generate import PARTS, documents, generated, parts_of
 from tests.tidy.listings import checked

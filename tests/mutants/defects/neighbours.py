@@ -12,9 +12,10 @@ from conveyor.domain.model import Task
 from conveyor.domain.quota import Quota, QuotaExceeded
 from conveyor.domain.randomness import Random
 from conveyor.simulation.environment.neighbours import DAY_S, SLOTS, TIGHT, Neighbours
-from conveyor.simulation.mutants.mutant import Mutant, combined, swapping
+from conveyor.simulation.swaps import combined, swapping
 from conveyor.usecases.context import Context
 from conveyor.usecases.quota import Use
+from tests.mutants.mutant import Mutant
 
 
 def _never_open(_: Any) -> Any:

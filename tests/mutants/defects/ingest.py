@@ -14,10 +14,11 @@ from conveyor.domain.ids import FIRST_BATCH, BatchId, InputId, RunId, TaskId
 from conveyor.domain.model import Batch, CounterState, Job, Run, Task, TaskSpec
 from conveyor.domain.run import ingestion
 from conveyor.domain.submit.upload import UploadedList, slot_key
-from conveyor.simulation.mutants.mutant import Mutant, combined, part, swapping
 from conveyor.simulation.profiles import SHORT_LISTS
+from conveyor.simulation.swaps import combined, part, swapping
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit import staging, upload
+from tests.mutants.mutant import Mutant
 
 
 def _overwriting_in_memory(put_chunk: Any) -> Any:

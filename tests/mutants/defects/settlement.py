@@ -14,9 +14,10 @@ from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Settled
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Scraped
-from conveyor.simulation.mutants.mutant import Mutant, setting, swapping
 from conveyor.simulation.profiles import SHORT_LIVES
+from conveyor.simulation.swaps import setting, swapping
 from conveyor.usecases.context import Context
+from tests.mutants.mutant import Mutant
 
 
 def _anybodys(mine: Any) -> Any:

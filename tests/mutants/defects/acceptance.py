@@ -15,11 +15,12 @@ from conveyor.domain.idempotency import KeyVerdict, Request
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.model import IdempotencyRecord, StagedList, TaskSpec
 from conveyor.ports.errors import Unavailable
-from conveyor.simulation.mutants.mutant import Mutant, swapping
 from conveyor.simulation.profiles import HASTY_KEYS
+from conveyor.simulation.swaps import swapping
 from conveyor.usecases.context import Context
 from conveyor.usecases.idempotency import StoredResponse, ToAnswer, Work
 from conveyor.usecases.submit.staging import source_key
+from tests.mutants.mutant import Mutant
 
 
 def _hoping_it_is_stored(stage: Any) -> Any:

@@ -16,10 +16,11 @@ from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
 from conveyor.domain.model import Job, Run, RunStatus
 from conveyor.domain.queries import Sign
-from conveyor.simulation.mutants.mutant import Mutant, combined, setting, swapping
 from conveyor.simulation.profiles import HASTY_KEYS
+from conveyor.simulation.swaps import combined, setting, swapping
 from conveyor.usecases.context import Context
 from conveyor.usecases.run.results import ResultPage
+from tests.mutants.mutant import Mutant
 
 
 def _cursor_for_anything(make_cursor: Any) -> Any:

@@ -14,9 +14,10 @@ from conveyor.domain.model import Run
 from conveyor.domain.queries import TasksOf
 from conveyor.engines.aws.client.retry import ATTEMPTS_MAX
 from conveyor.simulation.models.fault_rates import CALM, DynamoFaults, FaultRates, SqsFaults
-from conveyor.simulation.mutants.mutant import Mutant, combined, part, swapping
 from conveyor.simulation.profiles import NEVER_S
+from conveyor.simulation.swaps import combined, part, swapping
 from conveyor.usecases.context import Context
+from tests.mutants.mutant import Mutant
 
 _DYNAMO = "conveyor.engines.aws.dynamodb"
 

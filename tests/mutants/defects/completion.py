@@ -16,11 +16,12 @@ from conveyor.domain.run.counters import Totals
 from conveyor.domain.run.settlement import Settled
 from conveyor.simulation.faults.faults import Fault
 from conveyor.simulation.models.fault_rates import FaultRates, SqsFaults
-from conveyor.simulation.mutants.mutant import Mutant, part, swapping
 from conveyor.simulation.options import RETENTION_S
 from conveyor.simulation.profiles import NEVER_S
+from conveyor.simulation.swaps import part, swapping
 from conveyor.usecases.context import Context
 from conveyor.usecases.run.reconcile import SweepResult
+from tests.mutants.mutant import Mutant
 
 _FEW = 1
 

@@ -10,8 +10,9 @@ import trio
 
 from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.ports.errors import Unavailable
-from conveyor.simulation.mutants.mutant import Mutant, combined, swapping
 from conveyor.simulation.profiles import NEVER_S
+from conveyor.simulation.swaps import combined, swapping
+from tests.mutants.mutant import Mutant
 
 
 def _what_is_new_alone(_: Any) -> Any:

@@ -1,17 +1,15 @@
-"""Mutant: one defect of the product that can be switched on for a while.
+"""Swaps: replace a function, a method or a constant of the product for a while.
 
-A mutant takes away what closes a window and puts a plausible mistake in its place. The product has
-no switches for that: a function, a method or a constant is swapped while the mutant is applied. If
-it is no longer where the mutant looks for it, or takes other arguments, that is an error and not a
-mutant that does nothing.
+The simulator overrides limits with them, and tests/mutants switches defects on. The product has no
+switches for that. If the place that a swap names is gone, or takes other arguments, that is an
+error, and not a swap that does nothing.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -20,22 +18,7 @@ Make = Callable[[Any], Any]
 
 
 class PlaceGone(LookupError):
-    """The product has changed under a mutant, which has to follow."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
-    """`window` is the number of the way to fail that it opens, `invariants` are those that break.
-    `engines` have the defect; any, if none is named. `world` are options in which it soon matters:
-    what a seed draws otherwise may leave out for long what it takes."""
-
-    name: str
-    window: int
-    invariants: tuple[int, ...]
-    what: str
-    apply: Apply
-    engines: tuple[str, ...] = ()
-    world: Mapping[str, Any] = field(default_factory=dict)
+    """The product has changed: the swap has to follow."""
 
 
 def swapping(place: str, make: Make) -> Apply:
@@ -63,7 +46,7 @@ def setting(place: str, value: object) -> Apply:
 
 
 def combined(*swaps: Apply) -> Apply:
-    """One defect that takes more than one swap."""
+    """Several swaps as one."""
 
     @contextmanager
     def applied() -> Iterator[None]:

@@ -15,10 +15,11 @@ from conveyor.domain.randomness import Random
 from conveyor.domain.webhook import delivery
 from conveyor.domain.webhook.keys import DeliveryAttempt
 from conveyor.ports.webhook_sender import WebhookSender
-from conveyor.simulation.mutants.mutant import Mutant, combined, part, setting, swapping
+from conveyor.simulation.swaps import combined, part, setting, swapping
 from conveyor.usecases.context import Context
 from conveyor.usecases.run.reconcile import SweepResult
 from conveyor.usecases.run.rerun import Rerun, RerunFilter
+from tests.mutants.mutant import Mutant
 
 
 def _no_gates(_: Any) -> Any:

@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from conveyor.simulation.mutants import MUTANTS
 from conveyor.simulation.options import ENGINES, Options, draw
 from conveyor.simulation.profiles import spared
 from conveyor.simulation.simulator import Report, simulate
+from tests.mutants.defects import MUTANTS
 
 HUNTED_ON = "memory"
 """The quickest world, for defects that every engine has."""

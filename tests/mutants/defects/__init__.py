@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from conveyor.simulation.mutants import (
+from tests.mutants.defects import (
     acceptance,
     aws,
     completion,
@@ -16,9 +16,7 @@ from conveyor.simulation.mutants import (
     settlement,
     termination,
 )
-from conveyor.simulation.mutants.mutant import Mutant, PlaceGone
-
-__all__ = ["MUTANTS", "Mutant", "PlaceGone"]
+from tests.mutants.mutant import Mutant
 
 _FAMILIES = (
     acceptance,

@@ -12,9 +12,10 @@ from conveyor.domain.model import Job, Result, Task, TaskRef
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.gateway import Scraped, ScrapeRequest
 from conveyor.simulation.environment.neighbours import Neighbours
-from conveyor.simulation.mutants.mutant import Mutant, swapping
+from conveyor.simulation.swaps import swapping
 from conveyor.usecases.context import Context
 from conveyor.usecases.run.tasks import Finish
+from tests.mutants.mutant import Mutant
 
 POWER_CUTS = Neighbours(power_cut_every_s=15.0)
 ORDERLY = Neighbours(is_orderly=True)

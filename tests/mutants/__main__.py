@@ -1,0 +1,83 @@
+"""`python -m tests.mutants`: shows that the simulator finds each mutant, and records the seeds
+(docs/simulator.md, Mutants)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from conveyor.cli.simulate import exit_code_of, print_failure
+from conveyor.simulation.simulator import Report
+from tests.mutants.defects import MUTANTS
+from tests.mutants.search import (
+    Kill,
+    cause_of,
+    hunt_all,
+    huntable,
+    read_kills,
+    run_mutant,
+    world_of,
+    write_kills,
+)
+
+HUNTED_SEEDS = 500
+"""A mutant that survives so many seeds needs a checker, a client or a fault."""
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice([*MUTANTS]), metavar="[NAME]...")
+@click.option("--seed", type=click.IntRange(0), help="Run one mutant on this seed and show why.")
+@click.option("--seeds", type=click.IntRange(1), default=HUNTED_SEEDS, help="How many to try.")
+@click.option("--record", type=click.Path(path_type=Path), help="Where seeds that kill are kept.")
+def main(names: tuple[str, ...], seed: int | None, seeds: int, record: Path | None) -> None:
+    """Search a seed that kills each mutant, or each that is named; exits with 1 if one survives."""
+    if seed is None:
+        sys.exit(0 if hunt(names, range(seeds), record) else 1)
+    if len(names) != 1:
+        raise click.UsageError("Name one mutant with --seed.")
+    report = run_until_killed(names[0], range(seed, seed + 1))
+    if not report.is_well:
+        print_failure(report, f"python -m tests.mutants {names[0]} --seed {seed}")
+    sys.exit(exit_code_of(report))
+
+
+def hunt(names: Sequence[str], seeds: Sequence[int], record: Path | None) -> bool:
+    """Whether all were killed. What is known from before is kept, but for what is shown wrong."""
+    kills = read_kills(record) if record is not None else {}
+    survivors = []
+    for name, kill in hunt_all(names or huntable(), seeds, kills):
+        kills.pop(name, None)
+        if kill is None:
+            survivors.append(name)
+        else:
+            kills[name] = kill
+        click.echo(_line(name, kill))
+        if record is not None:
+            write_kills(record, kills)
+    click.echo(f"{len(survivors)} survived {len(seeds)} seeds: {', '.join(survivors) or 'none'}")
+    return not survivors
+
+
+def run_until_killed(name: str, seeds: Sequence[int]) -> Report:
+    """The report of the first seed that fails, or of the last."""
+    assert seeds
+    report: Report | None = None
+    for seed in seeds:
+        report = run_mutant(name, seed)
+        click.echo(f"seed {world_of(name, seed).seed}: {cause_of(report) or 'well'}")
+        if not report.is_well:
+            break
+    assert report is not None
+    return report
+
+
+def _line(name: str, kill: Kill | None) -> str:
+    how = "survived" if kill is None else f"seed {kill.seed:<4} {kill.tried:>3} tried  {kill.by}"
+    return f"{name:<28} window {MUTANTS[name].window:<4} {how}"
+
+
+if __name__ == "__main__":
+    main()
