@@ -1,10 +1,11 @@
-"""LeaseHeartbeater: one beat keeps lease, message and claim of running work alive (SPEC.md 4.6).
+"""LeaseHeartbeater: renews the lease, the message and the claim of running work (SPEC.md 4.6).
 
-Owns:    which work is under way here, and what each piece of it holds.
+Owns:    the set of work in progress in this process, and what each piece of work holds.
 Hears:   Hold, Release.
-Says:    nothing. Work that has lost any of the three is cancelled, which cannot block the beat.
-Crashes: only by bug. A restart forgets all work, so actors/tree.py starts the runs after it,
-         under REST_FOR_ONE: work never outlives its heartbeat.
+Says:    nothing. It cancels the scope of work that has lost one of the three; a cancel cannot block
+         the heartbeat, a message could.
+Crashes: only by bug. A restart forgets all work. Therefore actors/tree.py starts the pollers after
+         the heartbeater, under REST_FOR_ONE, so that no work continues without a heartbeat.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from conveyor.usecases.context import Context
 
 log = logging.getLogger(__name__)
 
+# Messages per batch. The replies to Release are sent once per batch, so a larger batch delays them.
 _MAIL_MAX = 1_000
-# The visibility that a message still has when one beat was missed: enough for a slow call.
+# The visibility that a message must still have after one missed heartbeat: time for a slow call.
 _SPARE_S = 5.0
 
 
 @dataclass(slots=True)
 class _Held:
-    """A piece of work, and when its message and its claim were last given their whole lives."""
+    """One piece of work, and when its message and its claim were last renewed for their full
+    lifetimes."""
 
     hold: Hold
     renewed_at: float
@@ -41,9 +44,10 @@ class _Held:
 
 @dataclass(slots=True)
 class _HeldWork:
-    """What is held, and who waits to hear that a beat in progress has let go of their work.
+    """The held work, and the replies to Release that wait for the end of the current heartbeat.
 
-    Without that wait, a beat could hide a message for a minute that its worker just put back.
+    Without that wait, a heartbeat in progress could hide a message for VISIBILITY_S after its task
+    runner has bounced it.
     """
 
     held: dict[str, _Held] = field(default_factory=dict)
@@ -53,6 +57,8 @@ class _HeldWork:
     def hold(self, hold: Hold) -> None:
         receipt = hold.message.receipt
         before = self.held.get(receipt)
+        # A second Hold for the same message only drops the lease. It renews nothing, so the age
+        # must stay.
         renewed_at = trio.current_time() if before is None else before.renewed_at
         self.held[receipt] = _Held(hold, renewed_at)
 
@@ -73,15 +79,18 @@ class LeaseHeartbeater:
     interval_s: float = limits.HEARTBEAT_S
 
     def __post_init__(self) -> None:
-        # One beat may be missed: the next still lands before anything ages out.
+        # One heartbeat may be missed: the next one still arrives before a lease ages out.
         assert self.interval_s * 2 < limits.LEASE_TTL_S
+        # In this order after a kill: the lease frees its place, then the message returns, then the
+        # claim lapses (the comment in conveyor/domain/limits.py has the sum).
         assert limits.LEASE_TTL_S < limits.VISIBILITY_S < limits.CLAIM_TTL_S
 
     @property
     def due_s(self) -> float:
-        """How old a message and a claim are when a beat renews them: most fetches end before. The
-        beat comes up to one interval later, and one more if it is missed: with beats of 10 s that
-        is 20 s, 30 s or 40 s of the 45 s that a message stays hidden."""
+        """The age at which a heartbeat renews a message and a claim. Most fetches end before it and
+        cost no renewal. The renewal comes up to one interval later, and one more if a heartbeat is
+        missed: with 10 s between heartbeats that is 20 s, 30 s or 40 s of the 45 s for which a
+        message stays hidden."""
         return min(limits.VISIBILITY_S / 2, limits.VISIBILITY_S - 2 * self.interval_s - _SPARE_S)
 
     async def run(self, inbox: Inbox[HeartbeaterMessage]) -> None:
@@ -98,6 +107,8 @@ class LeaseHeartbeater:
                             held.answer_later(reply)
                         case _:
                             assert_never(message)
+                # After the whole batch: a Release of this batch is already removed from `held`, so
+                # the next heartbeat does not include it.
                 held.answer_between_beats()
 
     async def _beat_forever(self, held: _HeldWork) -> None:
@@ -107,25 +118,31 @@ class LeaseHeartbeater:
                 continue
             held.is_beating = True
             try:
+                # A copy, because Hold and Release change the dict while the heartbeat awaits.
                 lost = await self._beat(tuple(held.held.values()))
             except Unavailable as error:
-                log.warning("heartbeat failed", extra={"held": len(held.held), "cause": str(error)})
+                log.warning("beat missed", extra={"held": len(held.held), "cause": str(error)})
+                # Unknown is not lost. If the outage lasts, a later heartbeat reports what has aged
+                # out.
                 lost = []
             held.is_beating = False
             held.answer_between_beats()
             for each in lost:
-                # A Release may have landed meanwhile.
+                # A Release may have arrived during the heartbeat. Then the work has ended and its
+                # scope must not be cancelled.
                 if held.held.pop(each.hold.message.receipt, None) is not None:
                     each.hold.work.cancel(reason="its lease, message or claim was lost")
 
     async def _beat(self, held: Sequence[_Held]) -> list[_Held]:
-        """Renews all leases, and messages and claims that are due; answers the work that has lost
-        any of the three."""
+        """Renews all leases, and the messages and claims that are due. Returns the work that has
+        lost any of the three."""
         lost = await self._renew_leases(held)
         now = trio.current_time()
         due = [each for each in held if now - each.renewed_at >= self.due_s]
         if due:
             lost += await self._renew_rest(due)
+            # Only after success: if a renewal raised Unavailable, these items stay due for the next
+            # heartbeat.
             for each in due:
                 each.renewed_at = now
         return lost
@@ -147,6 +164,7 @@ class LeaseHeartbeater:
         receipts = await self.env.queue.extend(
             [hold.message for hold in holds], visibility_s=limits.VISIBILITY_S
         )
+        # The end of a claim is an instant of the wall clock; the ages above use Trio's clock.
         now = self.env.now()
         verdicts = await self.env.store.commit(
             [settlement.extend_claim(hold.message.ref, hold.claim, now=now) for hold in holds]

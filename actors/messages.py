@@ -1,8 +1,8 @@
-"""Every message that actors send each other, grouped by who hears it
+"""The messages that actors send each other, grouped by receiver
 (docs/architecture.md, The worker).
 
-Commands are imperative, facts are in the past tense. A message may carry a live cancel scope or
-a reply slip; nothing here is ever stored.
+The name of a command is an imperative; the name of a fact is in the past tense. A message may carry
+a live cancel scope or a Reply. No message is ever stored.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from conveyor.ports.worker_signals import TeardownResult
 
 @dataclass(frozen=True, slots=True)
 class TaskAssignment:
-    """One message in hand, under one lease, and what came of claiming its task.
+    """One received message under one lease, and the result of claiming its task.
 
-    `make_room` passes slot and lease on to the next task: nothing is left to do but to write. It
-    answers False where they stay with this one. `defer` tells the poller that no task of the run
-    can be tried for so many seconds, or for a while where the number is None.
-    `toll` is what its call may spend, where the run has a budget; `visit_id` its lease at a host
-    that takes few at a time; `permit` its right to call a remote gateway.
+    `release_early` passes the slot and the lease on to the next task, because only the writes
+    remain. It returns False if they stay with this task. `defer` informs the poller that no task of
+    the run can be tried for the given seconds, or for a default time if the number is None.
+
+    `reservation` is the amount that the call may spend, if the run has a budget. `host_lease_id` is
+    the lease at a host with a limit. `permit` is the right to call a remote gateway.
     """
 
     job: Job
@@ -49,9 +50,10 @@ class TaskAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep this alive: a lease, a message and a claim, and the work that needs all three.
+    """Command: renew a lease, a message and a claim, and cancel `work` if one of them is lost.
 
-    Without a lease it replaces the hold of a task that has its page and only has to write it.
+    A hold without a lease replaces the earlier hold of a task that has its page and only has to
+    write it.
     """
 
     lease_id: LeaseId | None
@@ -63,7 +65,8 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The work on this message is over. The reply comes when no beat can touch it any more."""
+    """The work on this message has ended. The heartbeater replies when no heartbeat can affect the
+    message any more."""
 
     receipt: str
     reply: Reply[None] | None = None
@@ -74,9 +77,9 @@ HeartbeaterMessage = Hold | Release
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Write this change of a claimed task, then ack its message if the task is over.
+    """Command: write this change of a claimed task, then ack its message if the task has ended.
 
-    A settle without a message is one whose message goes back to the queue.
+    A settle has no message if the task is tried again: its message is bounced.
     """
 
     ref: TaskRef
@@ -91,8 +94,8 @@ ShardWriterMessage = Settle
 
 @dataclass(frozen=True, slots=True)
 class RunUpdated:
-    """How the run's row stands now. `is_signalled` when a change was reported, which the row need
-    not show; otherwise a scan came by, and the row may be as it was."""
+    """The current row of the run. `is_signalled` is True if a process reported a change, which the
+    row need not show. It is False if a scan found the run; the row may then be unchanged."""
 
     run: Run
     is_signalled: bool = False
@@ -103,7 +106,7 @@ PollerMessage = RunUpdated
 
 @dataclass(frozen=True, slots=True)
 class RunChanged:
-    """Something happened to a run: it is new, fed, paused, resumed, asked to stop, or over."""
+    """The run is new, has new tasks, was paused or resumed, has a stop request, or has ended."""
 
     job_id: JobId
     run_id: RunId
@@ -111,7 +114,7 @@ class RunChanged:
 
 @dataclass(frozen=True, slots=True)
 class TearDown:
-    """End all work on a run and say what was let go."""
+    """Command: end all work on a run in this process and reply with what was released."""
 
     job_id: JobId
     run_id: RunId
@@ -123,7 +126,7 @@ DiscoveryMessage = RunChanged | TearDown
 
 @dataclass(frozen=True, slots=True)
 class BatchOpened:
-    """A list waits to be ingested."""
+    """A batch of the run is open and waits to be ingested."""
 
     job_id: JobId
     run_id: RunId
@@ -131,7 +134,7 @@ class BatchOpened:
 
 @dataclass(frozen=True, slots=True)
 class BatchStalled:
-    """Nobody has moved this batch for a while."""
+    """No ingester has moved this open batch for some time."""
 
     batch: Batch
 

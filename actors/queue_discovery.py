@@ -1,11 +1,11 @@
-"""QueueDiscovery: learns which runs are live and keeps one poller for each
+"""QueueDiscovery: finds the live runs and keeps one poller for each
 (docs/architecture.md, Discovery).
 
-Owns:    the pollers: which runs have one, and how to reach it.
+Owns:    the pollers: which runs have one, and the address of each.
 Hears:   RunChanged, TearDown.
-Says:    RunUpdated to pollers; a receipt to whoever asked for a teardown.
-Crashes: only by bug, and over no single run: one that crashes it is put off. A new incarnation
-         stops the pollers it finds and starts over from a scan.
+Says:    RunUpdated to pollers; a receipt to the sender of a TearDown.
+Crashes: only by bug, and never because of a single run: a run that crashes discovery is deferred.
+         A new incarnation stops the pollers that it finds and starts with a full scan.
 """
 
 from __future__ import annotations
@@ -45,16 +45,25 @@ from conveyor.usecases.run import runs
 
 log = logging.getLogger(__name__)
 
+# Rows per query of a scan. Smaller pages cost more calls, larger ones more memory at once.
 PAGE = 500
+# The capacity of the mailbox (actors/tree.py): one batch may empty it, and repeated RunChanged
+# messages of a run are merged within a batch.
 MAIL_MAX = 1_000
+# A delta scan reads rows from this long before the previous scan, because the clocks of the
+# processes that write `updated_at` differ. Rows that are read twice change nothing.
 OVERLAP_S = 60.0
+# How long a stopping poller has to clean up. After that it counts as overdue, and the receipt of a
+# teardown is not complete. Each clean-up of a poller and of a task runner is bounded by 3 s.
 POLLER_GRACE_S = 5.0
+# Without signals, a new run waits this long for its poller. Each scan is one query or more.
 DELTA_S = 10.0
-# The poller reads its run's row every WATCH_S (3 s) and has POLLER_GRACE_S to clean up; the rest is
-# for a slow store.
+# How long a stopped run counts as held while its leases cannot be counted. The poller reads its
+# run's row every WATCH_S (3 s) and has POLLER_GRACE_S to clean up; the rest is for a slow store.
 LET_GO_S = 12.0
 
-# Between two tries of a run that crashes this actor; a later release may know what to do with it.
+# Longest delay before a run that crashes discovery is tried again. It is never dropped: a later
+# release may handle it.
 RETRY_S_MAX = 600.0
 
 MakePoller = Callable[[Job, Run, Mailbox[PollerMessage]], Child]
@@ -62,19 +71,20 @@ MakePoller = Callable[[Job, Run, Mailbox[PollerMessage]], Child]
 
 @dataclass(frozen=True, slots=True)
 class _Crashes:
-    """How often a run crashed this actor in a row, and when it is tried again."""
+    """How often a run has crashed discovery in a row, and when it is tried again."""
 
     count: int
     retry_at: float
 
     def is_over(self, now: float) -> bool:
-        """Whether the run has not been met since: it has ended."""
+        """Returns whether no scan has found the run since its last retry was due, so the run has
+        ended."""
         return now > self.retry_at + 2 * RETRY_S_MAX
 
 
 @dataclass(slots=True)
 class _State:
-    """What one incarnation knows: how to reach each poller, and which runs crashed it."""
+    """The state of one incarnation: the address of each poller, and the runs that crashed it."""
 
     addresses: dict[RunId, Address[PollerMessage]] = field(default_factory=dict)
     crashes: dict[RunId, _Crashes] = field(default_factory=dict)
@@ -90,6 +100,8 @@ class QueueDiscovery:
 
     async def run(self, inbox: Inbox[DiscoveryMessage]) -> None:
         state = _State()
+        # Pollers of the previous incarnation have no known address, so they cannot receive
+        # RunUpdated. Stop them before the first scan starts new ones.
         for name in self.pollers.names():
             await self.pollers.stop_child(name)
         async with inbox, trio.open_nursery() as nursery:
@@ -97,6 +109,9 @@ class QueueDiscovery:
             while True:
                 batch = await receive_batch(inbox, MAIL_MAX)
                 changed = {(m.job_id, m.run_id) for m in batch if isinstance(m, RunChanged)}
+                # Each run in a task of its own: reading one row must not delay the signals of other
+                # runs. Sorted, because the order of a set differs between processes and a
+                # simulation must be repeatable.
                 for job_id, run_id in sorted(changed):
                     nursery.start_soon(self._refresh_run, state, job_id, run_id)
                 for message in batch:
@@ -109,15 +124,18 @@ class QueueDiscovery:
                             assert_never(message)
 
     async def _scan_forever(self, state: _State) -> None:
-        """A cold-start scan, deltas with overlap, and now and then everything again."""
+        """Scans all live runs at the start and every `resync_s`, and the recently changed ones
+        every `delta_s`."""
         since, resync_at = 0.0, 0.0
         while True:
             self._forget_ended(state)
             started_at = self.env.now()
-            # A wall clock that was set back by more than the overlap would hide what changes now.
+            # If the wall clock was set back by more than the overlap, a delta scan would miss runs
+            # that change now.
             is_full = trio.current_time() >= resync_at or started_at < since
             try:
                 await self._scan(state, 0.0 if is_full else since)
+                # Only after a complete scan. An interrupted scan is repeated from the same time.
                 since = started_at - OVERLAP_S
                 if is_full:
                     resync_at = trio.current_time() + self.resync_s
@@ -137,7 +155,8 @@ class QueueDiscovery:
             after = page[-1].run_id
 
     def _forget_ended(self, state: _State) -> None:
-        """A poller ends by itself once its run is over; its address is of no use then."""
+        """Drops the addresses of pollers that have ended: a poller ends by itself when its run
+        ends."""
         for run_id in state.addresses.keys() - set(self.pollers.names()):
             del state.addresses[run_id]
         now = trio.current_time()
@@ -163,8 +182,8 @@ class QueueDiscovery:
     async def _isolate(
         self, state: _State, run_id: RunId, handle: Callable[[], Awaitable[None]]
     ) -> None:
-        """A run that crashes this actor is tried again after a growing delay; its first crash is
-        logged as an error."""
+        """Handles one run. A run that crashes discovery is tried again after a growing delay. Only
+        its first crash is logged as an error."""
         crashes = state.crashes.get(run_id)
         if crashes is not None and trio.current_time() < crashes.retry_at:
             return
@@ -184,12 +203,16 @@ class QueueDiscovery:
         *,
         is_signalled: bool = False,
     ) -> None:
-        """Makes a live run's poller be there and know; a run asked to stop is seen to its end."""
+        """Ensures that a live run has a poller which knows the current row. For a run with a stop
+        request, stops the poller and finishes the stop."""
         if run.stop_requested_at is not None:
             await self._stop_poller(state, run.run_id)
-            # Whoever still works on it elsewhere will come by here too, and be the last.
+            # While another process still works on the run, that process holds leases. Its own
+            # discovery reaches this line later, and the last one finishes the stop.
             if not await self._is_held(run):
-                with suppress(Conflict):  # Whoever keeps changing it is done when we come again.
+                # A conflict means that other processes keep changing the row. The next scan tries
+                # again.
+                with suppress(Conflict):
                     await runs.finish_stop(self.env, run.job_id, run.run_id)
             return
         address = state.addresses.get(run.run_id)
@@ -197,18 +220,24 @@ class QueueDiscovery:
             try:
                 address.tell_nowait(RunUpdated(run, is_signalled))
             except MailboxFull:
-                log.debug("poller mailbox full", extra={"run": run.run_id})
+                # The poller has unread updates. The next scan sends it the current row.
+                log.debug("poller has news enough", extra={"run": run.run_id})
             return
         await self._start_poller(state, run)
 
     async def _start_poller(self, state: _State, run: Run) -> None:
         job = await self.env.store.read(JobKey(run.job_id))
+        # Check again after the read: a concurrent refresh of the same run may have started the
+        # poller.
         if job is None or run.run_id in self.pollers.names():
             return
+        # Each RunUpdated replaces the one before, so a poller gains nothing from a longer backlog.
         mailbox: Mailbox[PollerMessage] = Mailbox(capacity=4)
         try:
             await self.pollers.start_child(self.make_poller(job, run, mailbox))
             state.addresses[run.run_id] = mailbox.address
+        # A concurrent start was faster, or the supervisor is stopping. Neither needs a second
+        # poller.
         except (NameTaken, NotSupervising):
             return
 
@@ -217,15 +246,18 @@ class QueueDiscovery:
         return await self.pollers.stop_child(run_id)
 
     async def _tear_down(self, state: _State, message: TearDown) -> None:
+        # Count before the poller stops: stopping releases the leases.
         held = await self._held(message.run_id)
         is_complete = await self._stop_poller(state, message.run_id)
-        # What another fetches for us goes on there when we hang up.
+        # A remote gateway continues a call after the connection closes. A direct fetch ends with
+        # it.
         abandoned = held if self.env.policy.targets is None else 0
         message.reply.send(TeardownResult(held, abandoned, complete=is_complete))
 
     async def _is_held(self, run: Run) -> bool:
-        """Whether work on a run that is being stopped still holds leases. Where these cannot be
-        counted, it counts as held for as long as a worker needs to notice and let go."""
+        """Returns whether work on a stopping run still holds leases. If the leases cannot be
+        counted, the run counts as held for LET_GO_S, the time in which every worker notices the
+        stop and ends its work."""
         assert run.stop_requested_at is not None
         try:
             return await self.env.coordinator.count(run.run_id) > 0
@@ -233,7 +265,8 @@ class QueueDiscovery:
             return 0 <= self.env.now() - run.stop_requested_at < LET_GO_S
 
     async def _held(self, run_id: RunId) -> int:
-        """The leases of the run; an outage must not keep its work from being ended."""
+        """Counts the leases of the run. Returns 0 if the coordinator is unavailable: an outage must
+        not prevent the teardown."""
         try:
             return await self.env.coordinator.count(run_id)
         except Unavailable as error:

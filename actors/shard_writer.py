@@ -1,11 +1,11 @@
-"""ShardWriter: settles tasks in groups, then looks for completion, then acks (SPEC.md 4.4).
+"""ShardWriter: settles tasks in groups, then checks for completion, then acks (SPEC.md 4.4).
 
-Owns:    nothing but the group in hand.
+Owns:    only the current group of settles.
 Hears:   Settle.
-Says:    the verdict, on the slip that came with the settle.
-Crashes: only by bug outside of a settle. While the store stays away, each group is told that
-         nobody knows, and those who sent it send it again; a settle that crashes the writer is
-         told so, and the others of its group are written without it.
+Says:    the verdict, on the Reply of each Settle.
+Crashes: only by bug outside of a settle. While the store is unavailable, the writer answers each
+         settle of a group with OutcomeUnknown, and the task runners send their settles again. A
+         settle that crashes the writer gets NotSettled; the rest of its group is written.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ from conveyor.usecases.run import runs
 
 log = logging.getLogger(__name__)
 
+# How often the writer checks for more settles and for urgency while it gathers a group. It is also
+# the shortest time that a settle waits.
 TICK_S = 0.01
+# Delays between the commits of one group, 4.4 s in total; the fifth failure ends the group. A
+# longer series blocks the shard, and the task runners hold and retry their pages anyway.
 _RETRY_S = (0.1, 0.3, 1.0, 3.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardWriter:
-    """`is_urgent` when waiting for company would gain nothing, or hold up fetches."""
+    """Writes the settles of one mailbox. `is_urgent` returns True when waiting for more settles
+    would gain nothing or would delay fetches."""
 
     env: Context
     metrics: Metrics
@@ -51,13 +56,16 @@ class ShardWriter:
                 try:
                     verdicts = await self._commit_isolated(group)
                 except BaseException:
+                    # Answer before the crash or cancellation continues: a task runner waits for its
+                    # verdict without a deadline.
                     for settle in group:
                         settle.reply.send(OutcomeUnknown())
                     raise
                 for settle, verdict in zip(group, verdicts, strict=True):
                     settle.reply.send(verdict)
                 self._count(group, verdicts)
-                # The next group need not wait for these acks; the engine writes both together.
+                # In the background: the next group need not wait for these acks, and the engine may
+                # write both together.
                 nursery.start_soon(self._complete_and_ack, group, verdicts)
 
     def _count(self, group: Sequence[Settle], verdicts: Sequence[SettleVerdict]) -> None:
@@ -66,8 +74,8 @@ class ShardWriter:
             self.metrics.tasks_settled.labels(outcome).inc(count)
 
     async def _gather(self, inbox: Inbox[ShardWriterMessage]) -> list[Settle]:
-        """One settle rarely comes alone: a short wait makes one commit of several. It holds up no
-        fetch: a task that settles has passed its slot on."""
+        """Collects a group of settles, so that one commit serves several. The wait delays no fetch,
+        because a task that settles has passed its slot on."""
         pace = self.env.policy.pace
         group = [await inbox.receive()]
         ends_at = trio.current_time() + pace.settle_s
@@ -79,7 +87,8 @@ class ShardWriter:
                 return group
 
     async def _commit_isolated(self, group: Sequence[Settle]) -> list[SettleVerdict]:
-        """The verdicts of a group. One that crashes the writer is found by halving the group."""
+        """Returns the verdicts of a group. If the commit crashes, halves the group until the settle
+        that causes the crash is alone."""
         try:
             verdicts = await isolate(
                 partial(self._commit, group),
@@ -103,7 +112,8 @@ class ShardWriter:
         ]
 
     async def _commit(self, group: Sequence[Settle]) -> list[SettleVerdict]:
-        """Every change is fenced by its claim, so repeating one of unknown outcome is safe."""
+        """Commits the group, with retries. Each change is guarded by its claim number, so repeating
+        one of unknown outcome is safe."""
         changes = [settle.change for settle in group]
         for delay_s in _RETRY_S:
             try:
@@ -116,6 +126,8 @@ class ShardWriter:
         else:
             verdicts = await self.env.store.commit(changes)
         return [
+            # A repeat may be refused because of the writer's own earlier write. `settle_result`
+            # recognizes that case as settled.
             settlement.settle_result(verdict, settle.task)
             for verdict, settle in zip(verdicts, group, strict=True)
         ]
@@ -123,10 +135,12 @@ class ShardWriter:
     async def _complete_and_ack(
         self, group: Sequence[Settle], verdicts: Sequence[SettleVerdict]
     ) -> None:
-        """Write, then look, then ack: a crash in between is repaired by redelivery."""
+        """Checks for completion, then acks. In this order, redelivery repairs a crash between the
+        two."""
         drained: set[tuple[JobId, RunId]] = set()
         messages: list[Message] = []
         for settle, verdict in zip(group, verdicts, strict=True):
+            # A settle without a message is a retry: its message is bounced by the task runner.
             if isinstance(verdict, Settled) and settle.message is not None:
                 messages.append(settle.message)
                 if settlement.may_be_drained(verdict):
@@ -135,12 +149,14 @@ class ShardWriter:
             for job_id, run_id in sorted(drained):
                 look = partial(runs.complete_if_done, self.env, job_id, run_id)
                 if isinstance(await isolate(look, "a run", extra={"run": run_id}), Crash):
-                    # Not acked: whoever receives these looks again, later and later.
+                    # Do not ack: each redelivery repeats the completion check, after growing
+                    # delays.
                     messages = [each for each in messages if each.ref.run_id != run_id]
             if messages:
                 await self.env.queue.ack(messages)
         except Unavailable as error:
-            # Redelivery finds these tasks done, looks again and acks.
+            # The messages are redelivered. The next worker finds the tasks ended, checks for
+            # completion and acks.
             log.warning("acks skipped", extra={"count": len(messages), "cause": str(error)})
 
 
@@ -149,7 +165,8 @@ def _name(settle: Settle) -> str:
 
 
 def _outcome(settle: Settle, verdict: SettleVerdict) -> str:
-    """What the metrics call it: a task that is over, one that comes back, or a refusal."""
+    """Returns the metrics label: `settled` for an ended task, `retry` for one that is tried again,
+    or `refused`."""
     if not isinstance(verdict, Settled):
         return "refused"
     return "settled" if settle.message is not None else "retry"

@@ -1,10 +1,13 @@
-"""TaskRunner: scrapes, stores and settles one claimed task (SPEC.md 4.4, 4.11).
+"""TaskRunner: fetches, stores and settles one claimed task (SPEC.md 4.4, 4.11).
 
-Owns:    one message, one lease and one claim, for as long as one call of `run` takes, and the
-         outcome of the fetch until it is written.
-Hears:   nothing: it is told everything when it is started.
-Says:    Hold and Release to the heartbeater, Settle to the writer of its shard.
-Crashes: never on account of a task: a crash over one is an attempt of it that failed.
+Owns:    one message, one lease and one claim for the duration of one call of `run`, and the
+         outcome of the fetch until the store has accepted it.
+Hears:   nothing: the poller passes all input as the argument of `run`.
+Says:    Hold and Release to the heartbeater, Settle to the writer of the task's shard.
+Crashes: never because of a task: a crash while a task is handled is a failed attempt of that task.
+
+A fetched page has been paid for. After the fetch, the runner therefore retries the writes for as
+long as the claim is valid, instead of releasing the claim and fetching again.
 """
 
 from __future__ import annotations
@@ -60,12 +63,22 @@ from conveyor.usecases.run.tasks import Finish, Retry
 
 log = logging.getLogger(__name__)
 
+# How long a cancelled runner still waits for the verdict on a settle that the shard writer already
+# has. A longer wait risks that the poller exceeds POLLER_GRACE_S (5 s) and counts as overdue. A
+# shorter wait releases claims whose settle is about to be applied.
 SETTLE_S = 2.5
+# How long an interrupted runner may take to release its claim and bounce its message. After that
+# the claim lapses and the message returns by its visibility timeout.
 CLEANUP_S = 3.0
+# How long `_put_back` waits for the heartbeater's answer. Bouncing without the answer is safe but
+# may be undone by a heartbeat in progress, which delays the task by VISIBILITY_S.
 RELEASE_S = 2.0
-# Between the writes of one held page while the circuit is closed: the failure was its own.
+# Delay between two writes of one held page while the circuit is closed, that is, while other pages
+# can be written. It doubles from the first value up to the second.
 REWRITE_S, REWRITE_S_MAX = 0.5, 10.0
-# So many times in a row the storage took another body after it had refused the page.
+# The storage must refuse the page this many times in a row, and accept another body of the same
+# size each time, before the page counts as unstorable. A smaller number turns a short outage into a
+# failed attempt.
 REFUSALS_MAX = 5
 
 _NO_ROOM = "The storage was away, and the worker had no room to hold the page."
@@ -74,17 +87,18 @@ _SHORT = "this worker is out of descriptors, memory, threads or ports"
 
 
 class PageUnstorable(Exception):
-    """The storage works and does not take this page."""
+    """The storage accepts other bodies but refuses this page."""
 
 
 class WriterCrashed(Exception):
-    """The shard writer crashed over this settle; its log says why."""
+    """The shard writer crashed while it handled this settle; the writer has logged the error."""
 
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """One try at a task: the claim, the outcome of its call once there is one, and the change that
-    records it. `crash` is the error that the try ended with, if it was our own."""
+    """One attempt at a task: the claim, the outcome of the gateway call, and the change that
+    records it. `crash` is the exception that ended the attempt, if Conveyor's own code raised it.
+    """
 
     work: TaskAssignment
     outcome: Outcome | None = None
@@ -118,10 +132,13 @@ class TaskRunner:
     wait_status: WaitStatus = field(default_factory=WaitStatus)
 
     async def run(self, work: TaskAssignment) -> float | None:
-        """Sees one message through; answers in how many seconds it will be back, if it will."""
+        """Handles one message. Returns the seconds until the message is visible again, or None if
+        it does not return or the time is unknown."""
         attempt = _Attempt(work)
         task_id = work.message.ref.task_id
         try:
+            # `_end_crashed` runs only if `_dispatch` crashed. If both crash, the claim is left to
+            # lapse.
             for handle in (self._dispatch, self._end_crashed):
                 done = await isolate(
                     partial(handle, attempt),
@@ -133,11 +150,11 @@ class TaskRunner:
                     return done
                 attempt.crash = done.error
         except Unavailable as error:
-            # Nothing is settled: the message returns by itself, the claim lapses.
-            log.warning(
-                "task deferred: engine unavailable", extra={"task": task_id, "cause": str(error)}
-            )
-        # A claim that lapses counts as a lost worker, and a task may lose only so many.
+            # Nothing is settled. The message returns after its visibility timeout and the claim
+            # lapses.
+            log.warning("task put off", extra={"task": task_id, "cause": str(error)})
+        # A lapsed claim counts as a lost worker. LOST_WORKERS_MAX bounds how often a task can end
+        # here.
         return None
 
     async def _dispatch(self, attempt: _Attempt) -> float | None:
@@ -146,14 +163,20 @@ class TaskRunner:
             case Claimed():
                 return await self._attempt(attempt)
             case AlreadyDone():
+                # The previous worker may have crashed between the settle and the completion check.
+                # Check before the ack: without the message, only the sweeper would repeat the
+                # check.
                 await runs.complete_if_done(self.env, ref.job_id, ref.run_id)
                 await self.env.queue.ack((work.message,))
                 return None
             case HeldByOther(until):
                 self.metrics.messages_bounced.inc()
+                # One second more than the claim lasts, so that the next receive finds it lapsed.
                 return await self._bounce(work, max(until - self.env.now(), 0.0) + 1.0)
             case NoSuchTask() | Throttled():
-                # Deleted, not visible yet, or not now: the run's own end removes the message.
+                # The row was deleted, is not visible yet, or the store throttled the claim. The
+                # runner cannot distinguish the first two, so it does not ack: the queue is removed
+                # when the run ends.
                 self.metrics.messages_bounced.inc()
                 return await self._bounce(work, bounce_delay_s(work.message.receives))
             case Unreadable(task):
@@ -162,8 +185,9 @@ class TaskRunner:
                 assert_never(work.claim)
 
     async def _end_unreadable(self, work: TaskAssignment, task: DamagedTask) -> float | None:
-        """Fails a task whose row is damaged, unfetched. Where somebody has changed the row since,
-        its message comes back, and it is judged anew."""
+        """Fails a task whose row cannot be decoded, without fetching it. If another process has
+        changed the row meanwhile, the message is bounced and the next worker reads the row again.
+        """
         verdict = tasks.judge_unreadable(self.env, work.message.ref, task)
         settled = await self._settle(work, task, verdict)
         if isinstance(settled, LostClaim):
@@ -174,8 +198,9 @@ class TaskRunner:
         return None
 
     async def _attempt(self, attempt: _Attempt) -> float | None:
-        """Works under a claim, and gives it back if the work is cut off before an outcome. Not
-        after a crash: then the attempt is settled as failed."""
+        """Works on a claimed task. If the work is interrupted before an outcome, releases the
+        claim. After a crash the claim is kept, because `_end_crashed` settles the attempt as
+        failed."""
         try:
             problem = settlement.lost_workers_problem(attempt.task)
             if problem is None:
@@ -183,6 +208,8 @@ class TaskRunner:
             ref = attempt.work.message.ref
             attempt.verdict = tasks.judge_exhausted(self.env, ref, attempt.task, problem)
             return await self._conclude(attempt)
+        # BaseException, because trio.Cancelled is the usual interruption. A plain Exception that is
+        # not an outage is a crash and goes to `_end_crashed`.
         except BaseException as error:
             if is_outage(error) or not isinstance(error, Exception):
                 with bounded_cleanup(CLEANUP_S):
@@ -190,11 +217,14 @@ class TaskRunner:
             raise
 
     async def _end_crashed(self, attempt: _Attempt) -> float | None:
-        """What becomes of a message whose handling crashed."""
+        """Ends the handling of a message after a crash: bounces it, releases the claim, or settles
+        a failed attempt."""
         work, ref = attempt.work, attempt.work.message.ref
         assert attempt.crash is not None
         if not isinstance(work.claim, Claimed):
             return await self._bounce(work, bounce_delay_s(work.message.receives))
+        # A process without descriptors, memory, threads or ports would fail every task that it
+        # receives. The task is not at fault, so no attempt is counted.
         if is_resource_shortage(attempt.crash):
             work.defer(WaitReason.RESOURCES, _SHORT, None)
             return await self._give_up(attempt, _SHORT)
@@ -202,11 +232,14 @@ class TaskRunner:
         return await self._conclude(attempt)
 
     async def _scrape(self, attempt: _Attempt) -> float | None:
-        """Fetches and writes under the heartbeat. While it is written, message and claim are kept
-        alive; slot and lease have gone to the next task."""
+        """Fetches and writes under the heartbeat. During the write, the heartbeater renews only the
+        message and the claim; the slot and the lease have passed to the next task."""
         work, claim = attempt.work, attempt.task.claim
+        # The heartbeater cancels this scope when the lease, the message or the claim is lost. Only
+        # then does control reach the lines below the block.
         with trio.CancelScope() as scope:
             hold = partial(Hold, message=work.message, claim=claim, work=scope)
+            # Without a checkpoint: this saves one task switch per task on the hottest path.
             await self.heartbeater.tell_without_checkpoint(
                 hold(work.lease_id, host_lease_id=work.host_lease_id)
             )
@@ -218,6 +251,8 @@ class TaskRunner:
                     )
                 return await self._apply_outcome(attempt)
             finally:
+                # On every exit, so that the heartbeater stops renewing a message that this runner
+                # no longer handles.
                 self._release_early(work)
         log.warning(
             "lease, message or claim lost: task cancelled",
@@ -227,14 +262,19 @@ class TaskRunner:
 
     async def _fetch(self, attempt: _Attempt) -> Outcome:
         work = attempt.work
+        # Check before the call is charged: a page that cannot be stored would be paid for in vain.
         if not self.storage.may_fetch(self.env.blobs):
             return Deferred(reason=WaitReason.STORAGE, detail=self.storage.detail)
         request = tasks.request_for(self.env, work.job, attempt.task)
+        # From here on the call counts at its full price until its cost is known: an interrupted
+        # call may have been billed.
         if work.reservation is not None:
             work.reservation.start()
         if work.permit is not None:
             work.permit.start()
         outcome = await self.gateway.scrape(request)
+        # The call limiter decides whether a failure is the gateway's. If it is, `finish` returns a
+        # deferral instead.
         if work.permit is not None:
             outcome = work.permit.finish(outcome, request.url)
         if work.reservation is not None:
@@ -248,11 +288,15 @@ class TaskRunner:
                 return await self._conclude(attempt)
             case NotScraped(run_failure=RunFailure() as cause):
                 detail = outcome.problem.detail or outcome.problem.title
+                # Release and bounce before the run fails: after `runs.fail`, discovery stops this
+                # poller and cancels the runner.
                 await self._release_claim(attempt, outcome.problem)
                 await self._put_back(work, bounce_delay_s(work.message.receives))
                 await runs.fail(self.env, work.run, cause, detail)
                 return None
             case Deferred():
+                # For a remote gateway, the call limiter already holds the run back by its window
+                # and circuit.
                 if work.permit is None or outcome.reason not in GATEWAY_REASONS:
                     work.defer(outcome.reason, outcome.detail, outcome.retry_after_s)
                 await self._release_claim(attempt, problems.call_deferred(outcome.detail))
@@ -272,13 +316,15 @@ class TaskRunner:
                 assert_never(outcome)
 
     async def _conclude(self, attempt: _Attempt) -> float | None:
-        """Writes the outcome of the attempt, however long the storage is away: the call has been
-        made, and to make it again would cost as much again."""
+        """Writes the outcome of the attempt, however long the storage is unavailable. The call has
+        been made, and repeating it would cost the same again."""
         settled = await self._write_once(attempt)
         if settled is None and not self.storage.hold(attempt.page_bytes):
-            # The spending is recorded, which takes no room worth counting.
+            # The page is discarded, but its cost is recorded: that write is small and needs no held
+            # bytes.
             return await self._give_up(attempt, _NO_ROOM)
         if settled is None:
+            # Remember the size now: `_write` drops the body from memory once it is durable.
             held_bytes = attempt.page_bytes
             try:
                 settled = await self._write_later(attempt)
@@ -292,7 +338,7 @@ class TaskRunner:
     async def _write_once(
         self, attempt: _Attempt, probe: int | None = None
     ) -> SettleVerdict | None:
-        """Stores the page and settles the task; None when the storage is away."""
+        """Stores the page and settles the task. Returns None if the storage is unavailable."""
         try:
             settled = await self._write(attempt)
         except Unavailable as error:
@@ -310,37 +356,43 @@ class TaskRunner:
             self.storage.note_success(probe)
             return settled
         finally:
-            self.storage.abandon_probe(probe)  # Nothing, if it has reported.
+            self.storage.abandon_probe(probe)  # No effect if the probe has reported.
 
     async def _write_later(self, attempt: _Attempt) -> SettleVerdict:
-        """Tries again until it is written: in turn with all that this process holds while the
-        circuit is open, else after a growing delay of its own."""
+        """Retries until the outcome is written. While the circuit is open, the held pages of this
+        process are written one at a time, as probes. Otherwise the delay grows separately for each
+        page."""
         delay_s, refusals = REWRITE_S, 0
         while refusals < REFUSALS_MAX:
             probe = await self.storage.wait_turn()
             if probe is None:
+                # Jitter: pages that failed together must not be retried together.
                 await trio.sleep(delay_s * self.env.random.uniform(0.5, 1.0))
                 delay_s = min(2 * delay_s, REWRITE_S_MAX)
             settled = await self._write_once(attempt, probe)
             if settled is not None:
                 return settled
+            # Any other answer resets the count: while the storage refuses all bodies, this page is
+            # not special.
             refusals = refusals + 1 if await self._can_store_others(attempt) else 0
         raise PageUnstorable(attempt.task.task_id)
 
     async def _can_store_others(self, attempt: _Attempt) -> bool:
-        """Whether the storage takes another body of the same size: then this page may be the only
-        one that it refuses, and must not stop all others. A storage that is full takes none."""
+        """Returns whether the storage accepts another body of the same size. If it does, this page
+        may be the only one that it refuses, and must not stop the fetches of all other tasks. Full
+        storage accepts none."""
         size_bytes = attempt.page_bytes
-        if not size_bytes:  # Only its settle is missing.
+        if not size_bytes:  # The body is durable; only the settle is missing.
             return False
         return await self.storage.test(self.env.blobs, self.env.process_id, size_bytes)
 
     async def _write(self, attempt: _Attempt) -> SettleVerdict:
-        """One try to store and settle. What is durable already is not written again."""
+        """Tries once to store and settle. A body that is already durable is not written again."""
         ref, task = attempt.work.message.ref, attempt.task
         if attempt.verdict is None:
             assert isinstance(attempt.outcome, Scraped)
-            # The body is durable before anything is settled; then it need not be kept.
+            # The body must be durable before the settle that refers to it. Afterwards the copy in
+            # memory is dropped, so that waiting settles do not hold pages.
             result = await tasks.store_body(self.env, ref, task, attempt.outcome)
             attempt.verdict = tasks.judge_success(self.env, ref, task, attempt.outcome, result)
             attempt.outcome = msgspec.structs.replace(attempt.outcome, body=b"")
@@ -349,10 +401,14 @@ class TaskRunner:
     async def _settle(
         self, work: TaskAssignment, task: Task, verdict: Finish | Retry
     ) -> SettleVerdict:
-        """Has it written. The writer answers every settle, even one that it crashes over."""
+        """Sends the settle to the shard writer and waits for its verdict. The writer answers every
+        settle, including one that crashes it."""
+        # The writer acks the message that it is given. A retry keeps the message, which is bounced
+        # later.
         message = work.message if isinstance(verdict, Finish) else None
         ref = work.message.ref
         reply: Reply[SettleVerdict] = Reply()
+        # All settles of a shard go to one writer, because they change the same counters.
         writer = self.writers[ref.shard % len(self.writers)]
         await writer.tell_without_checkpoint(Settle(ref, task, verdict.change, message, reply))
         await self._wait_settled(reply)
@@ -364,7 +420,8 @@ class TaskRunner:
         return settled
 
     async def _wait_settled(self, reply: Reply[SettleVerdict]) -> None:
-        """Whoever is cut off here has its page already: a group under way is given its time."""
+        """Waits for the verdict. A cancelled runner waits SETTLE_S longer: its page is stored, and
+        the group that contains its settle may be in progress."""
         try:
             await reply.wait_answered()
         except trio.Cancelled:
@@ -373,8 +430,8 @@ class TaskRunner:
             raise
 
     async def _give_up(self, attempt: _Attempt, why: str) -> float:
-        """Gives up a claim without an outcome; what is not ours any more is left alone. A call
-        that was paid for counts, although its page is lost."""
+        """Releases a claim without an outcome. If another worker owns the claim by now, nothing
+        changes. The cost of a call that was made is counted, although its page is lost."""
         await self._release_claim(attempt, problems.page_discarded(why))
         return await self._put_back(attempt.work, 0.0)
 
@@ -383,7 +440,8 @@ class TaskRunner:
         await tasks.release_claim(self.env, ref, attempt.task, spent=spent, problem=problem)
 
     async def _put_back(self, work: TaskAssignment, delay_s: float) -> float:
-        """Returns a message that was held, once no beat can hide it again."""
+        """Bounces a held message after the heartbeater has confirmed that no heartbeat can hide it
+        again."""
 
         def release(reply: Reply[None]) -> Release:
             return Release(work.message.receipt, reply)
@@ -397,6 +455,7 @@ class TaskRunner:
         return delay_s
 
     def _release_early(self, work: TaskAssignment) -> None:
-        # Without room for it, the beat finds the claim gone and forgets the work by itself.
+        # If the mailbox is full, the next heartbeat finds that the claim has ended and drops the
+        # hold.
         with suppress(MailboxFull):
             self.heartbeater.tell_nowait(Release(work.message.receipt))

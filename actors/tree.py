@@ -1,8 +1,8 @@
-"""Who supervises whom, as data; start order is dependency order, stop order its reverse
-(docs/architecture.md, The worker).
+"""The supervision tree of a worker, as data (docs/architecture.md, The worker).
 
-REST_FOR_ONE: when one crashes, everything that was started after it, and so may lean on it, is
-stopped and started again with it.
+Start order is dependency order; stop order is its reverse. The strategy is REST_FOR_ONE: when an
+actor crashes, the actors that were started after it may depend on it, so they are stopped and
+started again with it.
 """
 
 from __future__ import annotations
@@ -57,13 +57,22 @@ from conveyor.ports.worker_signals import TeardownResult
 from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 
+# Shard writers per worker of the embedded engine. While one waits for its commit, the others
+# gather.
 WRITERS_COUNT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Mailboxes:
-    """The mail of one worker; made before its actors, so that everybody can be given addresses."""
+    """The mailboxes of one worker. They are created before the actors, so that each actor can be
+    given the addresses of the others. They outlive the actors, so unread messages survive a
+    restart.
 
+    Each capacity bounds the memory of a backlog. A sender finds a full mailbox by waiting or by
+    MailboxFull.
+    """
+
+    # The largest: each running task has a Hold and a Release, and a full mailbox delays the tasks.
     heartbeater: Mailbox[HeartbeaterMessage] = field(
         default_factory=lambda: Mailbox(capacity=10_000)
     )
@@ -75,23 +84,26 @@ class Mailboxes:
 
 
 def single_writer_mailboxes() -> Mailboxes:
-    """For an engine that writes many shards at once: what settles together is acked together."""
+    """Mailboxes with one writer, for an engine that writes many shards in one call. Tasks of all
+    shards that are settled together are then also acked together."""
     return Mailboxes(writers=[Mailbox(capacity=WRITERS_COUNT * 1_000)])
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSignals:
-    """Signals for the worker in this process: mail to its discovery and its ingest streamer."""
+    """Signals to the worker in this process: messages to its discovery and its ingest streamer."""
 
     discovery: Address[DiscoveryMessage]
     streamer: Address[StreamerMessage]
 
     async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
-        with suppress(MailboxFull):  # Discovery finds out by itself within seconds.
+        # A dropped signal only costs time: the next scan of discovery finds the change.
+        with suppress(MailboxFull):
             self.discovery.tell_nowait(RunChanged(job_id, run_id))
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
-        with suppress(MailboxFull):  # The sweeper brings it.
+        # The sweeper finds a batch that has not moved.
+        with suppress(MailboxFull):
             self.streamer.tell_nowait(BatchOpened(job_id, run_id))
 
     async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> TeardownResult:
@@ -113,7 +125,8 @@ def worker_tree(
     metrics: Metrics,
     also: Sequence[Child] = (),
 ) -> Supervisor:
-    """A whole worker; `also` starts last and stops first (the HTTP server of a dev process)."""
+    """Builds a whole worker. The children in `also` start last and stop first, such as the HTTP
+    server of a dev process."""
     every = env.policy.cadence
     notify = CompletionNotifier(env=env, notifier=notifier, period_s=every.notices_s)
     sweeper = ReconcileSweeper(
@@ -124,6 +137,8 @@ def worker_tree(
         batch_idle_s=every.stalled_s,
     )
     return Supervisor(
+        # The order matters: a crash also restarts all later children. The sweeper sends to the
+        # ingest streamer, so it comes after it.
         "worker",
         strategy=Strategy.REST_FOR_ONE,
         children=[
@@ -146,8 +161,8 @@ def helper_tree(
     limiter: FairLimiter,
     metrics: Metrics,
 ) -> Supervisor:
-    """A worker that only fetches, beside the one that owns the data. No signal reaches it, so its
-    discovery looks more often: that is how soon it hears of a stop."""
+    """Builds a worker that only fetches, beside the process that owns the data. No signal reaches
+    it, so its discovery scans more often: this interval is how soon it notices a stop."""
     return Supervisor(
         "helper",
         strategy=Strategy.REST_FOR_ONE,
@@ -185,8 +200,10 @@ def fetch_children(
         storage=storage,
         wait_status=wait_status,
     )
-    # Only a gateway elsewhere has limits and outages of its own.
+    # Only a remote gateway has a limit and outages of its own. For direct fetches there is no call
+    # limiter.
     calls = CallLimiter(env, metrics) if env.policy.targets is None else None
+    # DROP: a run whose poller crashes again and again must not stop the pollers of other runs.
     pollers = DynamicSupervisor("runs", stop_grace_s=POLLER_GRACE_S, exhaustion=OnExhausted.DROP)
 
     def make_poller(job: Job, run: Run, mailbox: Mailbox[PollerMessage]) -> Child:
@@ -205,6 +222,7 @@ def fetch_children(
         return Child(
             run.run_id,
             run=poller.run,
+            # A poller that returns has ended its run; only a crash starts it again.
             restart=Policy.TRANSIENT,
             stop_grace_s=POLLER_GRACE_S,
             mailbox=mailbox,
@@ -218,12 +236,15 @@ def fetch_children(
         delta_s=discover_s or env.policy.cadence.discover_s,
     )
     return [
+        # First: when the heartbeater crashes it forgets all holds, so all fetches must restart with
+        # it.
         Child("lease_heartbeater", run=LeaseHeartbeater(env=env).run, mailbox=mail.heartbeater),
         *(
             Child(f"shard_writer_{number}", run=writer.run, mailbox=mailbox)
             for number, mailbox in enumerate(mail.writers)
         ),
         *([] if calls is None else [Child("call_limiter", run=calls.run)]),
+        # Before discovery, which starts pollers as children of this supervisor.
         nest(pollers),
         Child("queue_discovery", run=discovery.run, mailbox=mail.discovery),
         Child(

@@ -1,9 +1,9 @@
 """ApiKeyLimiter: the calls that are made with one API key, and the permits for them
 (docs/engines.md, Gateways).
 
-A permit is taken before a message is received, and is in one of three states: held, calling, over.
-A call that is cut off keeps its place, and its lease, until its deadline: the gateway goes on with
-it.
+A poller takes a permit before it receives a message. A permit is held, calling or over. An
+interrupted call keeps its permit and its lease until its deadline, because the gateway continues it
+and counts it against the limit.
 """
 
 from __future__ import annotations
@@ -33,20 +33,24 @@ from conveyor.usecases.context import Context
 
 log = logging.getLogger(__name__)
 
+# Bounds the shielded acquire of leases. A longer time delays the stop of a poller.
 ACQUIRE_TIMEOUT_S = 10.0
-# A lease that no call needs is passed on within this time, or given back for other processes.
+# A spare lease is reused within this time or released. A longer time keeps other processes from the
+# limit; a shorter one costs more calls to the coordinator.
 IDLE_LEASE_S = 1.0
-# A refused call comes back no sooner, so that its message is not received for nothing.
+# A refused call is deferred for at least this long, so that its message is not received in vain.
 DEFER_S_MIN = 0.5
 NO_LIMIT = "none"
 _HEALTHY = GatewayHealth()
-# Callers whose health is kept for one key; those that nothing is known against are dropped first.
+# Callers whose gateway health is kept for one key. Beyond it, callers with a closed circuit are
+# dropped: the default for an unknown caller is the same.
 HEALTHS_MAX = 10_000
 
 
 @dataclass(slots=True, eq=False)
 class CallPermit:
-    """The right to make one call. `begin` and `end` frame the call; `close` is for all cases."""
+    """The right to make one call. `start` and `finish` enclose the call; `close` is called in every
+    case."""
 
     limiter: ApiKeyLimiter
     caller: CallerId
@@ -61,12 +65,14 @@ class CallPermit:
         self.began_at = trio.current_time()
 
     def finish(self, outcome: Outcome, url: str) -> Outcome:
-        """The call has an outcome. A failure of the gateway, and not of the task, is deferred."""
+        """Ends the call with an outcome. A failure of the gateway, which is not the task's, becomes
+        a deferral."""
         self.is_over = True
         return self.limiter.judge(self, outcome, url)
 
     def close(self) -> None:
-        """Gives back a permit that was not used; a call that was cut off goes on elsewhere."""
+        """Releases an unused permit, or marks an interrupted call as abandoned. After `finish` it
+        does nothing."""
         if self.is_over:
             return
         self.is_over = True
@@ -86,10 +92,10 @@ class _Waiter:
 
 
 class ApiKeyLimiter:
-    """The calls that are made with one API key. `pool` names its leases.
+    """The calls that are made with one API key. `pool` is the pool of its leases.
 
-    The window is the key's. The gateway's health is judged for each caller apart, also where all
-    share one key: nobody's targets may stop another's calls.
+    The window belongs to the key. The gateway's health is kept per caller, even if all callers
+    share one key: failing targets of one caller must not stop the calls of another.
     """
 
     def __init__(self, env: Context, metrics: Metrics, name: str) -> None:
@@ -113,7 +119,7 @@ class ApiKeyLimiter:
 
     @property
     def inflight_count(self) -> int:
-        """Permits that are held or in use, and calls that were cut off and go on elsewhere."""
+        """Permits that are held or calling, plus interrupted calls that the gateway continues."""
         self._forget_abandoned()
         return self._inflight + len(self.abandoned)
 
@@ -125,25 +131,25 @@ class ApiKeyLimiter:
         return self.healths.get(caller, _HEALTHY)
 
     def is_open(self, caller: CallerId) -> bool:
-        """Whether calls may be made as far as the gateway is concerned: it neither is away nor has
-        asked for a pause."""
+        """Returns whether the gateway accepts calls: it is available and has requested no pause."""
         is_there = self.health_of(caller).circuit.is_closed
         return is_there and self.window.resume_at <= trio.current_time()
 
     def reason_for(self, caller: CallerId) -> WaitReason:
-        """What a caller's calls wait for, when they do."""
+        """Returns the reason for which calls of this caller wait."""
         is_there = self.health_of(caller).circuit.is_closed
         return WaitReason.GATEWAY_LIMIT if is_there else WaitReason.GATEWAY_UNAVAILABLE
 
     @property
     def is_shared(self) -> bool:
-        """Whether the limit is kept together with other processes: from the first call on, until
-        the gateway turns out to state none."""
+        """Returns whether all processes together keep to the limit: from the first call on, until
+        an answer shows that the gateway states none."""
         return self.window.limit is not None or not self.window.is_answered
 
     def take_nowait(self, caller: CallerId, run_id: RunId, *, count_max: int) -> list[CallPermit]:
-        """Permits that can be had at once, unless others wait."""
+        """Takes permits that are available at once; none while other runs wait."""
         self.used_at = trio.current_time()
+        # Waiters whose gateway is unavailable do not count: they cannot use the room.
         is_behind = any(self.is_open(waiter.caller) for waiter in self._waiters)
         return [] if is_behind else self._admit(caller, run_id, count_max)
 
@@ -155,6 +161,7 @@ class ApiKeyLimiter:
             self.grant()
             await waiter.ready.wait()
         except BaseException:
+            # Cancelled after the grant and before the wake-up: return the permit.
             for permit in waiter.permits:
                 permit.close()
             raise
@@ -165,9 +172,10 @@ class ApiKeyLimiter:
         return waiter.permits
 
     def grant(self) -> None:
-        """Gives what there is to those who wait, to the run with the fewest calls for its weight
-        first. One permit each: who is served may take more of what is left."""
+        """Gives free permits to waiters, first to the run with the fewest calls for its weight.
+        Each waiter gets one; after it has woken it may take more."""
         while self._waiters and self.room_count:
+            # Sort again after each grant, because each grant changes the shares.
             for waiter in sorted(self._waiters, key=self._share):
                 waiter.permits += self._admit(waiter.caller, waiter.run_id, 1)
                 if waiter.permits:
@@ -178,7 +186,8 @@ class ApiKeyLimiter:
                 return
 
     def adopt(self, marks: Sequence[str]) -> None:
-        """What other processes were told about the limit, as long as this one knows nothing."""
+        """Takes over the limit that other processes have published, as long as this process has no
+        answer of its own."""
         if marks and not self.window.is_answered:
             stated = [int(mark) for mark in marks if mark.isdecimal()]
             self.window = msgspec.structs.replace(
@@ -187,16 +196,18 @@ class ApiKeyLimiter:
 
     @property
     def mark(self) -> str | None:
-        """What this process was told about the limit, for others."""
+        """The stated limit as a text for other processes; None before the first answer."""
         if not self.window.is_answered:
             return None
         return NO_LIMIT if self.window.limit is None else str(self.window.limit)
 
     @property
     def room_count(self) -> int:
-        """How many calls could begin now: within the window, and with leases that are at hand or
-        worth asking for."""
+        """Returns how many calls could begin now: within the window, and with spare leases or
+        leases that the coordinator may grant."""
         now = trio.current_time()
+        # While nothing is answered, the window grows slowly with time: a slow first page must not
+        # hold back all others.
         if self._first_began_at is not None:
             self.window = self.window.wait_unanswered(now - self._first_began_at)
         room = self.window.room(self.inflight_count, now=now)
@@ -205,10 +216,12 @@ class ApiKeyLimiter:
         return room
 
     async def lease(self, permits: list[CallPermit]) -> list[CallPermit]:
-        """The permits that all processes together have room for; the others are closed."""
+        """Returns the permits for which the limit of all processes together has room; closes the
+        others."""
         if not self.is_shared:
             return permits
         for permit in permits:
+            # Reuse spare leases first: each acquire is a call to the coordinator.
             if self.spare:
                 permit.lease_id = self.spare.popitem()[0]
         bare = [permit for permit in permits if permit.lease_id is None]
@@ -226,8 +239,8 @@ class ApiKeyLimiter:
         return [permit for permit in permits if permit.lease_id is not None]
 
     def _note_refused(self, count: int) -> None:
-        """Other processes have the leases: the coordinator is asked again after a while, and by one
-        for all who wait."""
+        """Other processes hold the leases. Sets the time before which no waiter of this process
+        requests leases again; it grows with each refusal in a row."""
         if count == 0:
             self._refusals_in_row = 0
             return
@@ -236,10 +249,12 @@ class ApiKeyLimiter:
         self._refusals_in_row += 1
 
     async def _acquire(self, count: int) -> list[LeaseId]:
-        """Shielded: leases that nobody heard of would keep their places until they age out."""
+        """Acquires leases, shielded: if the call were cancelled, granted leases that no permit
+        records would take up room until they age out."""
         if count == 0:
             return []
         limit = self.window.limit
+        # Before the first answer no limit is known, and the window is the only bound.
         cap = self.window.capacity if limit is None else limit
         with trio.move_on_after(ACQUIRE_TIMEOUT_S, shield=True):
             taken = await self._env.coordinator.acquire(
@@ -254,11 +269,15 @@ class ApiKeyLimiter:
         raise Unavailable("the coordinator took too long over an acquire")
 
     def judge(self, permit: CallPermit, outcome: Outcome, url: str) -> Outcome:
-        """What an outcome says about the gateway, and what becomes of the task."""
+        """Updates the window and the caller's health by an outcome. Returns the outcome to apply to
+        the task."""
+        # Count before the drop: the window compares the limit with the calls in flight including
+        # this one.
         inflight = self.inflight_count
         self._drop(permit)
         report = None if isinstance(outcome, Deferred) else outcome.report
         if report is None or isinstance(outcome, Deferred):
+            # A call without a report never reached the gateway, so it proves nothing about it.
             self._return_probe(permit)
             self.grant()
             return outcome
@@ -286,6 +305,7 @@ class ApiKeyLimiter:
                 )
                 judged: Outcome = outcome
             case Contact.REFUSED:
+                # A refusal proves that the gateway is available, but says nothing about the target.
                 health = before.note_answer(began_at=began_at)
                 self.window = self.window.note_refusal(
                     limit=report.limit,
@@ -318,6 +338,7 @@ class ApiKeyLimiter:
                     judged = self._defer(outcome, WaitReason.GATEWAY_UNAVAILABLE, wait_s)
             case _:
                 assert_never(report.contact)
+        # Before the insert, so that the current caller is kept.
         if len(self.healths) >= HEALTHS_MAX:
             self.healths = {
                 caller: each for caller, each in self.healths.items() if not each.circuit.is_closed
@@ -328,7 +349,8 @@ class ApiKeyLimiter:
 
     def _defer(self, outcome: Outcome, reason: WaitReason, retry_after_s: float) -> Outcome:
         if not isinstance(outcome, NotScraped):
-            return outcome  # There is a page, whatever else the gateway said.
+            # A page is a success, whatever the report says.
+            return outcome
         self._metrics.gateway.deferred.labels(reason.value).inc()
         return Deferred(
             reason=reason,
@@ -346,7 +368,8 @@ class ApiKeyLimiter:
             return
         if not health.circuit.is_closed:
             if not any(each.circuit.is_closed for each in self.healths.values()):
-                # After an outage the load comes back step by step.
+                # No caller's circuit is closed: after the outage the load must grow again step by
+                # step. If another caller's calls succeed, the window is still right.
                 self.window = self.window.restart()
             cause = outcome.problem.code if isinstance(outcome, NotScraped) else ""
             log.warning("gateway unavailable: calls wait", extra={"cause": cause})
@@ -354,13 +377,14 @@ class ApiKeyLimiter:
             log.warning("gateway available again")
 
     def release(self, permit: CallPermit) -> None:
-        """A permit whose call was not made."""
+        """Returns a permit whose call was not made."""
         self._drop(permit)
         self._return_probe(permit)
         self.grant()
 
     def abandon(self, permit: CallPermit) -> None:
-        """A call that was cut off: it counts until its deadline, since the gateway goes on."""
+        """Marks an interrupted call. It counts until its deadline, because the gateway continues
+        it."""
         assert permit.began_at is not None
         self._inflight -= 1
         self._uncount(permit.run_id)
@@ -376,8 +400,8 @@ class ApiKeyLimiter:
         self.grant()
 
     async def keep_abandoned(self, run_id: RunId) -> int:
-        """Has the leases of calls that were cut off last until their deadlines, whatever becomes of
-        this process; answers how many of the run's calls there are."""
+        """Extends the leases of interrupted calls to their deadlines, so that they count even if
+        this process ends. Returns the number of such calls of the run."""
         self._forget_abandoned()
         await self.keep_leases_of_abandoned()
         return sum(permit.run_id == run_id for permit in self.abandoned)
@@ -386,12 +410,15 @@ class ApiKeyLimiter:
         new = [permit for permit in self.abandoned if permit.lease_id and not permit.is_kept]
         if new:
             lease_ids = [permit.lease_id for permit in new if permit.lease_id is not None]
+            # Once is enough: no call outlasts SCRAPE_DEADLINE_S, so the lease lives at least as
+            # long as the call.
             await self._env.coordinator.renew(lease_ids, ttl_s=limits.SCRAPE_DEADLINE_S)
             for permit in new:
                 permit.is_kept = True
 
     def take_unused(self) -> list[LeaseId]:
-        """Spare leases that no call has needed for a while, or that the limit has no room for."""
+        """Removes and returns spare leases that no call has needed for IDLE_LEASE_S, or that exceed
+        the limit."""
         now, cap = trio.current_time(), self.window.limit or self.window.capacity
         unused = [
             lease_id
@@ -403,12 +430,13 @@ class ApiKeyLimiter:
         return unused
 
     def live_leases(self) -> list[LeaseId]:
-        """Leases to renew: those of calls that were cut off live until their deadlines already."""
+        """Returns the leases to renew. Leases of interrupted calls are excluded: a renewal by
+        LEASE_TTL_S would shorten their lives."""
         kept = {permit.lease_id for permit in self.abandoned}
         return sorted(lease_id for lease_id in self.leases if lease_id not in kept)
 
     def lose(self, lease_id: LeaseId) -> None:
-        """The lease is given back, or has aged out; a call under it goes on."""
+        """Forgets a lease that was released or has aged out. A call under it continues."""
         self.leases.discard(lease_id)
         self.spare.pop(lease_id, None)
 
@@ -418,6 +446,7 @@ class ApiKeyLimiter:
         if count < 1:
             return []
         if not circuit.is_closed:
+            # While the circuit is open, a caller gets one permit at a time, as a probe.
             started = circuit.start_probe(now=trio.current_time())
             if started is None:
                 return []
@@ -435,6 +464,7 @@ class ApiKeyLimiter:
         self._inflight -= 1
         self._uncount(permit.run_id)
         if permit.lease_id is not None and permit.lease_id in self.leases:
+            # Keep the lease for the next call instead of releasing it.
             self.spare[permit.lease_id] = trio.current_time()
 
     def _uncount(self, run_id: RunId) -> None:
@@ -465,5 +495,5 @@ class ApiKeyLimiter:
 
 
 def _digest(url: str) -> str:
-    """A short name of a target: URLs are long, and many are remembered."""
+    """Returns a short name of a target. URLs are long, and the health keeps many of them."""
     return hashlib.blake2b(url.encode(errors="replace"), digest_size=8).hexdigest()

@@ -1,13 +1,14 @@
-"""CallLimiter: how many calls each API key has under way at a remote gateway
+"""CallLimiter: how many calls each API key has in progress at a remote gateway
 (docs/engines.md, Gateways).
 
-Owns:    for each key a line of calls, and the leases by which all processes together keep to a
+Owns:    an ApiKeyLimiter for each key, and the leases by which all processes together keep to the
          limit that the gateway states.
-Hears:   nothing: pollers take permits before they receive, and tell each call's outcome.
-Says:    nothing; it leaves marks with the limits that it was told, for processes that start.
+Hears:   nothing: pollers take permits before they receive, and task runners report each outcome.
+Says:    nothing; it publishes the stated limits as status texts, for processes that start later.
 Crashes: only by bug. Leases age out, and windows start small again.
 
-Keys are named by their callers, whose names are keyed hashes of the keys.
+A key is named by the id of its caller, which is a keyed hash of the key. The key itself is never
+part of a name.
 """
 
 from __future__ import annotations
@@ -30,18 +31,22 @@ from conveyor.usecases.run import run_progress
 
 log = logging.getLogger(__name__)
 
-# How long a key that nothing is called with keeps what was learned about it.
+# How long a key without calls keeps its learned window and health. A longer time keeps more keys in
+# memory; after a shorter one, more jobs start with a small window.
 IDLE_S = 600.0
 SHARED_KEY = "shared"
-# How often time alone may let a call begin: when a pause, an outage or an abandoned call ends.
+# How often waiters are checked although no call has ended. Room also appears by time alone: when a
+# pause, an outage or an abandoned call ends.
 TICK_S = 0.25
+# Longer than any lease of a call can live, so that a process which finds such leases also finds the
+# limit.
 STATUS_S = limits.SCRAPE_DEADLINE_S + 2 * limits.LEASE_TTL_S
-# How often leases that no call needs are given back.
+# How often unused leases are released and changed limits are published.
 RETURN_S = 1.0
 
 
 class CallLimiter:
-    """The lines of all keys that this process makes calls with."""
+    """The limiters of all keys with which this process makes calls."""
 
     def __init__(self, env: Context, metrics: Metrics) -> None:
         self._env = env
@@ -63,8 +68,8 @@ class CallLimiter:
         )
 
     def line_of(self, job: Job) -> ApiKeyLimiter:
-        """The line of the key that the job's calls are made with: its caller's, or the one in the
-        gateway's URL, which all callers share."""
+        """Returns the limiter of the key with which the job's calls are made: the caller's key, or
+        the key in the gateway's URL, which all callers share."""
         is_own = job.auth_sealed is not None and not self._env.policy.has_gateway_key
         name = job.caller if is_own else SHARED_KEY
         line = self._lines.get(name)
@@ -80,21 +85,23 @@ class CallLimiter:
         return self.line_of(job).reason_for(job.caller)
 
     async def acquire(self, job: Job, run_id: RunId, *, count_max: int) -> list[CallPermit]:
-        """Permits that can be had at once; none where the gateway or its limit says no."""
+        """Takes permits that are available at once; none while the gateway or its limit allows no
+        call."""
         line = self.line_of(job)
         permits = line.take_nowait(job.caller, run_id, count_max=count_max)
         return await self._lease(line, permits)
 
     async def wait(self, job: Job, run_id: RunId, *, count_max: int) -> list[CallPermit]:
-        """Permits as soon as this process may have one; none where other processes have them."""
+        """Waits until this process may have a permit, then takes up to `count_max`. Returns none if
+        other processes hold all leases."""
         line = self.line_of(job)
         permits = await line.acquire(job.caller, run_id, weight=job.priority)
         permits += line.take_nowait(job.caller, run_id, count_max=count_max - len(permits))
         return await self._lease(line, permits)
 
     async def keep_abandoned(self, job: Job, run_id: RunId) -> None:
-        """The run's calls that were cut off count until their deadlines, and whoever stopped the
-        run can tell how many there are."""
+        """Keeps the interrupted calls of the run counted until their deadlines, and publishes their
+        number for the receipt of a stop."""
         line = self.line_of(job)
         count = await line.keep_abandoned(run_id)
         await self._leave_marks([line])
@@ -111,8 +118,10 @@ class CallLimiter:
             return []
         try:
             if not line.window.is_answered:
-                with suppress(Unavailable):  # Then the gateway tells.
+                # Then the first answer of the gateway states the limit.
+                with suppress(Unavailable):
                     line.adopt(await self._env.coordinator.list_status(_subject(line)))
+        # The permits belong to no poller yet, so a cancellation here must return them.
         except BaseException:
             for permit in permits:
                 permit.close()
@@ -127,6 +136,7 @@ class CallLimiter:
                 line.grant()
 
     async def _keep_forever(self) -> None:
+        # The first round renews at once: a restarted limiter may find leases that are old.
         beat_at = trio.current_time()
         while True:
             await self._has_lines.wait()
@@ -154,15 +164,18 @@ class CallLimiter:
         if held:
             lost = await self._env.coordinator.renew(held, ttl_s=limits.LEASE_TTL_S)
             for line in lines:
+                # A call under a lost lease continues: it is already made, and interrupting it would
+                # not stop the gateway.
                 for lease_id in sorted(lost.intersection(line.leases)):
                     line.lose(lease_id)
         for line in lines:
+            # Also here, for calls that were abandoned while their poller continues.
             await line.keep_leases_of_abandoned()
         await self._leave_marks([line for line in lines if not line.is_idle])
 
     async def _leave_marks(self, lines: Sequence[ApiKeyLimiter]) -> None:
-        """Tells other processes the limits, for longer than any lease lives: who starts with leases
-        of others about must know how many there may be."""
+        """Publishes the stated limits for other processes. They live longer than any lease, because
+        a process that starts among leases of others must know the limit."""
         marks = {line: line.mark for line in lines}
         texts = {_subject(line): mark for line, mark in marks.items() if mark is not None}
         if texts:
@@ -173,6 +186,7 @@ class CallLimiter:
     def _forget_idle(self) -> None:
         now = trio.current_time()
         for name, line in list(self._lines.items()):
+            # A limiter with permits, waiters or leases must stay, whatever its age.
             if line.is_idle and line.used_at + IDLE_S <= now:
                 del self._lines[name]
         if not self._lines:

@@ -1,26 +1,24 @@
-"""FairLimiter: the slots in which this process fetches, shared by caller, then by run (SPEC.md
-4.7).
+"""FairLimiter: the fetch slots of this process, shared by caller, then by run (SPEC.md 4.7).
 
-A caller that fetches slow pages must not keep the slots from the others, however many keys it has.
-Three rules see to that:
+A caller that fetches slow pages must not keep the slots from other callers, however many API keys
+it has. Three rules ensure that:
 
-- A slot goes to the caller with the fewest, where each `TURN_S` seconds for which it used a slot
-  lately count like a slot that it holds, up to `HEAD_START`; within a caller to the run that has
-  the fewest for its weight; ties go to the longest wait.
+- A slot goes to the caller with the fewest slots. Each `TURN_S` seconds of recent slot use count
+  like one held slot, up to `HEAD_START`. Within a caller the slot goes to the run that has the
+  fewest for its weight. Ties go to the longest wait.
 - A caller may hold at most `SHARE` times as many slots as remain free (the dynamic threshold of
-  shared-memory switches). One caller alone reaches `capacity`, and half as many slots again are
-  left. With B callers all come to hold `SHARE / (1 + SHARE * B)` of all slots, their fair part,
-  and part of the slots stays free for the next caller. No fetch has to be interrupted for it, so
-  the rule also serves callers of a gateway that charges.
-- It takes effect as slots are freed, and slow pages free none. So a caller that has waited for
-  `WAIT_TIMEOUT_S` and holds less than its fair part, or than its head start, preempts fetches of
-  callers that hold more than their part, the latest first: the fetches that began earlier go on,
-  and each caller makes progress. Where no caller holds more than its part, the fetch that has
-  overstayed its turn the most gives its slot up. A turn lasts `TURN_S`; beside callers that use as
-  much, twice as long each time the message comes back: a page that is merely slow is fetched in
-  the end. A preempted task is handed back without an attempt. Fetches that are paid for are never
-  preempted: there a caller may have to wait until a call ends, behind several callers that hold
-  keys of the gateway and ask for slow pages.
+  shared-memory switches). One caller alone reaches `capacity`, and half as many slots again stay
+  free. With B callers, each comes to hold `SHARE / (1 + SHARE * B)` of all slots, its fair part,
+  and some slots stay free for the next caller. This rule interrupts no fetch, so it also applies
+  to callers of a gateway that charges.
+- The second rule takes effect when slots are freed, and slow pages free none. Therefore a caller
+  that has waited for `PATIENCE_S` and holds less than its fair part, or less than its head start,
+  preempts fetches of callers that hold more than their part. The latest fetch is preempted first,
+  so the earlier ones complete and each caller makes progress. If no caller holds more than its
+  part, the fetch that has exceeded its turn by the longest time is preempted. A turn lasts
+  `TURN_S`. Among callers of similar usage it doubles with each receive of the message, so that a
+  slow page is fetched eventually. A preempted task is released without an attempt. Fetches that
+  are charged for are never preempted: a caller may then have to wait until a call ends.
 """
 
 from __future__ import annotations
@@ -37,22 +35,30 @@ from conveyor.domain.ids import CallerId, RunId
 
 K = TypeVar("K")
 
-# With 2, one caller leaves a third of all slots to others.
+# With 2, one caller alone leaves a third of all slots free. A larger value uses the slots better
+# and makes a new caller wait longer for its first slots.
 SHARE = 2
-# Pages that answer free a slot sooner than that; small enough to keep a short job short.
+# How long a caller waits before fetches are preempted for it. Most pages end sooner and free a slot
+# without preemption. A longer wait delays short jobs; a shorter one interrupts fetches that are
+# about to end.
 PATIENCE_S = 1.5
+# How long a fetch keeps its slot against waiting callers, and the unit in which past use is
+# counted. A shorter turn repeats more fetches; a longer one lets slow pages delay others.
 TURN_S = 3.0
-# Any number of callers may wait; whether to preempt is decided at most this often.
+# Preemption is evaluated at most this often, however many callers wait: the evaluation visits all
+# waiters and callers.
 JUDGE_S = 0.25
+# Caps a turn at 96 s.
 TURN_DOUBLINGS_MAX = 5
-# A caller with a short job is through before its head start is used up.
+# How many turns of past use can count against a caller. A caller that was idle gets slots first
+# until it has used this many turns, which suffices for a short job.
 HEAD_START = 5
-# What a caller used is forgotten by and by, about as soon as a silent page would time out.
+# Time constant with which past use decays. A silent page times out after about this long.
 USAGE_S = 60.0
 
 
 def slots_count(capacity: int) -> int:
-    """All slots of a gate in which one caller alone may have `capacity`."""
+    """Returns the total number of slots of a limiter in which one caller alone may hold `capacity`."""
     return capacity + -(-capacity // SHARE)
 
 
@@ -69,7 +75,7 @@ class _Waiter:
 
 @dataclass(slots=True, eq=False)
 class Preemptible:
-    """A fetch that may be interrupted, and for how long it may have its slot beside waiters."""
+    """A fetch that may be interrupted, and how long it may keep its slot while others wait."""
 
     caller: CallerId
     cancel: Callable[[], None]
@@ -78,7 +84,7 @@ class Preemptible:
 
 
 class SlotUsage:
-    """For how many seconds each caller has used slots lately."""
+    """Seconds of recent slot use per caller, decaying exponentially."""
 
     def __init__(self) -> None:
         self._used: dict[CallerId, tuple[float, float]] = {}
@@ -87,14 +93,17 @@ class SlotUsage:
     def read(self, caller: CallerId, held: int) -> float:
         used_s, at = self._used.get(caller, (0.0, 0.0))
         elapsed_s = trio.current_time() - at
-        # The integral of what is held now, with what lies back fading.
+        # The integral of the slots held since the last change, with exponential decay. Stored
+        # values are updated only when the held count changes, not on every read.
         fading = math.exp(-elapsed_s / USAGE_S)
         return used_s * fading + held * USAGE_S * (1.0 - fading)
 
     def note(self, caller: CallerId, held: int) -> None:
-        """Before the number of slots that a caller holds changes from `held`."""
+        """Records the use so far. Call it before the number of slots that a caller holds changes
+        from `held`."""
         now = trio.current_time()
         self._used[caller] = (self.read(caller, held), now)
+        # After five time constants less than 1 % of the use remains, so the entry can be dropped.
         if now - self._pruned_at > USAGE_S:
             self._pruned_at = now
             old = now - 5 * USAGE_S
@@ -102,7 +111,7 @@ class SlotUsage:
 
 
 class FairLimiter:
-    """Slots for `capacity` tasks of one caller, and a reserve for others."""
+    """Slots for `capacity` tasks of one caller, and a reserve for other callers."""
 
     def __init__(self, *, capacity: int) -> None:
         assert capacity >= 1
@@ -114,11 +123,14 @@ class FairLimiter:
         self._by_caller: Counter[CallerId] = Counter()
         self._by_run: Counter[RunId] = Counter()
         self._usage = SlotUsage()
-        # Since when a caller has had fewer slots than it asked for.
+        # The time since which a caller has held fewer slots than it requested.
         self._unsatisfied_since: dict[CallerId, float] = {}
         self._judged_at = -math.inf
-        # Fetches that may be preempted, by caller, in the order in which they began.
+        # Fetches that may be preempted, by caller, in the order in which they began. A dict serves
+        # as an ordered set.
         self._preemptible: dict[CallerId, dict[Preemptible, None]] = {}
+        # Fetches that were cancelled and still hold their slots. They count as slots that are about
+        # to be free, so that the same need does not preempt twice.
         self._preempted: set[Preemptible] = set()
         self._is_shut = False
         self._emptied = trio.Event()
@@ -128,21 +140,22 @@ class FairLimiter:
         return self.slots_count - self._free
 
     def room_for(self, caller: CallerId) -> int:
-        """How many slots the caller could take now, if it alone asked."""
+        """Returns how many slots the caller could take now if no other caller waited."""
         held = self._by_caller[caller]
+        # Solves held + n <= SHARE * (free - n) for n.
         room = (SHARE * self._free - held) // (1 + SHARE)
-        # The first slot of a caller needs no reserve behind it: it is what the reserve is for.
+        # The first slot of a caller may use the reserve: the reserve exists for new callers.
         return max(room, 0 if held or not self._free else 1)
 
     @property
     def is_settling_urgent(self) -> bool:
-        """Whether those that only have their outcome to write should get on with it: nothing is
-        fetched beside them, or soon there is no room for more of them."""
+        """Returns whether groups of settles should be written without waiting: no fetch is running,
+        or the places for writing tasks are nearly all in use."""
         return self._free == self.slots_count or 4 * self._writing_count >= 3 * self.capacity
 
     async def acquire(self, caller: CallerId, run_id: RunId, *, weight: int, count_max: int) -> int:
-        """Waits for at least one slot and takes up to `count_max`; answers how many: none once the
-        gate is shut."""
+        """Waits for at least one slot and takes up to `count_max`. Returns the number taken; 0 once
+        the limiter is draining."""
         assert count_max >= 1
         if self._is_shut:
             return 0
@@ -152,12 +165,15 @@ class FairLimiter:
         self._grant()
         try:
             await self._wait_ready(waiter)
+        # A cancelled waiter may have been granted slots before it woke. Without this release they
+        # would never be free again.
         except BaseException:
             self._waiters.remove(waiter)
             self.release(caller, run_id, waiter.granted)
             raise
         self._waiters.remove(waiter)
-        if waiter.granted == count_max:  # Otherwise its next wait goes on from here.
+        # A caller that got less than it requested keeps its start of waiting for the next call.
+        if waiter.granted == count_max:
             self._unsatisfied_since.pop(caller, None)
         return waiter.granted
 
@@ -169,7 +185,7 @@ class FairLimiter:
             self._preempt_for_patient()
 
     async def drain(self) -> None:
-        """Lets nobody in any more, and waits until the last one has left."""
+        """Grants no more slots, and waits until all slots are free and all writes have ended."""
         self._is_shut = True
         for waiter in self._waiters:
             waiter.ready.set()
@@ -177,7 +193,7 @@ class FairLimiter:
         await self._emptied.wait()
 
     def release(self, caller: CallerId, run_id: RunId, count: int) -> None:
-        """Returns slots; whoever waits most fairly gets them."""
+        """Returns slots and grants them to the waiters by the rules above."""
         if count == 0:
             return
         self._free += count
@@ -187,8 +203,8 @@ class FairLimiter:
         self._note_emptied()
 
     def begin_write(self, caller: CallerId, run_id: RunId) -> bool:
-        """Frees the slot of a task that only has its outcome to write, unless `capacity` tasks
-        have done so: what they keep in memory stays bounded."""
+        """Frees the slot of a task that only has to write its outcome. Returns False if `capacity`
+        tasks are writing already: that bounds the pages in memory."""
         if self._writing_count == self.capacity:
             return False
         self._writing_count += 1
@@ -196,7 +212,7 @@ class FairLimiter:
         return True
 
     def end_write(self) -> None:
-        """One that stepped aside is done."""
+        """Ends the write of a task for which `begin_write` returned True."""
         assert self._writing_count
         self._writing_count -= 1
         self._note_emptied()
@@ -204,14 +220,15 @@ class FairLimiter:
     def allow_preemption(
         self, caller: CallerId, cancel: Callable[[], None], *, receives: int
     ) -> Preemptible:
-        """From now on the fetch in this slot may be interrupted by `cancel`."""
+        """From now on the limiter may interrupt the fetch in this slot by calling `cancel`."""
+        # Each redelivery doubles the turn, so that a page slower than TURN_S completes eventually.
         doublings = min(max(receives, 1) - 1, TURN_DOUBLINGS_MAX)
         fetch = Preemptible(caller, cancel, trio.current_time(), TURN_S * 2.0**doublings)
         self._preemptible.setdefault(caller, {})[fetch] = None
         return fetch
 
     def forbid_preemption(self, fetch: Preemptible) -> None:
-        """The fetch is over, or has been interrupted and has left; safe to repeat."""
+        """Ends the registration: the fetch has ended or its slot is released. Safe to repeat."""
         self._preempted.discard(fetch)
         self._forget(fetch)
 
@@ -222,12 +239,14 @@ class FairLimiter:
             self._preemptible.pop(fetch.caller, None)
 
     def _preempt_for_patient(self) -> None:
-        """Interrupts as many fetches as all callers need that have waited for long enough."""
+        """Interrupts as many fetches as are needed for all callers that have waited for
+        `PATIENCE_S`."""
         now = trio.current_time()
         if self._is_shut or now - self._judged_at < JUDGE_S:
             return
         self._judged_at = now
         callers = {each.caller for each in self._waiters} | self._by_caller.keys()
+        # Drop callers that neither wait nor hold slots, or the dict would grow without bound.
         since = self._unsatisfied_since
         self._unsatisfied_since = {each: since[each] for each in since if each in callers}
         fair = max(1, SHARE * self.slots_count // (1 + SHARE * len(callers)))
@@ -238,13 +257,14 @@ class FairLimiter:
                 return
             self._forget(fetch)
             self._preempted.add(fetch)
-            # Its caller waits behind the others now, or it would have the slot again.
+            # A stable sort moves the waiters of the preempted caller to the end. Otherwise the
+            # freed slot could return to the same caller.
             self._waiters.sort(key=lambda waiter: waiter.caller == fetch.caller)
             fetch.cancel()
 
     def _needed(self, fair: int) -> int:
-        """How many slots must be free for the patient callers to reach their fair part: what they
-        take, and what has to remain beside it."""
+        """Returns how many slots must be free for the patient callers to reach their fair part: the
+        slots that they take, and those that must remain free beside them by `SHARE`."""
         patient_since = trio.current_time() - PATIENCE_S
         wanted: Counter[CallerId] = Counter()
         for waiter in self._waiters:
@@ -261,6 +281,7 @@ class FairLimiter:
         return taken + remaining
 
     def _latest_of_largest(self, fair: int) -> Preemptible | None:
+        # Cancelled fetches still count in `_by_caller` until they release their slots.
         leaving = Counter(fetch.caller for fetch in self._preempted)
         largest = max(
             self._preemptible,
@@ -273,6 +294,8 @@ class FairLimiter:
 
     def _longest_overstayed(self) -> Preemptible | None:
         least_s = min(self._used_s(waiter.caller) for waiter in self._waiters)
+        # The first fetch of each caller began earliest, so no other fetch of that caller has run
+        # longer.
         firsts = [next(iter(fetches)) for fetches in self._preemptible.values()]
         longest = max(firsts, key=lambda fetch: self._overstay_s(fetch, least_s), default=None)
         if longest is None or self._overstay_s(longest, least_s) < 0:
@@ -280,8 +303,9 @@ class FairLimiter:
         return longest
 
     def _overstay_s(self, fetch: Preemptible, least_s: float) -> float:
-        """How much longer than its turn a fetch has run, as the caller that waits and has used
-        the least sees it."""
+        """Returns by how many seconds a fetch has exceeded its turn, judged for the waiting caller
+        with the least use. Against a caller that has used less than half as much, a turn is not
+        doubled."""
         is_modest = 2 * least_s < self._used_s(fetch.caller)
         turn_s = TURN_S if is_modest else fetch.turn_s
         return trio.current_time() - fetch.began_at - turn_s
@@ -297,13 +321,16 @@ class FairLimiter:
             self._emptied.set()
 
     def _grant(self) -> None:
-        """A waiter stays in line until it wakes: slots that are freed meanwhile add to its own."""
+        """Grants free slots. A waiter stays in the list until it wakes, so that slots freed in the
+        meantime add to its own."""
         if self._is_shut:
             return
         hungry = self._hungry() if self._free else []
         while hungry:
             waiter = hungry[0] if len(hungry) == 1 else min(hungry, key=self._share)
             room = self.room_for(waiter.caller)
+            # One slot at a time while several wait, because each grant changes the order. A single
+            # waiter can take all at once.
             count = min(room, waiter.count_max - waiter.granted) if len(hungry) == 1 else 1
             waiter.granted += count
             waiter.ready.set()
@@ -312,7 +339,7 @@ class FairLimiter:
             hungry = self._hungry()
 
     def _hungry(self) -> list[_Waiter]:
-        """The waiters that want more and may have more."""
+        """Returns the waiters that want more slots and may have more."""
         return [
             waiter
             for waiter in self._waiters
@@ -332,5 +359,7 @@ class FairLimiter:
 
 def _add(counter: Counter[K], key: K, count: int) -> None:
     counter[key] += count
+    # Counter keeps zero entries. Callers and runs come and go, so the dict would grow without
+    # bound.
     if not counter[key]:
         del counter[key]

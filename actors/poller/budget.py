@@ -1,7 +1,7 @@
-"""Purse: pays for the calls of one poller out of the budget of its run (SPEC.md 4.9).
+"""BudgetReservations: pays for the calls of one poller from the budget of its run (SPEC.md 4.9).
 
-What it holds is on the run's books as its share, before any call begins; so the run as a whole
-never spends more than its budget, whoever dies when.
+The poller's reservation is written to the store before any call begins. So the run as a whole never
+spends more than its budget, whichever process is killed at whichever point.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from conveyor.usecases.context import Context
 
 log = logging.getLogger(__name__)
 
+# Other pollers of the run change the same budget row, and each lost race costs one try. After the
+# last try the calls count as unaffordable, and the poller tries again later.
 _TRIES = 20
 
 
 @dataclass(slots=True, eq=False)
 class CallReservation:
-    """What one call was given to spend, and what it spent: all of it from the moment it begins,
-    since a call that is cut off may have been billed, until it is known to be less."""
+    """The amount that one call may spend, and the amount that it has spent. From the start of the
+    call the full price counts as spent, because an interrupted call may have been billed, until the
+    cost is known."""
 
     unit: Unit
     price: int
@@ -42,10 +45,11 @@ class CallReservation:
 
 
 class BudgetReservations:
-    """One poller's share of a budget: `promised` to calls under way, `spent` by those that ended.
+    """One poller's reservation of a budget: `promised` for calls in progress, `spent` by ended
+    calls.
 
-    The share is never below the two together. One caller at a time may `pay` or `settle`; tolls
-    come back whenever they like.
+    The reservation in the store is never below the sum of the two. Only one task at a time may call
+    `reserve` or `return_unused`. `close` may be called at any time.
     """
 
     def __init__(self, env: Context, run: Run, unit: Unit, metrics: Metrics) -> None:
@@ -58,12 +62,13 @@ class BudgetReservations:
         self._spent = 0
 
     async def available(self) -> int:
-        """How much more could be promised, as things stand."""
+        """Reads how much more could be reserved now."""
         budget = await self._env.store.read(BudgetKey(self._share.job_id, self._share.run_id))
         return self._available(0 if budget is None else budget.left)
 
     async def reserve(self, prices: Sequence[int]) -> list[CallReservation | None]:
-        """Takes what these calls may cost; None for those that the budget has nothing left for."""
+        """Reserves the prices of these calls. Returns None for each call that the budget cannot pay
+        for."""
         paid = [True] * len(prices)
         for _ in range(_TRIES):
             need = sum(price for price, fits in zip(prices, paid, strict=True) if fits)
@@ -79,11 +84,14 @@ class BudgetReservations:
             if isinstance(verdict, Missing):
                 return [None] * len(prices)
             if isinstance(verdict.row, Budget):
+                # The refusal carries the budget row: drop the calls that it cannot pay for and try
+                # again.
                 paid = reservation.affordable(prices, self._available(verdict.row.left))
+        # Calls without a price need no reservation.
         return [CallReservation(self.unit, 0) if price == 0 else None for price in prices]
 
     def close(self, reservation: CallReservation) -> None:
-        """The call is over: what it did not spend can pay for others."""
+        """Ends a call. The part that it did not spend can pay for other calls."""
         self._promised -= reservation.price
         self._spent += reservation.spent
         if reservation.spent > reservation.price:
@@ -98,7 +106,7 @@ class BudgetReservations:
             )
 
     async def return_unused(self) -> None:
-        """Gives back what is promised to nobody."""
+        """Returns the part of the reservation that no call in progress may spend."""
         for _ in range(_TRIES):
             if isinstance(await self._resize(self._promised + self._spent), Applied | Missing):
                 return
@@ -107,12 +115,14 @@ class BudgetReservations:
         return max(0, left + self._share.taken - self._promised - self._spent)
 
     async def _resize(self, taken: int) -> Verdict:
-        """One step of the share to another size. A refusal may be by our own earlier step, whose
-        outcome nobody knew: then the row tells how large the share is."""
+        """Changes the size of the reservation by one numbered change. The store may refuse it
+        because of an earlier change of this poller whose outcome was unknown; then the returned row
+        states the size."""
         share = self._share
         if taken == share.taken and self._is_sure:
             return Applied(())
-        self._is_sure = False  # Until there is an answer.
+        self._is_sure = False  # Until the store has answered.
+        # Money that is already spent must be recorded even if the budget has nothing left.
         is_owed = taken <= self._promised + self._spent
         change = (reservation.force_resize if is_owed else reservation.resize)(share, taken=taken)
         verdict = await self._env.commit(change)

@@ -1,7 +1,7 @@
-"""Doorkeeper: lets the tasks of one poller through to hosts that take few at a time (SPEC.md 4.8).
+"""HostLimiter: admits the tasks of one poller to hosts with limits (SPEC.md 4.8).
 
-A task whose host is full is parked, unclaimed and uncounted; where there is no room for it, it goes
-back to the queue until about its turn.
+A task whose host has no room is held, without a claim and without an attempt. If there is no space
+to hold its message, the message is bounced until about its turn.
 """
 
 from __future__ import annotations
@@ -29,14 +29,19 @@ from conveyor.ports.queue import Message, Queue
 from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 
+# Assumed duration of a fetch at a host until one has ended.
 _FETCH_ESTIMATE_S = 1.0
+# Weight of the newest fetch in the moving average. A larger weight follows changes faster, and
+# single slow pages too.
 _WEIGHT = 0.3
-_EARLY_TURNS = 0.5  # Somebody should be there when a place is free: half a turn early.
+# A message returns half a turn before its host is expected to have room, because an unused place at
+# a host is lost and a message that is early only waits.
+_EARLY_TURNS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedMessage:
-    """A message that may be worked on now: at its host, if that is limited."""
+    """A message that may be worked on now, with a lease at its host if the host has a limit."""
 
     message: Message
     host: str | None = None
@@ -44,7 +49,7 @@ class AdmittedMessage:
 
 
 class HostLimiter:
-    """Remembers of each host when the next message has its turn, and how long its fetches take."""
+    """Keeps, for each host, when the next message has its turn and how long its fetches take."""
 
     def __init__(self, env: Context, job: Job, host_limits: HostLimits, metrics: Metrics) -> None:
         self._env = env
@@ -59,7 +64,8 @@ class HostLimiter:
         self.held = HeldMessages(env.queue)
 
     def pop_held(self, count_max: int) -> list[tuple[Message, str]]:
-        """Messages whose hosts may have room now, no more of each than it may have room for."""
+        """Takes held messages whose hosts may have room, for each host no more than it may have
+        room for."""
         taken: list[tuple[Message, str]] = []
         for host in [each for each in self.held.hosts if self._is_open(each)]:
             count = min(count_max - len(taken), self._concurrency(host))
@@ -69,7 +75,8 @@ class HostLimiter:
     async def acquire_hosts(
         self, parked: Sequence[tuple[Message, str]], fresh: Sequence[Message]
     ) -> list[AdmittedMessage]:
-        """Those that may go through; the others wait here, or are on their way back."""
+        """Returns the messages that are admitted. The others are held or bounced."""
+        # Held messages first: they have waited longer than the new ones.
         named: list[tuple[Message, str | None]] = [*parked]
         named += [(message, await self._host_of(message)) for message in fresh]
         asked = [number for number, (_, host) in enumerate(named) if self._is_open(host)]
@@ -86,14 +93,14 @@ class HostLimiter:
         return admitted
 
     def record_duration(self, admitted: AdmittedMessage, seconds: float) -> None:
-        """A fetch has ended: its host has room, and we know its pace."""
+        """Records the end of a fetch: its host has room now, and its duration updates the average."""
         if admitted.host is not None:
             self._full_until.pop(admitted.host, None)
             before = self._fetch_s.get(admitted.host, seconds)
             self._fetch_s[admitted.host] = before + _WEIGHT * (seconds - before)
 
     def until_due(self) -> float:
-        """Seconds until the next of those that had to wait has its turn."""
+        """Returns the seconds until the next held or bounced message has its turn."""
         now = trio.current_time()
         while self._due and self._due[0] <= now:
             heapq.heappop(self._due)
@@ -103,6 +110,7 @@ class HostLimiter:
     async def _host_of(self, message: Message) -> str | None:
         ref = message.ref
         task = await self._env.store.read(TaskKey(ref.job_id, ref.run_id, ref.task_id, ref.shard))
+        # No host lease for a task that will not be fetched: its message is only acked or bounced.
         if task is None or task.status in TASK_TERMINAL:
             return None
         host = host_of(task.url)
@@ -131,6 +139,7 @@ class HostLimiter:
         limit = self._limits.limit_for(host)
         if limit.concurrency is not None:
             return limit.concurrency
+        # With a rate only: as many as may start at once when lateness is made up for.
         return 1 + math.ceil((limit.rate_per_s or 0.0) * limits.HOST_SLACK_S)
 
     async def _hold_or_bounce(self, refused: Sequence[tuple[Message, str]]) -> None:
@@ -145,12 +154,14 @@ class HostLimiter:
     async def _bounce(self, message: Message, delay_s: float) -> None:
         self._metrics.messages_bounced.inc()
         heapq.heappush(self._due, trio.current_time() + delay_s)
-        with suppress(Unavailable):  # It comes back by itself.
+        # The message returns after its visibility timeout.
+        with suppress(Unavailable):
             await self._env.queue.bounce((message,), delay_s=delay_s)
 
     def _wait_s(self, host: str, message: Message) -> float:
-        """The next turn that is free at this host, by what we know of its pace. Who had a turn and
-        came too early does not line up behind all the others again."""
+        """Returns the seconds until the next free turn at this host, estimated by its pace. A
+        message that was received before has its own sequence of turns, so that a message that
+        returned too early does not wait behind all new ones again."""
         limit = self._limits.limit_for(host)
         now = trio.current_time()
         turns = self._turn_at if message.receives == 1 else self._next_turn_at
@@ -160,6 +171,8 @@ class HostLimiter:
         wait_s = host_limit.host_wait_s(
             turn_at + (1 - _EARLY_TURNS) * turn_s, now=now, is_sure=is_sure
         )
+        # Bounded by the delay that is really used, or the turns of a slow host would move ever
+        # further into the future.
         turns[host] = min(turn_at + turn_s, now + wait_s + turn_s)
         return wait_s
 
@@ -172,14 +185,13 @@ class HostLimiter:
         self._full_until[host] = until
 
 
-# HeldMessages: messages in hand whose hosts are full, until there is room (SPEC.md 4.8).
+# HeldMessages: received messages whose hosts are at their limit, until there is room (SPEC.md 4.8).
 #
-# A parked message has neither slot nor lease nor claim. If its receipt lapses, somebody else has
-# it.
+# A held message has no slot, lease or claim. If its receipt lapses, another worker has received it.
 
 
 class HeldMessages:
-    """Room for `HELD_MESSAGES_MAX` messages, in a line for each host."""
+    """Space for `HELD_MESSAGES_MAX` messages, in order of arrival for each host."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -195,13 +207,13 @@ class HeldMessages:
         return self._lines.keys()
 
     def hold(self, host: str, message: Message) -> None:
-        """At the end of its host's line."""
+        """Appends the message to those of its host."""
         assert not self.is_full
         self._lines.setdefault(host, deque()).append(message)
         self._count += 1
 
     def pop(self, host: str, count_max: int) -> list[Message]:
-        """From the head of the host's line."""
+        """Takes the oldest messages of the host."""
         line = self._lines[host]
         taken = [line.popleft() for _ in range(min(count_max, len(line)))]
         self._count -= len(taken)
@@ -210,8 +222,9 @@ class HeldMessages:
         return taken
 
     async def extend_forever(self) -> None:
-        """Keeps the messages hidden; those that were lost all the same are forgotten."""
+        """Keeps the messages hidden. Messages whose receipts were lost are forgotten."""
         while True:
+            # 20 s of the 45 s that a message stays hidden, so that one call may fail.
             await trio.sleep(2 * limits.HEARTBEAT_S)
             parked = [message for line in self._lines.values() for message in line]
             if not parked:
@@ -219,7 +232,8 @@ class HeldMessages:
             try:
                 lost = await self._queue.extend(parked, visibility_s=limits.VISIBILITY_S)
             except Unavailable:
-                continue  # There is time for one more try.
+                # The next call still comes before the messages return.
+                continue
             self._forget(lost)
 
     def _forget(self, receipts: frozenset[str]) -> None:
@@ -234,7 +248,7 @@ class HeldMessages:
             self.hold(host, message)
 
     async def release_all(self) -> None:
-        """Puts everything back, for anybody to have."""
+        """Bounces all held messages without a delay, so that any worker can receive them."""
         parked = [message for host in list(self.hosts) for message in self.pop(host, self._count)]
         if parked:
             await self._queue.bounce(parked, delay_s=0.0)
