@@ -58,7 +58,7 @@ USAGE_S = 60.0
 
 
 def slots_count(capacity: int) -> int:
-    """Returns the total number of slots of a limiter in which one caller alone may hold `capacity`."""
+    """Returns how many slots a limiter has if one caller alone may hold `capacity`."""
     return capacity + -(-capacity // SHARE)
 
 

@@ -156,7 +156,7 @@ class StorageBreaker:
             self.abandon_probe(probe)  # No effect if the probe has reported.
 
     async def _put(self, blobs: Blobs, owner: str, size_bytes: int) -> Exception | None:
-        """Stores a body and deletes it. Returns the error if the storage does not accept the body."""
+        """Stores a body and deletes it. Returns the error if the storage refuses the body."""
         prefix = f"{PROBE_PREFIX}/{owner}"
         try:
             blobs.check_room()

@@ -93,7 +93,7 @@ class HostLimiter:
         return admitted
 
     def record_duration(self, admitted: AdmittedMessage, seconds: float) -> None:
-        """Records the end of a fetch: its host has room now, and its duration updates the average."""
+        """Records the end of a fetch: its host has room, and its duration updates the average."""
         if admitted.host is not None:
             self._full_until.pop(admitted.host, None)
             before = self._fetch_s.get(admitted.host, seconds)

@@ -1,4 +1,8 @@
-"""Env: everything a use case needs from outside, in one value; tests and the simulator make it."""
+"""Context: everything that a use case needs from outside, in one value.
+
+The composition root, the tests and the simulator each build one. A use case reads no setting, clock
+or random number from anywhere else.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +34,12 @@ from conveyor.usecases.event_log import EventWakeups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingConfig:
-    """How long things wait for company: where each call has its price, longer (decision 0012).
+    """How long operations wait to form a batch. Engines with a price per call wait longer (decision
+    0012).
 
-    A group of settles waits `settle_s`, or for `settle_max`. A poller waits `receive_share` of what
-    a task takes, or for the room that one receive fills, and receives up to `receive_max`.
+    A group of settles is written after `settle_s`, or when it has `settle_max` settles. A poller
+    waits for `receive_share` of a task's duration, or until there is room for a full receive, and
+    receives up to `receive_max` messages.
     """
 
     settle_s: float = 0.01
@@ -44,12 +50,14 @@ class BatchingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollIntervals:
-    """How many seconds pass between two looks for what is due, where nobody tells of it.
+    """Seconds between two queries for due work, for the cases in which no signal arrives.
 
-    A batch that has not moved for `stalled_s` is one that nobody walks any more.
+    A batch that has not moved for `stalled_s` has lost its ingester.
     """
 
+    # How late a worker finds a new run if the signal was lost.
     discover_s: float = 10.0
+    # No signal reaches a helper process, so this is how soon it finds a new run or a stop.
     helper_discover_s: float = 0.25
     notices_s: float = 1.0
     schedules_s: float = 1.0
@@ -61,28 +69,35 @@ class PollIntervals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
-    """What an operator may tune; pinned on rows where a later change must not reach them.
+    """The values that an operator may tune. A value that must not change for existing jobs is
+    pinned on their rows.
 
-    `at_once_max` is how many tasks the engine takes in one transaction with their job,
-    `chunk_tasks` how many a step of an ingest or a walk takes. `targets` is what our own fetches
-    may reach; None when a gateway elsewhere fetches. `has_gateway_key` when that gateway is called
-    with a key of the operator's, not of its callers. `webhooks` is what our deliveries may reach.
-    `knows_costs` when the gateway has prices in money. No body is shown, nor kept by a bucket, for
-    longer than `body_days`, and no row of a run for longer than `row_days` after its results
-    expired. `pace` is what the engine asks for. `lines` are whole but where their worth is
-    measured. A stop is complete `unseen_s` after its request at the earliest: a worker that has
-    lost the service which counts leases needs so long to notice the stop by itself, and nobody
-    sees the leases that it holds meanwhile.
+    `at_once_max` is how many tasks the engine takes in one transaction with their job.
+    `chunk_tasks` is how many tasks one step of an ingest or of a page walk takes. `targets` limits
+    what direct fetches may reach; it is None if a remote gateway fetches. `has_gateway_key` is True
+    if that gateway is called with the operator's key instead of the callers' keys. `webhooks`
+    limits what deliveries may reach. `knows_costs` is True if the gateway has prices in money.
+
+    No body is kept or shown for longer than `body_days`. No row of a run is kept for longer than
+    `row_days` after its results expired. `pace` is chosen for the engine. `backpressure` is fully
+    enabled except in benchmarks.
+
+    A stop is complete `unseen_s` after its request at the earliest. A worker that cannot reach the
+    service that counts leases needs that long to notice the stop from the run's row, and its leases
+    are not visible meanwhile.
     """
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
     at_once_max: int = limits.INLINE_TASKS_MAX
+    # Read at construction, not at import: tests and the simulator replace the limit.
     chunk_tasks: int = field(default_factory=lambda: limits.CHUNK_TASKS)
     shard_count: int = limits.TASK_SHARD_COUNT
     max_inflight: int = limits.MAX_INFLIGHT
     targets: TargetPolicy | None = field(default_factory=TargetPolicy)
     has_gateway_key: bool = False
     webhooks: TargetPolicy = field(default_factory=TargetPolicy)
+    # How long a stop or a deletion waits for work to end before it responds. The same as
+    # POLLER_GRACE_S (actors/queue_discovery.py).
     teardown_s: float = 5.0
     unseen_s: float = 0.0
     knows_costs: bool = True
@@ -98,18 +113,22 @@ class RuntimeConfig:
 
 
 class InlineExecutor:
-    """Work done on the spot: for worlds without threads."""
+    """Runs work in the calling task, for tests and the simulator, which have no threads."""
 
     async def run(self, work: Callable[[], T]) -> T:
+        # A thread executor always has a checkpoint, so this one has one too.
         await trio.lowlevel.checkpoint()
         return work()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The ports, the randomness (secrets are drawn from it too) and the name of this process
-    start. `cache` where looking costs less than reading. `is_apart` while leases are not agreed
-    upon with others, as nobody can be asked."""
+    """The ports, the randomness (also the source of secrets) and the id of this process start.
+
+    `cache` is None if reading counters from the store costs no more than a cache. `is_apart`
+    returns True while the shared coordinator is unavailable and leases are not agreed upon with
+    other processes.
+    """
 
     store: Store
     queue: Queue
@@ -135,8 +154,10 @@ class Context:
         return self.minter.mint(self.clock.now(), self.random)
 
     async def commit(self, change: Change) -> Verdict:
-        """Applies a change; events that it tells of are given their places behind it."""
+        """Applies one change. If it was applied, numbers the events that it inserted."""
         (verdict,) = await self.store.commit((change,))
         if isinstance(verdict, Applied):
+            # In a commit of its own, so that the changes of one caller do not conflict on the row
+            # that numbers its events. The sweeper numbers the events if this process stops here.
             await event_log.number_committed(self.store, self.news, change)
         return verdict

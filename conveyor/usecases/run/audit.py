@@ -1,4 +1,4 @@
-"""Audits: every row of a run recounted, and some of its bodies read again (docs/api.md, Audit)."""
+"""Audit: recounts every row of a run and reads some of its bodies again (docs/api.md, Audit)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from conveyor.usecases.run.retention import expiries_of
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found; `is_live` when the run went on meanwhile, so that counts have some play."""
+    """The result of an audit. `is_live` is True if the run was live at the end, so that the
+    counters may have moved."""
 
     run: Run
     is_live: bool
@@ -38,7 +39,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def audit(env: Context, run: Run) -> Audit:
-    """Reads every row once, a page at a time, and up to `AUDIT_BODIES_MAX` bodies as a whole."""
+    """Reads every row once, page by page, and up to `AUDIT_BODIES_MAX` bodies completely."""
     before, expiries = await totals_of(env, run), await expiries_of(env, run)
     counts: Counter[str] = Counter()
     sample: list[Task] = []
@@ -51,8 +52,10 @@ async def audit(env: Context, run: Run) -> Audit:
                 if row.result is not None and not expiries.is_over(row):
                     bodies += 1
                     _consider(env, sample, row, bodies)
-            # Twice the time that a page took belongs to others.
+            # An audit uses at most a third of the time, so that it does not delay other work.
             await trio.sleep(2 * (trio.current_time() - begun_at))
+    # Counters before and after the walk: while a run is live, a row's count may lie between the
+    # two.
     after = await totals_of(env, run)
     current = await env.store.read(RunKey(run.job_id, run.run_id))
     if current is None or current.status not in RUN_VISIBLE:
@@ -69,7 +72,8 @@ async def audit(env: Context, run: Run) -> Audit:
 
 
 def _consider(env: Context, sample: list[Task], row: Task, number: int) -> None:
-    """A fair sample of the rows that have a body; `number` is how many there were so far."""
+    """Reservoir sampling: each row with a body has the same chance to be in the sample. `number` is
+    how many such rows were seen so far."""
     if len(sample) < limits.AUDIT_BODIES_MAX:
         sample.append(row)
         return

@@ -1,8 +1,8 @@
-"""Stored bodies on their way out: what is missing or damaged never looks like a whole body.
+"""Downloads of stored bodies: a missing or damaged body is never delivered as a whole one.
 
-A short body is read and checked before anything is said about it. A longer one is checked as it
-goes, and its last piece is held back until its digest is known: whoever reads it sees too few bytes
-rather than wrong ones.
+A short body is read and checked before the response begins. A longer one is checked while it is
+sent, and its last piece is withheld until its digest is known: a client gets too few bytes instead
+of wrong ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from conveyor.domain.ids import CallerId
 from conveyor.ports.errors import BlobMissing, StorageDamaged
 from conveyor.usecases.context import Context
 
-# Read as a whole before it is promised: as much as most pages have, and a moment's work.
+# Bodies up to this size are read completely before the response begins, so that damage becomes an
+# error response. Most pages are smaller. A larger limit costs memory and delay for each download.
 CHECKED_BYTES_MAX = 1024 * 1024
 
 _DAMAGED = "The stored bytes are not those that were fetched; run the task again."
@@ -25,8 +26,8 @@ _DAMAGED = "The stored bytes are not those that were fetched; run the task again
 async def whole_body(
     env: Context, key: str, *, size_bytes: int, sha256: str, absent: str
 ) -> AsyncGenerator[bytes, None]:
-    """The body, checked against its length and digest; NotFound where there is none, and
-    ResultDamaged, at once or at the end, where it is another."""
+    """Returns the body, checked against its length and digest. Raises NotFound if there is none.
+    Raises ResultDamaged, at once or at the end of the stream, if it differs."""
     body = await open_stream(env, key, absent=absent)
     pieces = _checked(body, size_bytes, sha256)
     if size_bytes > CHECKED_BYTES_MAX:
@@ -37,16 +38,19 @@ async def whole_body(
 async def part_of_body(
     env: Context, key: str, *, start: int, end: int, absent: str
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes from `start` to before `end`; ResultDamaged at the end where there are fewer."""
+    """Returns the bytes from `start` to before `end`. Raises ResultDamaged at the end if there are
+    fewer."""
     return _cut(await open_stream(env, key, start=start, absent=absent), end - start)
 
 
 async def open_stream(
     env: Context, key: str, *, start: int = 0, absent: str
 ) -> AsyncGenerator[bytes, None]:
-    """The body from byte `start`, its first piece in hand; NotFound where there is none."""
+    """Opens the body at byte `start` and reads its first piece. Raises NotFound if there is
+    none."""
     pieces = env.blobs.open(key, start=start)
     try:
+        # Before the response begins, so that a missing blob is a 404 instead of a broken response.
         first = await anext(pieces, b"")
     except BlobMissing:
         raise NotFound(absent) from None
@@ -79,6 +83,7 @@ async def _checked(
             if held:
                 yield held
             held = piece
+            # Too long is damaged already; do not read the rest.
             if seen_bytes > size_bytes:
                 break
     finally:
@@ -105,11 +110,12 @@ async def _single(body: bytes) -> AsyncGenerator[bytes, None]:
     yield body
 
 
-# Links: tokens that make one address work without a key, for a while (docs/api.md, Results).
+# Links: tokens that make one URL work without an API key, for a limited time (docs/api.md,
+# Results).
 
 
 LetsIn = Callable[[CallerId], bool]
-"""Whether the key of a caller would be let in now: its links end with it."""
+"""Returns whether the key of a caller is accepted now: links end with the key of their caller."""
 
 
 def let_all_in(caller: CallerId) -> bool:
@@ -121,10 +127,11 @@ def make_token(env: Context, what: str, *, purpose: str, until: float) -> str:
 
 
 def check_token(env: Context, token: str, what: str, *, purpose: str, absent: str) -> None:
-    """NotFound for any token that we did not make for this, and once its time is over."""
+    """Raises NotFound for any token that was not made for this purpose and object, and for an
+    expired one."""
     text, _, signature = token.partition(".")
     expires = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
-    # Only as we write it: leading zeros would give one link many spellings.
+    # Accept only the canonical spelling: with leading zeros one link would have many URLs.
     is_ours = text == str(expires)
     expected = _signature(env, what, purpose, expires)
     if not is_ours or not signature.isascii() or not hmac.compare_digest(expected, signature):

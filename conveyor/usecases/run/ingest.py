@@ -1,7 +1,7 @@
-"""Ingest: walks the source of one open batch into its run, step by step (SPEC.md 4.3).
+"""Ingest: writes the source of one open batch into its run, chunk by chunk (SPEC.md 4.3).
 
-Safe to run twice, to be cut off anywhere and to be taken over: rows are only inserted, counts and
-checkpoint move together, and the batch's epoch fences off whoever came before.
+Ingest may run twice, be interrupted anywhere and be taken over. Rows are only inserted, counters
+and checkpoint move in one change, and the batch's epoch fences off the previous ingester.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPEC = msgspec.json.Decoder(TaskSpec)
 
 
 class Ingested(Enum):
-    """How a walk ended."""
+    """How the ingest of a batch ended."""
 
     SEALED = "every line is in"
     FENCED = "somebody else has taken it over, or the run has ended"
@@ -40,9 +40,10 @@ class Ingested(Enum):
 
 
 async def acquire_batch(env: Context, batch: Batch) -> Batch | None:
-    """Makes an open batch ours; None when somebody was quicker, or it is over.
+    """Acquires an open batch by raising its epoch. Returns None if another ingester was faster or
+    the batch is not open.
 
-    A batch that makes no progress however often it is taken up stops its run with a reason.
+    A batch that made no progress in several attempts stops its run with a reason.
     """
     if ingestion.failed_too_often(batch):
         await fail_batch(env, batch, "The list could not be read, however often it was tried.")
@@ -56,7 +57,7 @@ async def acquire_batch(env: Context, batch: Batch) -> Batch | None:
 
 
 async def fail_batch(env: Context, batch: Batch, detail: str) -> None:
-    """The list cannot be read: the run is stopped and says so."""
+    """Stops the run of a list that cannot be read, and abandons the batch."""
     run = await env.store.read(RunKey(batch.job_id, batch.run_id))
     if run is not None and run.status in RUN_LIVE:
         change = termination.request_stop(
@@ -64,11 +65,13 @@ async def fail_batch(env: Context, batch: Batch, detail: str) -> None:
         )
         await env.commit(change)
         await env.signals.run_changed(run.job_id, run.run_id)
+    # Last: if this process stops before, the batch is still open and the next ingester repeats
+    # both.
     await env.commit(ingestion.abandon(batch, now=env.now()))
 
 
 async def ingest_batch(env: Context, batch: Batch) -> Ingested:
-    """Ingests what is left of the batch, seals it, and looks whether the run is complete."""
+    """Ingests the rest of the batch, seals it, and checks whether the run is complete."""
     run = await env.store.read(RunKey(batch.job_id, batch.run_id))
     if run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None:
         await env.commit(ingestion.abandon(batch, now=env.now()))
@@ -80,17 +83,20 @@ async def ingest_batch(env: Context, batch: Batch) -> Ingested:
         await fail_batch(env, batch, str(error))
         return Ingested.GIVEN_UP
     sealed = await seal(env, batch)
+    # All tasks may have ended before the seal, and then no later settle checks for completion.
     await runs.complete_if_done(env, batch.job_id, batch.run_id)
     return sealed
 
 
 async def _put_chunks(env: Context, batch: Batch, run: Run) -> bool:
-    """Whether all of them are in; not if somebody else has taken over."""
+    """Writes all chunks. Returns False if another ingester has taken over."""
 
     async def put(chunk: Chunk) -> bool:
         verdict = await env.store.put_chunk(chunk)
         if not isinstance(verdict, Applied):
             return False
+        # After each chunk, so that the poller does not sleep while the list is still being
+        # ingested.
         await env.signals.run_changed(run.job_id, run.run_id)
         return True
 
@@ -100,6 +106,7 @@ async def _put_chunks(env: Context, batch: Batch, run: Run) -> bool:
 async def seal(env: Context, batch: Batch) -> Ingested:
     current = await env.store.read(ingestion.batch_key(batch))
     run = await env.store.read(RunKey(batch.job_id, batch.run_id))
+    # The row is read again, because the chunks have moved its counters and checkpoint.
     if current is None or run is None or current.epoch != batch.epoch:
         return Ingested.FENCED
     if current.status is BatchStatus.SEALED:
@@ -128,6 +135,7 @@ def _chunks(env: Context, batch: Batch, run: Run) -> AsyncGenerator[Chunk, None]
 async def _chunks_of_list(
     env: Context, batch: Batch, run: Run, source: StagedList
 ) -> AsyncGenerator[Chunk, None]:
+    # The checkpoint of a staged list is a byte position, so a resumed ingest skips nothing.
     start = int(batch.cursor or 0)
     async with aclosing(_groups(env, source.key, start)) as groups:
         async for specs, cursor in groups:
@@ -142,6 +150,8 @@ async def _chunks_of_upload(
     job = await env.store.read(JobKey(batch.job_id))
     if job is None:
         return
+    # An uploaded list has no usable byte position (gzip), so a resumed ingest reads it from the
+    # start and skips the lines that are done.
     behind = 0
     async with aclosing(upload.groups(env, source)) as groups:
         async for lines in groups:
@@ -161,7 +171,7 @@ async def _chunks_of_upload(
 async def _groups(
     env: Context, key: str, start: int
 ) -> AsyncGenerator[tuple[list[TaskSpec], int], None]:
-    """Fixed counts of lines, each with the byte position behind it."""
+    """Yields chunks of specs, each with the byte position after its last line."""
     specs: list[TaskSpec] = []
     position, rest = start, b""
     async with aclosing(env.blobs.open(key, start=start)) as pieces:
@@ -181,6 +191,7 @@ async def _chunks_of_rows(
     env: Context, batch: Batch, run: Run, source: RowsOf
 ) -> AsyncGenerator[Chunk, None]:
     after = TaskId(batch.cursor) if batch.cursor else None
+    # Only the ids and the shard count are used, and runs of one job have the same shard count.
     previous = msgspec.structs.replace(run, run_id=source.run_id)
     async with aclosing(pages_of(env, previous, after=after)) as pages:
         async for page in pages:
@@ -192,11 +203,11 @@ async def _chunks_of_rows(
 
 
 def _advanced(batch: Batch, chunk: Chunk) -> Batch:
-    """The batch as it stands once the chunk is in."""
+    """Returns the batch as it is after the chunk is written."""
     return msgspec.structs.replace(batch, **chunk.values)
 
 
-# Ahead: the next thing is made while the last one is used.
+# Prefetch: the next item is made while the last one is used.
 
 
 T = TypeVar("T")
@@ -205,18 +216,20 @@ T = TypeVar("T")
 async def prefetch_each(
     source: AsyncGenerator[T, None], use: Callable[[T], Awaitable[bool]]
 ) -> bool:
-    """Uses one after the other; ends, and answers False, as soon as `use` does.
+    """Uses the items one after the other. Stops and returns False as soon as `use` returns False.
 
-    At most one that is not used yet has been made, and another is in the making. What either side
-    raises comes through by itself, not in a group.
+    At most one made item waits, and one more is being made. Errors of either side are raised as
+    they are, not in an exception group.
     """
+    # No buffer: `send` returns when the item is received, so memory holds two chunks at most.
     made, taken = trio.open_memory_channel[T](0)
     failures: list[ConveyorError | ValueError] = []
     are_all_made = are_all_used = False
 
     async def make() -> None:
         nonlocal are_all_made
-        with made:  # Not async: a cancellation there would hide what was raised.
+        # Not `async with`: a cancellation at its checkpoint would hide the error that was raised.
+        with made:
             try:
                 async with aclosing(source) as things:
                     async for thing in things:

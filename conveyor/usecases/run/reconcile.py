@@ -1,7 +1,7 @@
-"""Reconcile: finds what a crash left half done and finishes it by the ordinary paths
+"""Reconcile: finds operations that a crash interrupted and finishes them by the ordinary paths
 (SPEC.md 4.14).
 
-Everything here is small, paginated, conditional on what it read, and safe to repeat.
+Each repair is small, reads in pages, is conditional on what it read, and is safe to repeat.
 """
 
 from __future__ import annotations
@@ -29,18 +29,26 @@ from conveyor.usecases.run import ingest, runs
 from conveyor.usecases.run.ingest import Ingested
 from conveyor.usecases.submit import staging, upload
 
+# Rows per query. A smaller page costs more calls, a larger one more memory.
 _PAGE = 200
+# How much one slice of a deletion removes before the claim is renewed. A slice must end well within
+# DELETION_CLAIM_S, or another process takes the deletion over.
 _DELETION_ROWS, _SCRUB_BODIES = 2_000, 1_000
+# How long one deletion continues before the next due one has its turn. With a larger value, one
+# large job delays the deletions of all other callers.
 _TURN_S = 10.0
+# Runs that ended earlier are not checked for a remaining queue, after a start either.
 _ENDED_LOOKBACK_S = 3600.0
-# Whoever makes a queue anew reads the run's row afterwards, and removes the queue if the run has
-# ended. So much later nobody is between the two any more, and one removal is the last.
+# A process that creates a queue again reads the run's row afterwards, and removes the queue if the
+# run has ended. This long after the end no process is between these two steps, so one removal is
+# final.
 _REOPENED_S = 60.0
+# Events younger than this are usually being numbered by the process that committed them.
 _UNPLACED_S = 2.0
 
 
 class SweepResult(msgspec.Struct):
-    """What one sweep did."""
+    """The number of repairs of one sweep."""
 
     completed: int = 0
     stopped: int = 0
@@ -49,29 +57,31 @@ class SweepResult(msgspec.Struct):
 
 
 async def stalled_batches(env: Context, *, idle_s: float) -> list[Batch]:
-    """Open batches that nobody has moved for a while."""
+    """Returns open batches that no ingester has moved for `idle_s`."""
     statuses = lifecycle.sources(BATCH, "sealed")
     query = BatchesIn(statuses=statuses, idle_since=env.now() - idle_s, limit=_PAGE)
     return await env.store.find(query)
 
 
 async def finish_batch(env: Context, batch: Batch) -> Ingested:
-    """Takes a batch up where it stands; ends the intent if its run is over."""
+    """Acquires a batch and ingests the rest of it. If its run has ended, the batch is abandoned."""
     taken = await ingest.acquire_batch(env, batch)
     if taken is None:
         return Ingested.FENCED
     try:
         return await ingest.ingest_batch(env, taken)
     except Unavailable:
+        # An outage is not the fault of the list, so it must not count towards the attempts of the
+        # batch.
         await env.commit(ingestion.undo_failure_count(taken))
         raise
 
 
 async def sweep_runs(env: Context, drained: dict[RunId, Run] | None = None) -> SweepResult:
-    """Looks at every live run once: missed completions, half stops, lost messages.
+    """Checks every live run once, for missed completions, unfinished stops and lost messages.
 
-    `drained` are open runs whose tasks had all ended at an earlier sweep, as their rows stood then:
-    while the row is the same there is nothing to repair, and the run costs nothing.
+    `drained` has the open runs whose tasks had all ended at an earlier sweep, with their rows at
+    that time. While the row is the same there is nothing to repair, and the run costs no read.
     """
     repairs = SweepResult()
     before, now_drained = drained or {}, {}
@@ -86,6 +96,7 @@ async def sweep_runs(env: Context, drained: dict[RunId, Run] | None = None) -> S
             ):
                 now_drained[run.run_id] = run
         if len(page) < _PAGE:
+            # Only after a complete pass: an interrupted one has not seen all runs.
             if drained is not None:
                 drained.clear()
                 drained.update(now_drained)
@@ -94,13 +105,15 @@ async def sweep_runs(env: Context, drained: dict[RunId, Run] | None = None) -> S
 
 
 async def close_ended_queues(env: Context, *, last_at: float | None = None) -> float:
-    """A crash may fall between a run's end and the removal of its queue. Each ended run has its
-    queue removed here once, some time after its end, and its row says so from then on.
+    """Removes the queues of ended runs, because a crash may fall between the end of a run and the
+    removal of its queue. Each queue is removed once, some time after the end, and the row records
+    it.
 
-    `last_at` is what the last complete call answered: runs that ended well before are done.
+    `last_at` is the result of the last complete call: runs that ended well before are done.
     """
     now = env.now()
     since = now - _ENDED_LOOKBACK_S
+    # A `last_at` in the future means that the clock was set back; then use the full lookback.
     if last_at is not None and last_at <= now:
         since = max(since, last_at - 2 * _REOPENED_S)
     after: RunId | None = None
@@ -108,6 +121,7 @@ async def close_ended_queues(env: Context, *, last_at: float | None = None) -> f
         query = RunsIn(statuses=RUN_TERMINAL, updated_since=since, after=after, limit=_PAGE)
         page = await env.store.find(query)
         for run in page:
+            # An `updated_at` in the future gives a negative age, and the queue is closed at once.
             if not run.queue_closed and not 0 <= now - run.updated_at < _REOPENED_S:
                 await isolate(
                     partial(_close_queue, env, run),
@@ -122,14 +136,16 @@ async def close_ended_queues(env: Context, *, last_at: float | None = None) -> f
 
 async def _close_queue(env: Context, run: Run) -> None:
     await env.queue.close_run(run.run_id)
+    # After the removal: a crash in between repeats a removal, which is harmless.
     await env.commit(termination.note_queue_closed(run))
 
 
 async def _repair(env: Context, run: Run, repairs: SweepResult) -> bool:
-    """Answers whether the run is open and has no task that has not ended."""
+    """Repairs one run. Returns whether the run is open and all its tasks have ended."""
     if run.stop_requested_at is not None:
         await env.signals.teardown(run.job_id, run.run_id, deadline_s=env.policy.teardown_s)
-        with suppress(Conflict):  # Whoever keeps changing it is done when we come again.
+        # A conflict means that other processes keep changing the row. The next sweep tries again.
+        with suppress(Conflict):
             await runs.finish_stop(env, run.job_id, run.run_id)
             repairs.stopped += 1
     elif await runs.complete_if_done(env, run.job_id, run.run_id):
@@ -149,12 +165,12 @@ async def _is_drained(env: Context, run: Run) -> bool:
 
 
 async def _resend(env: Context, run: Run) -> int:
-    """Sends refs again when a run has unfinished tasks but not one message.
+    """Sends the references again if a run has unfinished tasks but no message at all.
 
-    Only then: a queue that is merely slow must not be flooded. A task that somebody has in hand
-    has a message, so the queue of a run at work is never empty. And not while a list is on its way
-    in: its rows may be there before they count, and nothing may end that was not admitted. Whoever
-    ends the run meanwhile removes its queue: then there is nobody left to send to.
+    Only then, because a slow queue must not be flooded. A task in progress has a hidden message, so
+    the queue of a run with running tasks is never empty. Nothing is sent while a batch is open: its
+    rows may exist before they count, and a task that is not admitted must not end. If another
+    process ends the run meanwhile, its queue is removed and nothing is left to send to.
     """
     depth = await env.queue.depth(run.run_id)
     if depth.visible or depth.hidden:
@@ -164,6 +180,7 @@ async def _resend(env: Context, run: Run) -> int:
     sent = 0
     async with aclosing(pages_of(env, run, statuses=TASK_UNFINISHED)) as pages:
         async for page in pages:
+            # Check before each page, not once: a batch may be opened during the walk.
             if await ingest.open_batches_of(env, run.job_id, run.run_id):
                 break
             refs = [TaskRef(run.job_id, run.run_id, row.task_id, row.shard) for row in page]
@@ -176,15 +193,16 @@ async def _resend(env: Context, run: Run) -> int:
 
 
 async def place_events(env: Context) -> int:
-    """Events whose writer did not come to giving them their places."""
+    """Numbers events whose process stopped before it numbered them."""
     return await event_log.number_orphans(env.store, env.news, before=env.now() - _UNPLACED_S)
 
 
 async def delete_due(env: Context) -> bool:
-    """Removes what is left of deleted jobs and runs; each is done twice, some time apart.
+    """Removes the rows and bodies of deleted jobs and runs. Each deletion has two passes, some time
+    apart.
 
-    Nobody waits for a large one: it has its turn, and then the others. Answers whether one was left
-    unfinished that way.
+    A large deletion is interrupted after its turn, so that others are not delayed. Returns whether
+    one was left unfinished in this way.
     """
     is_left = False
     for scrub in await env.store.find(DueScrubs(due_by=env.now(), limit=_PAGE)):
@@ -201,11 +219,13 @@ async def delete_due(env: Context) -> bool:
 
 
 async def _delete_slice(env: Context, scrub: DeletionIntent) -> bool:
-    """Whether that was all, or somebody else is at it."""
+    """Continues one deletion for a turn. Returns True if it is done or another process has claimed
+    it."""
     until = env.now() + _TURN_S
     taken = await _claim(env, scrub, limits.DELETION_CLAIM_S)
     if taken is None:
         return True
+    # Queues first, while the rows that name them still exist.
     if scrub.run_id is None:
         await _close_queues(env, scrub)
     else:
@@ -213,6 +233,7 @@ async def _delete_slice(env: Context, scrub: DeletionIntent) -> bool:
     async with aclosing(_delete_slices(env, scrub)) as bites:
         async for _ in bites:
             is_turn_over = env.now() >= until
+            # A claim of 0 s at the end of the turn makes the deletion due again at once.
             taken = await _claim(env, taken, 0.0 if is_turn_over else limits.DELETION_CLAIM_S)
             if taken is None or is_turn_over:
                 return taken is None
@@ -221,8 +242,8 @@ async def _delete_slice(env: Context, scrub: DeletionIntent) -> bool:
 
 
 async def _claim(env: Context, scrub: DeletionIntent, claim_s: float) -> DeletionIntent | None:
-    """It is due again when the claim lapses, so who is lost over it costs only time. None if
-    somebody else was faster: everybody finds it when it is due."""
+    """Claims a deletion until the claim lapses; then it is due again, so a lost process costs only
+    time. Returns None if another process was faster."""
     change = Change(
         (Update(ScrubKey(scrub.scrub_id), _unchanged(scrub), {"due_at": env.now() + claim_s}),)
     )
@@ -239,7 +260,8 @@ def _unchanged(scrub: DeletionIntent) -> Guard:
 
 
 async def _delete_slices(env: Context, scrub: DeletionIntent) -> AsyncGenerator[None, None]:
-    """Bodies, then rows, some at a time."""
+    """Deletes bodies, then rows, one slice per step, so that the claim can be renewed between
+    steps."""
     for prefix in _prefixes(scrub):
         while await env.blobs.delete_prefix(prefix, limit=_SCRUB_BODIES):
             yield
@@ -252,7 +274,7 @@ def _prefixes(scrub: DeletionIntent) -> list[str]:
     if scrub.run_id is None:
         return [job, f"sources/{scrub.job_id}"]
     return [
-        f"{job}/sources/{scrub.run_id}",  # Where lists lay in earlier releases.
+        f"{job}/sources/{scrub.run_id}",  # Lists of earlier releases.
         f"{job}/exports/{scrub.run_id}",
         staging.sources_prefix(scrub.job_id, scrub.run_id),
         f"{job}/runs/{scrub.run_id}",
@@ -260,7 +282,7 @@ def _prefixes(scrub: DeletionIntent) -> list[str]:
 
 
 async def _close_queues(env: Context, scrub: DeletionIntent) -> None:
-    """While the rows of the job's runs still tell which queues it had."""
+    """Removes the queues of all runs of the job, while the rows still name them."""
     before: int | None = None
     while True:
         query = RunsOf(
@@ -276,9 +298,12 @@ async def _close_queues(env: Context, scrub: DeletionIntent) -> None:
 
 def _next_pass(env: Context, scrub: DeletionIntent) -> Change:
     key, seen = ScrubKey(scrub.scrub_id), _unchanged(scrub)
+    # The second pass removes what a worker wrote during the first: a fetch that had begun can still
+    # store its body until its deadline and claim end.
     if scrub.passes_left > 1:
         values = {"due_at": env.now() + limits.SECOND_DELETION_PASS_S}
         return Change((Update(key, seen, values, {"passes_left": -1}),))
+    # The deleted job's row stays as a tombstone, so that a repeated request still succeeds.
     if scrub.run_id is None and scrub.passes_left == 1:
         values = {"due_at": env.now() + limits.TOMBSTONE_TTL_S}
         return Change((Update(key, seen, values, {"passes_left": -1}),))

@@ -1,5 +1,8 @@
-"""Choosing: which tasks of an ended run a rerun starts over, and how many they are
-(SPEC.md 4.18)."""
+"""Reruns: a new run over all or some tasks of the latest run, and the count of matching tasks
+(SPEC.md 4.18).
+
+A rerun takes its run id as an argument: a repeated request finds the run and finishes it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ EVERY_STATUS = frozenset(TaskStatus)
 
 
 class RerunFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller wants to start over: tasks that all of these name; None names every task."""
+    """The tasks that start over: those that match all given filters. None matches every task."""
 
     retry: frozenset[TaskStatus] | None = None
     reasons: frozenset[FailureReason] | None = None
@@ -55,14 +58,15 @@ class RerunFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RerunCount(msgspec.Struct):
-    """How many tasks a choice names, and how many start over: what never finished does anyway."""
+    """How many tasks the filter matches, and how many start over: unfinished tasks always do."""
 
     named: int = 0
     restarted: int = 0
 
 
 async def count_matching(env: Context, run: Run, source: RowsOf) -> RerunCount:
-    """Exact. The counters know unless hosts are asked for; those are only in the rows."""
+    """Counts the matching tasks exactly. The counters suffice unless hosts are given, which only
+    the rows contain."""
     if source.hosts is None:
         chosen = _counted(await totals_of(env, run), run, source)
     else:
@@ -77,7 +81,7 @@ async def count_matching(env: Context, run: Run, source: RowsOf) -> RerunCount:
 
 
 def count_row(chosen: RerunCount, row: Task, source: RowsOf) -> bool:
-    """Counts a row; answers whether it starts over."""
+    """Counts a row. Returns whether its task starts over."""
     is_named = ingestion.matches_filter(row, source)
     is_restarted = is_named or row.status in TASK_UNFINISHED
     chosen.named += is_named
@@ -86,7 +90,8 @@ def count_row(chosen: RerunCount, row: Task, source: RowsOf) -> bool:
 
 
 def _counted(totals: Totals, run: Run, source: RowsOf) -> RerunCount:
-    """An ended run's unfinished tasks are all pending, whatever their rows say."""
+    """Counts from the counters. All unfinished tasks of an ended run count as pending, whatever
+    their rows contain."""
     unfinished = run.total - totals.done
     counts = {
         TaskStatus.SUCCESSFUL: totals.successful,
@@ -100,11 +105,11 @@ def _counted(totals: Totals, run: Run, source: RowsOf) -> RerunCount:
     return RerunCount(named=sum(named.values()), restarted=ended + unfinished)
 
 
-# Reruns: a new run over the tasks of the last one, all of them or some (SPEC.md 4.18).
+# Starting a rerun (SPEC.md 4.18).
 
 
 class Rerun(msgspec.Struct, frozen=True):
-    """A new run that is durable, with what it starts over and what it inherits."""
+    """A new durable run, with the numbers of tasks that start over and that are inherited."""
 
     job: Job
     run: Run
@@ -125,8 +130,10 @@ async def rerun(
     reasons: frozenset[FailureReason] | None = None,
     hosts: frozenset[str] | None = None,
 ) -> Rerun:
-    """Starts run `run_id`, or finds it and finishes it. Without a filter, replays every task."""
+    """Starts run `run_id`, or finds and finishes it. Without a filter, all tasks start over."""
     job = await load_owned_job(env, caller, job_id)
+    # First: a repeated request must not be refused by checks that its own first attempt has made
+    # fail.
     begun = await env.store.read(RunKey(job.job_id, run_id))
     if begun is not None:
         return await _resume(env, job, begun)
@@ -140,7 +147,7 @@ async def rerun(
 
 
 async def ended_run(env: Context, job: Job, choice: RerunFilter) -> Run:
-    """The run that a rerun of this choice would replay; Conflict where there can be none."""
+    """Returns the run that such a rerun would repeat. Raises Conflict if there is none."""
     previous = await latest_run(env, job)
     if previous is None:
         raise Conflict("The job has no run that could be run again.", code="no_prior_run")
@@ -161,7 +168,7 @@ def _refuse_unended(previous: Run) -> None:
 
 
 async def _by_hand(env: Context, job: Job, run_id: RunId) -> Rerun:
-    """What the schedule does by itself: a run over the job's own list."""
+    """Starts a run over the job's own list, as the schedule does."""
     previous = await latest_run(env, job)
     schedule = await env.store.read(ScheduleKey(job.job_id))
     if schedule is None:
@@ -182,6 +189,7 @@ async def _from_rows(
     run = _next_run(env, job, previous, run_id, path=path)
     run = msgspec.structs.replace(run, planned=previous.total, retried=retried)
     tasks: list[Task] = []
+    # A short list goes into the transaction that creates the run, so no batch stays open.
     if path is AdmissionMode.AT_ONCE:
         rows = await _all_rows(env, previous)
         tasks = [ingestion.replay(row, run, source, run.created_at) for row in rows]
@@ -200,7 +208,8 @@ async def _from_rows(
 
 
 async def _from_sources(env: Context, job: Job, previous: Run, run_id: RunId) -> Rerun:
-    """The last run ended before its lists were in: only the pinned sources know every line."""
+    """Starts over from the staged lists. The latest run ended before they were ingested, so its
+    rows do not contain every line."""
     batches = await env.store.find(BatchesOf(job_id=job.job_id, run_id=previous.run_id))
     total = sum(batch.total for batch in batches)
     run = _next_run(env, job, previous, run_id, path=AdmissionMode.LATER)
@@ -210,11 +219,12 @@ async def _from_sources(env: Context, job: Job, previous: Run, run_id: RunId) ->
 
 
 def _renewed(batch: Batch, run: Run, previous: Run) -> Batch:
-    """The same list for a new run: its rows where all are there, else its source from the start."""
+    """Returns the batch for the new run: over the rows if all are there, otherwise over its source
+    from the start."""
     source: Source | None = batch.source
     if source is None:
         source = RowsOf(run_id=previous.run_id, retry=EVERY_STATUS, batch_id=batch.batch_id)
-    elif isinstance(source, RowsOf):  # A filter of the last rerun is not one of this.
+    elif isinstance(source, RowsOf):  # The filter of the last rerun does not apply.
         source = msgspec.structs.replace(source, retry=EVERY_STATUS, reasons=None, hosts=None)
     return Batch(
         job_id=run.job_id,
@@ -233,6 +243,8 @@ async def _start(
 ) -> Rerun:
     verdict = await env.commit(admission.new_run(job, run, batches, tasks))
     if not isinstance(verdict, Applied):
+        # Refused: either an earlier attempt of this request created the run, or another rerun was
+        # faster.
         begun = await env.store.read(RunKey(job.job_id, run.run_id))
         if begun is None:
             raise Conflict("Another run of this job was started.", code="run_not_terminal")
@@ -252,7 +264,8 @@ async def _resume(env: Context, job: Job, run: Run) -> Rerun:
     current = await env.store.read(RunKey(run.job_id, run.run_id)) or run
     totals = await totals_of(env, current)
     if current.status in RUN_LIVE and not current.open_batches and totals.done == current.total:
-        # Nothing but bad lines: no settle will ever come by.
+        # All lines were invalid and have failed already. No settle will follow, so check for
+        # completion here.
         await runs.complete_if_done(env, run.job_id, run.run_id)
         current = await env.store.read(RunKey(run.job_id, run.run_id)) or current
     return Rerun(
@@ -260,7 +273,8 @@ async def _resume(env: Context, job: Job, run: Run) -> Rerun:
         run=current,
         totals=totals,
         rerun_of=run.rerun_of,
-        retried=min(run.retried, run.planned),  # An upload may have had fewer lines than thought.
+        # An uploaded list may have had fewer lines than its estimate.
+        retried=min(run.retried, run.planned),
         inherited=max(0, run.planned - run.retried),
         is_later=run.ingest_status is not None,
     )

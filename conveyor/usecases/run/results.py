@@ -1,5 +1,5 @@
-"""Results: pages of tasks, their bodies and their histories, and the links to them
-(docs/api.md, Results)."""
+"""Results: pages of tasks, their bodies and histories, and the links to them (docs/api.md,
+Results)."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class ResultPage(msgspec.Struct, frozen=True):
 async def page(
     env: Context, job: Job, run: Run, *, status: str, cursor: str | None, limit: int
 ) -> ResultPage:
-    """One page of a run's tasks in id order; exact once the run has ended. It may be short where
-    those asked for are rare: only the cursor tells that nothing is left."""
+    """Returns one page of a run's tasks in id order; exact once the run has ended. It may be short
+    if matching tasks are rare: only a missing cursor means that nothing is left."""
     if status not in FILTERS:
         raise InvalidArgument(f"status must be one of {', '.join(FILTERS)}.", pointer="/status")
+    # The cursor's signature covers the scope, so a cursor works only for the list that issued it.
     scope = f"{job.caller}|{run.job_id}|{run.run_id}|{status}"
     after = None if cursor is None else await _position(env, run, cursor, scope)
     if await _is_none(env, run, status):
@@ -52,6 +53,7 @@ async def page(
         shard_count=run.shard_count,
         statuses=FILTERS[status],
         after=after,
+        # One row more than the page shows whether another page follows.
         limit=limit + 1,
     )
     found = await env.store.page_tasks(query, read_max=limits.ROWS_READ_MAX)
@@ -65,7 +67,7 @@ async def page(
 
 
 async def _is_none(env: Context, run: Run, status: str) -> bool:
-    """Whether the counters know of no such task: nobody need look through all the others then."""
+    """Returns whether the counters show no such task. Then the rows need not be read."""
     if FILTERS[status] is None:
         return False
     totals = await totals_of(env, run)
@@ -75,7 +77,7 @@ async def _is_none(env: Context, run: Run, status: str) -> bool:
 
 
 async def _position(env: Context, run: Run, cursor: str, scope: str) -> TaskId:
-    """A signed cursor, or the plain id of a task of this run (what older clients kept)."""
+    """Reads a signed cursor, or the plain id of a task of this run, which older clients stored."""
     sign = partial(env.secret_box.sign, purpose="cursor")
     try:
         return TaskId(queries.read_cursor(cursor, scope=scope, sign=sign))
@@ -88,7 +90,8 @@ async def _position(env: Context, run: Run, cursor: str, scope: str) -> TaskId:
 
 
 async def ended_task(env: Context, run: Run, task_id: str) -> tuple[Task, float]:
-    """The task, and until when its body may be read if it has one; TaskNotReady before it ended."""
+    """Returns the task, and the instant until which its body may be read. Raises TaskNotReady if it
+    has not ended."""
     task = await load_task(env, run, task_id)
     if task.status not in TASK_TERMINAL:
         raise TaskNotReady("The task has not ended yet.")
@@ -100,7 +103,7 @@ async def ended_task(env: Context, run: Run, task_id: str) -> tuple[Task, float]
 
 
 async def body_of(env: Context, result: Result) -> AsyncGenerator[bytes, None]:
-    """Checked: at once if it is short, at the end if it is long."""
+    """Opens the body, checked: before the response if it is short, at the end if it is long."""
     return await whole_body(
         env,
         result.key,
@@ -111,7 +114,8 @@ async def body_of(env: Context, result: Result) -> AsyncGenerator[bytes, None]:
 
 
 def link_token(env: Context, run: Run, task: Task) -> str:
-    """What makes a body's address work without a key, for a day."""
+    """Makes the token with which the URL of a body works without an API key for
+    RESULT_URL_TTL_S."""
     what = _linked(run.job_id, run.run_id, task.task_id)
     return blob_download.make_token(
         env, what, purpose="result", until=env.now() + limits.RESULT_URL_TTL_S
@@ -127,8 +131,8 @@ async def run_by_link(
     *,
     lets_in: LetsIn = let_all_in,
 ) -> tuple[Job, Run]:
-    """The run that a signed link leads to; NotFound for any link that we did not make, and for
-    those of a caller whose key is let in no longer."""
+    """Returns the run of a signed link. Raises NotFound if the token is not valid or the caller's
+    key is not accepted any more."""
     absent = "There is no such task."
     what = _linked(job_id, run_id, task_id)
     blob_download.check_token(env, token, what, purpose="result", absent=absent)
@@ -143,5 +147,5 @@ def _linked(job_id: str, run_id: str, task_id: str) -> str:
 
 
 def owner_scope(caller: CallerId, what: str) -> str:
-    """What cursors of a caller's own lists are bound to."""
+    """Returns the scope of the cursors of a caller's own lists."""
     return f"{caller}|{what}"

@@ -1,8 +1,8 @@
-"""Expiry: results are kept for a while after their run has ended, then their bodies go
+"""Expiry: results are kept for some time after the end of their run, then their bodies are removed
 (SPEC.md 4.20).
 
-A result expires with the run that made it, also where a rerun has inherited it; and in any case
-when its body is `body_days` old, for a bucket sweeps bodies by their age, whatever their run does.
+A result expires with the run that produced it, also where a rerun has inherited it. It expires
+earlier if its body is `body_days` old, because a bucket removes bodies by age, whatever their run.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.run import runs
 from conveyor.usecases.submit import jobs
 
+# Runs per sweep. The rest stays due for the next sweep.
 _PAGE = 100
 _DAY_S = 86_400.0
 
 
 class ResultExpiry(msgspec.Struct, frozen=True):
-    """When the results that a run shows expire, by the run that made them, as seen `at`; none is
-    older than `body_s`."""
+    """The instants at which the results of a run expire, by the run that produced them, evaluated
+    at the time `at`. No body is older than `body_s`."""
 
     run_id: RunId
     instants: dict[RunId, float]
@@ -37,12 +38,12 @@ class ResultExpiry(msgspec.Struct, frozen=True):
     at: float
 
     def instant_of(self, task: Task) -> float:
-        """When the body of the task is over, if it has one."""
+        """Returns the instant at which the body of the task expires, if it has one."""
         with_its_run = self.instants.get(task.source_run_id or self.run_id, inf)
         return min(with_its_run, _stored_after(task) + self.body_s)
 
     def is_over(self, task: Task) -> bool:
-        """Whether the task had a body, and has it no longer."""
+        """Returns whether the task had a body that has expired."""
         return task.result is not None and self.instant_of(task) <= self.at
 
 
@@ -57,8 +58,9 @@ async def expiries_of(env: Context, run: Run) -> ResultExpiry:
 
 
 def _stored_after(task: Task) -> float:
-    """When the try began that fetched the body: the storage counts from when it got it, and so
-    never removes it sooner. A rerun inherits the history with the result."""
+    """Returns the start of the attempt that fetched the body. The bucket counts from the later time
+    of the upload, so it never removes a body before this module expects it. A rerun inherits the
+    history with the result."""
     return task.history[-1].started_at if task.history else task.created_at
 
 
@@ -67,7 +69,8 @@ def _body_s(env: Context) -> float:
 
 
 def ttl_days(env: Context, asked: int | None) -> int:
-    """How many days the results of a job are kept; InvalidArgument for more than bodies last."""
+    """Returns for how many days the results of a job are kept. Raises InvalidArgument for more than
+    `body_days`."""
     days_max = env.policy.body_days
     if asked is None:
         return min(limits.RESULT_TTL_DAYS, days_max)
@@ -81,7 +84,7 @@ def ttl_days(env: Context, asked: int | None) -> int:
 
 
 def run_instant(env: Context, run: Run) -> float | None:
-    """When the last result that the run itself made expires; None while it is live."""
+    """Returns when the last own result of the run expires; None while the run is live."""
     if run.expires_at is None or run.ended_at is None:
         return run.expires_at
     return min(run.expires_at, run.ended_at + _body_s(env))
@@ -99,18 +102,18 @@ def refuse_expired_run(env: Context, run: Run) -> None:
 
 
 async def sweep_expired(env: Context) -> int:
-    """Removes the bodies of runs whose time is over; their rows stay for some days and tell of
-    it."""
+    """Removes the bodies of expired runs. Their rows stay for `row_days` and show the expiry."""
     due = await env.store.find(DueExpiries(due_by=env.now(), limit=_PAGE))
     with_bodies = [run for run in due if not is_old(env, run)]
     for run in with_bodies:
+        # Bodies before the row's change: a crash in between repeats the removal, which is harmless.
         await env.blobs.delete_prefix(f"jobs/{run.job_id}/runs/{run.run_id}")
         await env.commit(swept(run, sweep_at=_rows_until(env, run)))
     return len(with_bodies)
 
 
 def is_old(env: Context, run: Run) -> bool:
-    """Whether not even the rows of the run are to be kept."""
+    """Returns whether the rows of the run have expired too."""
     until = _rows_until(env, run)
     return until is not None and until <= env.now()
 
@@ -120,7 +123,7 @@ def _rows_until(env: Context, run: Run) -> float | None:
 
 
 def swept(run: Run, *, sweep_at: float | None) -> Change:
-    """The run is looked at again at that time."""
+    """Builds the change that schedules the next check of the run at `sweep_at`."""
     guard = Guard(equals=(("sweep_at", run.sweep_at),))
     return Change((Update(RunKey(run.job_id, run.run_id), guard, {"sweep_at": sweep_at}),))
 
@@ -129,17 +132,18 @@ def _shown(instant: float) -> str:
     return datetime.fromtimestamp(int(instant), UTC).isoformat().replace("+00:00", "Z")
 
 
-# Retention: some time after its results have expired, nothing of a run is kept (SPEC.md 4.20).
+# Retention: `row_days` after its results have expired, a run is deleted (SPEC.md 4.20).
 #
-# Rows go by the path of any deletion: a run alone, or its job where no other run is left.
+# It takes the path of any deletion: the run alone, or its job if no other run is left.
 
 
-# A run that others inherited from outlives them; how often they are looked at.
+# A run whose results other runs have inherited is kept as long as they are. This is how often that
+# is checked.
 _NEEDED_S = 86_400.0
 
 
 async def remove_old_rows(env: Context) -> int:
-    """Deletes runs whose results expired `row_days` ago; answers how many."""
+    """Deletes runs whose results expired `row_days` ago. Returns how many."""
     due = await env.store.find(DueExpiries(due_by=env.now(), limit=_PAGE))
     old = [run for run in due if is_old(env, run)]
     return sum([await _remove(env, run) for run in old])
@@ -148,7 +152,8 @@ async def remove_old_rows(env: Context) -> int:
 async def _remove(env: Context, run: Run) -> bool:
     job = await env.store.read(JobKey(run.job_id))
     if job is None or job.status not in JOB_VISIBLE:
-        await env.commit(swept(run, sweep_at=None))  # Its scrub is on the way.
+        # The deletion of the job also removes this run.
+        await env.commit(swept(run, sweep_at=None))
         return False
     try:
         if await _is_all_of_job(env, job, run):
@@ -162,7 +167,8 @@ async def _remove(env: Context, run: Run) -> bool:
 
 
 async def _is_all_of_job(env: Context, job: Job, run: Run) -> bool:
-    """Whether nothing would be left of the job: a scheduled one has its list and its rule."""
+    """Returns whether the run is all that the job has. A scheduled job also has its list and its
+    rule."""
     if job.type is JobType.SCHEDULED:
         return False
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, limit=2)

@@ -1,5 +1,8 @@
-"""Outlook: why a run is not moving and when it may be over, from rows, leases and marks
-(docs/api.md, Waiting)."""
+"""Progress of a run: why it waits and when it may end, from rows, leases and status reports
+(docs/api.md, Waiting).
+
+These values are informational. No decision depends on them, and an outage yields empty progress.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,15 @@ from conveyor.ports.errors import Unavailable
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import totals_of
 
+# The status subject under which each worker reports that it is alive.
 WORKERS = "workers"
 _RUN_REPORT = msgspec.json.Decoder(RunReport)
 _PRESENCE = msgspec.json.Decoder(WorkerReport)
 
 
 class RunProgress(msgspec.Struct, frozen=True):
-    """Leases in use, the main cause of waiting, and seconds to the end; None where unknown."""
+    """Leases in use, the main reason for waiting, and the estimated seconds to the end; None if
+    unknown."""
 
     inflight: int = 0
     waiting_on: Waiting | None = None
@@ -38,7 +43,7 @@ class RunProgress(msgspec.Struct, frozen=True):
 
 
 async def load_progress(env: Context, run: Run, totals: Totals) -> RunProgress:
-    """Nothing here guards truth, so neither does its absence."""
+    """These values are informational. If they cannot be read, returns empty progress."""
     if run.status not in RUN_LIVE:
         return RunProgress()
     try:
@@ -62,25 +67,26 @@ async def load_progress(env: Context, run: Run, totals: Totals) -> RunProgress:
 async def publish_reports(
     env: Context, presence: WorkerReport, sightings: Mapping[RunId, RunReport]
 ) -> None:
-    """Tells everybody that this process is at work, and what it sees."""
+    """Publishes that this process is alive, and what it knows about its runs."""
     marks = {WORKERS: _encoded(presence)}
     marks |= {run_id: _encoded(report) for run_id, report in sightings.items()}
     await env.coordinator.put_status(env.process_id, marks, ttl_s=limits.STATUS_TTL_S)
 
 
 async def withdraw_reports(env: Context) -> None:
-    """This process works no more; what it saw ages out."""
+    """Withdraws the report of this process at its end. Its reports on runs age out."""
     await env.coordinator.put_status(env.process_id, {WORKERS: ""}, ttl_s=0.0)
 
 
 async def leave_abandoned(env: Context, run_id: RunId, count: int) -> None:
-    """Tells whoever stops the run how many of its calls the gateway goes on with."""
+    """Publishes how many calls of the run the gateway continues, for the receipt of a stop."""
     marks = {_abandoned(run_id): str(count)}
+    # No call lasts longer than SCRAPE_DEADLINE_S, so the report may then age out.
     await env.coordinator.put_status(env.process_id, marks, ttl_s=limits.SCRAPE_DEADLINE_S)
 
 
 async def count_abandoned(env: Context, run_id: RunId) -> int:
-    """How many calls of the run were cut off lately, over all processes."""
+    """Returns how many calls of the run were interrupted recently, over all processes."""
     return sum(map(int, await env.coordinator.list_status(_abandoned(run_id))))
 
 
@@ -92,8 +98,7 @@ def _encoded(value: msgspec.Struct) -> str:
     return msgspec.json.encode(value).decode()
 
 
-# Overview: what is live right now, for the people who run this process
-# (docs/operations.md, Endpoints for operators).
+# Overview: the live runs, for operators (docs/operations.md, Endpoints for operators).
 
 
 class LiveRun(msgspec.Struct, frozen=True):
@@ -113,19 +118,22 @@ async def live_runs(env: Context, *, limit: int) -> list[LiveRun]:
     return live
 
 
-# Counts: what a live run has done so far, for those who only look (SPEC.md 2.3).
+# Cached counters: the counters of a live run, for GET requests (SPEC.md 2.3).
 #
-# Whoever decides anything reads the counters themselves (`totals_of`).
+# Code that makes a decision reads the counters themselves (`totals_of`).
 
 
+# How long a request waits for another request that reads the same counters. After that it reads
+# them itself. A longer wait saves reads and delays responses when the reader is lost.
 WAIT_TIMEOUT_S = 0.25
+# Interval at which a waiting request checks the cache.
 _LOOK_S = 0.02
 _DECODER = msgspec.json.Decoder(Totals)
 
 
 async def cached_totals(env: Context, run: Run) -> Totals:
-    """The run's counters, up to CACHED_COUNTERS_TTL_S old, and never older than what was shown
-    before."""
+    """Returns the run's counters, at most CACHED_COUNTERS_TTL_S old, and never older than counters
+    that were shown before."""
     if env.cache is None or not _is_under_way(run):
         return await totals_of(env, run)
     found = await _look(env.cache, run)
@@ -134,6 +142,8 @@ async def cached_totals(env: Context, run: Run) -> Totals:
     totals = await totals_of(env, run)
     stands = None
     with suppress(Unavailable):
+        # The cache was unavailable. Invalidate it, or it could later show older counters than
+        # these.
         if found is None:
             await env.cache.delete(run.run_id)
         else:
@@ -143,14 +153,16 @@ async def cached_totals(env: Context, run: Run) -> Totals:
 
 
 async def invalidate_totals(env: Context, run: Run) -> None:
-    """For who is about to show counters of its own reading: nobody is shown older ones then."""
+    """Called before a response shows counters from the store: the cache must not show older ones
+    later."""
     if env.cache is not None and _is_under_way(run):
         with suppress(Unavailable):
             await env.cache.delete(run.run_id)
 
 
 async def _look(cache: Cache, run: Run) -> CachedValue | ReadTicket | None:
-    """None when nobody can be asked. Of many who come at once one reads, the others wait for it."""
+    """Returns the cached value, a ticket to read it, or None if the cache is unavailable. Of many
+    concurrent requests one reads and the others wait for it."""
     patient_until = trio.current_time() + WAIT_TIMEOUT_S
     with suppress(Unavailable):
         while True:
@@ -165,11 +177,13 @@ async def _look(cache: Cache, run: Run) -> CachedValue | ReadTicket | None:
 
 
 def _is_under_way(run: Run) -> bool:
-    """It has all its lists, and is not about to end."""
+    """Returns whether the run has all its lists and no stop request. Otherwise its counters change
+    for reasons other than settles, or a decision is near, and they are read directly."""
     is_ending = run.status not in RUN_LIVE or run.stop_requested_at is not None
     return not is_ending and run.open_batches == 0
 
 
 def _version(run: Run) -> str:
-    """Whatever changes the run's row makes older counts unfit to be shown beside it."""
+    """A digest of the run's row: counters that were cached with an older row must not be shown
+    beside a newer one."""
     return blake2b(msgspec.json.encode(run), digest_size=8).hexdigest()

@@ -1,4 +1,8 @@
-"""Runs: look whether one is complete, stop, fail, pause, resume, delete (SPEC.md 3, 4.13)."""
+"""Runs: check for completion, stop, fail, pause, resume, delete (SPEC.md 3, 4.13).
+
+Each operation is an optimistic retry: read the rows, decide, commit one guarded change. A stop has
+two halves, the request and the end, so that any process can finish it after a crash.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,13 @@ from conveyor.usecases.lookup import latest_run, load_owned_job, load_owned_run,
 from conveyor.usecases.optimistic import AGAIN, Again, retry, retry_or_refuse
 from conveyor.usecases.run import run_progress
 
+# Interval of lease counts during a stop. The caller waits for the response, so it is short; each
+# count is a call to the coordinator.
 _LOOK_S = 0.02
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """What a stop answers with: the run as it ended, and what was let go."""
+    """The response to a stop: the run as it ended, its counters, and what was released."""
 
     run: Run
     totals: Totals
@@ -36,9 +42,10 @@ class Stopped(msgspec.Struct, frozen=True):
 
 
 async def complete_if_done(env: Context, job_id: JobId, run_id: RunId) -> bool:
-    """Flips the run to completed if nothing is left; whoever commits second sees both sides.
+    """Completes the run if no task is unfinished. Of two concurrent last changes, the later one
+    sees the effects of both, so completion is not missed.
 
-    Answers whether the run has ended, by this call or before.
+    Returns whether the run has ended, by this call or before.
     """
     has_ended = await retry(partial(_try_complete, env, job_id, run_id))
     return False if isinstance(has_ended, Again) else has_ended
@@ -48,6 +55,8 @@ async def _try_complete(env: Context, job_id: JobId, run_id: RunId) -> bool | Ag
     run = await env.store.read(RunKey(job_id, run_id))
     if run is None or run.status not in RUN_LIVE:
         return True
+    # The row before the counters: a batch that is added between the two reads changes the row, and
+    # then the guarded change is refused.
     totals = await totals_of(env, run)
     if run.stop_requested_at is not None or not lifecycle.is_complete(run, totals):
         return False
@@ -57,15 +66,17 @@ async def _try_complete(env: Context, job_id: JobId, run_id: RunId) -> bool | Ag
     verdict = await env.commit(termination.complete(job, run, totals, now=env.now()))
     if not isinstance(verdict, Applied):
         return AGAIN
+    # After the commit: a crash in between leaves a queue that the sweeper removes. The other order
+    # could remove the queue of a live run.
     await env.queue.close_run(run_id)
     return True
 
 
 async def ensure_queue(env: Context, job_id: JobId, run_id: RunId) -> bool:
-    """Makes the queue of a live run anew; False if the run is over by then.
+    """Creates the queue of a live run again. Returns False if the run has ended.
 
-    Looked at afterwards: scrubs find queues by the rows of runs, so one that is made when these are
-    gone would stay for ever.
+    The row is read after the queue is created: deletions find queues by the rows of runs, so a
+    queue created after the rows are gone would never be removed.
     """
     await env.queue.open_run(run_id)
     run = await env.store.read(RunKey(job_id, run_id))
@@ -78,7 +89,8 @@ async def ensure_queue(env: Context, job_id: JobId, run_id: RunId) -> bool:
 async def stop(
     env: Context, caller: CallerId, job_id: str, *, reason: str | None = None
 ) -> Stopped:
-    """Ends the latest run: gates first, then its work, then the flip."""
+    """Ends the latest run. First the request, after which nothing settles, then the work, then the
+    status."""
     job = await load_owned_job(env, caller, job_id)
     run = await latest_run(env, job)
     if run is None:
@@ -98,19 +110,22 @@ async def stop(
 
 
 async def _tear_down_workers(env: Context, run: Run) -> TeardownResult:
-    """Ends the work on a run: here at once, and in other processes as soon as they look."""
+    """Ends the work on a run: in this process at once, in other processes as soon as they notice
+    the request."""
     deadline_s, began_at = env.policy.teardown_s, trio.current_time()
     receipt = TeardownResult()
     with trio.move_on_after(deadline_s), suppress(Unavailable):
         receipt = await env.signals.teardown(run.job_id, run.run_id, deadline_s=deadline_s)
         await _wait_no_leases(env, run)
+        # A worker without a connection to the coordinator holds leases that are not counted. Wait
+        # until it must have noticed the stop.
         await trio.sleep_until(began_at + env.policy.unseen_s)
         return await _with_abandoned(env, run, receipt)
     return await _with_abandoned(env, run, msgspec.structs.replace(receipt, complete=False))
 
 
 async def _with_abandoned(env: Context, run: Run, receipt: TeardownResult) -> TeardownResult:
-    """The calls that a gateway elsewhere goes on with: those that pollers cut off, and those of
+    """Adds the calls that a remote gateway continues: those that pollers interrupted, and those of
     pollers that have not ended yet, which hold leases."""
     if env.policy.targets is not None:
         return receipt
@@ -124,7 +139,7 @@ async def _with_abandoned(env: Context, run: Run, receipt: TeardownResult) -> Te
 
 
 async def count_leases(env: Context, run: Run) -> int | None:
-    """The leases that work on the run still holds; None while they cannot be counted."""
+    """Counts the leases that work on the run holds; None while they cannot be counted."""
     try:
         return await env.coordinator.count(run.run_id)
     except Unavailable:
@@ -132,7 +147,8 @@ async def count_leases(env: Context, run: Run) -> int | None:
 
 
 async def _wait_no_leases(env: Context, run: Run) -> None:
-    """Other processes cannot tell us: the leases are all that we share with them."""
+    """Waits until no process holds a lease of the run. Leases are the only state that all processes
+    share about running work."""
     is_held = True
     while is_held:
         is_held = await env.coordinator.count(run.run_id) > 0
@@ -140,7 +156,8 @@ async def _wait_no_leases(env: Context, run: Run) -> None:
 
 
 async def finish_stop(env: Context, job_id: JobId, run_id: RunId) -> Run | None:
-    """Second half of a stop, by whoever comes: the caller, discovery, or the sweeper."""
+    """Performs the second half of a stop. The caller's request, discovery and the sweeper all call
+    it; one of them applies the change."""
     return await retry_or_refuse("The run is", partial(_try_finish_stop, env, job_id, run_id))
 
 
@@ -155,17 +172,18 @@ async def _try_finish_stop(env: Context, job_id: JobId, run_id: RunId) -> Run | 
     verdict = await env.commit(termination.finish_stop(job, run, totals, now=env.now()))
     if isinstance(verdict, Applied):
         await env.queue.close_run(run_id)
-    return AGAIN  # The next attempt reads the run as it ended, by this call or another.
+    # Return the row as it ended, by this call or another: the next attempt reads it.
+    return AGAIN
 
 
 async def fail(env: Context, run: Run, cause: RunFailure, detail: str) -> None:
-    """First half of failing a run; discovery tears its work down and finishes."""
+    """Performs the first half of failing a run. Discovery ends its work and finishes."""
     await env.commit(termination.request_failure(run, cause, detail, now=env.now()))
     await env.signals.run_changed(run.job_id, run.run_id)
 
 
 async def set_pause(env: Context, caller: CallerId, job_id: str, state: PauseState) -> Run:
-    """Suspends or resumes the latest run; what is in flight may still settle."""
+    """Pauses or resumes the latest run. Tasks in flight may still settle."""
     job = await load_owned_job(env, caller, job_id)
     return await retry_or_refuse("The run is", partial(_try_set_pause, env, job, state))
 
@@ -179,17 +197,19 @@ async def _try_set_pause(env: Context, job: Job, state: PauseState) -> Run | Aga
             f"The latest run is {run.status}: only a live run can be paused or resumed.",
             code="run_not_pausable",
         )
+    # Signal also if nothing changed here: the previous attempt of this loop may have set the state.
     if run.pause_state is state:
         await env.signals.run_changed(run.job_id, run.run_id)
         return run
     await env.commit(termination.set_pause(run, state, EventId(env.new_id()), now=env.now()))
-    return AGAIN  # The next attempt reads the run as it is now, set by this call or another.
+    # Return the row as it is now, set by this call or another: the next attempt reads it.
+    return AGAIN
 
 
 async def delete_run(env: Context, caller: CallerId, job_id: str, run_id: str) -> None:
-    """Makes one run disappear; its rows and bodies are removed in the background.
+    """Hides one run at once; its rows and bodies are removed in the background.
 
-    Deleting again is fine for as long as its row stands.
+    A repeated request succeeds for as long as the run's row exists.
     """
     await retry_or_refuse("The job is", partial(_try_delete_run, env, caller, job_id, run_id))
 
@@ -210,6 +230,7 @@ async def _try_delete_run(env: Context, caller: CallerId, job_id: str, run_id: s
     )
     if not isinstance(await env.commit(change), Applied):
         return AGAIN
+    # After the commit: workers may then no longer write, whatever the teardown achieves.
     await env.signals.teardown(job.job_id, run.run_id, deadline_s=env.policy.teardown_s)
     await env.queue.close_run(run.run_id)
     return None
@@ -221,7 +242,7 @@ async def _is_deleted(env: Context, job: Job, run_id: str) -> bool:
 
 
 async def _other_runs(env: Context, job: Job, run: Run) -> list[Run]:
-    """All other runs that can still be seen, newest first."""
+    """Returns all other visible runs, newest first."""
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, limit=10_000)
     return [other for other in await env.store.find(query) if other.run_id != run.run_id]
 
@@ -236,7 +257,7 @@ async def _refuse_if_needed(env: Context, run: Run, others: list[Run]) -> None:
 
 
 async def _reads_from(env: Context, other: Run, run: Run) -> bool:
-    """A replay that is still being ingested from the run."""
+    """Returns whether a rerun is still being ingested from the rows of the run."""
     if other.rerun_of != run.run_id or other.open_batches == 0:
         return False
     batches = await env.store.find(BatchesOf(job_id=other.job_id, run_id=other.run_id))

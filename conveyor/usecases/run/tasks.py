@@ -1,4 +1,7 @@
-"""Tasks: claim one, judge its outcome, hand one back (SPEC.md 4.4)."""
+"""Tasks: claim tasks, turn outcomes into changes, release claims (SPEC.md 4.4).
+
+The `judge_*` functions write nothing: they return the change for the shard writer to commit.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +23,37 @@ from conveyor.usecases.submit import staging
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """The try failed; the same message comes back after `delay_s`."""
+    """The attempt failed and may be repeated; the same message returns after `delay_s`."""
 
     change: Change
     delay_s: float
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """The task is over, well or badly."""
+    """The task has ended, successfully or not."""
 
     change: Change
 
 
 async def claim(env: Context, refs: Sequence[TaskRef]) -> list[Claim]:
-    """Takes tasks. After an unknown outcome our own claim is indistinguishable from another's,
-    so it is left to lapse: that costs time, never the task, nor those claimed beside it. Where it
-    is certain that nothing was written, there is nothing to wait for."""
+    """Claims tasks, one verdict each.
+
+    After an unknown outcome, the own claim cannot be distinguished from the claim of another
+    worker, so it is left to lapse. That costs time, but neither the task nor the tasks claimed in
+    the same call. If the store guarantees that a change wrote nothing, the result is Throttled and
+    need not be waited for.
+    """
     now = env.now()
     verdicts, turned_away = await _verdicts(env, [settlement.claim(ref, now=now) for ref in refs])
+    # A task that was tried before needs a second change, which also moves its shard's counters.
+    # Most tasks are new, so the first change assumes a new task.
     again = {
         number: change
         for number, (ref, verdict) in enumerate(zip(refs, verdicts, strict=True))
         if (change := settlement.reclaim(ref, verdict, now=now)) is not None
     }
     if again:
-        # Those that were taken stay taken, even if this is not answered.
+        # The tasks that the first commit claimed stay claimed, even if the second commit fails.
         with suppress(Unavailable):
             second, _ = await _verdicts(env, list(again.values()))
             for number, verdict in zip(again, second, strict=True):
@@ -58,8 +67,9 @@ async def claim(env: Context, refs: Sequence[TaskRef]) -> list[Claim]:
 async def _verdicts(
     env: Context, changes: Sequence[Change]
 ) -> tuple[list[Verdict | None], Collection[int]]:
-    """None where nobody knows, and the numbers of those of which nothing was written; Unavailable
-    when nothing at all is known."""
+    """Commits the changes. A verdict is None if its outcome is unknown. The second value has the
+    numbers of the changes that certainly wrote nothing. Raises Unavailable if no verdict is
+    known."""
     try:
         return [*await env.store.commit(changes)], ()
     except PartlyUnavailable as partly:
@@ -67,8 +77,9 @@ async def _verdicts(
 
 
 def request_for(env: Context, job: Job, task: Task) -> ScrapeRequest:
-    """What to send: job parameters under task parameters, secrets opened."""
+    """Builds the request: task parameters override job parameters, and secrets are unsealed."""
     own = staging.unseal_secrets(env, job, "task", task.sealed)
+    # Headers of the line replace those of the job as a whole; parameters are merged.
     headers = own.headers
     if headers is None:
         headers = staging.unseal_secrets(env, job, "headers", job.headers_sealed).headers
@@ -81,6 +92,7 @@ def request_for(env: Context, job: Job, task: Task) -> ScrapeRequest:
         body=own.body,
         body_content_type=own.content_type,
         auth=key.decode() if key else None,
+        # With the claim number, so that a repeated attempt is not taken for the same request.
         identity=f"{task.run_id}-{task.task_id}-{task.claim}",
         partition=job.caller,
         deadline_s=limits.SCRAPE_DEADLINE_S,
@@ -89,7 +101,8 @@ def request_for(env: Context, job: Job, task: Task) -> ScrapeRequest:
 
 
 async def store_body(env: Context, ref: TaskRef, task: Task, scraped: Scraped) -> Result:
-    """The claim is part of the name: a worker that lost it cannot write over the winner's body."""
+    """Stores the body under a name with the claim number, so that a worker that lost its claim
+    cannot overwrite the body of the worker that has it."""
     prefix = f"jobs/{ref.job_id}/runs/{ref.run_id}"
     stored = await env.blobs.add(prefix, f"{task.task_id}.{task.claim}", (scraped.body,))
     return Result(
@@ -126,19 +139,19 @@ def judge_failure(
 
 
 def judge_exhausted(env: Context, ref: TaskRef, task: Task, problem: Problem) -> Finish:
-    """Counted out before it was tried again: it keeps losing its workers."""
+    """Fails a task that has lost too many workers, before it is fetched again."""
     reason = settlement.LOST_WORKER_REASON
     change = settlement.fail(ref, task, reason, problem, spent=Cost(), now=env.now())
     return Finish(change)
 
 
 def judge_unreadable(env: Context, ref: TaskRef, task: DamagedTask) -> Finish:
-    """Its row is damaged: nobody knows for certain what was to be fetched."""
+    """Fails a task whose row is damaged: the URL to fetch is not known for certain."""
     return Finish(settlement.fail_unreadable(ref, task, now=env.now()))
 
 
 def judge_crash(env: Context, job: Job, ref: TaskRef, task: Task, spent: Cost) -> Retry | Finish:
-    """Our own code crashed over the task: an attempt that failed."""
+    """Turns a crash of Conveyor's own code into a failed attempt."""
     crashed = NotScraped(
         reason=FailureReason.OTHER,
         problem=problems.handler_crashed(),
@@ -157,9 +170,10 @@ async def release_claim(
     spent: Cost | None = None,
     problem: Problem | None = None,
 ) -> None:
-    """Gives up a claim without an outcome; a claim that is lost already is fine."""
+    """Gives up a claim without an outcome. If the claim is already lost, the guarded change has no
+    effect."""
     change = settlement.release_claim(ref, task, spent=spent, problem=problem, now=env.now())
     try:
         await env.commit(change)
     except Unavailable:
-        return  # The claim lapses by itself.
+        return  # The claim lapses.
