@@ -1,8 +1,9 @@
-"""Isolation: a crash over one item ends the handling of that item and of nothing else.
+"""Crash isolation: a crash while one item is handled ends the handling of that item only
+(SPEC.md 4.12).
 
-An actor that handles many items (tasks, settles, notices, exports, runs) would otherwise be
-restarted for each crash, which cancels every other item in its hands, and would meet the same item
-again before those behind it. Outages are no crashes: they pass, and the item is as good as before.
+Without it, each crash would restart an actor that handles many items (tasks, settles, notices,
+exports, runs). That cancels all its other items, and the actor would meet the same item again
+before those behind it. Outages are not crashes: they pass, and the item is unharmed.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The handler of one item crashed over it."""
+    """The handler of one item crashed with this error."""
 
     error: Exception
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether all that went wrong is that something around the worker is away for now."""
+    """Returns whether every error in it is an outage of a service that the worker needs."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_outage, error.exceptions))
     return isinstance(error, Unavailable | QueueGone)
@@ -42,12 +43,13 @@ async def isolate(
     level: int = logging.ERROR,
     logged: tuple[type[Exception], ...] = (),
 ) -> T | Crash:
-    """Runs the handler of one item. A crash is logged with its traceback and returned; an outage,
-    a cancellation and what the caller `expects` are raised. `level` is lower for an item whose
-    crash has been logged before; `logged` are errors that report a crash which was logged where it
-    happened."""
+    """Runs the handler of one item. A crash is logged with its traceback and returned. An
+    outage, a cancellation and the errors in `expects` are raised. `level` is lower for an item
+    whose crash was logged before. `logged` are errors that report a crash which was logged where
+    it happened."""
     try:
         return await handle()
+    # First, because an expected error may also be a subclass of the others.
     except expects:
         raise
     except logged as error:
@@ -55,6 +57,7 @@ async def isolate(
     except Exception as error:
         if is_outage(error):
             raise
+        # A shortage is not a bug: no traceback, but the item is still not handled.
         if is_resource_shortage(error):
             log.warning("%s met a shortage: %r", what, error, extra=extra)
         else:

@@ -1,8 +1,8 @@
-"""Optimistic retry: read, decide, commit; if another writer came first, all of it again
+"""Optimistic retry: read, decide, commit, and start again if another writer was faster
 (docs/engines.md, Changes and guards).
 
-A guard that fails says only that the rows have changed, so an attempt starts with its first read.
-There is no pause between attempts: where one fails, another writer has got on.
+A failed guard only shows that the rows have changed, so each attempt starts with its first read.
+There is no pause between attempts: if one fails, another writer has made progress.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from conveyor.domain.errors import Conflict
 
 T = TypeVar("T")
 
-# Ends the loop of a guard that can never hold, and of a row that many write to all the time.
+# Ends the loop for a guard that can never hold, and for a row that many writers change all the
+# time.
 ATTEMPTS_MAX = 50
 
 
 class Again(Enum):
-    """What an attempt answers that has to be repeated: its rows were changed meanwhile, or it has
-    changed them itself and they are to be read as they are now."""
+    """The result of an attempt that must be repeated: its rows were changed by another writer, or
+    the attempt has changed them itself and must read the new rows."""
 
     AGAIN = "again"
 
@@ -32,7 +33,7 @@ Attempt = Callable[[], Awaitable[T | Again]]
 
 
 async def retry(attempt: Attempt[T]) -> T | Again:
-    """The answer of the first attempt that has one; AGAIN if none of them has."""
+    """Returns the first result of an attempt, or AGAIN if no attempt has one."""
     for _ in range(ATTEMPTS_MAX):
         result = await attempt()
         if not isinstance(result, Again):
@@ -41,8 +42,8 @@ async def retry(attempt: Attempt[T]) -> T | Again:
 
 
 async def retry_or_refuse(subject: str, attempt: Attempt[T]) -> T:
-    """The same on behalf of a caller, who is refused with Conflict if no attempt has an answer.
-    `subject` begins the sentence: "The run is"."""
+    """Like `retry`, for a caller's request: raises Conflict if no attempt has a result. `subject`
+    begins the sentence: "The run is"."""
     result = await retry(attempt)
     if isinstance(result, Again):
         raise Conflict(f"{subject} changing too fast; try again.", retry_after_s=1)

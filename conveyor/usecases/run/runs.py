@@ -55,8 +55,6 @@ async def _try_complete(env: Context, job_id: JobId, run_id: RunId) -> bool | Ag
     run = await env.store.read(RunKey(job_id, run_id))
     if run is None or run.status not in RUN_LIVE:
         return True
-    # The row before the counters: a batch that is added between the two reads changes the row, and
-    # then the guarded change is refused.
     totals = await totals_of(env, run)
     if run.stop_requested_at is not None or not lifecycle.is_complete(run, totals):
         return False

@@ -1,1 +1,1 @@
-"""What happens to a request that brings work: checks, staging, admission."""
+"""The path of a request that brings tasks: validation, staging, admission."""

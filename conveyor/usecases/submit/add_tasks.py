@@ -1,5 +1,7 @@
-"""Open jobs: add a batch of tasks, close
-(SPEC.md 4.1). Each excludes the other on the job's row."""
+"""Open jobs: add a list of tasks, and close the job (SPEC.md 4.1).
+
+Adding and closing exclude each other on the job's row: of two concurrent requests one is refused.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,9 @@ async def add_tasks(
     batch_id: BatchId,
     on_invalid: OnInvalid = OnInvalid.REJECT,
 ) -> Accepted:
-    """Admits one more list, or finds the batch of this id and finishes it."""
+    """Admits one more list. If a batch with this id exists, finishes that batch instead."""
     job, run = await _fed_run(env, caller, job_id)
+    # First: a repeated request must find its batch even if the job was closed since.
     begun = await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
     if begun is None:
         _refuse_unless_open(job, run)
@@ -61,7 +64,7 @@ async def add_tasks(
 async def find_batch(
     env: Context, caller: CallerId, job_id: str, batch_id: BatchId
 ) -> Batch | None:
-    """The list of this id, if an earlier try has begun it."""
+    """Returns the batch with this id, if an earlier attempt of the request created it."""
     job, run = await _fed_run(env, caller, job_id)
     return await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
 
@@ -69,8 +72,8 @@ async def find_batch(
 async def refuse_growth(
     env: Context, caller: CallerId, job_id: str, drafts: Sequence[TaskDraft], *, bytes_sent: int
 ) -> None:
-    """GrowsTooMuch for a list that takes up far more room than the bytes in which it came. Only one
-    that could is judged for it."""
+    """Raises GrowsTooMuch for a list that needs far more storage than its request had bytes. Only a
+    list that could be one is checked, because the check validates every line."""
     if len(drafts) * BAD_TASK_BYTES > max(GROWTH_MAX * bytes_sent, GROWTH_FREE_BYTES):
         job = await load_owned_job(env, caller, job_id)
         await staging.check_tasks(env, job, drafts, OnInvalid.SKIP, bytes_sent=bytes_sent)
@@ -79,7 +82,8 @@ async def refuse_growth(
 async def place_for(
     env: Context, caller: CallerId, job_id: str, batch_id: BatchId
 ) -> tuple[Job, StagedList]:
-    """The job, and where a long list for it is laid down; refused if it would not be taken."""
+    """Returns the job and the key under which a long list for it is staged. Raises if the list
+    would be refused."""
     job, run = await _fed_run(env, caller, job_id)
     if await env.store.read(BatchKey(job.job_id, run.run_id, batch_id)) is None:
         _refuse_unless_open(job, run)
@@ -120,7 +124,7 @@ async def _batch_of(
     batch_id: BatchId,
     on_invalid: OnInvalid,
 ) -> tuple[Batch, list[Task]]:
-    """The record of the list, and its rows if they go in with it."""
+    """Returns the batch, and its tasks if they go into the same transaction."""
     now = env.now()
     if isinstance(drafts, StagedTasks):
         return admission.make_batch(run, batch_id, drafts.source, total=drafts.total, now=now), []
@@ -130,6 +134,8 @@ async def _batch_of(
     if env.policy.path_for(len(specs)) is AdmissionMode.AT_ONCE:
         tasks = admission.make_tasks(specs, (run.run_id, batch_id), run, now)
     else:
+        # Staged before the batch that names it is committed, so that an accepted list is always
+        # durable.
         source = await staging.stage(env, job.job_id, run.run_id, batch_id, specs)
     return admission.make_batch(run, batch_id, source, total=len(specs), now=now), tasks
 
@@ -140,6 +146,7 @@ async def _admit(
     change = admission.add_batch(job, run, batch, tasks, is_last=is_last, now=batch.created_at)
     if isinstance(await env.commit(change), Applied):
         return batch
+    # Refused: either a concurrent attempt of this request added the batch, or the job was closed.
     existing = await env.store.read(BatchKey(job.job_id, run.run_id, batch.batch_id))
     if existing is not None:
         return existing
@@ -152,6 +159,7 @@ async def _answer(env: Context, job: Job, run: Run, batch: Batch) -> Accepted:
         await env.signals.batch_opened(job.job_id, run.run_id)
     elif batch.status is BatchStatus.OPEN:
         await ingest.ingest_batch(env, batch)
+    # All lines may be invalid, or all tasks may have ended already; then no later settle checks.
     await runs.complete_if_done(env, job.job_id, run.run_id)
     await env.signals.run_changed(job.job_id, run.run_id)
     job = await load_owned_job(env, job.caller, job.job_id)
@@ -164,7 +172,8 @@ def _is_later(env: Context, batch: Batch) -> bool:
 
 
 async def close(env: Context, caller: CallerId, job_id: str) -> Job:
-    """No more tasks will come. The closer looks: no settle may ever come by again."""
+    """Closes the job for further tasks. Checks for completion, because no later settle may do
+    so."""
     return await retry_or_refuse("The job is", partial(_try_close, env, caller, job_id))
 
 
@@ -175,7 +184,7 @@ async def _try_close(env: Context, caller: CallerId, job_id: str) -> Job | Again
         return job
     run = await latest_run(env, job)
     if run is None:
-        # The next attempt answers: it finds the job closed, by this call or another.
+        # The next attempt finds the job closed, by this call or another, and returns it.
         await env.commit(termination.close_ended(job, now=env.now()))
         return AGAIN
     change = termination.close(job, run, now=env.now())
@@ -183,6 +192,7 @@ async def _try_close(env: Context, caller: CallerId, job_id: str) -> Job | Again
         await runs.complete_if_done(env, job.job_id, run.run_id)
         await env.signals.run_changed(job.job_id, run.run_id)
         return await load_owned_job(env, caller, job_id)
+    # `close` requires a live run. For an ended run only the job's row changes.
     if run.ended_at is not None:
         await env.commit(termination.close_ended(job, now=env.now()))
     return AGAIN

@@ -1,5 +1,9 @@
-"""Dry runs: what a submit or a rerun would do, and what it would cost; nothing is kept
-(docs/api.md, Dry run)."""
+"""Dry runs: what a submit or a rerun would do, and what it would cost; nothing is stored
+(docs/api.md, Dry run).
+
+The real use case runs up to its first commit, so a dry run is refused for the same reasons and in
+the same order as the real request.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ from conveyor.usecases.submit.jobs import Submission
 
 
 class SubmitPreview(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines that would be taken and lines that would not, each kind of the latter counted."""
+    """The number of valid lines, and the invalid lines counted by reason."""
 
     valid: int
     reasons: dict[str, int]
@@ -46,7 +50,7 @@ class SubmitPreview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RerunPreview(msgspec.Struct, frozen=True, kw_only=True):
-    """Tasks that would start over and tasks that would be inherited."""
+    """The number of tasks that would start over, and of tasks that would be inherited."""
 
     rerun_of: RunId | None
     retried: int
@@ -55,11 +59,12 @@ class RerunPreview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def preview_submit(env: Context, request: Submission) -> SubmitPreview:
-    """Judges every line as a submit would, which was rehearsed before."""
+    """Validates every line as a submit would. The caller has rehearsed the submit before."""
     reasons: Counter[str] = Counter()
     shown: list[InvalidTask] = []
     price = FREE
     for index, draft in enumerate(request.drafts):
+        # A long list must not block heartbeats and other requests of this process.
         if index % limits.CHUNK_TASKS == limits.CHUNK_TASKS - 1:
             await trio.lowlevel.checkpoint()
         try:
@@ -85,8 +90,8 @@ async def preview_submit(env: Context, request: Submission) -> SubmitPreview:
 async def preview_rerun(
     env: Context, caller: CallerId, job_id: str, choice: RerunFilter, run: Run
 ) -> RerunPreview:
-    """Reads every row of the latest run, which `run` would begin anew. One whose lists were never
-    all in tells no price, and neither does the list of a scheduled job."""
+    """Reads every row of the latest run, which `run` would repeat. The price is None if the lists
+    of that run were not completely ingested, and for the list of a scheduled job."""
     job = await load_owned_job(env, caller, job_id)
     if job.type is JobType.SCHEDULED and choice.is_everything:
         return RerunPreview(rerun_of=run.rerun_of, retried=run.planned, inherited=0, price=None)
@@ -108,18 +113,16 @@ async def preview_rerun(
 
 
 def _price(env: Context, params: Mapping[str, str]) -> PriceRange:
-    """What we fetch ourselves costs no credits."""
+    """Direct fetches cost no credits."""
     return budget.price_of(params) if env.policy.targets is None else FREE
 
 
-# Rehearsal: a use case run for real up to its first commit, which does not happen
-# (docs/api.md, Dry run).
-#
-# So a dry run is refused for the very reasons, and in the very order, that the real call would be.
+# Rehearsal: runs a use case up to its first commit, which does not happen (docs/api.md, Dry run).
 
 
 class WouldCommit(Exception):
-    """What would have been committed; on purpose no error that a use case knows."""
+    """Carries the changes that would have been committed. It is not a ConveyorError, so that no use
+    case catches it."""
 
     def __init__(self, changes: Sequence[Change]) -> None:
         super().__init__("a rehearsal ends here")
@@ -128,7 +131,7 @@ class WouldCommit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What would be begun: a run, or a schedule for runs to come."""
+    """What the request would create: a run, or a schedule for later runs."""
 
     run: Run | None = None
     schedule: Schedule | None = None
@@ -141,7 +144,8 @@ class Rehearsed:
 
 
 async def rehearse(env: Context, work: Callable[[Context], Awaitable[object]]) -> Rehearsed:
-    """What the work would begin; whatever it is refused for comes through."""
+    """Runs `work` without effects and returns what it would create. Refusals are raised as they
+    are."""
     try:
         await work(replace(env, store=_ReadOnlyStore(env), blobs=_PretendedBlobs(env.blobs)))
     except WouldCommit as reached:
@@ -172,7 +176,7 @@ class _ReadOnlyStore:
         return await self._inner.page_tasks(query, read_max=read_max)
 
     async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
-        self._blobs.check_room()  # A full disk refuses new work.
+        self._blobs.check_room()  # Full storage refuses new work.
         raise WouldCommit(changes)
 
     async def put_chunk(self, chunk: Chunk) -> Verdict:
@@ -186,7 +190,7 @@ class _ReadOnlyStore:
 
 
 class _PretendedBlobs:
-    """Nothing is stored; a copy is read where its original lies."""
+    """Stores nothing. A copy is read from its original."""
 
     def __init__(self, inner: Blobs) -> None:
         self._inner = inner

@@ -1,7 +1,7 @@
 """Jobs: submit and delete (SPEC.md 4.1).
 
-A submit takes the id of the job it makes as an argument: a retry with the same id finds what the
-first try left and finishes it.
+A submit takes the id of the job as an argument: a repeated request with the same id finds what the
+first attempt stored and finishes it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from conveyor.usecases.submit.staging import OnInvalid, StagedTasks
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as a caller asks for it, its own fields checked. Its list is in `drafts`, was staged
-    as it came, or was uploaded to the slot `input_id`."""
+    """A job as the caller requests it, with its own fields validated. Its list is in `drafts`, is
+    already staged, or was uploaded to the file input `input_id`."""
 
     drafts: Sequence[TaskDraft] = ()
     staged: StagedTasks | None = None
@@ -71,12 +71,12 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def inline_count(self) -> int:
-        """How many lines the request itself brought."""
+        """The number of lines in the request itself."""
         return len(self.drafts) if self.staged is None else self.staged.total
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """A list that is durable; `is_later` when its rows appear only after the answer."""
+    """A durable list. `is_later` is True if its rows appear after the response."""
 
     job: Job
     run: Run
@@ -86,10 +86,11 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 async def submit(env: Context, caller: CallerId, request: Submission, *, job_id: JobId) -> Accepted:
-    """Makes the job and its first run, or finds them and finishes what was begun."""
+    """Creates the job and its first run. If they exist, finishes what an earlier attempt began."""
     refuse_empty(request)
     budgets.check_cap(env, request.budget)
     job = job_from(env, caller, request, job_id)
+    # Before the list is validated and staged: a repeated request needs neither.
     existing = await env.store.read(JobKey(job_id))
     if existing is not None and existing.caller == caller:
         return await _resume(env, existing)
@@ -109,8 +110,9 @@ def refuse_empty(request: Submission) -> None:
 
 
 async def _admit_upload(env: Context, job: Job, input_id: str) -> Accepted:
-    """Always ingested after the answer, however short the list is."""
+    """Admits an uploaded list. It is always ingested after the response, however short it is."""
     source, total = await upload.take(env, job, _first_run(env, job).run_id, input_id)
+    # The number of lines is known only now, and the shard count is pinned by it.
     job = with_shards_for(env, job, total)
     run = msgspec.structs.replace(
         _first_run(env, job), planned=total, open_batches=1, ingest_status=IngestStatus.PENDING
@@ -149,6 +151,7 @@ async def _admit(
 ) -> Accepted:
     verdict = await env.commit(admission.new_job(job, run, batch, tasks))
     if isinstance(verdict, Stale):
+        # A concurrent attempt with the same id was faster: finish its job instead.
         existing = await env.store.read(JobKey(job.job_id))
         assert existing is not None
         assert existing.caller == job.caller, "a job id of another caller was minted"
@@ -157,10 +160,13 @@ async def _admit(
 
 
 async def _resume(env: Context, job: Job) -> Accepted:
-    """Somebody began this very job: an earlier try, or another one right now."""
+    """Finishes a job that another attempt of the same request has created, earlier or
+    concurrently."""
     job = await load_owned_job(env, job.caller, job.job_id)
     run = await require_latest_run(env, job)
     batch = await env.store.read(BatchKey(job.job_id, run.run_id, FIRST_BATCH))
+    # Acquire the batch: the epoch fences off the attempt that created it, which may still be
+    # running.
     if batch is not None and batch.status is BatchStatus.OPEN and run.ingest_status is None:
         batch = await ingest.acquire_batch(env, batch) or batch
     return await _answer(env, job, run, batch)
@@ -175,7 +181,8 @@ async def _answer(env: Context, job: Job, run: Run, batch: Batch | None) -> Acce
     await env.signals.run_changed(job.job_id, run.run_id)
     current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
     totals = await totals_of(env, current)
-    if totals.done:  # Bad lines have failed already, and may be all there are.
+    # Invalid lines have failed already. If all lines are invalid, no settle checks for completion.
+    if totals.done:
         await runs.complete_if_done(env, job.job_id, run.run_id)
         current = await env.store.read(RunKey(job.job_id, run.run_id)) or run
     accepted = batch.total if batch is not None else 0
@@ -183,9 +190,10 @@ async def _answer(env: Context, job: Job, run: Run, batch: Batch | None) -> Acce
 
 
 def job_from(env: Context, caller: CallerId, request: Submission, job_id: JobId) -> Job:
-    """The row of a job as it was asked for, with an id for its first run."""
+    """Builds the row of the requested job, with an id for its first run."""
     now = env.now()
     staged = request.staged
+    # A staged list lies under a key with the run id that was chosen when staging began.
     run_id = RunId(env.new_id()) if staged is None else staged.source.origin_run_id
     seal = staging.seal_secrets
     headers, key, token = request.params.headers, request.api_key, request.task_token
@@ -248,9 +256,10 @@ def _first_run(env: Context, job: Job) -> Run:
 
 
 async def delete(env: Context, caller: CallerId, job_id: str) -> None:
-    """Every read answers 404 from here on; the rest is removed in the background, twice.
+    """Hides the job at once: every later read returns 404. The rest is removed in the background,
+    in two passes.
 
-    Deleting again is fine for as long as the tombstone stands.
+    A repeated request succeeds for as long as the tombstone exists.
     """
     await retry_or_refuse("The job is", partial(_try_delete, env, caller, job_id))
 
@@ -266,6 +275,8 @@ async def _try_delete(env: Context, caller: CallerId, job_id: str) -> Again | No
     if not isinstance(await env.commit(change), Applied):
         return AGAIN
     if active is not None:
+        # After the commit: from then on nothing can be written to the run, so the teardown only
+        # saves work.
         await env.signals.teardown(job.job_id, active.run_id, deadline_s=env.policy.teardown_s)
         await env.queue.close_run(active.run_id)
     return None

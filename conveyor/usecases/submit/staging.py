@@ -1,5 +1,6 @@
-"""Staging: checks the lines of a list, seals their secrets, and lays it down durably
-(SPEC.md 4.1)."""
+"""Staging: validates the lines of a list, seals their secrets, and stores the list durably
+(SPEC.md 4.1).
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,15 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class OnInvalid(Enum):
-    """What becomes of a list with bad lines."""
+    """How a list with invalid lines is handled."""
 
     REJECT = "the list is refused as a whole"
     SKIP = "each bad line is a task that has failed already"
 
 
 def sealing_context(caller: CallerId, job_id: JobId, field: str) -> str:
-    """Where a sealed secret belongs; it opens nowhere else."""
+    """Returns the place to which a sealed secret belongs. It cannot be unsealed for another
+    place."""
     return f"{caller}|{job_id}|{field}"
 
 
@@ -58,11 +60,12 @@ async def check_tasks(
     *,
     bytes_sent: int | None = None,
 ) -> list[TaskSpec]:
-    """All lines as specs. If any is bad: InvalidTasks, naming the first hundred, or a spec with a
-    problem for each, as the caller wishes.
+    """Returns all lines as specs. Invalid lines raise InvalidTasks with the first hundred of them,
+    or become specs with a problem, as `on_invalid` states.
 
-    GrowsTooMuch for a list that takes up far more room than the `bytes_sent` in which it came.
-    A long list gives way now and then: heartbeats and other callers must not wait for its end.
+    Raises GrowsTooMuch for a list that needs far more storage than the `bytes_sent` of its request.
+    A long list yields to the scheduler regularly: heartbeats and other requests must not wait for
+    its end.
     """
     specs: list[TaskSpec] = []
     invalid: list[InvalidTask] = []
@@ -82,7 +85,7 @@ async def check_tasks(
 
 
 def raise_if_invalid(invalid: Sequence[InvalidTask], *, count: int, of: int) -> None:
-    """InvalidTasks if there are any; `count` of them, whether or not all are here."""
+    """Raises InvalidTasks if `count` is not 0. `invalid` may have only the first of them."""
     if count:
         raise InvalidTasks(
             f"{count} of {of} tasks are invalid; nothing was created.",
@@ -91,7 +94,7 @@ def raise_if_invalid(invalid: Sequence[InvalidTask], *, count: int, of: int) -> 
 
 
 def validate(env: Context, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
-    """One line of a list whose bad lines are tasks too."""
+    """Validates one line of a list in which invalid lines become failed tasks."""
     try:
         return check(env, job, index, draft)
     except Refusal as refusal:
@@ -99,12 +102,12 @@ def validate(env: Context, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
 
 
 def invalid_task(env: Context, index: int, draft: TaskDraft, refusal: Refusal) -> TaskSpec:
-    """A bad line as the task that has failed already."""
+    """Returns an invalid line as a task that has already failed."""
     return task_validation.refused_task(index, draft, refusal, env.policy.targets)
 
 
 def check(env: Context, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
-    """One good line, its secrets sealed; Refusal for a bad one."""
+    """Validates one line and seals its secrets. Raises Refusal for an invalid one."""
     spec, secrets = task_validation.check_task(index, draft, job.params, env.policy.targets)
     if secrets is None:
         return spec
@@ -113,7 +116,8 @@ def check(env: Context, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
 
 
 def sources_prefix(job_id: JobId, run_id: RunId) -> str:
-    """Where the lists of a run lie: not among bodies, which a bucket may sweep by their age."""
+    """Returns the prefix of the lists of a run. It differs from that of bodies, because a bucket
+    may remove bodies by their age."""
     return f"sources/{job_id}/{run_id}"
 
 
@@ -124,33 +128,36 @@ def source_key(job_id: JobId, run_id: RunId, batch_id: BatchId) -> str:
 async def stage(
     env: Context, job_id: JobId, run_id: RunId, batch_id: BatchId, specs: Sequence[TaskSpec]
 ) -> StagedList:
-    """Writes the list where ingest will read it, whole and durable."""
+    """Stores the list where ingest will read it, whole and durable."""
     key = source_key(job_id, run_id, batch_id)
     await env.blobs.put(key, list(_encoded(specs)))
     return StagedList(key=key, origin_run_id=run_id, origin_batch_id=batch_id)
 
 
 def _encoded(specs: Sequence[TaskSpec]) -> Iterator[bytes]:
+    # In parts, because one part with all lines would double the memory of a long list.
     for start in range(0, len(specs), limits.CHUNK_TASKS):
         yield _ENCODER.encode_lines(specs[start : start + limits.CHUNK_TASKS])
 
 
-# Long lists: judged and staged while they arrive, whatever their length
-# (docs/api.md, Submitting lists).
+# Long lists: validated and staged while they arrive, whatever their length (docs/api.md, Submitting
+# lists).
 #
-# A list is staged under a key of its own, so that no other try can change it, and only a batch or a
-# schedule that names the key makes it count. Whoever stages one takes it away again if none does.
+# Each attempt stages its list under a key of its own, so that no other attempt can change it. The
+# list counts only if a batch or a schedule names its key. If none does, the attempt that staged it
+# removes it.
 
 
 class StagedTasks(msgspec.Struct, frozen=True):
-    """A list that lies staged, every line of it judged."""
+    """A staged list in which every line is validated."""
 
     source: StagedList
     total: int
 
 
 class StreamingValidator:
-    """Judges the lines of one list as they come. Nobody else uses it: it may work aside."""
+    """Validates the lines of one list while they arrive. It has a single user, so it may run in an
+    executor."""
 
     def __init__(self, env: Context, job: Job) -> None:
         self._env = env
@@ -162,16 +169,17 @@ class StreamingValidator:
         self._posts_count = 0
 
     def take(self, drafts: Sequence[TaskDraft]) -> bytes:
-        """These lines as ingest will read them."""
+        """Returns these lines in the format that ingest reads."""
         specs = [self._judged(index, draft) for index, draft in enumerate(drafts, self.count)]
         self.count += len(drafts)
         return _ENCODER.encode_lines(specs)
 
     def refuse_invalid(self, on_invalid: OnInvalid, params: Mapping[str, str]) -> None:
-        """InvalidTasks if the list is to be refused for its bad lines.
+        """Raises InvalidTasks if the list must be refused for its invalid lines.
 
-        `params` are those of the job, which may have come behind the list. A POST that clashes with
-        them refuses the list in any case: its line is written.
+        `params` are the parameters of the job, which may arrive after the list. A POST line that
+        conflicts with them refuses the list in any case, because the line is already written as
+        valid.
         """
         clash = sorted(NOT_WITH_POST & params.keys())
         clashing = self._posts if clash else []
@@ -186,7 +194,7 @@ class StreamingValidator:
         raise_if_invalid(shown, count=count, of=self.count)
 
     def refuse_growth(self, bytes_sent: int) -> None:
-        """GrowsTooMuch if the list takes up far more room than what was sent."""
+        """Raises GrowsTooMuch if the list needs far more storage than the bytes that were sent."""
         check_growth(bytes_sent, tasks_count=self.count, bad_count=self._invalid_count)
 
     def _judged(self, index: int, draft: TaskDraft) -> TaskSpec:
@@ -194,30 +202,34 @@ class StreamingValidator:
             spec = check(self._env, self._job, index, draft)
         except Refusal as refusal:
             self._invalid_count += 1
+            # Keep only those that the response shows: a list may have a million invalid lines.
             if len(self._invalid) < limits.INVALID_TASKS_SHOWN_MAX:
                 self._invalid.append(task_validation.invalid_task(index, refusal))
             return invalid_task(self._env, index, draft, refusal)
         if spec.method is Method.POST:
             self._posts_count += 1
+            # Whether a POST conflicts is known only when the job's parameters have arrived.
             if len(self._posts) < limits.INVALID_TASKS_SHOWN_MAX:
                 self._posts.append(index)
         return spec
 
 
 def staging_key(env: Context, job: Job, run_id: RunId, batch_id: BatchId) -> StagedList:
-    """Where one try lays down its list."""
+    """Returns a new key for the list of one attempt."""
     prefix = sources_prefix(job.job_id, run_id)
     key = f"{prefix}/{env.new_id()}/{batch_id}"
     return StagedList(key=key, origin_run_id=run_id, origin_batch_id=batch_id)
 
 
 async def stage_stream(env: Context, source: StagedList, lines: AsyncIterable[bytes]) -> None:
-    """Writes the list as it comes; whatever `lines` raises comes through, and nothing is left."""
+    """Stores the list while it arrives. Errors of `lines` are raised as they are, and then nothing
+    is stored."""
     await env.blobs.put_stream(source.key, lines)
 
 
 async def delete_if_unreferenced(env: Context, job: Job, source: StagedList) -> None:
-    """Takes the list away if nothing came of it. Only for when that is certain."""
+    """Deletes the list if no batch and no schedule names it. Call it only if no later commit can
+    name it."""
     batch = await env.store.read(BatchKey(job.job_id, source.origin_run_id, source.origin_batch_id))
     schedule = await env.store.read(ScheduleKey(job.job_id))
     used = [row.source for row in (batch, schedule) if row is not None]

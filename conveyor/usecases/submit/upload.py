@@ -1,7 +1,7 @@
-"""Uploaded lists as lines, from the job's own copy (docs/api.md, Uploaded lists).
+"""Uploaded lists: reading them line by line from the job's own copy (docs/api.md, Uploaded lists).
 
-A list is always read from its first byte: a walk that goes on skips the lines that are in. That
-takes a second or two at the end of a million lines, and is the same for gzip as for plain text.
+A list is always read from its first byte; a resumed ingest skips the lines that are done. That
+takes a second or two at the end of a million lines, and works the same for gzip and plain text.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.run.blob_download import LetsIn, let_all_in
 from conveyor.usecases.submit import staging
 
-_SLICE_BYTES = 16 * 1024  # Of gzip, a slice may inflate to a thousand times as much.
+# A slice of gzip may inflate to a thousand times its size. Larger slices need more memory; smaller
+# ones more switches to the executor.
+_SLICE_BYTES = 16 * 1024
+# The length of the gzip magic number.
 _MAGIC_BYTES = 2
 
 
 async def groups(env: Context, source: UploadedList) -> AsyncGenerator[list[Line], None]:
-    """All lines, in fixed counts; ListUnusable where the list as a whole cannot be taken."""
+    """Yields all lines in groups of `chunk_tasks`. Raises ListUnusable if the list as a whole
+    cannot be read."""
     size = env.policy.chunk_tasks
     reader = ListReader(source.spec)
     group: list[Line] = []
@@ -52,16 +56,18 @@ async def groups(env: Context, source: UploadedList) -> AsyncGenerator[list[Line
 
 
 async def count_lines(env: Context, source: UploadedList) -> int:
-    """How many lines the list has: exactly if they are few, else at most.
+    """Returns the number of lines: exact for short lists, otherwise an upper bound.
 
-    A number too high is mended when the list is in; one too low would let the run look complete
-    before it is. Whatever is too large is found out when it is ingested.
+    A count that is too high is corrected when the list is ingested. One that is too low would let
+    the run look complete too early. A list that is too large is detected by ingest.
     """
     reader = ListReader(source.spec)
     lines, ends = 0, 0
     try:
         async with aclosing(_slices(env, source)) as slices:
             async for piece in slices:
+                # Parsing every line of a long list would delay the response; counting line ends is
+                # much cheaper.
                 if lines < limits.UPLOAD_EXACT_COUNT_MAX:
                     found = reader.feed(piece)
                     while batch := await _take_lines(env, reader, found, env.policy.chunk_tasks):
@@ -73,6 +79,7 @@ async def count_lines(env: Context, source: UploadedList) -> int:
         lines += sum(1 for _ in reader.end())
     except ListTooLarge:
         return limits.TASKS_MAX
+    # The last line may have no line end.
     unended = 1 if ends else 0
     return min(lines + ends + unended, limits.TASKS_MAX)
 
@@ -80,9 +87,8 @@ async def count_lines(env: Context, source: UploadedList) -> int:
 async def _take_lines(
     env: Context, reader: ListReader, lines: Iterator[Line], count_max: int
 ) -> list[Line]:
-    """The next of the lines, empty after the last. A slice of gzip may hold a thousand times as
-    much, or blank lines only, so it is inflated and read aside.
-    """
+    """Returns the next lines; empty after the last. A slice of gzip may inflate to a thousand times
+    its size, or to blank lines only, so it is read in the executor."""
     take = partial(_take, lines, count_max)
     return await env.executor.run(take) if reader.is_gzip else take()
 
@@ -95,7 +101,7 @@ async def _slices(env: Context, source: UploadedList) -> AsyncGenerator[bytes, N
     size_bytes = 0
     async with aclosing(env.blobs.open(source.key)) as pieces:
         async for piece in pieces:
-            # The first bytes alone tell gzip, before any of it is inflated.
+            # The first bytes alone show whether the list is gzip, before any of it is inflated.
             head_bytes = min(len(piece), _MAGIC_BYTES) if not size_bytes else 0
             if head_bytes:
                 yield piece[:head_bytes]
@@ -103,15 +109,15 @@ async def _slices(env: Context, source: UploadedList) -> AsyncGenerator[bytes, N
             for start in range(head_bytes, len(piece), _SLICE_BYTES):
                 await trio.lowlevel.checkpoint()
                 yield piece[start : start + _SLICE_BYTES]
+    # The copy cannot change, so another length means that the storage lost or replaced it.
     if size_bytes != source.size_bytes:
         raise ListBroken("The list is not what it was when it was submitted.")
 
 
-# Slots for uploaded lists: made, filled, taken into a job, and removed in the end
-# (docs/api.md, Uploaded lists).
+# File inputs: created, filled, copied into a job, and removed (docs/api.md, Uploaded lists).
 #
-# What was put into a slot is a blob under a key of the slot's own; a later upload replaces it as a
-# whole. A job takes a copy at submit, so no upload and no other job can change what it reads.
+# An upload is a blob under a key of its file input; a later upload replaces it as a whole. A job
+# takes a copy at submit, so no upload and no other job can change what it reads.
 
 
 POINTER = "/file_input_id"
@@ -120,7 +126,7 @@ _PAGE = 200
 
 
 async def create(env: Context, caller: CallerId, spec: ListSpec, *, input_id: InputId) -> JobInput:
-    """Makes the slot, or finds the one that an earlier try has made."""
+    """Creates the file input, or finds the one that an earlier attempt created."""
     now = env.now()
     slot = JobInput(
         input_id=input_id,
@@ -129,12 +135,14 @@ async def create(env: Context, caller: CallerId, spec: ListSpec, *, input_id: In
         created_at=now,
         expires_at=now + limits.INPUT_TTL_S,
     )
+    # The verdict is not needed: if the row exists, the next line reads it.
     await env.commit(Change((Insert(InputKey(input_id), slot),)))
     return await own_input(env, caller, input_id)
 
 
 async def own_input(env: Context, caller: CallerId, input_id: str) -> JobInput:
-    """The caller's slot; unknown, foreign and expired ones are the same NotFound."""
+    """Returns the caller's file input. An unknown, foreign or expired one raises the same
+    NotFound."""
     slot = await _live_input(env, input_id)
     if slot is None or slot.caller != caller:
         raise InputNotFound("There is no such file input, or its time is over.")
@@ -144,9 +152,11 @@ async def own_input(env: Context, caller: CallerId, input_id: str) -> JobInput:
 async def input_by_token(
     env: Context, input_id: str, token: str, *, lets_in: LetsIn = let_all_in
 ) -> JobInput:
-    """The slot that a signed upload address leads to, while the key of its caller is let in."""
+    """Returns the file input of a signed upload URL, while the key of its caller is accepted."""
     slot = await _live_input(env, input_id)
     expected = upload_token(env, slot) if slot is not None else ""
+    # Compare also if there is no such input, so that the response time does not reveal whether it
+    # exists.
     is_right = hmac.compare_digest(expected.encode(), token.encode())
     if slot is None or not is_right or not lets_in(slot.caller):
         raise InputNotFound("There is no such file input, or its time is over.")
@@ -159,17 +169,19 @@ async def _live_input(env: Context, input_id: str) -> JobInput | None:
 
 
 def upload_token(env: Context, slot: JobInput) -> str:
-    """What makes the address of a slot work without a key, for as long as the slot lives."""
+    """Returns the token with which the upload URL works without an API key, for the life of the
+    file input."""
     return env.secret_box.sign(slot.input_id, purpose="upload")
 
 
 async def fill(env: Context, slot: JobInput, pieces: AsyncIterable[bytes]) -> Stored:
-    """Puts a list into the slot, in the place of any that was there."""
+    """Stores a list in the file input and replaces an earlier one."""
     return await env.blobs.put_stream(slot_key(slot.input_id), pieces)
 
 
 async def take(env: Context, job: Job, run_id: RunId, input_id: str) -> tuple[UploadedList, int]:
-    """The job's own copy of an upload, and how many lines it has; refused, nothing is left."""
+    """Copies an upload for the job and counts its lines. If the list is refused, the copy is
+    removed."""
     slot = await own_input(env, job.caller, input_id)
     key = staging.source_key(job.job_id, run_id, FIRST_BATCH)
     try:
@@ -180,7 +192,8 @@ async def take(env: Context, job: Job, run_id: RunId, input_id: str) -> tuple[Up
         raise Conflict(
             "Nothing was uploaded to this file input yet.", code="file_input_not_uploaded"
         ) from None
-    except BlobTooLarge:  # Where it went past us, nobody has looked.
+    # A direct upload to the bucket did not pass through this server, so its size is checked here.
+    except BlobTooLarge:
         raise InvalidArgument(
             f"The uploaded list has more than {limits.UPLOAD_BYTES_MAX} bytes.", pointer=POINTER
         ) from None
@@ -212,7 +225,8 @@ async def _count(env: Context, source: UploadedList) -> int:
 
 
 async def remove_expired(env: Context) -> int:
-    """Removes slots and uploads whose time is over, by so much that no upload can be under way."""
+    """Removes file inputs that expired INPUT_GRACE_S ago, so that no upload can still be in
+    progress."""
     query = ExpiredInputs(expired_by=env.now() - limits.INPUT_GRACE_S, limit=_PAGE)
     expired = await env.store.find(query)
     for slot in expired:
