@@ -1,4 +1,4 @@
-"""Budgets: show what is left of one, and change its cap (SPEC.md 4.9)."""
+"""Budgets: read what is left of one, and change its cap (SPEC.md 4.9)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
 
 
 def check_cap(env: Context, cap: BudgetCap | None) -> None:
-    """A budget in money needs a gateway whose calls have a price in money."""
+    """Refuses a budget in money if the gateway has no prices in money."""
     if cap is not None and cap.unit is Unit.COST and not env.policy.knows_costs:
         raise InvalidArgument(
             "The gateway has no known price in money; give the budget in credits."
@@ -30,15 +30,17 @@ async def budget_of(env: Context, run: Run) -> Budget | None:
 
 
 async def is_spent(env: Context, run: Run, price: int) -> bool:
-    """Nothing is under way, and not one more call at this price can be paid for."""
+    """Returns whether no call is in progress and no further call at this price can be paid for."""
     budget = await budget_of(env, run)
     if budget is None or budget.left >= price:
         return False
+    # A call in progress may return a part of its price, so the budget is not spent yet.
     return await env.coordinator.count(run.run_id) == 0
 
 
 async def set_cap(env: Context, caller: CallerId, job_id: str, cap: BudgetCap) -> Job:
-    """A run that waits for money goes on when it gets some; doing it again changes nothing."""
+    """Changes the cap. A run that waits for its budget continues. A repeated request changes
+    nothing."""
     check_cap(env, cap)
     return await retry_or_refuse("The budget is", partial(_try_set_cap, env, caller, job_id, cap))
 
@@ -51,6 +53,7 @@ async def _try_set_cap(env: Context, caller: CallerId, job_id: str, cap: BudgetC
     change = reservation.set_cap(job, run, budget, cap, env.now())
     if not isinstance(await env.commit(change), Applied):
         return AGAIN
+    # Wakes pollers that wait for the budget.
     if run is not None:
         await env.signals.run_changed(run.job_id, run.run_id)
     return await load_owned_job(env, caller, job_id)

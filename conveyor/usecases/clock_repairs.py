@@ -1,9 +1,9 @@
-"""Clock repairs: what a wall clock that was set back would leave waiting is made due
+"""Clock repairs: makes rows due that a wall clock which was set back would leave waiting
 (SPEC.md 4.22).
 
-Deadlines of running work need none of this: messages and leases go by clocks that are never set,
-and a claim that ends too far ahead is not believed. What is found by its instant is looked for here
-among all that is to come: after a start, and when this process sees that its clock was set.
+Deadlines of running work need no repair: messages and leases use clocks that are never set, and a
+claim that ends too far ahead counts as lapsed. Rows that are found by an instant are searched here
+among all future ones, after a start and when this process notices that its clock was set back.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from conveyor.usecases import event_log
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
 
+# Bounds the rows of one repair. Rows beyond it are repaired after the next start or clock step.
 _ROWS_MAX = 10_000
 _PAGE = 500
-# Further ahead than anything that is looked for here can lie, after a step of 40 days too.
+# Further ahead than any row that is searched here can lie, even after a clock step of 40 days.
 _AHEAD_S = 400 * 86_400.0
 
 
 async def pull_back(env: Context) -> int:
-    """Makes due what waits for longer than it may; answers how much that was."""
+    """Makes rows due that wait for longer than they may. Returns how many."""
     now = env.now()
     by = now + _AHEAD_S
     notices = await env.store.find(
@@ -52,7 +53,8 @@ async def pull_back(env: Context) -> int:
 
 
 def _scrub_sooner(scrub: DeletionIntent, now: float) -> Change | None:
-    """Two passes lie minutes apart; what waits after them is the row of a deleted job."""
+    """Returns the change for a deletion whose time lies too far ahead. The two passes are minutes
+    apart; after them the tombstone waits for TOMBSTONE_TTL_S."""
     ttl_s = limits.SECOND_DELETION_PASS_S if scrub.passes_left else limits.TOMBSTONE_TTL_S
     if not clock_step.is_unreal(scrub.due_at, now=now, ttl_s=ttl_s):
         return None
@@ -62,7 +64,8 @@ def _scrub_sooner(scrub: DeletionIntent, now: float) -> Change | None:
 
 
 async def batches_from_ahead(env: Context) -> list[Batch]:
-    """Open batches that were moved at a time to come. Whoever walks one moves it again soon."""
+    """Returns open batches that were last moved at a future time. An ingester that is alive moves
+    its batch again soon, so acquiring it costs little."""
     statuses = lifecycle.sources(BATCH, "sealed")
     now = env.now()
     query = BatchesIn(statuses=statuses, idle_since=now + _AHEAD_S, limit=_ROWS_MAX)
@@ -71,13 +74,15 @@ async def batches_from_ahead(env: Context) -> list[Batch]:
 
 
 async def realign_schedules(env: Context) -> int:
-    """Recomputes the next time of each schedule that lies further ahead than its rule says."""
+    """Computes the next time again for each schedule whose time lies further ahead than its rule
+    states."""
     count = 0
     last: Schedule | None = None
     while True:
         page = await schedules.due_schedules(env, by=env.now() + _AHEAD_S, after=last, limit=_PAGE)
         for last in page:
-            with suppress(UnknownZone):  # Neither can it be fired, and that is told then.
+            # Such a schedule cannot trigger either, and the scheduler logs that.
+            with suppress(UnknownZone):
                 change = trigger.realign(last, now=env.now())
                 if change is not None:
                     await env.commit(change)
@@ -87,8 +92,8 @@ async def realign_schedules(env: Context) -> int:
 
 
 async def learn_newest_ids(env: Context) -> None:
-    """Ids that are minted from now on sort behind those of runs and jobs that were made while the
-    clock showed a later time: their rows have changed at a time to come."""
+    """Raises the floor of the id minter, so that new ids sort after the ids of runs and jobs that
+    were created while the clock was ahead. Such rows have a future `updated_at`."""
     after: RunId | None = None
     since = env.now() + limits.CLOCK_SKEW_S
     while True:

@@ -49,7 +49,7 @@ async def isolate(
     it happened."""
     try:
         return await handle()
-    # First, because an expected error may also be a subclass of the others.
+    # First: the clauses below would catch an expected error too.
     except expects:
         raise
     except logged as error:

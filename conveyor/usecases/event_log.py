@@ -1,4 +1,8 @@
-"""Feeds: giving events their places, and reading them in order (SPEC.md 4.15)."""
+"""Event log: numbers the events of a caller, and reads them in order (SPEC.md 4.15).
+
+Readers go by the number only. An event that is numbered late comes after everything that was read
+before, so no reader misses it.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +21,25 @@ from conveyor.domain.queries import EventsOf, UnplacedEvents
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.store import Store
 
+# Other processes number events of the same caller, and each lost race costs one try. The sweeper
+# numbers what is left after the last one.
 _TRIES = 20
-_PLACED_MAX = 45  # With what leads to each of them, one transaction of any engine.
+# Each event needs two writes, and one transaction of any engine takes this many.
+_PLACED_MAX = 45
+# Old events are removed once per this many new ones, so that most events cost no extra read.
 _TRIM_EVERY = 500
 
 
 @dataclass(slots=True, eq=False)
 class EventWakeups:
-    """Wakes readers of a feed in this very process; others look for themselves."""
+    """Wakes readers of an event log in this process. Readers in other processes poll."""
 
     streams_count: int = 0
     _tickets: dict[CallerId, trio.Event] = field(default_factory=dict)
 
     def ticket(self, caller: CallerId) -> trio.Event:
-        """Set when something comes after now: taken before one reads, it misses nothing."""
+        """Returns an event that is set by the next new entry. A reader that takes it before it
+        reads misses nothing."""
         return self._tickets.setdefault(caller, trio.Event())
 
     def tell(self, caller: CallerId) -> None:
@@ -40,7 +49,7 @@ class EventWakeups:
 
 
 async def number_committed(store: Store, news: EventWakeups, change: Change) -> None:
-    """Places what an applied change has told of. The sweeper brings what is left behind."""
+    """Numbers the events of an applied change. The sweeper numbers those that are left."""
     events = event_log.events_in(change)
     if events:
         with suppress(Unavailable):
@@ -48,7 +57,7 @@ async def number_committed(store: Store, news: EventWakeups, change: Change) -> 
 
 
 async def number_orphans(store: Store, news: EventWakeups, *, before: float) -> int:
-    """Places events that were committed and then left behind; answers how many."""
+    """Numbers events that were committed but not numbered. Returns how many were found."""
     left = await store.find(UnplacedEvents(before=before, limit=_PLACED_MAX))
     by_caller: dict[CallerId, list[Event]] = defaultdict(list)
     for event in left:
@@ -73,15 +82,17 @@ async def _place(store: Store, news: EventWakeups, events: Sequence[Event]) -> N
 
 
 async def _still_unplaced(store: Store, events: Sequence[Event]) -> list[Event]:
-    """Somebody else may have placed, or removed, some of them."""
+    """Returns the events that no other process has numbered or removed."""
     rows = [await store.read(EventKey(event.caller, event.event_id)) for event in events]
     return [row for row in rows if row is not None and row.seq == 0]
 
 
 async def _trim(store: Store, caller: CallerId, seq: int, placed: int) -> None:
-    """Now and then the oldest go, if there are too many."""
+    """Removes the oldest events if there are too many."""
+    # True unless the new numbers crossed a multiple of _TRIM_EVERY.
     if seq // _TRIM_EVERY == (seq - placed) // _TRIM_EVERY:
         return
+    # Twice as many as are added per trim, so that a backlog shrinks.
     oldest = await store.find(EventsOf(caller=caller, after=0, limit=2 * _TRIM_EVERY))
     gone = event_log.trim(oldest, seq)
     if gone:
@@ -89,11 +100,11 @@ async def _trim(store: Store, caller: CallerId, seq: int, placed: int) -> None:
 
 
 async def page(store: Store, caller: CallerId, *, after: int, limit: int) -> list[Event]:
-    """The caller's events behind a place, oldest first."""
+    """Returns the caller's events after a number, oldest first."""
     return await store.find(EventsOf(caller=caller, after=after, limit=limit))
 
 
 async def newest(store: Store, caller: CallerId) -> int:
-    """The place of the newest event; 0 when there never was one."""
+    """Returns the number of the newest event; 0 if there never was one."""
     row = await store.read(FeedKey(caller))
     return 0 if row is None else row.seq

@@ -1,6 +1,6 @@
-"""Walk: once over the tasks of a run: rows by the page, bodies by the group (SPEC.md 4.19).
+"""Exports: requested, made in one walk over a run's rows, published whole, removed (SPEC.md 4.19).
 
-What is in memory at any time is one page of rows, and one group of bodies with what became of it.
+At any time, memory holds one page of rows, one group of bodies, and the encoded form of that group.
 """
 
 from __future__ import annotations
@@ -31,18 +31,23 @@ from conveyor.usecases.run import blob_download
 from conveyor.usecases.run.blob_download import LetsIn, let_all_in
 from conveyor.usecases.run.retention import ResultExpiry, expiries_of, refuse_expired_run
 
+# Rows per page. A larger page needs fewer reads and more memory.
 _PAGE = 500
+# Bodies that are read concurrently and encoded together, by number and by bytes. Larger groups are
+# faster and need more memory; one body larger than the limit is a group by itself.
 _GROUP_TASKS = 64
 _GROUP_BYTES = 4 * 1024 * 1024
+# How often the claim is renewed, well within EXPORT_CLAIM_S. It is also how soon an exporter that
+# was overtaken stops.
 _BEAT_S = 2.0
 
 
 class OwnershipLost(ConveyorError):
-    """Somebody else has taken the export up, or it was deleted."""
+    """Another exporter has acquired the export, or the export was deleted."""
 
 
 class ExportWriter:
-    """The makings of one file; `manifest` is right once all pieces are out."""
+    """Makes one file. `manifest` is complete once all pieces have been taken."""
 
     def __init__(
         self, env: Context, export: Export, run: Run, body_format: Format, expiries: ResultExpiry
@@ -76,6 +81,7 @@ class ExportWriter:
         async with aclosing(self._encoded()) as pieces:
             async for piece in pieces:
                 yield piece
+        # A second pass over the rows: a format with a listing has it after all bodies.
         if encoder.has_listing:
             async with aclosing(self._pages()) as pages:
                 async for page in pages:
@@ -87,6 +93,7 @@ class ExportWriter:
             async for page in pages:
                 for group in _groups(page):
                     filled = await self._with_bodies(group)
+                    # In the executor: compression would block the heartbeats of this process.
                     yield await self._env.executor.run(partial(self._encoder.encode, filled))
                     self._count(filled)
                     await self._beat()
@@ -107,6 +114,7 @@ class ExportWriter:
 
     async def _with_bodies(self, entries: Sequence[Entry]) -> list[Entry]:
         filled = list(entries)
+        # Collected instead of raised, because a nursery would wrap them in an exception group.
         failures: list[ConveyorError] = []
 
         async def fill(at: int, entry: Entry) -> None:
@@ -121,6 +129,7 @@ class ExportWriter:
             for at, entry in enumerate(entries):
                 if entry.has_body and self._encoder.needs_bodies:
                     nursery.start_soon(fill, at, entry)
+        # A damaged body decides: it fails the export, whereas an outage only defers it.
         for failure in failures:
             if isinstance(failure, DamagedBody):
                 raise failure
@@ -129,7 +138,8 @@ class ExportWriter:
         return filled
 
     async def _beat(self) -> None:
-        """Tells how far it is, and finds out whether it is still ours."""
+        """Renews the claim with the progress. Raises OwnershipLost if another exporter has acquired
+        the export."""
         now = self._env.now()
         if now < self._beat_at + _BEAT_S:
             return
@@ -140,7 +150,7 @@ class ExportWriter:
 
 
 def _groups(page: Sequence[Entry]) -> list[list[Entry]]:
-    """Neighbours whose bodies fit into memory together; a large one is alone."""
+    """Splits a page into groups of neighbours whose bodies fit into memory together."""
     groups: list[list[Entry]] = [[]]
     size_bytes = 0
     for entry in page:
@@ -154,7 +164,8 @@ def _groups(page: Sequence[Entry]) -> list[list[Entry]]:
 
 
 async def _body(env: Context, task: Task) -> bytes:
-    """DamagedBody names the task whose body is not there or cannot be read."""
+    """Reads a body. Raises DamagedBody with the task's id if the body is missing or cannot be
+    read."""
     assert task.result is not None
     try:
         async with aclosing(env.blobs.open(task.result.key)) as pieces:
@@ -165,18 +176,20 @@ async def _body(env: Context, task: Task) -> bytes:
         raise DamagedBody(f"the stored body of task {task.task_id} cannot be read") from None
 
 
-# Exports: asked for, made in one walk over a run's rows, published whole, removed (SPEC.md 4.19).
+# Requests and processing.
 #
-# A run that has ended does not change, so the walk can be begun anew by anybody at any time; what
-# was half made is never seen, and the row's epoch decides whose file it is in the end.
+# A run that has ended does not change, so any exporter can start the walk again at any time. A
+# partial file is never visible, and the epoch in the row decides which exporter may publish.
 
 
 _ABSENT = "There is no such export."
+# How long a cancelled exporter may take to release its export. After that, the claim lapses after
+# EXPORT_CLAIM_S and the export has one attempt less.
 _LET_GO_S = 2.0
 
 
 class Exported(Enum):
-    """How a look at an export ended."""
+    """How the processing of an export ended."""
 
     COMPLETED = "the file is there"
     PUT_OFF = "it did not work out this time"
@@ -188,7 +201,7 @@ class Exported(Enum):
 async def start(
     env: Context, caller: CallerId, job_id: str, run_id: str, kind: ExportFormat, *, export_id: str
 ) -> Export:
-    """Asks for an export of a run that has ended, or finds what was asked for under this id."""
+    """Requests an export of an ended run, or finds the export that was requested under this id."""
     job = await load_owned_job(env, caller, job_id)
     run = await load_owned_run(env, job, run_id)
     if run.status in RUN_LIVE:
@@ -222,7 +235,7 @@ async def export_by_link(
     *,
     lets_in: LetsIn = let_all_in,
 ) -> Export:
-    """The export that a signed link leads to; it dies with its job, its run, its own time and the
+    """Returns the export of a signed link. The link ends with its job, its run, the export and the
     key of its caller."""
     what = f"{run_key.job_id}/{run_key.run_id}/{export_id}"
     blob_download.check_token(env, token, what, purpose="export", absent=_ABSENT)
@@ -237,7 +250,8 @@ def _linked(export: Export) -> str:
 
 
 async def _export_of(env: Context, run: Run, export_id: str) -> Export:
-    """Unknown and expired are the same, whether or not anybody has removed it."""
+    """Reads the export. An unknown and an expired one raise the same NotFound, whether the row is
+    removed or not."""
     key = ExportKey(run.job_id, run.run_id, ExportId(export_id))
     export = await env.store.read(key) if is_ulid(export_id) else None
     if export is None or export.expires_at <= env.now():
@@ -250,8 +264,9 @@ async def due(env: Context, *, limit: int) -> list[Export]:
 
 
 async def process(env: Context, export: Export) -> Exported:
-    """Does what is due: makes the file, gives it up, or removes it."""
+    """Performs what is due: makes the file, gives the export up, or removes it."""
     if export.expires_at <= env.now() or export.status not in EXPORT_UNDONE:
+        # Blobs before the row: the row is what finds the blobs again after a crash.
         await env.blobs.delete_prefix(_prefix(export))
         await env.commit(progress.remove(export))
         return Exported.REMOVED
@@ -271,7 +286,7 @@ async def _build_or_release(env: Context, export: Export) -> Exported:
     except OwnershipLost:
         return Exported.FENCED
     except DamagedBody as error:
-        # The bytes do not come back: a caller who knows the task can run it again.
+        # The body cannot be restored. The caller gets the task's id and can run the task again.
         change = progress.give_up(export, str(error), now=env.now())
         return await _recorded(env, change, Exported.FAILED)
     except StorageFull:
@@ -280,7 +295,8 @@ async def _build_or_release(env: Context, export: Export) -> Exported:
     except Unavailable:
         return await _release(env, export, delay_s=progress.PUT_OFF_S)
     except trio.Cancelled:
-        # Without this it would have to wait until the claim lapses, and have one try less.
+        # Without this release, the export would wait until the claim lapses and have one attempt
+        # less.
         with trio.move_on_after(_LET_GO_S, shield=True):
             await _release(env, export, delay_s=0)
         raise
@@ -293,7 +309,8 @@ async def _release(env: Context, export: Export, *, delay_s: float) -> Exported:
 
 
 async def _recorded(env: Context, change: Change, done: Exported) -> Exported:
-    """If this cannot be written either, the claim lapses and somebody comes by again."""
+    """Commits the change. If the store is unavailable, the claim lapses and the export is due
+    again."""
     try:
         verdict = await env.commit(change)
     except Unavailable:
@@ -319,6 +336,7 @@ async def _make(env: Context, export: Export) -> Exported:
     )
     if isinstance(await env.commit(change), Applied):
         return Exported.COMPLETED
+    # Another exporter has acquired the export: remove only the file of this epoch.
     await env.blobs.delete_prefix(_own_prefix(export))
     return Exported.FENCED
 
@@ -328,5 +346,6 @@ def _prefix(export: Export) -> str:
 
 
 def _own_prefix(export: Export) -> str:
-    """Whoever comes too late must not touch what another has made."""
+    """Returns the prefix of this epoch, so that an exporter that was overtaken cannot touch the
+    file of its successor."""
     return f"{_prefix(export)}/{export.epoch}"

@@ -1,5 +1,9 @@
-"""Idempotency: a POST with a key happens once, and its answer is the same for ever
-(SPEC.md 4.2)."""
+"""Idempotency: a POST with a key is performed once, and its response is repeated byte for byte
+(SPEC.md 4.2).
+
+The response is stored before it is sent. The subject, the id of what the request creates, is stored
+with the claim, so that a later attempt finishes the same object.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +31,14 @@ from conveyor.usecases.context import Context
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """A finished response: what is sent now and replayed later."""
+    """A complete response: sent now and replayed later."""
 
     status: int
     body: str
 
 
+# How long a failed request may take to release its key. After that the claim lapses after
+# IDEMPOTENCY_CLAIM_S, and until then the caller gets 409.
 _LET_GO_S = 2.0
 
 Work = Callable[[str], Awaitable[StoredResponse]]
@@ -41,7 +47,8 @@ ToAnswer = Callable[[Refused], StoredResponse]
 
 @dataclass(frozen=True, slots=True)
 class ResponseSealer:
-    """Seals the good answers of one key while they are kept; refusals hold no secret."""
+    """Seals the successful responses of one key while they are stored. Refusals contain no
+    secret."""
 
     vault: SecretBox
     place: str
@@ -65,11 +72,11 @@ class ResponseSealer:
 async def run_once_per_key(
     env: Context, request: Request, work: Work, to_answer: ToAnswer, *, subject: str | None = None
 ) -> StoredResponse:
-    """Does `work` for the first call with this key and replays its answer to every other.
+    """Performs `work` for the first request with this key and replays its response to all others.
 
-    `work` is given the id of what it creates: `subject`, if nobody has begun. After a crash the
-    next call is given the same id and finishes the same thing. A refusal is an answer too; any
-    other error releases the key.
+    `work` gets the id of the object that it creates: `subject`, if no earlier attempt has chosen
+    one. After a crash the next request gets the same id and finishes the same object. A final
+    refusal is a response too. Any other error releases the key.
     """
     begun = await _begin(env, request, subject or env.new_id())
     if isinstance(begun, StoredResponse):
@@ -77,7 +84,8 @@ async def run_once_per_key(
     try:
         answer = await _run_handler(work, begun.subject, to_answer)
     except BaseException:
-        # If this fails too, the claim lapses by itself; what went wrong first is what counts.
+        # Shielded, because a disconnected client cancels the request. If the release fails too, the
+        # claim lapses; the first error is the one to raise.
         with suppress(Unavailable), trio.move_on_after(_LET_GO_S, shield=True):
             await env.commit(idempotency.release(begun))
         raise
@@ -85,7 +93,8 @@ async def run_once_per_key(
 
 
 async def _run_handler(work: Work, subject: str, to_answer: ToAnswer) -> StoredResponse:
-    """The answer, a final refusal included; a refusal that says when to come back is raised."""
+    """Returns the response, including a final refusal. A refusal with `Retry-After` is raised, so
+    that the key is released."""
     try:
         return await work(subject)
     except Refused as refusal:
@@ -95,7 +104,8 @@ async def _run_handler(work: Work, subject: str, to_answer: ToAnswer) -> StoredR
 
 
 async def find_key_record(env: Context, key_id: str) -> IdempotencyRecord | None:
-    """What is known of a key before the whole request is; it counts only as far as `once` says."""
+    """Reads the record of a key before the whole request has arrived. Only `run_once_per_key`
+    decides what it means."""
     record = await env.store.read(RecordKey(key_id))
     return record if record is not None and record.expires_at >= env.now() else None
 
@@ -103,7 +113,7 @@ async def find_key_record(env: Context, key_id: str) -> IdempotencyRecord | None
 async def _begin(
     env: Context, request: Request, subject: str
 ) -> IdempotencyRecord | StoredResponse:
-    """Our claim on the key, or the answer that is there already."""
+    """Claims the key, or returns the stored response."""
     while True:
         now = env.now()
         record = await env.store.read(RecordKey(request.key_id))
@@ -118,6 +128,8 @@ async def _begin(
                     retry_after_s=retry_after_s,
                 )
             case First():
+                # If the guarded claim is refused, another request was faster: read the record
+                # again.
                 change = idempotency.claim_key(
                     request, record, subject=subject, owner=env.process_id, now=now
                 )
@@ -129,7 +141,8 @@ async def _begin(
 
 
 async def _store_response(env: Context, request: Request, answer: StoredResponse) -> StoredResponse:
-    """Stores the answer before anybody hears it; if another try stored one first, that stands."""
+    """Stores the response before it is sent. If another attempt stored one first, returns that
+    one."""
     verdict = await env.commit(idempotency.answer(request, answer.status, answer.body))
     if isinstance(verdict, Applied):
         return answer

@@ -1,4 +1,7 @@
-"""Finding what a caller names: a foreign id is an unknown id (SPEC.md 5.1)."""
+"""Lookup: finds the job, run or task that a caller names (SPEC.md 5.1).
+
+A foreign id is treated as an unknown id, so that no response reveals whether an id exists.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _NO_TASK = "There is no such task."
 
 
 async def load_owned_job(env: Context, caller: CallerId, job_id: str) -> Job:
-    """The caller's job; unknown, deleted and foreign ones are the same NotFound."""
+    """Returns the caller's job. An unknown, deleted or foreign one raises the same NotFound."""
     job = await env.store.read(JobKey(JobId(job_id))) if is_ulid(job_id) else None
     if job is None or job.caller != caller or job.status not in JOB_VISIBLE:
         raise NotFound(_NO_JOB)
@@ -28,13 +31,13 @@ async def load_owned_job(env: Context, caller: CallerId, job_id: str) -> Job:
 
 
 async def is_tombstone(env: Context, caller: CallerId, job_id: str) -> bool:
-    """Whether the caller had this job and deleted it."""
+    """Returns whether the caller had this job and deleted it."""
     job = await env.store.read(JobKey(JobId(job_id))) if is_ulid(job_id) else None
     return job is not None and job.caller == caller and job.status not in JOB_VISIBLE
 
 
 async def load_owned_run(env: Context, job: Job, run_id: str) -> Run:
-    """One run of a job that the caller owns."""
+    """Returns one run of a job that the caller owns."""
     run = await env.store.read(RunKey(job.job_id, RunId(run_id))) if is_ulid(run_id) else None
     if run is None or run.job_id != job.job_id or run.status not in RUN_VISIBLE:
         raise NotFound(_NO_RUN)
@@ -44,7 +47,7 @@ async def load_owned_run(env: Context, job: Job, run_id: str) -> Run:
 async def visible_run(
     env: Context, job_id: JobId, run_id: RunId, *, absent: str
 ) -> tuple[Job, Run]:
-    """For who holds a signed link to something of the run: it dies with the job and the run."""
+    """Returns the job and the run of a signed link, which ends with the job and with the run."""
     job = await env.store.read(JobKey(job_id))
     run = await env.store.read(RunKey(job_id, run_id))
     if job is None or job.status not in JOB_VISIBLE or run is None or run.status not in RUN_VISIBLE:
@@ -76,12 +79,13 @@ async def load_task(env: Context, run: Run, task_id: str) -> Task:
 
 
 async def totals_of(env: Context, run: Run) -> Totals:
-    """The run's counters: the sum of its stats rows, exact at any moment of any one shard."""
+    """Returns the run's counters: the sum of its stats rows. Each shard's row is exact; the sum is
+    not a snapshot over all shards."""
     query = StatsOf(job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count)
     return sum_stats(await env.store.find(query))
 
 
-# Walking: all tasks of a run, page by page, however many there are.
+# Page walks: all tasks of a run, page by page.
 
 
 async def pages_of(
@@ -92,7 +96,8 @@ async def pages_of(
     after: TaskId | None = None,
     limit: int | None = None,
 ) -> AsyncGenerator[list[Task], None]:
-    """Tasks in id order. A page is never empty; close the generator if you leave early."""
+    """Yields the tasks in id order. A page is never empty. Close the generator if you stop
+    early."""
     limit = limit or env.policy.chunk_tasks
     while True:
         query = TasksOf(
@@ -104,6 +109,8 @@ async def pages_of(
             limit=limit,
         )
         page = await env.store.page_tasks(query, read_max=limits.ROWS_READ_MAX)
+        # A page may be empty although more follow: `read_max` bounds the rows read, not the rows
+        # found.
         if page.tasks:
             yield page.tasks
         if page.until is None:

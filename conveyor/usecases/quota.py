@@ -1,13 +1,13 @@
-"""What callers have stored, counted from their rows, and refused beyond their quotas
+"""Storage quotas: counts what callers have stored and refuses requests beyond a quota
 (SPEC.md 4.21).
 
-Nothing is kept beside the rows, so nothing can drift from them. A request is admitted on what the
-caller had before it; while the caller is near a limit its requests are judged one at a time, in all
-processes, so no caller exceeds a quota by more than one request's worth.
+Amounts are counted from rows; no separate counter exists that could drift. A request is admitted by
+what the caller has before it. While a caller is near a limit, its requests are admitted one at a
+time over all processes, so no caller exceeds a quota by more than one request.
 
-A request that is sent again under its Idempotency-Key after a crash finishes what its first try was
-admitted for: `find_begun` finds that, and then no quota refuses the request. It is called only
-where a quota is used up, so other requests cost nothing more.
+A request that is repeated under its Idempotency-Key after a crash continues what its first attempt
+was admitted for. `find_begun` finds that, and then no quota refuses the request. It is called only
+if a quota is used up, so other requests do not pay for it.
 """
 
 from __future__ import annotations
@@ -31,34 +31,43 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run.retention import run_instant
 
-# A caller that has used this part of a quota is near it.
+# A caller that has used this part of a quota is near it. A smaller part serializes more requests; a
+# larger one lets concurrent requests exceed the quota.
 NEAR = 0.8
-# Other processes may have as many requests of the caller under way as this one has.
+# Assumes that this many processes have as many running requests of the caller as this one. With
+# more processes a quota may be exceeded by more than one request.
 PROCESSES = 10
-# Few jobs are counted for every request; many, this often, unless the caller is near a limit.
+# A caller with at most this many jobs is counted for every request. A caller with more is counted
+# every COUNT_S, unless it is near a limit.
 JOBS_COUNTED_ALWAYS = 100
 COUNT_S = 10.0
-# A job that has not changed is counted again after this time: a run of it may have been deleted.
+# An unchanged job is counted again after this time, because one of its runs may have been deleted.
 JOB_S = 300.0
+# How long a request waits for its turn before 409 with Retry-After, and how often it tries.
 TURN_S, TURN_LOOK_S = 5.0, 0.1
+# How long a killed process keeps the turn of a caller. A request that takes longer than this may
+# have another one admitted beside it.
 TURN_LEASE_S = 70.0
-# An export or a slot is one row, written soon after. The turn of a process that crashed is over
-# before the next request stops waiting for it.
+# An export or a file input is one row, written soon after. Shorter than TURN_S, so that after a
+# crash the next request gets the turn before it stops waiting.
 SHORT_TURN_LEASE_S = 4.0
+# `Retry-After` of a refusal: room appears only when something expires or is deleted.
 RETRY_S = 30.0
 _PAGE = 200
+# Bounds the rows that one count reads, and the callers that are remembered.
 _SLOTS_MAX = 5_000
 _MIB = 1 << 20
-# At most so many lines may hide in a byte of a request.
+# The fewest bytes of a request that can hold one line. It bounds the tasks that a request can
+# bring.
 _BYTES_PER_LINE_MIN = 3
 
-# Reads what an earlier try of the same request has made, if anything.
+# Reads what an earlier attempt of the same request has created, if anything.
 FindBegun = Callable[[], Awaitable[object | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one caller has."""
+    """The amounts of one caller."""
 
     jobs: int = 0
     live_runs: int = 0
@@ -85,7 +94,7 @@ class _CountedJob:
 
 @dataclass(slots=True, eq=False)
 class _Account:
-    """What this process knows of one caller."""
+    """What this process knows about one caller."""
 
     use: Use = Use()
     counted_at: float = -math.inf
@@ -104,7 +113,7 @@ class StorageQuotas:
         self._accounts: dict[CallerId, _Account] = {}
 
     async def count(self, caller: CallerId) -> Use:
-        """What the caller has, as of now."""
+        """Counts what the caller has now."""
         return await self._count(caller, self._account(caller), live_s=0.0)
 
     @asynccontextmanager
@@ -116,9 +125,11 @@ class StorageQuotas:
         *,
         bytes_sent: int | None = None,
     ) -> AsyncGenerator[None, None]:
-        """Around a request that may store something; QuotaExceeded if the caller has too much.
+        """Encloses a request that may store something. Raises QuotaExceeded if the caller has too
+        much.
 
-        `bytes_sent` says how much the request can bring; None where it names rows that are there.
+        `bytes_sent` bounds what the request can bring; it is None if the request names existing
+        rows.
         """
         limited = [quota for quota in quotas if self._quotas.limit(quota) is not None]
         if not limited:
@@ -130,12 +141,15 @@ class StorageQuotas:
             account.use.jobs <= JOBS_COUNTED_ALWAYS
         ):
             await self._count(caller, account, live_s=COUNT_S)
+        # Before the check, so that concurrent requests of this process see each other.
         account.pending_count += 1
         account.pending_tasks += brings
         try:
             if not self._is_near(account, limited):
                 yield
                 return
+            # The local lock first: of this process's requests only one competes for the shared
+            # lease.
             async with account.turn, self._turn_elsewhere(caller, TURN_LEASE_S):
                 use = await self._count(caller, account, live_s=0.0)
                 exceeded = self._find_exceeded(use, limited)
@@ -145,6 +159,8 @@ class StorageQuotas:
         finally:
             account.pending_count -= 1
             account.pending_tasks -= brings
+            # A large request changes the amounts much: count again at the next one, whatever
+            # COUNT_S.
             if brings > 10 * limits.CHUNK_TASKS:
                 account.counted_at = -math.inf
 
@@ -152,7 +168,7 @@ class StorageQuotas:
     async def admit_export(
         self, caller: CallerId, run_id: RunId, find_begun: FindBegun
     ) -> AsyncGenerator[None, None]:
-        """Around a request for one more export of a run."""
+        """Encloses a request for one more export of a run."""
         limit = self._quotas.limit(Quota.EXPORTS_PER_RUN)
         async with self._account(caller).turn, self._turn_elsewhere(caller, SHORT_TURN_LEASE_S):
             is_full = limit is not None and await self._count_exports(run_id) >= limit
@@ -164,7 +180,7 @@ class StorageQuotas:
     async def admit_slot(
         self, caller: CallerId, find_begun: FindBegun
     ) -> AsyncGenerator[None, None]:
-        """Around a request for one more slot for an upload."""
+        """Encloses a request for one more file input."""
         limit = self._quotas.limit(Quota.UPLOAD_SLOTS)
         async with self._account(caller).turn, self._turn_elsewhere(caller, SHORT_TURN_LEASE_S):
             is_full = limit is not None and await self.count_slots(caller) >= limit
@@ -173,23 +189,26 @@ class StorageQuotas:
             yield
 
     async def count_slots(self, caller: CallerId) -> int:
+        # Later than any input can expire, so the query finds all of them.
         until = self._env.now() + limits.INPUT_TTL_S + limits.INPUT_GRACE_S
         slots = await self._env.store.find(ExpiredInputs(expired_by=until, limit=_SLOTS_MAX))
         return sum(slot.caller == caller for slot in slots)
 
     async def _count_exports(self, run_id: RunId) -> int:
+        # Later than any export can be due, so the query finds all of them.
         until = self._env.now() + limits.EXPORT_TTL_S + limits.EXPORT_CLAIM_S
         exports = await self._env.store.find(DueExports(due_by=until, limit=_SLOTS_MAX))
         return sum(export.run_id == run_id for export in exports)
 
     def _account(self, caller: CallerId) -> _Account:
         if len(self._accounts) > _SLOTS_MAX:
+            # An account with running requests holds their lock and must stay.
             busy = {each: a for each, a in self._accounts.items() if a.pending_count}
             self._accounts = busy
         return self._accounts.setdefault(caller, _Account())
 
     def _is_near(self, account: _Account, quotas: Sequence[Quota]) -> bool:
-        """Whether the requests under way may bring the caller to a limit."""
+        """Returns whether the running requests may bring the caller to a limit."""
         pending = {
             Quota.LIVE_RUNS: account.pending_count,
             Quota.OPEN_JOBS: account.pending_count,
@@ -211,11 +230,12 @@ class StorageQuotas:
 
     @asynccontextmanager
     async def _turn_elsewhere(self, caller: CallerId, lease_s: float) -> AsyncGenerator[None, None]:
-        """One request of the caller at a time, over all processes."""
+        """Admits one request of the caller at a time, over all processes."""
         lease_id = await self._take_turn(caller, lease_s)
         try:
             yield
         finally:
+            # Shielded: an unreleased lease would block the caller's next request until it ages out.
             with trio.move_on_after(TURN_S, shield=True):
                 await self._env.coordinator.release((lease_id,))
 
@@ -230,7 +250,8 @@ class StorageQuotas:
         raise Conflict("Another request of yours is being judged; ask again.", retry_after_s=1)
 
     async def _count(self, caller: CallerId, account: _Account, *, live_s: float) -> Use:
-        """What has not changed is not read again: a job with a live run for up to `live_s`."""
+        """Counts from the rows. Unchanged jobs are not read again; a job with a live run is reused
+        for up to `live_s`."""
         now, before = trio.current_time(), None
         jobs: dict[JobId, _CountedJob] = {}
         while True:

@@ -1,5 +1,8 @@
-"""Schedules: submit a scheduled job, replace, pause and resume its schedule, fire
-(SPEC.md 4.17)."""
+"""Schedules: submit a scheduled job; replace, pause and resume its schedule; trigger it
+(SPEC.md 4.17).
+
+The schedule's row is guarded by its version, so of several schedulers one triggers.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,14 @@ _SUBJECT = "The schedule is"
 
 
 class Scheduled(msgspec.Struct, frozen=True):
-    """A scheduled job and its schedule, as they stand."""
+    """A scheduled job and its schedule, as they are now."""
 
     job: Job
     schedule: Schedule
 
 
 class Fired(Enum):
-    """What came of a nominal time."""
+    """The result of one nominal time."""
 
     STARTED = "it made a run"
     PASSED = "it made none: its run was there, or another one is live"
@@ -51,7 +54,8 @@ async def submit(
     *,
     job_id: JobId,
 ) -> Scheduled:
-    """Makes the job and its schedule, or finds them. It has no run until it fires."""
+    """Creates the job and its schedule, or finds them. The job has no run until the schedule
+    triggers."""
     if request.is_open:
         raise InvalidArgument("A scheduled job cannot be open.", pointer="/status")
     if not request.inline_count and request.input_id is None:
@@ -67,6 +71,8 @@ async def submit(
         latest_run_id=None,
         active_run_id=None,
     )
+    # Before the list is staged: a rule without a next time must refuse the request with nothing
+    # stored.
     first_at = _first_after(rule, job.created_at)
     source, total = await _own_list(env, job, request)
     job = with_shards_for(env, job, total)
@@ -87,7 +93,8 @@ async def submit(
 
 
 async def _own_list(env: Context, job: Job, request: Submission) -> tuple[Source, int]:
-    """The list is the job's own: ids derive from the job, and no deleted run takes it along."""
+    """Stages the list under the job instead of a run: task ids derive from the job, and no deletion
+    of a run removes the list."""
     owner = RunId(job.job_id)
     if request.input_id is not None:
         return await upload.take(env, job, owner, request.input_id)
@@ -109,7 +116,7 @@ async def schedule_of(env: Context, job: Job) -> Schedule | None:
 async def replace(
     env: Context, caller: CallerId, job_id: str, rule: Rule, overlap: Overlap
 ) -> Scheduled:
-    """Another schedule from now on; a live run goes on, and the same one again changes nothing."""
+    """Replaces the rule from now on. A live run continues. The same rule again changes nothing."""
     attempt = partial(_try_replace, env, caller, job_id, rule, overlap)
     return await retry_or_refuse(_SUBJECT, attempt)
 
@@ -121,6 +128,7 @@ async def _try_replace(
     change = trigger.replace(found.schedule, rule, overlap, now=env.now())
     if change is None:
         return found
+    # Only for its refusal: a rule that never triggers is not accepted.
     _first_after(rule, env.now())
     if not isinstance(await env.commit(change), Applied):
         return AGAIN
@@ -148,7 +156,8 @@ async def _try_set_state(
 async def due_schedules(
     env: Context, *, by: float, after: Schedule | None, limit: int
 ) -> list[Schedule]:
-    """A page of the schedules that fire by then, soonest first; some may be overdue."""
+    """Returns a page of the schedules that trigger until `by`, soonest first; some may be
+    overdue."""
     position = None
     if after is not None:
         assert after.next_fire_at is not None
@@ -158,7 +167,7 @@ async def due_schedules(
 
 
 async def trigger_schedule(env: Context, job_id: JobId) -> Fired:
-    """Does what is due of one schedule, once, whoever else is doing the same."""
+    """Performs what is due for one schedule, once, however many schedulers try."""
     fired = await retry(partial(_try_fire, env, job_id))
     return Fired.NOT_DUE if isinstance(fired, Again) else fired
 
@@ -171,6 +180,7 @@ async def _try_fire(env: Context, job_id: JobId) -> Fired | Again:
     if job is None or job.status not in JOB_VISIBLE:
         return Fired.NOT_DUE
     assert schedule.next_fire_at is not None
+    # Derived from the nominal time, so that two schedulers cannot create two runs for one time.
     run_id = fire_id(job_id, schedule.next_fire_at)
     made = await env.store.read(RunKey(job_id, run_id)) is not None
     decided = trigger.trigger(job, schedule, run_id, made=made, now=env.now())
@@ -178,6 +188,7 @@ async def _try_fire(env: Context, job_id: JobId) -> Fired | Again:
         return Fired.WAITING
     if not isinstance(await env.commit(decided.change), Applied):
         return AGAIN
+    # Only the schedule's row advanced: the run exists already, or the time is skipped.
     if decided.run is None:
         return Fired.PASSED
     await env.signals.batch_opened(job_id, run_id)

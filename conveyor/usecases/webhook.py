@@ -1,5 +1,6 @@
-"""Webhooks of jobs: check one, try one out, set, remove, and the log of deliveries
-(docs/api.md, Webhooks)."""
+"""Webhooks of jobs: check, test, set and remove one, the log of deliveries, and the signing keys
+(docs/api.md, Webhooks).
+"""
 
 from __future__ import annotations
 
@@ -34,11 +35,12 @@ from conveyor.usecases.lookup import load_owned_job
 from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
 from conveyor.usecases.run.results import owner_scope
 
+# Notices per page when waiting ones are dropped.
 _PAGE = 100
 
 
 class Tested(msgspec.Struct, frozen=True):
-    """How a receiver took a synthetic event."""
+    """How a receiver responded to a test event."""
 
     event_id: str
     outcome: Delivered | NotDelivered
@@ -53,8 +55,8 @@ class DeliveryPage(msgspec.Struct, frozen=True):
 async def check(
     env: Context, notifier: WebhookSender, caller: CallerId, webhook: Webhook, *, pointer: str = ""
 ) -> None:
-    """Refuses a webhook that cannot work: no key to sign with, or a name that leads nowhere.
-    `pointer` leads to where it stands in the request."""
+    """Refuses a webhook that cannot work: there is no key to sign with, or its host name has no
+    allowed address. `pointer` is its position in the request."""
     if webhook.signature and await keys_of(env, caller) is None:
         raise InvalidArgument(
             "There is no active HMAC key to sign webhooks with: make one with "
@@ -69,7 +71,8 @@ async def check(
             pointer=f"{pointer}/url",
             code="callback_url_unresolvable",
         )
-        # An Idempotency-Key must not be bound to a moment's trouble with the resolver.
+        # A temporary failure of the resolver must not be stored under the Idempotency-Key: a
+        # refusal with `Retry-After` releases the key.
         refusal.retry_after_s = 5.0 if unresolved.is_temporary else None
         raise refusal
 
@@ -77,7 +80,8 @@ async def check(
 async def validate_new(
     env: Context, notifier: WebhookSender, caller: CallerId, webhook: Webhook, job_id: JobId
 ) -> None:
-    """A repeated submit finishes the job that the first began: that one was checked."""
+    """Checks the webhook of a new job. A repeated submit finishes the first job, whose webhook was
+    checked."""
     if await env.store.read(JobKey(job_id)) is None:
         await check(env, notifier, caller, webhook, pointer="/webhook")
 
@@ -85,10 +89,11 @@ async def validate_new(
 async def send_test(
     env: Context, notifier: WebhookSender, caller: CallerId, webhook: Webhook, *, event_id: str
 ) -> Tested:
-    """Sends one event that tells of nothing, signed as real ones are. Made again after a crash, it
-    is the same event to the byte."""
+    """Sends one test event, signed like a real one. If it is sent again after a crash, it has the
+    same bytes."""
     await check(env, notifier, caller, webhook)
     secrets = await open_secrets(env, caller) if webhook.signature else ()
+    # The time is taken from the id, so that a repeated request produces the same payload.
     payload = try_out_payload(event_id, minted_at(event_id))
     begun = trio.current_time()
     outcome = await notifier.deliver(
@@ -113,15 +118,17 @@ async def get(env: Context, caller: CallerId, job_id: str) -> Webhook:
 async def replace(
     env: Context, notifier: WebhookSender, caller: CallerId, job_id: str, webhook: Webhook
 ) -> None:
-    """Holds for every delivery that has not been made yet."""
+    """Sets the webhook. It applies to every delivery attempt from now on."""
     job = await load_owned_job(env, caller, job_id)
     await check(env, notifier, caller, webhook)
     await _set(env, job.job_id, webhook)
 
 
 async def remove(env: Context, caller: CallerId, job_id: str) -> None:
-    """Drops what has not been delivered; what is left of it is dropped when it comes due."""
+    """Removes the webhook and drops its waiting events. Events that are not reached here are
+    dropped when they are due."""
     job = await load_owned_job(env, caller, job_id)
+    # First: from then on no delivery attempt starts, even if this process stops in the loop.
     await _set(env, job.job_id, None)
     query = NoticesOf(job_id=job.job_id, limit=_PAGE)
     while page := await env.store.find(query):
@@ -133,7 +140,7 @@ async def remove(env: Context, caller: CallerId, job_id: str) -> None:
 async def page(
     env: Context, caller: CallerId, job_id: str, *, cursor: str | None, limit: int
 ) -> DeliveryPage:
-    """The job's events with their tries, newest run first."""
+    """Returns a page of the job's events with their delivery attempts, newest run first."""
     job = await load_owned_job(env, caller, job_id)
     scope = owner_scope(caller, f"deliveries|{job.job_id}")
     sign = partial(env.secret_box.sign, purpose="cursor")
@@ -148,7 +155,7 @@ async def page(
 
 
 async def redeliver(env: Context, caller: CallerId, job_id: str, event_id: str) -> Notice:
-    """Makes an event due again, whatever became of it: the same id and the same bytes."""
+    """Makes an event due again, whatever its status, with the same id and the same bytes."""
     job = await load_owned_job(env, caller, job_id)
     return await retry_or_refuse("The event is", partial(_try_redeliver, env, job, event_id))
 
@@ -189,7 +196,7 @@ def _read_place(text: str) -> tuple[RunId, float, NoticeId]:
     return RunId(run_id), float(at), NoticeId(notice_id)
 
 
-# HMAC keys: rotate, cancel, finalize, and open those that sign (docs/api.md, Webhooks).
+# HMAC keys: rotate, cancel, finalize, and unseal those that sign (docs/api.md, Webhooks).
 
 
 _SUBJECT = "The keys are"
@@ -197,7 +204,7 @@ _SUBJECT = "The keys are"
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key, with its secret this once."""
+    """A new key with its secret, which is shown only once."""
 
     key: SigningKey
     secret: bytes = field(repr=False)
@@ -208,8 +215,8 @@ async def keys_of(env: Context, caller: CallerId) -> SigningKeys | None:
 
 
 async def rotate(env: Context, caller: CallerId, *, kid: str) -> NewKey:
-    """The caller's first key, or a candidate beside it. Repeated with the same `kid`, it answers
-    with the key that the first call made."""
+    """Creates the caller's first key, or a candidate beside the active key. A repeated call with
+    the same `kid` returns the key that the first call created."""
     return await retry_or_refuse(_SUBJECT, partial(_try_rotate, env, caller, kid))
 
 
@@ -231,7 +238,7 @@ async def _try_rotate(env: Context, caller: CallerId, kid: str) -> NewKey | Agai
 
 
 async def finalize(env: Context, caller: CallerId) -> SigningKey:
-    """The candidate becomes the active key; the one before is forgotten."""
+    """Makes the candidate the active key and drops the previous one."""
     return await retry_or_refuse(_SUBJECT, partial(_try_finalize, env, caller))
 
 
@@ -244,7 +251,7 @@ async def _try_finalize(env: Context, caller: CallerId) -> SigningKey | Again:
 
 
 async def cancel(env: Context, caller: CallerId) -> None:
-    """Drops the candidate; without one there is nothing to do."""
+    """Drops the candidate; without one nothing changes."""
     await retry_or_refuse(_SUBJECT, partial(_try_cancel, env, caller))
 
 
@@ -256,7 +263,7 @@ async def _try_cancel(env: Context, caller: CallerId) -> Again | None:
 
 
 async def open_secrets(env: Context, caller: CallerId) -> tuple[Secret, ...]:
-    """What signs a delivery, the active key first. Raises Unsealable."""
+    """Returns the secrets that sign a delivery, the active key first. Raises CannotUnseal."""
     keys = await keys_of(env, caller)
     return tuple(_unseal(env, caller, key) for key in signature.in_use(keys)) if keys else ()
 

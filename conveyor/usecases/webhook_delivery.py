@@ -1,4 +1,8 @@
-"""Notices: deliver one from the outbox and record what came of it (SPEC.md 4.16)."""
+"""Webhook delivery: delivers one event from the outbox and records the attempt (SPEC.md 4.16).
+
+An attempt is claimed before and recorded after, both guarded by the claim number. Each attempt of
+an event has the same id and bytes, so a repeated delivery is recognizable.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +26,21 @@ from conveyor.usecases import webhook as hmac_keys
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit import staging
 
+# Enough to find the events before this one; a run has only a few.
 _EVENTS_OF_A_RUN_MAX = 100
+# How long an event waits behind an earlier event of its run: until that one is due, at least the
+# first value, at most the second. The bound keeps the order check from lagging far behind a retry.
 _TURN_S, _TURN_S_MAX = 1.0, 10.0
 
 
 class TaskToken(msgspec.Struct, frozen=True):
-    """Names the task of a state machine; sealed until the moment it is used."""
+    """Identifies the task of a state machine; sealed until it is used."""
 
     sealed: str
 
 
 class DueDelivery(msgspec.Struct, frozen=True):
-    """A notice that is due, and where it goes as of now."""
+    """A due event, and its current receiver."""
 
     notice: Notice
     to: Webhook | TaskToken
@@ -41,12 +48,12 @@ class DueDelivery(msgspec.Struct, frozen=True):
 
     @property
     def receiver(self) -> str:
-        """What it may share with other notices of its caller."""
+        """The key by which events of one caller share a limit."""
         return self.to.url if isinstance(self.to, Webhook) else self.job.job_id
 
 
 class DeferredDelivery(msgspec.Struct, frozen=True):
-    """A notice that has to wait until then, for room or for its receiver."""
+    """An event that waits until `until`, for room or for its receiver."""
 
     notice: Notice
     until: float
@@ -54,7 +61,7 @@ class DeferredDelivery(msgspec.Struct, frozen=True):
 
 
 class DeliveryOutcome(msgspec.Struct, frozen=True):
-    """How a try went, for whoever watches over the receiver."""
+    """The result of an attempt, for the limiter of the receiver."""
 
     is_delivered: bool
     duration_s: float
@@ -66,8 +73,8 @@ async def due(env: Context, *, limit: int) -> list[Notice]:
 
 
 async def prepare(env: Context, notice: Notice) -> DueDelivery | None:
-    """The job is read afresh, so that a change or removal of its webhook counts at once. None if
-    there is nobody to tell any more: then the notice is dropped."""
+    """Reads the job again, so that a change or removal of its webhook applies at once. Returns None
+    and drops the event if it has no receiver any more."""
     job = await env.store.read(JobKey(notice.job_id))
     to = None if job is None else _receiver_of(job, notice.channel)
     if job is None or to is None:
@@ -90,8 +97,9 @@ def _receiver_of(job: Job, channel: NoticeChannel) -> Webhook | TaskToken | None
 async def deliver(
     env: Context, notifier: WebhookSender, ready: DueDelivery
 ) -> DeliveryOutcome | None:
-    """One try, recorded; cut off in between, another is made. None if somebody else makes it, or
-    if an earlier event of the run goes first."""
+    """Makes one attempt and records it. If it is interrupted in between, another attempt follows.
+    Returns None if another notifier makes the attempt, or if an earlier event of the run must come
+    first."""
     if not await _has_its_turn(env, ready.notice):
         return None
     verdict = await env.commit(delivery.claim(ready.notice, now=env.now()))
@@ -99,6 +107,8 @@ async def deliver(
         return None
     (claimed,) = verdict.rows
     assert isinstance(claimed, Notice)
+    # The wall clock for the log, Trio's clock for the duration: the wall clock may be set
+    # meanwhile.
     at, begun = env.now(), trio.current_time()
     if isinstance(ready.to, Webhook):
         outcome = await _post(env, notifier, ready.notice, ready.to, ready.job.caller)
@@ -110,7 +120,8 @@ async def deliver(
 
 
 async def fail_crashed(env: Context, notice: Notice) -> None:
-    """Delivering it crashed: a try that failed, after which others follow until its time is up."""
+    """Records a failed attempt after a crash of the delivery. Further attempts follow until the
+    event's time is up."""
     row = await env.store.read(NoticeKey(notice.notice_id))
     if row is None or row.status not in delivery.WAITING:
         return
@@ -120,7 +131,7 @@ async def fail_crashed(env: Context, notice: Notice) -> None:
 
 
 async def postpone(env: Context, postponed: Sequence[DeferredDelivery]) -> None:
-    """Puts notices off in one go, untried."""
+    """Defers events in one commit, without an attempt."""
     if not postponed:
         return
     now = env.now()
@@ -153,7 +164,9 @@ async def _post(
             secrets = await hmac_keys.open_secrets(env, caller)
         except CannotUnseal:
             secrets = ()
-        if not secrets:  # Unsigned it would be a forgery: it waits for its key.
+        # The receiver expects a signature, so the event waits for its key instead of being sent
+        # unsigned.
+        if not secrets:
             return NotDelivered("signing_key_unavailable")
     message = Message(
         event_id=notice.notice_id,
@@ -168,7 +181,7 @@ async def _post(
 async def _call_back(
     env: Context, notice: Notice, to: TaskToken, job: Job
 ) -> Delivered | NotDelivered:
-    if env.workflows is None:  # The job was submitted where there are some.
+    if env.workflows is None:  # The job was submitted on another engine.
         return NotDelivered("step_functions_unavailable")
     try:
         token = staging.unseal_secrets(env, job, "task_token", to.sealed).body

@@ -228,7 +228,7 @@ async def _try_delete_run(env: Context, caller: CallerId, job_id: str, run_id: s
     )
     if not isinstance(await env.commit(change), Applied):
         return AGAIN
-    # After the commit: workers may then no longer write, whatever the teardown achieves.
+    # After the commit: a refused deletion must not stop the work.
     await env.signals.teardown(job.job_id, run.run_id, deadline_s=env.policy.teardown_s)
     await env.queue.close_run(run.run_id)
     return None

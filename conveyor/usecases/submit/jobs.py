@@ -275,8 +275,7 @@ async def _try_delete(env: Context, caller: CallerId, job_id: str) -> Again | No
     if not isinstance(await env.commit(change), Applied):
         return AGAIN
     if active is not None:
-        # After the commit: from then on nothing can be written to the run, so the teardown only
-        # saves work.
+        # After the commit: a refused deletion must not stop the work.
         await env.signals.teardown(job.job_id, active.run_id, deadline_s=env.policy.teardown_s)
         await env.queue.close_run(active.run_id)
     return None

@@ -135,7 +135,6 @@ async def stage(
 
 
 def _encoded(specs: Sequence[TaskSpec]) -> Iterator[bytes]:
-    # In parts, because one part with all lines would double the memory of a long list.
     for start in range(0, len(specs), limits.CHUNK_TASKS):
         yield _ENCODER.encode_lines(specs[start : start + limits.CHUNK_TASKS])
 

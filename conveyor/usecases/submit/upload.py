@@ -155,8 +155,7 @@ async def input_by_token(
     """Returns the file input of a signed upload URL, while the key of its caller is accepted."""
     slot = await _live_input(env, input_id)
     expected = upload_token(env, slot) if slot is not None else ""
-    # Compare also if there is no such input, so that the response time does not reveal whether it
-    # exists.
+    # In constant time, because the token is a secret.
     is_right = hmac.compare_digest(expected.encode(), token.encode())
     if slot is None or not is_right or not lets_in(slot.caller):
         raise InputNotFound("There is no such file input, or its time is over.")
