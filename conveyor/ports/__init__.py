@@ -1,2 +1,2 @@
-"""The ports: what Conveyor needs from the world, Protocols whose docstrings are laws
+"""The ports: what Conveyor needs from outside, as Protocols with laws in their docstrings
 (docs/engines.md)."""

@@ -1,6 +1,6 @@
-"""Cache: what was read a moment ago, for those who only look (docs/engines.md, Counter cache).
+"""Cache: counters that were read recently, for GET requests (docs/engines.md, Counter cache).
 
-It saves reads and never guards truth. Forgetting everything in it is harmless.
+It saves reads and never protects correctness. Losing all of its contents is harmless.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ class CachedValue(msgspec.Struct, frozen=True):
 
 
 class ReadTicket(msgspec.Struct, frozen=True):
-    """The right to keep what is read from now on, until somebody else is given one."""
+    """The right to store a value that is read from now on, until another ticket of the name is
+    issued."""
 
     token: str
 
@@ -23,25 +24,27 @@ class ReadTicket(msgspec.Struct, frozen=True):
 class Cache(Protocol):
     """Laws:
 
-    - What is found was kept under the same name and version.
-    - It was read after its ticket was given out, and is found for `ttl_s` from then on.
-    - Only the last ticket of a name keeps anything, and only while nobody has forgotten the name.
-    - While a ticket is out, others find nothing and get none, unless they insist.
-    - Who keeps too late is answered what stands, if anything does; else nothing will stand that was
-      read before.
+    - A value that is found was stored under the same name and version.
+    - It was read after its ticket was issued, and is found for `ttl_s` from then on.
+    - Only the newest ticket of a name can store a value, and only if the name was not deleted
+      since.
+    - While a ticket is issued, other readers find nothing and get no ticket, unless they insist.
+    - A `put` with an outdated ticket stores nothing and returns the current value. If there is
+      none, values that were read before are never found.
     - Any method may raise Unavailable.
 
-    So who shows what it found, or what it read once `keep` or `forget` has returned, shows nothing
-    that is older than what anybody has shown before.
+    So a reader that shows what it found, or what it read after `put` or `delete` has returned,
+    shows nothing older than what any reader has shown before.
     """
 
     async def get(
         self, name: str, version: str, *, ttl_s: float, insists: bool = False
     ) -> CachedValue | ReadTicket | None:
-        """None while somebody else reads it."""
+        """Returns the value, a ticket to read it, or None while another reader has the ticket."""
 
     async def put(self, name: str, ticket: ReadTicket, text: str) -> CachedValue | None:
-        """Keeps what was read under the ticket; answers what stands instead, if that is late."""
+        """Stores what was read under the ticket. If the ticket is outdated, returns the current
+        value."""
 
     async def delete(self, name: str) -> None:
-        """What was read before is found no more."""
+        """Values that were read before are not found any more."""

@@ -1,8 +1,8 @@
-"""Coordinator: shared permits that cap how much of a job is in flight
-(SPEC.md 4.6, 4.8), and marks.
+"""Coordinator: shared leases that limit the parallel work of a job (SPEC.md 4.6, 4.8), and status
+texts.
 
-Leases save work and keep caps; they never guard truth. Forgetting every lease is harmless. Marks
-are what processes let each other know: short, short-lived, and harmless to forget, too.
+Leases save work and keep caps; they never protect correctness. Losing all leases is harmless.
+Status texts inform other processes: they are short, short-lived, and harmless to lose.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from conveyor.domain.ids import JobId, LeaseId, RunId
 
 
 class HostPool(msgspec.Struct, frozen=True):
-    """The way to one host for one job: at most `cap` behind it, one every `spacing_s` through it.
+    """The pool of one host for one job: at most `cap` leases, and one start every `spacing_s`.
 
-    Somebody late may be made up for within `HOST_SLACK_S`.
+    Lateness may be made up for within `HOST_SLACK_S`.
     """
 
     job_id: JobId
@@ -34,15 +34,16 @@ class HostPool(msgspec.Struct, frozen=True):
 class Coordinator(Protocol):
     """Laws:
 
-    - Live leases of a job never exceed the cap that they were acquired under.
-    - An unrenewed lease ages out after its time with no one's help.
-    - Only a live lease can be renewed; renewing answers those that were lost.
-    - Releasing frees the place at once; releasing again, or a lost lease, is fine.
+    - Live leases of a job never exceed the cap under which they were acquired.
+    - An unrenewed lease ages out after its time without any call.
+    - Only a live lease can be renewed; `renew` returns those that were lost.
+    - Releasing a lease frees its place at once; releasing it again, or releasing a lost lease,
+      changes nothing.
     - Jobs share nothing.
-    - A mark stands until its time is over or its owner leaves another on the same subject.
-    - Nobody passes a door beyond its cap, nor sooner than its spacing allows: in any T seconds at
-      most 1 + (T + HOST_SLACK_S) / spacing_s.
-    - Doors, and the leases of their jobs, share nothing. Who is refused at one has used up nothing.
+    - A status text exists until its time is over or its owner puts another one on the same subject.
+    - A host pool never exceeds its cap, nor its spacing: in any T seconds it grants at most
+      1 + (T + HOST_SLACK_S) / spacing_s leases.
+    - Host pools and the leases of their jobs share nothing. A refusal by one pool uses up nothing.
     - Any method may raise Unavailable.
     """
 
@@ -54,19 +55,21 @@ class Coordinator(Protocol):
     async def acquire_hosts(
         self, pools: Sequence[HostPool], *, ttl_s: float
     ) -> list[LeaseId | None]:
-        """Goes through each door in turn, never waits: a lease, or None where it is shut."""
+        """Takes a lease from each pool in turn; never waits. Returns None for each pool without
+        room."""
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
-        """Gives leases a new life of `ttl_s`; answers those that had none left."""
+        """Renews leases for `ttl_s` from now. Returns those that had aged out."""
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
-        """Gives leases back."""
+        """Releases leases."""
 
     async def count(self, run_id: RunId) -> int:
-        """How many live leases the run's work holds."""
+        """Counts the live leases of the run."""
 
     async def put_status(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
-        """Leaves a text on each of these subjects; one that lives 0 seconds takes the last back."""
+        """Puts a text on each of these subjects. A text with a lifetime of 0 seconds withdraws the
+        previous one."""
 
     async def list_status(self, subject: str) -> list[str]:
-        """The live marks on a subject, one an owner, in the order of their owners."""
+        """Returns the live texts of a subject, one per owner, in the order of the owners."""

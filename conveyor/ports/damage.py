@@ -1,5 +1,4 @@
-"""DamageLog: tells the operator of each stored row that cannot be decoded, once
-(docs/storage.md, Damaged rows)."""
+"""DamageLog: logs each stored row that cannot be decoded, once (docs/storage.md, Damaged rows)."""
 
 from __future__ import annotations
 
@@ -9,7 +8,8 @@ from conveyor.ports.errors import RowDamaged
 
 log = logging.getLogger(__name__)
 
-# A store with more damaged rows than this needs no longer list.
+# Bounds the log and the memory of it. An operator with more damaged rows restores a backup and
+# needs no longer list.
 _ROWS_MAX = 1_000
 
 
@@ -18,7 +18,7 @@ class DamageLog:
         self._told: set[tuple[str, str]] = set()
 
     def note_skipped(self, error: RowDamaged) -> None:
-        """A find left this row out."""
+        """Logs a row that a `find` left out."""
         row = (error.kind, error.address)
         if row not in self._told and len(self._told) < _ROWS_MAX:
             self._told.add(row)

@@ -1,5 +1,4 @@
-"""What can go wrong between Conveyor and the world, whatever the engine
-(docs/engines.md, Changes and guards)."""
+"""The errors that ports raise, whatever the engine (docs/engines.md, Changes and guards)."""
 
 from __future__ import annotations
 
@@ -11,9 +10,10 @@ from conveyor.domain.errors import ConveyorError
 
 
 class Unavailable(ConveyorError):
-    """The engine did not answer in time, or said no for now. The outcome of a write is unknown.
+    """The engine did not respond in time, or refused for now. The outcome of a write is unknown.
 
-    With `needs_operator` no wait helps; `code` is the service's own word for the cause, if any.
+    With `needs_operator` waiting does not help. `code` is the service's own code of the cause, if
+    any.
     """
 
     needs_operator: bool = False
@@ -21,8 +21,8 @@ class Unavailable(ConveyorError):
 
 
 class PartlyUnavailable(Unavailable):
-    """Some changes of a commit have no verdict, and None in their places. Of those in `turned_away`
-    it is certain that nothing was written; the outcome of the others is unknown."""
+    """Some changes of a commit have no verdict; `verdicts` has None in their places. Those in
+    `turned_away` certainly wrote nothing; the outcome of the others is unknown."""
 
     def __init__(
         self,
@@ -36,19 +36,20 @@ class PartlyUnavailable(Unavailable):
 
 
 class QueueGone(ConveyorError):
-    """The queue of a run does not exist: ended, or not made yet. The run's row tells which."""
+    """The queue of a run does not exist: the run has ended, or the queue is not created yet. The
+    run's row shows which."""
 
 
 class BlobMissing(ConveyorError):
-    """No body lies under this key."""
+    """There is no body under this key."""
 
 
 class BlobTooLarge(ConveyorError):
-    """The body under this key is larger than it may be."""
+    """The body under this key is larger than allowed."""
 
 
 class RowDamaged(ConveyorError):
-    """A stored row cannot be decoded. Asking again is of no use; other rows are as good as ever."""
+    """A stored row cannot be decoded. A retry does not help; other rows are not affected."""
 
     def __init__(self, kind: str, address: str, cause: str) -> None:
         super().__init__(f"the row {address} of {kind} cannot be decoded: {cause}")
@@ -57,8 +58,7 @@ class RowDamaged(ConveyorError):
 
 
 class StorageDamaged(Unavailable):
-    """What is stored cannot be read, and will not be: a person has to mend it. Asking again is of
-    no use."""
+    """Stored data cannot be read until an operator repairs it. A retry does not help."""
 
     needs_operator = True
 
@@ -67,19 +67,20 @@ class StorageFull(Unavailable):
     """The disk is full. Nothing was written."""
 
 
-# Descriptors of the process and of the machine, memory, buffers and local ports.
+# Shortages of file descriptors (process and machine), memory, buffers and local ports.
 _SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL}
 )
-# CPython's only sign that the system refused a thread.
+# CPython raises a plain RuntimeError if the system refuses a thread; only its text tells it apart.
 _NO_THREAD = "can't start new thread"
 
 
 def is_resource_shortage(error: BaseException) -> bool:
-    """Whether this process has run out of descriptors, memory, threads or ports: an outage of the
-    process, which says nothing about the peer or the task."""
+    """Returns whether this process has run out of descriptors, memory, threads or ports. That is an
+    outage of the process and proves nothing about the peer or the task."""
     match error:
         case BaseExceptionGroup():
+            # One is enough: the other errors of a group are usually its consequences.
             return any(map(is_resource_shortage, error.exceptions))
         case MemoryError():
             return True

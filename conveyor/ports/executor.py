@@ -1,4 +1,4 @@
-"""Aside: heavy computing that must not hold up everybody else (SPEC.md 4.19)."""
+"""Executor: runs heavy computation so that it does not block the event loop (SPEC.md 4.19)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 class Executor(Protocol):
     """Laws:
 
-    - Answers what the work answers, and raises what it raises.
-    - A cancelled call returns only once the work has ended: what it uses is free again.
+    - Returns what the work returns, and raises what it raises.
+    - A cancelled call returns only after the work has ended, so that its inputs may be used again.
     """
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Does work that touches nothing which anybody else touches meanwhile."""
+        """Runs work that shares no mutable data with other running code."""

@@ -1,5 +1,5 @@
-"""Gateway: fetches one URL and answers with a value, even when the site fails
-(docs/engines.md, Gateways)."""
+"""Gateway: fetches one URL and returns a value, even when the site fails (docs/engines.md,
+Gateways)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from conveyor.domain.run.wait_reason import WaitReason
 
 
 class ScrapeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One fetch, with job and task parameters merged and secrets opened.
+    """One fetch, with merged job and task parameters and unsealed secrets.
 
-    `auth` is the caller's API key, for gateways that want one. `identity` names the task and
-    attempt: the same work asked for twice carries the same identity. `partition` names the caller:
-    requests of two callers share no connection, no session and no allowance.
+    `auth` is the caller's API key, for gateways that need one. `identity` names the task and the
+    attempt: the same request sent twice has the same identity. `partition` names the caller:
+    requests of two callers share no connection, no session and no quota.
     """
 
     url: str
@@ -36,7 +36,7 @@ class ScrapeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contact(Enum):
-    """What a call tells about the gateway that it was made to."""
+    """What a call proves about the gateway to which it was made."""
 
     ANSWERED = "it works: the answer is about the target or the caller"
     REFUSED = "it works, and takes no more calls of this key for now"
@@ -45,8 +45,8 @@ class Contact(Enum):
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call to a remote gateway tells about the gateway itself. `limit` and `remaining` are
-    what it states about the calls that one key may have under way, as far as that can be true."""
+    """What a call to a remote gateway shows about the gateway itself. `limit` and `remaining` are
+    what the gateway states about the concurrent calls of one key, if the values are plausible."""
 
     contact: Contact
     limit: int | None = None
@@ -55,9 +55,9 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scraped(msgspec.Struct, frozen=True, kw_only=True):
-    """The site (or the gateway for it) answered with a page that counts as a success.
+    """The site, or the gateway for it, returned a page that counts as a success.
 
-    Where `cost_known` is false it may have cost anything up to its price. `report` is there when a
+    If `cost_known` is False, the call may have cost anything up to its price. `report` is set if a
     remote gateway was called.
     """
 
@@ -71,7 +71,7 @@ class Scraped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotScraped(msgspec.Struct, frozen=True, kw_only=True):
-    """There is no page. `retryable` says whether another try could help.
+    """There is no page. `retryable` states whether another attempt could help.
 
     `run_failure` is set for account-level errors: no other task of the run can succeed either.
     """
@@ -89,10 +89,10 @@ class NotScraped(msgspec.Struct, frozen=True, kw_only=True):
 
 class Deferred(msgspec.Struct, frozen=True, kw_only=True):
     """The call was not made, or was refused, for a reason that is neither the site's nor the
-    task's: the task waits, and no attempt is counted.
+    task's. The task waits, and no attempt is counted.
 
-    `reason` is what it waits for. Without `retry_after_s` the task comes back after the usual
-    delay of a message that was put back.
+    `reason` is what it waits for. Without `retry_after_s` the task returns after the usual delay of
+    a bounced message.
     """
 
     reason: WaitReason
@@ -110,15 +110,16 @@ class Gateway(Protocol):
     """Laws:
 
     - The outcome is a value: no error of the site, the network or the gateway is raised.
-    - An error of this process is `Deferred`. One that may be the remote gateway's is `NotScraped`
-      with a report that says so: the limiter of its calls decides whose it is.
-    - A call ends within `deadline_s`, with `timeout` as its reason when it ran out.
+    - An error of this process is `Deferred`. An error that may be the remote gateway's is
+      `NotScraped` with a report of it: the call limiter decides whether the gateway or the target
+      is at fault.
+    - A call ends within `deadline_s`; if the time runs out, the reason is `timeout`.
     - No body larger than `body_bytes_max`, decoded, is returned or held.
     - Cancelling a call closes its connection promptly.
-    - No call costs more than `price` says for its parameters.
+    - No call costs more than `price` returns for its parameters.
     """
 
     def price(self, params: Mapping[str, str]) -> Price:
-        """The most that one call with these parameters may cost."""
+        """Returns the most that one call with these parameters may cost."""
 
     async def scrape(self, request: ScrapeRequest) -> Outcome: ...

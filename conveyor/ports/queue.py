@@ -1,4 +1,4 @@
-"""Queue: one queue of task refs per run, at least once (SPEC.md 4.4)."""
+"""Queue: one queue of task references per run, with delivery at least once (SPEC.md 4.4)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from conveyor.domain.model import TaskRef
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A ref in hand. `receipt` speaks for this delivery only; `receives` counts deliveries."""
+    """A received reference. `receipt` is valid for this delivery only; `receives` counts
+    deliveries."""
 
     receipt: str
     ref: TaskRef
@@ -20,7 +21,8 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Depth(msgspec.Struct, frozen=True):
-    """Messages that can be received now, and those that are in hand or wait for their time."""
+    """The number of messages that can be received now, and of those that are received or
+    delayed."""
 
     visible: int
     hidden: int
@@ -29,43 +31,45 @@ class Depth(msgspec.Struct, frozen=True):
 class Queue(Protocol):
     """Laws:
 
-    - At least once: a message that is neither acked nor in hand can be received.
+    - At least once: a message that is neither acked nor hidden can be received.
     - An acked message never returns.
     - A received message stays hidden for `visibility_s`, then returns by itself.
-    - Only the latest receipt of a message speaks for it: acking, bouncing or extending with an
-      older one changes nothing. When its own time is over it can still ack; whether it can extend
-      is for the engine to say.
+    - Only the latest receipt of a message is valid: an ack, bounce or extension with an older one
+      changes nothing. After its visibility has ended, the latest receipt can still ack; whether it
+      can extend depends on the engine.
     - Queues of different runs share nothing.
     - Any method may raise Unavailable.
     """
 
     async def open_run(self, run_id: RunId) -> None:
-        """Makes the run's queue; making it again is fine.
+        """Creates the run's queue; creating it again changes nothing.
 
-        One that was removed can be made again after a minute; until then it may be Unavailable.
+        A removed queue can be created again after a minute; until then the call may raise
+        Unavailable.
         """
 
     async def close_run(self, run_id: RunId) -> None:
-        """Removes the queue and whatever is on it; removing it again is fine."""
+        """Removes the queue and all its messages; removing it again changes nothing."""
 
     async def send(self, refs: Sequence[TaskRef]) -> None:
-        """Puts refs on their runs' queues; returns when every one is there. QueueGone if none."""
+        """Sends references to the queues of their runs; returns when all are stored. Raises
+        QueueGone if a queue does not exist."""
 
     async def receive(self, run_id: RunId, *, count_max: int, visibility_s: float) -> list[Message]:
-        """Takes up to `count_max` visible messages, oldest first as far as the queue keeps order;
-        never waits; may be empty, also when there are some.
+        """Takes up to `count_max` visible messages, oldest first as far as the queue keeps order.
+        Never waits. May return none although there are some.
 
-        QueueGone when the run has no queue.
+        Raises QueueGone if the run has no queue.
         """
 
     async def extend(self, messages: Sequence[Message], *, visibility_s: float) -> frozenset[str]:
-        """Keeps messages hidden for longer; answers the receipts that no longer speak."""
+        """Keeps messages hidden for longer. Returns the receipts that are no longer valid."""
 
     async def ack(self, messages: Sequence[Message]) -> None:
-        """Removes messages for good; a message that is gone already is fine."""
+        """Removes messages permanently; a message that is already removed is ignored."""
 
     async def bounce(self, messages: Sequence[Message], *, delay_s: float) -> None:
-        """Makes messages visible again after `delay_s`; the same messages, not new ones."""
+        """Makes messages visible again after `delay_s`: the same messages, not new ones."""
 
     async def depth(self, run_id: RunId) -> Depth:
-        """How many messages the queue holds; zero for a queue that is gone."""
+        """Counts the messages of the queue; zero if the queue does not exist."""

@@ -1,4 +1,4 @@
-"""Vault: seals secrets at rest (SPEC.md 5.3)."""
+"""SecretBox: seals secrets at rest, and signs cursors and links (SPEC.md 5.3)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from typing import Protocol
 
 from conveyor.domain.errors import ConveyorError
 
+# Changing either value makes every existing data directory look sealed with another secret.
 _CHECK_PLACE = "secret check"
 _CHECKED = b"conveyor"
 
 
 class CannotUnseal(Exception):
-    """The sealed text is not ours, was changed, or belongs to another place."""
+    """The sealed text was not made by this secret, was changed, or belongs to another place."""
 
 
 class SecretBox(Protocol):
     """Laws:
 
-    - What was sealed for a place opens for that place only; anything else is Unsealable.
-    - The sealed text says nothing about the secret but its length.
-    - Signing the same text for the same purpose gives the same signature, for nobody else.
+    - A secret that was sealed for a place can be unsealed for that place only; anything else raises
+      CannotUnseal.
+    - The sealed text reveals only the length of the secret.
+    - The same text and purpose give the same signature; without the secret it cannot be made.
     """
 
     def seal(self, secret: bytes, *, place: str) -> str: ...
@@ -27,20 +29,21 @@ class SecretBox(Protocol):
     def unseal(self, sealed: str, *, place: str) -> bytes: ...
 
     def sign(self, text: str, *, purpose: str) -> str:
-        """A short URL-safe signature (for cursors and result links)."""
+        """Returns a short URL-safe signature (for cursors and result links)."""
 
 
 class WrongSecret(ConveyorError):
-    """The data was sealed with another secret than the one at hand."""
+    """The data was sealed with another secret than the configured one."""
 
 
 def make_check(secret_box: SecretBox) -> str:
-    """A text to keep beside the data: only a vault with the same secret opens it."""
+    """Returns a text to store beside the data. Only a secret box with the same secret can unseal
+    it."""
     return secret_box.seal(_CHECKED, place=_CHECK_PLACE)
 
 
 def opens_check(secret_box: SecretBox, check: str) -> bool:
-    """Whether the check was made by a vault with the same secret."""
+    """Returns whether the check was made with the same secret."""
     try:
         return secret_box.unseal(check, place=_CHECK_PLACE) == _CHECKED
     except CannotUnseal:

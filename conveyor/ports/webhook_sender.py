@@ -1,4 +1,5 @@
-"""Notifier and Workflows: tell those who wait that something happened (SPEC.md 4.16)."""
+"""WebhookSender and WorkflowCallback: deliver the events of runs to their receivers (SPEC.md
+4.16)."""
 
 from __future__ import annotations
 
@@ -13,9 +14,8 @@ from conveyor.domain.webhook.signature import Secret
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One event on its way. `secrets` sign it, the active one first; without any it is unsigned.
-    `partition` names the caller: deliveries for two callers share no connection.
-    """
+    """One event to deliver. `secrets` sign it, the active one first; without any it is unsigned.
+    `partition` names the caller: deliveries for two callers share no connection."""
 
     event_id: str
     payload: str
@@ -29,7 +29,8 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 class NotDelivered(msgspec.Struct, frozen=True):
-    """`error` is one of the contract's words; `gone` means that the receiver wants no more."""
+    """`error` is one of the error codes of docs/api.md; `gone` means that the receiver wants no
+    further attempts."""
 
     error: str
     status: int | None = None
@@ -38,7 +39,8 @@ class NotDelivered(msgspec.Struct, frozen=True):
 
 
 class Unresolved(msgspec.Struct, frozen=True):
-    """The receiver's name leads nowhere that we may go; `is_temporary` if it may do so soon."""
+    """The receiver's host name has no address to which Conveyor may post. `is_temporary` is True if
+    a later attempt may succeed."""
 
     is_temporary: bool
 
@@ -46,22 +48,23 @@ class Unresolved(msgspec.Struct, frozen=True):
 class WebhookSender(Protocol):
     """Laws:
 
-    - Delivering twice is safe: every try of one event carries the same event id and bytes.
+    - Delivering twice is safe: every attempt of one event has the same event id and bytes.
     - The outcome is a value; a call ends within 15 seconds; no redirect is followed.
-    - Unavailable is raised when this process itself could not make the call: no try was made.
+    - Unavailable is raised if this process could not make the call: then there was no attempt.
     """
 
     async def deliver(self, message: Message) -> Delivered | NotDelivered: ...
 
     async def resolve(self, webhook: Webhook, partition: str) -> Unresolved | None:
-        """Whether the receiver's name has an address that we may post to: None if so. Ends within
-        a second, and nothing is sent to the receiver."""
+        """Returns None if the receiver's host name has an address to which Conveyor may post. Ends
+        within a second, and sends nothing to the receiver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callback:
     """The end of a run, for the one task of a state machine that waits for it."""
 
+    # The token is a credential, so it must not appear in logs.
     token: str = field(repr=False)
     is_success: bool
     event_type: str
@@ -71,7 +74,7 @@ class Callback:
 class WorkflowCallback(Protocol):
     """Laws:
 
-    - Calling back twice is safe: a task ends once, and any later call is refused as `gone`.
+    - Calling back twice is safe: a task ends once, and a later call is refused as `gone`.
     - The outcome is a value; a call ends within 15 seconds.
     """
 

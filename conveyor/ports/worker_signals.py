@@ -1,7 +1,6 @@
-"""Signals: tells the workers of a run that it changed, without waiting for them to look
-(SPEC.md 4.13).
+"""Signals: informs the workers of a run that it changed, so that they need not poll (SPEC.md 4.13).
 
-An optimisation with a receipt, never the truth: discovery finds out by itself.
+Signals only make a reaction faster. If one is lost, discovery finds the change by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from conveyor.domain.ids import JobId, RunId
 
 
 class TeardownResult(msgspec.Struct, frozen=True):
-    """What a teardown let go of. `abandoned` are calls that a remote gateway may still be doing."""
+    """What a teardown released. `abandoned` counts calls that a remote gateway may still be
+    processing."""
 
     released: int = 0
     abandoned: int = 0
@@ -24,16 +24,16 @@ class TeardownResult(msgspec.Struct, frozen=True):
 class Signals(Protocol):
     """Laws:
 
-    - Signalling a run that nobody works on is fine.
-    - `teardown` returns when the run's local work has ended and let go, or after `deadline_s`
-      with a receipt that says it is not complete.
+    - Signalling a run that no worker has is harmless.
+    - `teardown` returns when the run's local work has ended and released its claims and leases, or
+      after `deadline_s` with a receipt that is not complete.
     """
 
     async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
-        """The run is new, paused, resumed or fed: look at it now."""
+        """The run is new, paused, resumed or has new tasks: workers should read it now."""
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
-        """There is a batch to ingest."""
+        """A batch of the run is open and waits to be ingested."""
 
     async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> TeardownResult:
-        """End all work on the run."""
+        """Ends all work on the run."""

@@ -1,2 +1,4 @@
-"""The use cases: load, decide, commit; they spawn nothing (docs/api.md;
-docs/architecture.md, The worker)."""
+"""The use cases: load rows, decide, commit (docs/api.md; docs/architecture.md, The worker).
+
+They start no background task.
+"""

@@ -24,7 +24,8 @@ from conveyor.ports.store import Store
 # Other processes number events of the same caller, and each lost race costs one try. The sweeper
 # numbers what is left after the last one.
 _TRIES = 20
-# Each event needs two writes, and one transaction of any engine takes this many.
+# With its index entry, each event is two items of a transaction. A transaction of any engine has
+# room for this many events and the row that numbers them.
 _PLACED_MAX = 45
 # Old events are removed once per this many new ones, so that most events cost no extra read.
 _TRIM_EVERY = 500
