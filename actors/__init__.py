@@ -1,1 +1,1 @@
-"""The actors of a Conveyor worker, on a runtime of their own (docs/architecture.md, The worker)."""
+"""The actors of a Conveyor worker, on their own runtime (docs/architecture.md, The worker)."""

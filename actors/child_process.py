@@ -1,10 +1,10 @@
-"""WorkerProcess: keeps one more process at work on the same data (docs/operations.md, Roles).
+"""WorkerProcess: keeps one more process running on the same data (docs/operations.md, Roles).
 
 Owns:    the process, from its start to its end.
 Hears:   nothing.
-Says:    nothing; the two processes meet in the engine alone.
-Crashes: when the process ends by itself or is killed, so that its supervisor starts another.
-         Whatever it had in hand lapses; nothing is lost.
+Says:    nothing; the two processes share only the engine.
+Crashes: when the process ends by itself or is killed, so that its supervisor starts another. Its
+         leases and claims lapse; nothing is lost.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import trio
 
 from actors.runtime import bounded_cleanup
 
+# How long a process has to stop, of which the last 2 s are for the kill. Its pollers need up to
+# POLLER_GRACE_S (5 s) of it.
 STOP_S = 8.0
 
 
 class ProcessEnded(Exception):
-    """The process ended although nobody asked it to."""
+    """The process ended without a request to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,8 @@ class WorkerProcess:
     environ: Mapping[str, str]
 
     async def run(self) -> None:
-        # It reads its standard input to know that we live: when we are gone, however, it goes.
+        # The process reads its standard input. When this process ends in any way, the pipe closes
+        # and the other process ends too.
         process = await trio.lowlevel.open_process(
             self.command, env=dict(self.environ), stdin=subprocess.PIPE
         )
@@ -43,7 +46,8 @@ class WorkerProcess:
 
 
 async def _end(process: trio.Process) -> None:
-    """Asks it to end by closing its input, and kills it if it does not."""
+    """Requests the end by closing the standard input, and kills the process if it does not end in
+    time."""
     assert process.stdin is not None
     await process.stdin.aclose()
     with trio.move_on_after(STOP_S - 2.0):

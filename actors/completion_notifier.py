@@ -1,10 +1,10 @@
-"""CompletionNotifier: delivers what the outbox holds, however long it takes (SPEC.md 4.16).
+"""CompletionNotifier: delivers the events of the outbox (SPEC.md 4.16).
 
-Owns:    the deliveries under way, and what is known of the receivers.
-Hears:   nothing: the outbox is the queue, and is asked when something may be due.
+Owns:    the delivery attempts in progress, and what is known about the receivers.
+Hears:   nothing: the outbox is the queue, which is queried every `period_s` and when room appears.
 Says:    nothing.
-Crashes: only by bug. A notice that was delivered but not recorded goes out again, same id. What
-         was known of receivers is learned anew.
+Crashes: only by bug. An event that was delivered but not recorded is delivered again with the same
+         id. Knowledge about receivers is lost and learned again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _DeliveryState:
-    """What one incarnation has at hand."""
+    """The state of one incarnation."""
 
     limiter: DeliveryLimiter
     under_way: set[NoticeId] = field(default_factory=set)
@@ -44,7 +44,11 @@ class CompletionNotifier:
     env: Context
     notifier: WebhookSender
     period_s: float = 1.0
+    # Due events per query. Events behind a full page are seen only if those on it are started or
+    # postponed.
     page_max: int = 100
+    # Nested limits: a slow receiver may use 4 of the 16 attempts of its caller, and a caller 16 of
+    # all 64.
     at_once_max: int = 64
     per_caller_max: int = 16
     per_receiver_max: int = 4
@@ -59,6 +63,8 @@ class CompletionNotifier:
         )
         async with trio.open_nursery() as nursery:
             while True:
+                # Before the query: an attempt that ends during the query sets the new event, so it
+                # is not missed.
                 state.room_made = trio.Event()
                 try:
                     made_way = await self._start_due(state, nursery)
@@ -69,14 +75,17 @@ class CompletionNotifier:
                     await state.room_made.wait()
 
     async def _start_due(self, state: _DeliveryState, nursery: trio.Nursery) -> bool:
-        """Starts whatever has its turn. What cannot go makes way for others, which would not be
-        seen behind a full page; answers whether some did."""
+        """Starts the attempts that may start. On a full page, events that may not start are
+        postponed, because others behind them would not be seen. Returns whether some were postponed
+        for that reason."""
         page = await webhook_delivery.due(self.env, limit=self.page_max)
         is_crowded = len(page) == self.page_max
         postponed: list[DeferredDelivery] = []
         for notice in page:
             if state.limiter.is_full:
                 break
+            # A claimed event is still due until its claim is written, so a query may return it
+            # again.
             if notice.notice_id in state.under_way:
                 continue
             ready = await self._prepare(notice)
@@ -86,6 +95,7 @@ class CompletionNotifier:
             if later is None:
                 state.under_way.add(notice.notice_id)
                 nursery.start_soon(self._deliver, ready, state)
+            # Otherwise the event stays due: postponing costs a write, and the page has room.
             elif later.is_deferred or is_crowded:
                 postponed.append(DeferredDelivery(notice, later.at, later.is_deferred))
         await webhook_delivery.postpone(self.env, postponed)
@@ -116,20 +126,28 @@ class CompletionNotifier:
         finally:
             state.under_way.discard(ready.notice.notice_id)
             state.limiter.release(ready.job.caller, ready.receiver, outcome, now=self.env.now())
+            # Wakes the loop: another event of this receiver may be waiting.
             state.room_made.set()
 
 
-# Lanes: how many deliveries go to one receiver, and to one caller's receivers, at once
+# DeliveryLimiter: how many attempts run at once to one receiver, and to all receivers of one caller
 # (SPEC.md 4.16).
 #
-# A receiver that fails again and again is sidelined: for a growing while nothing is sent to it,
-# then one probe at a time, until a delivery succeeds. So neither a dead receiver nor a slow one
-# takes the room that others need.
+# A receiver that fails repeatedly is deferred: for a growing time it gets no attempt, then one
+# probe at a time, until a delivery succeeds. So neither a dead nor a slow receiver uses the room of
+# others.
 
 
+# Failures in a row after which a receiver gets single probes only.
 DEFERRED_AFTER = 3
+# First and longest time between probes. A longer time delays events after the receiver has
+# recovered; a shorter one costs more attempts.
 SHUT_S, SHUT_S_MAX = 30.0, 600.0
+# Longest time for which an event is postponed for lack of room, so that a wrong estimate of the
+# duration does not delay it further.
 NOT_BEFORE_S_MAX = 60.0
+# Receivers that are remembered. Beyond it the oldest idle one is forgotten and starts without
+# failures.
 RECEIVERS_MAX = 4096
 
 K = TypeVar("K", bound=Hashable)
@@ -137,7 +155,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class NotBefore:
-    """There is no room before this instant."""
+    """There is no room before `at`."""
 
     at: float
     is_deferred: bool = False
@@ -162,7 +180,7 @@ class _ReceiverState:
         return self.inflight < self.width
 
     def next_slot(self, now: float) -> NotBefore:
-        """Another appointment, at the pace at which deliveries end here."""
+        """Returns the next free time, estimated by the duration of attempts to this receiver."""
         begin = max(now, self.shut_until)
         booked = max(begin, self.booked_until) + self.duration_s / self.width
         self.booked_until = min(booked, begin + NOT_BEFORE_S_MAX)
@@ -181,7 +199,8 @@ class _ReceiverState:
 
 
 class DeliveryLimiter:
-    """A lane per caller and one per caller and URL, for as long as there is something to know."""
+    """State for each caller, and for each pair of caller and URL, while there is something to
+    remember."""
 
     def __init__(self, *, at_once_max: int, per_caller_max: int, per_receiver_max: int) -> None:
         assert 1 <= per_receiver_max <= per_caller_max <= at_once_max
@@ -196,7 +215,7 @@ class DeliveryLimiter:
         return self._room == 0
 
     def acquire(self, caller: CallerId, url: str, *, now: float) -> NotBefore | None:
-        """Takes the room for one delivery; or says when to come back."""
+        """Takes the room for one attempt and returns None, or returns when to try again."""
         assert not self.is_full
         whole = self._callers.setdefault(caller, _ReceiverState(self._per_caller_max))
         state = self._receivers.setdefault((caller, url), _ReceiverState(self._per_receiver_max))
@@ -213,12 +232,14 @@ class DeliveryLimiter:
     def release(
         self, caller: CallerId, url: str, outcome: DeliveryOutcome | None, *, now: float
     ) -> None:
-        """Gives the room back, and remembers how it went if there was a try."""
+        """Returns the room, and records the outcome if there was an attempt."""
         whole, state = self._callers[caller], self._receivers[caller, url]
         self._room += 1
         whole.inflight -= 1
         state.inflight -= 1
         if outcome is not None:
+            # A failure of one receiver must not defer the other receivers of its caller, so the
+            # caller's state records the duration only.
             whole.record_success(outcome.duration_s)
             if outcome.is_delivered:
                 state.record_success(outcome.duration_s)
@@ -232,7 +253,8 @@ class DeliveryLimiter:
 
 
 def _forget(states: dict[K, _ReceiverState], key: K) -> None:
-    """An idle lane that has not failed says nothing; of too many others the oldest goes."""
+    """Removes an idle state without failures. If there are too many states, removes the oldest idle
+    one."""
     if not (states[key].inflight or states[key].failures):
         del states[key]
     if len(states) > RECEIVERS_MAX:

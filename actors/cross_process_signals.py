@@ -1,5 +1,8 @@
-"""CrossProcessSignals: signals between processes that share an engine, and nothing else
-(SPEC.md 4.13)."""
+"""CrossProcessSignals: signals between processes that share only an engine (SPEC.md 4.13).
+
+Other processes cannot answer. Leases are the only state about running work that all of them share,
+so a teardown waits until no lease of the run is left.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.worker_signals import Signals, TeardownResult
 
+# Interval of lease counts during a teardown. A caller waits for the response; each count is a call
+# to the coordinator.
 POLL_S = 0.02
 
 Tell = Callable[[JobId, RunId], Awaitable[None]]
@@ -21,10 +26,11 @@ Tell = Callable[[JobId, RunId], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossProcessSignals:
-    """`local` are the signals of the worker in this process, if it has one: it hears at once.
+    """`local` are the signals of the worker in this process, if it has one; it is notified
+    directly.
 
-    `tell` reaches the workers of all other processes, `ring` some one of all. `can_abandon` where a
-    gateway elsewhere makes the calls, which goes on when we hang up.
+    `tell` reaches the workers of all other processes, `notify` one of them. `can_abandon` is True
+    if a remote gateway makes the calls, because it continues them after the connection is closed.
     """
 
     coordinator: Coordinator
@@ -34,17 +40,19 @@ class CrossProcessSignals:
     can_abandon: bool
 
     async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+        # The local worker first: it needs no network.
         if self.local is not None:
             await self.local.run_changed(job_id, run_id)
         await self.tell(job_id, run_id)
 
     async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
-        """One worker is enough, and the one in this process the nearest."""
+        """Notifies one worker, which is enough: the one in this process, if there is one."""
         await (self.notify if self.local is None else self.local.batch_opened)(job_id, run_id)
 
     async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> TeardownResult:
-        """Others cannot answer: the leases are all that we share with them. While these cannot be
-        counted the receipt is not complete, but work is ended all the same."""
+        """Ends the work in all processes and waits until their leases are released. While the
+        leases cannot be counted the receipt is not complete, but the work is ended nevertheless."""
+        # Before the teardown, which releases the leases that the receipt reports.
         held = await self._count(run_id)
         receipt = TeardownResult(held or 0, (held or 0) if self.can_abandon else 0, complete=False)
         with trio.move_on_after(deadline_s):
@@ -66,5 +74,5 @@ class CrossProcessSignals:
 
 
 async def no_notification(job_id: JobId, run_id: RunId) -> None:
-    """Where there is no way to reach them, other processes find out by looking."""
+    """Used if other processes cannot be reached: they find changes by polling."""
     await trio.lowlevel.checkpoint()

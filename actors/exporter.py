@@ -1,9 +1,9 @@
-"""Exporter: makes the files that were asked for, and removes them in time (SPEC.md 4.19).
+"""Exporter: makes requested export files, and removes them when they expire (SPEC.md 4.19).
 
-Owns:    the exports under way, a few at a time.
-Hears:   nothing: the rows are the queue, and are asked when something may be due.
+Owns:    the exports in progress, a few at a time.
+Hears:   nothing: the rows are the queue, which is queried every `period_s`.
 Says:    nothing.
-Crashes: only by bug. An export that was cut off is due again and is begun anew.
+Crashes: only by bug. An interrupted export is due again and starts over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from conveyor.usecases.crash_isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
 
-# Beyond the exports of one caller there are others.
+# Due exports per query. It must exceed the exports that one caller may have due, or those of other
+# callers are not seen behind them.
 DUE_MAX = 1_000
 
 
@@ -35,6 +36,8 @@ DUE_MAX = 1_000
 class Exporter:
     env: Context
     period_s: float = 0.5
+    # More exports at once need more memory (a page and a group of bodies each) and compete with
+    # scraping for the storage.
     at_once_max: int = 4
 
     async def run(self) -> None:
@@ -54,8 +57,9 @@ class Exporter:
     async def _choose(
         self, under_way: Mapping[ExportId, CallerId], served_at: dict[CallerId, float]
     ) -> list[tuple[Export, CallerId]]:
-        """At most half of all at once are one caller's, and the caller that was served longest ago
-        comes first: a caller with any number of large exports does not hold up another's."""
+        """Chooses exports to start. At most half of all at once belong to one caller, and the
+        caller that was served longest ago comes first, so that a caller with many large exports
+        does not delay another."""
         room = self.at_once_max - len(under_way)
         if room <= 0:
             return []
@@ -67,10 +71,13 @@ class Exporter:
             if export.export_id not in under_way:
                 due.setdefault(owners[export.job_id], []).append(export)
         busy = Counter(under_way.values())
+        # Forget callers without due or running exports, or the dict would grow without bound.
         for caller in [each for each in served_at if each not in due and each not in busy]:
             del served_at[caller]
         share = max(1, self.at_once_max // 2)
         waiting = sorted(due, key=lambda caller: served_at.get(caller, -math.inf))
+        # One export of each caller per round: with the outer loop over `turn`, no caller's second
+        # export comes before another caller's first.
         firsts = [
             (export, caller)
             for turn in range(share)
@@ -81,7 +88,8 @@ class Exporter:
         return firsts[:room]
 
     async def _owner_of(self, job_id: JobId) -> CallerId:
-        """Exports of a job that is gone, or whose row cannot be decoded, share a caller."""
+        """Returns the caller of a job. Exports of a job that is deleted or has a damaged row share
+        one caller."""
         try:
             job = await self.env.store.read(JobKey(job_id))
         except RowDamaged:
@@ -91,7 +99,8 @@ class Exporter:
     async def _run_export(self, export: Export, under_way: dict[ExportId, CallerId]) -> None:
         extra = {"run": export.run_id, "export": export.export_id}
         try:
-            # One that crashes its maker is due again when its claim lapses, a few times.
+            # An export that crashes the exporter is due again when its claim lapses, for a few
+            # attempts.
             outcome = await isolate(
                 partial(exports.process, self.env, export), "an export", extra=extra
             )

@@ -1,9 +1,9 @@
-"""IngestStreamer: walks staged lists into their runs, off the request path (SPEC.md 4.3).
+"""IngestStreamer: ingests staged lists into their runs, outside of requests (SPEC.md 4.3).
 
-Owns:    the batches that are being walked here, a few at a time.
+Owns:    the batches that are being ingested in this process, a few at a time.
 Hears:   BatchOpened, BatchStalled.
-Says:    nothing: each chunk it puts tells discovery by the use case's own signal.
-Crashes: only by bug. The batch rows are the truth; the sweeper brings them back.
+Says:    nothing: the use case signals discovery after each chunk.
+Crashes: only by bug. The batch rows are the truth; the sweeper sends open batches again.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestStreamer:
     env: Context
+    # Batches at a time. Each holds two chunks in memory; more of them compete for the same store.
     at_once_max: int = 4
 
     async def run(self, inbox: Inbox[StreamerMessage]) -> None:
@@ -39,6 +40,7 @@ class IngestStreamer:
             async for message in inbox:
                 for batch in await self._batches(message):
                     key = (batch.run_id, batch.batch_id)
+                    # The sweeper repeats a batch while it waits for room here.
                     if key not in walking:
                         walking.add(key)
                         nursery.start_soon(self._walk, batch, walking, room)
@@ -51,7 +53,7 @@ class IngestStreamer:
                 try:
                     return await ingest.open_batches_of(self.env, job_id, run_id)
                 except Unavailable:
-                    return []  # The sweeper finds what is open.
+                    return []  # The sweeper finds open batches.
             case _:
                 assert_never(message)
 
@@ -61,7 +63,7 @@ class IngestStreamer:
         extra = {"run": batch.run_id, "batch": batch.batch_id}
         try:
             async with room:
-                # One that crashes its walker is given up after a few walks (SPEC.md 4.3).
+                # A batch that crashes its ingester is given up after a few attempts (SPEC.md 4.3).
                 walk = partial(reconcile.finish_batch, self.env, batch)
                 outcome = await isolate(
                     walk, "a batch", expects=(BlobMissing, ValueError), extra=extra
@@ -69,7 +71,8 @@ class IngestStreamer:
             if not isinstance(outcome, Crash):
                 log.info("batch ingested", extra={**extra, "outcome": outcome.value})
         except (Unavailable, BlobMissing, ValueError) as error:
-            # Left open: the sweeper brings it back, and gives it up when that never helps.
-            log.warning("batch deferred: engine unavailable", extra={**extra, "cause": str(error)})
+            # The batch stays open. The sweeper sends it again, and it is given up after a few
+            # attempts without progress.
+            log.warning("batch put off", extra={**extra, "cause": str(error)})
         finally:
             walking.discard((batch.run_id, batch.batch_id))

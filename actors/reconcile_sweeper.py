@@ -1,7 +1,7 @@
-"""ReconcileSweeper: finds what a crash left half done and has it finished (SPEC.md 4.14).
+"""ReconcileSweeper: finds operations that a crash interrupted and finishes them (SPEC.md 4.14).
 
 Owns:    nothing: every repair is conditional on what it read.
-Hears:   nothing: it comes round by the clock, first of all right after a start.
+Hears:   nothing: it sweeps every `period_s`, the first time directly after the start.
 Says:    BatchStalled to the ingest streamer.
 Crashes: only by bug, and starts over.
 """
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The pool of the one lease that workers share for sweeping; no job and no run have such ids. The
-# two differ, as an engine may keep both kinds of names in one place.
+# The pool of the one lease that workers share for sweeping; no job and no run has such an id. The
+# two differ, because an engine may keep both kinds of names in one place.
 _SWEEP_POOL, _SWEEP_RUN = JobId("sweep"), RunId("sweeper")
 
 
@@ -44,6 +44,7 @@ class ReconcileSweeper:
     period_s: float = 15.0
     scrub_period_s: float = 2.0
     batch_idle_s: float = 30.0
+    # At the start every open batch counts as stalled: this process may have been its ingester.
     batch_idle_at_start_s: float = 0.0
 
     async def run(self) -> None:
@@ -54,9 +55,12 @@ class ReconcileSweeper:
         # Before this process started, its clock may have been ahead.
         is_suspect = True
         async with trio.open_nursery() as nursery:
+            # Events and deletions have their own loops: a long sweep of runs must not delay them.
             nursery.start_soon(self._place_forever)
             nursery.start_soon(self._scrub_forever)
             while True:
+                # Outside the turn: every worker may ingest, and the epoch of a batch decides
+                # between two.
                 await self._attempt("batches", partial(self._resume_batches, idle_s))
                 is_suspect |= watch.was_set_back()
                 ahead_count: int | None = 0
@@ -65,6 +69,7 @@ class ReconcileSweeper:
                         "batches from ahead", self._resume_batches_from_ahead
                     )
                 if await self._is_our_turn():
+                    # Before the other sweeps, which find rows by their times.
                     if is_suspect:
                         repair = partial(clock_repairs.pull_back, self.env)
                         repaired = await self._attempt("clock", repair)
@@ -79,8 +84,9 @@ class ReconcileSweeper:
                 await trio.sleep(self.period_s)
 
     async def _is_our_turn(self) -> bool:
-        """Takes the lease of the sweep, so that of many workers one looks at every run. It ages
-        out before the next round; where it cannot be asked for, a sweep too many does no harm."""
+        """Acquires the lease of the sweep, so that of many workers one sweeps the runs. The lease
+        ages out before the next sweep. If it cannot be acquired because of an outage, a second
+        sweep is harmless."""
         try:
             taken = await self.env.coordinator.acquire(
                 _SWEEP_POOL, _SWEEP_RUN, count_max=1, cap=1, ttl_s=self.period_s / 2
@@ -91,7 +97,7 @@ class ReconcileSweeper:
         return bool(taken)
 
     async def _close_queues(self, last_at: float | None) -> float | None:
-        """When the last complete pass over ended runs began."""
+        """Returns when the last complete pass over ended runs began."""
         close = partial(reconcile.close_ended_queues, self.env, last_at=last_at)
         return await self._attempt("queues", close) or last_at
 
@@ -103,10 +109,12 @@ class ReconcileSweeper:
     async def _scrub_forever(self) -> None:
         while True:
             is_left = await self._attempt("scrubs", partial(reconcile.delete_due, self.env))
+            # A deletion that was interrupted after its turn continues at once.
             await trio.sleep(0 if is_left else self.scrub_period_s)
 
     async def _attempt(self, what: str, sweep: Callable[[], Awaitable[T]]) -> T | None:
-        """One outage, or one run that changes too fast, must not keep the rest waiting."""
+        """Performs one sweep. An outage, or a run that changes too fast, must not prevent the other
+        sweeps."""
         try:
             done = await isolate(sweep, f"the sweep of {what}", expects=(Refused,))
             return None if isinstance(done, Crash) else done

@@ -1,9 +1,10 @@
-"""Scheduler: fires what is due, in the order of time (SPEC.md 4.17).
+"""Scheduler: triggers due schedules, in the order of their times (SPEC.md 4.17).
 
-Owns:    nothing: the schedules' rows say what is due, and their versions say who was first.
-Hears:   nothing: it looks again when the next time has come, and now and then in between.
-Says:    nothing: a fire tells discovery and the ingest streamer by the use case's own signals.
-Crashes: only by bug. What was not fired is still due.
+Owns:    nothing: the schedules' rows state what is due, and their versions decide which scheduler
+         triggers.
+Hears:   nothing: it queries when the next time has come, and every `period_s`.
+Says:    nothing: the use case signals discovery and the ingest streamer.
+Crashes: only by bug. A schedule that was not triggered is still due.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from conveyor.usecases.schedule import Fired
 
 log = logging.getLogger(__name__)
 
-# A schedule that crashed so often is left alone by this process. It stays due for the next one,
-# which may have a version of the program that can fire it.
+# A schedule that crashed this often is skipped by this process. It stays due for the next process,
+# which may have a release that can trigger it.
 CRASHES_MAX = 5
 
 
@@ -42,12 +43,14 @@ class Scheduler:
 
     async def run(self) -> None:
         watch = ClockStepDetector(self.env.clock)
-        is_suspect = True  # Before this process started, its clock may have been ahead.
+        # Before this process started, its clock may have been ahead.
+        is_suspect = True
         while True:
             is_suspect |= watch.was_set_back()
             try:
                 if is_suspect:
                     await self._realign()
+                # Only after a successful repair: an outage keeps it set for the next round.
                 is_suspect = False
                 delay_s = await self._fire_due()
             except Unavailable as error:
@@ -61,8 +64,11 @@ class Scheduler:
             log.warning("schedules realigned: the clock was ahead", extra={"schedules": count})
 
     async def _fire_due(self) -> float:
-        """Fires all that is due and answers how long nothing else will be."""
+        """Triggers all due schedules. Returns the seconds until the next one, at most
+        `period_s`."""
         last: Schedule | None = None
+        # Schedules of the next period are read too, so that the sleep ends at the exact time of the
+        # next one.
         horizon = self.env.now() + self.period_s
         while True:
             page = await schedules.due_schedules(
@@ -71,6 +77,7 @@ class Scheduler:
             for last in page:
                 assert last.next_fire_at is not None
                 wait_s = last.next_fire_at - self.env.now()
+                # The page is ordered by time, so all later schedules are not due either.
                 if wait_s > 0:
                     return min(wait_s, self.period_s)
                 await self._fire(last)
@@ -78,7 +85,7 @@ class Scheduler:
                 return self.period_s
 
     async def _fire(self, schedule: Schedule) -> None:
-        """One that cannot be fired now must not keep the others waiting."""
+        """Triggers one schedule. If it cannot trigger now, it must not delay the others."""
         assert schedule.next_fire_at is not None
         extra = {"job": schedule.job_id, "late_s": self.env.now() - schedule.next_fire_at}
         if self.crashes[schedule.job_id] >= CRASHES_MAX:

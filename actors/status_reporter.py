@@ -1,10 +1,10 @@
-"""StatusReporter: leaves marks of what this process sees, for those who show runs
+"""StatusReporter: publishes the status of this process and its runs, for `waiting_on`
 (docs/api.md, Waiting).
 
-Owns:    the marks of this process: its presence, and a sighting of each run it polls.
-Hears:   nothing: it looks at the board that the pollers write on.
-Says:    nothing; the marks age out by themselves.
-Crashes: only by bug. Nothing depends on it but what people are told.
+Owns:    the status reports of this process: one about itself, and one for each run that it polls.
+Hears:   nothing: it reads the WaitStatus that the pollers write.
+Says:    nothing; the reports age out by themselves.
+Crashes: only by bug. Nothing depends on it except the information that callers see.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from conveyor.usecases.run import run_progress
 
 log = logging.getLogger(__name__)
 
+# How long the withdrawal at the end may take. Without it, the report ages out after STATUS_TTL_S.
 CLEANUP_S = 1.0
 
 
@@ -36,6 +37,8 @@ class StatusReporter:
     env: Context
     wait_status: WaitStatus
     gate: FairLimiter
+    # `look_s` is how late a new reason for waiting is shown. `renew_s` is how often unchanged
+    # reports are published again; each is a write to the coordinator.
     look_s: float = 2.0
     renew_s: float = 10.0
 
@@ -52,6 +55,7 @@ class StatusReporter:
                 seen = self.wait_status.snapshot(self.env.now(), elapsed_s=now - looked_at)
                 looked_at = now
                 is_due = now - left_at >= self.renew_s
+                # Between two renewals only changed reports are written.
                 news = {run: each for run, each in seen.items() if _is_news(left.get(run), each)}
                 if is_due or news:
                     await self._publish(seen if is_due else news)
@@ -71,5 +75,6 @@ class StatusReporter:
 
 
 def _is_news(before: RunReport | None, now: RunReport) -> bool:
-    """The rate changes all the time; it comes along with the rest."""
+    """Returns whether the report must be published now. The rate changes all the time and is
+    published with the next renewal."""
     return before is None or (before.reason, before.since) != (now.reason, now.since)

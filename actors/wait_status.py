@@ -1,6 +1,6 @@
-"""WaitStatus: what the pollers of this process know about their runs, for whoever reports it.
+"""WaitStatus: what the pollers of this process know about their runs, for the status reporter.
 
-Pollers write in passing, a line each; nothing here waits, and nothing is stored.
+Pollers write single values. No method waits, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.model import FailureReason
 from conveyor.domain.run.wait_reason import RunReport, WaitReason
 
-# A cause that comes back within this time was never gone: a run at its cap has room for a moment
-# whenever a task ends.
+# A reason that returns within this time counts as uninterrupted: a run at its cap has room for a
+# moment whenever a task ends. A larger value shows reasons that are gone; a smaller one makes
+# `since` jump.
 DEBOUNCE_S = 1.0
-# The rate is an average over about this long.
+# Time constant of the moving average of the rate. A larger value makes the estimate of the end
+# steadier and slower to follow changes.
 RATE_WINDOW_S = 20.0
 
 
@@ -33,6 +35,7 @@ class _Entry:
         if reason is None:
             self.cleared_at = at if self.cleared_at is None else self.cleared_at
             return
+        # The same reason again keeps its `since`.
         if reason is not self.reason or not self._is_held(at):
             self.reason, self.since = reason, at
         self.detail = detail
@@ -41,6 +44,7 @@ class _Entry:
     def snapshot(self, now: float, elapsed_s: float) -> RunReport:
         if elapsed_s > 0:
             fresh = self.ended / elapsed_s
+            # The first measurement is taken as it is: an average with zero would be too low.
             share = 1.0 - math.exp(-elapsed_s / RATE_WINDOW_S) if self.rate else 1.0
             self.rate += (fresh - self.rate) * share
             self.ended = 0
@@ -60,19 +64,19 @@ class WaitStatus:
     def set_reason(
         self, run_id: RunId, reason: WaitReason | None, *, at: float, detail: str | None = None
     ) -> None:
-        """What holds a run up from now on; None when nothing does."""
+        """Sets the reason for which a run waits from now on; None if it does not wait."""
         self._runs.setdefault(run_id, _Entry()).set_reason(reason, at, detail)
 
     def count_finished(self, run_id: RunId) -> None:
-        """A task has come to its end."""
+        """Counts a task that has ended."""
         self._runs.setdefault(run_id, _Entry()).ended += 1
 
     def set_last_failure(self, run_id: RunId, reason: FailureReason) -> None:
-        """A try has failed for this reason."""
+        """Records the reason of the latest failed attempt."""
         self._runs.setdefault(run_id, _Entry()).last_failure = reason
 
     def backoff_of(self, run_id: RunId) -> WaitReason:
-        """Why tasks of a run wait for their next try, by the latest that failed."""
+        """Returns why tasks of a run wait for their next attempt, by the latest failure."""
         entry = self._runs.get(run_id)
         if entry is not None and entry.last_failure is FailureReason.RATE_LIMITED:
             return WaitReason.RATE_LIMITED
@@ -82,5 +86,5 @@ class WaitStatus:
         self._runs.pop(run_id, None)
 
     def snapshot(self, now: float, *, elapsed_s: float) -> dict[RunId, RunReport]:
-        """Every run as it stands, `elapsed_s` after the last look."""
+        """Returns the report of every run, `elapsed_s` after the last call."""
         return {run_id: entry.snapshot(now, elapsed_s) for run_id, entry in self._runs.items()}

@@ -1,1 +1,1 @@
-"""What a worker asks before it fetches: slots, gateway calls, room in the storage."""
+"""What limits fetches in a process: slots, gateway calls, room in the storage."""

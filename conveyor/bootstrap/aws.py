@@ -1,7 +1,7 @@
-"""The shared engine, put together: AWS, with Redis or without; the composition root's other half.
+"""The shared engine of a process: AWS, with or without Redis (docs/engines.md, Embedded engine).
 
-Many processes work on it, none owns it
-(docs/engines.md, Embedded engine). Only the composition root comes here.
+Many processes work on a shared engine; none owns it. Only the composition root imports this module,
+because it needs the packages of the `aws` extra.
 """
 
 from __future__ import annotations
@@ -57,9 +57,12 @@ async def open_shared(
     local: Signals,
     crash: CrashPoint | None,
 ) -> AsyncGenerator[AwsRuntime, None]:
-    """`local` are the signals of this process's worker, to which `listeners` pass on."""
+    """Opens the engine. `local` are the signals of this process's worker, to which the `listeners`
+    pass on what they receive."""
     names = names_of(settings)
     async with (
+        # In this order: Redis calls are counted by the engine's meter, and both must outlive the
+        # ports that use them.
         open_aws(
             names,
             clock=clock,
@@ -93,12 +96,13 @@ async def open_on(
     owner: str,
     local: Signals,
 ) -> AsyncGenerator[AwsRuntime, None]:
-    """What a process shares with others, over any plane and any link."""
+    """Builds the ports of a process over any AWS plane and any Redis connection."""
     listener = Child(
         "porter", run=partial(listen_forever, engine.control_queue, local.batch_opened)
     )
     make = partial(_shared, settings, engine, local)
     if link is None:
+        # Without Redis, leases are rows in DynamoDB, and other processes find changes by polling.
         yield make(engine.coordinator, no_notification, [listener], lambda: False)
         return
     async with running_on(
@@ -146,7 +150,7 @@ def _shared(
 async def create_aws_resources(
     settings: Settings, *, clock: Clock, random: Random
 ) -> Sequence[str]:
-    """Makes what the engine needs, where it is not there; answers what there is."""
+    """Creates the resources of the engine that do not exist. Returns the names of all of them."""
     return await create_resources(
         names_of(settings),
         clock=clock,

@@ -1,6 +1,7 @@
 """The composition root: the one place that knows which engine runs (docs/architecture.md, Layers).
 
-Roles are functions here. Nothing is opened at import; everything is closed in reverse order.
+Each role of a process is a function here. An import opens nothing. Everything that is opened is
+closed in reverse order.
 """
 
 from __future__ import annotations
@@ -62,18 +63,22 @@ if TYPE_CHECKING:
 
 DIRECT = "direct"
 AWS = "aws"
-# Where every look is billed, and every worker of a fleet looks.
+# On AWS every query is billed, and every worker of a fleet makes it. Longer intervals than on the
+# embedded engine delay webhooks, schedules and exports by up to these seconds.
 AWS_POLL_INTERVALS = PollIntervals(
     notices_s=5.0, schedules_s=5.0, exports_s=5.0, scrubs_s=30.0, sweeps_s=30.0
 )
 
 log = logging.getLogger(__name__)
 
-# How long a worker that has noticed a stop takes to end its fetches, most of the time.
+# How long a worker that has noticed a stop usually takes to end its fetches. It is added to WATCH_S
+# to estimate when an unreachable worker has stopped.
 _ENDING_S = 1.0
 
-_M_MMAP_THRESHOLD = -3  # The name of this parameter in glibc's malloc.h.
-# Above most pages (20 KB), so that they cost no system call; far below the largest body (25 MiB).
+# M_MMAP_THRESHOLD in glibc's malloc.h.
+_M_MMAP_THRESHOLD = -3
+# Larger than most pages (20 KB), so that they need no system call each; far smaller than the
+# largest body (25 MiB).
 _LARGE_BLOCK_BYTES = 256 * 1024
 
 
@@ -90,10 +95,10 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """An open engine with everything around it, and no actor running yet.
+    """An open engine with everything around it; no actor runs yet.
 
-    `listeners` pass on to the worker what other processes tell; `meter` counts what a shared engine
-    is asked. A process whose storage is not sound is not ready.
+    `listeners` pass messages of other processes on to the worker. `meter` counts the calls to a
+    shared engine. The process reports that it is ready only while `is_sound` returns True.
     """
 
     settings: Settings
@@ -119,11 +124,13 @@ class Runtime:
         return KeyFile(path)
 
     def origins(self) -> Origins:
-        """How callers reach this server (docs/operations.md, Behind a proxy)."""
+        """The rules by which the server finds out its public URL and the client's address
+        (docs/operations.md, Behind a proxy)."""
         return Origins(public_url=self.settings.public_url, proxies=self.settings.trusted_proxies)
 
     def app(self, *, ready: Callable[[], bool]) -> QuartTrio:
-        # Here, because only a server needs the web framework: it is most of the time to start.
+        # Imported here, because only a server needs the web framework, and its import is most of
+        # the start time.
         from conveyor.api.server.app import make_app
 
         return make_app(
@@ -136,7 +143,7 @@ class Runtime:
         )
 
     async def drain(self) -> None:
-        """Starts no more work, and gives what is under way some time to end well."""
+        """Starts no more work, and gives running work `drain_s` to end and settle."""
         with trio.move_on_after(self.settings.drain_s):
             await self.gate.drain()
 
@@ -150,12 +157,13 @@ class Runtime:
         )
 
     def helper_processes(self, count: int) -> list[Child]:
-        """More processes for this data; losing one is no reason to restart anything else."""
+        """Builds the children that run further processes on this data. The loss of one restarts
+        nothing else."""
         if count == 0:
             return []
         helper = WorkerProcess(
-            # Without -P the working directory comes first among the places of modules, and what
-            # somebody left there would be run.
+            # -P: without it, Python searches the working directory for modules first, and would run
+            # a module of the same name that lies there.
             command=(sys.executable, "-P", "-m", "conveyor.cli.main", "worker"),
             environ=environ_of(self.settings),
         )
@@ -163,7 +171,11 @@ class Runtime:
             Child(
                 f"worker_process_{number}",
                 run=helper.run,
+                # Instead of the default of 5 restarts within 60 s: a process can also be killed
+                # from outside, and the others continue meanwhile.
                 intensity=Intensity(restarts_max=20, within_s=300.0),
+                # The clean-up of WorkerProcess takes up to STOP_S; a shorter grace would mark it as
+                # overdue.
                 stop_grace_s=STOP_S + 1.0,
             )
             for number in range(1, count + 1)
@@ -171,8 +183,10 @@ class Runtime:
         return [nest(Supervisor("processes", strategy=Strategy.ONE_FOR_ONE, children=children))]
 
     def service(self, *also: Child) -> Supervisor:
-        """A worker with others beside it, such as an API, that its restarts do not touch: they need
-        its mailboxes, which outlive its actors. A worker that gives up ends all of them."""
+        """A worker with other children beside it, such as an API server, which its restarts do not
+        affect: they use only its mailboxes, which outlive its actors. If the worker gives up, all
+        of them end."""
+        # No restart at this level: a worker that has used up its own restarts ends the process.
         worker = nest(self.worker(), intensity=Intensity(restarts_max=0))
         return Supervisor("service", strategy=Strategy.ONE_FOR_ONE, children=[worker, *also])
 
@@ -190,8 +204,9 @@ class Runtime:
 
 @asynccontextmanager
 async def open_runtime(settings: Settings, *, role: str) -> AsyncGenerator[Runtime, None]:
-    """Opens the engine that the settings name: an embedded one as its owner, a shared one as one
-    of many."""
+    """Opens the engine that the settings name. This process owns an embedded engine, and is one of
+    many on a shared engine."""
+    # Before anything is opened: a process that must not run must not touch the data.
     require_assertions()
     tune_memory()
     clock, randomness = SystemClock(), random.SystemRandom()
@@ -201,6 +216,8 @@ async def open_runtime(settings: Settings, *, role: str) -> AsyncGenerator[Runti
         return
     async with open_engine(settings.data_dir, clock=clock, random=randomness, owner=role) as engine:
         with build_runtime(settings, engine, clock, randomness, Mailboxes()) as world:
+            # Before any request: a wrong secret could not unseal what is stored, and would seal new
+            # data with a second one.
             check_secret(settings.data_dir, world.env.secret_box)
             await _learn_newest_ids(world.env)
             yield replace(world, is_sound=engine.health.is_sound)
@@ -222,6 +239,7 @@ async def _open_shared_world(
         local=LocalSignals(mail.discovery.address, mail.streamer.address),
         crash=None if settings.crash_at is None else _crash_switch(settings.crash_at),
     ) as shared:
+        # An API process has no worker, so its signals go to other processes.
         signals = replace(shared.signals, local=None) if role == "api" else shared.signals
         with build_runtime(settings, shared, clock, randomness, mail) as world:
             await shared.secret.check(world.env.secret_box)
@@ -241,7 +259,7 @@ async def _open_shared_world(
 
 
 async def _learn_newest_ids(env: Context) -> None:
-    """An engine that cannot be read now is no reason not to start."""
+    """Reads the newest ids. If the engine is unavailable now, the process starts without them."""
     try:
         await clock_repairs.learn_newest_ids(env)
     except Unavailable as error:
@@ -249,7 +267,8 @@ async def _learn_newest_ids(env: Context) -> None:
 
 
 async def create_resources(settings: Settings) -> Sequence[str]:
-    """Makes what a shared engine needs, where it is not there; answers what there is."""
+    """Creates the resources of a shared engine that do not exist. Returns the names of all of
+    them."""
     with require_aws_extra():
         from conveyor.bootstrap.aws import create_aws_resources
 
@@ -258,7 +277,8 @@ async def create_resources(settings: Settings) -> Sequence[str]:
 
 @contextmanager
 def require_aws_extra() -> Iterator[None]:
-    """A shared engine is loaded when it is asked for: a laptop has no use for its packages."""
+    """Turns a missing package into a message for the operator. The shared engine is imported only
+    when it is used, because an embedded installation does not have its packages."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -269,7 +289,7 @@ def require_aws_extra() -> Iterator[None]:
 
 @asynccontextmanager
 async def join_world(settings: Settings) -> AsyncGenerator[Runtime, None]:
-    """Works on data that another process owns."""
+    """Opens an embedded engine that another process owns."""
     require_assertions()
     tune_memory()
     clock, randomness = SystemClock(), random.SystemRandom()
@@ -287,9 +307,9 @@ def build_runtime(
     randomness: random.Random,
     mail: Mailboxes,
 ) -> Iterator[Runtime]:
-    """Everything that stands around an engine."""
+    """Builds everything around an engine."""
     env = make_env(settings, engine, clock, randomness, mail, ThreadExecutor())
-    # Webhooks have connections of their own: scraping takes none of them.
+    # Webhooks have a connection pool of their own, so that scraping cannot use up its connections.
     with _pool(_targets(settings), PoolLimits()) as guarded, _gateway(settings, env) as gateway:
         yield Runtime(
             settings=settings,
@@ -310,7 +330,7 @@ def make_env(
     mail: Mailboxes,
     executor: Executor,
 ) -> Context:
-    """What use cases need, on this engine."""
+    """Builds the context of the use cases on this engine."""
     targets = _targets(settings)
     env = Context(
         store=engine.store,
@@ -324,7 +344,8 @@ def make_env(
         process_id=ids.mint_ulid(clock.now(), randomness),
         policy=RuntimeConfig(
             sync_tasks_max=settings.sync_tasks_max,
-            # A hundred items make a transaction there, and each shard's counters are one.
+            # A DynamoDB transaction has at most a hundred items, and the counters of each shard are
+            # one of them.
             at_once_max=(
                 limits.INLINE_TASKS_MAX - settings.task_shard_count
                 if settings.engine == AWS
@@ -341,6 +362,7 @@ def make_env(
             quotas=settings.quotas,
             pace=_shared_pace(settings) if settings.engine == AWS else BatchingConfig(),
             cadence=AWS_POLL_INTERVALS if settings.engine == AWS else PollIntervals(),
+            # Only with Redis can a worker lose the coordinator and still reach the store.
             unseen_s=0.0 if settings.redis_url is None else WATCH_S + _ENDING_S,
         ),
         executor=executor,
@@ -349,7 +371,8 @@ def make_env(
 
 
 def _shared_pace(settings: Settings) -> BatchingConfig:
-    """Every call has its price here, and a transaction takes settles of one shard only."""
+    """Each call has a price on AWS, so batches wait longer. A transaction takes settles of one
+    shard only, so a group has room for a full transaction of each shard."""
     return BatchingConfig(
         settle_s=2.0,
         settle_max=settings.task_shard_count * limits.INLINE_TASKS_MAX,
@@ -383,7 +406,8 @@ def _crashing_cache(settings: Settings, cache: Cache | None) -> Cache | None:
 
 @contextmanager
 def _gateway(settings: Settings, env: Context) -> Iterator[Gateway]:
-    """What fetches. The address of a gateway is the operator's word: it may well be internal."""
+    """Opens the gateway. The operator chooses the address of a remote gateway, so it may be a
+    private one."""
     if settings.gateway_url == DIRECT:
         with _pool(_targets(settings), _pool_limits(settings)) as pool:
             yield DirectGateway(pool, now=env.now)
@@ -410,16 +434,20 @@ def _targets(settings: Settings) -> TargetPolicy:
 def _pool_limits(settings: Settings) -> PoolLimits:
     return PoolLimits(
         connections_max=2 * slots_count(settings.concurrency) + 64,
-        # Every slot: one caller's connections must not keep another from the same site.
+        # As many as there are slots: connections of one caller must not keep another caller from
+        # the same site.
         connections_per_origin_max=slots_count(settings.concurrency),
-        # A gateway may be silent for as long as a page takes it; the total deadline still holds.
+        # A remote gateway may be silent for as long as a page takes; the total deadline still
+        # applies.
         read_timeout_s=60.0 if settings.gateway_url == DIRECT else limits.SCRAPE_DEADLINE_S,
     )
 
 
 def _secret(settings: Settings) -> bytes:
+    # Hashed, so that a key of any length gives 32 bytes.
     if settings.secret_key is not None:
         return hashlib.sha256(settings.secret_key.encode()).digest()
+    # A new secret beside existing data could not unseal it, so a lost file is an error.
     refuse_lost_secret(settings.data_dir)
     path = settings.data_dir / "secret.key"
     try:
@@ -434,22 +462,23 @@ def _secret(settings: Settings) -> bytes:
 def tune_memory() -> None:
     """Tunes the garbage collector and the C allocator for processes that run for weeks.
 
-    Rows and messages are freed by reference counts: the collector found almost nothing, and cost
-    6 % of the CPU of a page with its default thresholds. Modules that are loaded by now are frozen,
-    so that a full collection, which frees the cycles of failed requests, is cheap.
+    Rows and messages are freed by reference counts. With its default thresholds the collector found
+    almost nothing and cost 6 % of the CPU time of a page. Modules that are loaded by now are
+    frozen, so that a full collection, which frees the cycles of failed requests, is cheap.
     """
+    # After the imports of the caller: only objects that exist now are exempt from collections.
     gc.freeze()
     gc.set_threshold(50_000, 20, 10)
     _keep_large_blocks_apart()
 
 
 def _keep_large_blocks_apart() -> None:
-    """Has glibc return freed bodies to the system.
+    """Makes glibc return freed bodies to the system.
 
-    By default glibc raises its mmap threshold to the size of the largest freed block, so bodies end
-    up in the heap between small blocks that live on. Under a mixed load the resident memory grew by
-    2 MB a minute, and `malloc_trim` gave more than half of the heap back. With a fixed threshold
-    each large block has pages of its own. Other C libraries have no `mallopt`, or ignore it.
+    By default glibc raises its mmap threshold to the size of the largest freed block, so bodies are
+    placed in the heap between small blocks that stay. Under a mixed load the resident memory grew
+    by 2 MB a minute, and `malloc_trim` returned more than half of the heap. With a fixed threshold
+    each large block has its own pages. Other C libraries have no `mallopt`, or ignore it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -457,6 +486,6 @@ def _keep_large_blocks_apart() -> None:
 
 
 def require_assertions() -> None:
-    """Assertions guard the invariants; python -O would switch them off."""
+    """Refuses to run under python -O, which disables the assertions that guard the invariants."""
     if not __debug__:
         raise BadSettings("Conveyor does not run under python -O: its assertions are load-bearing")

@@ -8,8 +8,8 @@ from conveyor.ports.errors import RowDamaged
 
 log = logging.getLogger(__name__)
 
-# Bounds the log and the memory of it. An operator with more damaged rows restores a backup and
-# needs no longer list.
+# Bounds the log and the set of logged rows. An operator with more damaged rows needs no longer
+# list.
 _ROWS_MAX = 1_000
 
 

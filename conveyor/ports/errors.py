@@ -80,7 +80,6 @@ def is_resource_shortage(error: BaseException) -> bool:
     outage of the process and proves nothing about the peer or the task."""
     match error:
         case BaseExceptionGroup():
-            # One is enough: the other errors of a group are usually its consequences.
             return any(map(is_resource_shortage, error.exceptions))
         case MemoryError():
             return True
