@@ -27,8 +27,8 @@ from conveyor.usecases.crash_isolation import Crash, isolate
 
 log = logging.getLogger(__name__)
 
-# Due exports per query. It must exceed the exports that one caller may have due, or those of other
-# callers are not seen behind them.
+# Due exports per query. With fewer, the exports of one caller could fill the page, and those of
+# other callers would not be seen.
 DUE_MAX = 1_000
 
 

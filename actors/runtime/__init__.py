@@ -1,4 +1,4 @@
-"""The actor runtime: mailboxes, supervision and inspection, knowing nothing of Conveyor."""
+"""The actor runtime: mailboxes, supervision and inspection. It knows nothing about Conveyor."""
 
 from actors.runtime.child import Child, RestartsExhausted, State, bounded_cleanup, nest
 from actors.runtime.dynamic_supervisor import (

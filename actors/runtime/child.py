@@ -1,4 +1,7 @@
-"""A child: its specification as a value, and the live record its supervisor keeps of it."""
+"""Child: its specification as a value, and the live record that its supervisor keeps.
+
+The record survives restarts. Only the supervisor changes it; other code may read it.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +26,34 @@ from actors.runtime.restart import (
     recent,
 )
 
+# A nested supervisor needs the graces of all its children, and this much for itself.
 NESTED_MARGIN_S = 1.0
 
 
 class State(Enum):
-    """Where a child stands."""
+    """The states of a child."""
 
-    WAITING = "waiting"  # For its turn to start.
+    # Waits until the children before it are ready.
+    WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
     BACKING_OFF = "backing_off"
     STOPPING = "stopping"
-    OVERDUE = "overdue"  # Asked to stop, and still there after its grace.
+    # Was asked to stop and still runs after its grace.
+    OVERDUE = "overdue"
     STOPPED = "stopped"
-    FINISHED = "finished"  # Ended of its own accord and let go.
-    FAILED = "failed"  # Given up.
+    # Ended by itself, and its policy requires no restart.
+    FINISHED = "finished"
+    # Used up its restarts.
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """What to run and how to look after it.
+    """What to run, and how to supervise it.
 
-    `run` is called as `run()`, or as `run(inbox)` when there is a mailbox; a child that
-    `reports_ready` is also passed `task_status` and counts as started once it has called
+    `run` is called as `run()`, or as `run(inbox)` if there is a mailbox. A child that
+    `reports_ready` also gets `task_status` and counts as started once it has called
     `task_status.started()`. Any other child counts as started at its first checkpoint.
     """
 
@@ -65,7 +73,7 @@ class Child:
 
 @dataclass(slots=True, eq=False)
 class ChildState:
-    """The live record of one child across its incarnations; only its supervisor writes to it."""
+    """The live record of one child across its incarnations; only its supervisor changes it."""
 
     child: Child
     on_change: Callable[[], None] = lambda: None
@@ -82,11 +90,12 @@ class ChildState:
     ended: trio.Event = field(default_factory=trio.Event)
 
     def __post_init__(self) -> None:
+        # Nothing runs before the first `begin`.
         self.ended.set()
 
     @property
     def restart_count(self) -> int:
-        """How often it was started again, be it for a sibling's sake."""
+        """How often the child was started again, for a sibling's crash too."""
         return max(0, self.incarnation_count - 1)
 
     @property
@@ -103,7 +112,7 @@ class ChildState:
 
     @property
     def is_over(self) -> bool:
-        """Down, and never to be started again by this supervisor."""
+        """Returns whether the child has ended and this supervisor will not start it again."""
         return self.state in (State.FINISHED, State.STOPPED, State.FAILED)
 
     @property
@@ -111,17 +120,18 @@ class ChildState:
         return not self.is_alive and self.state in (State.STARTING, State.RUNNING)
 
     def begin(self, now: float) -> None:
-        """Open the books of a new incarnation, which the caller is about to run."""
+        """Prepares the record for a new incarnation, which the caller then runs."""
         self.ended = trio.Event()
         self.state = State.STARTING
         self.started_at = now
         self.incarnation_count += 1
         self.crash = None
-        # Shielded, so that a cancelled nursery leaves the order of stopping to the supervisor.
+        # Shielded from the cancellation of the nursery, so that the supervisor decides the order in
+        # which children stop.
         self.scope = trio.CancelScope(shield=True)
 
     def become_ready(self) -> None:
-        # A child asked to stop may still report ready; it stays on its way out.
+        # A child that was asked to stop may still report ready; it must stay in its stopping state.
         if self.state is State.STARTING:
             self.state = State.RUNNING
             self.ready_at = trio.current_time()
@@ -129,7 +139,7 @@ class ChildState:
             self.on_change()
 
     def end(self) -> None:
-        """Close the books: nothing of this child runs any more."""
+        """Closes the record of an incarnation: nothing of this child runs any more."""
         if self.is_stopping:
             self.state = State.STOPPED
         self.settled.set()
@@ -149,7 +159,7 @@ class ChildState:
         )
 
     def schedule_restart(self, now: float, after_s: float) -> None:
-        """Note a restart, which counts towards the intensity, and put it off."""
+        """Records a restart, which counts towards the intensity, and sets its time."""
         within_s = self.child.intensity.within_s
         self.restarts_at = (*recent(self.restarts_at, within_s=within_s, now=now), now)
         self.state = State.BACKING_OFF
@@ -157,7 +167,7 @@ class ChildState:
 
 
 class SupervisorInfo(Protocol):
-    """What nesting and inspection need to know of a supervisor."""
+    """What nesting and inspection need to know about a supervisor."""
 
     @property
     def name(self) -> str: ...
@@ -169,7 +179,7 @@ class SupervisorInfo(Protocol):
     def started_at(self) -> float | None: ...
     @property
     def stop_grace_s(self) -> float:
-        """The longest that an orderly stop of its children may take."""
+        """The longest time that an orderly stop of its children may take."""
         ...
 
     def slots(self) -> Sequence[ChildState]: ...
@@ -182,7 +192,8 @@ def nest(
     restart: Policy = Policy.PERMANENT,
     intensity: Intensity = USUAL_INTENSITY,
 ) -> Child:
-    """A supervisor as a child: ready when its children are, with grace enough for all of them."""
+    """Returns a supervisor as a child: ready when its children are, with enough grace for all of
+    them."""
     return Child(
         supervisor.name,
         run=supervisor.run,
@@ -194,24 +205,26 @@ def nest(
     )
 
 
-# The life of an incarnation: running it under its shield, and stopping it within its grace.
+# The life of an incarnation: it runs in a shielded scope, and is stopped within its grace.
 #
-# Holds the runtime's only `except Exception`: here a crash becomes a fact for its supervisor.
+# This file has the runtime's only `except Exception`: here a crash becomes a value for the
+# supervisor.
 #
-# What a grace can do: Trio offers no way to abandon a task or to break a shield from outside. A
-# child that outstays its grace is marked overdue and logged, the stop moves on to the others, and
-# at the very end the supervisor waits for it, saying so every `REMINDER_S`. The stop is thus
-# bounded by the graces plus whatever overdue children still take; past that, only the process
-# manager's kill helps.
+# Trio offers no way to abandon a task or to break a shield from outside. Therefore a child that
+# exceeds its grace is marked overdue and logged, and the stop continues with the others. At the end
+# the supervisor waits for it and logs that every `REMINDER_S`. So a stop takes at most the sum of
+# the graces plus the time of overdue children; beyond that, only the process manager can kill the
+# process.
 
 
 log = logging.getLogger(__name__)
 
+# Interval of the log line about an overdue child. A shorter one floods the log during a hang.
 REMINDER_S = 30.0
 
 
 class RestartsExhausted(Exception):
-    """A child needed more restarts than its intensity allows; the cause is its last crash."""
+    """A child needed more restarts than its intensity allows. The cause is its last crash."""
 
     def __init__(self, supervisor: str, child: str) -> None:
         super().__init__(f"{supervisor} gave up on {child}: its restarts are used up")
@@ -221,20 +234,20 @@ class RestartsExhausted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Readiness:
-    """Trio's `task_status` convention, told to a slot."""
+    """Implements Trio's `task_status` protocol for a child."""
 
     slot: ChildState
 
     def started(self, value: object = None) -> None:
-        del value  # Servers report their addresses; nobody here asks for them.
+        del value  # Servers report their addresses, which are not used here.
         self.slot.become_ready()
 
 
 async def run_once(slot: ChildState) -> None:
-    """Run one incarnation to its end; a crash is logged here, once, and kept in the slot."""
+    """Runs one incarnation to its end. A crash is logged here, once, and kept in the record."""
     try:
-        # Within the try: the scope first strips its own Cancelled from an exception group,
-        # so that a crash during a stop is seen as the plain crash it is.
+        # Inside the `try`: the scope first removes its own Cancelled from an exception group, so
+        # that a crash during a stop is raised as the plain crash.
         with slot.scope:
             await _call(slot)
     except Exception as error:  # noqa: BLE001  # This is the place where crashes end.
@@ -244,11 +257,11 @@ async def run_once(slot: ChildState) -> None:
 
 async def _call(slot: ChildState) -> None:
     child = slot.child
-    if slot.is_stopping:  # Stopped before its first step: there is nothing to undo.
+    if slot.is_stopping:  # Stopped before its first step.
         return
     options: dict[str, object] = {"task_status": _Readiness(slot)} if child.reports_ready else {}
     if not child.reports_ready:
-        # Its supervisor cannot run before the child's first checkpoint, so this is not early.
+        # The supervisor cannot run before the child's first checkpoint, so this is not too early.
         slot.become_ready()
     if child.mailbox is None:
         await child.run(**options)
@@ -258,21 +271,21 @@ async def _call(slot: ChildState) -> None:
 
 
 def unwrap_single(error: Exception) -> Exception:
-    """The one real error inside single-membered groups; a group of several stays a group."""
+    """Returns the error inside groups with a single member; a group of several stays a group."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def _log_crash(slot: ChildState) -> None:
-    # An exhausted supervisor has logged the traceback already, where the crash happened.
+    # An exhausted supervisor has already logged the traceback where the crash happened.
     trace = None if isinstance(slot.crash, RestartsExhausted) else slot.crash
     name = slot.child.name
     log.error("child %s crashed: %r", name, slot.crash, exc_info=trace, extra={"child": name})
 
 
 def exhausted(supervisor: str, slot: ChildState) -> RestartsExhausted:
-    """The error to escalate with, chained to the crash that was one too many."""
+    """Returns the error with which a supervisor escalates, chained to the last crash."""
     error = RestartsExhausted(supervisor, slot.child.name)
     error.__cause__ = slot.crash
     return error
@@ -280,7 +293,8 @@ def exhausted(supervisor: str, slot: ChildState) -> RestartsExhausted:
 
 @contextmanager
 def unwrapping_group() -> Iterator[None]:
-    """Let what left a nursery alone leave it bare: a lone KeyboardInterrupt stays one."""
+    """Raises the single error of a nursery without its group: a single KeyboardInterrupt stays
+    one."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -301,7 +315,7 @@ def ask_to_stop(slot: ChildState) -> None:
 
 
 async def wait_ended(slot: ChildState, *, until: float) -> bool:
-    """Wait for a child asked to stop; past the instant `until` it is marked overdue."""
+    """Waits for a child that was asked to stop. After the instant `until` it is marked overdue."""
     with trio.move_on_at(until):
         await slot.ended.wait()
     if slot.is_alive and slot.state is not State.OVERDUE:
@@ -316,21 +330,23 @@ def _log_overdue(slot: ChildState) -> None:
 
 
 async def stop_in_turn(slots: Iterable[ChildState]) -> None:
-    """Stop one child after another, each within its own grace, then wait for the overdue."""
+    """Stops one child after the other, each within its own grace, then waits for overdue ones."""
     asked = list(slots)
     for slot in asked:
         ask_to_stop(slot)
-        if slot.state is State.STOPPING:  # One overdue already has had its grace.
+        # A child that is already overdue has had its grace.
+        if slot.state is State.STOPPING:
             await wait_ended(slot, until=trio.current_time() + slot.child.stop_grace_s)
     await _wait_overdue(asked)
 
 
 async def stop_together(slots: Iterable[ChildState]) -> None:
-    """Stop children that do not depend on each other: all are asked at once, in turn."""
+    """Stops children that do not depend on each other: asks all at once, in order."""
     asked = list(slots)
     for slot in asked:
         ask_to_stop(slot)
     now = trio.current_time()
+    # All graces began at `now`. In the order of their ends, each overdue child is reported on time.
     for slot in sorted(asked, key=lambda slot: slot.child.stop_grace_s):
         if slot.is_alive:
             await wait_ended(slot, until=now + slot.child.stop_grace_s)
@@ -351,9 +367,10 @@ async def _wait_overdue(slots: Iterable[ChildState]) -> None:
 
 @contextmanager
 def bounded_cleanup(grace_s: float, *, what: str = "clean-up") -> Iterator[trio.CancelScope]:
-    """Shield the body from cancellation for at most `grace_s`; an overrun is cut off and logged.
+    """Shields the body from cancellation for at most `grace_s`. A longer clean-up is interrupted
+    and logged.
 
-    Keep `grace_s` below the child's `stop_grace_s`, or the supervisor calls the child overdue.
+    Keep `grace_s` below the child's `stop_grace_s`, or the supervisor marks the child as overdue.
     """
     with trio.move_on_after(grace_s, shield=True) as scope:
         yield scope

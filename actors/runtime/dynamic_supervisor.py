@@ -1,10 +1,11 @@
-"""The dynamic supervisor: children that come and go by name while it runs.
+"""DynamicSupervisor: children that are started and stopped by name while it runs.
 
 Rules:
-1. Children are strangers to each other. Each is restarted alone, by its own intensity, and when
-   the supervisor ends all are asked to stop at once, newest first, each within its own grace.
-2. A child that ends for good is reaped: its name is free again when nothing of it runs.
-3. Giving up on a child either escalates or drops that child alone, loudly (`Exhaustion`).
+1. Children are independent of each other. Each is restarted alone, by its own intensity. When the
+   supervisor ends, all are asked to stop at once, newest first, each within its own grace.
+2. A child that ends permanently is removed: its name is free again when nothing of it runs.
+3. A child that has used up its restarts crashes the supervisor, or is dropped and logged
+   (`OnExhausted`).
 """
 
 from __future__ import annotations
@@ -31,28 +32,31 @@ from actors.runtime.restart import DoNotRestart, GiveUp, Restart
 
 log = logging.getLogger(__name__)
 
+# Dropped children that inspection still shows. More of them would only use memory.
 FAILED_KEPT_MAX = 16
 
 GiveUpHook: TypeAlias = Callable[[str, Exception | None], None]
 
 
 class NameTaken(Exception):
-    """A child of that name runs already, or is still on its way out."""
+    """A child of that name runs, or has not finished stopping."""
 
 
 class NotSupervising(Exception):
-    """The supervisor takes no children: it is not running, or it is stopping."""
+    """The supervisor accepts no children: it is not running, or it is stopping."""
 
 
 class NeverReady(Exception):
-    """A child ended for good before it reported ready; the cause is its last crash."""
+    """A child ended permanently before it reported ready. The cause is its last crash."""
 
 
 class OnExhausted(Enum):
-    """What becomes of a child whose restarts are used up."""
+    """What happens to a child that has used up its restarts."""
 
-    ESCALATE = "escalate"  # The supervisor crashes with RestartsExhausted.
-    DROP = "drop"  # The child is dropped and logged; its siblings never notice.
+    # The supervisor crashes with RestartsExhausted.
+    ESCALATE = "escalate"
+    # The child is dropped and logged; its siblings are not affected.
+    DROP = "drop"
 
 
 def _ignore_give_up(name: str, error: Exception | None) -> None:
@@ -60,7 +64,7 @@ def _ignore_give_up(name: str, error: Exception | None) -> None:
 
 
 class DynamicSupervisor:
-    """Children by name. `stop_grace_s` is the longest grace that any of them may ask for."""
+    """Children by name. `stop_grace_s` is the longest grace that a child may have."""
 
     kind: Final = "dynamic"
 
@@ -80,7 +84,7 @@ class DynamicSupervisor:
         self._on_give_up = on_give_up
         self._nursery: trio.Nursery | None = None
         self._slots: dict[str, ChildState] = {}
-        self._failed: dict[str, ChildState] = {}  # For inspection; the oldest are forgotten.
+        self._failed: dict[str, ChildState] = {}  # For inspection only; bounded.
         self._given_up: ChildState | None = None
         self._gave_up = trio.Event()
 
@@ -88,14 +92,14 @@ class DynamicSupervisor:
         return (*self._failed.values(), *self._slots.values())
 
     def names(self) -> tuple[str, ...]:
-        """The children that are not gone yet, those backing off or stopping included."""
+        """Returns the children that have not ended, including those that back off or stop."""
         return tuple(sorted(self._slots))
 
     async def start_child(self, child: Child) -> None:
-        """Start a child and return once it is ready.
+        """Starts a child and returns once it is ready.
 
-        Raises `NameTaken`, `NotSupervising` or `NeverReady`. A caller that is cancelled
-        meanwhile leaves the child running: it belongs to the supervisor.
+        Raises `NameTaken`, `NotSupervising` or `NeverReady`. If the caller is cancelled meanwhile,
+        the child continues: it belongs to the supervisor.
         """
         if self._nursery is None:
             raise NotSupervising(f"{self.name} cannot start {child.name}: it is {self.state.value}")
@@ -105,6 +109,7 @@ class DynamicSupervisor:
         slot = ChildState(child)
         slot.begin(trio.current_time())
         self._failed.pop(child.name, None)
+        # Before the first await, so that a concurrent start of the same name raises NameTaken.
         self._slots[child.name] = slot
         self._nursery.start_soon(self._keep, slot, name=f"{self.name}/{child.name}")
         await slot.settled.wait()
@@ -112,10 +117,10 @@ class DynamicSupervisor:
             raise NeverReady(f"{child.name} ended before it was ready") from slot.last_error
 
     async def stop_child(self, name: str) -> bool:
-        """Stop a child; True once nothing of it runs, its shielded clean-up included.
+        """Stops a child. Returns True once nothing of it runs, including its shielded clean-up.
 
-        False when its grace ran out: it is then overdue, logged, and listed until it ends.
-        Safe to repeat, and a name that nobody bears is stopped already.
+        Returns False if its grace has passed: it is then overdue, logged, and listed until it ends.
+        Safe to repeat; an unknown name counts as stopped.
         """
         slot = self._slots.get(name)
         if slot is None:
@@ -125,9 +130,9 @@ class DynamicSupervisor:
         return await wait_ended(slot, until=trio.current_time() + slot.child.stop_grace_s)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look after whatever children come, until cancelled.
+        """Supervises children until cancelled.
 
-        Raises `RestartsExhausted` from the last crash of a child that was given up, unless
+        Raises `RestartsExhausted` from the last crash of a child that used up its restarts, unless
         such children are dropped.
         """
         self._open()
@@ -154,6 +159,7 @@ class DynamicSupervisor:
 
     async def _stop(self) -> None:
         self.state = State.STOPPING
+        # From now on `start_child` raises NotSupervising, so no child can start behind the stop.
         self._nursery = None
         with trio.CancelScope(shield=True):
             await stop_together(reversed(tuple(self._slots.values())))
@@ -163,7 +169,7 @@ class DynamicSupervisor:
         try:
             await self._run_until_over(slot)
         finally:
-            # Reaped before its end is announced, so that whoever waited may reuse the name.
+            # Removed before `end` is announced, so that a waiting task may reuse the name.
             del self._slots[slot.child.name]
             slot.end()
 
@@ -175,7 +181,7 @@ class DynamicSupervisor:
             slot.begin(trio.current_time())
 
     async def _is_due_again(self, slot: ChildState) -> bool:
-        """Judge a child that ended by itself, and sit out its back-off if it has one."""
+        """Decides about a child that ended by itself, and waits for its back-off if it restarts."""
         now = trio.current_time()
         match slot.judge(now):
             case DoNotRestart():
@@ -184,6 +190,7 @@ class DynamicSupervisor:
                 self._give_up(slot)
             case Restart(after_s):
                 slot.schedule_restart(now, after_s)
+                # As the child's scope, so that `stop_child` also interrupts the back-off.
                 with trio.CancelScope(shield=True) as slot.scope:
                     await trio.sleep(after_s)
                 return not slot.is_stopping

@@ -1,4 +1,7 @@
-"""Live inspection: a supervision tree as a frozen value, as JSON and as text."""
+"""Inspection: a live supervision tree as a frozen value, as JSON and as text.
+
+It only reads the records of the supervisors.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import trio
 
 from actors.runtime.child import ChildState, State, SupervisorInfo
 
+# States without an uptime: nothing of the child runs.
 DOWN = frozenset(
     {State.WAITING, State.BACKING_OFF, State.STOPPED, State.FINISHED, State.FAILED},
 )
@@ -34,7 +38,7 @@ class Node:
 
 
 def tree(supervisor: SupervisorInfo) -> Node:
-    """What runs under a supervisor right now. Call it from within Trio."""
+    """Returns what runs under a supervisor now. Call it from within Trio."""
     return Node(
         name=supervisor.name,
         kind=supervisor.kind,
@@ -75,7 +79,7 @@ def _uptime_s(state: State, started_at: float | None) -> float | None:
 
 
 def render(node: Node) -> str:
-    """The tree as text for a terminal, one line a node."""
+    """Returns the tree as text for a terminal, one line per node."""
     return "\n".join([_label(node), *_branches(node, "")])
 
 

@@ -1,10 +1,10 @@
-"""The mailbox: bounded, typed mail for one actor, and the addresses that senders are given.
+"""Mailbox: bounded, typed messages for one actor, and the addresses for its senders.
 
 Rules:
-1. The supervisor's side keeps the mailbox; each incarnation reads from a clone of its receive
-   end. Unread mail therefore survives a crash, and the message in hand is lost.
-2. A mailbox never closes, so telling an actor that is down waits, or fails for want of room,
-   but is never an error of its own.
+1. The supervisor keeps the mailbox; each incarnation reads from a clone of its receive end. So
+   unread messages survive a crash, and the messages in progress are lost.
+2. A mailbox never closes. Sending to an actor that is down waits or fails for lack of room, but is
+   not an error of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MailboxFull(Exception):
 
 
 class AskTimedOut(Exception):
-    """The deadline of an `ask` passed before the actor answered."""
+    """The deadline of an `ask` passed before the actor replied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class MailboxStatistics:
 
 
 class Reply(Generic[R]):
-    """A one-shot answer slip that travels inside a message."""
+    """A single answer that travels inside a message."""
 
     __slots__ = ("_answered", "_answers")
 
@@ -47,7 +47,8 @@ class Reply(Generic[R]):
         self._answers: list[R] = []
 
     def send(self, answer: R) -> None:
-        """Answer. Never blocks; only the first answer counts, and a late one is harmless."""
+        """Answers. Never blocks. Only the first answer counts; a later one has no effect."""
+        # An actor that crashes answers its open messages again, so a second answer is normal.
         if not self._answers:
             self._answers.append(answer)
             self._answered.set()
@@ -66,23 +67,24 @@ class Reply(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Address(Generic[T_contra]):
-    """Where to send mail for one actor, whichever incarnation reads it."""
+    """Where to send messages for one actor, whichever incarnation reads them."""
 
     _send: trio.MemorySendChannel[T_contra]
 
     async def tell(self, message: T_contra) -> None:
-        """Deliver a message, waiting for room. Only ever await this downstream."""
+        """Sends a message and waits for room. Await this only downstream: two actors that wait for
+        room in each other's mailboxes would deadlock."""
         await self._send.send(message)
 
     async def tell_without_checkpoint(self, message: T_contra) -> None:
-        """Like `tell`, but does not give way when there is room: for the hottest paths."""
+        """Like `tell`, but without a checkpoint if there is room. For the hottest paths."""
         try:
             self._send.send_nowait(message)
         except trio.WouldBlock:
             await self._send.send(message)
 
     def tell_nowait(self, message: T_contra) -> None:
-        """Deliver a message or raise `MailboxFull`."""
+        """Sends a message or raises `MailboxFull`."""
         try:
             self._send.send_nowait(message)
         except trio.WouldBlock:
@@ -91,22 +93,23 @@ class Address(Generic[T_contra]):
             raise MailboxFull(f"no room for {kind}: all {capacity} places are taken") from None
 
     async def ask(self, make_message: Callable[[Reply[R]], T_contra], *, deadline_s: float) -> R:
-        """Send a question and return its answer, or raise `AskTimedOut` after `deadline_s`.
+        """Sends a question and returns its answer. Raises `AskTimedOut` after `deadline_s`.
 
-        The deadline covers the wait for room too: a full mailbox is one more way of silence.
+        The deadline includes the wait for room, because a full mailbox delays the answer too.
         """
         reply: Reply[R] = Reply()
         with trio.move_on_after(deadline_s):
             await self.tell(make_message(reply))
             await reply.wait_answered()
-        # Looked at after the scope: an answer that ties with the deadline is still an answer.
+        # Checked after the scope: an answer that arrives together with the deadline still counts.
         if not reply.is_answered:
             raise AskTimedOut(f"no answer within {deadline_s} s")
         return reply.result()
 
 
 class Mailbox(Generic[T]):
-    """Bounded mail for one actor. The capacity is always written where it is made."""
+    """Bounded messages for one actor. The capacity is always written where the mailbox is
+    created."""
 
     __slots__ = ("_receive", "_send", "address", "capacity")
 
@@ -117,7 +120,7 @@ class Mailbox(Generic[T]):
         self.address: Address[T] = Address(self._send)
 
     def open_inbox(self) -> Inbox[T]:
-        """A fresh receive end for one incarnation; closing it leaves the mail where it is."""
+        """Returns a new receive end for one incarnation. Closing it does not remove messages."""
         return self._receive.clone()
 
     def statistics(self) -> MailboxStatistics:
@@ -130,7 +133,7 @@ class Mailbox(Generic[T]):
 
 
 def drain_nowait(inbox: Inbox[T], limit: int) -> list[T]:
-    """Take up to `limit` messages that are already there; all of them are then in hand."""
+    """Takes up to `limit` messages that have already arrived."""
     messages: list[T] = []
     while len(messages) < limit:
         try:
@@ -141,7 +144,8 @@ def drain_nowait(inbox: Inbox[T], limit: int) -> list[T]:
 
 
 async def receive_batch(inbox: Inbox[T], limit: int) -> list[T]:
-    """Wait for one message, then take what else is there: never empty, at most `limit`."""
+    """Waits for one message, then takes further ones that have arrived: at least one, at most
+    `limit`."""
     assert limit >= 1
     first = await inbox.receive()
     return [first, *drain_nowait(inbox, limit - 1)]

@@ -1,6 +1,6 @@
-"""The restart decision: whether, when and with whom a child that ended runs again.
+"""The restart decision: whether, when and with which siblings a child that ended is started again.
 
-Pure: time is an argument, and nothing here knows of tasks or of Trio.
+Pure functions: time is an argument, and nothing here knows about tasks or Trio.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from typing import Final, TypeAlias, assert_never
 
 
 class Policy(Enum):
-    """Which endings of a child call for a new incarnation."""
+    """Which ends of a child cause a restart."""
 
-    PERMANENT = "permanent"  # Every one, even a plain return.
-    TRANSIENT = "transient"  # A crash only.
-    TEMPORARY = "temporary"  # None.
+    # Every end, also a plain return.
+    PERMANENT = "permanent"
+    # A crash only.
+    TRANSIENT = "transient"
+    # No end.
+    TEMPORARY = "temporary"
 
 
 class Strategy(Enum):
-    """Which siblings go down with a child that is restarted."""
+    """Which siblings restart together with a child."""
 
     ONE_FOR_ONE = "one_for_one"
     ONE_FOR_ALL = "one_for_all"
@@ -28,7 +31,7 @@ class Strategy(Enum):
 
 
 class Outcome(Enum):
-    """How an incarnation ended of its own accord."""
+    """How an incarnation ended by itself."""
 
     RETURNED = "returned"
     CRASHED = "crashed"
@@ -36,7 +39,11 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intensity:
-    """How often one child may be restarted, and how long each restart is put off."""
+    """How often one child may be restarted, and how long each restart is delayed.
+
+    More than `restarts_max` restarts within `within_s` give the child up. With a larger number, a
+    permanent failure is hidden for longer; with a smaller one, a short outage ends the supervisor.
+    """
 
     restarts_max: int = 5
     within_s: float = 60.0
@@ -46,11 +53,13 @@ class Intensity:
     def __post_init__(self) -> None:
         assert self.restarts_max >= 0
         assert 0 <= self.backoff_s <= self.backoff_s_max
-        # Else the back-off alone would outlast the window, and no storm would ever end.
+        # Otherwise the back-off alone would exceed the window, and a child that always crashes
+        # would never be given up.
         assert sum(self.backoff_at(n) for n in range(self.restarts_max)) < self.within_s
 
     def backoff_at(self, restart_count: int) -> float:
-        """The pause before the next restart, when so many happened within the window."""
+        """Returns the delay before the next restart, after `restart_count` restarts within the
+        window."""
         return min(self.backoff_s_max, self.backoff_s * 2.0**restart_count)
 
 
@@ -83,7 +92,7 @@ def decide_restart(
     restarts_at: Sequence[float],
     now: float,
 ) -> Verdict:
-    """What to do about a child that ended, given the instants of its earlier restarts."""
+    """Decides about a child that ended, by the times of its earlier restarts."""
     if not is_restarted(policy, outcome):
         return DoNotRestart()
     restart_count = len(recent(restarts_at, within_s=intensity.within_s, now=now))
@@ -105,12 +114,13 @@ def is_restarted(policy: Policy, outcome: Outcome) -> bool:
 
 
 def recent(restarts_at: Sequence[float], *, within_s: float, now: float) -> tuple[float, ...]:
-    """The instants that still count towards the intensity."""
+    """Returns the times that still count towards the intensity."""
     return tuple(at for at in restarts_at if now - at < within_s)
 
 
 def siblings_of(strategy: Strategy, index: int, count: int) -> tuple[int, ...]:
-    """The positions, in start order, of the children that restart along with child `index`."""
+    """Returns the positions, in start order, of the children that restart together with child
+    `index`."""
     match strategy:
         case Strategy.ONE_FOR_ONE:
             return ()

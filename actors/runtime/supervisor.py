@@ -1,12 +1,13 @@
-"""The supervisor: starts its children in order, restarts them together, stops them last-first.
+"""Supervisor: starts its children in order, restarts them by its strategy, stops them in reverse.
 
 Rules:
-1. A child starts once every child before it is ready. A child that was up and crashed under
-   ONE_FOR_ONE waits for nobody: its siblings never noticed.
-2. However it ends (cancelled, exhausted, finished), it stops its children in reverse order,
-   shielded, each within its own grace (see `life` for what a grace can and cannot do).
-3. A child that was let go stays down; a TEMPORARY one that went down with a sibling does too.
-4. When every child was let go, the supervisor returns.
+1. A child starts once every child before it is ready. Under ONE_FOR_ONE, a child that ran and
+   crashed does not wait for the others.
+2. However the supervisor ends (cancelled, exhausted, finished), it stops its children in reverse
+   order, shielded, each within its own grace (actors/runtime/child.py states what a grace can do).
+3. A child that ended without a restart stays down. So does a TEMPORARY child that was stopped for
+   a sibling.
+4. When every child has ended permanently, the supervisor returns.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RESTING: Final = frozenset({State.WAITING, State.STOPPED, State.FAILED, State.FI
 
 
 class Supervisor:
-    """A fixed list of children, looked after by one strategy."""
+    """A fixed list of children under one strategy."""
 
     kind: Final = "supervisor"
 
@@ -44,7 +45,7 @@ class Supervisor:
         self.started_at: float | None = None
         self._slots: tuple[ChildState, ...] = ()
         self._changed = trio.Event()
-        # Set when it begins to stop for whatever reason: what follows should not take long.
+        # Set when the supervisor begins to stop for any reason.
         self.stopping = trio.Event()
         names = [child.name for child in self.children]
         assert len(set(names)) == len(names), f"{name} has two children of one name: {names}"
@@ -57,9 +58,9 @@ class Supervisor:
         return self._slots
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look after the children until cancelled, or until all were let go.
+        """Supervises the children until cancelled, or until all have ended permanently.
 
-        Raises `RestartsExhausted` from the last crash of a child that was given up.
+        Raises `RestartsExhausted` from the last crash of a child that used up its restarts.
         """
         self._open()
         given_up: ChildState | None = None
@@ -83,6 +84,7 @@ class Supervisor:
     async def _stop(self) -> None:
         self.state = State.STOPPING
         self.stopping.set()
+        # Shielded: a cancelled supervisor must still stop its children in order.
         with trio.CancelScope(shield=True):
             await stop_in_turn(reversed(self._slots))
         self.state = State.STOPPED
@@ -90,7 +92,8 @@ class Supervisor:
     async def _supervise(
         self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]
     ) -> ChildState | None:
-        """Returns the child that was given up, or None when every child was let go."""
+        """Returns the child that used up its restarts, or None when every child has ended
+        permanently."""
         while True:
             for slot in self._slots:
                 if slot.has_ended_by_itself and not await self._deal_with(slot):
@@ -100,12 +103,13 @@ class Supervisor:
                 task_status.started()
             if all(slot.is_over for slot in self._slots):
                 return None
-            await trio.lowlevel.checkpoint_if_cancelled()  # Who is to stop starts nobody.
+            # A cancelled supervisor must not start another child.
+            await trio.lowlevel.checkpoint_if_cancelled()
             self._start_due(nursery)
             await self._wait_change()
 
     async def _deal_with(self, slot: ChildState) -> bool:
-        """Do what the verdict says; False when the child is given up."""
+        """Applies the restart decision. Returns False if the child has used up its restarts."""
         now = trio.current_time()
         match slot.judge(now):
             case DoNotRestart():
@@ -121,15 +125,16 @@ class Supervisor:
         return True
 
     async def _stop_siblings(self, slot: ChildState) -> None:
-        """Stop the siblings that restart along with a child, and put them back in the queue."""
+        """Stops the siblings that restart together with a child, and marks them as waiting."""
         indexes = siblings_of(self.strategy, self._slots.index(slot), len(self._slots))
         siblings = [self._slots[index] for index in indexes]
-        # One that ended by itself meanwhile has a verdict of its own coming.
+        # A sibling that ended by itself meanwhile gets its own restart decision.
         affected = [s for s in siblings if not (s.is_over or s.has_ended_by_itself)]
         await stop_in_turn(reversed(affected))
         for sibling in affected:
             if sibling.child.restart is not Policy.TEMPORARY:
                 sibling.state = State.WAITING
+                # Not before the back-off of the crashed child has ended.
                 sibling.start_at = max(sibling.start_at, slot.start_at)
 
     def _start_due(self, nursery: trio.Nursery) -> None:
@@ -140,13 +145,15 @@ class Supervisor:
                 nursery.start_soon(_live, slot, name=f"{self.name}/{slot.child.name}")
 
     async def _wait_change(self) -> None:
+        # Wakes for the next due start, or when a child changes.
         due = (slot.start_at for slot in self._next_to_start())
         with trio.move_on_at(min(due, default=math.inf)):
             await self._changed.wait()
         self._changed = trio.Event()
 
     def _next_to_start(self) -> Iterator[ChildState]:
-        """In order, each once those before it are up; one that crashed alone waits for nobody."""
+        """Yields the children to start, in order, each once those before it are up. A child that
+        crashed alone does not wait."""
         are_up = True
         for slot in self._slots:
             is_alone = slot.state is State.BACKING_OFF and self.strategy is Strategy.ONE_FOR_ONE
@@ -161,10 +168,10 @@ class Supervisor:
 async def _live(slot: ChildState) -> None:
     try:
         await run_once(slot)
-    finally:  # A KeyboardInterrupt passes through, and still closes the books.
+    finally:  # On a KeyboardInterrupt too.
         slot.end()
 
 
 def _is_up(slot: ChildState) -> bool:
-    """Needs no waiting for: it runs, or it will not run again."""
+    """Returns whether later children need not wait for it: it runs, or it will not run again."""
     return slot.is_over or (slot.state is State.RUNNING and slot.is_alive)
