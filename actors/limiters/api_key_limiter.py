@@ -43,7 +43,7 @@ DEFER_S_MIN = 0.5
 NO_LIMIT = "none"
 _HEALTHY = GatewayHealth()
 # Callers whose gateway health is kept for one key. Beyond it, callers with a closed circuit are
-# dropped: the default for an unknown caller is the same.
+# dropped; they start again as healthy.
 HEALTHS_MAX = 10_000
 
 
@@ -277,7 +277,8 @@ class ApiKeyLimiter:
         self._drop(permit)
         report = None if isinstance(outcome, Deferred) else outcome.report
         if report is None or isinstance(outcome, Deferred):
-            # A call without a report never reached the gateway, so it proves nothing about it.
+            # Without a report the call proves nothing about the gateway, so another call may be the
+            # probe.
             self._return_probe(permit)
             self.grant()
             return outcome

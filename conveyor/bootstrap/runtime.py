@@ -163,7 +163,7 @@ class Runtime:
             return []
         helper = WorkerProcess(
             # -P: without it, Python searches the working directory for modules first, and would run
-            # a module of the same name that lies there.
+            # a file there that has the name of a module.
             command=(sys.executable, "-P", "-m", "conveyor.cli.main", "worker"),
             environ=environ_of(self.settings),
         )

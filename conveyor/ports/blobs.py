@@ -59,6 +59,7 @@ class Blobs(Protocol):
         `name`, a plain segment, identifies the body: no name is added twice.
         """
 
+    # Not async, because it is called before every fetch.
     def check_room(self) -> None:
         """Called before a page is fetched. Raises StorageFull if its body should not be added now,
         while there is still room for the bodies of the pages in flight.
@@ -66,6 +67,7 @@ class Blobs(Protocol):
         It costs almost nothing. If the engine cannot know its free space, it does not raise.
         """
 
+    # Not async: it returns the generator, and errors are raised when the first piece is read.
     def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         """Streams the body from byte `start`. Raises BlobMissing if there is none."""
 

@@ -24,6 +24,7 @@ class HostPool(msgspec.Struct, frozen=True):
     job_id: JobId
     host: str
     cap: int
+    # 0 means that starts are not spaced.
     spacing_s: float = 0.0
 
     @property

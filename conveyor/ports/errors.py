@@ -71,7 +71,7 @@ class StorageFull(Unavailable):
 _SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL}
 )
-# CPython raises a plain RuntimeError if the system refuses a thread; only its text tells it apart.
+# CPython raises a plain RuntimeError if the system refuses a thread. Only the text identifies it.
 _NO_THREAD = "can't start new thread"
 
 

@@ -98,6 +98,7 @@ class Deferred(msgspec.Struct, frozen=True, kw_only=True):
     reason: WaitReason
     detail: str
     retry_after_s: float | None = None
+    # A refused call may have cost something, which counts although no attempt does.
     credits: int = 0
     cost_micros: int = 0
     cost_known: bool = True

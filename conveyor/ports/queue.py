@@ -17,6 +17,7 @@ class Message(msgspec.Struct, frozen=True):
 
     receipt: str
     ref: TaskRef
+    # Includes this delivery, so it is at least 1.
     receives: int
 
 

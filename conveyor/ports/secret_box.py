@@ -6,7 +6,7 @@ from typing import Protocol
 
 from conveyor.domain.errors import ConveyorError
 
-# Changing either value makes every existing data directory look sealed with another secret.
+# If either value changes, the checks of all existing data fail as if the secret were wrong.
 _CHECK_PLACE = "secret check"
 _CHECKED = b"conveyor"
 

@@ -33,6 +33,7 @@ class NotDelivered(msgspec.Struct, frozen=True):
     further attempts."""
 
     error: str
+    # None if there was no response.
     status: int | None = None
     retry_after_s: float | None = None
     gone: bool = False

@@ -16,6 +16,7 @@ class TeardownResult(msgspec.Struct, frozen=True):
     """What a teardown released. `abandoned` counts calls that a remote gateway may still be
     processing."""
 
+    # Leases that the run held when the teardown began.
     released: int = 0
     abandoned: int = 0
     complete: bool = True

@@ -54,7 +54,7 @@ async def pull_back(env: Context) -> int:
 
 
 def _scrub_sooner(scrub: DeletionIntent, now: float) -> Change | None:
-    """Returns the change for a deletion whose time lies too far ahead. The two passes are minutes
+    """Returns the change for a deletion that is due too far ahead. The two passes are minutes
     apart; after them the tombstone waits for TOMBSTONE_TTL_S."""
     ttl_s = limits.SECOND_DELETION_PASS_S if scrub.passes_left else limits.TOMBSTONE_TTL_S
     if not clock_step.is_unreal(scrub.due_at, now=now, ttl_s=ttl_s):

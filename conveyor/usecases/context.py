@@ -140,11 +140,13 @@ class Context:
     random: Random
     process_id: str
     policy: RuntimeConfig = field(default_factory=RuntimeConfig)
+    # Wakes event streams of this process only.
     news: EventWakeups = field(default_factory=EventWakeups)
     executor: Executor = field(default_factory=InlineExecutor)
     workflows: WorkflowCallback | None = None
     cache: Cache | None = None
     is_apart: Callable[[], bool] = lambda: False
+    # One per process: it keeps ids increasing even if the clock is set back.
     minter: ids.Minter = field(default_factory=ids.Minter)
 
     def now(self) -> float:

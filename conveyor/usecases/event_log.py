@@ -53,6 +53,7 @@ async def number_committed(store: Store, news: EventWakeups, change: Change) -> 
     """Numbers the events of an applied change. The sweeper numbers those that are left."""
     events = event_log.events_in(change)
     if events:
+        # The change is already applied. An error here would make the caller repeat it.
         with suppress(Unavailable):
             await _place(store, news, events)
 

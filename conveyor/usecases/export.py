@@ -208,6 +208,7 @@ async def start(
         raise Conflict(
             "The run has not ended; wait for it or stop it first.", code="run_not_terminal"
         )
+    # The results have expired, so the file would have no bodies.
     refuse_expired_run(env, run)
     export = progress.new_export(run, ExportId(export_id), kind, now=env.now())
     if isinstance(await env.commit(progress.ask(export)), Applied):
@@ -223,6 +224,7 @@ async def own_export(
 
 
 def link_token(env: Context, export: Export) -> str:
+    # A link must not outlive its file.
     until = min(env.now() + limits.EXPORT_URL_TTL_S, export.expires_at)
     return blob_download.make_token(env, _linked(export), purpose="export", until=until)
 
@@ -238,6 +240,7 @@ async def export_by_link(
     """Returns the export of a signed link. The link ends with its job, its run, the export and the
     key of its caller."""
     what = f"{run_key.job_id}/{run_key.run_id}/{export_id}"
+    # Before any read: a request without a valid token costs no call to the store.
     blob_download.check_token(env, token, what, purpose="export", absent=_ABSENT)
     _, run = await visible_run(env, run_key.job_id, run_key.run_id, absent=_ABSENT)
     if not lets_in(run.caller):
@@ -270,6 +273,7 @@ async def process(env: Context, export: Export) -> Exported:
         await env.blobs.delete_prefix(_prefix(export))
         await env.commit(progress.remove(export))
         return Exported.REMOVED
+    # Before it is acquired again: an export that crashes its exporter must end at some point.
     if progress.failed_too_often(export):
         return await _recorded(env, progress.give_up(export, now=env.now()), Exported.FAILED)
     verdict = await env.commit(progress.take_up(export, now=env.now()))

@@ -63,6 +63,7 @@ class ResponseSealer:
         return sealed
 
     def open(self, answer: StoredResponse) -> StoredResponse:
+        # Only successful responses were sealed.
         if answer.status >= 400:
             return answer
         body = self.vault.unseal(answer.body, place=self.place).decode()

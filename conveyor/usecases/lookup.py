@@ -24,6 +24,7 @@ _NO_TASK = "There is no such task."
 
 async def load_owned_job(env: Context, caller: CallerId, job_id: str) -> Job:
     """Returns the caller's job. An unknown, deleted or foreign one raises the same NotFound."""
+    # The id comes from the client: a text that cannot be an id is not sent to the store.
     job = await env.store.read(JobKey(JobId(job_id))) if is_ulid(job_id) else None
     if job is None or job.caller != caller or job.status not in JOB_VISIBLE:
         raise NotFound(_NO_JOB)
@@ -71,6 +72,7 @@ async def require_latest_run(env: Context, job: Job) -> Run:
 async def load_task(env: Context, run: Run, task_id: str) -> Task:
     if not is_task_id(task_id):
         raise NotFound(_NO_TASK)
+    # The shard is part of a task's key and follows from its id.
     shard = shard_of(TaskId(task_id), run.shard_count)
     task = await env.store.read(TaskKey(run.job_id, run.run_id, TaskId(task_id), shard))
     if task is None:

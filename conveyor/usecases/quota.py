@@ -240,6 +240,7 @@ class StorageQuotas:
                 await self._env.coordinator.release((lease_id,))
 
     async def _take_turn(self, caller: CallerId, lease_s: float) -> LeaseId:
+        # A host pool with a cap of 1 is a lock over all processes. No job has such an id.
         pool = HostPool(JobId(f"quota-{caller}"), "admission", cap=1)
         with trio.move_on_after(TURN_S):
             while True:
@@ -281,8 +282,11 @@ class StorageQuotas:
         query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, limit=_PAGE)
         tasks = size_bytes = 0
         for run in await env.store.find(query):
+            # The planned number, because the rows of a list that is still being ingested will exist
+            # soon.
             tasks += run.planned
             instant = run_instant(env, run)
+            # Expired bodies do not count, whether they are removed yet or not.
             if instant is None or instant > env.now():
                 size_bytes += (await totals_of(env, run)).stored_bytes
         return _CountedJob(job, now, tasks, size_bytes)

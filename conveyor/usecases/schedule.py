@@ -67,6 +67,7 @@ async def submit(
     job = msgspec.structs.replace(
         job_from(env, caller, request, job_id),
         type=JobType.SCHEDULED,
+        # `job_from` builds a job with a first run. A scheduled job has none until it triggers.
         runs_count=0,
         latest_run_id=None,
         active_run_id=None,
@@ -191,6 +192,7 @@ async def _try_fire(env: Context, job_id: JobId) -> Fired | Again:
     # Only the schedule's row advanced: the run exists already, or the time is skipped.
     if decided.run is None:
         return Fired.PASSED
+    # After the commit: a signal for a run that does not exist would be lost.
     await env.signals.batch_opened(job_id, run_id)
     await env.signals.run_changed(job_id, run_id)
     return Fired.STARTED

@@ -49,6 +49,7 @@ class DueDelivery(msgspec.Struct, frozen=True):
     @property
     def receiver(self) -> str:
         """The key by which events of one caller share a limit."""
+        # Each task token has one job, so callbacks of different jobs never share a limit.
         return self.to.url if isinstance(self.to, Webhook) else self.job.job_id
 
 
@@ -100,6 +101,7 @@ async def deliver(
     """Makes one attempt and records it. If it is interrupted in between, another attempt follows.
     Returns None if another notifier makes the attempt, or if an earlier event of the run must come
     first."""
+    # Before the claim, which would make the event due again only after WEBHOOK_CLAIM_S.
     if not await _has_its_turn(env, ready.notice):
         return None
     verdict = await env.commit(delivery.claim(ready.notice, now=env.now()))

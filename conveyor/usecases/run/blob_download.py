@@ -69,6 +69,7 @@ async def _with_first(
     except StorageDamaged:
         raise ResultDamaged(_DAMAGED) from None
     finally:
+        # Closes the engine's file or connection, also if the client disconnects in the middle.
         await rest.aclose()
 
 
@@ -130,12 +131,14 @@ def check_token(env: Context, token: str, what: str, *, purpose: str, absent: st
     """Raises NotFound for any token that was not made for this purpose and object, and for an
     expired one."""
     text, _, signature = token.partition(".")
+    # A bounded length, because the text comes from the client and `int` of a long text is slow.
     expires = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
     # Accept only the canonical spelling: with leading zeros one link would have many URLs.
     is_ours = text == str(expires)
     expected = _signature(env, what, purpose, expires)
     if not is_ours or not signature.isascii() or not hmac.compare_digest(expected, signature):
         raise NotFound(absent)
+    # After the signature check, so that only a genuine link is reported as expired.
     if expires < env.now():
         raise NotFound("The link has expired; ask again for a new one.")
 

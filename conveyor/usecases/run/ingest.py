@@ -73,6 +73,8 @@ async def fail_batch(env: Context, batch: Batch, detail: str) -> None:
 async def ingest_batch(env: Context, batch: Batch) -> Ingested:
     """Ingests the rest of the batch, seals it, and checks whether the run is complete."""
     run = await env.store.read(RunKey(batch.job_id, batch.run_id))
+    # The list will never be needed. Abandon the batch, or the sweeper would find it again and
+    # again.
     if run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None:
         await env.commit(ingestion.abandon(batch, now=env.now()))
         return Ingested.FENCED
@@ -109,6 +111,7 @@ async def seal(env: Context, batch: Batch) -> Ingested:
     # The row is read again, because the chunks have moved its counters and checkpoint.
     if current is None or run is None or current.epoch != batch.epoch:
         return Ingested.FENCED
+    # An earlier seal of unknown outcome was applied.
     if current.status is BatchStatus.SEALED:
         return Ingested.SEALED
     verdict = await env.commit(ingestion.seal(current, run, now=env.now()))
@@ -176,6 +179,7 @@ async def _groups(
     position, rest = start, b""
     async with aclosing(env.blobs.open(key, start=start)) as pieces:
         async for piece in pieces:
+            # A piece may end within a line: keep the incomplete part for the next piece.
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 specs.append(_SPEC.decode(line))
@@ -243,6 +247,7 @@ async def prefetch_each(
         try:
             async for thing in taken:
                 if not await use(thing):
+                    # The maker may wait in `send` for a receiver that will not come.
                     nursery.cancel_scope.cancel()
                     break
             else:
@@ -252,4 +257,5 @@ async def prefetch_each(
             nursery.cancel_scope.cancel()
     if failures:
         raise failures[0]
+    # Both are needed: the channel also closes when the maker fails or is cancelled.
     return are_all_made and are_all_used

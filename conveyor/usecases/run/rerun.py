@@ -98,6 +98,7 @@ def _counted(totals: Totals, run: Run, source: RowsOf) -> RerunCount:
         TaskStatus.FAILED: totals.failed,
         TaskStatus.PENDING: unfinished,
     }
+    # Only failed tasks have a reason.
     if source.reasons is not None:
         counts = {TaskStatus.FAILED: sum(totals.reasons.get(each, 0) for each in source.reasons)}
     named = {status: counts.get(status, 0) for status in source.retry}
@@ -290,11 +291,13 @@ def _next_run(env: Context, job: Job, previous: Run, run_id: RunId, *, path: Adm
         status=RunStatus.RUNNING,
         created_at=now,
         updated_at=now,
+        # Pinned on the job. A replay reads the rows of the last run shard by shard.
         shard_count=job.shard_count,
         open_batches=1,
         last_batch_received=True,
         ingest_status=IngestStatus.PENDING if path is AdmissionMode.LATER else None,
         rerun_of=previous.run_id,
+        # The job's current budget: it may have been changed since the last run began.
         budget=job.budget,
     )
 

@@ -135,6 +135,7 @@ async def run_by_link(
     key is not accepted any more."""
     absent = "There is no such task."
     what = _linked(job_id, run_id, task_id)
+    # Before any read: a request without a valid token costs no call to the store.
     blob_download.check_token(env, token, what, purpose="result", absent=absent)
     job, run = await visible_run(env, JobId(job_id), RunId(run_id), absent=absent)
     if not lets_in(run.caller):

@@ -57,6 +57,7 @@ async def load_progress(env: Context, run: Run, totals: Totals) -> RunProgress:
         run=run,
         totals=totals,
         inflight=inflight,
+        # The job may have been deleted between the two reads.
         cap=limits.MAX_INFLIGHT if job is None else job.max_inflight,
         sightings=tuple(map(_RUN_REPORT.decode, sightings)),
         workers=tuple(map(_PRESENCE.decode, workers)),

@@ -59,6 +59,7 @@ async def _try_complete(env: Context, job_id: JobId, run_id: RunId) -> bool | Ag
     if run.stop_requested_at is not None or not lifecycle.is_complete(run, totals):
         return False
     job = await env.store.read(JobKey(job_id))
+    # The job was deleted meanwhile. Its deletion removes the run.
     if job is None:
         return True
     verdict = await env.commit(termination.complete(job, run, totals, now=env.now()))
@@ -99,6 +100,8 @@ async def stop(
     ended = await finish_stop(env, run.job_id, run.run_id)
     if ended is None:
         raise NotFound("There is no such job.")
+    # The run completed or failed before the request, or every task had ended when the stop was
+    # finished.
     if ended.status is not RunStatus.STOPPED:
         raise Conflict(
             f"The latest run is {ended.status} and cannot be stopped; start a new one with /rerun.",
@@ -112,6 +115,7 @@ async def _tear_down_workers(env: Context, run: Run) -> TeardownResult:
     the request."""
     deadline_s, began_at = env.policy.teardown_s, trio.current_time()
     receipt = TeardownResult()
+    # An outage of the coordinator must not prevent the stop: then the receipt is not complete.
     with trio.move_on_after(deadline_s), suppress(Unavailable):
         receipt = await env.signals.teardown(run.job_id, run.run_id, deadline_s=deadline_s)
         await _wait_no_leases(env, run)
@@ -129,6 +133,7 @@ async def _with_abandoned(env: Context, run: Run, receipt: TeardownResult) -> Te
         return receipt
     try:
         count = await run_progress.count_abandoned(env, run.run_id)
+        # After a complete teardown no poller of the run holds a lease.
         if not receipt.complete:
             count += await env.coordinator.count(run.run_id)
     except Unavailable:
@@ -241,12 +246,15 @@ async def _is_deleted(env: Context, job: Job, run_id: str) -> bool:
 
 async def _other_runs(env: Context, job: Job, run: Run) -> list[Run]:
     """Returns all other visible runs, newest first."""
+    # All runs in one query: each one may have inherited results of the deleted run.
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, limit=10_000)
     return [other for other in await env.store.find(query) if other.run_id != run.run_id]
 
 
 async def _refuse_if_needed(env: Context, run: Run, others: list[Run]) -> None:
     for other in others:
+        # The bodies of inherited results belong to the run that fetched them and are deleted with
+        # it.
         if run.run_id in other.source_run_ids or await _reads_from(env, other, run):
             raise Conflict(
                 f"Run {other.run_id} still has tasks whose results belong to this run.",

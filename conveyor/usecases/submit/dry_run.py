@@ -177,6 +177,8 @@ class _ReadOnlyStore:
 
     async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
         self._blobs.check_room()  # Full storage refuses new work.
+        # The first commit of a submit or a rerun creates the run or the schedule, so nothing later
+        # is needed.
         raise WouldCommit(changes)
 
     async def put_chunk(self, chunk: Chunk) -> Verdict:
@@ -216,6 +218,7 @@ class _PretendedBlobs:
         return Stored(key, size_bytes, digest.hexdigest())
 
     async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
+        # The use case reads its copy, which does not exist in a dry run.
         self._originals[to] = key
         async with aclosing(self.open(key)) as pieces:
             return await self.put_stream(to, _bounded(pieces, to, bytes_max))

@@ -98,6 +98,8 @@ async def submit(env: Context, caller: CallerId, request: Submission, *, job_id:
         return await _admit_upload(env, job, request.input_id)
     if request.staged is not None:
         return await _admit_staged(env, job, request.staged.source, request.staged.total)
+    # Only lists in the request are validated here. A staged list was validated while it arrived,
+    # and an uploaded one is validated by ingest.
     specs = await staging.check_tasks(
         env, job, request.drafts, request.on_invalid, bytes_sent=request.bytes_sent
     )
@@ -193,7 +195,7 @@ def job_from(env: Context, caller: CallerId, request: Submission, job_id: JobId)
     """Builds the row of the requested job, with an id for its first run."""
     now = env.now()
     staged = request.staged
-    # A staged list lies under a key with the run id that was chosen when staging began.
+    # The key of a staged list contains the run id that was chosen when staging began.
     run_id = RunId(env.new_id()) if staged is None else staged.source.origin_run_id
     seal = staging.seal_secrets
     headers, key, token = request.params.headers, request.api_key, request.task_token
@@ -217,6 +219,7 @@ def job_from(env: Context, caller: CallerId, request: Submission, job_id: JobId)
         max_attempts=request.max_attempts or limits.MAX_ATTEMPTS,
         priority=request.priority,
         result_ttl_days=retention.ttl_days(env, request.result_ttl_days),
+        # The first run is created in the same change as the job, so the row already names it.
         runs_count=1,
         latest_run_id=run_id,
         active_run_id=run_id,

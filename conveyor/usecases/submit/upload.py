@@ -208,6 +208,7 @@ async def take(env: Context, job: Job, run_id: RunId, input_id: str) -> tuple[Up
         total = await _count(env, source)
         check_growth(stored.size_bytes, tasks_count=total, bad_count=0)
         return source, total
+    # Nothing names the copy yet, so only this attempt can remove it.
     except Refused:
         await env.blobs.delete_prefix(staging.sources_prefix(job.job_id, run_id))
         raise
