@@ -73,6 +73,6 @@ class IngestStreamer:
         except (Unavailable, BlobMissing, ValueError) as error:
             # The batch stays open. The sweeper sends it again, and it is given up after a few
             # attempts without progress.
-            log.warning("batch put off", extra={**extra, "cause": str(error)})
+            log.warning("batch deferred: engine unavailable", extra={**extra, "cause": str(error)})
         finally:
             walking.discard((batch.run_id, batch.batch_id))

@@ -121,7 +121,7 @@ class LeaseHeartbeater:
                 # A copy, because Hold and Release change the dict while the heartbeat awaits.
                 lost = await self._beat(tuple(held.held.values()))
             except Unavailable as error:
-                log.warning("beat missed", extra={"held": len(held.held), "cause": str(error)})
+                log.warning("heartbeat failed", extra={"held": len(held.held), "cause": str(error)})
                 # Unknown is not lost. If the outage lasts, a later heartbeat reports what has aged
                 # out.
                 lost = []

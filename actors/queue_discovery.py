@@ -221,7 +221,7 @@ class QueueDiscovery:
                 address.tell_nowait(RunUpdated(run, is_signalled))
             except MailboxFull:
                 # The poller has unread updates. The next scan sends it the current row.
-                log.debug("poller has news enough", extra={"run": run.run_id})
+                log.debug("poller mailbox full", extra={"run": run.run_id})
             return
         await self._start_poller(state, run)
 

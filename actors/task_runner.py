@@ -152,7 +152,9 @@ class TaskRunner:
         except Unavailable as error:
             # Nothing is settled. The message returns after its visibility timeout and the claim
             # lapses.
-            log.warning("task put off", extra={"task": task_id, "cause": str(error)})
+            log.warning(
+                "task deferred: engine unavailable", extra={"task": task_id, "cause": str(error)}
+            )
         # A lapsed claim counts as a lost worker. LOST_WORKERS_MAX bounds how often a task can end
         # here.
         return None

@@ -177,6 +177,11 @@ def helper_tree(
     )
 
 
+# The children that fetch, in start order. The heartbeater comes first: when it crashes it forgets
+# all holds, so all fetches must restart with it. The supervisor of the pollers comes before
+# discovery, which starts pollers as its children. DROP: a run whose poller crashes again and again
+# must not stop the pollers of other runs. TRANSIENT: a poller that returns has ended its run, so
+# only a crash starts it again.
 def fetch_children(
     env: Context,
     mail: Mailboxes,
@@ -203,7 +208,6 @@ def fetch_children(
     # Only a remote gateway has a limit and outages of its own. For direct fetches there is no call
     # limiter.
     calls = CallLimiter(env, metrics) if env.policy.targets is None else None
-    # DROP: a run whose poller crashes again and again must not stop the pollers of other runs.
     pollers = DynamicSupervisor("runs", stop_grace_s=POLLER_GRACE_S, exhaustion=OnExhausted.DROP)
 
     def make_poller(job: Job, run: Run, mailbox: Mailbox[PollerMessage]) -> Child:
@@ -222,7 +226,6 @@ def fetch_children(
         return Child(
             run.run_id,
             run=poller.run,
-            # A poller that returns has ended its run; only a crash starts it again.
             restart=Policy.TRANSIENT,
             stop_grace_s=POLLER_GRACE_S,
             mailbox=mailbox,
@@ -236,15 +239,12 @@ def fetch_children(
         delta_s=discover_s or env.policy.cadence.discover_s,
     )
     return [
-        # First: when the heartbeater crashes it forgets all holds, so all fetches must restart with
-        # it.
         Child("lease_heartbeater", run=LeaseHeartbeater(env=env).run, mailbox=mail.heartbeater),
         *(
             Child(f"shard_writer_{number}", run=writer.run, mailbox=mailbox)
             for number, mailbox in enumerate(mail.writers)
         ),
         *([] if calls is None else [Child("call_limiter", run=calls.run)]),
-        # Before discovery, which starts pollers as children of this supervisor.
         nest(pollers),
         Child("queue_discovery", run=discovery.run, mailbox=mail.discovery),
         Child(
