@@ -1,10 +1,23 @@
-"""RunPoller: drains the queue of one run, taking permits before it receives (SPEC.md 4.6).
+"""RunPoller: receives and runs the tasks of one run (SPEC.md 4.6).
 
-Owns:    the run's leases and the tasks that run under them, in a nursery of its own; its share of
-         the run's budget, and its places at hosts that take few at a time.
+One poll acquires what a task needs before it receives a message, so that no message is received
+that cannot run. The order is from the scarcest to the cheapest to return:
+
+1. budget: how many calls the run can still pay for (a read, no reservation yet);
+2. call permits of the gateway's plan, where calls go to a remote gateway;
+3. slots of this process, shared fairly between callers;
+4. leases of the job, which cap its tasks in flight over all processes;
+5. messages; then, for each message, a place at its host, the claim of its task, and the
+   reservation of its price.
+
+A permit that got no message is returned or kept for the next poll. The slot and the lease of a task
+are released as soon as its page has arrived; everything else when the task has ended.
+
+Owns:    the leases of the run in this process and the tasks that run under them, in a nursery of
+         its own; the budget reservation of this process; the host leases of its tasks.
 Hears:   RunUpdated.
-Says:    nothing: it starts task runners, and gives back what it did not use.
-Crashes: only by bug. Its leases age out and its messages return.
+Says:    nothing. It starts task runners.
+Crashes: only by bug. Its leases expire and its messages become visible again.
 """
 
 from __future__ import annotations
@@ -51,16 +64,16 @@ RECEIVE_TIMEOUT_S = 10.0
 LINGER_S, BREATH_S = 0.003, 0.5
 LINGER_S_MIN, LINGER_S_MAX = 0.1, 1.0
 CLEANUP_S = 3.0
-# An open run whose tasks have all ended costs next to nothing: after a few seconds its queue is
-# looked into only this often, unless a list is added.
+# After so many empty receives the poller checks whether an open run has work left at all. If not,
+# it polls only every ASLEEP_S until a list is added: a thousand idle open jobs must cost nothing.
 EMPTY_RECEIVES_UNTIL_ASLEEP = 8
 ASLEEP_S = 60.0
 RETRY_PAUSE_S = 1.0
-# How soon a poller with fetches under way learns from the run's row that it is stopped, deleted or
-# paused, where no signal reached it. A stop has 12 s to end every fetch: this, the reading of one
-# row, and the clean-up of cancelled work (POLLER_GRACE_S) fit in.
+# How often a poller with fetches in progress reads the row of its run, in case the signal of a
+# stop, a deletion or a pause was lost. A stop has 12 s to end every fetch in every process. This period,
+# one read and the clean-up of cancelled work (POLLER_GRACE_S) fit into that.
 WATCH_S = 3.0
-# A poller that waits for a permit says anew, after so long, what it waits for.
+# A poller that waits for a call permit reports its wait reason again after this time.
 NOTE_S = 5.0
 
 RunTask = Callable[[TaskAssignment], Awaitable[float | None]]
@@ -80,7 +93,7 @@ class RunPoller:
     calls: CallLimiter | None = None
 
     async def run(self, inbox: Inbox[PollerMessage]) -> None:
-        """Returns when the run has ended and all that it started here is done."""
+        """Polls until the run has ended and every task that this poller started is done."""
         state = self._new_state()
         self._note_wait(state, None)
         try:
@@ -96,13 +109,13 @@ class RunPoller:
             self.wait_status.forget(self.run_at_start.run_id)
             with bounded_cleanup(CLEANUP_S):
                 if self.calls is not None:
-                    with suppress(Unavailable):  # They count here all the same.
+                    with suppress(Unavailable):  # This process counts them in any case.
                         await self.calls.keep_abandoned(self.job, state.run.run_id)
-                with suppress(Unavailable):  # It comes back by itself.
+                with suppress(Unavailable):  # The messages become visible again by themselves.
                     await self._return_held(state)
-                with suppress(Unavailable):  # What is not given back counts as spent.
+                with suppress(Unavailable):  # A reservation that is not returned counts as spent.
                     await self._return_unspent(state)
-                with suppress(Unavailable):  # Leases age out.
+                with suppress(Unavailable):  # The leases expire.
                     await self._release(state, list(state.renewed_at))
 
     def _new_state(self) -> PollerState:
@@ -117,15 +130,16 @@ class RunPoller:
     async def _listen(self, inbox: Inbox[PollerMessage], state: PollerState) -> None:
         async for message in inbox:
             if not message.is_signalled and message.run == state.run:
-                continue  # A scan of all runs must not wake those that have nothing to do.
+                continue  # From a scan of all runs: an unchanged row must not wake the poller.
             state.run = message.run
             state.refusals = state.empty_receives = 0
             state.changed.set()
 
     async def _watch_run(self, state: PollerState, work: trio.CancelScope) -> None:
-        """Cancels the work of this poller once the run's row says that it is over or to be ended.
+        """Cancels the work of this poller when the row says that the run has ended or must stop.
 
-        An idle poller reads nothing: it fetches nothing either, and finds its queue gone.
+        An idle poller need not read the row: it has nothing to cancel, and its next receive finds
+        that the queue is gone.
         """
         key = RunKey(self.job.job_id, self.run_at_start.run_id)
         while True:
@@ -160,7 +174,7 @@ class RunPoller:
                 await state.wait_changed(wait_s)
 
     async def _next_poll(self, state: PollerState, tasks: trio.Nursery) -> float | None:
-        """How long to wait before the next one; None when there will be none."""
+        """Polls once. Returns the seconds until the next poll; None when the run has ended."""
         try:
             await self._wait_for_room(state)
             return await self._poll_once(state, tasks)
@@ -168,7 +182,7 @@ class RunPoller:
             return None if await self._run_has_ended() else RETRY_PAUSE_S
 
     async def _wait_for_room(self, state: PollerState) -> None:
-        """While paused, at the job's cap, or during an outage there is nothing to ask for."""
+        """Waits while the run is paused, at its cap, or held up by an outage."""
         while (reason := self._block_reason(state)) is not None:
             if reason is WaitReason.JOB_CAP:
                 self._note_wait(state, reason)
@@ -188,7 +202,7 @@ class RunPoller:
                 await state.wait_changed(state.deferred_until - trio.current_time())
 
     def _block_reason(self, state: PollerState) -> WaitReason | None:
-        """Why no task of the run may be received now."""
+        """Returns the reason why no task of the run may be received now; None if one may."""
         if state.run.pause_state is PauseState.PAUSED:
             return WaitReason.PAUSED
         if self.storage.is_open:
@@ -200,7 +214,7 @@ class RunPoller:
     def _note_wait(
         self, state: PollerState, reason: WaitReason | None, detail: str | None = None
     ) -> None:
-        """What holds the run up here from now on; None when nothing does."""
+        """Publishes what this run waits for in this process; None when it waits for nothing."""
         state.wait_reason = reason
         self.wait_status.set_reason(state.run.run_id, reason, at=self.env.now(), detail=detail)
 
@@ -217,8 +231,8 @@ class RunPoller:
         )
 
     async def _poll_once(self, state: PollerState, tasks: trio.Nursery) -> float:
-        """Takes permits for calls, then slots, then leases, then messages; answers how long to
-        leave the queue alone."""
+        """Acquires call permits, slots, leases and messages, in this order, and starts the tasks.
+        Returns the seconds to wait before the next poll."""
         count_max = await self._affordable_count(state, state.receive_limit(self._wanted(state)))
         if count_max == 0:
             return await self._wait_for(state, WaitReason.BUDGET)
@@ -256,20 +270,20 @@ class RunPoller:
     async def _poll_with_permits(
         self, state: PollerState, tasks: trio.Nursery, permits: list[CallPermit | None]
     ) -> float:
-        """One round for as many messages as there are permits; those that are used are taken off
-        the list."""
+        """Polls for as many messages as there are call permits. Each permit that a task uses is
+        removed from `permits`; the caller closes the rest."""
         count_max = len(permits)
         if not self.limiter.room_for(self.job.caller):
             self._note_wait(state, WaitReason.WORKERS_BUSY)
         slots = await self.limiter.acquire(
             self.job.caller, state.run.run_id, weight=self.job.priority, count_max=count_max
         )
-        if not slots:  # The process ends, and what others could use is theirs.
+        if not slots:  # The process is shutting down: leave the leases to other processes.
             await self._release_unused(state)
             return math.inf
         used = 0
         try:
-            if self.storage.is_open:  # It opened while the poller waited for slots.
+            if self.storage.is_open:  # The breaker opened while the poller waited for slots.
                 return 0.0
             leases: list[LeaseId] = []
             if self._backpressure.permits is PermitOrder.BEFORE_RECEIVE:
@@ -291,11 +305,11 @@ class RunPoller:
             await self._wait_for_batch(state, received)
             return 0.0
         await self._release_unused(state)
-        # Behind messages of full hosts there may be others: these are looked through quickly.
+        # Messages of other hosts may be queued behind those of full hosts: poll again soon.
         is_full = state.wait_reason is WaitReason.HOST_CAP and not state.empty_receives
         state.refusals = 1 if is_full else state.refusals + 1
         self._note_wait(state, self._idle_reason(state))
-        # Not at every miss: the counters of a run whose tasks others have in hand cost reads.
+        # Not after every empty receive, because reading the counters costs read units on AWS.
         if state.refusals % EMPTY_RECEIVES_UNTIL_ASLEEP == 0 and await self._is_drained(state):
             self.wait_status.forget(state.run.run_id)
             state.refusals -= 1
@@ -303,8 +317,8 @@ class RunPoller:
         return min(idle_s(state.refusals), self._seconds_until_redelivery(state))
 
     async def _is_drained(self, state: PollerState) -> bool:
-        """Whether every task that the run has by now has ended: it is open, and waits for more.
-        Each list that is added changes the run's row, and discovery reports that."""
+        """Returns whether every task of the open run has ended, so that only a new list can bring
+        work. A new list changes the row of the run, which discovery reports to this poller."""
         if state.inflight_count or self._seconds_until_redelivery(state) < math.inf:
             return False
         run = await self.env.store.read(RunKey(self.job.job_id, state.run.run_id))
@@ -314,7 +328,7 @@ class RunPoller:
         return totals.admitted == totals.done == run.planned
 
     async def _wait_for_batch(self, state: PollerState, received: Sequence[ClaimedMessage]) -> None:
-        """Tasks end one by one; a short wait makes one receive of several."""
+        """Waits a moment for more free permits, so that one receive fetches several messages."""
         is_breathless = any(isinstance(taken.claim, Throttled) for taken in received)
         await trio.sleep(BREATH_S if is_breathless else LINGER_S)
         share = self.env.policy.pace.receive_share
@@ -326,14 +340,14 @@ class RunPoller:
                     await state.wait_changed(math.inf)
 
     def _room_count(self, state: PollerState) -> int:
-        """How many tasks could start now."""
+        """Returns how many tasks could start now."""
         rooms = [self._wanted(state), self.limiter.room_for(self.job.caller)]
         if self.calls is not None:
             rooms.append(self.calls.line_of(self.job).room_count)
         return min(rooms)
 
     def _callable_max(self) -> int:
-        """How many calls a remote gateway takes at once, where there is one."""
+        """Returns how many calls the gateway accepts at once, or the slots where there is none."""
         if self.calls is None:
             return self.limiter.capacity
         return self.calls.line_of(self.job).window.capacity
@@ -352,7 +366,7 @@ class RunPoller:
         )
 
     async def _affordable_count(self, state: PollerState, wanted: int) -> int:
-        """How many plain calls the budget could pay for, up to `wanted`: a look, no promise."""
+        """Returns how many plain calls the budget can pay for, up to `wanted`. Reserves nothing."""
         if state.reservations is None:
             return wanted
         price = self._price_of(state.reservations, {})
@@ -362,7 +376,7 @@ class RunPoller:
         return self.price({**self.job.params, **params}).in_unit(reservations.unit)
 
     async def _wait_for(self, state: PollerState, reason: WaitReason) -> float:
-        """Others may have what this poller cannot use now."""
+        """Reports the wait reason and releases unused permits for other pollers to use."""
         self._note_wait(state, reason)
         await self._release_unused(state)
         state.refusals += 1
@@ -381,8 +395,9 @@ class RunPoller:
             await state.reservations.return_unused()
 
     async def _leases(self, state: PollerState, count: int) -> list[LeaseId]:
-        """Leases for `count` tasks: those that finished tasks left behind, then new ones. Apart
-        from others all are new: who passed them on would keep more than its share."""
+        """Returns up to `count` leases: first the idle ones of finished tasks, then new ones. While
+        the coordinator is down, idle leases are not reused: reuse would let this process keep more
+        than its share of the cap."""
         if self.env.is_apart():
             await self._release(state, state.pop_idle_leases(len(state.idle_leases)))
         await state.renew_idle_leases(self.env.coordinator)
@@ -392,7 +407,8 @@ class RunPoller:
         return leases
 
     async def _acquire(self, state: PollerState, count: int) -> list[LeaseId]:
-        """Shielded: leases that nobody heard of would keep their places until they age out."""
+        """Acquires new leases. Shielded: a cancelled call could leave leases that this poller does
+        not know of, and they would take up the cap until they expire."""
         now = trio.current_time()
         with trio.move_on_after(RECEIVE_TIMEOUT_S, shield=True):
             fresh = await self.env.coordinator.acquire(
@@ -409,7 +425,8 @@ class RunPoller:
     async def _receive_and_claim(
         self, state: PollerState, leases: list[LeaseId], count_max: int
     ) -> list[ClaimedMessage]:
-        """Receives and claims. Shielded: what is cut off half-way would stay hidden for a while."""
+        """Receives messages and claims their tasks. Shielded: messages of a cancelled receive would
+        stay invisible until their visibility timeout."""
         parked = [] if state.host_limiter is None else state.host_limiter.pop_held(count_max)
         try:
             with trio.move_on_after(RECEIVE_TIMEOUT_S, shield=True):
@@ -442,7 +459,8 @@ class RunPoller:
     async def _reserve_budget(
         self, state: PollerState, visits: Sequence[AdmittedMessage], claims: Sequence[Claim]
     ) -> list[ClaimedMessage]:
-        """Before any call, and on the run's books: what is not paid for is handed back."""
+        """Reserves the price of each claimed task in the budget row, before any call starts. A task
+        without a reservation is returned to the queue."""
         if state.reservations is None:
             return [ClaimedMessage(*each) for each in zip(visits, claims, strict=True)]
         prices = [self._price_for(state.reservations, each) for each in claims]
@@ -455,18 +473,18 @@ class RunPoller:
         ]
 
     def _price_for(self, reservations: BudgetReservations, claimed: Claim) -> int:
-        """A task that is not ours to fetch costs nothing."""
+        """Returns the price of a task; 0 if the claim failed and this process will not fetch it."""
         if not isinstance(claimed, Claimed):
             return 0
         return self._price_of(reservations, claimed.task.params or {})
 
     async def _return_unfunded(self, work: TaskAssignment) -> float:
-        """Its call cannot be paid for now: nothing was tried, and nothing counts."""
+        """Returns a task that the budget cannot pay for. No attempt is counted."""
         assert isinstance(work.claim, Claimed)
         delay_s = self._backpressure.bounce_delay_s(work.message.receives)
         self.metrics.messages_bounced.inc()
         await release_claim(self.env, work.message.ref, work.claim.task)
-        with suppress(Unavailable):  # It comes back by itself.
+        with suppress(Unavailable):  # The message becomes visible again by itself.
             await self.env.queue.bounce((work.message,), delay_s=delay_s)
         return delay_s
 
@@ -542,21 +560,21 @@ class RunPoller:
                     await self._release(state, state.pop_idle_leases(len(state.idle_leases)))
 
     def _is_free_of_charge(self, claimed: Claim) -> bool:
-        """Whether the fetch may be interrupted and made again: never one that is paid for."""
+        """Returns whether the fetch may be preempted and repeated: never one that costs money."""
         if not isinstance(claimed, Claimed):
             return False
         price = self.price({**self.job.params, **(claimed.task.params or {})})
         return not price.credits and not price.cost_micros
 
     async def _release_host(self, admitted: AdmittedMessage) -> None:
-        """Makes room at a host; a place that could not be given up ages out."""
+        """Releases the host lease of a task. If the release fails, the lease expires."""
         if admitted.lease_id is None:
             return
         with bounded_cleanup(CLEANUP_S), suppress(Unavailable):
             await self.env.coordinator.release((admitted.lease_id,))
 
     def _seconds_until_redelivery(self, state: PollerState) -> float:
-        """Seconds until a message that went back is due; somebody should be there for it."""
+        """Returns the seconds until a returned or held message is due: the next poll is then."""
         now = trio.current_time()
         if state.next_redelivery_at <= now:
             state.next_redelivery_at = math.inf
@@ -564,14 +582,15 @@ class RunPoller:
         return max(min(state.next_redelivery_at - now, parked_s), 0.01)
 
     async def _run_has_ended(self) -> bool:
-        """A queue that is gone proves nothing: the run's row does."""
+        """Returns whether the run has ended, according to its row. A missing queue alone proves
+        nothing: the queue of a live run is created again."""
         run = await self.env.store.read(RunKey(self.job.job_id, self.run_at_start.run_id))
         if run is not None and run.status in RUN_LIVE:
             return not await ensure_queue(self.env, run.job_id, run.run_id)
         return True
 
     async def _release(self, state: PollerState, leases: Sequence[LeaseId]) -> None:
-        """Gives leases back; what is cut off here is given back again when the poller ends."""
+        """Releases leases. If this is cancelled, they are released again when the poller ends."""
         if leases:
             await self.env.coordinator.release(leases)
         for lease_id in leases:

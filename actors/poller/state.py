@@ -1,4 +1,4 @@
-"""What a poller has on its desk: its run, its leases, and the tasks in hand (SPEC.md 4.6)."""
+"""PollerState: what the poll loop shares with the tasks that it started (SPEC.md 4.6)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ from conveyor.ports.queue import Message
 from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 
-# A lease that is passed on has one beat to spare: it lives through two from its last start.
+# An idle lease may be reused while it still survives two heartbeats: the first heartbeat of its new
+# task may be missed.
 REUSE_S_MAX = limits.LEASE_TTL_S - 2 * limits.HEARTBEAT_S - 1.0
 EMPTY_RECEIVES_BEFORE_SINGLE = 2
-# How long a run that cannot be worked on rests: short enough that work goes on soon after the cause
-# has passed, long enough that tasks are not taken and handed back all the time.
+# How long a run pauses after a cause that concerns all its tasks. Shorter pauses would claim and
+# release tasks all the time; longer ones delay the restart after the cause has passed.
 DEFER_S, DEFER_S_MAX = 0.5, 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedMessage:
-    """A message in hand, its task claimed and its call paid for, where those need it."""
+    """A received message with the result of its claim and, where the run has a budget, the
+    reservation for its call."""
 
     admitted: AdmittedMessage
     claim: Claim
@@ -44,7 +46,7 @@ class ClaimedMessage:
 
 @dataclass(slots=True, eq=False)
 class PollerState:
-    """What the poller's loop shares with the tasks that it started."""
+    """Mutable state of one poller. Only the poll loop and the tasks it started write it."""
 
     run: Run
     idle_leases: list[LeaseId] = field(default_factory=list)
@@ -66,8 +68,8 @@ class PollerState:
     deferrals: int = 0
 
     def defer(self, reason: WaitReason, detail: str, delay_s: float | None) -> None:
-        """No task of the run can be tried for a while: as long as `delay_s` says, else longer each
-        time until a task ends. Tasks that were under way together count once."""
+        """Pauses the run for `delay_s`; without it, for a delay that doubles until a task ends.
+        Tasks that were in progress together count as one deferral."""
         now = trio.current_time()
         if now >= self.deferred_until:
             self.deferrals += 1
@@ -83,8 +85,8 @@ class PollerState:
         self.changed = trio.Event()
 
     def receive_limit(self, wanted: int) -> int:
-        """One, after a queue was empty twice: most of the time it still is, and where rows stand
-        for leases each that is taken for nothing costs two writes."""
+        """Returns how many messages to ask for: one after two empty receives, because the queue is
+        probably still empty. With DynamoDB leases, every unused lease costs two writes."""
         return min(1, wanted) if self.refusals >= EMPTY_RECEIVES_BEFORE_SINGLE else wanted
 
     def pop_idle_leases(self, count: int) -> list[LeaseId]:
@@ -92,28 +94,28 @@ class PollerState:
         return taken
 
     async def renew_idle_leases(self, coordinator: Coordinator) -> None:
-        """Once a spare lease is too old to be passed on, it gets a new life, with all that are as
-        old, in one call: the beat keeps only those in use alive."""
+        """Renews the leases that are too old to be reused, in one call. The heartbeater renews only
+        the leases of running tasks."""
         now = trio.current_time()
         old = [lease_id for lease_id, at in self.renewed_at.items() if at < now - REUSE_S_MAX]
         if set(old).isdisjoint(self.idle_leases):
             return
         lost = await coordinator.renew(old, ttl_s=limits.LEASE_TTL_S)
         self.renewed_at.update({lease_id: now for lease_id in old if lease_id not in lost})
-        # What still works under a lost one hears of it from the beat.
+        # The heartbeater cancels tasks that still run under a lost lease.
         for lease_id in lost.intersection(self.idle_leases):
             self.idle_leases.remove(lease_id)
             del self.renewed_at[lease_id]
 
     def pop_refused(self) -> bool:
-        """Whether messages went back for want of leases, since this was last asked."""
+        """Returns whether messages were returned for lack of leases since the last call."""
         is_refused, self.is_refused = self.is_refused, False
         return is_refused
 
 
 @dataclass(slots=True, eq=False)
 class TaskPermit:
-    """The slot and the lease of one task, which the next one may have before it is all over."""
+    """The slot and the lease of one task. The task may pass them on before it has ended."""
 
     state: PollerState
     limiter: FairLimiter
@@ -130,7 +132,8 @@ class TaskPermit:
         )
 
     def release_early(self) -> bool:
-        """The page is there: from here on nothing interrupts the task."""
+        """Passes slot and lease on to the next task, because the page has arrived and only has to be
+        written. Returns False if too many tasks are writing already. Ends preemption."""
         self._forbid_preemption()
         self.is_writing = self.limiter.begin_write(self.caller, self.state.run.run_id)
         if self.is_writing:
@@ -155,14 +158,14 @@ class TaskPermit:
         self.state.changed.set()
 
 
-# What a poller takes from its queue, and what it puts back for want of leases (SPEC.md 4.6).
+# Receiving from the queue of the run, and returning what has no lease (SPEC.md 4.6).
 
 
 async def receive(
     env: Context, metrics: Metrics, state: PollerState, count_max: int
 ) -> list[Message]:
-    """Up to `count_max` messages; where parked ones keep the poller going, an empty queue is not
-    looked at in every round."""
+    """Receives up to `count_max` messages. While held messages keep the poller busy, an empty
+    queue is not polled every time."""
     now = trio.current_time()
     is_early = state.host_limiter is not None and now < state.emptied_at + idle_s(
         state.empty_receives
@@ -184,12 +187,13 @@ async def receive(
 async def bounce_unpermitted(
     env: Context, metrics: Metrics, state: PollerState, messages: Sequence[Message]
 ) -> None:
-    """Where permits come after the receive: what got none goes back."""
+    """Returns messages without a lease to the queue. Only used when a benchmark switches permits
+    before receiving off."""
     state.is_refused = bool(messages)
     metrics.messages_bounced.inc(len(messages))
     lines = env.policy.backpressure
     delays = {each.receipt: lines.bounce_delay_s(each.receives) for each in messages}
     for delay_s in sorted(set(delays.values())):
         group = [each for each in messages if delays[each.receipt] == delay_s]
-        with suppress(Unavailable):  # They come back by themselves.
+        with suppress(Unavailable):  # They become visible again by themselves.
             await env.queue.bounce(group, delay_s=delay_s)
