@@ -1,4 +1,5 @@
-"""What engines on a file system share: making a name durable (docs/engines.md, Embedded engine)."""
+"""Makes the name of a file durable, for all engines on a file system
+(docs/engines.md, Embedded engine)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import os
 
 
 def sync_directory(directory: str) -> None:
-    """A name is durable once its directory is synced; syncing the file is not enough."""
+    """Syncs a directory. A sync of the file alone does not make its name durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

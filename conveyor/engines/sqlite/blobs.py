@@ -1,12 +1,17 @@
-"""FileBlobs: a body put is a file that appears whole: temp, fsync, rename, fsync of its directory.
+"""FileBlobs: stores each body as a file that appears whole or not at all (docs/storage.md, Blob
+keys).
 
-Puts that wait are taken together by a few threads. A batch pays one hop each way, is written as a
-whole before any of it is synced, which halves what a sync costs, and syncs each of its directories
-once: 250 us a body, where one after the other takes 500. Small bodies that are added, the many
-that a run brings, go into packs instead (packs.py; docs/storage.md, Blob keys).
+A put writes a temporary file, syncs it, renames it, and syncs its directory, in this order. A
+rename before the sync could leave an empty file under the final name after a power cut. Without
+the sync of the directory, the name itself could be lost.
 
-The key `a/b/c` lies in the file `a/b,c`. No key has a comma in it, so a file never stands where
-another key needs a directory.
+A few threads take the waiting puts in batches. A batch needs one hop to a thread and one back. The
+thread writes all files of the batch before it syncs the first, which halves the cost of a sync, and
+syncs each directory once. A body takes 250 us in a batch and 500 us alone. Small bodies that a run
+adds in large numbers go into packs instead (pack_files.py).
+
+The body with the key `a/b/c` is the file `a/b,c`. No key contains a comma, so a file never has the
+name of a directory that another key needs.
 """
 
 from __future__ import annotations
@@ -41,22 +46,30 @@ _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,253}"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*\Z")
 _NAME_CHARS_MAX = 255
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+# The unit of reads: larger pieces use more memory per reader, smaller ones need more hops.
 _PIECE_BYTES = 256 * 1024
 _THREADS_MAX = 4
+# Bodies per thread and batch. A larger batch delays its first body until the last one is synced.
 _BATCH_MAX = 32
+# Files removed per hop to a thread, so that a call with a limit stops soon after its limit.
 _DELETE_MAX = 1000
+# Larger bodies get a file of their own (decision 0011).
 _PACKED_BYTES_MAX = 1024 * 1024
+# The length of a body that is a whole file: it ends where the file ends.
 _NO_END = 1 << 62
+# A concurrent delete of the prefix may remove the directory between its creation and the rename.
+# More than so many collisions in a row mean another problem, and the put fails.
 _LANDINGS_MAX = 3
 
 
 _UNKNOWN = outcome.Error(Unavailable("not stored"))
-# One count for the whole process, however often it opens a directory.
+# One counter per process, not per FileBlobs: two instances on one directory must not choose the
+# same temporary name.
 _NUMBERS = itertools.count()
 
 
 class _Put(msgspec.Struct, eq=False):
-    """One body on its way: in memory, in `temp`, at `path`."""
+    """One body that is being stored: first in memory, then in `temp`, then at `path`."""
 
     key: str
     directory: str
@@ -68,7 +81,7 @@ class _Put(msgspec.Struct, eq=False):
     result: outcome.Outcome[Stored] = _UNKNOWN
 
     def leave(self, _: object) -> trio.lowlevel.Abort:
-        """Cancelled: whether the body is stored is then unknown."""
+        """The caller was cancelled. Whether the body is stored is then unknown."""
         self.task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
@@ -95,7 +108,7 @@ class FileBlobs:
         put = _Put(key, *self._place(key), parts, trio.lowlevel.current_task())
         self._waiting.append(put)
         if self._threads_count < _THREADS_MAX:
-            # Not at once: whoever else is about to put in this turn comes along.
+            # Deferred to the next scheduler turn: other tasks that put in this turn join the batch.
             self._token.run_sync_soon(self._dispatch, idempotent=True)
         try:
             stored: Stored = await trio.lowlevel.wait_task_rescheduled(put.leave)
@@ -117,7 +130,7 @@ class FileBlobs:
             await run_blocking(self._executor, sync_directory, directory)
         finally:
             scratch.close()
-            scratch.discard()
+            scratch.discard()  # After a successful rename there is nothing left to discard.
         return Stored(key, scratch.size_bytes, scratch.sha256)
 
     async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
@@ -169,9 +182,11 @@ class FileBlobs:
             while piece:
                 yield piece
                 left -= len(piece)
-                # A short piece is the last one: a body never grows.
+                # A stored body never grows, so a short piece is the last one. This saves the read
+                # that would return nothing.
                 size = min(left, _PIECE_BYTES) if len(piece) == _PIECE_BYTES else 0
                 piece = await self._executor.run(file.read, size) if size else b""
+            # A packed body has a known length. Of a whole file `left` stays near `_NO_END`.
             if 0 < left < _NO_END // 2:
                 raise StorageDamaged(f"{key} has {left} bytes too few")
         except OSError as error:
@@ -193,7 +208,7 @@ class FileBlobs:
         return gone
 
     async def wait_until_at_rest(self) -> None:
-        """Returns when no thread is at work, not even for a put that was cancelled."""
+        """Returns when no thread is running, including threads of cancelled puts."""
         while self._threads_count:
             await self._rest.park()
         await self._packs.wait_until_at_rest()
@@ -204,6 +219,7 @@ class FileBlobs:
 
     def _dispatch(self) -> None:
         while self._waiting and self._threads_count < _THREADS_MAX:
+            # Divides the waiting puts evenly among the idle threads, rounded up.
             share = -(-len(self._waiting) // (_THREADS_MAX - self._threads_count))
             batch = [self._waiting.popleft() for _ in range(min(share, _BATCH_MAX))]
             self._threads_count += 1
@@ -219,6 +235,8 @@ class FileBlobs:
 
     def _store(self, batch: list[_Put]) -> list[_Put]:
         going = [put for put in batch if put.task is not None]
+        # Each step runs for the whole batch before the next step starts: when the first file is
+        # synced, the data of all files is already with the kernel.
         for step in (self._write, _sync, self._land_put):
             going = [put for put in going if _succeeds(step, put)]
         for directory in dict.fromkeys(put.directory for put in going):
@@ -226,7 +244,8 @@ class FileBlobs:
             if isinstance(synced, outcome.Error):
                 for put in going:
                     if put.directory == directory:
-                        put.result = outcome.Error(synced.error)  # Each is told once.
+                        # An outcome can be unwrapped only once, so each caller gets its own.
+                        put.result = outcome.Error(synced.error)
         return batch
 
     def _write(self, put: _Put) -> None:
@@ -253,14 +272,14 @@ class FileBlobs:
             self._make_directory(directory)
             try:
                 os.rename(temp, path)
-            except FileNotFoundError:  # The directory was deleted meanwhile.
+            except FileNotFoundError:  # A concurrent delete removed the directory.
                 self._durable_dirs.discard(directory)
             else:
                 return
         raise FileNotFoundError(path)
 
     def _copy(self, path: str, directory: str, to: str, bytes_max: int | None) -> tuple[int, str]:
-        """By way of a temporary name, since a link cannot replace a file as a rename can."""
+        """Links the file to a temporary name and renames that: a link cannot replace a file."""
         temp = self._temp_name()
         os.link(path, temp)
         try:
@@ -270,15 +289,17 @@ class FileBlobs:
             self._rename_into_place(temp, directory, to)
             sync_directory(directory)
         finally:
-            # Two names of one file: the rename has then done nothing, and left this one.
+            # If both names already belong to the same file, POSIX makes the rename a no-op that
+            # keeps the temporary name.
             with suppress(FileNotFoundError):
                 os.unlink(temp)
         return digest
 
     def _make_directory(self, directory: str) -> None:
-        """Makes the directory and its parents; a name is durable once its directory is synced.
+        """Makes the directory and its parents durable, parents first.
 
-        The root itself is never made again: where it is missing, its volume may not be mounted.
+        A name is durable once its directory is synced. The root itself is never created here: if
+        it is missing, its volume may not be mounted.
         """
         is_durable = directory in self._durable_dirs
         if not is_durable or (directory != self._root and not os.path.isdir(directory)):
@@ -290,7 +311,7 @@ class FileBlobs:
             self._durable_dirs.add(directory)
 
     def _delete_some(self, prefix: str) -> int:
-        """Removes some bodies under the prefix; when there are none, the directories as well."""
+        """Removes some bodies under the prefix. If there are none, removes the directories."""
         above, _, last = prefix.rpartition("/")
         parent = f"{self._root}/{above}" if above else self._root
         doomed = list(islice(_bodies_under(parent, last), _DELETE_MAX))
@@ -305,18 +326,18 @@ class FileBlobs:
     def _remove_directories(self, top: str) -> None:
         for directory, _, _ in os.walk(top, topdown=False):
             self._durable_dirs.discard(directory)
-            with suppress(OSError):  # A put has landed in it.
+            with suppress(OSError):  # A concurrent put has added a file.
                 os.rmdir(directory)
 
 
 def place_in(root: str, key: str) -> Place:
-    """Where the body with this key lies under `root`, if there is one."""
+    """Returns the place of the body with this key under `root`, whether or not it exists."""
     _check(key)
     return packed_place(root, key) or Place(_place(root, key)[1], 0, _NO_END)
 
 
 def _place(root: str, key: str) -> tuple[str, str]:
-    """The directory and the path of the body with this key."""
+    """Returns the directory and the path of the body with this key."""
     _check(key)
     above, _, last = key.rpartition("/")
     above, _, last_but_one = above.rpartition("/")
@@ -369,19 +390,21 @@ def _check(key: str) -> None:
         raise ValueError(f"not a blob key: {key!r}")
 
 
-# Streams: a body that comes piece by piece, of any size, and still appears whole
+# Streams: a body of any size that arrives in pieces and still appears whole
 # (docs/storage.md, Blob keys).
 #
-# Pieces are gathered before they go to a thread: a hop for each would cost more than its write.
+# Pieces are collected before they go to a thread, because a hop costs more than the write of a
+# small piece.
 
 
 T = TypeVar("T")
 
+# Larger values use more memory per stream, smaller ones need more hops.
 _GATHER_BYTES = 1024 * 1024
 
 
 class Scratch:
-    """A file in the making, which is gone unless it was kept. Used by one thread at a time."""
+    """A temporary file. `discard` removes it unless it was renamed. Used by one thread at a time."""
 
     def __init__(self, path: str, check_room: Callable[[int], None]) -> None:
         self.path = path
@@ -415,7 +438,10 @@ class Scratch:
 
 
 async def run_blocking(executor: BlockingExecutor, step: Callable[..., T], *arguments: Any) -> T:
-    """One step of ours: its errors are told in the words of the port, and nobody else's."""
+    """Runs one blocking step and translates its OSError into an error of the port.
+
+    Errors of the caller's iterator do not pass through here, so they stay untranslated.
+    """
     try:
         return await executor.run(step, *arguments)
     except OSError as error:
@@ -423,7 +449,7 @@ async def run_blocking(executor: BlockingExecutor, step: Callable[..., T], *argu
 
 
 async def fill(executor: BlockingExecutor, scratch: Scratch, pieces: AsyncIterable[bytes]) -> None:
-    """Writes every piece and syncs; whatever the iterator raises comes through."""
+    """Writes all pieces and syncs the file. Errors of the iterator pass through unchanged."""
     gathered: list[bytes] = []
     size_bytes = 0
     async for piece in pieces:
@@ -437,7 +463,7 @@ async def fill(executor: BlockingExecutor, scratch: Scratch, pieces: AsyncIterab
 
 
 def digest_file(path: str) -> tuple[int, str]:
-    """The length of a file, and its SHA-256."""
+    """Returns the length of a file and its SHA-256."""
     digest, size_bytes = hashlib.sha256(), 0
     with open(path, "rb") as file:
         while data := file.read(_GATHER_BYTES):

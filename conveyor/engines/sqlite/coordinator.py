@@ -1,6 +1,8 @@
-"""SqliteCoordinator: leases and marks as rows, counted and taken in one step (SPEC.md 4.6).
+"""SqliteCoordinator: keeps leases and status reports as rows (SPEC.md 4.6).
 
-Instants are those of the steady clock, which all processes of a machine share.
+One transaction counts the live leases and inserts the new ones, so the cap holds exactly. Instants
+are of the steady clock, which all processes of a machine share. In the tables `doors` are host
+pools and `marks` are status reports.
 """
 
 from __future__ import annotations
@@ -126,14 +128,17 @@ def _free_count(connection: sqlite3.Connection, pool: str, cap: int, now: float)
 def _enter(
     connection: sqlite3.Connection, pool: HostPool, lease_id: LeaseId, now: float, ttl_s: float
 ) -> bool:
-    """Who is behind a door has a lease of a pool of its own, which is no run's."""
+    """Acquires a lease of a host pool. The lease belongs to the pool and to no run."""
     (next_at,) = connection.execute(_NEXT_AT, (pool.name,)).fetchone() or (0.0,)
     if next_at > now + pool.spacing_s + limits.HOST_SLACK_S:
-        next_at = now  # Left by a machine that was up for longer: nobody steps so far ahead.
+        # No admission sets `next_at` so far ahead. The row is from before a restart of the
+        # machine, when the steady clock showed larger values.
+        next_at = now
     if pool.spacing_s and now < next_at - limits.HOST_SLACK_S:
         return False
     if not _free_count(connection, pool.name, pool.cap, now):
         return False
+    # Spacing and cap are both checked before either is used: a refused caller uses up nothing.
     connection.execute(_TAKE, (lease_id, pool.name, "", now + ttl_s))
     if pool.spacing_s:
         connection.execute(_STEP_THROUGH, (pool.name, max(next_at, now) + pool.spacing_s))

@@ -1,7 +1,8 @@
-"""The owner lock: one process at a time answers for a data directory
+"""The owner lock: one process at a time owns a data directory
 (docs/engines.md, Ownership and recovery).
 
-The lock is the kernel's and dies with its process; `owner.json` only tells who it is.
+The kernel holds the lock and releases it when the process ends, however it ends. `owner.json` is
+only information about the owner for error messages.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 @contextmanager
 def lock_directory(data_dir: Path, *, role: str, now: float) -> Iterator[None]:
-    """Holds the directory, made if need be; DataDirInUse when somebody else does."""
+    """Locks the directory, and creates it if missing. DataDirInUse if another process has it."""
     lock = _open_lock(data_dir)
     try:
         try:
@@ -53,7 +54,10 @@ def _open_lock(data_dir: Path) -> int:
 
 
 def write_owner_file(data_dir: Path, owner: Owner) -> None:
-    """On a full disk there is no introduction, and none is better than that of somebody else."""
+    """Writes `owner.json`. If that fails (a full disk), removes it.
+
+    No file is better than a file that names the previous owner.
+    """
     draft = data_dir / "owner.json.new"
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -68,7 +72,7 @@ def write_owner_file(data_dir: Path, owner: Owner) -> None:
 def _in_use(data_dir: Path) -> DataDirInUse:
     try:
         owner = msgspec.json.decode((data_dir / "owner.json").read_bytes(), type=Owner)
-    except (OSError, msgspec.DecodeError):  # It has only just taken the lock.
+    except (OSError, msgspec.DecodeError):  # The owner has the lock, but no file yet.
         return DataDirInUse(f"{data_dir} is in use by another process", pid=None)
     who = f"{owner.role}, process {owner.pid}"
     return DataDirInUse(
@@ -78,10 +82,10 @@ def _in_use(data_dir: Path) -> DataDirInUse:
     )
 
 
-# Privacy of a data directory: its owner alone can read what lies there, whatever was there before.
+# Privacy of a data directory: only its user can read the files in it.
 #
-# URLs, metadata and bodies are callers' data. Everything is made with a private mode from the
-# start; what an earlier release or another program left open is closed at the next start.
+# URLs, metadata and bodies are callers' data. All files are created with a private mode. Files that
+# an earlier release or another program left readable are made private at the next start.
 
 
 log = logging.getLogger(__name__)
@@ -91,17 +95,18 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_private_directory(directory: Path) -> None:
-    """Makes the directory where it is missing, and takes it from everybody but its owner."""
+    """Creates the directory if it is missing, and removes the rights of all other users."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     take_from_others(directory)
 
 
 def take_from_others(path: Path) -> None:
-    """Leaves group and others no right to the file or directory.
+    """Removes all rights of group and others to the file or directory.
 
-    One that belongs to another user stays as it is, with a warning: what is made inside is private
-    all the same. So does a directory that all users share, such as /tmp; that of a volume, which
-    often has the mode of one, is not shared while nobody else has anything there.
+    A path that belongs to another user is left unchanged, with a warning: the files that are made
+    inside are private anyway. A directory that all users share, such as /tmp, is left unchanged
+    too. The root of a volume often has the mode of a shared directory. It does not count as shared
+    while it contains no file of another user.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & _OTHERS:
@@ -133,7 +138,7 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
 
 
 def take_files_from_others(directory: Path) -> None:
-    """The files directly in the directory: what is deeper lies in private directories."""
+    """Makes the files directly in the directory private. Its subdirectories are private already."""
     for entry in _entries(directory):
         if entry.is_file(follow_symlinks=False):
             take_from_others(Path(entry.path))

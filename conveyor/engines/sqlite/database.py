@@ -1,8 +1,8 @@
-"""Database: one SQLite file in WAL mode, a writer with group commit, and readers
+"""The database: one SQLite file in WAL mode, one writer with group commit, and readers
 (docs/engines.md, Embedded engine).
 
-A row by its key is read where the caller stands, on the Trio thread: 30 us, where a thread takes
-160 us to come and go. Anything that may read many rows goes to a thread.
+A read of one row by its key runs on the Trio thread and takes 30 us; the two hops to a thread and
+back alone take 160 us. A read that may return many rows runs in a thread.
 """
 
 from __future__ import annotations
@@ -34,34 +34,46 @@ from conveyor.engines.sqlite.executor import BlockingExecutor
 from conveyor.engines.sqlite.group_commit import GroupCommitter, Op, T
 from conveyor.ports.errors import Unavailable
 
+# CPython's default is 5 ms. With it, the writer thread may starve behind a busy Trio thread
+# (figures in group_commit.py). A shorter interval causes more thread switches.
 _SWITCH_INTERVAL_S = 0.0001
+# Concurrent reads in threads. Each reader keeps a connection and a page cache of its own.
 _READERS_MAX = 4
+# The writer touches the pages of all runs, a reader those of one query.
 WRITER_CACHE_KIB = 49152
 _READER_CACHE_KIB = 4096
-_SQLITE_MIN = (3, 37, 0)  # STRICT tables.
+_SQLITE_MIN = (3, 37, 0)  # The first release with STRICT tables.
+# How long a reader, or the opening of the file, waits for another process. Then the caller gets
+# Unavailable.
 _BUSY_MS = 10_000
-# Pages of the log after which it is copied into the database: many save work; while the disk is
-# full, few keep the log short.
+# SQLite copies the write-ahead log into the database after so many pages. A large number copies
+# less often. A small number keeps the log short, which matters while the disk is full.
 _CHECKPOINT_PAGES = 4000
 _FULL_CHECKPOINT_PAGES = 250
-# In one go, so that rows that go by the hundred thousand do not hold up everything else.
+# Steps of the vacuum per call of `tidy`. Without a limit, the removal of a hundred thousand rows
+# would delay all other writers for as long as it takes.
 _SHRINK_STEPS_MAX = 32
-# A log that rests is cut off above this: below, it would only be grown again.
+# An unused write-ahead log longer than this is truncated. Truncating a shorter one saves nothing:
+# the next writes make it as long again.
 _LOG_BYTES_MAX = 1024 * 1024
+# The vacuum is optional work. It gives up early when the write lock is taken; the next call of
+# `tidy` tries again.
 _TIDY_BUSY_MS = 1000
 
 PRAGMAS = (
+    # NORMAL would be faster in WAL mode, but may lose the last commits in a power cut. The law of
+    # the store is that Applied means durable.
     "PRAGMA synchronous = FULL",
     "PRAGMA foreign_keys = OFF",
     "PRAGMA temp_store = MEMORY",
-    # What was deleted is overwritten where that costs no further page.
+    # Deleted content is overwritten with zeros where that needs no further page write.
     "PRAGMA secure_delete = FAST",
     f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}",
 )
 
 
 class Database:
-    """Reads see whatever was committed before them, by any process."""
+    """A read sees all commits that were made before it, by any process."""
 
     def __init__(
         self, connection: Connection, path: Path, executor: BlockingExecutor, space: Space
@@ -84,18 +96,20 @@ class Database:
         self._limiter = trio.CapacityLimiter(_READERS_MAX)
 
     async def read_inline(self, op: Op[T]) -> T:
-        """Runs a read of a few pages, here and now."""
+        """Runs a read of a few pages on the Trio thread."""
         await trio.lowlevel.checkpoint()
         try:
             return op(self._glancing)
         except sqlite3.Error as error:
+            # This connection has no busy timeout, because the Trio thread must not block. If the
+            # file is locked, a thread repeats the read and waits for the lock.
             if not is_busy(error):
                 self.health.note(error)
                 raise_translated(error)
         return await self.read(op)
 
     async def read(self, op: Op[T]) -> T:
-        """Runs a read aside."""
+        """Runs a read in a thread."""
         try:
             return await self._executor.run(self._read, op, limiter=self._limiter)
         except sqlite3.Error as error:
@@ -103,7 +117,7 @@ class Database:
             raise_translated(error)
 
     def _on_error(self, error: BaseException) -> bool:
-        """Whether a failed group may try again: the disk is full, and the reserve made room."""
+        """Returns whether to retry the group: the disk was full, and the reserve was freed."""
         self.health.note(error)
         return is_full(error) and self._make_room()
 
@@ -113,11 +127,12 @@ class Database:
         return self._space.release()
 
     async def tidy(self) -> None:
-        """Gives back what is not needed: pages of the file, a long log; makes the reserve again."""
+        """Returns unused disk space (pages of the file, a long log) and restores the reserve."""
         if self._space.restore() and self._is_short_of_room:
             self._is_short_of_room = False
             pragma = f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}"
             await self.write(lambda connection: connection.execute(pragma))
+        # Resting means: this process has written nothing since the previous call.
         changes = self._writing.total_changes
         is_resting, self._changes_seen = changes == self._changes_seen, changes
         try:
@@ -149,7 +164,7 @@ class Database:
 async def open_database(
     path: Path, prepare: Callable[[Connection], None], executor: BlockingExecutor, space: Space
 ) -> AsyncIterator[Database]:
-    """Opens the file, has `prepare` look after it before anybody else, and closes it cleanly."""
+    """Opens the file, runs `prepare` before any other access, and closes the file cleanly."""
     connection = await executor.run(_prepared, path, prepare, space)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -158,13 +173,16 @@ async def open_database(
         try:
             yield database
         finally:
+            # Shielded: a cancelled close would release the connection while the writer thread
+            # still uses it. The empty write ends after the group that is being committed.
             with trio.CancelScope(shield=True):
-                await database.write(lambda _: None)  # Waits for the group being written.
+                await database.write(lambda _: None)
             database.close()
     finally:
         sys.setswitchinterval(interval_s)
         with trio.CancelScope(shield=True):
-            # The last one to close copies the log into the database.
+            # The last connection that closes copies the log into the database. That may take long,
+            # so it runs in a thread; it is shielded, because a half-closed connection leaks.
             await executor.run(connection.close)
 
 
@@ -176,11 +194,14 @@ def _prepared(path: Path, prepare: Callable[[Connection], None], space: Space) -
             _make_private_file(path)
             connection = _connect(path, cache_kib=WRITER_CACHE_KIB, busy_ms=_BUSY_MS)
             on_failure.callback(connection.close)
-            # Holds for a file without tables; an older one keeps what it has (see vacuum.py).
+            # This pragma takes effect only on a file without tables, so it comes before the
+            # migrations. An older file keeps its mode (see `rewrite_once` in disk_space.py).
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
             _prepare(connection, prepare, space)
-            connection.execute("PRAGMA busy_timeout = 0")  # The writer does its own waiting.
+            # From now on this connection is used on the Trio thread. The group committer waits for
+            # the lock in a thread instead (`start_when_unlocked`).
+            connection.execute("PRAGMA busy_timeout = 0")
         except (sqlite3.Error, OSError) as error:
             if is_busy(error):
                 raise Unavailable(f"SQLite: {error}") from error
@@ -190,7 +211,10 @@ def _prepared(path: Path, prepare: Callable[[Connection], None], space: Space) -
 
 
 def _prepare(connection: Connection, prepare: Callable[[Connection], None], space: Space) -> None:
-    """Once more with the reserve where the disk is full: an owner comes to delete something."""
+    """Runs `prepare`, and once more with the reserve freed if the disk is full.
+
+    The process must be able to open a full directory: otherwise no API call can delete anything.
+    """
     try:
         prepare(connection)
     except sqlite3.Error as error:
@@ -202,14 +226,19 @@ def _prepare(connection: Connection, prepare: Callable[[Connection], None], spac
 
 
 def _tidy_file(path: Path, is_resting: bool) -> None:
-    """On a connection of its own: the writer waits for it as for another process."""
+    """Vacuums and truncates the log, in a thread, on a connection of its own.
+
+    The writer waits for its transactions as it waits for those of another process.
+    """
     connection = _connect(path, cache_kib=_READER_CACHE_KIB, busy_ms=_TIDY_BUSY_MS)
     try:
         steps = 0
         while steps < _SHRINK_STEPS_MAX and disk_space.free_pages(connection):
             disk_space.shrink_step(connection)
             steps += 1
-        # The file itself shrinks with the log. Who writes on fills that again at once.
+        # The file itself becomes shorter only with the checkpoint, so a checkpoint follows each
+        # vacuum. Otherwise only an unused log is truncated: a process that continues to write
+        # would make it as long again at once.
         is_long = os.stat(f"{path}-wal").st_size > _LOG_BYTES_MAX
         if steps or (is_resting and is_long):
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -218,8 +247,11 @@ def _tidy_file(path: Path, is_resting: bool) -> None:
 
 
 def _make_private_file(path: Path) -> None:
-    """SQLite gives its log and its shared memory the mode of the database. A file that exists is
-    not opened: to close it again would drop the locks of this process."""
+    """Creates the database file with mode 0600 if it does not exist.
+
+    SQLite gives its log and its shared memory the mode of the database. An existing file is not
+    opened here: closing any descriptor of it would drop the POSIX locks of this process.
+    """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
@@ -252,8 +284,11 @@ log = logging.getLogger(__name__)
 
 
 class Health:
-    """Damage stays until the process is started again on a file that was mended; an I/O error is
-    over with the next commit that succeeds, and so is only a warning. Each is logged once."""
+    """Whether the database is damaged or has an I/O error. Each is logged once.
+
+    Damage lasts until the process restarts on a repaired file. An I/O error lasts until the next
+    successful commit, so it is logged as a warning only.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -264,7 +299,7 @@ class Health:
         return not self._is_damaged and not self._has_io_error
 
     def note(self, error: BaseException) -> None:
-        """Keeps in mind what this error of SQLite says about the file."""
+        """Records damage or an I/O error if this error of SQLite means one."""
         if is_damage(error) and not self._is_damaged:
             self._is_damaged = True
             log.error(
@@ -293,7 +328,7 @@ _SCHEMA = Path(__file__).with_name("schema")
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Brings the database to this program's version; refuses one that is ahead of it."""
+    """Migrates the database to this program's version. Refuses a newer database."""
     version = version_of(connection)
     scripts = load_scripts()
     newest = max(scripts)
@@ -304,6 +339,8 @@ def migrate(connection: sqlite3.Connection) -> None:
         )
     due = [script for number, script in scripts.items() if number > version]
     if due:
+        # One transaction for all scripts and the version: after a crash the database has either
+        # the old schema or the new one.
         changes = "\n".join(due)
         connection.executescript(
             f"BEGIN IMMEDIATE;\n{changes}\nPRAGMA user_version = {newest};\nCOMMIT;"
@@ -311,7 +348,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def check_current(connection: sqlite3.Connection) -> None:
-    """For those who only join: the owner migrates, and must be of the same release."""
+    """Checks the version for a process that joins. Only the owner migrates."""
     version, wanted = version_of(connection), max(load_scripts())
     if version != wanted:
         raise WrongSchema(
@@ -326,7 +363,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def load_scripts() -> dict[int, str]:
-    """The scripts by number, in order."""
+    """Returns the scripts by number, in order."""
     scripts = sorted(_SCHEMA.glob("*.sql"))
     numbers = [int(script.name.split("_")[0]) for script in scripts]
     assert numbers == list(range(1, len(scripts) + 1)), numbers

@@ -39,7 +39,7 @@ _DATABASE = "conveyor.db"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedEngine:
-    """One data directory's worth of state: its parts belong together."""
+    """The ports of one data directory. They share one database and must be used together."""
 
     store: SqliteStore
     queue: SqliteQueue
@@ -57,12 +57,14 @@ async def open_engine(
     owner: str,
     executor: BlockingExecutor | None = None,
 ) -> AsyncIterator[EmbeddedEngine]:
-    """Owns the directory: makes or migrates it, and frees what dead processes held.
+    """Opens the directory as its owner: creates or migrates it, and recovers.
 
-    `owner` is the role to tell others about. DataDirInUse when another process owns it.
+    `owner` is the role that other processes are shown. Raises DataDirInUse if another process owns
+    the directory.
     """
 
     def prepare(connection: sqlite3.Connection) -> None:
+        # The order matters: recovery uses the current schema.
         migrate(connection)
         rewrite_once(connection, space)
         _recover_if_there_is_room(connection, clock)
@@ -79,7 +81,7 @@ async def open_engine(
 async def join_engine(
     data_dir: Path, *, clock: Clock, random: Random, executor: BlockingExecutor | None = None
 ) -> AsyncIterator[EmbeddedEngine]:
-    """Works on a directory that another process owns; WrongSchema when it is not ready."""
+    """Opens a directory that another process owns. Raises WrongSchema if it is not ready."""
     if not (data_dir / _DATABASE).exists():
         raise WrongSchema(f"{data_dir} has no database yet: start its owner first")
     async with _serving(
@@ -108,13 +110,18 @@ async def _serving(
                 health=database.health,
             )
         finally:
+            # Shielded: the threads write into the directory, which the next owner may lock as soon
+            # as this context ends.
             with trio.CancelScope(shield=True):
                 await blobs.wait_until_at_rest()
 
 
 def _recover_if_there_is_room(connection: sqlite3.Connection, clock: Clock) -> None:
-    """Without room the directory is served all the same, to be read and to be deleted from: what
-    dead processes held lapses by itself."""
+    """Recovers, unless the disk is full.
+
+    A full directory is served too, so that callers can read and delete. What ended processes held
+    then lapses by itself.
+    """
     try:
         recover(connection, now=clock.now(), steady=clock.steady())
     except sqlite3.Error as error:
@@ -126,12 +133,12 @@ def _recover_if_there_is_room(connection: sqlite3.Connection, clock: Clock) -> N
 
 
 def _make_places(data_dir: Path, space: Space) -> None:
-    """Makes the places for bodies, all of them private, and removes bodies that were never
-    finished."""
+    """Makes the private directories for bodies, and removes bodies that were never finished."""
     try:
         take_files_from_others(data_dir)
         for name in ("blobs", "temp"):
             make_private_directory(data_dir / name)
+        # This process has the owner lock and has started no put: all of these are left-overs.
         for entry in os.scandir(data_dir / "temp"):
             os.unlink(entry)
         space.prepare()
@@ -141,18 +148,20 @@ def _make_places(data_dir: Path, space: Space) -> None:
         raise unusable(data_dir, error) from error
 
 
-# Recovery: what a new owner does with the hands of processes that are gone
+# Recovery: a new owner frees the claims, messages and leases of processes that have ended
 # (docs/engines.md, Ownership and recovery).
 #
-# There is one owner at a time and it opens the data directory first, so whatever is in hand at that
-# moment is in nobody's hand. It goes through the messages in hand, never through all tasks.
+# There is one owner at a time, and it opens the data directory before other processes join. So a
+# message that is in hand at that moment belongs to a process that has ended. Recovery reads the
+# messages in hand, not all tasks: its cost does not grow with the number of tasks.
 
 
-# Messages go by the steady clock, which starts anew with the machine: what was left by an earlier
-# start may seem to lie far ahead. What was never received has nothing to wait for, and nothing is
-# put back for longer than the longest delay of a retry.
+# Messages use the steady clock, which restarts with the machine. A `visible_at` from before a
+# restart may therefore be far in the future. A message that was never received has no reason to
+# wait, and no bounce hides a message for longer than the longest retry delay.
 
-# In hand and still hidden. One whose time is past has come back by itself, and so will its claim.
+# Claims of messages that are in hand and still hidden. A message whose time is over is visible
+# again without recovery, and its claim lapses without it too.
 _LAPSE_CLAIMS = """
 UPDATE tasks SET claim_until = 0 WHERE claim_until > 0 AND rowid IN (
     SELECT tasks.rowid
@@ -175,18 +184,19 @@ _LAPSE_KEYS = """
 UPDATE key_records SET claimed_until = 0 WHERE response_status IS NULL AND claimed_until > 0
 """
 
-# One that is over is due when it expires; any other is due after the claim of who makes it.
+# A finished export is due when it expires. An unfinished one is due when its claim ends.
 _LAPSE_EXPORTS = """
 UPDATE exports SET due_at = :now WHERE due_at > :now AND due_at < expires_at
 """
-# Taken by one who is gone, or due before long anyway.
+# Deletions that an ended process had claimed, and deletions that are due within a claim's time.
 _LAPSE_DELETIONS = """
 UPDATE scrubs SET due_at = :now WHERE due_at > :now AND due_at <= :now + :claim_s
 """
 
 
 def recover(connection: sqlite3.Connection, *, now: float, steady: float) -> None:
-    """`now` is the wall clock's, `steady` what the other clock shows."""
+    """Frees what ended processes held. `now` is of the wall clock, `steady` of the steady clock."""
+    # Claims first: `_SHOW_MESSAGES` clears `in_hand`, by which `_LAPSE_CLAIMS` finds its tasks.
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(_LAPSE_CLAIMS, {"steady": steady})
     connection.execute(_SHOW_MESSAGES, {"steady": steady, "delay_s_max": RETRY_AFTER_S_MAX})
@@ -197,6 +207,7 @@ def recover(connection: sqlite3.Connection, *, now: float, steady: float) -> Non
     connection.execute("DELETE FROM marks")
     closed = connection.execute("SELECT queue_id FROM queues WHERE run_id IS NULL").fetchall()
     connection.execute("COMMIT")
+    # Outside the transaction: a closed queue may be long, and each slice commits by itself.
     for (queue_id,) in closed:
         while sweep(connection, queue_id):
             pass

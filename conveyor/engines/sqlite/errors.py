@@ -1,5 +1,5 @@
-"""Why a data directory cannot be opened, and what SQLite's errors mean to callers
-(docs/engines.md, Embedded engine)."""
+"""Errors of the embedded engine: why a data directory cannot be opened, and the translation of
+SQLite's and the file system's errors to those of the ports (docs/engines.md, Embedded engine)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DataDirInUse(ConveyorError):
 
 
 class DataDirUnusable(ConveyorError):
-    """The data directory cannot be made, or not be written to."""
+    """The data directory cannot be created or written."""
 
 
 class WrongSchema(ConveyorError):
@@ -33,7 +33,8 @@ class SqliteTooOld(ConveyorError):
     """The SQLite library of this Python lacks what the schema needs."""
 
 
-# What the world does to a database. Anything else (a constraint, bad SQL) is our own mistake.
+# Errors of the environment, which may pass. Any other code (a constraint, bad SQL) is a bug of this
+# program and is raised unchanged.
 _TRANSIENT = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -47,9 +48,10 @@ _TRANSIENT = frozenset(
     }
 )
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_PRIMARY_CODE = 0xFF
+_PRIMARY_CODE = 0xFF  # SQLite's extended codes keep the primary code in the low byte.
+# With less free space SQLite cannot allocate its shared memory.
 _OPENING_BYTES_MIN = 64 * 1024
-# Of the medium, or of the file system on it: reading it again gives the same.
+# Errors of the medium or of its file system: reading again gives the same error.
 _UNREADABLE = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -71,7 +73,7 @@ def is_io_error(error: BaseException) -> bool:
 
 
 def raise_translated(error: sqlite3.Error) -> NoReturn:
-    """Raises what the port promises for this error; our own mistakes come out as they are."""
+    """Raises the port's error for this error of SQLite. Bugs of this program stay unchanged."""
     code = _code(error)
     if code == sqlite3.SQLITE_FULL:
         raise StorageFull(f"SQLite: {error}") from error
@@ -83,7 +85,7 @@ def raise_translated(error: sqlite3.Error) -> NoReturn:
 
 
 def unusable(place: Path, error: OSError | sqlite3.Error) -> DataDirUnusable:
-    """Why this directory or database cannot be opened, and what to do about it."""
+    """Returns the error that explains why the directory cannot be opened, with advice."""
     cause = error.strerror if isinstance(error, OSError) else str(error)
     is_full_disk = is_full(error) or (is_io_error(error) and _has_no_room(place))
     if is_full_disk or (isinstance(error, OSError) and error.errno in _NO_ROOM):
@@ -96,7 +98,7 @@ def unusable(place: Path, error: OSError | sqlite3.Error) -> DataDirUnusable:
 
 
 def _has_no_room(place: Path) -> bool:
-    """SQLite tells of an I/O error when it finds no room for its shared memory."""
+    """SQLite reports an I/O error, not a full disk, if its shared memory has no space."""
     volume = os.statvfs(place.parent)
     return volume.f_bavail * volume.f_frsize < _OPENING_BYTES_MIN
 

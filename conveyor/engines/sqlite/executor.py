@@ -1,8 +1,8 @@
-"""Hands: who does what may block: threads, or a world that has none
+"""The blocking executor: runs work that may block, in threads or, in the simulator, inline
 (docs/engines.md, Embedded engine).
 
-Everything of this engine that waits for a disk goes through here, so that virtual time, which does
-not wait for threads, can do it on the spot instead.
+All work of this engine that waits for a disk goes through this protocol. The simulator has virtual
+time and no threads, so it replaces the executor and runs the work inline.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from conveyor.ports.errors import is_resource_shortage
 
 T = TypeVar("T")
 
+# The pause between tries while another process holds the write lock. SQLite's own busy handler
+# sleeps up to 100 ms between tries, and the lock may be free for most of that time.
 _TURN_POLL_S = 0.0003
+# At least 9 s in all. Then the error of the last try is reported.
 _TURN_POLLS_MAX = 30_000
 
 
 class Volume(msgspec.Struct, frozen=True):
-    """How much a file system holds, and how much of it may still be used."""
+    """The size of a file system, and how much of it is free for this user."""
 
     free_bytes: int
     total_bytes: int
@@ -36,10 +39,11 @@ class Volume(msgspec.Struct, frozen=True):
 class BlockingExecutor(Protocol):
     """Laws:
 
-    - What `do` and `start` are given is done once, and its outcome comes back on the Trio thread.
-    - `start_in_turn` does work that another process may hold up, when that lets it.
-    - `linger` is for work that is being done here: it may wait for company.
-    - `measure_volume` answers at once, for the volume that holds the directory.
+    - `run` and `start` do the work once, and deliver its outcome on the Trio thread.
+    - `start_when_unlocked` is `start` for work that another process may block by a lock. It
+      repeats the work while SQLite reports that the database is busy.
+    - `linger` is called by running work. It may wait, so that more callers can join.
+    - `measure_volume` returns at once, for the volume of the directory.
     """
 
     async def run(
@@ -60,7 +64,7 @@ class BlockingExecutor(Protocol):
 
 
 class ThreadExecutor:
-    """The hands of a real process."""
+    """The executor of a real process."""
 
     async def run(
         self, work: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
@@ -83,8 +87,8 @@ class ThreadExecutor:
         except RuntimeError as error:
             if not is_resource_shortage(error):
                 raise
-            # The system gives no thread. Those who wait for the work would wait for ever: it is
-            # done here, and holds up everything else for as long as the disk takes.
+            # The system has no thread left. The callers would wait forever, so the work runs here.
+            # It blocks all other tasks for as long as the disk takes.
             deliver(outcome.capture(work))
 
     def start_when_unlocked(

@@ -1,12 +1,21 @@
-"""Packs: small bodies appended to a few files under their prefix, one fsync for a whole group.
+"""Pack files: small bodies are appended to a few files per prefix, with one fsync for a group.
 
-A file of its own costs a body a create, an fsync, a rename and a directory: 300 us of CPU, as much
-as all the rest of a page. Appended to a pack it costs 10 us (20 KB bodies, groups of 50). A body is
-whole or absent all the same: nobody hears of its place before the group is synced, and a tail that
-a crash tore is never read nor written to again, since every process begins packs of its own.
+The problem: a file per body needs a create, an fsync, a rename and an fsync of the directory. That
+is 300 us of CPU, as much as all other work for a page. An append to a pack takes 10 us (20 KB
+bodies, groups of 50). The other alternative, bodies as SQLite blobs, writes every byte twice,
+because each byte goes through the write-ahead log (decision 0011).
 
-The key of a packed body names its place: `<prefix>/pack.<name>.<offset>.<size>`
-(docs/storage.md, Blob keys).
+A body is still whole or absent:
+
+- The thread syncs the group before any caller receives a key. A key therefore never names bytes
+  that a crash can remove.
+- A crash may leave a torn tail in a pack. No key names the tail, and no process appends behind it,
+  because every process creates packs of its own.
+- A pack is append-only. The body of a lost claim keeps its space until its run is deleted.
+
+The key of a packed body contains its place: `<prefix>/pack.<name>.<offset>.<size>`
+(docs/storage.md, Blob keys). So a read needs no index, and packs need no table that could disagree
+with the files.
 """
 
 from __future__ import annotations
@@ -29,21 +38,27 @@ from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import Unavailable
 
 MARK = "pack."
+# A full pack is closed, and the next body starts a new one.
 PACK_BYTES_MAX = 512 * 1024 * 1024
+# Bounds the file descriptors. When more prefixes are active, the least recently used pack is
+# closed, and the next body of its prefix starts a new file.
 _OPEN_MAX = 64
-# A pack that nothing was added to for so long is closed: a file that is deleted, by whichever
-# process, keeps its room for as long as somebody has it open.
+# A pack without appends for so long is closed: while any process has a deleted file open, the file
+# system does not free its space. A shorter time makes more files.
 REST_S = 15.0
+# Bodies per group. It bounds the work between two syncs, and so the delay of the first body.
 _GROUP_MAX = 256
-_LINGER_S = 0.006  # One body rarely comes alone: a short wait makes one sync of several.
-_PARTS_MAX = 1024  # What one writev takes.
+# The thread waits so long before it takes the group, so that several bodies share one sync. A
+# longer wait delays every body; a shorter one makes more syncs (decision 0012).
+_LINGER_S = 0.006
+_PARTS_MAX = 1024  # IOV_MAX of Linux: one writev takes no more buffers.
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 _UNKNOWN = outcome.Error(Unavailable("not stored"))
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a packed body lies."""
+    """The file, the offset and the length of a body."""
 
     path: str
     offset: int
@@ -51,7 +66,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class _PendingAppend(msgspec.Struct, eq=False):
-    """One body on its way into a pack."""
+    """One body that waits to be appended."""
 
     prefix: str
     parts: Sequence[bytes]
@@ -59,7 +74,7 @@ class _PendingAppend(msgspec.Struct, eq=False):
     result: outcome.Outcome[Stored] = _UNKNOWN
 
     def leave(self, _: object) -> trio.lowlevel.Abort:
-        """Cancelled: its bytes may be in a pack, but nobody will ever name them."""
+        """The caller was cancelled. The bytes may be in a pack, but no key names them."""
         self.task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
@@ -72,7 +87,11 @@ class _PackFile(msgspec.Struct, eq=False):
 
 
 class PackFiles:
-    """Only one group is being written at a time, by one thread; the packs are that thread's."""
+    """Writes one group at a time, in one thread.
+
+    While `_is_writing` is true only that thread uses `_packs`; otherwise only the Trio thread
+    does. So `_packs` needs no lock.
+    """
 
     def __init__(
         self,
@@ -101,7 +120,7 @@ class PackFiles:
         self._waiting.append(add)
         if not self._is_writing:
             self._is_writing = True
-            # Not at once: whoever else is about to add in this turn comes along.
+            # Deferred to the next scheduler turn: other tasks that add in this turn join.
             self._token.run_sync_soon(self._begin)
         try:
             stored: Stored = await trio.lowlevel.wait_task_rescheduled(add.leave)
@@ -110,7 +129,7 @@ class PackFiles:
         return stored
 
     def release(self, prefix: str) -> None:
-        """Closes the packs at or under the prefix; what is being written to is closed after."""
+        """Closes the packs at or under the prefix, after the current group if one is written."""
         self._released.add(prefix)
         if not self._is_writing:
             self._close_released()
@@ -131,6 +150,7 @@ class PackFiles:
             self._rest.unpark_all()
 
     def _end(self, group: outcome.Outcome[list[_PendingAppend]]) -> None:
+        # First close, then begin: after `_begin` the packs may belong to the thread again.
         self._close_released()
         self._begin()
         if self._packs and not self._is_watching:
@@ -141,10 +161,14 @@ class PackFiles:
                 trio.lowlevel.reschedule(add.task, add.result)
 
     async def _close_those_at_rest(self) -> None:
-        """Ends when no pack is open. A pack that is used says so: it is marked at each look."""
+        """Closes packs without appends. Ends when no pack is open.
+
+        Each round marks all packs as resting. `_pack_of` clears the mark at the next append. A pack
+        that is still marked in the next round is closed.
+        """
         while self._packs:
             await trio.sleep(REST_S)
-            if self._is_writing:
+            if self._is_writing:  # The packs belong to the thread now.
                 continue
             for prefix, pack in list(self._packs.items()):
                 if pack.is_resting:
@@ -167,9 +191,12 @@ class PackFiles:
         for prefix, adds in by_prefix.items():
             written = outcome.capture(self._write, prefix, adds)
             if isinstance(written, outcome.Error):
-                self._close(prefix)  # Whatever its tail is now, nothing goes behind it.
+                # The length of the file is now unknown, so the offsets of later bodies would be
+                # wrong. The next body of the prefix starts a new pack.
+                self._close(prefix)
                 for add in adds:
-                    add.result = outcome.Error(written.error)  # Each is told once.
+                    # An outcome can be unwrapped only once, so each caller gets its own.
+                    add.result = outcome.Error(written.error)
         return group
 
     def _write(self, prefix: str, adds: Sequence[_PendingAppend]) -> None:
@@ -186,9 +213,11 @@ class PackFiles:
             stored.append(Stored(key, size_bytes, digest.hexdigest()))
             offset += size_bytes
         _append(pack.descriptor, [part for add in adds for part in add.parts if part])
+        # Sync before the results: a caller stores the key in a row as soon as it has the key.
         os.fdatasync(pack.descriptor)
         if not os.fstat(pack.descriptor).st_nlink:
-            # Somebody removed the file: what was written to it goes with this descriptor.
+            # Another process deleted the prefix. The bytes disappear when this descriptor closes,
+            # so the bodies are not stored.
             raise FileNotFoundError(errno.ENOENT, "the pack was removed", pack.name)
         pack.size_bytes = offset
         for add, where in zip(adds, stored, strict=True):
@@ -211,6 +240,7 @@ class PackFiles:
         self._make_directory(directory)
         name = f"{self._random.getrandbits(64):016x}"
         descriptor = os.open(_path(self._root, prefix, name), _NEW_FILE, 0o600)
+        # The name of the file becomes durable here, once. Later groups sync only the data.
         sync_directory(directory)
         return _PackFile(name, descriptor)
 
@@ -221,7 +251,7 @@ class PackFiles:
 
 
 def packed_place(root: str, key: str) -> Place | None:
-    """Where the body with this key lies under `root`, if it is packed."""
+    """Returns the place of the body with this key under `root`; None if it is not packed."""
     prefix, _, last = key.rpartition("/")
     if not last.startswith(MARK):
         return None
@@ -234,12 +264,13 @@ def _is_under(prefix: str, tops: Collection[str]) -> bool:
 
 
 def _path(root: str, prefix: str, name: str) -> str:
-    # With a comma, as every file here: no key's directory is ever called so.
+    # The comma keeps files and directories apart: no segment of a key contains one, so no key
+    # needs a directory of this name.
     return f"{root}/{prefix}/{MARK},{name}"
 
 
 def _append(descriptor: int, parts: list[bytes]) -> None:
-    """Writes all of it, however little the system takes at a time."""
+    """Writes all parts. The system may accept fewer bytes than it was given."""
     done = 0
     while done < len(parts):
         count = os.writev(descriptor, parts[done : done + _PARTS_MAX])

@@ -1,4 +1,4 @@
-"""Finds: each query as SQL, in the order that it promises (docs/storage.md, Queries)."""
+"""Translates each query to SQL, in the order that the query promises (docs/storage.md, Queries)."""
 
 from __future__ import annotations
 
@@ -42,21 +42,26 @@ from conveyor.engines.sqlite.row_mapping import (
 from conveyor.engines.sqlite.sql import columns_sql, fetch
 from conveyor.ports.errors import RowDamaged
 
-_NO_LIMIT = -1
+_NO_LIMIT = -1  # SQLite reads a negative LIMIT as no limit.
 _Term = tuple[str, Any]
 
 
 def find(
     connection: sqlite3.Connection, query: AnyQuery, note_damage: Callable[[RowDamaged], None]
 ) -> list[Any]:
-    """The rows that can be decoded, as many as were asked for. Where all rows of a run are asked
-    for, each of them counts: RowDamaged if one cannot be decoded."""
+    """Returns the rows that can be decoded, up to the limit of the query.
+
+    A query without a limit needs every row of a run, so it raises RowDamaged if one cannot be
+    decoded.
+    """
     table, terms, order, limit = _plan(query)
     where = " AND ".join(term for term, _ in terms)
     parameters = [value for _, values in terms for value in values]
     sql = f"SELECT {columns_sql(table)} FROM {table.name} WHERE {where} ORDER BY {order} LIMIT ?"
     if limit == _NO_LIMIT:
         return list(fetch(connection, table, sql, [*parameters, limit]))
+    # A damaged row must not shorten the page: callers take a short page for the last one. So read
+    # again with a limit that is larger by the damaged rows, until the page is full or the rows end.
     skipped = 0
     while True:
         read_max = limit + skipped
@@ -128,7 +133,7 @@ def _tasks_of(query: TasksOf) -> list[_Term]:
     terms: list[_Term] = [("run_id = ?", [query.run_id]), ("task_id > ?", [query.after or ""])]
     if query.statuses is not None:
         terms.append(_status_in(query.statuses))
-    if query.have_problems:  # They have an index of their own.
+    if query.have_problems:  # This term selects the partial index of tasks with problems.
         terms.append(("problem IS NOT NULL", []))
     return terms
 

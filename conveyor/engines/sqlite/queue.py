@@ -1,9 +1,9 @@
 """SqliteQueue: one table of messages for all runs, in the same database as the rows (SPEC.md 4.4).
 
-A message is visible once `visible_at` has come, and that is also its place in the queue. Instants
-here are those of the steady clock, which all processes of a machine share: setting the wall clock
-neither hides nor shows a message. Its
-receipt is its id and its count of receives, so the next receive makes the old receipt void.
+A message is visible from `visible_at` on, and `visible_at` is also its position in the queue. All
+instants here are of the steady clock, which all processes of a machine share: setting the wall
+clock neither hides nor shows a message. A receipt is the id of the message and its count of
+receives, so the next receive invalidates the previous receipt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.errors import QueueGone
 from conveyor.ports.queue import Depth, Message
 
-_SLICE_ROWS = 1000  # Removed in one step: about 3 ms during which nothing else runs.
+# Messages removed per transaction: about 3 ms of the Trio thread, during which no other task runs.
+_SLICE_ROWS = 1000
 
 _OLDEST = """
 SELECT message_id, receives + 1, job_id, task_id, shard FROM messages
@@ -42,7 +43,7 @@ WHERE queue_id = (SELECT queue_id FROM queues WHERE run_id = ?)
 """
 
 
-# A message that was received: its id, its count of receives, and its ref but for the run.
+# A received message: its id, its count of receives, and its task reference without the run.
 _Taken = tuple[int, int, JobId, TaskId, int]
 
 
@@ -55,8 +56,12 @@ class SqliteQueue:
         await self._database.write(lambda connection: _open(connection, run_id))
 
     async def close_run(self, run_id: RunId) -> None:
-        """Of what others were kept from clearing a slice goes too (seed 3203): who closes a short
-        queue does not wait for a long one."""
+        """Closes the queue in one step and clears it in several.
+
+        A caller that was interrupted leaves a closed queue with messages. So each call also clears
+        one slice of every other closed queue (seed 3203). It clears no more than a slice, so that
+        closing a short queue does not wait for a long one.
+        """
 
         def detach(connection: sqlite3.Connection) -> tuple[int | None, list[int]]:
             closed = connection.execute("SELECT queue_id FROM queues WHERE run_id IS NULL")
@@ -97,8 +102,9 @@ class SqliteQueue:
             connection.executemany(_TAKE, hidden)
             return taken
 
-        # Hiding need not be durable: a message may be delivered twice, and claims see to that.
-        taken = await self._database.write_early(op)
+        # An early write: the hiding need not be durable. If it is lost, the message is delivered
+        # twice, and the claim of the task rejects the second delivery.
+        taken = await self._database.apply(op)
         if taken is None:
             raise QueueGone(run_id)
         return [_message(run_id, each) for each in taken]
@@ -125,11 +131,13 @@ class SqliteQueue:
             visible, total = connection.execute(_DEPTH, (now, run_id)).fetchone()
             return Depth(visible=visible, hidden=total - visible)
 
-        await self._database.write(lambda _: None)  # What was received is hidden by then.
+        # A receive returns before its commit, and readers see only commits. The empty write waits
+        # for that commit, so that received messages count as hidden.
+        await self._database.write(lambda _: None)
         return await self._database.read(op)
 
     async def _hide(self, receipts: list[str], *, for_s: float, received: int) -> frozenset[str]:
-        """Hides messages for so long; answers the receipts that no longer speak."""
+        """Hides messages for `for_s`. Returns the receipts that are no longer valid."""
         visible_at = self._clock.steady() + for_s
         delivered = [(receipt, *_parse(receipt)) for receipt in receipts]
 
@@ -144,7 +152,7 @@ class SqliteQueue:
 
 
 def enqueue(connection: sqlite3.Connection, refs: Sequence[TaskRef], now: float) -> None:
-    """Puts refs on their queues, making a queue that is not there: an effect must not fail."""
+    """Sends references. Creates a missing queue, because an effect must not fail."""
     numbers = {
         run_id: _open(connection, run_id) for run_id in dict.fromkeys(ref.run_id for ref in refs)
     }
@@ -153,7 +161,10 @@ def enqueue(connection: sqlite3.Connection, refs: Sequence[TaskRef], now: float)
 
 
 def sweep(connection: sqlite3.Connection, queue_id: int) -> bool:
-    """Removes a slice of a closed queue, at last the queue; answers whether there may be more."""
+    """Removes a slice of a closed queue, or the queue after the last one.
+
+    Returns whether there may be more.
+    """
     if connection.execute(_SWEEP, (queue_id, _SLICE_ROWS)).rowcount == _SLICE_ROWS:
         return True
     connection.execute("DELETE FROM queues WHERE queue_id = ?", (queue_id,))

@@ -1,8 +1,9 @@
-"""Rows: the mapping between the model's values and SQLite's, derived from the types
+"""Row mapping: converts the model's values to SQLite's and back, derived from the types
 (docs/engines.md, Embedded engine).
 
-Strings, numbers and instants stand as they are, enums as their text, booleans as 0 and 1, and
-anything composite as JSON. Pure, and made once per type: a claim decodes its task in about 4 us.
+Strings, numbers and instants are stored unchanged, enums as their text, booleans as 0 and 1, and
+composite values as JSON. The mapping of a type is computed once, at import. A claim decodes its
+task in about 4 us.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ _PLAIN = frozenset({str, int, float})
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Table:
-    """How one kind of row is kept; `columns` are the fields of its type, in their order.
+    """The mapping of one row type. `columns` are the fields of the type, in their order.
 
-    Only the fields that need it have a coder; None is NULL, whatever the field.
+    Only fields that need a conversion have an encoder and a decoder. None is stored as NULL.
     """
 
     name: str
@@ -84,8 +85,10 @@ class Table:
         return values
 
     def from_row(self, row: Values) -> Any:
-        """The value; a task of which not every field can be decoded is a DamagedTask. RowDamaged
-        for any other row that cannot be decoded."""
+        """Decodes a row. A task with undecodable fields becomes a DamagedTask.
+
+        Any other undecodable row raises RowDamaged.
+        """
         values = list(row)
         try:
             for at, decode in self.decoders_at:
@@ -96,7 +99,7 @@ class Table:
         return self.row_type(*values)
 
     def from_bytes(self, row: Values) -> Any:
-        """The same for a row whose texts came as bytes, because one of them is no UTF-8."""
+        """Decodes a row whose texts were read as bytes, because one of them is not UTF-8."""
         texts = [_to_text(value) for value in row]
         if bytes not in map(type, texts):
             return self.from_row(texts)
@@ -148,7 +151,7 @@ def _table(name: str, row_type: type[msgspec.Struct], *key_columns: str) -> Tabl
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """Takes these fields of a value, as a tuple even when there is only one."""
+    """Returns a function that reads these fields as a tuple, even if there is only one."""
     if len(names) == 1:
         (name,) = names
         return lambda value: (getattr(value, name),)
@@ -168,7 +171,7 @@ def _coders(hint: Any) -> tuple[Convert, Convert] | None:
 
 
 def _bare(hint: Any) -> Any:
-    """The type without its None, and without its name where it only has another one."""
+    """Returns the type without None, and the base type of a NewType."""
     if get_origin(hint) in {Union, types.UnionType}:
         rest = [each for each in get_args(hint) if each is not types.NoneType]
         return _bare(rest[0]) if len(rest) == 1 else Union[tuple(rest)]  # noqa: UP007
@@ -176,7 +179,7 @@ def _bare(hint: Any) -> Any:
 
 
 def _to_text(value: Any) -> Any:
-    """The text that these bytes are; the bytes themselves where they are none."""
+    """Decodes bytes as UTF-8, or returns them unchanged if they are not UTF-8."""
     if not isinstance(value, bytes):
         return value
     try:
@@ -193,7 +196,7 @@ JOBS = _table("jobs", Job, "job_id")
 RUNS = _table("runs", Run, "job_id", "run_id")
 BATCHES = _table("batches", Batch, "job_id", "run_id", "batch_id")
 STATS = _table("stats", ShardCounters, "job_id", "run_id", "shard")
-TASKS = _table("tasks", Task, "run_id", "task_id")  # Its row knows its run, not its job.
+TASKS = _table("tasks", Task, "run_id", "task_id")  # A task row has no job id.
 RECORDS = _table("key_records", IdempotencyRecord, "key_id")
 NOTICES = _table("notices", Notice, "notice_id")
 SCRUBS = _table("scrubs", DeletionIntent, "scrub_id")

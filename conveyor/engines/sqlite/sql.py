@@ -1,8 +1,9 @@
-"""Statements: the SQL of reads and guarded writes, its text built once per shape
+"""Statements: the SQL of reads and guarded writes. Its text is built once per shape
 (docs/engines.md, Embedded engine).
 
-A shape is what the text depends on: the table, the names of the fields, and how many statuses a
-guard admits. Values only ever travel as parameters.
+The shape is everything that the text depends on: the table, the names of the fields, and the number
+of statuses that a guard admits. Values are always parameters and never part of the text. So the
+cache of prepared statements hits, and no value can change the meaning of a statement.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any, NamedTuple
 from conveyor.domain.changes import AnyKey, Delete, Guard, Insert, Row, Update
 from conveyor.engines.sqlite.row_mapping import TABLES, Convert, Table
 
-# How many statuses are admitted; the fields that must equal a value; the field that must lapse;
-# the field that must be large enough.
+# The number of admitted statuses; the fields that must equal a value; the field that must be before
+# an instant; the field that must be at least a number.
 _Shape = tuple[int | None, tuple[str, ...], str | None, str | None]
 
 
 def select(connection: sqlite3.Connection, key: AnyKey) -> Any:
-    """The row under this key, or None."""
+    """Returns the row with this key, or None."""
     table = TABLES[type(key)]
     rows = fetch(connection, table, _select_sql(table), table.address(key))
     return next(rows, None)
@@ -30,8 +31,11 @@ def select(connection: sqlite3.Connection, key: AnyKey) -> Any:
 def fetch(
     connection: sqlite3.Connection, table: Table, sql: str, parameters: Sequence[Any]
 ) -> Iterator[Any]:
-    """The rows that a SELECT of all columns answers, decoded one by one: RowDamaged for one that
-    cannot be does not end it."""
+    """Returns the rows of a SELECT of all columns, decoded one by one.
+
+    The iterator raises RowDamaged for a row that cannot be decoded, and then continues with the
+    next row. It is therefore a `map` and not a generator, which would end with the first error.
+    """
     try:
         rows, decode = connection.execute(sql, parameters).fetchall(), table.from_row
     except sqlite3.OperationalError as error:
@@ -52,12 +56,12 @@ def _fetch_bytes(
 
 
 def _is_no_text(error: sqlite3.OperationalError) -> bool:
-    """CPython gives no code for a stored text that is no UTF-8."""
+    """Recognises a stored text that is not UTF-8 by its message: CPython gives no error code."""
     return str(error).startswith("Could not decode to UTF-8")
 
 
 def holds(connection: sqlite3.Connection, key: AnyKey, guard: Guard) -> bool | None:
-    """Whether the row under this key passes the guard; None where there is no row."""
+    """Returns whether the row with this key passes the guard, or None if there is no row."""
     table = TABLES[type(key)]
     parameters = [*_guard_values(table, guard), *table.address(key)]
     found = connection.execute(_holds_sql(table, _shape(guard)), parameters).fetchone()
@@ -65,7 +69,7 @@ def holds(connection: sqlite3.Connection, key: AnyKey, guard: Guard) -> bool | N
 
 
 def insert(connection: sqlite3.Connection, write: Insert) -> Row | None:
-    """Puts the row where none stands, or only an expired one; None where it may not."""
+    """Inserts the row if there is none, or only an expired one. Returns None if refused."""
     table = TABLES[type(write.key)]
     if write.over_expired_at is None:
         cursor = connection.execute(insert_sql(table), table.to_row(write.row))
@@ -76,8 +80,10 @@ def insert(connection: sqlite3.Connection, write: Insert) -> Row | None:
 
 
 def update(connection: sqlite3.Connection, write: Update) -> Row | bool:
-    """Changes the row, if it is there and passes the guard, and answers it, or True when nobody
-    wants to see it; else False."""
+    """Updates the row if it exists and passes the guard.
+
+    Returns the row, or True for a quiet write, or False if refused.
+    """
     table = TABLES[type(write.key)]
     plan = _plan(
         table, tuple(write.values), tuple(write.deltas), _shape(write.guard), write.is_quiet
@@ -97,13 +103,14 @@ def update(connection: sqlite3.Connection, write: Update) -> Row | bool:
     except sqlite3.OperationalError as error:
         if not _is_no_text(error):
             raise
-        shown: Row = select(connection, write.key)  # It was written; only its texts are no texts.
+        # The row was written, but one of its texts is not UTF-8. `select` can read such a row.
+        shown: Row = select(connection, write.key)
         return shown
     return False if row is None else table.from_row(row)
 
 
 def delete(connection: sqlite3.Connection, write: Delete) -> bool:
-    """Removes the row if it is there and passes the guard; answers whether it did."""
+    """Deletes the row if it exists and passes the guard. Returns whether it did."""
     table = TABLES[type(write.key)]
     parameters = [*table.address(write.key), *_guard_values(table, write.guard)]
     cursor = connection.execute(_delete_sql(table, _shape(write.guard)), parameters)
@@ -144,7 +151,7 @@ def _insert_over_expired_sql(table: Table) -> str:
 
 
 class _Plan(NamedTuple):
-    """How to perform the updates of one shape."""
+    """The statement for updates of one shape, and the encoders of its values."""
 
     sql: str
     encoders: tuple[Convert | None, ...]
@@ -159,7 +166,7 @@ def _plan(
     where = f"WHERE {_address_sql(table)} AND {_guard_sql(table, shape)}"
     sets = [f'"{name}" = ?' for name in values] + [f'"{name}" = "{name}" + ?' for name in deltas]
     encoders = tuple(table.encoders.get(name) for name in values)
-    if not sets:  # A change may need a row to be as it is.
+    if not sets:  # An update without values only checks its guard.
         return _Plan(f"SELECT {columns_sql(table)} FROM {table.name} {where}", encoders)
     sql = f"UPDATE {table.name} SET {', '.join(sets)} {where}"
     return _Plan(sql if is_quiet else f"{sql} RETURNING {columns_sql(table)}", encoders)
@@ -188,6 +195,7 @@ def _guard_sql(table: Table, shape: _Shape) -> str:
     status_count, equals, lapsed, at_least = shape
     assert {*equals} <= {*table.columns}, (table.name, equals)
     facts = [] if status_count is None else [f"status IN ({', '.join('?' * status_count)})"]
+    # IS and not =, because a guard may require NULL.
     facts += [f'"{name}" IS ?' for name in equals]
     if lapsed is not None:
         assert lapsed in table.columns, (table.name, lapsed)

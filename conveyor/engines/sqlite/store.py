@@ -1,8 +1,10 @@
-"""SqliteStore: every change is one step of a transaction, its effects included (docs/engines.md).
+"""SqliteStore: applies each change, with its effects, as one step of a transaction
+(docs/engines.md).
 
-Each write carries its guard and answers with its row, so that the common case is one statement a
-write; only a refusal is looked into. A change of several writes is undone through a savepoint,
-which costs less than to look at all guards first (a settle: 65 us, against 70).
+A write is one statement that contains its guard and returns its row. Only after a refusal does the
+store read the row to find the reason. A change of several writes runs inside a savepoint, and a
+refused write rolls back to it. The alternative, to check all guards before the first write, takes
+longer (a settle: 65 us with the savepoint, 70 us with the checks).
 """
 
 from __future__ import annotations
@@ -61,11 +63,12 @@ from conveyor.engines.sqlite.row_mapping import (
 from conveyor.ports.clock import Clock
 from conveyor.ports.damage import DamageLog
 
-# Between two looks at what the file can give back, well within a minute of a delete.
+# The time between two calls of `Database.tidy`. Space of deleted rows is returned within a minute.
 _TIDY_S = 10.0
-_SLICE_ROWS = 500  # Removed in one step: about 5 ms during which nothing else runs.
+# Rows removed per transaction: about 5 ms of the Trio thread, during which no other task runs.
+_SLICE_ROWS = 500
 
-# Runs come last: only their rows tell whose the tasks are.
+# Run rows are deleted last: a task row has no job id, so only the run rows connect tasks to a job.
 _TASKS_OF_JOB = "run_id IN (SELECT run_id FROM runs WHERE job_id = :job)"
 _OF_JOB = "job_id = :job"
 _OF_RUN = "job_id = :job AND run_id = :run"
@@ -81,8 +84,8 @@ _SCRUBBED = (
     (RUNS, _OF_JOB, _OF_RUN),
 )
 
-# What makes a data directory grow. Everything else, deletes above all, may use the room that is
-# kept for it.
+# Inserts of these rows make a data directory grow, and are refused below the floor of free space.
+# Other writes, deletes in particular, may use the space below it.
 _NEW_WORK = (BatchKey, ExportKey, InputKey, JobKey, RunKey, ScheduleKey, TaskKey)
 
 _EXPIRING = ("key_records", "events")
@@ -105,6 +108,7 @@ class SqliteStore:
     async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
         now = self._clock.steady()
 
+        # A settle can wait for another transaction: no other caller waits for its result.
         if len(changes) > 1 and all(map(is_tally, changes)):
             return await self._database.write_batched(
                 lambda connection: apply_tallies(connection, changes, raise_refusal)
@@ -127,7 +131,7 @@ class SqliteStore:
         return cast("list[Q]", rows)
 
     async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
-        """Rows are read in a thread, and fast: it looks on until it has what was asked for."""
+        """Ignores `read_max`: the read runs in a thread and continues until the page is full."""
         return page_of(await self.find(query), query)
 
     async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
@@ -153,7 +157,8 @@ class SqliteStore:
         return gone
 
     async def _tidy(self, now: float) -> None:
-        # A clock that was put back must not end it for a day.
+        # A negative difference means that the wall clock was set back. Then tidy now: waiting for
+        # the old instant could take a day.
         if not 0 <= now - self._tidied_at < _TIDY_S:
             self._tidied_at = now
             await self._database.tidy()
@@ -175,8 +180,8 @@ def _apply(connection: sqlite3.Connection, change: Change, now: float) -> Verdic
 
 
 def _write_all(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[Row | None] | None:
-    """The rows as written; None, and nothing written, when one of the writes is refused."""
-    if len(writes) == 1:  # Happens or not, all by itself.
+    """Returns the rows as written. If one write is refused, returns None and writes nothing."""
+    if len(writes) == 1:  # A single statement is atomic without a savepoint.
         return _write_each(connection, writes)
     connection.execute("SAVEPOINT change")
     rows = _write_each(connection, writes)
@@ -197,13 +202,14 @@ def _write_each(connection: sqlite3.Connection, writes: Sequence[Write]) -> list
 
 
 def _perform(connection: sqlite3.Connection, write: Write) -> Row | bool:
-    """The row as written, or True when there is none to show; False when it is refused."""
+    """Returns the row as written, True if there is no row to return, False if refused."""
     match write:
         case Insert():
             return sql.insert(connection, write) or False
         case Update():
             return sql.update(connection, write)
         case Delete():
+            # A delete of an absent row succeeds. Only a row that fails the guard is a refusal.
             return sql.delete(connection, write) or not _refusal(connection, write)
         case _:
             assert_never(write)
@@ -250,6 +256,7 @@ def _put_chunk(connection: sqlite3.Connection, chunk: Chunk, now: float) -> Verd
         for shard, deltas in sorted(chunk.stats.items())
     ]
     checkpoint = Update(chunk.key, fence, values=chunk.values)
+    # Fence and counters first: they decide whether the tasks may be inserted at all.
     verdict = _apply(connection, Change((checkpoint, *counts)), now)
     if not isinstance(verdict, Applied):
         return verdict
@@ -273,11 +280,13 @@ def _scrub(
     return gone
 
 
-# Tallies: a group of settles counted together, one write per counter row instead of one per task.
+# Tallies: a group of settles with one write per counter row instead of one per task.
 #
-# A settle flips a task and counts it. The flips of a group stand alone, one guarded statement each;
-# what they add to a counter row is summed up and added at the end, if its gate lets it. That halves
-# the cost of a settle (27 us of CPU in groups of 90, against 54).
+# A settle is two writes: the flip, which ends the task, and the count, which adds to the counter
+# row of the shard. The guard of the count is the gate: it holds while the counter row may still be
+# written. Each flip of a group is one guarded statement. The counts are summed and written once per
+# counter row at the end. That halves the cost of a settle (27 us of CPU in groups of 90, 54 us
+# without).
 
 
 Refuse = Callable[[sqlite3.Connection, Change], Stale | Missing]
@@ -287,7 +296,7 @@ _Count = tuple[AnyKey, Guard]
 def apply_tallies(
     connection: sqlite3.Connection, changes: Sequence[Change], refuse: Refuse
 ) -> list[Verdict]:
-    """Performs changes that are all tallies; `refuse` says what is wrong with one that is not."""
+    """Applies changes that are all tallies. `refuse` returns the verdict of a refused one."""
     gates: dict[_Count, bool | None] = {}
     sums: dict[_Count, Counter[str]] = {}
     judged: list[Stale | Missing | Row | None] = []
@@ -296,11 +305,14 @@ def apply_tallies(
         assert isinstance(flip, Update)
         assert isinstance(count, Update)
         gate = (count.key, count.guard)
+        # The gate is checked before the flip, because a flip without its count would lose a count.
+        # One check per group is enough: no other writer can change the row in this transaction.
         if gate not in gates:
             gates[gate] = sql.holds(connection, *gate)
         done = bool(gates[gate]) and sql.update(connection, flip)
         if done is False:
-            # Right away: what stands there now may be changed by the next one.
+            # The verdict contains the current row. It is read now, because a later flip of the
+            # same call may change that row.
             judged.append(refuse(connection, change))
             continue
         sums.setdefault(gate, Counter()).update(count.deltas)

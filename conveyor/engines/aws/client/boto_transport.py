@@ -1,5 +1,5 @@
-"""BotoTransport: aioboto3 through trio-asyncio. The control plane, and the lean plane's
-reference."""
+"""BotoTransport: aioboto3 through trio-asyncio, for operations that HttpTransport lacks and as its
+reference (docs/engines.md, AWS client)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from conveyor.engines.aws.errors import AwsError, NoResponse
 
 PIECE_BYTES = 256 * 1024
 
+# HEAD answers have no body, so botocore reports the status as the code.
 _CODES = {"304": "NotModified", "403": "Forbidden", "404": "NotFound", "412": "PreconditionFailed"}
 _UNSENT = (
     botocore.exceptions.EndpointConnectionError,
@@ -32,7 +33,7 @@ _UNSENT = (
 
 @dataclass(slots=True, kw_only=True)
 class BotoTransport:
-    """One attempt a call; see Plane. Its own retries are off."""
+    """Makes one attempt per call; see AwsTransport. botocore's own retries are off."""
 
     access: AwsAccess
     _loop: Any
@@ -73,7 +74,7 @@ class BotoTransport:
                 stream.close()
 
     async def _client(self, service: str) -> Any:
-        """A client for the keys of the day: when they are renewed, so is the client."""
+        """Returns the client for the current keys. Renewed keys get a new client."""
         keys = await self.access.credentials()
         async with self._lock:
             if (service, keys) not in self._clients:
@@ -83,8 +84,11 @@ class BotoTransport:
     async def _make_client(self, service: str, keys: Credentials) -> Any:
         target = await self.access.endpoint(service)
         config = AioConfig(
+            # One attempt: RetryingAwsClient is the only layer that retries.
             retries={"total_max_attempts": 1},
             parameter_validation=False,
+            # HttpTransport sends no such checksums either, and servers that imitate S3 may not
+            # know them.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             s3={"addressing_style": "auto"},

@@ -1,8 +1,11 @@
-"""The seam: everything that acts through AWS is one `call(service, operation, params)`
+"""The AWS client: every call to AWS is one function, `call(service, operation, params)`
 (docs/engines.md, AWS client).
 
-Deadlines, retries, metering, injected faults and the crash switch live here, once. Behind it is a
-plane, which makes one attempt: the lean one for data, aioboto3 for the rest and as reference.
+The problem: retries in several layers multiply, and each service reports errors in its own way. So
+this module is the only layer that has deadlines, retries, metering, injected faults and the crash
+switch. Below it is a transport, which makes exactly one attempt: `HttpTransport` for data,
+`BotoTransport` for the other operations and as the reference. The simulator replaces the transport
+by models of the services, so the code of the engine runs there unchanged (decision 0021).
 """
 
 from __future__ import annotations
@@ -20,9 +23,12 @@ from conveyor.engines.aws.client.retry import ATTEMPTS_MAX, RetryBudget, backoff
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.errors import AwsError, NoResponse, is_billed, is_lost, raise_translated
 
-# A call of DynamoDB or SQS answers within milliseconds; ten seconds leave room for four retries.
+# DynamoDB and SQS answer within milliseconds. Ten seconds are enough for four retries. A longer
+# deadline keeps callers waiting through an outage.
 DEADLINE_S = float(limits.AWS_TIMEOUT_S)
+# A call of S3 may carry a body of many megabytes.
 S3_DEADLINE_S = 60.0
+# A streamed body moves as fast as its reader reads it.
 TRANSFER_DEADLINE_S = 3600.0
 
 T = TypeVar("T")
@@ -32,30 +38,31 @@ Answer = dict[str, Any]
 
 class AwsClient(Protocol):
     """Parameters and answers are botocore's, without ResponseMetadata. DynamoDB's binary values
-    are bytes. PutObject and UploadPart take `Body` as bytes, or as an async iterator beside
-    `ContentLength`, which is sent once only; whoever made the iterator closes it.
+    are bytes. PutObject and UploadPart take `Body` as bytes, or as an async iterator with
+    `ContentLength`. An iterator can be sent only once, so such a call is not retried; the caller
+    closes the iterator.
 
     Laws:
-    - An answer means applied; AwsError means refused, nothing done; so does NotApplied, which is
-      refused for now; any other Unavailable means unknown.
-    - A call ends within its deadline, all its attempts included.
-    - QueueGone, BlobMissing and StorageFull are raised for what they say.
+    - An answer means that the call was applied. AwsError means that it was refused and did nothing.
+      NotApplied means the same for a temporary refusal. Any other Unavailable means unknown.
+    - A call ends within its deadline, including all attempts.
+    - QueueGone, BlobMissing and StorageFull are raised for the conditions that they name.
     """
 
     async def call(
         self, service: str, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
     ) -> Answer:
-        """The whole answer; GetObject's `Body` is bytes. Who paces himself by what is refused asks
-        for one attempt."""
+        """Returns the whole answer. The `Body` of GetObject is bytes. A caller that adapts its own
+        rate to throttles passes `attempts_max=1`."""
 
     def open(
         self, service: str, operation: str, params: Params
     ) -> AbstractAsyncContextManager[Answer]:
-        """The answer with `Body` as an async iterator of bytes, good inside the context only."""
+        """The answer with `Body` as an async iterator of bytes, valid only inside the context."""
 
 
 class AwsTransport(Protocol):
-    """One attempt. Raises AwsError and AskTimedOut, nothing else."""
+    """Makes one attempt. Raises only AwsError and NoResponse."""
 
     async def call(
         self, service: str, operation: str, params: Params, *, deadline_s: float
@@ -67,25 +74,25 @@ class AwsTransport(Protocol):
 
 
 class Faults(Protocol):
-    """May wait, and raise AwsError or AskTimedOut in place of the service."""
+    """Injected faults of tests. They may wait, or raise AwsError or NoResponse like a service."""
 
     async def before(self, service: str, operation: str, params: Params) -> None:
-        """Nothing is done yet."""
+        """Runs before the attempt: the call has had no effect yet."""
 
     async def after(self, service: str, operation: str, params: Params) -> None:
-        """All is done, and nobody has heard of it."""
+        """Runs after the attempt: the call was applied, but the caller has no answer yet."""
 
 
 class CrashPoint(Protocol):
     def passes(self, call: str, side: str) -> None:
-        """Ends the process when this is the call, and the side of its effect, to end at."""
+        """Ends the process if this call and this side of its effect are the crash point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryingAwsClient:
-    """The seam over a plane. `budget` and `meter` are shared by all seams of a process.
+    """The client over a transport. All clients of a process share `budget` and `meter`.
 
-    `deadline_s` is the time that a call has, all its attempts included; calls of S3 have at least
+    `deadline_s` is the time of a call, including all attempts. Calls of S3 have at least
     `S3_DEADLINE_S`.
     """
 
@@ -112,6 +119,8 @@ class RetryingAwsClient:
         try:
             yield answer
         except NoResponse as error:
+            # The stream broke while the caller read it. The caller has already used a part of the
+            # body, so this layer cannot retry.
             await _leave(opened, error)
             raise_translated(error, f"{service}.{operation}")
         except BaseException as error:
@@ -129,6 +138,8 @@ class RetryingAwsClient:
         params: Params,
         attempts_max: int = ATTEMPTS_MAX,
     ) -> T:
+        # `was_lost` remembers whether any attempt may have been applied: one lost attempt makes the
+        # outcome of the whole call unknown, even if a later attempt is refused.
         number, was_lost = 0, False
         while True:
             try:
@@ -138,6 +149,7 @@ class RetryingAwsClient:
                 wait_s = backoff_s(number, self.random)
                 cost = retry_cost(error, operation, params)
                 is_late = trio.current_time() + wait_s >= ends_at
+                # The budget is asked last, because asking takes from it.
                 if cost is None or is_late or number >= attempts_max or not self.budget.take(cost):
                     raise_translated(error, f"{service}.{operation}", was_lost=was_lost)
             else:
@@ -188,6 +200,7 @@ class RetryingAwsClient:
     async def _after(
         self, ends_at: float, service: str, operation: str, params: Params, answer: Answer
     ) -> None:
+        # The meter first: the service bills the call even if a fault hides its answer.
         if self.meter is not None:
             self.meter.count(service, operation, params, answer)
         if self.faults is not None:
@@ -197,7 +210,7 @@ class RetryingAwsClient:
             self.crash.passes(f"{service}.{operation}", "after")
 
     def _deadline_s_of(self, service: str, params: Params) -> float:
-        """A long poll has its wait on top."""
+        """Returns the deadline of a call. The wait of a long poll is added to it."""
         if service == "s3":
             return max(S3_DEADLINE_S, self.deadline_s)
         return self.deadline_s + float(params.get("WaitTimeSeconds", 0))
@@ -211,7 +224,7 @@ class RetryingAwsClient:
 
 @contextmanager
 def _until(ends_at: float, *, was_sent: bool) -> Iterator[None]:
-    """An injected delay is bounded by the deadline, as a real one is."""
+    """Bounds an injected delay by the deadline, like a real delay."""
     with trio.CancelScope(deadline=ends_at) as scope:
         yield
     if scope.cancelled_caught:
@@ -219,6 +232,7 @@ def _until(ends_at: float, *, was_sent: bool) -> Iterator[None]:
 
 
 async def _leave(opened: AbstractAsyncContextManager[Answer], error: BaseException) -> None:
-    """Leave the plane's context on our way out; what it makes of the error is not our matter."""
+    """Leaves the transport's context with `error`. Errors that this causes are suppressed, because
+    the caller raises `error` itself."""
     with suppress(AwsError, NoResponse):
         await opened.__aexit__(type(error), error, error.__traceback__)

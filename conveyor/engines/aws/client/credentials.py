@@ -1,8 +1,9 @@
-"""Whose keys sign, and where each service listens: botocore finds out, in a thread.
+"""Credentials, region and endpoints: botocore resolves them, in a thread
+(docs/engines.md, AWS client).
 
-Its chain knows the environment, profiles, ECS and EC2 roles, and `AWS_ENDPOINT_URL` with its
-per-service forms. Keys that expire are fetched anew some minutes before they do; while one call
-sees to that, the others go on with the keys there are.
+botocore's chain knows the environment, profiles, ECS and EC2 roles, and `AWS_ENDPOINT_URL` with its
+per-service forms. Writing this again would only add bugs. Keys that expire are renewed some minutes
+before they do. While one call renews them, the others continue with the present keys.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ from conveyor.engines.aws.errors import NoResponse
 
 log = logging.getLogger(__name__)
 
-# How old may the answer to "are these keys still good?" be; botocore renews 15 minutes ahead.
+# The time between two checks with botocore, which renews keys 15 minutes before they expire. A
+# check for every call would need a thread for every call.
 CHECK_EVERY_S = 10.0
+# How long a lookup of keys or of an endpoint may take. A role's keys come over the network.
 FOUND_WITHIN_S = 5.0
+# Keys are used without waiting for the renewal only if they stay valid for so long. It must exceed
+# the time that a call may take.
 GOOD_FOR_S = 60.0
 
-# A role's keys come from a service, which may refuse; keys that stay expired are a RuntimeError.
+# The service that issues a role's keys may refuse. botocore raises RuntimeError for keys that are
+# still expired after a renewal.
 _CREDENTIAL_ERRORS = (
     botocore.exceptions.BotoCoreError,
     botocore.exceptions.ClientError,
@@ -37,7 +43,7 @@ _CREDENTIAL_ERRORS = (
 
 
 class AwsAccess(Protocol):
-    """Raises AskTimedOut when keys or an endpoint cannot be had for now."""
+    """Raises NoResponse if keys or an endpoint cannot be resolved for now."""
 
     @property
     def region(self) -> str: ...
@@ -49,7 +55,7 @@ class AwsAccess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StaticAccess:
-    """Keys and endpoints that somebody else has settled: tests, mostly."""
+    """Given keys and endpoints, for tests and benchmarks."""
 
     region: str
     keys: Credentials
@@ -64,7 +70,7 @@ class StaticAccess:
 
 @dataclass(slots=True)
 class ResolvedAccess:
-    """What botocore's own chain finds. Make one with `find_access`, and share it."""
+    """Keys and endpoints from botocore's chain. Create one with `find_access`, and share it."""
 
     session: Any
     region: str
@@ -76,6 +82,7 @@ class ResolvedAccess:
     _check_at: float = 0.0
 
     async def credentials(self) -> Credentials:
+        # While another task renews (the lock is taken) and the keys are good, do not wait.
         is_due = trio.current_time() >= self._check_at
         if is_due and not (self._lock.locked() and self._are_good()):
             await self._renew()
@@ -94,7 +101,7 @@ class ResolvedAccess:
         return known
 
     async def _renew(self) -> None:
-        """One task asks. Whoever comes meanwhile waits for it only without good keys."""
+        """Renews the keys in one task. Other tasks wait for it only if the keys are not good."""
         async with self._lock:
             if trio.current_time() < self._check_at:
                 return
@@ -108,8 +115,8 @@ class ResolvedAccess:
 
 
 async def find_access(now: Callable[[], float], region: str | None = None) -> ResolvedAccess:
-    """`now` is the machine's wall clock. AskTimedOut when there are no keys, or no region is
-    set."""
+    """Resolves keys and region. `now` is the machine's wall clock. Raises NoResponse if there are
+    no keys, or no region is set."""
     session, source = await _in_thread(_resolve, region)
     region = session.get_config_variable("region")
     if source is None or region is None:
@@ -119,7 +126,10 @@ async def find_access(now: Callable[[], float], region: str | None = None) -> Re
 
 
 async def _in_thread(function: Any, *args: Any) -> Any:
-    """What botocore asks may be slow to answer; whatever it raises is no answer."""
+    """Runs a lookup of botocore in a thread. Its errors become NoResponse.
+
+    A lookup that takes too long is abandoned: botocore cannot be cancelled.
+    """
     try:
         with trio.fail_after(FOUND_WITHIN_S):
             return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
@@ -136,7 +146,7 @@ def _resolve(region: str | None) -> tuple[Any, Any]:
 
 def _frozen(source: Any) -> Credentials:
     keys = source.get_frozen_credentials()
-    # Only keys that are renewed have it, and botocore tells it nowhere else.
+    # Only renewable keys have an expiry, and botocore has no public name for it.
     until = getattr(source, "_expiry_time", None)
     expires_at = until.timestamp() if until is not None else None
     return Credentials(keys.access_key, keys.secret_key, keys.token, expires_at)

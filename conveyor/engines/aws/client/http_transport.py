@@ -1,8 +1,21 @@
-"""HttpTransport: DynamoDB, SQS, S3 and Step Functions over our own HTTP pool, signed by hand.
+"""HttpTransport: calls DynamoDB, SQS, S3 and Step Functions over `conveyor/http_client/` and signs
+the requests itself (docs/engines.md, AWS client).
 
-A call costs a twentieth of what an SDK takes for it, for it knows no models: parameters are what
-the services read, answers what they sent. The clock is the machine's until a service says that it
-is wrong; from then on the difference is known.
+The problem: a worker makes several AWS calls per page, and botocore needs threads or asyncio and
+interprets a model of the service for every call.
+
+The alternatives (decision 0021):
+
+- aioboto3 for all calls. It needs trio-asyncio, and a call costs about twenty times as much as here
+  (`python -m bench awsclient`). It remains as `BotoTransport`: for operations that this module does
+  not have, and as the reference that the tests compare this module with.
+- This transport. It has no service models. DynamoDB, SQS and Step Functions take their parameters
+  as JSON and return JSON, so parameters and answers pass through unchanged. Only S3 needs tables
+  (s3_protocol.py). The price is that a new operation of S3 needs a few lines there.
+
+The signature contains the time. The transport uses the machine's clock until a service reports that
+it is wrong. Then it computes the difference from the `Date` header of that answer and adds it to
+all later signatures.
 """
 
 from __future__ import annotations
@@ -46,7 +59,10 @@ from conveyor.http_client.exchange import StreamingResponse
 from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.request import Request, Upload
 
+# The largest answer that is held in memory. Larger objects must be read with `open`.
 WHOLE_BODY_BYTES_MAX = 64 * 1024 * 1024
+# A smaller difference between the clocks is not the reason for a rejected signature. The error is
+# then reported as it is, so that wrong keys do not cause retries.
 SKEW_S_MAX = 60.0
 
 _TARGETS = {
@@ -57,6 +73,8 @@ _TARGETS = {
 _SIGNED_AS = {"stepfunctions": "states"}
 _CONTENT_TYPE = "application/x-amz-json-1.0"
 _ERROR_BODY_BYTES_MAX = 64 * 1024
+# With these errors no byte of the request reached the service, so the call was certainly not
+# applied and any operation may be retried.
 _UNSENT = (
     BadRequest,
     ConnectFailed,
@@ -81,7 +99,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(slots=True, kw_only=True)
 class HttpTransport:
-    """One attempt a call; see Plane. `now` is the machine's wall clock."""
+    """Makes one attempt per call; see AwsTransport. `now` is the machine's wall clock."""
 
     access: AwsAccess
     pool: HttpPool
@@ -128,8 +146,11 @@ class HttpTransport:
             raise _no_answer(error) from error
 
     async def presign(self, operation: str, params: Mapping[str, Any], *, expires_s: int) -> str:
-        """A URL that anybody may use for this one operation on this one object, with the headers
-        that its parameters make. It dies with the keys that sign it, if those go first."""
+        """Returns a URL that permits this operation on this object without credentials.
+
+        The request must carry the headers that the parameters make. The URL is valid for
+        `expires_s`, or until the keys that sign it expire, if that is earlier.
+        """
         entry = s3_protocol.OPERATIONS[operation]
         target, scope = await self._s3_target(params)
         now = self.now() + self.skew_s
@@ -175,6 +196,8 @@ class HttpTransport:
             answer: dict[str, Any] = _decode(received) if received else {}
         except msgspec.DecodeError as error:
             raise NoResponse("the answer is not JSON", was_sent=True) from error
+        # Almost no answer has binary values. The search in the raw bytes saves the walk over all
+        # decoded values.
         if b'"B"' in received or b'"BS"' in received:
             _decode_binaries(answer)
         return answer
@@ -182,8 +205,10 @@ class HttpTransport:
     async def _s3_request(
         self, name: str, params: Mapping[str, Any], body: bytes | None, deadline_s: float
     ) -> Request:
-        """The request of an operation; no body means that it follows, unsigned."""
+        """Returns the request of an operation. If `body` is None, the body is streamed later and
+        is not signed."""
         operation = s3_protocol.OPERATIONS[name]
+        # Credentials and endpoint may take time. That time counts towards the deadline.
         started_at = trio.current_time()
         target, scope = await self._s3_target(params)
         deadline_s -= trio.current_time() - started_at
@@ -209,6 +234,8 @@ class HttpTransport:
         at = await self.access.endpoint("s3")
         scope = await self._scope("s3")
         bucket, key = params["Bucket"], escaped_path(params.get("Key", ""))
+        # AWS prefers the bucket in the host name. A bucket with a dot would not match AWS's TLS
+        # certificate, and other servers may not resolve such names: both get the bucket in the path.
         if at.host.endswith(".amazonaws.com") and "." not in bucket:
             return Target(at.scheme, f"{bucket}.{at.host}", at.port, f"/{key}"), scope
         path = f"/{bucket}/{key}" if key else f"/{bucket}"
@@ -265,11 +292,16 @@ class HttpTransport:
 
     def _s3_error(self, status: int, headers: Headers, body: bytes) -> AwsError:
         code, message = s3_protocol.error_of(status, body)
-        status = 500 if status == 200 else status  # It failed half-way.
+        # S3 sent 200 and then an error in the body: the outcome is unknown, as after a 500.
+        status = 500 if status == 200 else status
         return AwsError(self._unskewed(code, headers), message, status=status)
 
     def _unskewed(self, code: str, headers: Headers) -> str:
-        """When the clocks differ, set ours by the answer's: the next attempt is in time."""
+        """Corrects `skew_s` from the answer's `Date` if the clocks differ.
+
+        Returns the code to report: RequestTimeTooSkewed, which is retried, if the skew was
+        corrected, and the code of the service otherwise.
+        """
         if code not in _SKEW_CODES:
             return code
         date = next((value for name, value in headers if name == b"date"), None)
@@ -302,7 +334,11 @@ async def _first_bytes(pieces: AsyncIterator[bytes], bytes_max: int) -> bytes:
 
 
 def _decode_binaries(value: Any) -> Any:
-    """`{"B": text}` is a value wherever it stands: an attribute called B holds a value, no text."""
+    """Decodes base64 values in place.
+
+    `{"B": text}` is always a binary value: an attribute with the name B contains another dict, not
+    a text.
+    """
     if isinstance(value, dict):
         for key, inner in value.items():
             if key == "B" and isinstance(inner, str) and len(value) == 1:

@@ -1,7 +1,8 @@
-"""When a call is made again: one layer, with jitter, under a budget of the whole process.
+"""Decides which calls are retried, and when: one layer, with jitter, under a budget of the process
+(docs/engines.md, AWS client).
 
-What the service refused for now was not done, and may be asked again. What got no answer may have
-been done, and is asked again only if doing it twice is doing it once.
+A call that the service refused for now was not applied, and may be retried. A call without an
+answer may have been applied. It is retried only if applying it twice equals applying it once.
 """
 
 from __future__ import annotations
@@ -14,15 +15,21 @@ from conveyor.domain.randomness import Random
 from conveyor.domain.run import settlement
 from conveyor.engines.aws.errors import AwsError, NoResponse, is_lost, is_refused_for_now
 
+# The first attempt and four retries.
 ATTEMPTS_MAX = 5
+# The ceilings of the random wait: the first, and the largest. Shorter waits repeat a throttle,
+# longer ones use up the deadline.
 BACKOFF_S = 0.05
 BACKOFF_S_MAX = 5.0
+# A full budget pays for 100 retries in a row, or for 50 after lost answers. Then each retry needs 5
+# or 10 successes first, so that retries add at most a fifth to the load of a struggling service.
 BUDGET_MAX = 500.0
 RETRY_COST = 5.0
+# A lost answer usually took a timeout, and hints at an outage rather than at a throttle.
 LOST_COST = 10.0
 REFUND = 1.0
 
-# A lost ReceiveMessage is not here: it has hidden its messages, and asking again hides more.
+# ReceiveMessage is missing on purpose: a lost call has hidden messages, and a retry hides more.
 _REPEATABLE = frozenset(
     {
         "AbortMultipartUpload",
@@ -45,12 +52,14 @@ _REPEATABLE = frozenset(
         "ListQueues",
         "Query",
         "Scan",
-        "SendMessage",  # Twice is once more than once, as the queue itself may do.
+        "SendMessage",  # A retry may duplicate the message, but SQS delivers at least once anyway.
         "SendMessageBatch",
         "TransactGetItems",
         "UploadPart",
     }
 )
+# With a condition, the second try would fail on what the first one wrote, and report a refusal for
+# a write that was applied.
 _REPEATABLE_UNLESS = {
     "PutItem": ("ConditionExpression",),
     "DeleteItem": ("ConditionExpression",),
@@ -60,7 +69,7 @@ _REPEATABLE_UNLESS = {
 
 
 def is_repeatable(operation: str, params: Mapping[str, Any]) -> bool:
-    """Whether doing it twice leaves the world as doing it once does."""
+    """Returns whether applying the call twice equals applying it once."""
     if operation == "TransactWriteItems":
         return "ClientRequestToken" in params
     unless = _REPEATABLE_UNLESS.get(operation)
@@ -71,7 +80,8 @@ def is_repeatable(operation: str, params: Mapping[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class RetryBudget:
-    """Retries take from it, successes give back: when nearly all fail, nobody tries again."""
+    """Retries take from the budget, and successes return to it. While nearly all calls fail, no
+    call is retried."""
 
     left: float = BUDGET_MAX
 
@@ -88,7 +98,10 @@ class RetryBudget:
 def retry_cost(
     error: AwsError | NoResponse, operation: str, params: Mapping[str, Any]
 ) -> float | None:
-    """What trying again takes from the budget; None when it must not, or would not help."""
+    """Returns the cost of a retry, or None if a retry is not safe or cannot help.
+
+    A body that is an iterator was consumed by the first attempt, so it cannot be sent again.
+    """
     if is_lost(error):
         body = params.get("Body", b"")
         can = is_repeatable(operation, params) and isinstance(body, bytes)
@@ -99,6 +112,9 @@ def retry_cost(
 
 
 def backoff_s(attempt: int, random: Random) -> float:
-    """Anything up to the ceiling: calls that were throttled together are spread out the most."""
+    """Returns a random wait between 0 and the ceiling ("full jitter").
+
+    Calls that were throttled together are spread out the most this way.
+    """
     ceiling = settlement.backoff_s(attempt, first_s=BACKOFF_S, delay_s_max=BACKOFF_S_MAX)
     return random.uniform(0.0, ceiling)

@@ -1,4 +1,5 @@
-"""S3's REST as tables: which parameter goes where, and what comes back from where."""
+"""The REST protocol of S3 as tables: the place of each parameter in a request, and of each field in
+an answer (docs/engines.md, AWS client)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _META = "x-amz-meta-"
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """`query` and `headers` map parameters to names on the wire; `fixed` always goes along."""
+    """`query` and `headers` map parameters to names on the wire. `fixed` is always sent."""
 
     method: str
     query: Mapping[str, str] = {}
@@ -63,6 +64,7 @@ OPERATIONS = {
             "StartAfter": "start-after",
             "ContinuationToken": "continuation-token",
         },
+        # Keys may contain characters that XML cannot express, so S3 escapes them on request.
         fixed=(("list-type", "2"), ("encoding-type", "url")),
     ),
     "CopyObject": Operation(
@@ -110,7 +112,7 @@ def headers_of(operation: Operation, params: Mapping[str, Any]) -> list[tuple[st
 
 
 def body_of(name: str, params: Mapping[str, Any]) -> bytes:
-    """The XML that some operations carry; the rest has what the caller gave, or nothing."""
+    """Returns the XML body of the operations that have one, and otherwise the caller's body."""
     if name == "DeleteObjects":
         return _delete_xml(params["Delete"])
     if name == "CompleteMultipartUpload":
@@ -123,12 +125,12 @@ def body_of(name: str, params: Mapping[str, Any]) -> bytes:
 def body_headers(name: str, body: bytes) -> list[tuple[str, str]]:
     if name != "DeleteObjects":
         return []
-    # The protocol asks for this digest; nothing rests on its strength.
+    # The protocol requires this digest. It protects against transmission errors, not attacks.
     return [("content-md5", b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode())]
 
 
 def answer_of(name: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> dict[str, Any]:
-    """What botocore would answer, for the fields that we know of."""
+    """Returns the answer as botocore would, for the fields of `_ANSWER_HEADERS` and the bodies."""
     match name:
         case "ListObjectsV2":
             return _listing(_parse(body))
@@ -154,7 +156,7 @@ def answer_of(name: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) ->
 
 
 def error_of(status: int, body: bytes) -> tuple[str, str]:
-    """Code and message of a refusal, and of one that pretends to be a success."""
+    """Returns code and message of a refusal, or of an error inside a 200 answer."""
     try:
         found = _strings(_parse(body)) if body else {}
     except ElementTree.ParseError:
@@ -164,7 +166,8 @@ def error_of(status: int, body: bytes) -> tuple[str, str]:
 
 
 def is_hidden_error(name: str, body: bytes) -> bool:
-    """A copy or a completion sends its 200 before it knows how things will end."""
+    """S3 sends the 200 of a copy or a completion before the operation ends. A later failure is an
+    error document in the body of the 200."""
     late = name in {"CopyObject", "CompleteMultipartUpload"}
     return late and b"<Error>" in body
 

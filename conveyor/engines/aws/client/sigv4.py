@@ -1,7 +1,9 @@
-"""Signature Version 4, for headers and for presigned URLs: the few lines of it that we need.
+"""Signature Version 4 for headers and presigned URLs, as far as this client needs it
+(docs/engines.md, AWS client).
 
-Paths come escaped as they go on the wire (`escaped_path`), for S3 signs them as they are. The other
-services have one path, `/`, which is the same however often it is escaped.
+Callers pass paths escaped as on the wire (`escaped_path`), because S3 signs the path as it is sent.
+Other services sign a path that is escaped twice. They have only the path `/`, which escaping does
+not change, so one rule is enough.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 UNSIGNED = "UNSIGNED-PAYLOAD"
-PRESIGN_S_MAX = 7 * 24 * 3600
+PRESIGN_S_MAX = 7 * 24 * 3600  # S3 refuses longer ones.
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 
@@ -34,7 +36,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """What a signature is good for: the service, the region, and whose key made it."""
+    """The service, the region and the credentials of a signature."""
 
     service: str
     region: str
@@ -45,6 +47,7 @@ def stamp(now: float) -> str:
     return _stamp(int(now))
 
 
+# Many calls are signed within the same second, and `strftime` is slow.
 @lru_cache(maxsize=16)
 def _stamp(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -66,8 +69,10 @@ def payload_hash(body: bytes) -> str:
 def authorization(
     method: str, path: str, query: str, headers: Pairs, payload: str, scope: Scope
 ) -> str:
-    """The Authorization header. All of `headers` are signed: their names are lower-case, `host`
-    and `x-amz-date` among them; `query` comes from `canonical_query`.
+    """Returns the Authorization header.
+
+    All `headers` are signed. Their names must be lower-case and include `host` and `x-amz-date`.
+    `query` comes from `canonical_query`.
     """
     headers = sorted(headers)
     at = next(value for name, value in headers if name == "x-amz-date")
@@ -89,9 +94,9 @@ def presigned_query(
     now: float,
     expires_s: int,
 ) -> str:
-    """The query string that lets anybody make this one request until it expires.
+    """Returns the query string that permits this request, without credentials, until it expires.
 
-    It has to come with all of `headers`: their names are lower-case, `host` among them.
+    The request must carry all `headers`. Their names must be lower-case and include `host`.
     """
     assert 0 < expires_s <= PRESIGN_S_MAX
     at = stamp(now)
@@ -124,6 +129,7 @@ def _credential_scope(scope: Scope, at: str) -> str:
     return f"{at[:8]}/{scope.region}/{scope.service}/aws4_request"
 
 
+# The key changes once a day per region and service. The cache saves four HMACs per call.
 @lru_cache(maxsize=64)
 def _signing_key(secret: str, day: str, region: str, service: str) -> bytes:
     key = f"AWS4{secret}".encode()

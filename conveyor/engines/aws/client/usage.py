@@ -1,8 +1,9 @@
-"""List prices of us-east-1, on demand, as of June 2026: data, to be replaced when they change.
+"""Usage of AWS and its list price: us-east-1, on demand, as of June 2026
+(docs/engines.md, AWS client).
 
-In millionths of a dollar for one unit. Storage, transfer and the free tier are left out. DynamoDB
-halved its prices in November 2024, and older pages still name the double; those of SQS are of its
-first 100 billion requests a month.
+Prices are in millionths of a dollar per unit and must be replaced when they change. Storage,
+transfer and the free tier are not included. DynamoDB halved its prices in November 2024; older pages
+still state the double. The price of SQS is that of the first 100 billion requests a month.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ WRITE_UNIT = 0.625
 SQS_REQUEST = 0.4
 S3_WRITE_REQUEST = 5.0
 S3_READ_REQUEST = 0.4
-# A node and its replica (cache.t4g.small), per hour, however many calls they answer.
+# A node and its replica (cache.t4g.small), per hour. The number of calls does not matter.
 REDIS_HOUR = 2 * 32_000.0
 
-# Whatever S3 bills as PUT, COPY, POST or LIST; deletes are free, and the rest are reads.
+# S3 bills these as PUT, COPY, POST or LIST. Deletes are free, and the other operations are reads.
 S3_WRITES = frozenset(
     {
         "CompleteMultipartUpload",
@@ -36,15 +37,17 @@ S3_WRITES = frozenset(
 S3_FREE = frozenset({"AbortMultipartUpload", "DeleteObject", "DeleteObjects"})
 
 
-# Meter: what was asked of AWS, and what it would cost by the list.
+# Meter: counts the calls to AWS, and computes their list price.
 #
-# Capacity is computed from item sizes as the documentation tells to, unless the answer says it. An
-# update or a delete is billed by the size of the whole item, which we do not see: it is counted by
-# what it carries, so items over a kilobyte make the bill higher than the meter. Of an index we see
-# what a write puts there: a key that is set counts as moved, which is a removal and an insert, and
-# items that are deleted, or put over others, leave indexes unseen.
+# Capacity is computed from item sizes, by the rules of AWS's documentation, unless the answer states
+# it. DynamoDB bills an update or a delete by the size of the whole item, which the client does not
+# know. The meter uses the size of the parameters, so for items over a kilobyte the bill is higher
+# than the meter. Of the indexes the meter sees only what a write sets: a key that is set counts as
+# moved, which is a removal and an insert. Index writes that follow from deleted or replaced items
+# are not counted.
 
 
+# The sizes that AWS bills as one unit.
 WRITE_UNIT_BYTES = 1024
 READ_UNIT_BYTES = 4096
 SQS_CHUNK_BYTES = 64 * 1024
@@ -54,12 +57,12 @@ Item = Mapping[str, Mapping[str, Any]]
 IndexKey = tuple[str, str]
 
 STEP: ContextVar[str] = ContextVar("step", default="")
-"""What calls are made for, where somebody wants to know; those of children count for it, too."""
+"""The step that calls are counted for, in benchmarks. Child tasks inherit it."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of bodies, as they went over the wire."""
+    """Bytes of request and response bodies."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -67,7 +70,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Usage:
-    """What was used for one step."""
+    """The usage of one step."""
 
     calls: int = 0
     read_units: float = 0.0
@@ -77,7 +80,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Meter:
-    """Counts every attempt, retries included: most of them are billed too."""
+    """Counts every attempt, including retries, because AWS bills most of them."""
 
     indexes: Sequence[IndexKey] = ()
     calls: Counter[str] = field(default_factory=Counter)
@@ -96,7 +99,7 @@ class Meter:
     def count_failure(
         self, service: str, operation: str, params: Mapping[str, Any], *, is_billed: bool
     ) -> None:
-        """One attempt that failed: a condition that did not hold costs, a throttle does not."""
+        """Counts a failed attempt. AWS bills a failed condition, but not a throttle."""
         self.failures[f"{service}.{operation}"] += 1
         if is_billed:
             self.count(service, operation, params, {})
@@ -106,7 +109,7 @@ class Meter:
     def count(
         self, service: str, operation: str, params: Mapping[str, Any], answer: Mapping[str, Any]
     ) -> None:
-        """One attempt, and what was answered."""
+        """Counts one attempt and its answer."""
         if service == "dynamodb":
             reads, writes = capacity_of(operation, params, answer, self.indexes)
             price = reads * READ_UNIT + writes * WRITE_UNIT
@@ -120,7 +123,7 @@ class Meter:
             self._note(service, operation, _s3_price(operation))
 
     def count_redis(self, command: str) -> None:
-        """One command; a node of Redis costs by the hour, however much it is asked."""
+        """Counts one command of Redis, without a price: a node costs by the hour."""
         self._note("redis", command)
 
     def _note(
@@ -149,7 +152,7 @@ def capacity_of(
     answer: Mapping[str, Any],
     indexes: Sequence[IndexKey] = (),
 ) -> tuple[float, float]:
-    """Read units and write units of one call."""
+    """Returns the read units and write units of one call."""
     said = answer.get("ConsumedCapacity")
     if said:
         return _said_units(operation, said if isinstance(said, list) else [said])
@@ -165,6 +168,7 @@ def capacity_of(
             return sum(_read_units(found.get(t, ()), asked[t]) for t in asked), 0.0
         case "TransactGetItems":
             items = [found.get("Item", {}) for found in answer.get("Responses", ())]
+            # DynamoDB bills each item of a transaction twice: to prepare and to commit.
             return 2.0 * sum(_units(item_bytes(item), READ_UNIT_BYTES) for item in items), 0.0
         case "PutItem" | "UpdateItem" | "DeleteItem":
             return 0.0, _write_units(params, indexes)
@@ -180,7 +184,7 @@ def capacity_of(
 
 
 def sqs_requests_of(params: Mapping[str, Any], answer: Mapping[str, Any]) -> int:
-    """Every 64 KB of messages is a request of its own."""
+    """Returns the billed requests: SQS bills every 64 KB of messages as one request."""
     size = len(params.get("MessageBody", ""))
     size += sum(len(entry.get("MessageBody", "")) for entry in params.get("Entries", ()))
     size += sum(len(message.get("Body", "")) for message in answer.get("Messages", ()))
@@ -188,11 +192,12 @@ def sqs_requests_of(params: Mapping[str, Any], answer: Mapping[str, Any]) -> int
 
 
 def item_bytes(item: Item) -> int:
-    """The size that DynamoDB bills: names and values, in UTF-8."""
+    """Returns the size that DynamoDB bills: names and values, in UTF-8."""
     size = 0
     for name, value in item.items():
         size += len(name) if name.isascii() else len(name.encode())
-        text = value.get("S")  # Most values are plain texts, and every write is weighed.
+        # Most values are plain texts, and every write passes here: texts have a short path.
+        text = value.get("S")
         size += len(text) if text is not None and text.isascii() else _value_bytes(value)
     return size
 
@@ -241,7 +246,7 @@ def _write_units(write: Mapping[str, Any], indexes: Sequence[IndexKey]) -> float
 
 
 def _moves(changes: str, write: Mapping[str, Any], indexes: Sequence[IndexKey]) -> int:
-    """Units of the indexes in which an update moves its item, or from which it takes it."""
+    """Returns the units of the indexes in which an update moves or removes its item."""
     names = write.get("ExpressionAttributeNames", {})
     marks = {name: mark for mark, name in names.items()}
     units = 0
