@@ -87,8 +87,7 @@ class BotoTransport:
             # One attempt: RetryingAwsClient is the only layer that retries.
             retries={"total_max_attempts": 1},
             parameter_validation=False,
-            # HttpTransport sends no such checksums either, and servers that imitate S3 may not
-            # know them.
+            # HttpTransport sends no such checksums either.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             s3={"addressing_style": "auto"},

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 CHECK_EVERY_S = 10.0
 # How long a lookup of keys or of an endpoint may take. A role's keys come over the network.
 FOUND_WITHIN_S = 5.0
-# Keys are used without waiting for the renewal only if they stay valid for so long. It must exceed
-# the time that a call may take.
+# Keys are used without waiting for their renewal only if they stay valid for so long. With a
+# smaller margin a call could arrive with keys that expired on its way.
 GOOD_FOR_S = 60.0
 
 # The service that issues a role's keys may refuse. botocore raises RuntimeError for keys that are

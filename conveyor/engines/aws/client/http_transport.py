@@ -234,8 +234,9 @@ class HttpTransport:
         at = await self.access.endpoint("s3")
         scope = await self._scope("s3")
         bucket, key = params["Bucket"], escaped_path(params.get("Key", ""))
-        # AWS prefers the bucket in the host name. A bucket with a dot would not match AWS's TLS
-        # certificate, and other servers may not resolve such names: both get the bucket in the path.
+        # AWS prefers the bucket in the host name. A bucket with a dot would not match the wildcard
+        # of AWS's TLS certificate, and other servers may have no such host names. Both get the
+        # bucket in the path.
         if at.host.endswith(".amazonaws.com") and "." not in bucket:
             return Target(at.scheme, f"{bucket}.{at.host}", at.port, f"/{key}"), scope
         path = f"/{bucket}/{key}" if key else f"/{bucket}"

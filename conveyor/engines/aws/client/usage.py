@@ -2,8 +2,8 @@
 (docs/engines.md, AWS client).
 
 Prices are in millionths of a dollar per unit and must be replaced when they change. Storage,
-transfer and the free tier are not included. DynamoDB halved its prices in November 2024; older pages
-still state the double. The price of SQS is that of the first 100 billion requests a month.
+transfer and the free tier are not included. DynamoDB halved its prices in November 2024, and older
+pages still state the double. The price of SQS is that of the first 100 billion requests a month.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ S3_FREE = frozenset({"AbortMultipartUpload", "DeleteObject", "DeleteObjects"})
 
 # Meter: counts the calls to AWS, and computes their list price.
 #
-# Capacity is computed from item sizes, by the rules of AWS's documentation, unless the answer states
-# it. DynamoDB bills an update or a delete by the size of the whole item, which the client does not
-# know. The meter uses the size of the parameters, so for items over a kilobyte the bill is higher
+# Capacity is computed from item sizes, by the rules of AWS's documentation, unless the answer
+# states it. DynamoDB bills an update or a delete by the size of the whole item, which the client
+# does not know. The meter uses the size of the parameters, so for items over a kilobyte the bill is higher
 # than the meter. Of the indexes the meter sees only what a write sets: a key that is set counts as
 # moved, which is a removal and an insert. Index writes that follow from deleted or replaced items
 # are not counted.

@@ -1,9 +1,10 @@
-"""Lanes: how many writes are on their way to a shard at once, as many as it takes
+"""Adaptive concurrency: how many writes are sent to a shard at once
 (docs/engines.md, DynamoDB store).
 
-A partition takes so many writes a second, and nobody tells beforehand how many that are just now.
-So each shard has a lane of its own width: one more after every wave that went well, half as many
-after one that was throttled. What was refused goes again; no other shard waits for it.
+A partition accepts a limited number of writes a second. DynamoDB does not publish the current
+number, and it changes while partitions split. So each shard has a width of its own: one more after
+every successful wave, half as many after a throttled one. Throttled rows are written again with the
+next wave. No shard waits for another shard.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from conveyor.engines.aws.client.retry import backoff_s
 from conveyor.engines.aws.errors import AwsError, is_refused_for_now
 from conveyor.ports.errors import Unavailable
 
+# A new shard starts with WIDTH: one starts slowly, and many at once throttle a cold partition.
 WIDTH, WIDTH_MAX = 4, 32
+# Bounds the memory. A forgotten shard starts with WIDTH again.
 _REMEMBERED_MAX = 1024
+# Consecutive waves without one success before the call fails. A throttle passes, so it is tried
+# more often than a lost answer, which took a timeout.
 _THROTTLED_MAX, _LOST_MAX = 10, 3
 
 Shard = Hashable
@@ -32,7 +37,7 @@ Write = Callable[[W], Awaitable[None]]
 
 @dataclass(slots=True)
 class AdaptiveConcurrency:
-    """The width of every lane that was used of late."""
+    """The width of each shard that was used lately."""
 
     _widths: OrderedDict[Shard, int] = field(default_factory=OrderedDict)
 
@@ -55,7 +60,7 @@ class AdaptiveConcurrency:
 async def put_rows(
     concurrency: AdaptiveConcurrency, tasks: Sequence[Task], put: Write[Task], random: Random
 ) -> None:
-    """Puts every row, each shard at its own pace. `put` must be safe to repeat."""
+    """Writes all rows, each shard at its own rate. `put` must be safe to repeat."""
     by_shard: dict[Shard, deque[Task]] = {}
     for task in tasks:
         by_shard.setdefault((task.run_id, task.shard), deque()).append(task)
@@ -86,7 +91,7 @@ async def write_shards(
 async def _write_shard(
     concurrency: AdaptiveConcurrency, shard: Shard, rows: deque[W], write: Write[W], random: Random
 ) -> None:
-    throttled = lost = 0  # Waves in a row of which nothing came through.
+    throttled = lost = 0  # Consecutive waves without one success.
     while rows:
         wave = [rows.popleft() for _ in range(min(concurrency.width_of(shard), len(rows)))]
         failed = await _write_wave(wave, write)
@@ -107,7 +112,7 @@ async def _write_shard(
 
 
 async def _write_wave(wave: Sequence[W], write: Write[W]) -> list[tuple[W, Unavailable]]:
-    """What did not come through, and why."""
+    """Writes a wave. Returns the rows that failed, with their errors."""
     failed: list[tuple[W, Unavailable]] = []
     refused: list[AwsError] = []
 

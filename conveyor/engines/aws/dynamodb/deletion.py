@@ -1,4 +1,4 @@
-"""Scrubs: the rows of what was deleted, and of what has expired, go for good
+"""Deletion: removes the rows of deleted jobs and runs, and expired rows
 (docs/engines.md, DynamoDB store)."""
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from conveyor.engines.aws.dynamodb.table import Table, place_in
 from conveyor.engines.aws.dynamodb.transactions import apply
 from conveyor.ports.errors import RowDamaged
 
-_PAGE = 500
+_PAGE = 500  # Items that one query reads ahead.
 _PURGED_AT_ONCE = 25
-# In this order: the rows of runs, which tell how many shards there are, go last.
+# Kinds are removed in this order. Run rows go last, because they state the number of shards, which
+# an interrupted deletion needs again.
 _IN_SHARDS = ("Task", "Stats")
 _IN_JOB = ("Batch", "Notice", "Export", "Budget", "Share")
 
 
 async def delete_run_rows(table: Table, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
-    """Pointers go with their rows and are not counted."""
+    """Removes up to `limit` rows. Pointers are removed with their rows and are not counted."""
     shard_count = await _shard_count(table, job_id)
     shards = [keys.shard(job_id, number) for number in range(shard_count)]
     gone = 0
@@ -58,14 +59,15 @@ async def delete_run_rows(table: Table, job_id: JobId, run_id: RunId | None, *, 
     async with aclosing(rows_to_delete(table, job_id, run_id)) as rows:
         while gone + len(doomed) < limit and (places := await anext(rows, None)) is not None:
             doomed.append(places)
-    # What the others are found by goes last, or who is cut off leaves something for good.
+    # The last place of each row is the one by which the others are found. It is removed last: if
+    # the deletion is interrupted, the next one still finds the rest.
     await table.remove([place for places in doomed for place in places[:-1]])
     await table.remove([places[-1] for places in doomed])
     return gone + len(doomed)
 
 
 async def _scrub_shards(table: Table, ranges: list[Range], limit: int) -> int:
-    """As many rows of one shard as of the other, so that all are at work."""
+    """Removes rows of all shards evenly, so that all partitions work at the same time."""
     if limit <= 0:
         return 0
     async with aclosing(merge_ranges(table, ranges, limit=limit)) as items:
@@ -75,7 +77,7 @@ async def _scrub_shards(table: Table, ranges: list[Range], limit: int) -> int:
 
 
 async def _shard_count(table: Table, job_id: JobId) -> int:
-    """As the job has it, or any of its runs: the row of a deleted job stays."""
+    """Returns the largest shard count of the job and its runs. The row of a deleted job remains."""
     job = await table.get(JobKey(job_id))
     counts = [1] if job is None else [job.shard_count]
     runs = prefix_range(keys.job(job_id), "Run#")
@@ -88,7 +90,7 @@ async def _shard_count(table: Table, job_id: JobId) -> int:
 async def rows_to_delete(
     table: Table, job_id: JobId, run_id: RunId | None
 ) -> AsyncGenerator[list[Place], None]:
-    """The items of one row after the other: it, what points at it, and last where it was found."""
+    """Yields the items of each row: the row, its pointers, and last the item that was found."""
     job = keys.job(job_id)
 
     def of(kind: str, index: Index = BASE) -> Range:
@@ -107,8 +109,11 @@ async def rows_to_delete(
 
 
 async def rows_named_by(table: Table, asked: Range) -> AsyncGenerator[Place, None]:
-    """What an index shows and the table has: one that is behind shows for a minute what is gone,
-    and who scrubs until nothing is left would not rest."""
+    """Yields the places that an index names and that exist in the table.
+
+    An index may still name removed rows for a minute. A deletion that repeats until nothing is left
+    would not end without this check.
+    """
     async with aclosing(merge_ranges(table, [asked], limit=_PAGE)) as items:
         while named := await take(_PURGED_AT_ONCE, items):
             for place in await table.get_items([place_in(item) for item in named]):
@@ -116,8 +121,11 @@ async def rows_named_by(table: Table, asked: Range) -> AsyncGenerator[Place, Non
 
 
 def _pointers(item: Item) -> list[Place]:
-    """A run's; others are come by through their pointers, or swept by who finds them dangling,
-    as is that of a run whose row cannot be decoded."""
+    """Returns the pointer of a run.
+
+    Rows of other kinds are found through their pointers. The pointer of a run whose row cannot be
+    decoded stays; a query that finds it dangling removes it.
+    """
     try:
         run = codec_of(Run).from_item(item)
     except RowDamaged:
@@ -128,9 +136,10 @@ def _pointers(item: Item) -> list[Place]:
 
 
 async def delete_expired(table: Table, now: float) -> int:
-    """The table drops what has expired by itself, within days; this is for whoever counts."""
+    """Removes expired rows now. DynamoDB's own expiry removes them too, but only within days."""
     records = await _purge(table, due("Key", before=now), now, IdempotencyRecord)
-    # All events live equally long, so that the oldest expire first.
+    # The index orders events by `occurred_at`. All events have the same lifetime, so that is also
+    # the order in which they expire.
     return records + await _purge(table, due("Event", ["new", "placed"], before=now), now, Event)
 
 
@@ -143,6 +152,7 @@ async def _purge(
             found = await table.get_items([place_in(item) for item in named])
             rows = decode(table, row_type, found.values())
             expired = [_removal(row, now) for row in rows if row.expires_at < now]
+            # The rows come in order: after a page without an expired row there is none.
             if not expired:
                 break
             verdicts = await gather(partial(apply, table), expired)

@@ -1,7 +1,7 @@
-"""Expressions: guards and writes as DynamoDB puts them (docs/engines.md, DynamoDB store).
+"""Expressions: translates guards and writes to DynamoDB's syntax (docs/engines.md, DynamoDB store).
 
-Names and values only ever travel as parameters. No update lacks a condition that its row is there,
-so none creates one.
+Names and values are always parameters, because many field names are reserved words of DynamoDB.
+Every update has the condition that its row exists: UpdateItem would create the row otherwise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def codec_for(key: AnyKey) -> Codec:
 
 
 def to_item(key: AnyKey, row: Row) -> Item:
-    """The row with its place, what indexes show of it, and when the table may drop it."""
+    """Returns the item of a row: its key, its fields, its index attributes and its expiry."""
     fields = msgspec.structs.asdict(row)
     item = key_item(item_key(key)) | codec_for(key).to_item(row)
     for each in DERIVED.get(type(key), ()):
@@ -52,7 +52,7 @@ def to_item(key: AnyKey, row: Row) -> Item:
 
 
 def pointer_item(key: AnyKey, fields: dict[str, Any]) -> Item | None:
-    """The pointer to a row of which these fields are known, or have just been set."""
+    """Returns the pointer to a row with these fields; None if the pointer does not depend on them."""
     pointer = POINTERS.get(type(key))
     if pointer is None or pointer.field not in fields:
         return None
@@ -63,7 +63,7 @@ def pointer_item(key: AnyKey, fields: dict[str, Any]) -> Item | None:
 
 
 class Expression:
-    """One write or check of one item, being put together."""
+    """Builds one write or check of one item: collects its names and values."""
 
     def __init__(self, key: AnyKey) -> None:
         self.key = key
@@ -108,7 +108,7 @@ class Expression:
         return " ".join(f"{verb} {', '.join(each)}" for verb, each in clauses.items() if each)
 
     def _attributes(self, update: Update) -> Iterator[tuple[str, Attribute | None]]:
-        """What the update sets or removes, with what indexes show of it."""
+        """Yields the attributes that the update sets, or removes (None), with those of indexes."""
         key, values = update.key, update.values
         for name, value in values.items():
             yield name, None if self.codec.omits(name, value) else to_attribute(value)
@@ -125,6 +125,8 @@ class Expression:
         facts = []
         if guard.status_in is not None:
             marks = [self.value({"S": str.__str__(each)}) for each in sorted(guard.status_in)]
+            # `IN ()` is a syntax error. A guard without statuses admits no row, so use a condition
+            # that no existing row passes.
             nowhere = f"attribute_not_exists({PK})"
             facts.append(f"{self._name('status')} IN ({', '.join(marks)})" if marks else nowhere)
         facts += [self._equals(name, value) for name, value in guard.equals]
@@ -137,6 +139,8 @@ class Expression:
     def _equals(self, name: str, value: Any) -> str:
         if value is None and self.codec.omits(name, value):
             return f"attribute_not_exists({self._name(name)})"
+        # An attribute may be missing although the codec does not omit it: the row was written
+        # before the field existed. It then has its default.
         equal = f"{self._name(name)} = {self.value(to_attribute(value))}"
         if self.codec.is_default(name, value):
             return f"(attribute_not_exists({self._name(name)}) OR {equal})"
@@ -186,5 +190,5 @@ def delete(table: str, write: Delete) -> Params:
 
 
 def _ttl(key: AnyKey, expires_at: float) -> Attribute:
-    """DynamoDB reads whole seconds only."""
+    """Returns the expiry in whole seconds, rounded up: DynamoDB ignores fractions."""
     return {"N": str(ceil(expires_at + EXPIRING[type(key)]))}

@@ -1,4 +1,4 @@
-"""Together: many calls at once, and their answers in order."""
+"""Runs many calls concurrently and returns their answers in order."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import trio
 from conveyor.engines.aws.errors import AwsError
 from conveyor.ports.errors import Unavailable
 
+# Concurrent calls of one `gather`. More would use more connections and throttle sooner.
 PARALLEL_MAX = 64
 
 A = TypeVar("A")
@@ -17,7 +18,10 @@ B = TypeVar("B")
 
 
 async def gather(work: Callable[[A], Awaitable[B]], given: Sequence[A]) -> list[B]:
-    """All of it is tried, whatever becomes of some; then the first failure is raised."""
+    """Runs all calls, even if some fail. Then raises the first failure.
+
+    A failure must not cancel the others: a cancelled write has an unknown outcome.
+    """
     if len(given) == 1:
         return [await work(given[0])]
     answers: dict[int, B] = {}

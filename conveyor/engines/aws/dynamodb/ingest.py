@@ -1,10 +1,14 @@
-"""Chunks: one ingest step, safe to be cut off anywhere and to be done by two at once
+"""One ingest step. It may be interrupted anywhere, and two workers may run it at the same time
 (docs/engines.md, DynamoDB store).
 
-Rows, then counts, then refs, then the checkpoint. The counts move in a transaction that also notes
-on the batch, in `counted`, how far they go: a step that is done again, be it by one that takes
-longer or shorter steps, finds what is counted. They come before the refs, so that nothing can be
-settled that was not admitted.
+The order is: rows, counts, references, checkpoint.
+
+- Rows first: an insert of a row that exists changes nothing, so repeating it is safe.
+- The transaction of the counts also sets `counted` on the batch row, the position up to which the
+  list is counted. A repeated step reads `counted` and counts nothing twice, even if it is longer or
+  shorter than the first.
+- Counts before references: otherwise a task could be settled that was not yet admitted.
+- The checkpoint last: everything before it is repeated if the step is interrupted.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ Send = Callable[[tuple[TaskRef, ...]], Awaitable[None]]
 
 
 async def put_chunk(table: Table, chunk: Chunk, send: Send) -> Verdict:
-    # Nobody who is fenced out already writes a row.
+    # Check the fence before the first row: a worker that lost the batch must not add rows.
     refusal, counted = await _look(table, chunk)
     if refusal is not None:
         return refusal
@@ -60,7 +64,10 @@ async def put_chunk(table: Table, chunk: Chunk, send: Send) -> Verdict:
 
 
 async def _put_task(table: Table, chunk: Chunk, task: Task) -> None:
-    """Inserts, or leaves what is there as it is; which is why a lost answer does not matter."""
+    """Inserts the task, or keeps the existing row. So a lost answer does no harm.
+
+    One attempt, because `put_rows` adapts its rate to throttles itself.
+    """
     key = TaskKey(chunk.key.job_id, task.run_id, task.task_id, task.shard)
     await table.write("PutItem", expressions.put(table.name, Insert(key, task)), attempts_max=1)
 
@@ -77,7 +84,7 @@ async def _count(table: Table, chunk: Chunk, counted: int | None) -> Stale | Mis
 
 
 async def _look(table: Table, chunk: Chunk) -> tuple[Stale | Missing | None, int | None]:
-    """What is wrong with the step, and how far the counts of its list go, if any were made."""
+    """Returns why the step is refused, if it is, and the position up to which it is counted."""
     counts = [Update(_stats_key(chunk, shard), _gate(chunk)) for shard in chunk.stats]
     writes = [Update(chunk.key, _fence(chunk)), *counts]
     places = {write.key: item_key(write.key) for write in writes}
@@ -95,7 +102,7 @@ async def _look(table: Table, chunk: Chunk) -> tuple[Stale | Missing | None, int
 
 
 def _is_counted(chunk: Chunk, counted: int | None) -> bool:
-    """A step without tasks has nothing to count, but notes where it is."""
+    """A step without tasks adds no counts, but still sets `counted`."""
     return counted is not None and counted >= _reached(chunk)
 
 
@@ -110,8 +117,11 @@ def _counter_items(table: str, chunk: Chunk, counted: int | None) -> list[dict[s
 
 
 def _left_to_count(chunk: Chunk, counted: int | None) -> dict[int, dict[str, int]]:
-    """A step of another length may have begun where this one does, and have been cut off after its
-    counts: its lines are the first of these."""
+    """Returns the counts that are still to be added.
+
+    A step of another length may have started at the same position and have been interrupted after
+    its counts. Its tasks are the first tasks of this step.
+    """
     ahead = 0 if counted is None else counted - chunk.done_before
     return chunk.stats if ahead <= 0 else counts_of(chunk.tasks[ahead:])
 
@@ -142,5 +152,5 @@ def _fence(chunk: Chunk) -> Guard:
 
 
 def _reached(chunk: Chunk) -> int:
-    """Where the counts stand once the step's are made: a step without tasks gets nowhere."""
+    """Returns the value of `counted` after this step."""
     return chunk.done_before + len(chunk.tasks)

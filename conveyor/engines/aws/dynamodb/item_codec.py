@@ -1,8 +1,8 @@
-"""Items: the mapping between rows and DynamoDB's attributes, derived from the types
+"""Item codec: converts rows to DynamoDB's attributes and back, derived from the types
 (docs/storage.md, DynamoDB table).
 
-Texts and enums are S, numbers and instants N, booleans BOOL, anything composite JSON in an S. What
-is empty by default and empty in the row is left out: a task stays below one write unit.
+Texts and enums are S, numbers and instants N, booleans BOOL, and composite values JSON in an S. A
+field that is empty and empty by default is omitted, so that a task stays below one write unit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _decode_json = msgspec.json.decode
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codec:
-    """How the rows of one type are kept."""
+    """The mapping of one row type."""
 
     row_type: type[msgspec.Struct]
     defaults: Mapping[str, Any]
@@ -40,8 +40,11 @@ class Codec:
         return {name: to_attribute(value) for name, value in fields if not self.omits(name, value)}
 
     def from_item(self, item: Item) -> Any:
-        """Attributes that are no fields, such as those of indexes, are passed over. A task of
-        which not every field can be decoded is a DamagedTask; RowDamaged for any other row."""
+        """Decodes an item. Ignores attributes that are not fields, such as those of indexes.
+
+        A task with undecodable fields becomes a DamagedTask. Any other undecodable row raises
+        RowDamaged.
+        """
         try:
             names = [name for name in self.row_type.__struct_fields__ if name in item]
             values = {name: self._value(name, item[name]) for name in names}
@@ -75,7 +78,7 @@ class Codec:
     def from_items(
         self, items: Iterable[Item], note_damage: Callable[[RowDamaged], None]
     ) -> Iterator[Any]:
-        """The rows of all items that can be decoded."""
+        """Yields the rows that can be decoded, and reports the others to `note_damage`."""
         for item in items:
             try:
                 row = self.from_item(item)
@@ -85,7 +88,7 @@ class Codec:
                 yield row
 
     def omits(self, name: str, value: Any) -> bool:
-        """An attribute that is not there means this value."""
+        """Returns whether a missing attribute means this value."""
         return not value and self.is_default(name, value)
 
     def is_default(self, name: str, value: Any) -> bool:
@@ -112,6 +115,7 @@ def to_attribute(value: Any) -> Attribute:
     if isinstance(value, bool):
         return {"BOOL": value}
     if isinstance(value, int | float):
+        # repr is exact: `float(repr(x)) == x`, so guards that compare an instant match.
         return {"N": repr(value)}
     if value is None:
         return {"NULL": True}

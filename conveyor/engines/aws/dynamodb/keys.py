@@ -1,9 +1,10 @@
-"""The layout: where every kind of row lies, and which indexes show it
+"""Keys: the place of every row kind in the table, and its index attributes
 (docs/storage.md, DynamoDB table).
 
-A row is shown in an index under its kind, its own status as it stands there, and a bucket, so that
-no status is spelled here: who asks names them. A pointer is a second, tiny item that orders rows
-as no key of theirs does, consistently, which no index can.
+An index partition is a row kind, the row's status as stored, and a bucket. This module names no
+status: queries name them. A pointer is a second, small item that orders rows by another field than
+their key. An index could do that too, but reads of an index are eventually consistent, and reads of
+a pointer are consistent.
 """
 
 from __future__ import annotations
@@ -52,12 +53,13 @@ from conveyor.domain.webhook.keys import SigningKeys
 
 PK, SK, TTL = "pk", "sk", "ttl"
 TARGET = "of"
-"""What a pointer points at."""
-# Each is a query of its own for whoever looks what is due, and everybody does all the time.
+"""The attribute of a pointer that contains the place of its row."""
+# Partitions of an index per kind and status. More buckets accept more writes. But each one is a
+# query of its own for every search of due rows, and all workers search all the time.
 BUCKETS, HOT_BUCKETS = 2, 8
 _HOT_KINDS = frozenset({"Event", "Key", "Notice", "Run"})
-# The sweeper removes the blobs of these first, and then the row; expiry by the table is for what
-# it never got to.
+# The sweeper removes the blobs of these rows first, and then the row. DynamoDB's own expiry must
+# not remove a row before its blobs, so it only takes rows that the sweeper did not reach in a week.
 _BLOB_GRACE_S = 7 * 24 * 3600.0
 
 Place = tuple[str, str]
@@ -95,7 +97,7 @@ ROW_TYPES: dict[type, type[msgspec.Struct]] = {
 
 
 def item_key(key: AnyKey) -> Place:  # noqa: C901, PLR0912 (one branch a kind)
-    """The partition and the sort key of a row."""
+    """Returns the partition and the sort key of a row."""
     match key:
         case TaskKey():
             return shard(key.job_id, key.shard), f"Task#{key.run_id}#{key.task_id}"
@@ -146,7 +148,8 @@ def caller(name: str) -> str:
 
 
 def stamp(instant: float) -> str:
-    """Sorts as the instant does; nine digits keep any two of today apart."""
+    """Returns a text that sorts like the instant. Nine decimals distinguish any two floats of
+    today."""
     return f"{max(instant, 0.0):021.9f}"
 
 
@@ -159,13 +162,13 @@ def bucket_of(kind: str, name: str) -> int:
 
 
 def buckets(kind: str, *labels: str) -> list[str]:
-    """The partitions of an index in which rows of a kind with these labels lie."""
+    """Returns the index partitions of the rows of a kind with these labels."""
     numbers = range(_bucket_count(kind))
     return [f"{kind}#{label}#{number}" for label in sorted(labels) for number in numbers]
 
 
 class Derived(NamedTuple):
-    """An attribute that follows from the key and these fields; None where there is none."""
+    """An index attribute that `make` computes from the key and these fields; None to omit it."""
 
     attribute: str
     fields: frozenset[str]
@@ -173,21 +176,22 @@ class Derived(NamedTuple):
 
 
 class Pointer(NamedTuple):
-    """Where the second item of a row lies, which follows from the key and one field."""
+    """The place of a row's pointer, which `make` computes from the key and one field."""
 
     field: str
     make: Callable[[Fields], Place | None]
 
 
 def _in_bucket(kind: str, name: str, label: str = "") -> Callable[[Fields], str]:
-    """`label` is the field that rows are told apart by, their status as a rule."""
+    """`label` is the field that selects the partition, usually the status."""
     return lambda row: f"{kind}#{row[label] if label else ''}#{bucket_of(kind, row[name])}"
 
 
 def _timed(
     kind: str, due: str, *names: str, label: str = "", index: Index = BY_TIME
 ) -> tuple[Derived, ...]:
-    """Shown in an index by an instant, if it has one, and then by name."""
+    """Orders a kind in an index by an instant, then by `names`. Rows without the instant are not
+    in the index."""
 
     def sort(row: Fields) -> str | None:
         at = row[due]
@@ -225,7 +229,7 @@ DERIVED: dict[type, tuple[Derived, ...]] = {
     ),
     RunKey: (
         *_timed("Run", "updated_at", "run_id", label="status"),
-        # Nobody looks for runs by their owner, so that index has room for a second time.
+        # No query finds runs by their owner, so runs use that index for a second instant.
         *_timed("Expiry", "sweep_at", "run_id", index=BY_OWNER),
     ),
     BatchKey: _timed("Batch", "updated_at", "run_id", "batch_id", label="status"),
@@ -283,4 +287,4 @@ EXPIRING: dict[type, float] = {
     ExportKey: _BLOB_GRACE_S,
     InputKey: _BLOB_GRACE_S,
 }
-"""Kinds that the table itself removes, this long after their `expires_at`."""
+"""Kinds that DynamoDB's own expiry removes, so many seconds after their `expires_at`."""

@@ -1,9 +1,10 @@
-"""Pages: sorted streams of items, read a little ahead, and merged into one
+"""Queries: reads sorted streams of items, and merges them into one
 (docs/engines.md, DynamoDB store).
 
-A page of a sharded run takes about `limit / shards` rows from each shard, and goes on only where
-it runs dry: it reads little more than it returns. Every stream follows its pages to the end, also
-over empty ones, unless its reader may go so far only.
+A page of a sharded run needs the smallest keys of all shards. Reading `limit` rows of each shard
+would read N times too much. So a query reads about `limit / N` rows of each shard and continues only
+with a shard that has run out: it reads little more than it returns. A stream follows DynamoDB's
+pages to the end, including empty ones, unless its reader has a read budget.
 """
 
 from __future__ import annotations
@@ -60,19 +61,20 @@ from conveyor.engines.aws.dynamodb.keys import (
 )
 from conveyor.engines.aws.dynamodb.table import Table, place_in
 
-READ_AT_ONCE_MAX = 1000
-# Shards are not even: of what is left, a little less than their share is read ahead.
+READ_AT_ONCE_MAX = 1000  # Rows per call. DynamoDB itself ends a page at 1 MB.
+# Shards are not even, so a little less than an equal share is read from each. A larger share reads
+# rows that are not returned; a smaller one needs more calls.
 _READ_AHEAD = 0.9
 LAST = "~"
-"""Sorts behind anything that ids are made of."""
+"""Sorts after every character of ids."""
 BASE = Index("", PK, SK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Items of one partition of the table, or of an index, from one sort key to another.
+    """Items of one partition of the table or of an index, between two sort keys, both included.
 
-    `but` is left out: where the page before ended. `statuses` is what their status may be.
+    `but` is excluded: the previous page ended there. `statuses` restricts the status of the rows.
     """
 
     partition: str
@@ -90,7 +92,7 @@ def prefix_range(partition: str, prefix: str, index: Index = BASE) -> Range:
 
 @dataclass(slots=True)
 class Stream:
-    """One range being read. What is read by key is consistent, what an index shows is not."""
+    """Reads one range. Reads of the table are consistent, reads of an index are not."""
 
     table: Table
     range: Range
@@ -108,11 +110,11 @@ class Stream:
 
     @property
     def reached(self) -> str | None:
-        """The sort key up to which it was read, what did not pass included."""
+        """The sort key up to which the range was read, including rows that were filtered out."""
         return None if self._start is None else str(self._start[self.range.index.sk]["S"])
 
     async def read(self, count: int) -> int:
-        """Reads on, once; answers how many rows were looked at for it."""
+        """Makes one call. Returns how many rows it read, including those filtered out."""
         params = self._params() | {"Limit": min(max(1, count), READ_AT_ONCE_MAX)}
         answer = await self.table.call("Query", params)
         items = answer.get("Items", ())
@@ -158,7 +160,7 @@ class Stream:
 
 @dataclass(slots=True)
 class ReadBudget:
-    """How many rows may still be read. Where they do not suffice, `until` is how far they went."""
+    """How many rows may still be read. If they do not suffice, `until` is the key reached."""
 
     rows_left: int
     until: str | None = None
@@ -167,10 +169,11 @@ class ReadBudget:
 async def merge_ranges(
     table: Table, ranges: Sequence[Range], *, limit: int, reach: ReadBudget | None = None
 ) -> AsyncGenerator[Item, None]:
-    """The items of all ranges in the order of their sort keys; `limit` is how many are expected.
+    """Yields the items of all ranges in the order of their sort keys.
 
-    With a `reach` it ends where nobody knows without reading more what comes next. Only ascending
-    ranges have one.
+    `limit` is the expected number of items; it determines how much is read ahead. With a `reach`
+    the stream ends where the next item is not known without reading more. Only ascending ranges
+    may have one.
     """
     streams = [Stream(table, each) for each in ranges]
     choose = max if any(each.is_descending for each in ranges) else min
@@ -181,6 +184,8 @@ async def merge_ranges(
         await _fill([stream for stream in streams if stream.is_dry], share, reach)
         full = [stream for stream in streams if stream.ready]
         known = [stream.reached for stream in streams if stream.is_dry and stream.reached]
+        # An item is next only if no unread shard can have a smaller key. So nothing beyond the
+        # smallest key that an exhausted shard reached may be returned.
         if reach is not None and known:
             reach.until = min(known)
             full = [stream for stream in full if stream.head() <= reach.until]
@@ -191,9 +196,11 @@ async def merge_ranges(
 
 
 async def _fill(dry: Sequence[Stream], count: int, reach: ReadBudget | None) -> None:
-    """Reads on until none is dry, or no more may be read; each gets somewhere at least."""
+    """Reads until no stream is dry, or the read budget is used up."""
     while dry:
         if reach is not None:
+            # Each stream is read at least once, even without budget: a page that moves no shard
+            # forward would never end.
             if reach.rows_left < len(dry) and all(stream.reached for stream in dry):
                 return
             count = min(count, max(1, reach.rows_left // len(dry)))
@@ -201,19 +208,19 @@ async def _fill(dry: Sequence[Stream], count: int, reach: ReadBudget | None) -> 
         if reach is not None:
             reach.rows_left -= sum(looked_at)
         dry = [stream for stream in dry if stream.is_dry]
-        count *= 2  # What is sought is rare: look at more at once.
+        count *= 2  # The filter passes few rows, so read more per call.
 
 
-# Finds: each query as ranges to walk and rows to take from them (docs/storage.md, Queries;
+# Queries: each query as ranges to read (docs/storage.md, Queries;
 # docs/engines.md, DynamoDB store).
 #
-# What lies in one partition is read there, consistently and in order. What an index or a pointer
-# names is read again by its key, and must still be what was asked for: an index may be late, so
-# such a find may miss what was just written, but it never shows what is not so.
+# Rows of one partition are read there, consistently and in order. Rows that an index or a pointer
+# names are read again by their keys, and must still match the query. An index may be late, so such
+# a query may miss a row that was just written, but it never returns a row that does not match.
 
 
-_FIRST = " "
-_ALL = 1000
+_FIRST = " "  # Sorts before every character of ids.
+_ALL = 1000  # The read-ahead of queries without a limit.
 
 Passes = Callable[[Any], bool]
 DueQuery = (
@@ -258,7 +265,7 @@ async def _find(table: Table, query: AnyQuery) -> list[Any]:
 
 
 def _asked(query: DueQuery) -> tuple[list[Range], type[msgspec.Struct], Passes]:
-    """Where an index shows what is due, the type of its rows, and which of them are meant."""
+    """Returns the index ranges of a query, its row type, and the test that a row must pass."""
     match query:
         case BatchesIn(statuses=statuses, idle_since=by):
             ranges = due("Batch", statuses, before=by)
@@ -299,7 +306,7 @@ async def _tasks_of(table: Table, query: TasksOf) -> list[Task]:
 
 
 async def page_tasks(table: Table, query: TasksOf, *, read_max: int) -> TaskPage:
-    """What is rare is not looked for to the end: the page says how far it went."""
+    """Reads at most about `read_max` rows. The page states how far it was read."""
     reach = ReadBudget(read_max)
     async with aclosing(
         merge_ranges(table, _ranges_of(query), limit=query.limit, reach=reach)
@@ -318,7 +325,7 @@ def _tasks_prefix(query: TasksOf) -> str:
 
 
 def _ranges_of(query: TasksOf) -> list[Range]:
-    """Of each shard what lies behind `after`: that one itself would be read in vain."""
+    """Returns the range of each shard, starting after `after`."""
     prefix = _tasks_prefix(query)
     first = prefix if query.after is None else f"{prefix}{query.after}{_FIRST}"
     statuses = None if query.statuses is None else frozenset(map(str, query.statuses))
@@ -411,15 +418,17 @@ async def _events_of(table: Table, query: EventsOf) -> list[Event]:
 
 
 async def _runs_in(table: Table, query: RunsIn) -> list[Run]:
-    """The index goes by the time of the change, so the names of all that changed are read; only
-    the rows of one page are."""
+    """Finds runs by status. The index is ordered by `updated_at`, but the query by id.
+
+    So the keys of all changed runs are read, but only the rows of one page.
+    """
     since = stamp(query.updated_since)
     ranges = [
         Range(partition=each, index=BY_TIME, first=since, last=LAST)
         for each in keys.buckets("Run", *map(str, query.statuses))
     ]
     async with aclosing(merge_ranges(table, ranges, limit=_ALL)) as items:
-        # A row that moves on meanwhile is shown in its old place and in its new one.
+        # A set, because a row that changes meanwhile may appear at its old and its new position.
         places = {place_in(item) async for item in items}
     after = keys.item_key(RunKey(JobId(""), query.after or RunId("")))[1]
     in_order = sorted((place for place in places if place[1] > after), key=lambda at: at[1])
@@ -445,7 +454,7 @@ def due(
     after: str = _FIRST,
     index: Index = BY_TIME,
 ) -> list[Range]:
-    """What an index shows of a kind up to an instant, that one included."""
+    """Returns the index ranges of a kind up to and including an instant."""
     last = f"{stamp(before)}{LAST}"
     return [
         Range(partition=each, index=index, first=after, last=last, but=after)
@@ -460,8 +469,10 @@ async def _matching(
     limit: int,
     passes: Passes,
 ) -> list[Any]:
-    """The rows that an index or pointers name, each once, read again by key, as far as they
-    pass."""
+    """Returns the rows that an index or pointers name, each once, if they still pass.
+
+    Each row is read again by its key. Pointers without a row are removed.
+    """
     rows: list[Any] = []
     seen: set[Place] = set()
     async with aclosing(merge_ranges(table, ranges, limit=limit)) as items:
@@ -480,12 +491,12 @@ async def _matching(
 
 
 def decode(table: Table, row_type: type[msgspec.Struct], items: Iterable[Item]) -> list[Any]:
-    """Rows, without those that cannot be decoded."""
+    """Decodes rows, and skips those that cannot be decoded."""
     return list(codec_of(row_type).from_items(items, table.damage.note_skipped))
 
 
 def target_of(item: Item) -> Place:
-    """Where the row lies that an item of an index, or a pointer, stands for."""
+    """Returns the place of the row that an index item or a pointer names."""
     if TARGET not in item:
         return place_in(item)
     partition, sort = item[TARGET]["L"]
@@ -493,7 +504,8 @@ def target_of(item: Item) -> Place:
 
 
 def is_dangling(item: Item, found: Collection[Place]) -> bool:
-    """A pointer whose row is gone. They are written together, so it will not come back."""
+    """Returns whether the row of a pointer was removed. Row and pointer are written in one
+    transaction, so a missing row will not appear later."""
     return TARGET in item and target_of(item) not in found
 
 

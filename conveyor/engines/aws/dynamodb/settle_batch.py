@@ -1,8 +1,22 @@
-"""Tallies: settles of one shard in one transaction, with one write to their counter
+"""The settle batch: settles of one shard share a transaction and one write to their counter row
 (docs/engines.md, DynamoDB store).
 
-Of a group that was cancelled the refused members are dropped and the others tried again, so that
-one lost claim costs its neighbours a round and nothing else.
+The problem: a settle ends a task and counts it, and both must commit together (decision 0002). As a
+transaction of its own it writes two rows at 2 write units each, and all settles of a shard write
+the same counter row, so concurrent transactions of a shard cancel one another.
+
+This module puts up to `GROUP_MAX` settles of one shard into one transaction: the flips, which end
+the tasks, and one update that adds the sum of the counts. The counter row then costs 2 units per
+group instead of 2 units per settle. Groups of one shard run one after the other; shards run
+concurrently.
+
+The alternatives that decision 0002 rejected are counters that are computed from the task rows on
+every read (too expensive for a million tasks) and counters that a background job repairs (wrong in
+between).
+
+A transaction is cancelled as a whole if one condition fails. Then the batch reads the rows of the
+failed steps, drops the settles whose guards no longer hold, and tries the others again. So a lost
+claim costs the other settles of its group one more round and nothing else.
 """
 
 from __future__ import annotations
@@ -23,8 +37,12 @@ from conveyor.engines.aws.dynamodb.transactions import guard_holds, transaction_
 from conveyor.engines.aws.errors import AwsError
 from conveyor.ports.errors import Unavailable
 
+# DynamoDB allows 100 items per transaction (`ATOMIC_MAX`), and one of them is the counter row. A
+# larger group saves little more; a smaller one pays for the counter row more often.
 GROUP_MAX = 90
 
+# DynamoDB's code for a transaction over 4 MB. It has other causes too, so a single settle that gets
+# it raises it.
 _TOO_LARGE = "ValidationException"
 
 _Gate = tuple[AnyKey, Guard]
@@ -32,7 +50,7 @@ _Numbered = list[tuple[int, Change]]
 
 
 async def apply_tallies(table: Table, changes: Sequence[Change]) -> list[Verdict]:
-    """Performs changes that are all tallies. Their counters are shown as the call left them."""
+    """Applies changes that are all tallies. Returns counters as they are after the whole call."""
     by_counter: defaultdict[AnyKey, _Numbered] = defaultdict(list)
     for number, change in enumerate(changes):
         by_counter[_count(change).key].append((number, change))
@@ -47,7 +65,10 @@ async def apply_tallies(table: Table, changes: Sequence[Change]) -> list[Verdict
 
 
 async def _apply_shard(table: Table, tallies: _Numbered) -> dict[int, Verdict]:
-    """One group after the other: at once they would only cancel each other."""
+    """Applies the groups of one shard one after the other.
+
+    All of them write the same counter row, so concurrent transactions would cancel one another.
+    """
     refused: dict[int, Verdict] = {}
     for group in _grouped(tallies):
         refused |= await apply_or_split(table, group)
@@ -55,8 +76,11 @@ async def _apply_shard(table: Table, tallies: _Numbered) -> dict[int, Verdict]:
 
 
 async def apply_or_split(table: Table, group: _Numbered) -> dict[int, Verdict]:
-    """Rows count towards 4 MB with all that they hold, which nobody knows before: a group that is
-    refused as a whole is tried in halves."""
+    """Applies a group, and splits it in halves if DynamoDB refuses it as too large.
+
+    A transaction may have 4 MB. The stored size of each row counts, and the store does not know
+    that size before.
+    """
     try:
         return await _apply_group(table, group)
     except AwsError as error:
@@ -68,7 +92,7 @@ async def apply_or_split(table: Table, group: _Numbered) -> dict[int, Verdict]:
 
 
 def _shown_keys(changes: Iterable[Change]) -> list[AnyKey]:
-    """Of all that was written, what the caller is shown: counters, and flips that are not quiet."""
+    """Returns the keys of the rows that callers receive: counters, and flips that are not quiet."""
     return [
         write.key
         for change in changes
@@ -78,7 +102,8 @@ def _shown_keys(changes: Iterable[Change]) -> list[AnyKey]:
 
 
 def _verdict(change: Change, shown: dict[AnyKey, Any]) -> Verdict:
-    # Only a scrub removes rows, and by then nobody waits for the answer.
+    # The counter row was written a moment ago. Only a deletion of the run can have removed it, and
+    # then the run has no more callers.
     counter_key = _count(change).key
     if counter_key not in shown:
         return Missing(counter_key)
@@ -86,7 +111,11 @@ def _verdict(change: Change, shown: dict[AnyKey, Any]) -> Verdict:
 
 
 def _grouped(tallies: _Numbered) -> list[_Numbered]:
-    """Groups in order, of one gate each, and with no row twice."""
+    """Splits settles into groups, in order.
+
+    A group has one gate (counter row and guard), because its counts are one update. It contains no
+    row twice, because DynamoDB refuses such a transaction.
+    """
     groups: list[_Numbered] = []
     gate: _Gate | None = None
     keys: set[AnyKey] = set()
@@ -102,13 +131,14 @@ def _grouped(tallies: _Numbered) -> list[_Numbered]:
 
 
 async def _apply_group(table: Table, group: _Numbered) -> dict[int, Verdict]:
-    """Performs those of a group that can be; answers what is wrong with the others."""
+    """Applies the settles of a group that can be applied. Returns the verdicts of the others."""
     refused: dict[int, Verdict] = {}
     left = list(group)
     for round_number in range(ROUNDS_MAX):
         failed = await table.write_together(_steps(table.name, [change for _, change in left]))
         if failed is None:
             return refused
+        # The counter is the last step. If its condition failed, the gate is closed for all.
         suspects = left if len(left) in failed else [left[at] for at in failed]
         keys = [write.key for _, change in suspects for write in change.writes]
         rows = await table.get_all(keys)
@@ -119,13 +149,14 @@ async def _apply_group(table: Table, group: _Numbered) -> dict[int, Verdict]:
         left = [each for each in left if each[0] not in refused]
         if not left:
             return refused
+        # All guards hold now: another writer changed a row in between and back. Wait for it.
         if not refused:
             await trio.sleep(backoff_s(round_number, table.random))
     raise Unavailable("settles that others keep changing")
 
 
 def _steps(table: str, changes: Sequence[Change]) -> list[dict[str, Params]]:
-    """The flips in order, and the counter at the end."""
+    """Returns the steps of the transaction: the flips in order, then the counter."""
     total: Counter[str] = Counter()
     for change in changes:
         total.update(_count(change).deltas)

@@ -1,7 +1,8 @@
 """DynamoStore: the system of record on one DynamoDB table (docs/engines.md, DynamoDB store).
 
-A change is one conditional write where it has one row, one transaction where it has several. Refs
-go out after the rows they name; what is lost in between the sweeper sends again.
+A change of one row is one conditional write; a change of several rows is one transaction. The store
+sends task references after the rows that they name, because a reference without a row could not be
+worked on. If a crash loses a reference in between, the sweeper sends it again.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class DynamoStore:
             try:
                 await gather(partial(self._judge, changes, verdicts, turned_away), wave)
             except Unavailable as error:
+                # The verdicts that are known must reach the caller: it continues with the tasks
+                # that were claimed, and retries those that were certainly not written.
                 if verdicts or turned_away:
                     known = [verdicts.get(number) for number in range(len(changes))]
                     raise PartlyUnavailable(str(error), known, turned_away) from error
@@ -84,8 +87,10 @@ class DynamoStore:
         return await deletion.delete_expired(self._table, now)
 
     async def _send(self, refs: Sequence[TaskRef]) -> None:
-        """Sends refs; makes their queues where there are none. Whoever ends a run meanwhile removes
-        its queue again: Unavailable."""
+        """Sends references, and creates missing queues.
+
+        Raises Unavailable if the queue is removed again meanwhile, because its run ended.
+        """
         try:
             await self._queue.send(refs)
         except QueueGone:
@@ -97,7 +102,10 @@ class DynamoStore:
 
 
 def _waves(changes: Sequence[Change]) -> list[list[int]]:
-    """Changes that share no row go at once; those that do, one after the other."""
+    """Returns the changes in waves. Changes of one wave share no row and run concurrently.
+
+    Changes that share a row are in different waves, in their order.
+    """
     waves: list[list[int]] = []
     behind: dict[AnyKey, int] = {}
     for number, change in enumerate(changes):

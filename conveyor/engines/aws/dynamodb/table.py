@@ -1,4 +1,4 @@
-"""Table: DynamoDB's own verbs, each until it is done: leftovers are sent again
+"""Table: the operations of DynamoDB, each repeated until nothing is left unprocessed
 (docs/engines.md, DynamoDB store)."""
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from conveyor.engines.aws.errors import AwsError
 from conveyor.ports.damage import DamageLog
 from conveyor.ports.errors import Unavailable
 
+# DynamoDB's limits of BatchGetItem, BatchWriteItem and TransactWriteItems.
 READ_MAX = 100
 WRITTEN_MAX = 25
 ATOMIC_MAX = 100
+# How often, and how long, a partly processed or overtaken call is repeated. Then the caller gets
+# Unavailable and decides itself.
 ROUNDS_MAX = 8
 ROUNDS_S_MAX = 20.0
 
@@ -39,8 +42,8 @@ INVALID = "ValidationException"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """`meter` counts the rows that were read for the rows that were asked for; `lanes` remembers
-    what each shard can take, `damage` which rows were left out."""
+    """`meter` counts the rows that were read and returned. `concurrency` remembers the width of
+    each shard, and `damage` the undecodable rows that were skipped."""
 
     name: str
     client: AwsClient
@@ -55,7 +58,7 @@ class Table:
         return await self.client.call("dynamodb", operation, params, attempts_max=attempts_max)
 
     async def get(self, key: AnyKey) -> Any:
-        """The row as of its last commit, or None."""
+        """Returns the row as of its last commit, or None."""
         params = {
             "TableName": self.name,
             "Key": key_item(item_key(key)),
@@ -65,7 +68,7 @@ class Table:
         return None if item is None else codec_for(key).from_item(item)
 
     async def get_all(self, keys: Sequence[AnyKey]) -> dict[AnyKey, Any]:
-        """The rows that are there, as of their last commits."""
+        """Returns the rows that exist, as of their last commits."""
         wanted = list(dict.fromkeys(keys))
         if len(wanted) == 1:
             row = await self.get(wanted[0])
@@ -78,7 +81,10 @@ class Table:
         }
 
     async def get_items(self, places: Iterable[Place]) -> dict[Place, Item]:
-        """A place may be named twice here; DynamoDB would refuse to be asked so."""
+        """Returns the items that exist. `places` may contain duplicates.
+
+        They are removed here, because DynamoDB refuses a request with duplicates.
+        """
         wanted = list(dict.fromkeys(places))
         pages = await gather(self._get_slice, slices(wanted, READ_MAX)) if wanted else []
         return {place_in(item): item for page in pages for item in page}
@@ -98,7 +104,7 @@ class Table:
         return found
 
     async def remove(self, places: Sequence[Place]) -> None:
-        """Removes items, whatever they hold."""
+        """Removes items without a condition."""
         if wanted := list(dict.fromkeys(places)):
             await gather(self._remove_slice, slices(wanted, WRITTEN_MAX))
 
@@ -114,7 +120,7 @@ class Table:
         await self._until_done(ask)
 
     async def remove_from_shards(self, places: Sequence[Place]) -> None:
-        """Removes items of many partitions, each at the pace that it takes."""
+        """Removes items of many partitions, each at the rate that the partition accepts."""
         by_shard: dict[str, list[Place]] = {}
         for place in dict.fromkeys(places):
             by_shard.setdefault(place[0], []).append(place)
@@ -125,7 +131,11 @@ class Table:
         await write_shards(self.concurrency, work, self._remove_once, self.random)
 
     async def _remove_once(self, places: list[Place]) -> None:
-        """What the table left undone is what is left of `places`."""
+        """Sends one batch. On return or error, `places` contains the unprocessed items.
+
+        One attempt, because `write_shards` adapts the rate itself. Unprocessed items are reported as
+        a throttle, so that it does.
+        """
         requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
         asked = {"RequestItems": {self.name: requests}}
         answer = await self.call("BatchWriteItem", asked, attempts_max=1)
@@ -137,7 +147,7 @@ class Table:
     async def write(
         self, operation: str, params: Params, *, attempts_max: int = ATTEMPTS_MAX
     ) -> Item | None:
-        """The item as written, if it was asked for; None when its condition did not hold."""
+        """Returns the item as written, if requested; None if its condition failed."""
         try:
             answer = await self.call(operation, params, attempts_max=attempts_max)
         except AwsError as error:
@@ -148,10 +158,10 @@ class Table:
         return attributes
 
     async def write_together(self, steps: Sequence[dict[str, Params]]) -> list[int] | None:
-        """Writes all or nothing: None when done, else the steps whose conditions did not hold.
+        """Writes all steps or none. Returns None, or the steps whose conditions failed.
 
-        The token is new for every call and the same for its retries: a lost answer costs nothing,
-        and a change that is made twice on purpose is made twice.
+        The token is new for every call and the same for its retries. So a retry after a lost answer
+        does not write twice, but two calls with equal steps do.
         """
         assert len(steps) <= ATOMIC_MAX, "more than one transaction takes"
         token = f"{self.random.getrandbits(128):032x}"
@@ -162,6 +172,7 @@ class Table:
             if error.code != CANCELLED:
                 raise
             failed = [n for n, why in enumerate(error.reasons) if why == "ConditionalCheckFailed"]
+            # Failed conditions come first: they are definite, and conflicts beside them are not.
             if failed:
                 return failed
             if any(why == "ValidationError" for why in error.reasons):
@@ -184,10 +195,11 @@ def place_in(item: Item) -> Place:
     return item[PK]["S"], item[SK]["S"]
 
 
-# The schema: the table, its indexes and its expiry, made where they are not there
+# The schema: creates the table, its indexes and its expiry if they are missing
 # (docs/storage.md, DynamoDB table).
 
 
+# A new table becomes active within seconds as a rule. The wait ends after five minutes.
 POLL_S = 1.0
 LOOKS_MAX = 300
 
@@ -197,12 +209,14 @@ _READY = "ACTIVE"
 
 
 class WrongTable(ConveyorError):
-    """There is a table of that name, and it is none of ours."""
+    """A table of that name exists, but with other keys or another expiry than Conveyor's."""
 
 
 async def create_table(client: AwsClient, name: str) -> None:
-    """Makes the table and waits until it can be used; making it again is fine. WrongTable when
-    there is one of that name with other keys."""
+    """Creates the table and waits until it can be used. An existing table is fine.
+
+    Raises WrongTable if a table of that name has other keys.
+    """
     try:
         await client.call("dynamodb", "CreateTable", _definition(name))
     except AwsError as error:
@@ -223,7 +237,7 @@ async def _is_ready(client: AwsClient, name: str) -> bool:
     except AwsError as error:
         if error.code != _NOT_THERE:
             raise
-        return False  # It was made a moment ago, and not everybody knows it yet.
+        return False  # DescribeTable is eventually consistent: a new table may seem missing.
     _check_keys(name, table)
     states = [each.get("IndexStatus", _READY) for each in table.get("GlobalSecondaryIndexes", ())]
     return all(state == _READY for state in [table["TableStatus"], *states])
@@ -259,7 +273,10 @@ async def _let_rows_expire(client: AwsClient, name: str) -> None:
 
 
 def _definition(name: str) -> dict[str, Any]:
-    """Indexes carry keys only: whoever is named by one is read again by its key."""
+    """Returns the definition of the table.
+
+    Indexes contain keys only, because every row that an index names is read again by its key.
+    """
     attributes = [PK, SK, *(part for index in INDEXES for part in (index.pk, index.sk))]
     return {
         "TableName": name,

@@ -1,8 +1,19 @@
-"""Commits: a change as one conditional write, or as one transaction
+"""Commits a change as one conditional write or as one transaction
 (docs/engines.md, DynamoDB store).
 
-The write decides, and whoever is refused reads afterwards what stood in the way. If nothing does
-any more, somebody else was at it meanwhile, and the write is tried again.
+The problem: the store must decide on guards, write, and return the rows or the reason of a refusal.
+Reading before each write would cost a read unit per row and would not be safe without a condition
+anyway. So the store writes first. The guard is the condition of the write:
+
+- A change of one row is one conditional write, 1 unit. DynamoDB returns the new row with it.
+- A change of several rows is one transaction, 2 units a row. DynamoDB returns no rows for it, so
+  the store reads the changed rows afterwards, and may see a later change.
+- Only after a refusal does the store read the rows, to return the reason. If all guards hold by
+  then, another writer changed a row in between, and the store tries the write again.
+
+A transaction has a token that is new per change and the same for its retries, so a lost answer is
+harmless. A conditional write without an answer is not retried, because its second try would be
+refused by its own first one.
 """
 
 from __future__ import annotations
@@ -40,11 +51,11 @@ Rows = dict[AnyKey, Any]
 
 
 class ThrottledWrite(Unavailable):
-    """A change of one write had no room just now: nothing of it happened."""
+    """A change of one write was throttled in every attempt. It wrote nothing."""
 
 
 async def apply(table: Table, change: Change) -> Verdict:
-    """Performs the writes of a change; its effects are somebody else's."""
+    """Performs the writes of a change. The caller performs its effects."""
     steps = [step for write in change.writes for step in transaction_items(table.name, write)]
     for number in range(ROUNDS_MAX):
         if len(steps) == 1:
@@ -68,8 +79,11 @@ async def apply(table: Table, change: Change) -> Verdict:
 
 
 async def _refuse_damaged(table: Table, write: Write, error: AwsError) -> Stale:
-    """Nothing can be added to a number that is none: such a write is refused for what its row has
-    become. Any other fault of a write is our own, and raised."""
+    """Returns Stale if the row is a damaged task, and raises `error` otherwise.
+
+    DynamoDB refuses to add to an attribute that is not a number. Any other invalid write is a bug
+    of this program.
+    """
     row = await table.get(write.key) if error.code == INVALID else None
     if not isinstance(row, DamagedTask):
         raise error
@@ -77,7 +91,10 @@ async def _refuse_damaged(table: Table, write: Write, error: AwsError) -> Stale:
 
 
 def guard_holds(writes: Sequence[Write], rows: Rows) -> Stale | Missing | None:
-    """What is wrong with these writes, given the rows that are there; Missing outranks Stale."""
+    """Returns why these writes are refused, given the current rows; None if all guards hold.
+
+    Missing outranks Stale.
+    """
     refusals = [no for each in writes if (no := _refusal(each, rows.get(each.key))) is not None]
     return next((no for no in refusals if isinstance(no, Missing)), next(iter(refusals), None))
 
@@ -90,7 +107,8 @@ def _refusal(write: Write, row: Any) -> Stale | Missing | None:
         case Update():
             if row is None:
                 return Missing(write.key)
-            # What stands in for a damaged field says nothing about why the table refused.
+            # The default that replaces a damaged field may pass the guard although the stored
+            # value did not. The row is Stale in any case.
             fits = holds(write.guard, row) and not isinstance(row, DamagedTask)
         case Delete():
             fits = row is None or holds(write.guard, row)
@@ -113,7 +131,7 @@ def holds(guard: Guard, row: Any) -> bool:
 
 
 def transaction_items(table: str, write: Write) -> list[dict[str, Params]]:
-    """A write as steps of a transaction: itself, and the pointer that comes with it."""
+    """Returns the steps of a write in a transaction: the write, and its pointer if it has one."""
     match write:
         case Insert():
             fields = msgspec.structs.asdict(write.row)
