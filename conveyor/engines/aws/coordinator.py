@@ -1,8 +1,10 @@
-"""DynamoCoordinator: leases as slot rows, where there is no Redis
+"""DynamoCoordinator: keeps leases as slot rows, for deployments without Redis
 (docs/engines.md, Leases in DynamoDB).
 
-A pool of `cap` leases has the slots 0 to cap - 1, and a conditional write takes one: of two who
-want it one has it. Clocks are the workers' own, so a slot is free only `SKEW_S` after it died.
+A pool of `cap` leases has the slots 0 to cap - 1. A worker acquires a slot with a conditional write,
+so only one of two workers gets it. The alternative, a counter per pool, would be one row that all
+workers write, and a crashed worker would leave it too high. Instants are of the workers' own
+clocks, so a slot counts as free only `SKEW_S` after its end.
 """
 
 from __future__ import annotations
@@ -22,23 +24,26 @@ from conveyor.engines.aws.errors import AwsError
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import HostPool
 
+# The assumed difference between two workers' clocks. With a larger difference two workers may hold
+# one slot for a moment; a larger value keeps the slots of crashed workers longer.
 SKEW_S = 5.0
+# How often `_take` searches again for slots that other workers did not take first.
 ROUNDS_MAX = 20
 
 _REFUSED = "ConditionalCheckFailedException"
-# Longer than a call is on its way, all of its attempts included.
+# More than the time between the start of a call and its effect, including all attempts.
 _LATE_S = 120.0
-# Calls that were cut off keep their leases and their mark until the gateway is done with them.
+# Interrupted gateway calls keep their leases and status report until the gateway has ended them.
 _TTL_S_MAX = max(limits.LEASE_TTL_S, limits.STATUS_TTL_S, limits.SCRAPE_DEADLINE_S)
 _DAY_S = 24 * 3600.0
 _HOUR_S = 3600.0
-_INTRODUCED_MAX = 10_000
+_INTRODUCED_MAX = 10_000  # Bounds the memory. A forgotten run costs one more write.
 
 Item = dict[str, dict[str, str]]
 
 
 class _Slot(msgspec.Struct, frozen=True):
-    """Where a lease lies. Its name is all that its holder keeps."""
+    """The row of a lease. The lease id contains all of it, so the holder keeps nothing else."""
 
     pool: str
     number: int
@@ -73,7 +78,7 @@ class DynamoCoordinator:
     async def _take(
         self, pool: str, run_id: str, *, count_max: int, cap: int, ttl_s: float
     ) -> list[LeaseId]:
-        """Slots that others took meanwhile are made up for by others, while there are any."""
+        """Acquires slots. For slots that other workers took meanwhile, it tries other free ones."""
         taken: list[LeaseId] = []
         for _ in range(ROUNDS_MAX):
             live = {int(row["sk"]["S"]) for row in await self._live(f"Sem#{pool}", self._skew_s)}
@@ -81,6 +86,7 @@ class DynamoCoordinator:
             count = min(count_max - len(taken), cap - len(live), len(free))
             if count <= 0:
                 break
+            # A random start: workers that search at the same time would all try the same slots.
             first = self._random.getrandbits(32) % len(free)
             wanted = [
                 _Slot(pool, number, f"{self._random.getrandbits(96):024x}")
@@ -114,7 +120,8 @@ class DynamoCoordinator:
         now, clock = self._clock.now(), _key(f"Door#{pool.name}", "next")
         row = await self._get(clock) if pool.spacing_s else None
         seen_at = 0.0 if row is None else float(row["expires_at"]["N"])
-        # A worker sets this at most one spacing ahead: the clock of the writer was ahead.
+        # A worker sets this at most one spacing ahead. A later instant means that the clock of its
+        # writer was ahead.
         is_unreal = is_ahead(seen_at, now=now, ttl_s=pool.spacing_s + limits.HOST_SLACK_S)
         next_at = now if is_unreal else seen_at
         if now < next_at - limits.HOST_SLACK_S:
@@ -122,6 +129,8 @@ class DynamoCoordinator:
         taken = await self._take(pool.name, "", count_max=1, cap=pool.cap, ttl_s=ttl_s)
         if not taken or not pool.spacing_s:
             return taken[0] if taken else None
+        # The lease first, then the spacing: a lease can be released again if another worker has
+        # used the spacing, but a used spacing cannot be returned.
         was_next = await self._write(
             "PutItem",
             Item=clock | _life(max(next_at, now) + pool.spacing_s),
@@ -139,9 +148,13 @@ class DynamoCoordinator:
         return frozenset(lease_ids) - live
 
     async def _extend(self, slot: _Slot, ttl_s: float) -> bool:
-        """Never to an earlier end: a renewal that arrives late, or by a clock that was put back a
-        little, would give the slot of a holder at work to others (seed 3181). Only an end that lies
-        further ahead than a lease lives is brought back: others take such a slot for free."""
+        """Renews a lease, but never to an earlier end.
+
+        A renewal may arrive late, or its clock may have been set back a little. An earlier end
+        would give the slot to another worker while its holder still works (seed 3181). Only an end
+        that is further ahead than any lease lives is moved back, because other workers count such a
+        slot as free.
+        """
         now = self._clock.now()
         life = _life(now + ttl_s)
         is_longer = await self._write(
@@ -190,7 +203,8 @@ class DynamoCoordinator:
 
     async def put_status(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
         async def leave(subject: str) -> bool:
-            if ttl_s <= 0:  # Whose clock is behind would see it live for a while.
+            # A row that ends now would still count as live on workers whose clocks are behind.
+            if ttl_s <= 0:
                 return await self._write("DeleteItem", Key=_key(f"Mark#{subject}", owner))
             item = {"text": {"S": marks[subject]}, **_life(self._clock.now() + ttl_s)}
             return await self._write("PutItem", Item=_key(f"Mark#{subject}", owner) | item)
@@ -201,7 +215,7 @@ class DynamoCoordinator:
         return [row["text"]["S"] for row in await self._live(f"Mark#{subject}")]
 
     async def _introduce(self, job_id: JobId, run_id: RunId) -> None:
-        """Lets everybody know whose the run is: who asks for its leases knows only the run."""
+        """Stores the job of a run, because `count` knows only the run."""
         now = self._clock.now()
         if now - self._introduced.get(run_id, 0.0) < _HOUR_S:
             return
@@ -212,7 +226,7 @@ class DynamoCoordinator:
         self._introduced[run_id] = now
 
     async def _live(self, partition: str, skew_s: float = 0.0) -> list[Item]:
-        """The rows of a partition that live, in the order of their keys."""
+        """Returns the live rows of a partition, in the order of their keys."""
         now = self._clock.now()
         params: dict[str, Any] = {
             "TableName": self._table,
@@ -239,7 +253,7 @@ class DynamoCoordinator:
         return row
 
     async def _write(self, operation: str, **params: Any) -> bool:
-        """Whether the condition held."""
+        """Writes, and returns whether the condition held."""
         try:
             await self._client.call("dynamodb", operation, {"TableName": self._table, **params})
         except AwsError as error:
@@ -259,14 +273,16 @@ def _key(partition: str, sort: str) -> Item:
 
 
 def _latest_end(now: float) -> float:
-    """When a lease or a mark dies at the latest that was written by a right clock. What seems to
-    live for longer was written by one that was ahead, and is dead. A renewal may arrive late, so
-    `now` may lie back by as much."""
+    """Returns the latest possible end of a lease or status report that a correct clock wrote.
+
+    A row with a later end was written by a clock that was ahead, and counts as ended. A renewal may
+    arrive late, so `now` may be `_LATE_S` old when the condition is checked.
+    """
     return now + _TTL_S_MAX + _LATE_S + limits.CLOCK_SKEW_S
 
 
 def _life(until: float) -> Item:
-    """When a row dies, and when DynamoDB may remove it."""
+    """Returns the end of a row, and when DynamoDB may remove it."""
     return {"expires_at": _number(until), "ttl": _number(int(until + _HOUR_S))}
 
 

@@ -1,4 +1,4 @@
-"""The AWS engine: every durable port on a table, a bucket and queues
+"""The AWS engine: implements every durable port with a table, a bucket and queues
 (docs/operations.md, AWS resources)."""
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ from conveyor.ports.clock import Clock
 from conveyor.ports.errors import QueueGone
 from conveyor.ports.secret_box import SecretBox, WrongSecret, make_check, opens_check
 
+# Connections per service endpoint. Fewer would make calls wait; idle ones are closed by the pool.
 CONNECTIONS_MAX = 512
 
 
 class NotSetUp(ConveyorError):
-    """What the engine needs is not there."""
+    """Credentials, a region, or a resource of the engine is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What belongs to one deployment."""
+    """The names of the resources of one deployment."""
 
     table: str
     bucket: str
@@ -57,8 +58,8 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsEngine:
-    """`coordinator` is for where there is no Redis; `bell` calls some worker to a list; `meter` has
-    counted all that was asked."""
+    """`coordinator` is used if there is no Redis. `control_queue` notifies a worker of an open
+    batch. `meter` counts all calls."""
 
     store: DynamoStore
     queue: SqsQueue
@@ -80,11 +81,13 @@ async def open_aws(
     with_sdk: bool = False,
     call_timeout_s: float = DEADLINE_S,
 ) -> AsyncGenerator[AwsEngine, None]:
-    """NotSetUp when there are no keys, or `conveyor init` was never run. `with_sdk` has aioboto3
-    make the calls, at ten times and more of the lean plane's cost."""
+    """Opens the engine. Raises NotSetUp if there are no keys, or `conveyor init` was never run.
+
+    With `with_sdk` aioboto3 makes the calls, at ten times the cost and more.
+    """
     access = await _found_access(clock)
     meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
-    # Endpoints are the operator's word: they may well be internal.
+    # The operator chose the endpoints, so internal addresses are allowed here.
     pool_limits = PoolLimits(
         connections_max=2 * CONNECTIONS_MAX,
         connections_per_origin_max=CONNECTIONS_MAX,
@@ -105,7 +108,7 @@ async def open_aws(
 async def build_engine(
     client: RetryingAwsClient, presigner: Presigner, names: Names, *, clock: Clock, random: Random
 ) -> AwsEngine:
-    """The engine over any plane. NotSetUp when `make_ready` was never run there."""
+    """Builds the engine over any transport. Raises NotSetUp if the resources do not exist."""
     meter = client.meter or Meter()
     queue = SqsQueue(client=client, clock=clock, random=random, prefix=names.queue_prefix)
     table = Table(name=names.table, client=client, random=random, meter=meter)
@@ -131,7 +134,7 @@ async def create_resources(
     body_days: int,
     call_timeout_s: float = DEADLINE_S,
 ) -> Sequence[str]:
-    """Makes what is not there yet, and answers what there is; to do it again is fine."""
+    """Creates missing resources, and returns a list of all. The call may be repeated."""
     access = await _found_access(clock)
     async with open_boto_transport(access) as transport:
         return await check_resources(
@@ -173,7 +176,7 @@ async def find_control_queue(client: AwsClient, names: Names, random: Random) ->
     return ControlQueue(client=client, random=random, control_url=found.control_url)
 
 
-# The secret check of the AWS engine: a row of the table that only the right secret opens
+# The secret check of the AWS engine: a row of the table that only the right secret can unseal
 # (SPEC.md 5.3).
 
 
@@ -187,10 +190,12 @@ class SecretRow:
     table: str
 
     async def check(self, secret_box: SecretBox) -> None:
-        """WrongSecret when the table was sealed with another; the first process makes the row."""
+        """Raises WrongSecret if the row was sealed with another secret. The first process writes
+        the row."""
         check = await self._read()
         if check is None:
             await self._write(make_check(secret_box))
+            # Read again: another process may have written its row first.
             check = await self._read()
         if check is not None and not opens_check(secret_box, check):
             raise WrongSecret(
@@ -204,7 +209,7 @@ class SecretRow:
         return None if item is None else str(item["check"]["S"])
 
     async def _write(self, check: str) -> None:
-        """The first one counts."""
+        """Writes the row if it does not exist. Of several processes the first one wins."""
         params = {
             "TableName": self.table,
             "Item": _KEY | {"check": {"S": check}},

@@ -1,8 +1,8 @@
-"""What a service says when it says no, and what that means to callers
+"""Errors of AWS services, and their translation to the errors of the ports
 (docs/engines.md, AWS client).
 
-A call has three outcomes. Applied: there is an answer. Refused: an AwsError, nothing was done.
-Unknown: Unavailable, and only a read tells.
+A call has three outcomes. Applied: it returned an answer. Refused: it raised AwsError and did
+nothing. Unknown: it raised Unavailable, and only a read can find out whether it was applied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from conveyor.ports.errors import BlobMissing, QueueGone, StorageFull, Unavailab
 
 
 class AwsError(ConveyorError):
-    """A service refused. `reasons` are a cancelled transaction's, one code for each item."""
+    """A service refused a call. `reasons` are those of a cancelled transaction, one per item."""
 
     def __init__(
         self, code: str, message: str, *, status: int = 400, reasons: Sequence[str] = ()
@@ -27,11 +27,11 @@ class AwsError(ConveyorError):
 
 
 class NotApplied(Unavailable):
-    """Refused for now or not even heard, every time that it was asked: this call did nothing."""
+    """Every attempt was refused for now or was not sent. The call did nothing."""
 
 
 class NotAllowed(NotApplied):
-    """Refused until an operator mends keys, rights or the bucket. The call did nothing."""
+    """Refused until an operator repairs keys, permissions or the bucket. The call did nothing."""
 
     needs_operator = True
 
@@ -42,7 +42,7 @@ class NotAllowed(NotApplied):
 
 
 class NoResponse(ConveyorError):
-    """No answer arrived. With `was_sent` the service may have done it all the same."""
+    """No answer arrived. With `was_sent` the service may have applied the call."""
 
     def __init__(self, detail: str, *, was_sent: bool) -> None:
         super().__init__(detail)
@@ -64,7 +64,8 @@ THROTTLES = frozenset(
         "TooManyRequestsException",
     }
 )
-# Not done, and worth another try: the first is a lost race, the clock is set right meanwhile.
+# Not applied, and worth a retry. ConditionalRequestConflict is a lost race between two writers. For
+# RequestTimeTooSkewed the transport has corrected its clock before the retry.
 _TRANSIENT = frozenset(
     {
         "ConditionalRequestConflict",
@@ -75,7 +76,8 @@ _TRANSIENT = frozenset(
         "TransactionInProgressException",
     }
 )
-# Not done either, until an operator mends it: keys, rights, or something that `init` makes.
+# Not applied, and a retry does not help until an operator repairs keys, permissions, or a resource
+# that `conveyor init` creates.
 _FOR_OPERATORS = frozenset(
     {
         "AccessDenied",
@@ -110,7 +112,11 @@ _BLOB_MISSING = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound"})
 
 
 def is_refused_for_now(error: AwsError) -> bool:
-    """Nothing was done, and the same call may succeed in a moment."""
+    """Returns whether nothing was applied and the same call may succeed in a moment.
+
+    A cancelled transaction counts only if all its reasons are temporary: a failed condition beside
+    a conflict would fail again.
+    """
     if error.code == "TransactionCanceledException":
         real = {reason for reason in error.reasons if reason != _NO_REASON}
         return bool(real) and real <= _TRANSIENT_REASONS
@@ -118,7 +124,7 @@ def is_refused_for_now(error: AwsError) -> bool:
 
 
 def is_unknown(error: AwsError) -> bool:
-    """The service failed half-way: what was asked may be done or not."""
+    """Returns whether the service failed on the way, so that the call may have been applied."""
     return error.status >= 500 and error.status not in {501, 503, 507}
 
 
@@ -129,13 +135,15 @@ def is_billed(error: AwsError | NoResponse) -> bool:
 
 
 def is_lost(error: AwsError | NoResponse) -> bool:
-    """What was asked may be done or not."""
+    """Returns whether it is unknown if the call was applied."""
     return error.was_sent if isinstance(error, NoResponse) else is_unknown(error)
 
 
 def raise_translated(error: AwsError | NoResponse, call: str, *, was_lost: bool = True) -> NoReturn:
-    """Raises what the ports promise. A refusal that only the caller can judge stays an AwsError.
-    `was_lost` says whether any try of the call may have been done."""
+    """Raises the error of the ports. A refusal that only the caller can judge stays an AwsError.
+
+    `was_lost` states whether any attempt of the call may have been applied.
+    """
     unanswered = Unavailable if was_lost else NotApplied
     if isinstance(error, NoResponse):
         raise unanswered(f"{call}: {error}") from error
@@ -148,6 +156,7 @@ def raise_translated(error: AwsError | NoResponse, call: str, *, was_lost: bool 
     if is_refused_for_now(error) or is_unknown(error):
         raise unanswered(f"{call}: {error.code}") from error
     if error.code in _FOR_OPERATORS:
+        # NotAllowed promises that the call did nothing. After a lost attempt that is not known.
         if was_lost:
             raise Unavailable(f"{call}: {error}") from error
         raise NotAllowed(f"{call}: {error}", code=error.code, status=error.status) from error

@@ -11,7 +11,7 @@ from conveyor.ports.errors import Unavailable
 from conveyor.ports.webhook_sender import Callback, Delivered, NotDelivered
 
 ERROR = "Conveyor."
-# The task is over, was never there, or cannot be told this: asking again changes nothing.
+# The task has ended, never existed, or does not accept this output. A retry changes nothing.
 _FINAL = frozenset(
     {
         "InvalidOutput",
@@ -43,7 +43,7 @@ class StepFunctions:
 def _request_for(callback: Callback) -> tuple[str, dict[str, Any]]:
     if callback.is_success:
         return "SendTaskSuccess", {"taskToken": callback.token, "output": callback.payload}
-    # Name and cause are what a state machine can catch and look at: Conveyor.run.stopped.
+    # A state machine can catch an error by its name, such as Conveyor.run.stopped.
     error = ERROR + callback.event_type
     return "SendTaskFailure", {
         "taskToken": callback.token,

@@ -404,7 +404,7 @@ _GATHER_BYTES = 1024 * 1024
 
 
 class Scratch:
-    """A temporary file, used by one thread at a time. `discard` removes it unless it was renamed."""
+    """A temporary file, for one thread at a time. `discard` removes it unless it was renamed."""
 
     def __init__(self, path: str, check_room: Callable[[int], None]) -> None:
         self.path = path

@@ -41,10 +41,10 @@ S3_FREE = frozenset({"AbortMultipartUpload", "DeleteObject", "DeleteObjects"})
 #
 # Capacity is computed from item sizes, by the rules of AWS's documentation, unless the answer
 # states it. DynamoDB bills an update or a delete by the size of the whole item, which the client
-# does not know. The meter uses the size of the parameters, so for items over a kilobyte the bill is higher
-# than the meter. Of the indexes the meter sees only what a write sets: a key that is set counts as
-# moved, which is a removal and an insert. Index writes that follow from deleted or replaced items
-# are not counted.
+# does not know. The meter uses the size of the parameters, so for items over a kilobyte the bill is
+# higher than the meter. Of the indexes the meter sees only what a write sets: a key that is set
+# counts as moved, which is a removal and an insert. Index writes that follow from deleted or
+# replaced items are not counted.
 
 
 # The sizes that AWS bills as one unit.

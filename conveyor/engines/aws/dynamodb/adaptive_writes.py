@@ -2,8 +2,8 @@
 (docs/engines.md, DynamoDB store).
 
 A partition accepts a limited number of writes a second. DynamoDB does not publish the current
-number, and it changes while partitions split. So each shard has a width of its own: one more after
-every successful wave, half as many after a throttled one. Throttled rows are written again with the
+number, and it changes over time. So each shard has a width of its own: one more after every
+successful wave, half as many after a throttled one. Throttled rows are written again with the
 next wave. No shard waits for another shard.
 """
 
@@ -22,12 +22,12 @@ from conveyor.engines.aws.client.retry import backoff_s
 from conveyor.engines.aws.errors import AwsError, is_refused_for_now
 from conveyor.ports.errors import Unavailable
 
-# A new shard starts with WIDTH: one starts slowly, and many at once throttle a cold partition.
+# A shard starts with WIDTH. A smaller start takes longer to grow, a larger one is throttled sooner.
 WIDTH, WIDTH_MAX = 4, 32
 # Bounds the memory. A forgotten shard starts with WIDTH again.
 _REMEMBERED_MAX = 1024
 # Consecutive waves without one success before the call fails. A throttle passes, so it is tried
-# more often than a lost answer, which took a timeout.
+# more often than a lost answer, which usually took a timeout.
 _THROTTLED_MAX, _LOST_MAX = 10, 3
 
 Shard = Hashable

@@ -52,7 +52,7 @@ def to_item(key: AnyKey, row: Row) -> Item:
 
 
 def pointer_item(key: AnyKey, fields: dict[str, Any]) -> Item | None:
-    """Returns the pointer to a row with these fields; None if the pointer does not depend on them."""
+    """Returns the pointer to a row with these fields; None if they do not determine one."""
     pointer = POINTERS.get(type(key))
     if pointer is None or pointer.field not in fields:
         return None
@@ -139,8 +139,8 @@ class Expression:
     def _equals(self, name: str, value: Any) -> str:
         if value is None and self.codec.omits(name, value):
             return f"attribute_not_exists({self._name(name)})"
-        # An attribute may be missing although the codec does not omit it: the row was written
-        # before the field existed. It then has its default.
+        # A missing attribute means the default: the codec omits empty defaults, and the row may be
+        # older than the field.
         equal = f"{self._name(name)} = {self.value(to_attribute(value))}"
         if self.codec.is_default(name, value):
             return f"(attribute_not_exists({self._name(name)}) OR {equal})"

@@ -2,9 +2,9 @@
 (docs/engines.md, DynamoDB store).
 
 A page of a sharded run needs the smallest keys of all shards. Reading `limit` rows of each shard
-would read N times too much. So a query reads about `limit / N` rows of each shard and continues only
-with a shard that has run out: it reads little more than it returns. A stream follows DynamoDB's
-pages to the end, including empty ones, unless its reader has a read budget.
+would read N times too much. So a query reads about `limit / N` rows of each shard, and continues
+only with a shard that has run out: it reads little more than it returns. A stream follows
+DynamoDB's pages to the end, including empty ones, unless its reader has a read budget.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ async def _apply_group(table: Table, group: _Numbered) -> dict[int, Verdict]:
         left = [each for each in left if each[0] not in refused]
         if not left:
             return refused
-        # All guards hold now: another writer changed a row in between and back. Wait for it.
+        # No guard fails any more: another writer changed a row meanwhile. Wait before the next try.
         if not refused:
             await trio.sleep(backoff_s(round_number, table.random))
     raise Unavailable("settles that others keep changing")

@@ -133,8 +133,8 @@ class Table:
     async def _remove_once(self, places: list[Place]) -> None:
         """Sends one batch. On return or error, `places` contains the unprocessed items.
 
-        One attempt, because `write_shards` adapts the rate itself. Unprocessed items are reported as
-        a throttle, so that it does.
+        One attempt, because `write_shards` adapts the rate itself. Unprocessed items are reported
+        as a throttle, so that it does.
         """
         requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
         asked = {"RequestItems": {self.name: requests}}

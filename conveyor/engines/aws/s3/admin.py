@@ -1,9 +1,9 @@
-"""The bucket, made so that making it again is fine (docs/storage.md, S3 objects).
+"""Creation of the bucket, which may be repeated (docs/storage.md, S3 objects).
 
-Its lifecycle is the backstop behind what we remove ourselves: uploads that broke off, lists in
-slots that the sweeper has missed, what a bucket with versions keeps of the removed, and bodies that
-are as old as any may become. A rule knows things by their prefix alone: what lies under `jobs/`
-goes by its age, and lists, which stay as long as their job, lie elsewhere.
+The bucket's lifecycle removes what the service itself failed to remove: interrupted uploads,
+uploaded lists that the sweeper missed, old versions in a versioned bucket, and bodies that have
+reached the maximum age. A lifecycle rule selects objects by prefix only. So everything under
+`jobs/` expires by age, and lists, which live as long as their job, are under another prefix.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.errors import AwsError
 
+# In days after the start of the upload, the creation of the list, and the removal of the object.
 ABANDONED_DAYS = 1
 INPUT_DAYS = 30
 OLD_VERSION_DAYS = 1
@@ -20,7 +21,7 @@ OLD_VERSION_DAYS = 1
 _OURS = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 _NOT_OFFERED = frozenset({"NotImplemented", "MethodNotAllowed", "NotSupported"})
 _NONE_YET = "NoSuchLifecycleConfiguration"
-_HOME = "us-east-1"
+_HOME = "us-east-1"  # S3 refuses a LocationConstraint for this region.
 _JOBS = "jobs/"
 _OLD_BODIES = "old-bodies"
 
@@ -52,10 +53,10 @@ def _rule(name: str, prefix: str, **action: dict[str, int]) -> Rule:
 
 
 async def make_bucket(client: AwsClient, bucket: str, *, region: str, body_days: int) -> list[str]:
-    """The bucket, closed to the public, with its lifecycle. `seam` has the control plane behind it.
+    """Creates the bucket, closes it to the public, and sets its lifecycle.
 
-    Answers what it has to do without, and why. NotAllowed when a bucket of that name is somebody
-    else's.
+    `client` needs BotoTransport, because HttpTransport lacks these operations. Returns the settings
+    that were left out, with the reason. Raises NotAllowed if the bucket belongs to another account.
     """
     params: dict[str, Any] = {"Bucket": bucket}
     if region != _HOME:
@@ -65,7 +66,9 @@ async def make_bucket(client: AwsClient, bucket: str, *, region: str, body_days:
     except AwsError as error:
         if error.code not in _OURS:
             raise
+        # The bucket exists. HeadBucket fails if it belongs to another account.
         await client.call("s3", "HeadBucket", {"Bucket": bucket})
+    # Rules that are not ours are kept: setting a lifecycle replaces all rules.
     there, left_out = await _rules_of(client, bucket), []
     ours = {rule["ID"]: rule for rule in lifecycle(body_days)}
     others = [rule for rule in there if rule.get("ID") not in ours]
@@ -96,9 +99,10 @@ async def _rules_of(client: AwsClient, bucket: str) -> list[Rule]:
 
 
 async def _has_old_lists(client: AwsClient, bucket: str) -> bool:
-    """Whether lists lie where bodies do, as they did in earlier releases: they must not go by age.
+    """Returns whether lists are under the prefix of bodies, as in earlier releases.
 
-    One question a job: in the order of keys its lists come last.
+    Such lists must not expire by age. The search makes one call per job and skips its bodies: in the
+    order of keys the lists of a job come last.
     """
     asked, after = {"Bucket": bucket, "Prefix": _JOBS, "MaxKeys": 1}, _JOBS
     while True:

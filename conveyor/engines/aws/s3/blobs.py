@@ -1,7 +1,8 @@
-"""S3Blobs: every body is an object of its own in one bucket (docs/storage.md, S3 objects).
+"""S3Blobs: stores each body as an object in one bucket (docs/storage.md, S3 objects).
 
-S3 shows an object whole or not at all, and a GET that has begun goes on with the object it began
-with. A list that a caller may still upload again is pinned by copying it: nobody else writes there.
+S3 shows an object whole or not at all, and a GET continues with the object that it began with. A
+caller can upload a list again while its URL is valid. So the service copies the list to a key that
+callers cannot write, and uses the copy.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from conveyor.ports.blobs import Stored
 from conveyor.ports.clock import Clock
 from conveyor.ports.errors import BlobMissing, BlobTooLarge, Unavailable
 
-# Ten thousand parts are the most; growing ones make that 430 GiB, with 80 MiB in memory at the end.
+# S3 allows 10,000 parts. Every 1,000 parts the part size grows by 8 MiB, so an upload may have
+# 430 GiB, and the last parts take 80 MiB of memory. Larger parts would take that memory at once.
 PART_BYTES = 8 * 1024 * 1024
 PARTS_OF_A_SIZE = 1000
+# How long a failed upload may delay its caller to abort. The lifecycle aborts the rest.
 ABORT_S = 5.0
+# How often a copy is repeated because another process replaced it.
 COPIES_MAX = 3
 
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}"
@@ -41,7 +45,7 @@ class Presigner(Protocol):
 
 @dataclass(slots=True)
 class _Digest:
-    """What went by."""
+    """The length and the SHA-256 of the pieces so far."""
 
     size_bytes: int = 0
     _sha256: Any = field(default_factory=hashlib.sha256)
@@ -78,7 +82,10 @@ class S3Blobs:
         return digest.stored_as(key)
 
     async def copy(self, key: str, to: str, *, bytes_max: int | None = None) -> Stored:
-        """The copy is read once, to know it: what a caller uploaded has no digest that we trust."""
+        """Copies an object, and reads the copy once to compute its digest.
+
+        A digest that a caller stated with the upload is not trusted.
+        """
         source, at = self._at(key), self._at(to)
         if bytes_max is not None:
             head = await self._call("HeadObject", source)
@@ -92,18 +99,21 @@ class S3Blobs:
                     {**at, "IfMatch": answer["CopyObjectResult"]["ETag"]}, digest, bytes_max
                 )
             except BlobTooLarge:
-                await self._call("DeleteObject", at)  # It was replaced after we had looked.
+                # The caller replaced the source between HeadObject and CopyObject.
+                await self._call("DeleteObject", at)
                 raise
             except (BlobMissing, AwsError) as error:
                 if isinstance(error, AwsError) and error.code != "PreconditionFailed":
                     raise
-                continue  # Somebody else copies to the same place.
+                continue  # Another process copied to the same key meanwhile.
             return digest.stored_as(to)
         raise Unavailable("s3.CopyObject: the copy was replaced again and again")
 
     async def upload_url(self, key: str, *, content_type: str, expires_at: float) -> str | None:
-        """Works for a PUT with this content type, and a Content-Length: S3 refuses a body that
-        comes in chunks. No length is signed, for nobody knows it yet."""
+        """Returns a URL for a PUT with this content type and a Content-Length.
+
+        S3 refuses a chunked body. The length is not signed, because it is not known yet.
+        """
         params = {**self._at(key), "ContentType": content_type}
         return await self._presign("PutObject", params, expires_at)
 
@@ -121,7 +131,7 @@ class S3Blobs:
         return await self.put(f"{prefix}/{name}", parts)
 
     def check_room(self) -> None:
-        """A bucket does not tell how much room it has."""
+        """Does nothing: a bucket has no limit that could be checked."""
 
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         params = self._at(key)
@@ -135,7 +145,8 @@ class S3Blobs:
                 async for piece in body:
                     yield piece
         except AwsError as error:
-            if error.code != "InvalidRange":  # It has no byte there, or none at all.
+            # InvalidRange: `start` is at or behind the end, so there is nothing to read.
+            if error.code != "InvalidRange":
                 raise
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
@@ -168,7 +179,9 @@ class S3Blobs:
         return {"PartNumber": number, "ETag": (await self._call("UploadPart", params))["ETag"]}
 
     async def _abort(self, upload: Params) -> None:
-        """What cannot be aborted now, the bucket's lifecycle does in a day."""
+        """Aborts an upload. If that fails, the bucket's lifecycle does it in a day."""
+        # Shielded, because the usual reason for an abort is a cancelled caller. Bounded, because a
+        # shutdown must not wait for S3.
         with trio.move_on_after(ABORT_S, shield=True), suppress(AwsError, Unavailable):
             await self._call("AbortMultipartUpload", upload)
 
@@ -183,7 +196,7 @@ class S3Blobs:
                     raise BlobTooLarge(params["Key"])
 
     async def _delete(self, keys: Sequence[str]) -> None:
-        """A request that succeeds names the keys it could not delete, and no others."""
+        """Deletes objects. A successful answer lists the keys that S3 could not delete."""
         code = ""
         for attempt in range(1, ATTEMPTS_MAX + 1):
             objects = [{"Key": key} for key in keys]
@@ -209,7 +222,7 @@ class S3Blobs:
 
 
 async def _parts(pieces: AsyncIterable[bytes], digest: _Digest) -> AsyncGenerator[bytes, None]:
-    """Pieces as parts: all as long as S3 wants them, but for the last one."""
+    """Joins pieces to parts of the size that S3 requires. Only the last part may be shorter."""
     number, kept = 0, bytearray()
     async for piece in pieces:
         digest.take(piece)

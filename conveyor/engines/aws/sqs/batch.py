@@ -1,7 +1,8 @@
-"""Batch calls of SQS: ten entries each, asked again until every single one is answered.
+"""Batch calls of SQS: ten entries each, repeated until SQS has answered every entry
+(docs/engines.md, Queues on SQS).
 
-A batch that succeeds may have failed in part. An entry counts as done when the answer says so, not
-when it is missing among the failures.
+A successful batch may have failed in part. An entry counts as done only if the answer lists it as
+successful. That it is missing among the failures proves nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from conveyor.engines.aws.client.retry import ATTEMPTS_MAX, backoff_s
 from conveyor.engines.aws.errors import THROTTLES, AwsError
 from conveyor.ports.errors import QueueGone, Unavailable
 
-ENTRIES_MAX = 10
+ENTRIES_MAX = 10  # The limit of SQS.
+# Concurrent calls of one batch operation. More would use more connections, fewer take longer.
 CONCURRENT_CALLS_MAX = 8
 ROUNDS_S_MAX = 20.0
-"""After so long no other round begins: messages come back after 60 s."""
+"""No new round begins after so long: received messages become visible again after 60 s."""
 
 _DEAD_RECEIPTS = frozenset(
     {"InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid"}
@@ -36,8 +38,11 @@ Ask = Callable[[str, Params], Awaitable[Answer]]
 async def all_entries(
     ask: Ask, operation: str, entries: Sequence[Entry], random: Random
 ) -> dict[int, str]:
-    """Answers when the service has judged every entry: codes of those it will never take, by
-    position. Unavailable when some are still open after several rounds, and so unknown."""
+    """Sends all entries. Returns the codes of the entries that SQS refused for good, by position.
+
+    Raises Unavailable if some entries have no answer after several rounds; their outcome is
+    unknown.
+    """
     starts = range(0, len(entries), ENTRIES_MAX)
     jobs = [
         partial(_one_batch, ask, operation, start, entries[start : start + ENTRIES_MAX], random)
@@ -74,7 +79,8 @@ async def _one_batch(
 
 
 def _is_final(failed: Entry) -> bool:
-    """A throttle passes and a dead receipt stays dead, whosever fault the answer calls it."""
+    """Returns whether a retry cannot help. A throttle passes, even if SQS calls it the sender's
+    fault; an expired receipt stays invalid, even if SQS does not."""
     code = failed["Code"]
     return code not in THROTTLES and (
         failed.get("SenderFault", False) or code.removesuffix("Exception") in _DEAD_RECEIPTS
@@ -84,7 +90,10 @@ def _is_final(failed: Entry) -> bool:
 async def gather_results(
     jobs: Sequence[Callable[[], Awaitable[T]]],
 ) -> list[T | Failure]:
-    """What came of each job, in order, a few of them at a time. None cuts off another."""
+    """Runs the jobs, a few at a time. Returns their results or errors, in order.
+
+    The error of one job does not cancel the others.
+    """
     results: dict[int, T | Failure] = {}
     numbers = iter(range(len(jobs)))
 
@@ -105,7 +114,7 @@ async def gather_results(
 
 
 def unwrap_all(results: Sequence[T | Failure]) -> list[T]:
-    """The results, or the first of their errors."""
+    """Returns the results, or raises the first error."""
     good: list[T] = []
     for result in results:
         if isinstance(result, Failure):

@@ -1,9 +1,9 @@
-"""Doorbell: tells some worker, over the control queue, that there is a batch to ingest
+"""The control queue: notifies one worker that there is a batch to ingest
 (docs/engines.md, Queues on SQS).
 
-A ring is never the truth: one that is lost costs the time until the sweeper looks, and one that is
-heard twice, or too late, is only a look in vain. So ringing never fails. What nobody could answer
-ends up on the dead queue, for people.
+A control message is never authoritative. If it is lost, the sweeper finds the batch later. If it
+arrives twice or late, the worker reads the batch row and finds nothing to do. So sending never
+fails. Messages that no worker could process are moved to the dead-letter queue for the operator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from conveyor.ports.errors import QueueGone, Unavailable
 log = logging.getLogger(__name__)
 
 VERSION = 1
-LISTEN_S = 20
+LISTEN_S = 20  # The longest long poll of SQS: fewer, longer calls cost less.
 _BATCH_OPENED = "batch_opened"
 
 
@@ -38,7 +38,7 @@ class _ControlBody(msgspec.Struct):
 
 
 class ControlMessage(msgspec.Struct, frozen=True):
-    """A batch of this run was opened. `receipt` is for `answered`."""
+    """A batch of this run was opened. `receipt` is for `delete`."""
 
     receipt: str
     job_id: JobId
@@ -63,9 +63,9 @@ class ControlQueue:
             log.warning("ingest notification not sent", extra={"run": run_id, "cause": str(error)})
 
     async def receive(self, *, wait_s: int = LISTEN_S) -> list[ControlMessage]:
-        """Waits for rings, up to `wait_s`; they are heard again unless they are answered.
+        """Waits up to `wait_s` for messages. They are delivered again unless `delete` is called.
 
-        Those of another release are left to it. Unavailable and QueueGone come through.
+        Messages of another release are left for its workers. Raises Unavailable and QueueGone.
         """
         params = {"MaxNumberOfMessages": ENTRIES_MAX, "WaitTimeSeconds": wait_s}
         answer = await self._ask("ReceiveMessage", params)
@@ -73,7 +73,7 @@ class ControlQueue:
         return [ring for ring in rings if ring is not None]
 
     async def delete(self, rings: Sequence[ControlMessage]) -> None:
-        """They are not heard again."""
+        """Deletes messages, so that they are not delivered again."""
         entries = [{"ReceiptHandle": ring.receipt} for ring in rings]
         await all_entries(self._ask, "DeleteMessageBatch", entries, self.random)
 
@@ -91,22 +91,27 @@ def _ring(message: Params) -> ControlMessage | None:
     return ControlMessage(message["ReceiptHandle"], note.job_id, note.run_id)
 
 
-# The porter answers the doorbell: a batch that was opened anywhere is walked here
+# The listener: a worker that receives a control message ingests the batch
 # (docs/engines.md, Queues on SQS).
 
 
+# The pause after a failed receive, so that an outage does not become a loop of calls.
 LISTEN_AGAIN_S = 1.0
 
 
 async def listen_forever(
     control_queue: ControlQueue, hear: Callable[[JobId, RunId], Awaitable[None]]
 ) -> NoReturn:
-    """Whoever dies with a ring in hand leaves an open batch, which the sweeper finds."""
+    """Passes control messages to `hear`, forever.
+
+    If the process ends before the batch is ingested, the sweeper finds the open batch.
+    """
     while True:
         try:
             rings = await control_queue.receive()
             for ring in rings:
                 await hear(ring.job_id, ring.run_id)
+            # Deleted after they were handled: a crash in between delivers them again.
             await control_queue.delete(rings)
         except (QueueGone, Unavailable) as error:
             log.warning("control queue unavailable", extra={"cause": str(error)})

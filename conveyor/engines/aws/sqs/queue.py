@@ -1,4 +1,7 @@
-"""What messages look like on SQS: a schema version, and a ref. No secret, nothing of a customer."""
+"""SqsQueue: one SQS queue per run, and the format of its messages (docs/engines.md, Queues on SQS).
+
+A message is a schema version and a task reference. It contains no secret and no customer data.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ VERSION = 1
 
 
 class Undecodable(Enum):
-    """Why there is no ref in a message."""
+    """Why a message contains no task reference that this release can read."""
 
     OTHER_RELEASE = "others may understand it"
     GARBAGE = "nobody will ever understand it"
@@ -58,23 +61,25 @@ def opened(body: str) -> TaskRef | Undecodable:
         return Undecodable.GARBAGE
 
 
-# SqsQueue: an SQS queue for each run, made and removed with it (docs/engines.md, Queues on SQS).
+# SqsQueue: the queue of a run is created and removed with the run (docs/engines.md, Queues on SQS).
 #
-# What SQS does not tell is reckoned here. It grants an extension with a receipt that has lapsed,
-# and then hides a message that somebody else may have in hand; so this engine knows until when each
-# of its receipts speaks, and is silent afterwards. A queue that was made a moment ago may seem to
-# be missing: for that long it is asked for again.
+# Receipt expiry is tracked locally, because SQS does not report it: SQS grants an extension with an
+# expired receipt, and so hides a message that another worker may have received. This class does not
+# use a receipt after its end. A queue that was created a moment ago may seem missing, so for
+# `NEW_S` calls to it are repeated.
 
 
 log = logging.getLogger(__name__)
 
+# How long a missing queue may still be a new one. A longer time delays QueueGone of removed queues.
 NEW_S = 2.0
 NEW_PAUSE_S = 0.2
-VISIBILITY_S_MAX = 12 * 3600
+VISIBILITY_S_MAX = 12 * 3600  # The limit of SQS.
+# Both bound the memory. A forgotten URL costs one call of GetQueueUrl.
 URLS_MAX = 10_000
 HELD_MAX = 10_000
 FOREIGN_RECEIVES_MAX = 20
-"""About 20 minutes: a release that understands a message would have come for it."""
+"""About 20 minutes of receives. A worker of the other release would have received it by then."""
 
 _VISIBLE = "ApproximateNumberOfMessages"
 _HIDDEN = ("ApproximateNumberOfMessagesNotVisible", "ApproximateNumberOfMessagesDelayed")
@@ -83,7 +88,7 @@ _RECEIVES = "ApproximateReceiveCount"
 
 @dataclass(slots=True, kw_only=True)
 class SqsQueue:
-    """`prefix` begins the names of the queues."""
+    """`prefix` is the common beginning of the queue names."""
 
     client: AwsClient
     clock: Clock
@@ -114,7 +119,8 @@ class SqsQueue:
         unwrap_all(await gather_results([partial(self._send, *each) for each in by_run.items()]))
 
     async def receive(self, run_id: RunId, *, count_max: int, visibility_s: float) -> list[Message]:
-        # An idle queue costs one call a look, not one for every ten that it might have had.
+        # SQS returns at most ten messages per call and bills every call. A queue that was empty
+        # last time is asked with one call only.
         wanted = min(count_max, ENTRIES_MAX) if run_id in self._dry else count_max
         starts = range(0, wanted, ENTRIES_MAX)
         jobs = [
@@ -122,6 +128,8 @@ class SqsQueue:
             for start in starts
         ]
         results = await gather_results(jobs)
+        # Messages of successful calls are kept even if other calls failed: they are hidden now, and
+        # no other worker would receive them before their time is over.
         messages = [each for result in results if isinstance(result, list) for each in result]
         if messages:
             self._dry.discard(run_id)
@@ -130,6 +138,8 @@ class SqsQueue:
         return messages
 
     async def extend(self, messages: Sequence[Message], *, visibility_s: float) -> frozenset[str]:
+        # The time is taken before the call: counted from after it, a receipt would seem valid for
+        # longer than SQS hides the message.
         now = self.clock.steady()
         held = self._still_held(messages)
         refused = await self._set_visibility(held, visibility_s)
@@ -138,7 +148,8 @@ class SqsQueue:
         return frozenset(each.receipt for each in messages) - {each.receipt for each in kept}
 
     async def ack(self, messages: Sequence[Message]) -> None:
-        """A receipt that SQS does not know is one of a message that is gone, or in other hands."""
+        """Deletes messages. A receipt that SQS refuses belongs to a message that was deleted or
+        received again, so it is ignored."""
         by_run = _by_run(messages)
         unwrap_all(await gather_results([partial(self._delete, *each) for each in by_run.items()]))
         self._forget_receipts(messages)
@@ -186,8 +197,11 @@ class SqsQueue:
         return messages
 
     async def _move_to_dead_letter(self, run_id: RunId, message: Mapping[str, Any]) -> None:
-        """To the dead queue, for people, and then away: left here, it would keep the sweeper from
-        seeing that the queue is empty. What fails now is done when it is received again."""
+        """Copies a message to the dead-letter queue, then deletes it, in this order.
+
+        If it stayed, the sweeper would never see an empty queue. If a step fails, the next receive
+        of the message repeats both.
+        """
         try:
             dead_url = await admin.url_of(self.client, self.prefix + admin.DEAD)
             copy = {"QueueUrl": dead_url, "MessageBody": message["Body"]}
@@ -199,7 +213,7 @@ class SqsQueue:
             log.warning("undecodable message", extra={"run": run_id, "cause": str(error)})
 
     async def _set_visibility(self, messages: Sequence[Message], delay_s: float) -> set[str]:
-        """Sets when messages are visible; answers the receipts that SQS would not hear of."""
+        """Sets when messages become visible. Returns the receipts that SQS refused."""
         by_run = _by_run(messages)
         jobs = [partial(self._change, run_id, group, delay_s) for run_id, group in by_run.items()]
         return set().union(*unwrap_all(await gather_results(jobs)))
@@ -221,11 +235,11 @@ class SqsQueue:
     async def _batch(
         self, run_id: RunId, operation: str, entries: Sequence[Mapping[str, Any]]
     ) -> dict[int, str]:
-        await self._url(run_id)  # Once, and not by every ten.
+        await self._url(run_id)  # One lookup here, instead of one per concurrent batch.
         return await all_entries(partial(self._ask, run_id), operation, entries, self.random)
 
     async def _ask(self, run_id: RunId, operation: str, params: Params) -> Answer:
-        """A call on the run's queue, patient with one that is new."""
+        """Makes a call to the run's queue. Repeats it while the queue may be too new to be found."""
         while True:
             try:
                 url = await self._url(run_id)
@@ -276,5 +290,5 @@ def _by_run(messages: Sequence[Message]) -> dict[RunId, list[Message]]:
 
 
 def _whole(seconds: float) -> int:
-    """SQS counts in whole seconds, up to half a day."""
+    """Rounds up to whole seconds, at most twelve hours, as SQS requires."""
     return min(ceil(seconds), VISIBILITY_S_MAX)
