@@ -1,4 +1,4 @@
-"""The AWS engine: one seam to every service, a lean data plane behind it
+"""The AWS engine: one client for all services, over a transport of its own
 (docs/engines.md, AWS client)."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DynamoCoordinator: keeps leases as slot rows, for deployments without Redis
 (docs/engines.md, Leases in DynamoDB).
 
-A pool of `cap` leases has the slots 0 to cap - 1. A worker acquires a slot with a conditional write,
-so only one of two workers gets it. The alternative, a counter per pool, would be one row that all
+A pool of `cap` leases has the slots 0 to cap - 1. A worker acquires a slot with a conditional
+write, so only one of two workers gets it. The alternative, a counter per pool, would be one row that all
 workers write, and a crashed worker would leave it too high. Instants are of the workers' own
 clocks, so a slot counts as free only `SKEW_S` after its end.
 """

@@ -1,2 +1,2 @@
-"""Adapters that speak HTTP to the world: two gateways and the webhook notifier (SPEC.md 4.16;
+"""Adapters that make HTTP calls: two gateways and the webhook notifier (SPEC.md 4.16;
 docs/engines.md, Gateways)."""

@@ -1,10 +1,10 @@
-"""DirectGateway: fetches pages itself, with redirects re-checked hop by hop
+"""DirectGateway: fetches pages itself, and checks every redirect
 (docs/engines.md, Gateways).
 
-Nothing is shared between callers: no cookie, no credential, no cache of answers. A redirect from
-https to http is followed, since many sites still do it, but each hop is parsed, resolved and
-checked like the first. The caller's headers and body stay with the origin they were meant for:
-any of them may be a credential, and only the caller knows which.
+Callers share nothing: no cookie, no credential, no cache of answers. The gateway follows a redirect
+from https to http, because many sites have such redirects. It parses, resolves and checks each hop
+like the first. The caller's headers and body are sent only to the origin that they were meant for:
+any of them may be a credential, and the gateway cannot know which.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ from conveyor.http_client.response_body import ACCEPT_ENCODING
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
 
 USER_AGENT = "conveyor/0.1"
+# Longer chains are mostly loops, and each hop takes time of the same deadline.
 REDIRECTS_MAX = 5
+# A site cannot delay a retry for longer.
 RETRY_AFTER_S_MAX = 3600.0
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# What goes along to another origin: what a browser tells every site, and holds no secret.
+# Headers that are sent to another origin too: a browser sends them to every site, so they contain
+# no secret.
 _PUBLIC = frozenset({"accept", "accept-encoding", "accept-language", "user-agent"})
 _OF_THE_BODY = frozenset({"content-type", "content-encoding", "content-language"})
-# Hop-by-hop and framing: ours to set, whatever the caller asked for.
+# Hop-by-hop and framing headers. The HTTP client sets them; a caller's value could break the
+# framing of the request.
 _DROPPED = frozenset(
     {
         "accept-encoding",
@@ -141,7 +145,7 @@ class DirectGateway:
 
 
 def _judge(status: int) -> tuple[FailureReason, str, bool]:
-    """The reason, the code and whether to retry, for a status that is not a page."""
+    """Returns the reason, the code and whether to retry, for a status that is not a page."""
     if status == 429:
         return FailureReason.RATE_LIMITED, "target_rate_limited", True
     if status == 408:
@@ -175,7 +179,7 @@ def _headers_for(request: ScrapeRequest) -> tuple[tuple[str, str], ...]:
 
 
 def forwardable(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The caller's headers without those that would change how the request is framed."""
+    """Returns the caller's headers without those that would change the framing of the request."""
     return [
         (name, value)
         for name, value in headers.items()
@@ -184,6 +188,7 @@ def forwardable(headers: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _next_hop(hop: _Hop, target: Target, status: int) -> _Hop | NotScraped:
+    # As browsers do: 301, 302 and 303 turn a POST into a GET without a body.
     keeps_method = status in {307, 308} or hop.method == Method.GET
     body, headers = hop.body, hop.headers
     if not keeps_method:
@@ -199,8 +204,10 @@ def _next_hop(hop: _Hop, target: Target, status: int) -> _Hop | NotScraped:
 def _public_headers(
     headers: tuple[tuple[str, str], ...], source: Target, target: Target
 ) -> tuple[tuple[str, str], ...]:
-    """What of the headers another origin may see. Headers that are dropped do not come back if a
-    later redirect leads to the first origin again: the site in between chose where to.
+    """Returns the headers that another origin may receive.
+
+    Dropped headers do not return if a later redirect leads to the first origin again: the site in
+    between chose the URL of that request.
     """
     kept: list[tuple[str, str]] = []
     for name, value in headers:
@@ -209,7 +216,7 @@ def _public_headers(
         elif name.lower() == "referer" and (target.is_tls or not source.is_tls):
             page = parse_url(value)
             if isinstance(page, Target) and (target.is_tls or not page.is_tls):
-                # As browsers do it: which site, but neither the path nor the query.
+                # As browsers do: the origin of the page, without path and query.
                 kept.append((name, f"{page.scheme}://{page.authority}/"))
     return tuple(kept)
 

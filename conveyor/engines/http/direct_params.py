@@ -1,11 +1,13 @@
-"""The scraper parameters that mean something without a browser or a proxy fleet."""
+"""Scraper parameters that a direct fetch can honour, and those that it must refuse
+(docs/engines.md, Gateways)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-# Each of these changes what the caller gets; pretending to honour one would be a lie.
+# Each of these changes the result, and needs a browser, a proxy or a parser. A task with one of them
+# fails: ignoring it would return another page than the caller asked for.
 RESULT_PARAMS = frozenset(
     {
         "autoparse",
@@ -24,7 +26,7 @@ _OFF = frozenset({"", "false", "0"})
 
 
 def unsupported_params(params: Mapping[str, str]) -> list[str]:
-    """The parameters that a direct fetch cannot honour; those switched off do not count."""
+    """Returns the parameters that a direct fetch cannot honour, without those switched off."""
     if not params:
         return []
     return sorted(
@@ -33,10 +35,10 @@ def unsupported_params(params: Mapping[str, str]) -> list[str]:
 
 
 def allowed_statuses(params: Mapping[str, str]) -> frozenset[int]:
-    """The statuses that count as a page, from a list such as `404,500`."""
+    """Returns the statuses that count as a page, from a list such as `404,500`."""
     text = params.get("allowed_status_codes")
     if not text:
         return frozenset()
     words = (word.strip() for word in text.split(","))
-    # Rows of earlier versions may hold anything.
+    # Earlier releases stored the text unchecked, so invalid words are ignored.
     return frozenset(int(word) for word in words if _STATUS.match(word))

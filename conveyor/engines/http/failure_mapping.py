@@ -1,6 +1,8 @@
-"""Answers as the contract words them: which reason, which code, and whether to try again.
+"""Failure mapping: translates errors of a fetch to the reason, the code and whether to retry
+(docs/engines.md, Gateways).
 
-The details are ours alone: no query string, header value or body of a site is ever quoted.
+Details contain only text of this program. No query string, header value or body of a site is ever
+quoted, because it may contain a secret.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _TITLES = {
 
 
 def content_type_of(response: Response) -> str:
-    """The page's type as the site says it; what is no plausible type is just bytes."""
+    """Returns the content type that the site states, or octet-stream if it is not plausible."""
     text = response.header(b"content-type") or ""
     is_plausible = text.isascii() and text.isprintable() and 0 < len(text) <= 256
     return text if is_plausible else "application/octet-stream"
@@ -74,12 +76,12 @@ def not_scraped(
 
 
 def defer(error: OutOfResources) -> Deferred:
-    """This process could not make the call, which is no failure of the site or of the gateway."""
+    """Defers the task: this process could not make the call, so the site did not fail."""
     return Deferred(reason=WaitReason.RESOURCES, detail=error.detail)
 
 
 def outcome_of(error: FetchFailed) -> NotScraped | Deferred:
-    """What a fetch that brought no response means for a task fetched directly."""
+    """Returns the outcome of a direct fetch that got no response."""
     match error:
         case OutOfResources():
             return defer(error)
@@ -121,16 +123,18 @@ def _transport_outcome(error: FetchFailed) -> NotScraped:
     return not_scraped(FailureReason.GATEWAY_ERROR, 502, code, error.detail, retryable=retryable)
 
 
-# The Retry-After header: seconds or a date, never trusted beyond a limit.
+# The Retry-After header: seconds or a date, bounded by a maximum.
 
 
 def parse_retry_after(value: str | None, *, now: float, seconds_max: float) -> float | None:
-    """Seconds to wait from `now`, within 0 and `seconds_max`; None if there is no such wish."""
+    """Returns the seconds to wait from `now`, between 0 and `seconds_max`; None if the header is
+    missing or invalid."""
     if value is None:
         return None
     text = value.strip()
     if text.isascii() and text.isdigit():
-        # A thousand digits are a long wait too; int() would rather not read them.
+        # A number with more than 12 digits is a wait of `seconds_max` in any case. Converting
+        # thousands of digits would take time.
         return min(float(text[:12]), seconds_max) if len(text) <= 12 else seconds_max
     try:
         at = parsedate_to_datetime(text).timestamp()

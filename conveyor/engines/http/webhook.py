@@ -1,7 +1,8 @@
 """WebhookNotifier: posts one notice to a customer's receiver (SPEC.md 4.16).
 
-Guarded like any fetch: one resolution, checked addresses, no redirect, 15 seconds in all and at
-most 64 KiB of the answer, none of which is kept. Each try is signed for the moment it is made.
+A delivery has the guards of a fetch: one name resolution, checked addresses, no redirect, 15
+seconds in all. It reads at most 64 KiB of the answer and keeps none of it. Each try is signed with
+its own time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class WebhookNotifier:
         try:
             return self._judge(await self._pool.fetch(self._request_for(message, target)))
         except OutOfResources as error:
-            # No try was made: the notice is due again when its claim lapses.
+            # No try was made, so none is counted. The notice is due again when its claim lapses.
             raise Unavailable(error.detail) from error
         except TimedOut:
             return NotDelivered("timeout")

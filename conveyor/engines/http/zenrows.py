@@ -1,10 +1,10 @@
-"""ZenrowsGateway: hands the fetch to an endpoint that speaks the ZenRows API
+"""ZenrowsGateway: fetches pages through an endpoint with the ZenRows API
 (docs/engines.md, Gateways).
 
-The endpoint takes the target as `url`, the caller's key as `apikey` and every scraper parameter
-in its query; custom headers travel as the request's own. It answers with the page, or with
-problem JSON whose `code` says what went wrong. The key lives in the query and nowhere else: no
-problem, repr or log line is ever made from a request.
+The request has the target as `url`, the caller's key as `apikey` and every scraper parameter in its
+query. Custom headers are sent as the request's own headers. The endpoint answers with the page, or
+with problem JSON whose `code` states the cause. The key is only in the query: no problem, repr or
+log line is ever made from a request.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from conveyor.ports.gateway import (
     ScrapeRequest,
 )
 
-# Account-level codes, after which no task of the run can succeed. Codes as published at
-# docs.zenrows.com/api-error-codes; `api_key_cap_reached` is the batch contract's own word.
+# Account-level codes: no task of the run can succeed after one of them. The codes are published at
+# docs.zenrows.com/api-error-codes; `api_key_cap_reached` is a code of the batch contract.
 _RUN_FAILURES = {
     "AUTH004": RunFailure.INSUFFICIENT_CREDITS,  # Plan usage exceeded.
     "AUTH005": RunFailure.SUBSCRIPTION_INACTIVE,  # The key is past its validity.
@@ -64,6 +64,7 @@ _RUN_FAILURES = {
     "subscription_inactive": RunFailure.SUBSCRIPTION_INACTIVE,
     "api_key_cap_reached": RunFailure.API_KEY_CAP_REACHED,
 }
+# With these errors the endpoint received no request, so the call certainly cost nothing.
 _NEVER_SENT = (
     BadRequest,
     ConnectFailed,
@@ -72,20 +73,20 @@ _NEVER_SENT = (
     NameNotResolved,
     TlsFailed,
 )
-# A feature outside the plan fails the tasks that ask for it, not the run.
+# A feature outside the plan fails the tasks that use it, but not the run.
 _FEATURE_NOT_IN_PLAN = "AUTH010"
 
 
-# Codes of the account's own limits, as published: concurrency, and requests a second.
+# The published codes of the account's limits: concurrency, and requests per second.
 _LIMIT_CODES = frozenset({"AUTH006", "AUTH008"})
-# Codes that speak of the target: no content, blocked, an operation on it that took too long.
+# Codes about the target: no content, blocked, or an operation on it that took too long.
 _TARGET_CODES = ("RESP", "BLK", "CTX0002", "REQ")
-# No call costs so many credits; a larger number is nonsense and counts as silence.
+# No call costs so many credits. A larger number is an error of the endpoint, and is ignored.
 _CREDITS_MAX = 1_000_000
 
 
 class _ErrorBody(msgspec.Struct):
-    """Of title and detail only the words matter, whatever they are."""
+    """Title and detail may have any type: only their text is searched."""
 
     code: str = ""
     title: Any = ""
@@ -93,14 +94,14 @@ class _ErrorBody(msgspec.Struct):
 
 
 class _Spend(msgspec.Struct, frozen=True):
-    """Credits, and the cost in millionths, where the endpoint says what it charged."""
+    """Credits and cost in millionths; None where the endpoint does not state them."""
 
     credits: int | None
     cost_micros: int | None
 
 
 class ZenrowsGateway:
-    """`credit_micros` is the most that a credit costs; without it calls have no price in money."""
+    """`credit_micros` is the highest cost of a credit. Without it calls have no price in money."""
 
     def __init__(
         self,
@@ -186,8 +187,11 @@ class ZenrowsGateway:
 
 
 def _contact(response: Response) -> Contact:
-    """What an answer says about the endpoint. A 429 that the site gave is told from one of the
-    account: that has a code or a text about it, or says that no call remains."""
+    """Returns what an answer means for the endpoint.
+
+    A 429 may be the site's or the account's. The account's has a code or a text about limits, or
+    states that no call remains.
+    """
     error = _error_of(response)
     if response.status == 429 and _is_about_limit(error, response):
         return Contact.REFUSED
@@ -211,7 +215,7 @@ def _is_about_limit(error: _ErrorBody, response: Response) -> bool:
 
 
 def _judge(status: int, code: str) -> tuple[FailureReason, bool]:
-    """The reason, and whether another try could help, for an answer that is not a page."""
+    """Returns the reason of an answer that is not a page, and whether a retry may help."""
     if status in {401, 402, 403} or code in _RUN_FAILURES:
         return FailureReason.AUTH_FAILED, False
     if status == 429:
@@ -228,7 +232,8 @@ def _judge(status: int, code: str) -> tuple[FailureReason, bool]:
 
 
 def _run_failure(response: Response) -> RunFailure | None:
-    """Codes first; a 402 that explains itself badly still means that the money is gone."""
+    """Returns the run failure of an answer. A 402 without a known code means that the credits are
+    used up."""
     if response.status < 400:
         return None
     code = _code_of(response)
@@ -240,12 +245,13 @@ def _run_failure(response: Response) -> RunFailure | None:
 
 
 def has_key(endpoint_url: str) -> bool:
-    """Whether the endpoint's URL has a key of its own: then every call is made with that one."""
+    """Returns whether the endpoint's URL contains a key. Then every call uses that key."""
     query = endpoint_url.partition("?")[2]
     return any(name == "apikey" for name, _ in parse_qsl(query, keep_blank_values=True))
 
 
 def _target_for(endpoint: Target, request: ScrapeRequest) -> Target:
+    # `url` and `apikey` come after the parameters, so that no parameter can replace them.
     query = {**request.params, "url": request.url}
     if request.headers:
         query["custom_headers"] = "true"
@@ -268,7 +274,8 @@ def _headers_for(request: ScrapeRequest) -> tuple[tuple[str, str], ...]:
 
 
 def _scraped(response: Response, price: Price) -> Scraped:
-    """Pages are charged for, failures are not: a page that does not say counts at its price."""
+    """Returns the page. A page that does not state its credits counts at its price, because the
+    endpoint charges for pages. Failures are free."""
     spent = _spend(response)
     return Scraped(
         status=response.status,
@@ -281,7 +288,7 @@ def _scraped(response: Response, price: Price) -> Scraped:
 
 
 def _spend(response: Response) -> _Spend:
-    """What the endpoint says it charged; nonsense counts as silence."""
+    """Returns what the endpoint states that it charged. Invalid numbers are ignored."""
     cost = response.header(b"x-request-cost")
     credit_count = _whole_number(response.header(b"x-request-credits"))
     return _Spend(
@@ -297,13 +304,13 @@ def _whole_number(text: str | None) -> int | None:
 
 
 def _code_of(response: Response) -> str:
-    """The endpoint's own code, if it is a plain word: it ends up in a problem."""
+    """Returns the endpoint's code if it is a plain word, because callers see it in a problem."""
     code = _error_of(response).code
     return code if len(code) <= 64 and code.replace("_", "").isalnum() else ""
 
 
 def _error_of(response: Response) -> _ErrorBody:
-    """The problem that the endpoint answered with; an empty one where it is none."""
+    """Returns the problem in the answer, or an empty one if the body is not a problem."""
     try:
         return msgspec.json.decode(response.body, type=_ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -311,7 +318,8 @@ def _error_of(response: Response) -> _ErrorBody:
 
 
 def _unanswered(error: FetchFailed) -> NotScraped:
-    """No answer says nothing about the bill, unless nothing was ever sent."""
+    """Returns the outcome of a call without an answer. Its cost is unknown unless it was not
+    sent."""
     return msgspec.structs.replace(
         _failure_of(error),
         cost_known=isinstance(error, _NEVER_SENT),
@@ -322,8 +330,9 @@ def _unanswered(error: FetchFailed) -> NotScraped:
 def _report_on(error: FetchFailed) -> GatewayReport | None:
     match error:
         case BadRequest():
-            return None  # The task's own headers; the endpoint was not called.
+            return None  # The task's headers are invalid; the endpoint was not called.
         case BodyTooLarge() | BadEncoding() | TooSlow():
+            # The endpoint sent a response, and the body of the site was the problem.
             return GatewayReport(contact=Contact.ANSWERED)
         case _ if isinstance(error, _NEVER_SENT):
             return GatewayReport(contact=Contact.UNREACHABLE)

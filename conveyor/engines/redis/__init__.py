@@ -1,4 +1,4 @@
-"""The Redis engine: leases, doors, marks and a cache by its own clock, and signals
+"""The Redis engine: leases, host pools, status reports, a cache and signals
 (docs/engines.md, Redis)."""
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ async def open_redis(
     workers_on: str,
     note: Note = no_op,
 ) -> AsyncGenerator[RedisEngine, None]:
-    """`space` keeps those apart who share a server, which need not be there yet; `owner` names this
-    process, and `workers_on` the subject on which workers leave the mark of their presence; `note`
-    is told of every command, by name."""
+    """Opens the engine. The server need not be reachable yet.
+
+    `space` is the common prefix of all keys, and separates deployments that share a server. `owner`
+    names this process. `workers_on` is the subject of the status reports by which workers are
+    counted. `note` is called with the name of every command.
+    """
     async with (
         open_link(url, note) as link,
         running_on(link, random=random, space=space, owner=owner, workers_on=workers_on) as engine,
@@ -49,7 +52,7 @@ async def open_redis(
 async def running_on(
     link: RedisConnection, *, random: Random, space: str, owner: str, workers_on: str
 ) -> AsyncGenerator[RedisEngine, None]:
-    """The engine over any link; see `open_redis`."""
+    """Runs the engine over any connection; see `open_redis`."""
     async with trio.open_nursery() as nursery:
         remote = RedisCoordinator(link, random, space=space)
         coordinator = FallbackCoordinator(remote, random, workers_on=workers_on)

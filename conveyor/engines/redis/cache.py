@@ -1,8 +1,9 @@
-"""RedisCache: short-lived texts on a Redis server, by its own clock
+"""RedisCache: stores short-lived texts on a Redis server, by the server's clock
 (docs/engines.md, Counter cache).
 
-A server that does not answer is left alone for a while. What was shown meanwhile nobody could be
-told of, so for as long again everything is read anew.
+After a failed call the cache is bypassed for `ALONE_S`. Counters that this process showed meanwhile
+could not invalidate the entries of other processes. So for one more lifetime of an entry this
+process accepts no entry and reads from the store.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from conveyor.ports.errors import Unavailable
 
 _LOOK, _KEEP, _FORGET = Script("cache_get"), Script("cache_put"), Script("cache_delete")
 
-# Reading what it would have told takes no longer.
+# Reading the counters from the store takes no longer, so waiting longer for the cache is useless.
 ANSWER_S = 0.5
+# How long the cache is bypassed after a failure. It must be at least the lifetime of an entry:
+# entries from before the failure have then expired.
 ALONE_S = limits.CACHED_COUNTERS_TTL_S
 
+# What the script may leave in place: entries and tickets, entries only, or nothing. The numbers are
+# arguments of cache_get.lua.
 _ALL_MAY_STAND, _TEXTS_MAY_STAND, _NOTHING_MAY_STAND = range(3)
 
 
 class RedisCache:
-    """`looks` counts what came of them."""
+    """`looks` counts the calls of `get` by their outcome."""
 
     def __init__(
         self, link: RedisConnection, random: Random, *, space: str, answer_s: float = ANSWER_S

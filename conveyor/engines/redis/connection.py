@@ -1,7 +1,7 @@
-"""CoredisConnection: the way to one Redis, a single server or a cluster (docs/engines.md, Redis).
+"""CoredisConnection: connects to one Redis, a single server or a cluster (docs/engines.md, Redis).
 
-Which of the two it is, is asked at the first contact, so that a program starts while it is away.
-Deadlines and the translation of errors live here, once.
+The connection finds out which of the two it is at the first contact, so that a process can start
+while Redis is unavailable. Deadlines and the translation of errors are only in this module.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from conveyor.ports.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
+# The time of a call in all. A longer deadline delays the fallback coordinator while Redis is away.
 DEADLINE_S = 2.0
 
-# What only a mistake of ours can bring about. The rest is the world's doing.
+# Errors that only a bug of this program can cause. All other errors are of the environment.
 _BUGS = (
     ClusterCrossSlotError,
     CommandSyntaxError,
@@ -53,7 +54,7 @@ _BUGS = (
     UnknownCommandError,
     WrongTypeError,
 )
-# What breaks when a connection does; the last two are what coredis has underneath.
+# Errors of a broken connection. The last two come from anyio, which coredis uses.
 _TRANSIENT = (RedisError, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 Client = coredis.Redis[str] | coredis.RedisCluster[str]
@@ -61,11 +62,11 @@ Note = Callable[[str], None]
 
 
 def no_op(command: str) -> None:
-    """Nobody counts."""
+    """The default `note`: counts nothing."""
 
 
 class Script:
-    """A script of ours, by name; `sha` is what a server that has seen it calls it."""
+    """A Lua script of this package. `sha` is the digest by which a server calls a known script."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,10 +79,10 @@ class Script:
 
 
 class RedisConnection(Protocol):
-    """What is asked of a Redis. Raises what `translating` knows how to read."""
+    """The commands that this engine uses. Raises the errors that `translating` translates."""
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
-        """What the script answers."""
+        """Runs a script and returns its result."""
 
     async def get(self, key: str) -> str | None: ...
 
@@ -94,11 +95,11 @@ class RedisConnection(Protocol):
     def subscribe(
         self, channel: str
     ) -> AbstractAsyncContextManager[AsyncIterator[Mapping[str, Any]]]:
-        """What is published from now on, until the connection breaks."""
+        """Yields the messages that are published from now on, until the connection breaks."""
 
 
 class CoredisConnection:
-    """`note` is told of every command, by name."""
+    """`note` is called with the name of every command."""
 
     def __init__(
         self,
@@ -115,7 +116,10 @@ class CoredisConnection:
         self._meeting = trio.Lock()
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> Any:
-        """A server that has not seen the script is shown it."""
+        """Calls a script by its digest, and sends its text only if the server does not know it.
+
+        A server forgets its scripts at a restart or failover, so NoScriptError may come any time.
+        """
         client = await self._client_for(script.name)
         try:
             return await client.evalsha(script.sha, keys, args)
@@ -169,7 +173,7 @@ class CoredisConnection:
         return client
 
     async def _run_cluster_client(self, task_status: trio.TaskStatus[Client]) -> None:
-        # Where CONFIG is not allowed, as with hosted ones, nobody can ask for full coverage.
+        # Hosted servers often forbid CONFIG, and coredis needs it for the coverage check.
         client = coredis.RedisCluster.from_url(
             self._url,
             startup_nodes=[self._plain.connection_pool.location],
@@ -183,7 +187,7 @@ class CoredisConnection:
 
 @asynccontextmanager
 async def open_link(url: str, note: Note = no_op) -> AsyncGenerator[CoredisConnection, None]:
-    """A link that connects when it is first used."""
+    """Opens a connection that connects at its first use."""
     async with trio.open_nursery() as nursery:
         plain = coredis.Redis.from_url(url, decode_responses=True)
         async with plain:
@@ -193,7 +197,7 @@ async def open_link(url: str, note: Note = no_op) -> AsyncGenerator[CoredisConne
 
 @contextmanager
 def translating(deadline_s: float = DEADLINE_S) -> Iterator[None]:
-    """One deadline for all that is done inside; whatever the world does to it is Unavailable."""
+    """Bounds the block by one deadline, and translates errors of the environment to Unavailable."""
     with trio.move_on_after(deadline_s) as scope:
         try:
             yield
@@ -202,6 +206,8 @@ def translating(deadline_s: float = DEADLINE_S) -> Iterator[None]:
         except _TRANSIENT as error:
             raise Unavailable(f"Redis: {type(error).__name__}") from error
         except BaseExceptionGroup as group:
+            # A nursery inside coredis may raise several errors at once. They are translated only if
+            # all of them are of the environment.
             if group.split(_TRANSIENT)[1] is not None:
                 raise
             raise Unavailable("Redis: the connection broke") from group
@@ -209,11 +215,13 @@ def translating(deadline_s: float = DEADLINE_S) -> Iterator[None]:
         raise Unavailable("Redis: no answer in time")
 
 
-# RedisChannel: which runs have changed, told from process to process (SPEC.md 4.13).
+# RedisChannel: processes notify one another of changed runs (SPEC.md 4.13).
 #
-# Whoever misses it finds out by looking. The truth is in the rows: this only says where to look.
+# A signal is not authoritative: the rows are. A process that misses one finds the change when it
+# reads the row the next time.
 
 
+# The pause after a broken subscription, so that an outage does not become a busy loop.
 LISTEN_AGAIN_S = 1.0
 
 
@@ -227,7 +235,7 @@ _DECODER = msgspec.json.Decoder(_Said)
 
 
 class RedisChannel:
-    """`owner` names this process, which does not hear itself."""
+    """`owner` names this process, which ignores its own signals."""
 
     def __init__(self, link: RedisConnection, *, space: str, owner: str) -> None:
         self._link = link
@@ -235,15 +243,16 @@ class RedisChannel:
         self._owner = owner
 
     async def tell(self, job_id: JobId, run_id: RunId) -> None:
-        """Tells whoever listens; that nobody can be told is no failure."""
+        """Publishes a signal. A signal that cannot be sent is not an error."""
         text = msgspec.json.encode(_Said(self._owner, job_id, run_id)).decode()
         with suppress(Unavailable), translating():
             await self._link.publish(self._name, text)
 
     async def listen_forever(self, hear: Callable[[JobId, RunId], Awaitable[None]]) -> NoReturn:
-        """Passes on what others tell."""
+        """Passes the signals of other processes to `hear`, forever."""
         while True:
             try:
+                # No deadline: a subscription waits as long as there is no signal.
                 with translating(math.inf):
                     async with self._link.subscribe(self._name) as heard:
                         async for message in heard:

@@ -1,4 +1,9 @@
-"""RedisCoordinator: leases, doors and marks on a Redis server, by its own clock (SPEC.md 4.6)."""
+"""RedisCoordinator: leases, host pools and status reports on a Redis server (SPEC.md 4.6).
+
+Each operation is one Lua script, so it is atomic, and it uses the server's clock, so the workers'
+clocks do not matter. In keys and names, `marks` are status reports. A pool is a sorted set of leases
+with their ends as scores.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,15 @@ _ACQUIRE, _ENTER = Script("acquire"), Script("acquire_hosts")
 _RENEW, _RESTORE, _COUNT = Script("renew"), Script("restore"), Script("count")
 _MARK, _MARKS = Script("status_put"), Script("status_list")
 
+# How long the server keeps the job of a run, and how often a worker writes it again.
 _INTRODUCED_S = 24 * 3600.0
 _INTRODUCE_AGAIN_S = 3600.0
-_INTRODUCED_MAX = 10_000
+_INTRODUCED_MAX = 10_000  # Bounds the memory. A forgotten run costs one more write.
+# Concurrent writes of status reports: all of them share one deadline.
 _MARKS_AT_ONCE = 32
 
 _Args = list[str | int]
-# The pools of one job, and which leases of theirs are meant.
+# The pools of one job, with some of their leases.
 _Pools = dict[str, list[LeaseId]]
 
 
@@ -49,7 +56,8 @@ class RedisCoordinator:
             args: _Args = [_us(ttl_s), cap, count_max, redis_keys.member_name(stem)]
             count, live = await self._link.run(_ACQUIRE, [self._keys.pool(job_id)], args)
             if is_known and not live:
-                # The first lease after a while: the server may have lost all it knew.
+                # The pool was empty. The server may have lost its data, and the job of the run with
+                # it, so write that again.
                 await self._introduce(job_id, run_id)
         return [LeaseId(f"{stem}.{number}") for number in range(1, count + 1)]
 
@@ -68,7 +76,7 @@ class RedisCoordinator:
         return answers
 
     async def _enter(self, pools: Sequence[HostPool], ttl_s: float) -> list[LeaseId | None]:
-        """Goes through doors of one job."""
+        """Acquires leases of host pools of one job."""
         numbers: dict[str, int] = {}
         keys: list[str] = []
         args: _Args = [_us(ttl_s), _us(limits.HOST_SLACK_S)]
@@ -95,7 +103,10 @@ class RedisCoordinator:
         return frozenset(lost)
 
     async def restore(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> None:
-        """Makes leases live, whatever the cap: they were held while nobody could say so."""
+        """Makes leases live again, even above the cap.
+
+        Their work continued while Redis was unavailable, so the leases are in use.
+        """
         with translating(self._deadline_s):
             for pools in self._by_job(lease_ids):
                 await self._link.run(_RESTORE, list(pools), _listed(pools, ttl_s))
@@ -134,14 +145,15 @@ class RedisCoordinator:
         return known_at is not None and trio.current_time() - known_at < _INTRODUCE_AGAIN_S
 
     async def _introduce(self, job_id: JobId, run_id: RunId) -> None:
-        """Lets everybody know whose the run is: who asks for its leases knows only the run."""
+        """Stores the job of a run, because `count` knows only the run."""
         await self._link.put(self._keys.job_of(run_id), job_id, ttl_s=_INTRODUCED_S)
         if len(self._introduced) >= _INTRODUCED_MAX:
             self._introduced.clear()
         self._introduced[run_id] = trio.current_time()
 
     def _by_job(self, lease_ids: Sequence[LeaseId]) -> list[_Pools]:
-        """What may be done in one step: leases of one job share a slot."""
+        """Groups leases by job. A script may use only keys of one hash slot of a cluster, and the
+        keys of one job share a slot."""
         by_job: dict[str, _Pools] = {}
         for lease_id in lease_ids:
             if redis_keys.is_lease(lease_id):

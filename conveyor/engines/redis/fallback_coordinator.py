@@ -1,8 +1,9 @@
-"""FallbackCoordinator: goes on with a smaller cap of its own while the shared one is away
+"""FallbackCoordinator: continues with a smaller cap of its own while Redis is unavailable
 (docs/engines.md, Fallback coordinator).
 
-Neither without a limit nor standing still: each process keeps to its share of every cap, by the
-number of workers last seen. What is held meanwhile is told to the other side when it is back.
+Without Redis the workers could stop, or ignore the caps. Neither is acceptable. Instead each process
+keeps to its part of every cap: the cap divided by the number of workers last seen. When Redis is
+back, the process restores the leases that it holds there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from conveyor.ports.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
+# The pause between two attempts to reconnect. A longer one keeps the smaller caps for longer.
 MEND_S = 0.5
 
 
@@ -31,7 +33,7 @@ class RemoteCoordinator(Coordinator, Protocol):
 
 
 class FallbackCoordinator:
-    """`workers_on` is the subject on which workers leave the mark of their presence."""
+    """`workers_on` is the subject of the status reports by which workers are counted."""
 
     def __init__(self, remote: RemoteCoordinator, random: Random, *, workers_on: str) -> None:
         self._remote = remote
@@ -108,11 +110,15 @@ class FallbackCoordinator:
             try:
                 await self._remote.release(lease_ids)
             except Unavailable as error:
-                self._mark_unavailable(error)  # They age out.
+                # Leases that were not released in Redis end there by themselves.
+                self._mark_unavailable(error)
 
     async def count(self, run_id: RunId) -> int:
-        """Unavailable while the other side is away: what other processes hold is not known here,
-        and a receipt that counts only our own would claim that nothing is in flight."""
+        """Raises Unavailable while Redis is unavailable.
+
+        This process does not know the leases of others. A count of its own leases alone could
+        report that nothing is in flight although something is.
+        """
         if self.is_away:
             raise Unavailable("the coordinator is unavailable")
         try:
@@ -122,7 +128,8 @@ class FallbackCoordinator:
             raise
 
     async def put_status(self, owner: str, marks: Mapping[str, str], *, ttl_s: float) -> None:
-        """Marks are harmless to forget: while the other side is away, they are."""
+        """Publishes status reports, or drops them while Redis is unavailable. They are only
+        informational."""
         if self.is_away:
             return
         try:
@@ -142,7 +149,7 @@ class FallbackCoordinator:
             raise
 
     async def reconnect_forever(self) -> NoReturn:
-        """Looks for the other side as long as it is away."""
+        """Tries to reconnect while Redis is unavailable."""
         while True:
             await self._away.wait()
             await trio.sleep(MEND_S)
@@ -150,10 +157,15 @@ class FallbackCoordinator:
                 await self.reconnect()
 
     async def reconnect(self) -> None:
-        """Tells the other side what is held here, and relies on it again. It may have forgotten
-        all: until every worker has left its mark anew, those known before count too."""
+        """Restores the held leases in Redis, and uses Redis again.
+
+        Redis may have lost its data, and with it the status reports of workers. So for
+        `STATUS_TTL_S` the number of workers seen before counts as well.
+        """
         self._marks_whole_at = trio.current_time() + limits.STATUS_TTL_S
         await self._count_workers()
+        # Repeated, because other tasks may acquire local leases while `restore` waits. The switch
+        # back follows without a checkpoint, so no lease is missed.
         told: set[LeaseId] = set()
         while new := self._live() - told:
             await self._remote.restore(sorted(new), ttl_s=limits.LEASE_TTL_S)
@@ -168,7 +180,7 @@ class FallbackCoordinator:
         self._workers_count = max(seen, known)
 
     def _mark_unavailable(self, error: Unavailable) -> None:
-        """Says so once, however many calls fail."""
+        """Switches to local caps. Logs only the first failed call."""
         if not self.is_away:
             self._away.set()
             log.warning(
@@ -177,6 +189,7 @@ class FallbackCoordinator:
             )
 
     def _free_permits(self, pool: str, cap: int) -> int:
+        # Rounded up: with more workers than the cap each still gets one, so that none stops.
         share = -(-cap // self._workers_count)
         return share - sum(keys.pool_name(lease_id) == pool for lease_id in self._live())
 

@@ -1,7 +1,8 @@
-"""What leases and keys are called (docs/storage.md, Redis keys).
+"""Names of leases and keys (docs/storage.md, Redis keys).
 
-A lease's name says where it lies: `<job>/<host>/<run>/<token>`; of a lease of a job the host is
-empty, of one behind a door the run. Keys that are used together share a hash tag.
+The name of a lease contains its pool: `<job>/<host>/<run>/<token>`. The host is empty for a lease of
+a job, and the run is empty for a lease of a host pool. Keys that one script uses together share a
+hash tag, because a cluster requires them to be in one slot.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def is_lease(lease_id: LeaseId) -> bool:
 
 
 def pool_name(lease_id: LeaseId) -> str:
-    """The job, or the door's name."""
+    """Returns the job, or the name of the host pool."""
     job_id, host, _ = lease_id.split("/", 2)
     return f"{job_id}/{host}" if host else job_id
 
 
 def member_name(lease_id: LeaseId) -> str:
-    """Its name within its pool."""
+    """Returns the name of a lease within its pool."""
     return lease_id.split("/", 2)[2]
 
 
@@ -46,12 +47,12 @@ def run_of(lease_id: LeaseId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """`space` keeps those apart who share a server."""
+    """`space` separates deployments that share a server."""
 
     space: str
 
     def pool(self, name: str) -> str:
-        """Of a job, or of a door, whose name begins with its job's."""
+        """Returns the key of a job's pool or of a host pool, whose name begins with the job."""
         return f"{self._tagged(name)}:leases"
 
     def next_at(self, pool: HostPool) -> str:

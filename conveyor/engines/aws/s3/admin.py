@@ -101,8 +101,8 @@ async def _rules_of(client: AwsClient, bucket: str) -> list[Rule]:
 async def _has_old_lists(client: AwsClient, bucket: str) -> bool:
     """Returns whether lists are under the prefix of bodies, as in earlier releases.
 
-    Such lists must not expire by age. The search makes one call per job and skips its bodies: in the
-    order of keys the lists of a job come last.
+    Such lists must not expire by age. The search makes one call per job and skips its bodies: in
+    the order of keys the lists of a job come last.
     """
     asked, after = {"Bucket": bucket, "Prefix": _JOBS, "MaxKeys": 1}, _JOBS
     while True:

@@ -1,5 +1,6 @@
--- KEYS: the pool.  ARGV: life, cap, how many at most, the stem of their names.
--- Answers how many were taken, and how many lived before.
+-- KEYS: the pool.  ARGV: lifetime, cap, maximum count, common prefix of the lease names.
+-- Returns how many leases were acquired, and how many were live before.
+-- Ended leases are removed first, so that ZCARD counts live ones only.
 local life, cap = tonumber(ARGV[1]), tonumber(ARGV[2])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', text(now))
 local live = redis.call('ZCARD', KEYS[1])

@@ -1,6 +1,7 @@
--- KEYS: for each door its pool and its next time.
--- ARGV: life, slack, then for each who comes: number of the door, cap, spacing, name.
--- Answers 1 for each who is through, else 0.
+-- KEYS: for each host pool its leases and its next admission time.
+-- ARGV: lifetime, slack, then for each request: number of the pool, cap, spacing, lease name.
+-- Returns 1 for each admitted request, else 0.
+-- Spacing and cap are checked before either is used: a refused request uses up nothing.
 local life, slack = tonumber(ARGV[1]), tonumber(ARGV[2])
 local answers = {}
 for first = 3, #ARGV, 4 do

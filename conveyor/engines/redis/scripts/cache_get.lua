@@ -1,6 +1,9 @@
--- KEYS: the entry.  ARGV: life, version, a new ticket, and what may stand: 0 all, 1 texts, 2 none.
--- An entry is its version, when it dies, the last ticket, and its text, empty while it is read.
--- Answers the text, or whether the ticket is good: one that is out is left alone.
+-- KEYS: the entry.  ARGV: lifetime, version, a new ticket, and what may be kept: 0 texts and
+-- tickets, 1 texts only, 2 nothing.
+-- An entry is: version, end, newest ticket, text. The text is empty while a reader reads.
+-- Returns the text ('found'), or 'busy' if another reader has a ticket, or 'yours' if the new ticket
+-- was stored. The lifetime begins with the ticket, before the read, so an entry is never older than
+-- its lifetime.
 local stands = redis.call('GET', KEYS[1])
 if stands and ARGV[4] ~= '2' then
     local version, dies_at, _, kept = string.match(stands, '^(%S+) (%d+) (%S+) (.*)$')

@@ -1,5 +1,7 @@
--- KEYS: the entry.  ARGV: the ticket, the text.  Answers the text that stands instead, or nothing.
--- Another's ticket is taken away: what is read under it may be older than what we read.
+-- KEYS: the entry.  ARGV: the ticket, the text.
+-- Stores the text if the ticket is the newest. Otherwise returns the text of the entry, or nothing.
+-- If the entry has another ticket and no text, it is removed: what its reader reads may be older
+-- than what the caller has read and will show.
 local stands = redis.call('GET', KEYS[1])
 if not stands then
     return ''

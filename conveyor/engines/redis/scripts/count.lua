@@ -1,4 +1,4 @@
--- KEYS: the pool.  ARGV: how the names of a run begin.  Answers how many of them live.
+-- KEYS: the pool.  ARGV: prefix of the lease names of a run.  Returns how many of them are live.
 local count, start = 0, ARGV[1]
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. text(now), '+inf')) do
     if string.sub(name, 1, #start) == start then

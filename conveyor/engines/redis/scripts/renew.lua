@@ -1,5 +1,6 @@
--- KEYS: pools.  ARGV: life, then for each pool a count and so many names.
--- Answers the positions of names that had no life left.
+-- KEYS: pools.  ARGV: lifetime, then for each pool a count and so many lease names.
+-- Returns the positions of leases that had ended. An ended lease is not renewed, because its place
+-- may already belong to another worker.
 local life = tonumber(ARGV[1])
 local lost, position, at = {}, 0, 2
 for _, pool in ipairs(KEYS) do

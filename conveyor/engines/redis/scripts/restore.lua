@@ -1,5 +1,6 @@
--- KEYS: pools.  ARGV: life, then for each pool a count and so many names.
--- Puts names back that were held all the while, whatever the cap: their work is under way.
+-- KEYS: pools.  ARGV: lifetime, then for each pool a count and so many lease names.
+-- Adds leases that a worker held while Redis was unavailable, even above the cap: their work is
+-- running.
 local life, at = tonumber(ARGV[1]), 2
 for _, pool in ipairs(KEYS) do
     local last = at + ARGV[at]

@@ -1,4 +1,4 @@
--- KEYS: the marks on a subject.  Answers the texts of those that live, in the order of owners.
+-- KEYS: the status reports on a subject.  Returns the texts of live ones, in the order of owners.
 local marks, owners, texts = redis.call('HGETALL', KEYS[1]), {}, {}
 for index = 1, #marks, 2 do
     local until_at, words = string.match(marks[index + 1], '^(%d+) (.*)$')

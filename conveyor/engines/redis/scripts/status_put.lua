@@ -1,4 +1,5 @@
--- KEYS: the marks on a subject.  ARGV: life, owner, text.  Forgets those whose time is over.
+-- KEYS: the status reports on a subject.  ARGV: lifetime, owner, text.
+-- Stores the report, and removes the reports that have ended: fields of a hash do not expire alone.
 local life = tonumber(ARGV[1])
 redis.call('HSET', KEYS[1], ARGV[2], text(now + life) .. ' ' .. ARGV[3])
 local marks = redis.call('HGETALL', KEYS[1])
