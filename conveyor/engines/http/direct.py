@@ -31,7 +31,7 @@ from conveyor.http_client.response_body import ACCEPT_ENCODING
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
 
 USER_AGENT = "conveyor/0.1"
-# Longer chains are mostly loops, and each hop takes time of the same deadline.
+# A loop of redirects ends here. All hops share one deadline.
 REDIRECTS_MAX = 5
 # A site cannot delay a retry for longer.
 RETRY_AFTER_S_MAX = 3600.0
@@ -123,6 +123,8 @@ class DirectGateway:
             target = join(hop.target, location)
             if isinstance(target, BadUrl):
                 return _bad_redirect("the redirect leads to something that is not a web address")
+            # `join` has parsed the address strictly, and the pool resolves and checks it before it
+            # connects. So a redirect cannot reach an address that the first URL could not.
             next_hop = _next_hop(hop, target, response.status)
             if isinstance(next_hop, NotScraped):
                 return next_hop
@@ -188,13 +190,15 @@ def forwardable(headers: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _next_hop(hop: _Hop, target: Target, status: int) -> _Hop | NotScraped:
-    # As browsers do: 301, 302 and 303 turn a POST into a GET without a body.
+    # 301, 302 and 303 turn any other method into a GET without a body, as browsers do with POST.
     keeps_method = status in {307, 308} or hop.method == Method.GET
     body, headers = hop.body, hop.headers
     if not keeps_method:
         body = None
         headers = tuple(pair for pair in headers if pair[0].lower() not in _OF_THE_BODY)
     if target.origin != hop.target.origin:
+        # Sending the body would disclose it, and dropping it would send another request than the
+        # caller's. So the task fails.
         if body:
             return _bad_redirect("the redirect would take the request's body to another origin")
         body, headers = None, _public_headers(headers, hop.target, target)

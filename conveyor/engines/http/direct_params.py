@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-# Each of these changes the result, and needs a browser, a proxy or a parser. A task with one of them
-# fails: ignoring it would return another page than the caller asked for.
+# Each of these changes the result, and needs a browser, a proxy or a parser. A task with one of
+# them fails: ignoring it would return another page than the caller asked for.
 RESULT_PARAMS = frozenset(
     {
         "autoparse",

@@ -1,8 +1,9 @@
 """The memory engine: every durable port as dicts of rows, for tests and the simulator
 (docs/engines.md, Memory engine).
 
-It is the reference that the other engines are compared with, so it is obvious on purpose. Each
-method passes a checkpoint before it acts and none while it acts: callers race, writes do not tear.
+It is the reference that the other engines are compared with, so its code is as simple as possible.
+Each method passes one checkpoint before it acts and none while it acts. So concurrent callers
+interleave between calls, but no call is seen half done.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEngine:
-    """One world's worth of memory: its parts belong together."""
+    """The ports of one memory engine. They must be used together."""
 
     store: MemoryStore
     queue: MemoryQueue
@@ -37,7 +38,7 @@ class MemoryEngine:
 
 
 def memory_engine(*, clock: Clock, random: Random) -> MemoryEngine:
-    """An empty engine; the same clock and the same seed make the same history."""
+    """Returns an empty engine. The same clock and the same seed give the same history."""
     queue = MemoryQueue(clock, random)
     return MemoryEngine(
         store=MemoryStore(queue),

@@ -11,9 +11,10 @@ import trio
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, BlobTooLarge
 
+# Small, so that tests with ordinary bodies read several pieces.
 PART_BYTES = 64 * 1024
 
-# No segment starts with a dot: that refuses `.` and `..`, and leaves dot-names to engines on disk.
+# No segment starts with a dot. This refuses `.` and `..`.
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*\Z")
 
@@ -23,7 +24,7 @@ class MemoryBlobs:
         self._bodies: dict[str, bytes] = {}
 
     def bodies(self) -> Mapping[str, bytes]:
-        """Every body by its key: for those who check."""
+        """Returns every body by its key, for checkers."""
         return self._bodies
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
@@ -62,14 +63,14 @@ class MemoryBlobs:
         return await self.put(f"{prefix}/{name}", parts)
 
     def check_room(self) -> None:
-        """Memory has no limit here."""
+        """Does nothing: this engine has no limit."""
 
     async def open(self, key: str, *, start: int = 0) -> AsyncGenerator[bytes, None]:
         _check(key)
         await trio.lowlevel.checkpoint()
         if key not in self._bodies:
             raise BlobMissing(key)
-        # The reader keeps the body it began with, whatever is put or deleted meanwhile.
+        # The reader continues with this body even if the key is replaced or deleted meanwhile.
         body = self._bodies[key]
         for offset in range(start, len(body), PART_BYTES):
             yield body[offset : offset + PART_BYTES]

@@ -1,4 +1,7 @@
-"""MemoryCoordinator: leases and marks, each with the instant at which it dies (SPEC.md 4.6)."""
+"""MemoryCoordinator: leases and status reports in dicts, each with its end (SPEC.md 4.6).
+
+`marks` are status reports.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ class MemoryCoordinator:
         next_at = self._next_at.get(pool.name, 0.0)
         if pool.spacing_s and now < next_at - limits.HOST_SLACK_S:
             return None
-        # Who is behind a door has a lease of a pool of its own, which is no run's.
+        # A lease of a host pool belongs to the pool and to no run. It is taken before the spacing
+        # is used: a request that finds the pool full uses up nothing.
         taken = self._take(JobId(pool.name), RunId(""), count_max=1, cap=pool.cap, ttl_s=ttl_s)
         if not taken:
             return None
@@ -94,20 +98,20 @@ class MemoryCoordinator:
         return [text for (on, _), (text, _) in sorted(self._marks.items()) if on == subject]
 
     def leases(self) -> list[tuple[str, str, float]]:
-        """The job, the run and the end of every live lease: for those who check."""
+        """Returns the job, the run and the end of every live lease, for checkers."""
         return [(each.job_id, each.run_id, each.expires_at) for each in self._live().values()]
 
     def marks(self) -> list[tuple[str, str]]:
-        """Every live mark, and what it is on: for those who check."""
+        """Returns every live status report with its subject, for checkers."""
         now = self._clock.steady()
         return [(on, text) for (on, _), (text, until) in self._marks.items() if now < until]
 
     def forget(self) -> None:
-        """Loses every lease, as a failover may."""
+        """Removes every lease, like a failover of Redis may."""
         self._leases.clear()
 
     def _live(self) -> dict[LeaseId, _Lease]:
-        """Forgets the dead; what is left is live."""
+        """Removes ended leases, and returns the live ones."""
         now = self._clock.steady()
         self._leases = {
             lease_id: lease for lease_id, lease in self._leases.items() if now < lease.expires_at

@@ -1,4 +1,4 @@
-"""Finds: the tables of the memory engine, and each query over them (docs/storage.md, Queries)."""
+"""The tables of the memory engine, and each query over them (docs/storage.md, Queries)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Table = dict[Address, Any]
 
 
 class Tables:
-    """Every row by its address, and the queries in the order that they promise."""
+    """All rows by their addresses, and the queries in the order that each promises."""
 
     def __init__(self) -> None:
         self._jobs: dict[Address, Job] = {}
@@ -105,7 +105,7 @@ class Tables:
         }
 
     def rows(self) -> Mapping[type, Mapping[Address, Row]]:
-        """Every row there is, by the kind of its key and its address: for those who check."""
+        """Returns all rows by the type of their key and their address, for checkers."""
         return self._tables
 
     def find_rows(self, query: AnyQuery) -> Sequence[Row]:  # noqa: C901, PLR0912 (one branch a kind)

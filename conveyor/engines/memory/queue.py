@@ -1,4 +1,4 @@
-"""MemoryQueue: each run's messages in a dict, in the order of their sending (SPEC.md 4.4)."""
+"""MemoryQueue: the messages of each run in a dict, in the order of sending (SPEC.md 4.4)."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class MemoryQueue:
         self._clock = clock
         self._random = random
         self._runs: dict[RunId, dict[int, _Entry]] = {}
+        # By the latest receipt of each message. An older receipt is missing here, so it is invalid.
         self._latest: dict[str, _Entry] = {}
         self._sent_count = 0
 
@@ -50,7 +51,8 @@ class MemoryQueue:
         self.enqueue_nowait(refs)
 
     def enqueue_nowait(self, refs: Sequence[TaskRef]) -> None:
-        """Puts the refs of an effect. It must not fail, so it makes a queue that is not there."""
+        """Sends the references of an effect. Creates a missing queue, because an effect must not
+        fail."""
         for ref in refs:
             self._sent_count += 1
             entry = _Entry(self._sent_count, ref, visible_at=self._clock.steady())
@@ -62,7 +64,8 @@ class MemoryQueue:
             raise QueueGone(run_id)
         now = self._clock.steady()
         visible = (entry for entry in self._runs[run_id].values() if entry.visible_at <= now)
-        # A message's age counts from when it became visible, so a bounced one queues up again.
+        # The order is by the instant at which a message became visible, so a bounced message goes
+        # to the end of the queue.
         oldest = heapq.nsmallest(
             count_max, visible, key=lambda each: (each.visible_at, each.number)
         )
@@ -94,7 +97,7 @@ class MemoryQueue:
         return Depth(visible=visible_count, hidden=len(entries) - visible_count)
 
     def messages(self) -> dict[RunId, list[TaskRef]]:
-        """What every queue holds: for those who check."""
+        """Returns the references in every queue, for checkers."""
         return {run_id: [each.ref for each in held.values()] for run_id, held in self._runs.items()}
 
     def _deliver(self, entry: _Entry, *, visible_at: float) -> Message:

@@ -1,4 +1,4 @@
-"""MemoryStore: one dict per kind of row, and the queue that effects go to (docs/engines.md)."""
+"""MemoryStore: one dict per row kind, and the queue for effects (docs/engines.md)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class MemoryStore(Tables):
     async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
         verdicts: list[Verdict] = []
         for change in changes:
-            # Each change stands for itself: others may slip in between.
+            # The law is that changes of one call are judged one by one. The checkpoint lets other
+            # callers write in between, as they may with a real engine.
             await trio.lowlevel.checkpoint()
             verdicts.append(self._apply(change))
         if all(map(is_tally, changes)):
@@ -57,7 +58,7 @@ class MemoryStore(Tables):
         return verdicts
 
     def _with_counter(self, change: Change, verdict: Verdict) -> Verdict:
-        """The counters of a tally are shown as the whole call left them."""
+        """Replaces the counters of a tally by those after the whole call."""
         if not isinstance(verdict, Applied):
             return verdict
         flip, _ = verdict.rows
@@ -78,7 +79,8 @@ class MemoryStore(Tables):
         return cast("list[Q]", self.find_rows(cast("AnyQuery", query)))
 
     async def page_tasks(self, query: TasksOf, *, read_max: int) -> TaskPage:
-        """It could look at everything; but who pages must be ready for less."""
+        """Reads at most `read_max` rows, although it could read all: callers must handle pages that
+        end early, and this engine tests them."""
         await trio.lowlevel.checkpoint()
         read = self._tasks_of(msgspec.structs.replace(query, statuses=None, limit=read_max))
         found = [row for row in read if query.statuses is None or row.status in query.statuses]
@@ -111,6 +113,7 @@ class MemoryStore(Tables):
     def _apply(self, change: Change) -> Verdict:
         rooms = {(type(write.key), _address(write.key)) for write in change.writes}
         assert len(rooms) == len(change.writes), "two writes to one row in one change"
+        # All guards are checked before the first write, so a refused change writes nothing.
         refusals = [no for write in change.writes if (no := self._refusal(write)) is not None]
         if refusals:
             return next((no for no in refusals if isinstance(no, Missing)), refusals[0])
@@ -153,7 +156,8 @@ class MemoryStore(Tables):
     def _rows_to_scrub(
         self, job_id: JobId, run_id: RunId | None
     ) -> Iterator[tuple[Table, Address]]:
-        """Runs come last: only their rows tell whose the tasks are."""
+        """Yields the rows to delete, runs last: a task row has no job id, so only the run rows
+        connect tasks to a job."""
         runs = [run for run in self._runs.values() if run.job_id == job_id]
         run_ids = {run.run_id for run in runs} if run_id is None else {run_id}
         for address, task in self._tasks.items():
@@ -176,7 +180,7 @@ class MemoryStore(Tables):
 
 
 def _address(key: AnyKey) -> Address:
-    if isinstance(key, TaskKey):  # A task's row knows its run, not its job.
+    if isinstance(key, TaskKey):  # A task row has no job id.
         return (key.run_id, key.task_id)
     return msgspec.structs.astuple(key)
 
@@ -196,7 +200,7 @@ def _has_expired(row: Row, now: float | None) -> bool:
 
 
 def _as_change(chunk: Chunk) -> Change:
-    """The part of an ingest step that happens once: checkpoint, counts and refs."""
+    """Returns checkpoint, counts and references of an ingest step as one change."""
     fence = Guard(equals=(("epoch", chunk.epoch), ("done", chunk.done_before)))
     gate = Guard(status_in=chunk.gate_in)
     counts = [

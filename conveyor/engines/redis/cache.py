@@ -24,8 +24,8 @@ _LOOK, _KEEP, _FORGET = Script("cache_get"), Script("cache_put"), Script("cache_
 
 # Reading the counters from the store takes no longer, so waiting longer for the cache is useless.
 ANSWER_S = 0.5
-# How long the cache is bypassed after a failure. It must be at least the lifetime of an entry:
-# entries from before the failure have then expired.
+# How long the cache is bypassed after a failure. A shorter time calls a failing server more often.
+# `get` asserts that no entry lives longer than this.
 ALONE_S = limits.CACHED_COUNTERS_TTL_S
 
 # What the script may leave in place: entries and tickets, entries only, or nothing. The numbers are
@@ -52,6 +52,8 @@ class RedisCache:
         assert ttl_s <= ALONE_S
         ticket = ReadTicket(keys.token(self._random))
         stands = _TEXTS_MAY_STAND if insists else _ALL_MAY_STAND
+        # The bypass is over, but entries from the time of the bypass may be older than what this
+        # process has shown meanwhile. They have all expired after one more lifetime.
         if self._failed_s_ago() < ALONE_S + ttl_s:
             stands = _NOTHING_MAY_STAND
         args: list[str | int] = [round(ttl_s * 1_000_000), version, ticket.token, stands]

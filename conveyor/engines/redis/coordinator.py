@@ -1,8 +1,8 @@
 """RedisCoordinator: leases, host pools and status reports on a Redis server (SPEC.md 4.6).
 
 Each operation is one Lua script, so it is atomic, and it uses the server's clock, so the workers'
-clocks do not matter. In keys and names, `marks` are status reports. A pool is a sorted set of leases
-with their ends as scores.
+clocks do not matter. In keys and names, `marks` are status reports. A pool is a sorted set of
+leases with their ends as scores.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """FallbackCoordinator: continues with a smaller cap of its own while Redis is unavailable
 (docs/engines.md, Fallback coordinator).
 
-Without Redis the workers could stop, or ignore the caps. Neither is acceptable. Instead each process
-keeps to its part of every cap: the cap divided by the number of workers last seen. When Redis is
-back, the process restores the leases that it holds there.
+Without Redis the workers could stop, or ignore the caps. Neither is acceptable. Instead each
+process keeps to its part of every cap: the cap divided by the number of workers last seen. When
+Redis is back, the process restores the leases that it holds there.
 """
 
 from __future__ import annotations

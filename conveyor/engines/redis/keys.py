@@ -1,8 +1,8 @@
 """Names of leases and keys (docs/storage.md, Redis keys).
 
-The name of a lease contains its pool: `<job>/<host>/<run>/<token>`. The host is empty for a lease of
-a job, and the run is empty for a lease of a host pool. Keys that one script uses together share a
-hash tag, because a cluster requires them to be in one slot.
+The name of a lease contains its pool: `<job>/<host>/<run>/<token>`. The host is empty for a lease
+of a job, and the run is empty for a lease of a host pool. Keys that one script uses together share
+a hash tag, because a cluster requires them to be in one slot.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The system engine: real and virtual clocks, threads for computing, the vault
+"""The system engine: real and virtual clocks, threads for computing, the secret box
 (SPEC.md 4.22, 5.3)."""
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """AesSecretBox: seals secrets with AES-256-GCM and signs with HMAC-SHA256 (SPEC.md 5.3).
 
-Every use has its own key, derived from the one secret, so that nothing made for one use is of any
-use for another. Sealed text is `v1.` and base64url of nonce, ciphertext and tag.
+Each use has a key of its own, derived from the one secret, so that a text made for one use is
+worthless for another. Sealed text is `v1.` and base64url of nonce, ciphertext and tag. The place is
+authenticated with the text: a sealed text that is moved to another row does not open there.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from conveyor.engines.files import sync_directory
 from conveyor.ports.secret_box import CannotUnseal, SecretBox, WrongSecret, make_check, opens_check
 
 SECRET_BYTES = 32
-NONCE_BYTES = 12
-SIGNATURE_BYTES = 18  # 144 bits: beyond guessing, and base64 without padding.
+NONCE_BYTES = 12  # The nonce size of GCM. A new random nonce is used for every sealed text.
+# 144 bits cannot be guessed, and 18 bytes are base64 without padding. Signatures are part of
+# cursors and links, so a longer one makes those longer.
+SIGNATURE_BYTES = 18
 
 _VERSION = "v1."
 
@@ -44,7 +47,8 @@ class AesSecretBox:
 
     def unseal(self, sealed: str, *, place: str) -> bytes:
         raw = _decode(sealed.removeprefix(_VERSION))
-        # Written back it must be the same text: base64 has many spellings, we have made only one.
+        # base64 has several spellings of the same bytes. Only the one that `seal` makes is accepted,
+        # so that a sealed text cannot be varied.
         if raw is None or sealed != _VERSION + _encode(raw) or len(raw) < NONCE_BYTES:
             raise CannotUnseal("not a sealed text")
         try:
@@ -58,25 +62,28 @@ class AesSecretBox:
 
 
 def load_or_create_secret(path: Path) -> bytes:
-    """The secret kept in this file; the first to ask makes it, and everybody gets the same one."""
+    """Returns the secret in this file. The first process creates it; all processes get the same."""
     try:
         return _load(path)
     except FileNotFoundError:
         pass
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     keep_once(path, os.urandom(SECRET_BYTES).hex())
+    # Read again: another process may have created the file first, with another secret.
     return _load(path)
 
 
 def keep_once(path: Path, text: str) -> None:
-    """Keeps the text durably in a new private file; a file that is there already stays as it is."""
+    """Stores the text durably in a new private file. An existing file is not changed."""
     descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # 0600.
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text.encode() + b"\n")
             file.flush()
+            # Sync before the link: after a power cut the name must not belong to an empty file.
             os.fsync(file.fileno())
-        # A link puts the whole file there at once, and unlike a rename it never replaces another's.
+        # A link makes the whole file appear at once. A rename would replace the file of another
+        # process; a link fails if the name exists.
         os.link(scratch, path)
         sync_directory(str(path.parent))
     except FileExistsError:
@@ -108,10 +115,10 @@ def _decode(text: str) -> bytes | None:
         return None
 
 
-# The secret check: a sealed text beside the data tells at a start that the secret is another one.
+# The secret check: a sealed text beside the data shows at a start whether the secret has changed.
 #
-# With another secret no sealed header or key opens, every caller has another name, and so nobody
-# finds their jobs: a process that was started so must not serve (SPEC.md 5.3).
+# With another secret no sealed header or key can be unsealed, and every caller gets another id and
+# does not find its jobs. A process with another secret must therefore not serve (SPEC.md 5.3).
 
 
 log = logging.getLogger(__name__)
@@ -120,8 +127,8 @@ CHECK_FILE = "secret.check"
 
 
 def check_secret(data_dir: Path, secret_box: SecretBox) -> None:
-    """WrongSecret when the data directory was sealed with another; the first start makes the
-    check."""
+    """Raises WrongSecret if the data directory was sealed with another secret. The first start
+    creates the check."""
     path = data_dir / CHECK_FILE
     check = _read(path) or _make(path, secret_box)
     if check is not None and not opens_check(secret_box, check):
@@ -140,7 +147,7 @@ def _read(path: Path) -> str | None:
 
 
 def _make(path: Path, secret_box: SecretBox) -> str | None:
-    """What the file holds now; None where there is no room for it, as on a full disk."""
+    """Creates the file and returns its content; None if it cannot be written (a full disk)."""
     try:
         keep_once(path, make_check(secret_box))
         return _read(path)
@@ -150,8 +157,10 @@ def _make(path: Path, secret_box: SecretBox) -> str | None:
 
 
 def refuse_lost_secret(data_dir: Path) -> None:
-    """WrongSecret when data was sealed with a secret.key that is gone: a new one would not open
-    it."""
+    """Raises WrongSecret if the data was sealed with a secret.key that is missing now.
+
+    Without this check the process would create a new secret, which cannot unseal the data.
+    """
     if (data_dir / CHECK_FILE).exists() and not os.path.lexists(data_dir / "secret.key"):
         raise WrongSecret(
             f"{data_dir / 'secret.key'} is missing, and the data was sealed with another secret: "

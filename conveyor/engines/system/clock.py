@@ -1,4 +1,4 @@
-"""Clocks: the machine's, and one that follows Trio's (SPEC.md 4.22)."""
+"""Clocks: the machine's, and a virtual one that follows Trio's clock (SPEC.md 4.22)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ class SystemClock:
         return time.time()
 
     def steady(self) -> float:
+        # All processes of a machine see the same monotonic clock, and setting the wall clock does
+        # not change it.
         return time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualClock:
-    """Wall time derived from Trio's, so that one virtual clock drives both sleeps and instants."""
+    """Wall time derived from Trio's clock, so that one virtual clock drives sleeps and instants."""
 
     epoch_s: float
 

@@ -1,8 +1,8 @@
 """The crash switch: ends the process at the n-th call of a named engine method
 (docs/operations.md, Settings).
 
-`CONVEYOR_CRASH_AT=store.commit:3:after` ends it right after the third commit took effect and
-before anybody heard of it. Nothing is cleaned up: that is the point.
+`CONVEYOR_CRASH_AT=store.commit:3:after` ends the process after the third commit took effect and
+before its caller gets the answer. The process does not clean up, so that it ends like a killed one.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from typing import Any, TypeVar, cast
 
 P = TypeVar("P")
 
-EXIT_CODE = 137
+EXIT_CODE = 137  # As after SIGKILL (128 + 9).
 
 
 class BadCrashPoint(ValueError):
-    """Not `<call>:<n>:<before|after>`."""
+    """The text is not `<call>:<n>:<before|after>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrashSwitch:
-    """Where to end: the call, how many of it to wait for, and on which side of its effect."""
+    """The crash point: the call, its number, and the side of its effect."""
 
     call: str
     count: int
     side: str
+    # `os._exit` and not `sys.exit`: no `finally` block and no exit handler may run.
     end: Callable[[int], Any] = os._exit
     seen: Counter[str] = field(default_factory=Counter)
 
@@ -50,7 +51,7 @@ def parse_crash_point(text: str) -> CrashSwitch:
 
 
 def crashing(port: P, name: str, switch: CrashSwitch) -> P:
-    """The same port, with every call of it within reach of the switch."""
+    """Wraps a port, so that the switch sees each of its calls."""
     return cast("P", _Crashing(port, name, switch))
 
 

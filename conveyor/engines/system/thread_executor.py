@@ -1,4 +1,4 @@
-"""ThreadExecutor: a thread for heavy computing, and never more than a few of them."""
+"""ThreadExecutor: runs heavy computation in a few threads (docs/engines.md, Laws)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import trio
 from conveyor.ports.errors import is_resource_shortage
 from conveyor.ports.executor import T
 
+# Computation holds the GIL for most of its time. More threads would take CPU from the Trio thread
+# without finishing sooner.
 _THREADS_MAX = 2
 
 
@@ -22,4 +24,5 @@ class ThreadExecutor:
         except RuntimeError as error:
             if not is_resource_shortage(error):
                 raise
-            return work()  # The system gives no thread: rather slowly than not at all.
+            # The system has no thread left. The work blocks the Trio thread, but it is done.
+            return work()

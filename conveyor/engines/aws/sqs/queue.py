@@ -239,7 +239,7 @@ class SqsQueue:
         return await all_entries(partial(self._ask, run_id), operation, entries, self.random)
 
     async def _ask(self, run_id: RunId, operation: str, params: Params) -> Answer:
-        """Calls the run's queue, and repeats the call while the queue may be too new to be found."""
+        """Calls the run's queue, and repeats the call while the queue may be too new to find."""
         while True:
             try:
                 url = await self._url(run_id)
