@@ -174,6 +174,7 @@ class DynamoCoordinator:
                 ":unreal": _number(_latest_end(now)),
             },
         )
+        # The write is also refused if the stored end is later already. The lease is held then.
         return is_longer or await self._is_held(slot, now)
 
     async def _is_held(self, slot: _Slot, now: float) -> bool:
@@ -186,6 +187,7 @@ class DynamoCoordinator:
         await gather(self._drop, _slots(lease_ids))
 
     async def _drop(self, slot: _Slot) -> bool:
+        # The token is compared: the slot may belong to another worker by now.
         return await self._write(
             "DeleteItem",
             Key=slot.key,

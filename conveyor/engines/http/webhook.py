@@ -41,6 +41,7 @@ class WebhookNotifier:
         target = parse_url(message.webhook.url)
         if isinstance(target, BadUrl):
             return NotDelivered(f"transport_error:{target.reason.value}")
+        # Plain http is accepted only where private targets are, as in development.
         if not (target.is_tls or self._pool.policy.allow_private):
             return NotDelivered("transport_error:https is required")
         try:

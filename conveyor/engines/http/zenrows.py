@@ -144,10 +144,13 @@ class ZenrowsGateway:
                 )
             )
         except OutOfResources as error:
+            # Before FetchFailed: a shortage of this process says nothing about the endpoint.
             return defer(error)
         except FetchFailed as error:
             return _unanswered(error)
         report = self._report(response)
+        # `allowed_status_codes` may contain 429 or 402. An answer about the account is not a page
+        # even then.
         is_page = wants_body(response.status) and report.contact is not Contact.REFUSED
         if is_page and not _run_failure(response):
             page = _scraped(response, self.price(request.params))

@@ -11,7 +11,6 @@ import trio
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, BlobTooLarge
 
-# Small, so that tests with ordinary bodies read several pieces.
 PART_BYTES = 64 * 1024
 
 # No segment starts with a dot. This refuses `.` and `..`.

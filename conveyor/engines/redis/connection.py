@@ -142,6 +142,7 @@ class CoredisConnection:
     @asynccontextmanager
     async def subscribe(self, channel: str) -> AsyncGenerator[AsyncIterator[PubSubMessage], None]:
         client = await self._get_client()
+        # No retries inside coredis: `listen_forever` subscribes again itself.
         subscription = client.pubsub(
             channels=[channel], ignore_subscribe_messages=True, retry_policy=NoRetryPolicy()
         )
@@ -155,6 +156,7 @@ class CoredisConnection:
 
     async def _get_client(self) -> Client:
         if self._client is None:
+            # One task makes the first contact. The others wait and then find its client.
             async with self._meeting:
                 if self._client is None:
                     self._client = await self._connect()

@@ -48,6 +48,7 @@ class RedisCoordinator:
     async def acquire(
         self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
     ) -> list[LeaseId]:
+        # One random token per call; the script appends a number for each lease.
         stem = redis_keys.lease(job_id, run_id, redis_keys.token(self._random))
         with translating(self._deadline_s):
             is_known = self._is_introduced(run_id)

@@ -82,6 +82,8 @@ class FallbackCoordinator:
         return [self._enter(pool, ttl_s) for pool in pools]
 
     def _enter(self, pool: HostPool, ttl_s: float) -> LeaseId | None:
+        # Each worker keeps a spacing that is longer by the number of workers, so that all of them
+        # together keep the spacing of the pool.
         now, spacing_s = trio.current_time(), pool.spacing_s * self._workers_count
         if now < self._next_at.get(pool.name, now) or self._free_permits(pool.name, pool.cap) < 1:
             return None
@@ -105,6 +107,7 @@ class FallbackCoordinator:
         return frozenset(lease_ids) - frozenset(kept)
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
+        # Locally first: a later reconnect must not restore a released lease.
         self._release_local(lease_ids)
         if not self.is_away:
             try:

@@ -123,6 +123,7 @@ class FileBlobs:
             self._executor, Scratch, self._temp_name(), self._space.check_body
         )
         try:
+            # `fill` syncs the file. The rename follows, and then the sync of the directory.
             await fill(self._executor, scratch, pieces)
             await run_blocking(
                 self._executor, self._rename_into_place, scratch.path, directory, path
@@ -196,6 +197,8 @@ class FileBlobs:
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
         _check(prefix)
+        # Open packs are closed first: the space of a deleted file is freed only after its last
+        # descriptor is closed.
         self._packs.release(prefix)
         gone = 0
         try:
@@ -325,6 +328,7 @@ class FileBlobs:
 
     def _remove_directories(self, top: str) -> None:
         for directory, _, _ in os.walk(top, topdown=False):
+            # Forgotten before it is removed, so that a concurrent put creates and syncs it again.
             self._durable_dirs.discard(directory)
             with suppress(OSError):  # A concurrent put has added a file.
                 os.rmdir(directory)

@@ -39,6 +39,8 @@ def lock_directory(data_dir: Path, *, role: str, now: float) -> Iterator[None]:
         write_owner_file(data_dir, Owner(pid=os.getpid(), role=role, started_at=now))
         yield
     finally:
+        # Closing releases the lock. The file stays: if it were removed, two processes could each
+        # lock a file of that name.
         os.close(lock)
 
 
@@ -63,6 +65,7 @@ def write_owner_file(data_dir: Path, owner: Owner) -> None:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(owner))
+        # Atomic: a process that is refused never reads half a file.
         draft.replace(data_dir / "owner.json")
     except OSError:
         for path in (draft, data_dir / "owner.json"):

@@ -91,6 +91,7 @@ class Database:
         self._changes_seen = -1
         self._path = path
         self._executor = executor
+        # For reads on the Trio thread. It never waits for a lock (see `read_inline`).
         self._glancing = _connect_reader(path, busy_ms=0)
         self._readers: list[Connection] = []
         self._limiter = trio.CapacityLimiter(_READERS_MAX)
@@ -258,11 +259,15 @@ def _make_private_file(path: Path) -> None:
 
 def _connect_reader(path: Path, *, busy_ms: int) -> Connection:
     connection = _connect(path, cache_kib=_READER_CACHE_KIB, busy_ms=busy_ms)
+    # A write on this connection would be outside the group commit. SQLite refuses it.
     connection.execute("PRAGMA query_only = ON")
     return connection
 
 
 def _connect(path: Path, *, cache_kib: int, busy_ms: int) -> Connection:
+    # No isolation level: Python would begin transactions itself, and the group committer controls
+    # them. No thread check: the Trio thread and the writer thread use the connection in turns. 512
+    # statements: the default of 128 would parse some shapes again and again.
     connection = sqlite3.connect(
         path, isolation_level=None, check_same_thread=False, cached_statements=512
     )

@@ -108,6 +108,7 @@ class Space:
                 os.posix_fallocate(descriptor, 0, size_bytes)
             finally:
                 os.close(descriptor)
+            # Renamed when it is complete, so that the name `reserve` never means a partial file.
             os.rename(draft, self._reserve)
         except OSError as error:
             log.warning("disk reserve not created", extra={"path": draft, "cause": str(error)})

@@ -71,6 +71,7 @@ async def open_engine(
 
     executor = executor or ThreadExecutor()
     space = Space(data_dir, executor)
+    # The lock comes before any other access: recovery frees the claims of all other processes.
     with lock_directory(data_dir, role=owner, now=clock.now()):
         await executor.run(_make_places, data_dir, space)
         async with _serving(data_dir, prepare, clock, random, executor) as engine:

@@ -200,6 +200,7 @@ class PackFiles:
         return group
 
     def _write(self, prefix: str, adds: Sequence[_PendingAppend]) -> None:
+        # Before the first byte: a refused group leaves the pack and its offsets intact.
         self._check_room(sum(len(part) for add in adds for part in add.parts))
         pack = self._pack_of(prefix)
         offset = pack.size_bytes
@@ -219,6 +220,7 @@ class PackFiles:
             # Another process deleted the prefix. The bytes disappear when this descriptor closes,
             # so the bodies are not stored.
             raise FileNotFoundError(errno.ENOENT, "the pack was removed", pack.name)
+        # Only now: after an error the pack is closed, and no later body may use this offset.
         pack.size_bytes = offset
         for add, where in zip(adds, stored, strict=True):
             add.result = outcome.Value(where)
@@ -260,6 +262,7 @@ def packed_place(root: str, key: str) -> Place | None:
 
 
 def _is_under(prefix: str, tops: Collection[str]) -> bool:
+    # With the slash, because `a/bc` is not under `a/b`.
     return any(prefix == top or prefix.startswith(f"{top}/") for top in tops)
 
 

@@ -27,12 +27,14 @@ SELECT message_id, receives + 1, job_id, task_id, shard FROM messages
 WHERE queue_id = ? AND visible_at <= ? ORDER BY visible_at, message_id LIMIT ?
 """
 _TAKE = "UPDATE messages SET visible_at = ?, in_hand = 1, receives = ? WHERE message_id = ?"
+# `receives` is compared in the next two: a receipt of an earlier delivery changes nothing.
 _HIDE = "UPDATE messages SET visible_at = ?, in_hand = ? WHERE message_id = ? AND receives = ?"
 _ACK = "DELETE FROM messages WHERE message_id = ? AND receives = ?"
 _PUT = """
 INSERT INTO messages (queue_id, job_id, task_id, shard, visible_at, in_hand, receives)
 VALUES (?, ?, ?, ?, ?, 0, 0)
 """
+# A subquery, because DELETE with LIMIT is an optional feature of SQLite builds.
 _SWEEP = """
 DELETE FROM messages
 WHERE message_id IN (SELECT message_id FROM messages WHERE queue_id = ? LIMIT ?)

@@ -108,7 +108,8 @@ class SqliteStore:
     async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
         now = self._clock.steady()
 
-        # A settle can wait for another transaction: no other caller waits for its result.
+        # Groups of settles wait up to 8 ms for a transaction to join. That delays no fetch
+        # (decision 0012).
         if len(changes) > 1 and all(map(is_tally, changes)):
             return await self._database.write_batched(
                 lambda connection: apply_tallies(connection, changes, raise_refusal)
@@ -260,6 +261,7 @@ def _put_chunk(connection: sqlite3.Connection, chunk: Chunk, now: float) -> Verd
     verdict = _apply(connection, Change((checkpoint, *counts)), now)
     if not isinstance(verdict, Applied):
         return verdict
+    # Existing tasks are kept: the insert does nothing on a conflict.
     connection.executemany(sql.insert_sql(TASKS), map(TASKS.to_row, chunk.tasks))
     enqueue(connection, chunk.refs, now)
     return Applied(verdict.rows[:1])
@@ -272,6 +274,7 @@ def _scrub(
     for table, of_job, of_run in _SCRUBBED:
         key = ", ".join(table.key_columns)
         which = of_job if run_id is None else of_run
+        # A subquery, because DELETE with LIMIT is an optional feature of SQLite builds.
         doomed = f"SELECT {key} FROM {table.name} WHERE {which} LIMIT :limit"
         values = {"job": job_id, "run": run_id, "limit": limit - gone}
         gone += connection.execute(

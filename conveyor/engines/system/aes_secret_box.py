@@ -47,8 +47,8 @@ class AesSecretBox:
 
     def unseal(self, sealed: str, *, place: str) -> bytes:
         raw = _decode(sealed.removeprefix(_VERSION))
-        # base64 has several spellings of the same bytes. Only the one that `seal` makes is accepted,
-        # so that a sealed text cannot be varied.
+        # base64 has several spellings of the same bytes. Only the one that `seal` makes is
+        # accepted, so that a sealed text cannot be varied.
         if raw is None or sealed != _VERSION + _encode(raw) or len(raw) < NONCE_BYTES:
             raise CannotUnseal("not a sealed text")
         try:

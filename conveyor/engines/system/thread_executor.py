@@ -9,8 +9,7 @@ import trio
 from conveyor.ports.errors import is_resource_shortage
 from conveyor.ports.executor import T
 
-# Computation holds the GIL for most of its time. More threads would take CPU from the Trio thread
-# without finishing sooner.
+# More threads would take more CPU time from the Trio thread.
 _THREADS_MAX = 2
 
 

@@ -46,6 +46,7 @@ class BotoTransport:
         self, service: str, operation: str, params: Mapping[str, Any], *, deadline_s: float
     ) -> dict[str, Any]:
         body = params.get("Body")
+        # botocore takes no async iterator, so a streamed body is collected in memory here.
         if body is not None and not isinstance(body, bytes):
             params = {**params, "Body": b"".join([piece async for piece in body])}
         async with self.open(service, operation, params, deadline_s=deadline_s) as answer:
@@ -57,6 +58,7 @@ class BotoTransport:
     async def open(
         self, service: str, operation: str, params: Mapping[str, Any], *, deadline_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
+        # The caller's task may have been started outside the loop's context.
         trio_asyncio.current_loop.set(self._loop)
         client = await self._client(service)
         method = getattr(client, xform_name(operation))
@@ -131,6 +133,7 @@ def _translating() -> Iterator[None]:
 
 def _refusal(response: Mapping[str, Any]) -> AwsError:
     said = response.get("Error", {})
+    # SQS states the code of its old query protocol too, and botocore keeps it here.
     code = said.get("QueryErrorCode") or said.get("Code", "")
     reasons = [each.get("Code") or "None" for each in response.get("CancellationReasons") or ()]
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)

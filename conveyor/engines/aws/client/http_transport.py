@@ -65,11 +65,13 @@ WHOLE_BODY_BYTES_MAX = 64 * 1024 * 1024
 # then reported as it is, so that wrong keys do not cause retries.
 SKEW_S_MAX = 60.0
 
+# The JSON services take the operation in the `x-amz-target` header, with these prefixes.
 _TARGETS = {
     "dynamodb": "DynamoDB_20120810.",
     "sqs": "AmazonSQS.",
     "stepfunctions": "AWSStepFunctions.",
 }
+# The name of a service in its signature, where it differs from its name in botocore.
 _SIGNED_AS = {"stepfunctions": "states"}
 _CONTENT_TYPE = "application/x-amz-json-1.0"
 _ERROR_BODY_BYTES_MAX = 64 * 1024
@@ -83,6 +85,8 @@ _UNSENT = (
     OutOfResources,
     TlsFailed,
 )
+# Codes that a wrong clock may cause. Some of them also mean wrong keys, so `_unskewed` compares the
+# clocks before it believes them.
 _SKEW_CODES = frozenset(
     {
         "InvalidSignatureException",
@@ -114,6 +118,7 @@ class HttpTransport:
             return await self._call_json(service, operation, params, deadline_s)
         if service != "s3" or operation not in s3_protocol.OPERATIONS:
             raise ValueError(f"the lean plane has no {service}.{operation}")
+        # Bodies that are streamed on either side go through `open`.
         if operation == "GetObject" or not isinstance(params.get("Body", b""), bytes):
             async with self.open(service, operation, params, deadline_s=deadline_s) as answer:
                 body = await _first_bytes(answer.pop("Body"), WHOLE_BODY_BYTES_MAX)
@@ -154,6 +159,8 @@ class HttpTransport:
         entry = s3_protocol.OPERATIONS[operation]
         target, scope = await self._s3_target(params)
         now = self.now() + self.skew_s
+        # A URL cannot outlive the keys that sign it. The stated lifetime is shortened, so that S3
+        # does not refuse a URL that still claims to be valid.
         keys_until = scope.credentials.expires_at
         if keys_until is not None:
             expires_s = max(1, min(expires_s, int(keys_until - now)))
@@ -258,6 +265,7 @@ class HttpTransport:
         headers.append(("x-amz-date", stamp(self.now() + self.skew_s)))
         if scope.credentials.token:
             headers.append(("x-amz-security-token", scope.credentials.token))
+        # The HTTP client adds `host` itself, so it is signed here but not appended to the headers.
         to_sign = [*headers, ("host", target.authority)]
         proof = authorization(method, target.path_and_query, query, to_sign, payload, scope)
         headers.append(("authorization", proof))
@@ -285,6 +293,7 @@ class HttpTransport:
             said: dict[str, Any] = _decode(body)
         except msgspec.DecodeError:
             said = {}
+        # The code may have a namespace before `#` and a URL after `:`.
         code = str(said.get("__type", status)).rpartition("#")[2].partition(":")[0]
         message = said.get("message") or said.get("Message") or ""
         reasons = [each.get("Code") or "None" for each in said.get("CancellationReasons") or ()]
@@ -320,6 +329,8 @@ def _no_answer(error: FetchFailed) -> NoResponse:
 
 
 def _check_crc32(headers: Headers, body: bytes) -> None:
+    # DynamoDB sends this checksum of the body. A damaged answer is treated as a lost one, because
+    # the call was applied.
     for name, value in headers:
         if name == b"x-amz-crc32" and int(value) != zlib.crc32(body):
             raise NoResponse("the answer was damaged on its way", was_sent=True)

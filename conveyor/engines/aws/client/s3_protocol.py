@@ -147,6 +147,7 @@ def answer_of(name: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) ->
             result: dict[str, Any] = _strings(_parse(body))
             result["LastModified"] = datetime.fromisoformat(result["LastModified"])
             written = _from_headers(headers, is_written=True)
+            # botocore returns the ETag of a copy inside CopyObjectResult only.
             written.pop("ETag", None)
             return {**written, "CopyObjectResult": result}
         case "GetObject" | "HeadObject":

@@ -222,10 +222,12 @@ def _value_bytes(value: Mapping[str, Any]) -> int:
 
 
 def _units(size_bytes: int, unit_bytes: int) -> float:
+    # AWS bills at least one unit, even for an empty answer.
     return float(max(1, ceil(size_bytes / unit_bytes)))
 
 
 def _read_share(params: Mapping[str, Any]) -> float:
+    # DynamoDB bills an eventually consistent read at half the price.
     return 1.0 if params.get("ConsistentRead") else 0.5
 
 
@@ -252,6 +254,7 @@ def _moves(changes: str, write: Mapping[str, Any], indexes: Sequence[IndexKey]) 
     units = 0
     for key in indexes:
         touched = [marks[part] for part in key if part in marks]
+        # A key that is set moves the item within the index: one removal and one insert.
         if any(f"{mark} =" in changes for mark in touched):
             units += 2
         elif any(mark in changes for mark in touched):

@@ -22,7 +22,7 @@ async def gather(work: Callable[[A], Awaitable[B]], given: Sequence[A]) -> list[
 
     A failure must not cancel the others: a cancelled write has an unknown outcome.
     """
-    if len(given) == 1:
+    if len(given) == 1:  # The common case needs no nursery.
         return [await work(given[0])]
     answers: dict[int, B] = {}
     failures: list[AwsError | Unavailable] = []

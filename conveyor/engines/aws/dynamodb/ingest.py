@@ -129,6 +129,8 @@ def _left_to_count(chunk: Chunk, counted: int | None) -> dict[int, dict[str, int
 def _note_counted(table: str, chunk: Chunk, counted: int | None) -> Params:
     expression = Expression(chunk.key)
     there = expression.value(to_attribute(_reached(chunk)))
+    # The condition compares `counted` with the value that was read: of two workers that run the
+    # same step only one adds the counts.
     unmoved = f"attribute_not_exists({COUNTED})"
     if counted is not None:
         unmoved = f"{COUNTED} = {expression.value(to_attribute(counted))}"

@@ -158,6 +158,7 @@ def _bucket_count(kind: str) -> int:
 
 
 def bucket_of(kind: str, name: str) -> int:
+    # Not `hash`: it differs between processes, and all of them must compute the same bucket.
     return zlib.crc32(name.encode()) % _bucket_count(kind)
 
 
@@ -257,6 +258,7 @@ def notice_pointer(run_id: str, occurred_at: float, notice_id: str) -> str:
 
 
 def sequence_pointer(sequence: int) -> str:
+    # Leading zeros, because DynamoDB sorts keys as texts.
     return f"Sequence#{sequence:010d}"
 
 

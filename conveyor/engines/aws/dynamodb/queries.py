@@ -115,6 +115,7 @@ class Stream:
 
     async def read(self, count: int) -> int:
         """Makes one call. Returns how many rows it read, including those filtered out."""
+        # DynamoDB applies the limit before the filter: it bounds the rows read, not those returned.
         params = self._params() | {"Limit": min(max(1, count), READ_AT_ONCE_MAX)}
         answer = await self.table.call("Query", params)
         items = answer.get("Items", ())
@@ -482,6 +483,7 @@ async def _matching(
             seen.update(targets)
             found = await table.get_items(targets)
             fresh = [each for each in named if target_of(each) in targets]
+            # A pointer without a row would be read by every later query, so it is removed here.
             await table.remove([place_in(each) for each in fresh if is_dangling(each, found)])
             kept = [found[at] for at in targets if at in found]
             rows += filter(passes, decode(table, row_type, kept))

@@ -74,6 +74,7 @@ async def apply(table: Table, change: Change) -> Verdict:
         )
         if refusal is not None:
             return refusal
+        # Wait a random time: the writers that compete for the row would meet again otherwise.
         await trio.sleep(backoff_s(number, table.random))
     raise Unavailable("the rows of a change do not stand still")
 
@@ -166,10 +167,12 @@ async def _write_one(table: Table, write: Write) -> list[Row | None] | None:
 
 
 async def _update_one(table: Table, write: Update) -> list[Row | None] | None:
+    # An update without values only checks its guard. A consistent read is enough for that.
     if not write.values and not write.deltas:
         row = await table.get(write.key)
         return None if row is None or not holds(write.guard, row) else [row]
     params = expressions.update(table.name, write)
+    # Quiet writes return nothing: their callers do not need the row.
     params["ReturnValues"] = "NONE" if write.is_quiet else "ALL_NEW"
     item: Item | None = await table.write("UpdateItem", params)
     if item is None:

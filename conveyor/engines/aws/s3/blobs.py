@@ -75,6 +75,7 @@ class S3Blobs:
         at, digest = self._at(key), _Digest()
         async with aclosing(_parts(pieces, digest)) as parts:
             first = await anext(parts, b"")
+            # A short body needs one request; a multipart upload needs at least three.
             if len(first) < PART_BYTES:
                 await self._call("PutObject", {**at, "Body": first})
             else:
@@ -94,6 +95,7 @@ class S3Blobs:
         for _ in range(COPIES_MAX):
             answer = await self._call("CopyObject", {**at, "CopySource": source})
             digest = _Digest()
+            # IfMatch: the digest must be that of this copy, not of one that replaced it.
             try:
                 await self._read(
                     {**at, "IfMatch": answer["CopyObjectResult"]["ETag"]}, digest, bytes_max
@@ -151,6 +153,7 @@ class S3Blobs:
 
     async def delete_prefix(self, prefix: str, *, limit: int | None = None) -> int:
         _check(prefix)
+        # With the slash, because `a/bc` is not under `a/b`.
         params = {"Bucket": self.bucket, "Prefix": f"{prefix}/"}
         gone = 0
         while True:
@@ -166,6 +169,7 @@ class S3Blobs:
     async def _put_parts(self, at: Params, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
         upload = {**at, "UploadId": (await self._call("CreateMultipartUpload", at))["UploadId"]}
         async with AsyncExitStack() as undo:
+            # S3 bills the parts of an unfinished upload until it is aborted.
             undo.push_async_callback(self._abort, upload)
             done = [await self._put_part(upload, 1, first)]
             async for part in rest:

@@ -175,6 +175,7 @@ class SqsQueue:
             raise AwsError(code, "sqs.SendMessageBatch refused a ref")
 
     async def _receive(self, run_id: RunId, count: int, visibility_s: float) -> list[Message]:
+        # Taken before the call, as in `extend`.
         until = self.clock.steady() + visibility_s
         params = {
             "MaxNumberOfMessages": count,
@@ -272,6 +273,8 @@ class SqsQueue:
         return [message for message in messages if self._held.get(message.receipt, 0.0) > now]
 
     def _hold(self, messages: Sequence[Message], until: float) -> None:
+        # Receipts that were neither acked nor bounced stay here. They are removed in bulk, because a
+        # search at every call would cost more.
         if len(self._held) >= HELD_MAX:
             now = self.clock.steady()
             self._held = {receipt: end for receipt, end in self._held.items() if end > now}
