@@ -1,1 +1,1 @@
-"""The engines: adapters that implement the ports; strangers to each other (docs/engines.md)."""
+"""The engines: adapters of the ports, which do not import one another (docs/engines.md)."""

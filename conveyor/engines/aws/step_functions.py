@@ -33,6 +33,7 @@ class StepFunctions:
         except AwsError as error:
             why = f"step_functions:{error.code}"
             return NotDelivered(why, error.status, gone=error.code in _FINAL)
+        # Before Unavailable, which is its base class: the operator sees the code of the refusal.
         except NotAllowed as error:
             return NotDelivered(f"step_functions:{error.code}", error.status)
         except Unavailable:

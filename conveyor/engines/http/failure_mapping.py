@@ -41,6 +41,7 @@ _TITLES = {
 
 def content_type_of(response: Response) -> str:
     """Returns the content type that the site states, or octet-stream if it is not plausible."""
+    # The type is stored and sent to callers, so control characters and long texts are refused.
     text = response.header(b"content-type") or ""
     is_plausible = text.isascii() and text.isprintable() and 0 < len(text) <= 256
     return text if is_plausible else "application/octet-stream"
@@ -113,6 +114,7 @@ def _transport_outcome(error: FetchFailed) -> NotScraped:
     retryable = True
     match error:
         case TlsFailed():
+            # A certificate that is not trusted will not be trusted at the next attempt either.
             code, retryable = "tls_failed", not error.is_untrusted
         case ConnectFailed():
             code = "connect_failed"

@@ -84,6 +84,7 @@ class WebhookNotifier:
             ),
             body=body,
             deadline_s=self._timeout_s,
+            # Only the status counts. The body of the receiver is not kept.
             wants_body=_wants_no_body,
         )
 

@@ -198,6 +198,7 @@ def _contact(response: Response) -> Contact:
     error = _error_of(response)
     if response.status == 429 and _is_about_limit(error, response):
         return Contact.REFUSED
+    # A 5xx with a code of the target or of the account proves that the endpoint works.
     is_explained = error.code.startswith(_TARGET_CODES) or error.code in _RUN_FAILURES
     if response.status >= 500 and not is_explained:
         return Contact.FAILED
@@ -257,6 +258,7 @@ def _target_for(endpoint: Target, request: ScrapeRequest) -> Target:
     # `url` and `apikey` come after the parameters, so that no parameter can replace them.
     query = {**request.params, "url": request.url}
     if request.headers:
+        # Without this parameter the endpoint does not pass the headers to the target.
         query["custom_headers"] = "true"
     if request.auth is not None and not has_key(endpoint.path_and_query):
         query["apikey"] = request.auth
@@ -301,6 +303,8 @@ def _spend(response: Response) -> _Spend:
 
 
 def _whole_number(text: str | None) -> int | None:
+    # The header comes from outside: `int` accepts signs, spaces and digits of other scripts, and
+    # takes long for thousands of digits.
     if text is None or not (text.isascii() and text.isdigit()) or len(text) > 12:
         return None
     return int(text)

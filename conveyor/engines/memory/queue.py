@@ -101,6 +101,7 @@ class MemoryQueue:
         return {run_id: [each.ref for each in held.values()] for run_id, held in self._runs.items()}
 
     def _deliver(self, entry: _Entry, *, visible_at: float) -> Message:
+        # The previous receipt becomes invalid: only the latest one may ack or extend.
         if entry.receipt is not None:
             del self._latest[entry.receipt]
         entry.receipt = f"{self._random.getrandbits(128):032x}"

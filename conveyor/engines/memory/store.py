@@ -70,6 +70,7 @@ class MemoryStore(Tables):
         verdict = self._apply(_as_change(chunk))
         if isinstance(verdict, Applied):
             for task in chunk.tasks:
+                # A task that exists is kept: a repeated step must not reset it.
                 self._tasks.setdefault((task.run_id, task.task_id), task)
             return Applied(verdict.rows[:1])
         return verdict

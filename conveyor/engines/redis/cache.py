@@ -81,6 +81,7 @@ class RedisCache:
             with translating(self._answer_s):
                 return await self._link.run(script, [self._keys.cached(name)], args)
         except Unavailable:
+            # The time after the call: the bypass begins when the failure is known.
             self._failed_at = trio.current_time()
             raise
 

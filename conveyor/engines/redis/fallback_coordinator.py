@@ -102,6 +102,8 @@ class FallbackCoordinator:
                 self._hold([lease_id for lease_id in lease_ids if lease_id not in lost], ttl_s)
                 self._release_local(lost)
                 return lost
+        # Leases of running work count as renewed. A lease that ended before Redis was lost stays
+        # lost.
         kept = [lease_id for lease_id in lease_ids if lease_id in self._live()]
         self._hold(kept, ttl_s)
         return frozenset(lease_ids) - frozenset(kept)
@@ -179,6 +181,8 @@ class FallbackCoordinator:
 
     async def _count_workers(self) -> None:
         seen = len(await self._remote.list_status(self._workers_on))
+        # Too small a number would give each worker too large a part of the caps, so the larger of
+        # both counts.
         known = self._workers_count if trio.current_time() < self._marks_whole_at else 1
         self._workers_count = max(seen, known)
 

@@ -65,6 +65,8 @@ class SqliteCoordinator:
         minted = [LeaseId(f"{self._random.getrandbits(128):032x}") for _ in pools]
 
         def op(connection: sqlite3.Connection) -> list[LeaseId | None]:
+            # Rows whose next admission is long past restrict nothing. Without this the table would
+            # keep a row for every host.
             connection.execute(_FORGET_HOSTS, (now - ttl_s,))
             return [
                 lease_id if _enter(connection, pool, lease_id, now, ttl_s) else None
@@ -120,6 +122,7 @@ class SqliteCoordinator:
 
 
 def _free_count(connection: sqlite3.Connection, pool: str, cap: int, now: float) -> int:
+    # Ended leases are deleted first, so that the count needs no condition on the time.
     connection.execute(_FORGET_DEAD, (pool, now))
     (live_count,) = connection.execute(_COUNT, (pool,)).fetchone()
     return max(0, cap - int(live_count))

@@ -267,7 +267,7 @@ def _connect_reader(path: Path, *, busy_ms: int) -> Connection:
 def _connect(path: Path, *, cache_kib: int, busy_ms: int) -> Connection:
     # No isolation level: Python would begin transactions itself, and the group committer controls
     # them. No thread check: the Trio thread and the writer thread use the connection in turns. 512
-    # statements: the default of 128 would parse some shapes again and again.
+    # prepared statements: with fewer, rare shapes of statements may be parsed again.
     connection = sqlite3.connect(
         path, isolation_level=None, check_same_thread=False, cached_statements=512
     )
@@ -320,6 +320,8 @@ class Health:
             )
 
     def note_commit(self) -> None:
+        # A successful commit proves that the disk works again. Damage is not reset by it: other
+        # pages of the file may still be damaged.
         if self._has_io_error:
             self._has_io_error = False
             log.warning("the database can be written again", extra={"path": str(self._path)})
@@ -334,6 +336,7 @@ _SCHEMA = Path(__file__).with_name("schema")
 
 def migrate(connection: sqlite3.Connection) -> None:
     """Migrates the database to this program's version. Refuses a newer database."""
+    # A newer database is refused before any write: this release does not know its columns.
     version = version_of(connection)
     scripts = load_scripts()
     newest = max(scripts)

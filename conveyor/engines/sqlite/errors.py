@@ -47,6 +47,7 @@ _TRANSIENT = frozenset(
         sqlite3.SQLITE_PROTOCOL,
     }
 )
+# A retry does not help, and further writes could make it worse. See `Health` in database.py.
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _PRIMARY_CODE = 0xFF  # SQLite's extended codes keep the primary code in the low byte.
 # With less free space SQLite cannot allocate its shared memory.

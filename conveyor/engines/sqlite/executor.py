@@ -74,7 +74,8 @@ class ThreadExecutor:
         except RuntimeError as error:
             if not is_resource_shortage(error):
                 raise
-            return work(*arguments)  # As in `start`.
+            # No thread is left: the work runs here, as in `start`.
+            return work(*arguments)
 
     def start(self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]) -> None:
         token = trio.lowlevel.current_trio_token()

@@ -58,6 +58,7 @@ def find(
     where = " AND ".join(term for term, _ in terms)
     parameters = [value for _, values in terms for value in values]
     sql = f"SELECT {columns_sql(table)} FROM {table.name} WHERE {where} ORDER BY {order} LIMIT ?"
+    # Counters and batches of a run: a missing row would make their sum wrong, so damage is raised.
     if limit == _NO_LIMIT:
         return list(fetch(connection, table, sql, [*parameters, limit]))
     # A damaged row must not shorten the page: callers take a short page for the last one. So read

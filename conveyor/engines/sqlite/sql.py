@@ -24,6 +24,7 @@ _Shape = tuple[int | None, tuple[str, ...], str | None, str | None]
 def select(connection: sqlite3.Connection, key: AnyKey) -> Any:
     """Returns the row with this key, or None."""
     table = TABLES[type(key)]
+    # The key is unique, so there is at most one row.
     rows = fetch(connection, table, _select_sql(table), table.address(key))
     return next(rows, None)
 
@@ -48,6 +49,7 @@ def fetch(
 def _fetch_bytes(
     connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]
 ) -> list[tuple[Any, ...]]:
+    # The factory belongs to the connection, which other reads use afterwards: it is always reset.
     connection.text_factory = bytes
     try:
         return connection.execute(sql, parameters).fetchall()
@@ -120,6 +122,7 @@ def delete(connection: sqlite3.Connection, write: Delete) -> bool:
 @lru_cache
 def insert_sql(table: Table) -> str:
     marks = ", ".join("?" * len(table.columns))
+    # An existing row is an answer and not an error: `rowcount` states whether the row was inserted.
     return (
         f"INSERT INTO {table.name} ({columns_sql(table)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
     )
@@ -144,6 +147,8 @@ def _holds_sql(table: Table, shape: _Shape) -> str:
 def _insert_over_expired_sql(table: Table) -> str:
     plain = insert_sql(table).removesuffix("ON CONFLICT DO NOTHING")
     target = ", ".join(table.key_columns)
+    # One statement instead of a delete and an insert: the guard on `expires_at` and the write
+    # cannot be separated.
     values = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns)
     return (
         f"{plain} ON CONFLICT ({target}) DO UPDATE SET {values} WHERE {table.name}.expires_at < ?"

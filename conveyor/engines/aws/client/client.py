@@ -183,6 +183,8 @@ class RetryingAwsClient:
         except (AwsError, NoResponse) as error:
             self._count_failure(service, operation, params, error)
             raise
+        # The context is already open. If a fault is injected now, it must be closed here, because
+        # the caller never receives it.
         try:
             await self._after(ends_at, service, operation, params, answer)
         except BaseException as error:

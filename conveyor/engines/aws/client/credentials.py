@@ -108,6 +108,7 @@ class ResolvedAccess:
             try:
                 self._keys = await _in_thread(_frozen, self._source)
             except NoResponse as error:
+                # A failed renewal is no outage while the present keys are valid.
                 if not self._are_good():
                     raise
                 log.warning("AWS credentials not refreshed", extra={"cause": str(error)})

@@ -79,6 +79,7 @@ async def write_shards(
         try:
             await _write_shard(concurrency, shard, rows, write, random)
         except (AwsError, Unavailable) as error:
+            # Collected, so that the failure of one shard does not cancel the writes of others.
             failures.append(error)
 
     async with trio.open_nursery() as nursery:
@@ -95,6 +96,7 @@ async def _write_shard(
     while rows:
         wave = [rows.popleft() for _ in range(min(concurrency.width_of(shard), len(rows)))]
         failed = await _write_wave(wave, write)
+        # Failed rows go to the front: they are written again before new ones.
         rows.extendleft(row for row, _ in reversed(failed))
         if not failed:
             concurrency.increase(shard)

@@ -49,6 +49,7 @@ _IN_JOB = ("Batch", "Notice", "Export", "Budget", "Share")
 
 async def delete_run_rows(table: Table, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
     """Removes up to `limit` rows. Pointers are removed with their rows and are not counted."""
+    # Tasks and counters are in one partition per shard, so their number must be known first.
     shard_count = await _shard_count(table, job_id)
     shards = [keys.shard(job_id, number) for number in range(shard_count)]
     gone = 0

@@ -114,6 +114,7 @@ class Expression:
             yield name, None if self.codec.omits(name, value) else to_attribute(value)
         known = msgspec.structs.asdict(key) | values
         for each in DERIVED.get(type(key), ()):
+            # The new value of a delta is not known here, so no index attribute can depend on one.
             assert not each.fields & update.deltas.keys(), "an index goes by what is set"
             if each.fields & values.keys():
                 shown = each.make(known)
@@ -148,6 +149,8 @@ class Expression:
 
     def _compared(self, name: str, sign: str, bound: float) -> str:
         fact = f"{self._name(name)} {sign} {self.value(to_attribute(bound))}"
+        # A missing attribute has its default. DynamoDB compares nothing with a missing attribute,
+        # so the default is compared here.
         default = self.codec.defaults.get(name)
         if default is not None and (default < bound if sign == "<" else default >= bound):
             return f"(attribute_not_exists({self._name(name)}) OR {fact})"
@@ -167,6 +170,7 @@ def put(table: str, write: Insert) -> Params:
     expression = Expression(write.key)
     condition = expression.absent_or_expired(write.over_expired_at)
     params = expression.params(table, ConditionExpression=condition)
+    # PutItem takes the key as part of the item.
     del params["Key"]
     return params | {"Item": to_item(write.key, write.row)}
 

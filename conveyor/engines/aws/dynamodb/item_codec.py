@@ -112,6 +112,7 @@ def codec_of(row_type: type[msgspec.Struct]) -> Codec:
 def to_attribute(value: Any) -> Attribute:
     if isinstance(value, str):
         return {"S": str.__str__(value)}
+    # Before int, because a bool is an int in Python.
     if isinstance(value, bool):
         return {"BOOL": value}
     if isinstance(value, int | float):

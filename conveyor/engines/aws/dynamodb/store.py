@@ -66,6 +66,7 @@ class DynamoStore:
 
     async def _apply(self, change: Change) -> Verdict:
         verdict = await transactions.apply(self._table, change)
+        # Effects of an applied change only, and after it: a reference must name an existing row.
         if isinstance(verdict, Applied):
             for effect in change.effects:
                 await self._send(effect.refs)

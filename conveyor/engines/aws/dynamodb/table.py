@@ -285,6 +285,7 @@ def _definition(name: str) -> dict[str, Any]:
         "AttributeDefinitions": [
             {"AttributeName": each, "AttributeType": "S"} for each in attributes
         ],
+        # KEYS_ONLY: copies of whole rows would cost write units at every change of a row.
         "GlobalSecondaryIndexes": [
             {
                 "IndexName": index.name,

@@ -58,6 +58,7 @@ async def all_entries(
 async def _one_batch(
     ask: Ask, operation: str, start: int, entries: Sequence[Entry], random: Random
 ) -> dict[int, str]:
+    # Entries without an answer. Their ids are positions in the whole list.
     waiting = dict(enumerate(entries, start))
     refused: dict[int, str] = {}
     ends_at = trio.current_time() + ROUNDS_S_MAX

@@ -273,8 +273,8 @@ class SqsQueue:
         return [message for message in messages if self._held.get(message.receipt, 0.0) > now]
 
     def _hold(self, messages: Sequence[Message], until: float) -> None:
-        # Receipts that were neither acked nor bounced stay here. They are removed in bulk, because a
-        # search at every call would cost more.
+        # Receipts that were neither acked nor bounced stay here. They are removed in bulk, because
+        # a search at every call would cost more.
         if len(self._held) >= HELD_MAX:
             now = self.clock.steady()
             self._held = {receipt: end for receipt, end in self._held.items() if end > now}
