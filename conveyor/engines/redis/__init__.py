@@ -56,7 +56,7 @@ async def running_on(
     async with trio.open_nursery() as nursery:
         remote = RedisCoordinator(link, random, space=space)
         coordinator = FallbackCoordinator(remote, random, workers_on=workers_on)
-        # The only task of this engine that outlives a call. It ends with this context.
+        # It waits until Redis is lost, reconnects, and ends with this context.
         nursery.start_soon(coordinator.reconnect_forever)
         channel = RedisChannel(link, space=space, owner=owner)
         cache = RedisCache(link, random, space=space)

@@ -102,8 +102,8 @@ class FallbackCoordinator:
                 self._hold([lease_id for lease_id in lease_ids if lease_id not in lost], ttl_s)
                 self._release_local(lost)
                 return lost
-        # Leases of running work count as renewed. A lease that ended before Redis was lost stays
-        # lost.
+        # Leases that are still live here count as renewed, because their work is running. A lease
+        # that has ended stays lost.
         kept = [lease_id for lease_id in lease_ids if lease_id in self._live()]
         self._hold(kept, ttl_s)
         return frozenset(lease_ids) - frozenset(kept)

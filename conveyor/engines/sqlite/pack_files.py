@@ -200,7 +200,7 @@ class PackFiles:
         return group
 
     def _write(self, prefix: str, adds: Sequence[_PendingAppend]) -> None:
-        # Before the first byte: a refused group leaves the pack and its offsets intact.
+        # Before the first byte, so that a refused group uses none of the space that is left.
         self._check_room(sum(len(part) for add in adds for part in add.parts))
         pack = self._pack_of(prefix)
         offset = pack.size_bytes
