@@ -70,8 +70,8 @@ EMPTY_RECEIVES_UNTIL_ASLEEP = 8
 ASLEEP_S = 60.0
 RETRY_PAUSE_S = 1.0
 # How often a poller with fetches in progress reads the row of its run, in case the signal of a
-# stop, a deletion or a pause was lost. A stop has 12 s to end every fetch in every process. This period,
-# one read and the clean-up of cancelled work (POLLER_GRACE_S) fit into that.
+# stop, a deletion or a pause was lost. A stop has 12 s to end every fetch in every process. This
+# period, one read and the clean-up of cancelled work (POLLER_GRACE_S) fit into that.
 WATCH_S = 3.0
 # A poller that waits for a call permit reports its wait reason again after this time.
 NOTE_S = 5.0

@@ -132,7 +132,7 @@ class TaskPermit:
         )
 
     def release_early(self) -> bool:
-        """Passes slot and lease on to the next task, because the page has arrived and only has to be
+        """Passes slot and lease on to the next task: the page has arrived and only has to be
         written. Returns False if too many tasks are writing already. Ends preemption."""
         self._forbid_preemption()
         self.is_writing = self.limiter.begin_write(self.caller, self.state.run.run_id)

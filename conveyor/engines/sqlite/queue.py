@@ -106,7 +106,7 @@ class SqliteQueue:
 
         # An early write: the hiding need not be durable. If it is lost, the message is delivered
         # twice, and the claim of the task rejects the second delivery.
-        taken = await self._database.apply(op)
+        taken = await self._database.write_early(op)
         if taken is None:
             raise QueueGone(run_id)
         return [_message(run_id, each) for each in taken]
