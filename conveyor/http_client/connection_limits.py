@@ -1,9 +1,11 @@
-"""Who may have a connection, and which idle ones are kept: all in constant time.
+"""Limits how many connections are open, and keeps the idle ones; every operation takes constant
+time.
 
-A fetch holds a slot of its lane, which is one caller at one origin, and one of the pool, taken in
-this order, so that a crowded origin never holds up the others. Idle connections are counted too:
-when the pool is full of them, the one that idled longest makes room. A connection is never handed
-to another caller: what a site still sends into it was meant for the first.
+A fetch holds one slot of its `OriginPool` (one caller at one origin) and one slot of the pool. It
+takes them in this order, so that fetches that wait for a crowded origin hold no slot of the pool.
+Idle connections count as open: when the pool is full, the connection that was idle longest is
+closed. A connection is never given to another caller, because bytes that the site still sends
+into it belong to the first caller.
 """
 
 from __future__ import annotations
@@ -18,36 +20,43 @@ from conveyor.http_client.stream import TcpStream, TlsStream
 Origin = tuple[str, str, int]
 OriginKey = tuple[str, Origin]
 
-# A peer that sent more than it was asked for is not trusted with a second request for so long: the
-# next surplus may come when it is taken for a response.
+# After a peer sent more bytes than one response, its connections are not reused for this time: the
+# next surplus could arrive when the pool expects a response. A smaller value gives an attacker more
+# attempts; a larger one costs a repaired site more handshakes.
 DISTRUST_S = 600.0
+# Bounds the memory of the list. When it is full, the oldest entry is dropped first.
 DISTRUSTED_MAX = 1024
 
-# Idle connections that end close together are closed in one go: late by so much of their time.
+# Idle connections are closed up to this fraction of `keep_alive_s` late, so that the reaper closes
+# connections that expire close together in one step. A smaller value wakes the reaper more often.
 _REAP_LATENESS_MAX = 1 / 15
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """The least that a peer must send: so many bytes a second on average, after a grace."""
+    """The minimum rate of a peer: `bytes_per_s` on average, after `grace_s` seconds."""
 
     grace_s: float
     bytes_per_s: float
 
     def seconds_for(self, size_bytes: int) -> float:
-        """How long the peer may be waited for until it has sent so many bytes."""
+        """The time after which a peer that has sent only `size_bytes` is too slow."""
         return max(self.grace_s, size_bytes / self.bytes_per_s)
 
 
 class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """`connections_per_origin_max` holds for each caller. Only where `trusts_peers`, that is with
-    services of the operator's own, does a connection outlive a request with a body: elsewhere the
-    peer may have taken the body for its next request, and its answer would be the next one's.
+    """The limits of one pool.
 
-    `body_rate_min` is what any body must come at: a page that is made while it is sent may pause
-    for half a minute, and a modem makes 4 KiB/s. A body larger than `large_body_bytes` holds one of
-    `large_bodies_max` permits while it arrives: of 25 MiB, none that comes at less than 146 KiB/s
-    meets the deadline of a fetch, so `large_body_rate_min` is a tenth of that. While another
-    caller waits for a permit, `crowded_body_rate_min` holds.
+    `connections_per_origin_max` applies to each caller. With `trusts_peers`, which is meant for the
+    operator's own services, a connection is reused after a request with a body. Another peer may
+    have read the body as a second request, and its response to that would be taken for the response
+    to the next request.
+
+    `body_rate_min` applies to every body: a page that is generated while it is sent may pause for
+    half a minute, and a modem receives 4 KiB/s. A body larger than `large_body_bytes` holds one of
+    `large_bodies_max` permits while it arrives. A body of 25 MiB that arrives at less than
+    146 KiB/s misses the deadline of a fetch, so `large_body_rate_min` is about a tenth of that
+    rate. While another caller waits for a permit, `crowded_body_rate_min` applies to the bodies
+    that hold one.
     """
 
     connections_max: int = 1024
@@ -65,7 +74,7 @@ class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OriginPool:
-    """One caller at one origin: its slots, and its idle connections, the freshest last."""
+    """The slots of one caller at one origin, and its idle connections, most recently used last."""
 
     __slots__ = ("idle", "key", "slots", "users")
 
@@ -77,7 +86,9 @@ class OriginPool:
 
 
 class ConnectionLimits:
-    """Whoever acquires a lane releases it."""
+    """Grants slots. The caller of `acquire` or of a successful `acquire_nowait` calls `release`
+    exactly once.
+    """
 
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
@@ -98,7 +109,7 @@ class ConnectionLimits:
         return len(self._origins)
 
     def acquire_nowait(self, key: OriginKey) -> OriginPool | None:
-        """A slot if one is free at once, both of the lane and of the pool."""
+        """Takes a slot of the origin and one of the pool if both are free; else returns None."""
         origin = self._origin(key)
         try:
             origin.slots.acquire_nowait()
@@ -116,6 +127,7 @@ class ConnectionLimits:
 
     async def acquire(self, key: OriginKey) -> OriginPool:
         origin = self._origin(key)
+        # Count this fetch before the first await: `_forget` keeps an origin that has users.
         origin.users += 1
         try:
             await origin.slots.acquire()
@@ -137,7 +149,10 @@ class ConnectionLimits:
         self._leave(origin)
 
     def pop_idle(self, origin: OriginPool, now: float) -> TcpStream | TlsStream | None:
-        """The freshest idle connection that is still open, if any; others are closed."""
+        """Returns the most recently used idle connection that is open and silent, or None.
+
+        Connections that are expired, closed by the peer, or have unread bytes are closed here.
+        """
         while origin.idle:
             wire = origin.idle.pop()
             del self._idle[wire]
@@ -147,7 +162,7 @@ class ConnectionLimits:
         return None
 
     def distrust(self, origin: OriginPool) -> None:
-        """Keeps no connection of this lane from now on, nor uses those that were kept."""
+        """Closes the idle connections of this origin and keeps no new ones for DISTRUST_S."""
         self._distrusted[origin.key] = trio.current_time() + DISTRUST_S
         if len(self._distrusted) > DISTRUSTED_MAX:
             self._distrusted.popitem(last=False)
@@ -163,7 +178,10 @@ class ConnectionLimits:
             self.distrust(origin)
 
     def evict_idle(self) -> None:
-        """Before a new connection: open ones, leased or idle, stay within the pool's limit."""
+        """Closes idle connections until leased and idle ones together are within the limit.
+
+        The pool calls it before it opens a connection.
+        """
         while self._idle and self._leased + len(self._idle) > self._limits.connections_max:
             self._drop_oldest()
 
@@ -185,7 +203,11 @@ class ConnectionLimits:
             self._drop_oldest()
 
     async def _reap(self) -> None:
-        """Closes idle connections at their time even if no further request is made."""
+        """Closes expired connections even if no further request is made.
+
+        It is a system task that ends when no connection is idle, so that a pool without
+        connections has no task.
+        """
         try:
             while self._idle:
                 now = trio.current_time()
@@ -201,7 +223,7 @@ class ConnectionLimits:
 
     def _drop_oldest(self) -> None:
         wire, origin = self._idle.popitem(last=False)
-        # The oldest of all is the oldest of its lane, so it stands first.
+        # The oldest connection of the pool is also the oldest of its origin, so it is the first.
         origin.idle.popleft()
         self._close_idle_wire(origin, wire)
         self._forget(origin)

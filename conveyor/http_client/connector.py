@@ -1,4 +1,8 @@
-"""Opens connections: resolve and check, then try the addresses in order, then TLS by name."""
+"""Opens connections: resolves and checks the name, tries the addresses in order, starts TLS.
+
+The connection goes to an address, never to a name: a name would be resolved a second time, without
+the check. TLS verifies the certificate against the host name.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +26,25 @@ from conveyor.http_client.stream import TcpStream, TlsStream, connect
 
 Connect = Callable[[str, int], Awaitable[socket.socket]]
 
+# Addresses to try for one connection. Each attempt can take the whole connect timeout, so a larger
+# value lets a dead host use up the deadline of the fetch; with 1, one dead address loses the host.
 ATTEMPTS_MAX = 4
+# Bounds the memory. When it is full, the oldest session is dropped and costs a full handshake.
 SESSIONS_MAX = 1024
 
 
 def default_tls() -> ssl.SSLContext:
-    """Verified names and certificates, HTTP/1.1 only."""
+    """A context that verifies certificates and host names and offers HTTP/1.1 only."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
 class Dialer:
-    """Owns the TLS sessions to resume; knows nothing of pools.
+    """Owns the TLS sessions to resume. It does not know the pool.
 
-    A session is resumed for the caller that it was made for, and for no other: a site would learn
-    that the two share a machine, and might answer the one as it knows the other.
+    A session is resumed only for the caller that it was made for. With a shared session, a site
+    would learn that two callers share a machine, and could treat one as the other.
     """
 
     def __init__(
@@ -71,11 +78,16 @@ class Dialer:
         raise failure
 
     def remember(self, target: Target, partition: str, wire: TcpStream | TlsStream) -> None:
-        """Keep the session of a connection that answered: TLS 1.3 hands it out that late."""
+        """Stores the TLS session of a connection that has delivered a response.
+
+        In TLS 1.3 the server sends the session ticket after the handshake, so it is not available
+        earlier.
+        """
         session = wire.session if isinstance(wire, TlsStream) else None
         if session is None:
             return
         key = (partition, target.origin)
+        # Remove and insert again, so that the order of the dict is the order of use.
         self._sessions.pop(key, None)
         if len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
@@ -92,7 +104,7 @@ class Dialer:
         except TlsFailed as error:
             wire.close()
             if error.is_untrusted:
-                check_descriptors()  # Certificates that cannot be read are not trusted either.
+                check_descriptors()  # OpenSSL also reports this when it cannot open a file.
             raise
         except BaseException:
             wire.close()
@@ -100,9 +112,11 @@ class Dialer:
         return inside
 
     def _context(self) -> ssl.SSLContext:
-        """Loading the authorities' certificates takes 35 ms: it is done for the first https
-        target. Without a free descriptor they could not be read, and no certificate would be
-        trusted for as long as the process lives."""
+        """Loads the certificates of the authorities for the first https target: it takes 35 ms.
+
+        Without a free descriptor they cannot be read, and this process would trust no certificate
+        until it ends. The check comes first for this reason.
+        """
         if self._tls is None:
             check_descriptors()
             self._tls = default_tls()

@@ -1,4 +1,4 @@
-"""What can go wrong with one fetch. No message holds a path, a query or a header value."""
+"""The errors of one fetch. No message contains a path, a query or a header value."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class FetchFailed(ConveyorError):
 
 class OutOfResources(FetchFailed):
     """This process has no descriptor, memory, thread or port left for the fetch. Nothing was
-    sent, and the site had no part in it."""
+    sent, and the site is not the cause."""
 
 
 class ForbiddenTarget(FetchFailed):
-    """The policy says no; no socket was opened."""
+    """The policy forbids the target. No socket was opened."""
 
 
 class NameNotResolved(FetchFailed):
-    """The host has no address, or the resolver had no answer for now."""
+    """The host has no address, or (`is_temporary`) the resolver could not answer."""
 
     def __init__(self, detail: str, *, is_temporary: bool = False) -> None:
         super().__init__(detail)
@@ -38,11 +38,11 @@ class NameNotResolved(FetchFailed):
 
 
 class ConnectFailed(FetchFailed):
-    """No address of the host took the connection."""
+    """No address of the host accepted the connection."""
 
 
 class TlsFailed(FetchFailed):
-    """The handshake failed; `is_untrusted` when the certificate was the reason."""
+    """The TLS handshake failed. `is_untrusted`: the certificate was the reason."""
 
     def __init__(self, detail: str, *, is_untrusted: bool = False) -> None:
         super().__init__(detail)
@@ -50,7 +50,7 @@ class TlsFailed(FetchFailed):
 
 
 class ConnectionLost(FetchFailed):
-    """The peer went away before the response was whole."""
+    """The peer closed the connection before the response was complete."""
 
 
 class TimedOut(FetchFailed):
@@ -58,34 +58,35 @@ class TimedOut(FetchFailed):
 
 
 class TooSlow(TimedOut):
-    """The body arrived at less than the rate that a body must have."""
+    """The body arrived more slowly than the minimum rate."""
 
 
 class ConnectTimedOut(TimedOut):
-    """No address of the host took the connection in time; nothing was sent."""
+    """No address of the host accepted the connection in time. No request was sent."""
 
 
 class BadResponse(FetchFailed):
-    """The bytes are not an HTTP/1.x response that can be framed without doubt."""
+    """The bytes are not an HTTP/1.x response with unambiguous framing."""
 
 
 class BadEncoding(FetchFailed):
-    """The body is not what its Content-Encoding says, or is encoded in a way we do not read."""
+    """The body does not match its Content-Encoding, or the encoding is not supported."""
 
 
 class BodyTooLarge(FetchFailed):
-    """The body, decoded, is over its cap, or grows as only a bomb does."""
+    """The decoded body exceeds its limit, or grows by a factor that only a bomb has."""
 
 
 class BadRequest(FetchFailed):
-    """The request itself cannot be put on the wire: a header name or value that HTTP lacks."""
+    """The request cannot be encoded: its method, a header or its body length is not allowed."""
 
 
-# Tells a shortage of this process from a failure of its peer.
+# The functions below distinguish a shortage of this process from a failure of its peer.
 #
-# The system reports some shortages as something else: a resolver that cannot open its files says
-# that the name does not exist, TLS that cannot read the authorities' certificates says that the
-# peer is not trusted. Before such a failure is blamed on the peer, `check_descriptors` is asked.
+# The system reports some shortages as other errors. A resolver that cannot open its files reports
+# that the name does not exist. OpenSSL that cannot read the certificates of the authorities reports
+# that the peer is not trusted. The client therefore calls `check_descriptors` before it attributes
+# such an error to the peer.
 
 
 DETAIL = "this worker is out of descriptors, memory, threads or ports"
@@ -101,19 +102,19 @@ def check_descriptors() -> None:
 
 
 def judge_connect(error: OSError, address: str, port: int) -> FetchFailed | None:
-    """OutOfResources when a failed connect to `address` was this process's own shortage, else
-    None."""
+    """Returns OutOfResources if a shortage of this process made the connect to `address` fail,
+    else None."""
     if error.errno == errno.EADDRNOTAVAIL:
-        # Either all local ports are in use, or this machine has no address that could reach the
-        # peer, which is what a host without IPv6 says of every IPv6 address.
+        # Either all local ports are in use, or this machine has no address that can reach the
+        # peer: a host without IPv6 reports this error for every IPv6 address.
         return OutOfResources(DETAIL) if _has_source_address(address, port) else None
-    # A connect under way says EINPROGRESS. EAGAIN is what Linux says for want of ports.
+    # A connect in progress reports EINPROGRESS. Linux reports EAGAIN when no port is free.
     is_short = error.errno == errno.EAGAIN or is_resource_shortage(error)
     return OutOfResources(DETAIL) if is_short else None
 
 
 def _has_source_address(address: str, port: int) -> bool:
-    """Whether a packet to the peer would have an address to come from. Nothing is sent."""
+    """Whether this machine has a source address for the peer. A UDP connect sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

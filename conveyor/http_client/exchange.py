@@ -1,8 +1,9 @@
-"""One alarm clock for all the connections that wait for their peers.
+"""One exchange on a connection, and one timer for all connections that wait for their peers.
 
-A cancel scope for each request would cost as much as the rest of it. So a fetch writes down until
-when it will wait, and a single task looks at the list when the first of these moments has come.
-The task is started when there is something to wait for and ends when there no longer is.
+A cancel scope for each request would cost as much as the rest of the request. Each fetch therefore
+registers the time until which it waits, and a single task wakes at the earliest of these times and
+interrupts the waits that are due. The task starts with the first registered wait and ends when none
+is left.
 """
 
 from __future__ import annotations
@@ -27,24 +28,31 @@ from conveyor.http_client.request import Upload
 from conveyor.http_client.response_parser import ResponseParser
 from conveyor.http_client.stream import TcpStream, TlsStream
 
-# Many moments close together are looked at in one go: a deadline may be missed by so much.
+# The timer task sleeps at least this long, so that it handles deadlines close together in one pass.
+# A deadline can be missed by this much. A smaller value makes the task scan all waits more often.
 GRAIN_S = 0.01
 
 
 class Interruptible(Protocol):
     def interrupt(self) -> None:
-        """Makes the wait that goes on, if one does, raise TimedOut."""
+        """Makes the current wait, if there is one, raise TimedOut."""
         ...
 
 
 class DeadlineTimer:
+    """Interrupts waits at their deadlines.
+
+    An entry stays until its owner calls `forget` or `expect`: an interruption that falls between
+    two waits has no effect, and the next pass repeats it.
+    """
+
     def __init__(self) -> None:
         self._until: dict[Interruptible, float] = {}
         self._next = inf
         self._alarm: trio.CancelScope | None = None
 
     def expect(self, waiting: Interruptible, until: float) -> None:
-        """Interrupt `waiting` at `until`, unless it is forgotten or expected later by then."""
+        """Interrupts `waiting` at `until`, unless `forget` or a later `expect` comes first."""
         self._until[waiting] = until
         if until < self._next:
             self._wake_at(until)
@@ -56,7 +64,7 @@ class DeadlineTimer:
         if self._alarm is not None:
             self._next = self._alarm.deadline = moment
         else:
-            self._next = -inf  # The task is about to look at all of them.
+            self._next = -inf  # The new task scans all entries; start no second one until then.
             trio.lowlevel.spawn_system_task(self._run)
 
     async def _run(self) -> None:
@@ -69,7 +77,7 @@ class DeadlineTimer:
             self._alarm, self._next = None, inf
 
     def _interrupt_due(self, now: float) -> float:
-        """Returns when to look again."""
+        """Interrupts the waits that are due and returns the time of the next pass."""
         following = inf
         for waiting, until in self._until.items():
             if until <= now:
@@ -78,12 +86,14 @@ class DeadlineTimer:
         return max(following, now + GRAIN_S)
 
 
-# Feeds a reply from a wire, under an idle and a total deadline.
+# The exchange reads a response from a connection under an idle timeout and a total deadline.
 
 
 class Exchange:
-    """One exchange on a wire. Every wait for the peer is watched, and nothing else is. `is_early`
-    once the peer sent something before it had the whole request.
+    """One request and its response on one connection.
+
+    The timer covers every wait for the peer and nothing else. `is_early` is set when the peer sent
+    bytes before it had the whole request.
     """
 
     __slots__ = (
@@ -120,44 +130,45 @@ class Exchange:
         self._waiting_since: float | None = None
 
     def require_rate(self, rate: Rate) -> None:
-        """From the next wait on the peer must send at this rate at least: TooSlow. Called again, it
-        counts anew.
+        """From the next wait on, a peer below this rate raises TooSlow. A second call restarts the
+        measurement.
         """
         self._rate = rate
         self._rate_since = None
         self._received_bytes = 0
 
     def change_rate(self, rate: Rate) -> None:
-        """The same, for what was received since `require_rate`, and for a wait that goes on."""
+        """Changes the rate without a restart. It applies to the current wait as well."""
         self._rate = rate
         if self._waiting_since is not None:
             self._watch.expect(self.wire, self._until(self._waiting_since))
 
     def excuse(self, seconds: float) -> None:
-        """The peer was not waited for that long: it is not the peer's delay."""
+        """Excludes `seconds` from the measurement: the client did not read during this time."""
         if self._rate_since is not None:
             self._rate_since += seconds
 
     async def send(self, data: bytes, upload: Upload | None = None) -> None:
-        """Send, and read on until the head of the answer is there."""
+        """Sends the request and reads until the head of the response has arrived."""
         self._start_timer()
         await self.wire.send(data)
         if upload is not None:
             try:
                 await self._send_all(upload)
             except ConnectionLost:
-                # It may have answered before it hung up on what it did not want.
+                # The peer may have sent its refusal before it closed the connection on the body.
                 self._start_timer()
         await self._receive()
         while not self.reply.is_head_done:
             await self.read_more()
 
     async def _send_all(self, upload: Upload) -> None:
-        """Only the peer is watched, not whoever makes the pieces."""
+        """Sends the pieces. The timer runs while the peer receives, not while a piece is made."""
         self.stop_timer()
         left = upload.size_bytes
         async for piece in upload.pieces:
             left -= len(piece)
+            # Bytes beyond the announced length would be read by the peer as the next request.
             if left < 0:
                 break
             self.is_early = self.is_early or not self.wire.is_quiet()
@@ -193,21 +204,22 @@ class Exchange:
                     raise TooSlow(TOO_SLOW) from None
                 if now >= self._until(since):
                     raise
-                # The rate was changed back between the alarm and this task's turn.
+                # `change_rate` moved the deadline back after the timer interrupted this wait and
+                # before this task ran. Wait again.
 
     def stop_timer(self) -> None:
-        """What follows is no wait for the peer."""
+        """The caller calls this before it does anything that is not a wait for the peer."""
         self._watch.forget(self.wire)
 
     def _start_timer(self) -> None:
-        """From now on the peer has so long to send something."""
+        """Gives the peer `patience_s` from now, but not beyond the total deadline."""
         now = trio.current_time()
         if now >= self.deadline:
             raise TimedOut(TOO_LATE)
         self._watch.expect(self.wire, min(now + self._patience_s, self.deadline))
 
     def _until(self, since: float) -> float:
-        """When a wait for the peer that began at `since` has gone on for too long."""
+        """The time at which a wait that began at `since` is too long."""
         return min(since + self._patience_s, self.deadline, self._slow_at())
 
     def _slow_at(self) -> float:
@@ -226,18 +238,18 @@ class Exchange:
 
 @contextmanager
 def until(deadline: float) -> Iterator[None]:
-    """For what is no wait for a connected peer, and therefore not watched."""
+    """Deadline for waits without a connected peer. DeadlineTimer covers the others."""
     with trio.CancelScope(deadline=deadline) as scope:
         yield
     if scope.cancelled_caught:
         raise TimedOut(TOO_LATE)
 
 
-# Bodies that are too large to hold: read piece by piece over the pool.
+# Bodies that are too large for memory are read piece by piece.
 
 
 class StreamingResponse:
-    """The head of an answer, and its body, undecoded and uncapped, for whoever iterates."""
+    """The head of a response. Iteration yields its body, not decoded and without a size limit."""
 
     def __init__(self, reading: Exchange) -> None:
         self._reading = reading
@@ -253,6 +265,6 @@ class StreamingResponse:
             if reading.reply.is_done:
                 raise StopAsyncIteration
             await reading.read_more()
-            # Between two pieces the reader may take its time: only the peer is watched.
+            # The time that the consumer needs between two pieces is not a delay of the peer.
             reading.stop_timer()
         return data

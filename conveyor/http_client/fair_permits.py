@@ -1,8 +1,8 @@
-"""Shares: a few permits for all callers, of which no caller can hold all.
+"""Shares a few permits among all callers, so that no caller can hold all of them.
 
-A caller that waits is served before others that have used more lately, so that a caller who asks
-for little never stands behind one who asks for everything. With one key or with forty, what an
-attacker has used counts against each of its keys; a key that was never seen has used nothing.
+A free permit goes to the waiting caller with the lowest recent usage. A caller with few requests
+therefore does not wait behind a caller with many. Usage is counted per caller name. A caller that
+is not known yet has a usage of zero.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from collections.abc import Callable
 import msgspec
 import trio
 
-# What was used this long ago counts half: a burst is forgotten within minutes.
+# Usage counts half after this time, so that a burst has no effect after a few minutes. A larger
+# value penalises a burst for longer; a smaller one forgets a caller that never stops too early.
 USAGE_HALF_LIFE_S = 30.0
-# Differences below this do not order callers: honest ones differ by as much.
+# Usage is compared in steps of this size, because honest callers differ by as much. Within one step
+# the caller with fewer permits, then the one that has waited longest, is served first.
 USAGE_GRAIN_S = 1.0
-# Callers whose use is remembered; the one that was idle longest is forgotten first.
+# Bounds the memory of the usage table. The caller that was idle longest is dropped first.
 ACCOUNTS_MAX = 4096
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How many permits there are, and how many of them a caller may hold: `initial` at first, half
-    as many (down to `min`) after each use that was slow, one more (up to `max`) after each that
-    was not.
+    """The number of permits in total, and the share of one caller.
+
+    The share starts at `initial`. Each slow use halves it, down to `min`. Each other use that was
+    judged raises it by one, up to `max`.
     """
 
     total: int
@@ -65,9 +68,9 @@ class _Waiter:
 
 
 class FairPermits:
-    """Every `acquire` is followed by one `release` with the same caller.
+    """Every `acquire` is followed by one `release` (or `detach` and `settle`) for the same caller.
 
-    `on_contention` is called when a caller has to wait though its own share is not used up.
+    `on_contention` is called when a caller has to wait although it holds less than its share.
     """
 
     def __init__(self, bounds: Bounds, *, on_contention: Callable[[], None] | None = None) -> None:
@@ -84,7 +87,7 @@ class FairPermits:
 
     @property
     def is_contended(self) -> bool:
-        """Whether a caller waits for permits that others hold."""
+        """Whether a caller that holds less than its share waits: other callers hold the permits."""
         return self._waiters_count > 0 and any(
             account.waiting and account.held_count < account.share
             for account in self._accounts.values()
@@ -110,6 +113,7 @@ class FairPermits:
                 self._on_contention()
             await waiter.granted.wait()
         except BaseException:
+            # A permit can be granted and the wait cancelled before this task runs again.
             if waiter.is_granted:
                 self.release(caller)
             else:
@@ -118,13 +122,14 @@ class FairPermits:
             raise
 
     def release(self, caller: str, used_s: float = 0.0, *, is_slow: bool | None = None) -> None:
-        """Gives a permit back. `is_slow` says what its use means for the caller's share."""
+        """Returns a permit. `is_slow` lowers or raises the caller's share; None leaves it."""
         self.detach(caller, used_s, is_slow=is_slow)
         self.settle(caller)
 
     def detach(self, caller: str, used_s: float, *, is_slow: bool | None = None) -> None:
-        """Frees a permit for others, while it still counts against the caller's own share; the
-        caller's `settle` follows.
+        """Frees a permit for other callers while it still counts against this caller's share.
+
+        The holder calls `settle` later.
         """
         account = self._accounts[caller]
         account.charge(used_s, trio.current_time())
@@ -135,7 +140,7 @@ class FairPermits:
         self._serve()
 
     def settle(self, caller: str, used_s: float = 0.0) -> None:
-        """Ends a use whose permit was detached."""
+        """Ends a use whose permit was freed with `detach`."""
         account = self._accounts[caller]
         account.held_count -= 1
         account.charge(used_s, trio.current_time())
@@ -174,7 +179,7 @@ class FairPermits:
         return account
 
     def _forget(self) -> None:
-        """Drops the account that was idle longest; those in use are kept, however many."""
+        """Drops the account that was idle longest. Accounts in use are kept, even above the limit."""
         if len(self._accounts) <= ACCOUNTS_MAX:
             return
         for caller, account in self._accounts.items():

@@ -1,9 +1,9 @@
-"""The pool behind an httpx client: the same guard and limits for whoever prefers that API.
+"""An httpx transport over the pool: the same SSRF guard and limits behind the API of httpx.
 
-Bodies come as they arrive, decoded here and under the cap, so Content-Encoding and the lengths of
-the wire are dropped: httpx would decode again, without a cap. Of httpx's timeouts `connect` and
-`read` count, each for one wait; `write` is as `read`, and a turn in the pool is waited for until
-the deadline.
+Bodies are passed on as they arrive. This module decodes them under the size limit and removes
+Content-Encoding and the length headers, because httpx would decode again, without a limit. Of the
+timeouts of httpx, `connect` and `read` are used, each for one wait. Writes use the `read` timeout.
+A wait for a slot of the pool ends at the deadline.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.request import Request, Upload
 from conveyor.http_client.response_body import decoder_for
 
-# Set by the pool itself, or gone once the body is decoded.
+# Request headers that the pool writes itself.
 _OURS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+# Response headers that are wrong once the body is decoded.
 _OF_THE_WIRE = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
+# Not limits.URL_CHARS_MAX: that limit is for the URLs of tasks.
 _URL_CHARS_MAX = 65536
 
 
 class PoolTransport(httpx.AsyncBaseTransport):
-    """Closing the client closes idle connections of the pool."""
+    """Closing the httpx client closes the idle connections of the pool."""
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class PoolTransport(httpx.AsyncBaseTransport):
 
 
 class _Body(httpx.AsyncByteStream):
-    """A body that is still on its way; httpx closes it at its end, or when nobody wants it."""
+    """A body that is still arriving. httpx closes it at its end or when the caller drops it."""
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class _Body(httpx.AsyncByteStream):
 
 @asynccontextmanager
 async def _letting_go(upload: Upload | None) -> AsyncGenerator[None, None]:
-    """Closes what made the pieces: a peer may have taken some of them only."""
+    """Closes the generator of the pieces: the peer may have stopped reading before its end."""
     try:
         yield
     finally:
@@ -123,7 +125,7 @@ async def _letting_go(upload: Upload | None) -> AsyncGenerator[None, None]:
 
 
 async def _content_of(request: httpx.Request) -> tuple[bytes | None, Upload | None]:
-    """What a request brings: in pieces if it says how long it is and is not here as a whole."""
+    """Returns the body as bytes, or as an Upload if it is a stream of known length."""
     length = request.headers.get("content-length")
     if length is None or isinstance(request.stream, httpx.ByteStream):
         return await request.aread() or None, None

@@ -1,8 +1,8 @@
-"""What costs much memory or computing: large bodies and their decoding, shared out among callers.
+"""Shares the memory for large bodies and the threads that decode them among the callers.
 
-Few large bodies are in memory at a time, and no caller holds the permits for all of them. A body
-needs one once it *is* large: what a site announces costs nothing. While another caller waits for a
-permit, a body that arrives slowly gives up its own.
+Few large bodies are in memory at a time, and no caller can hold the permits for all of them. A body
+needs a permit when it *is* large, not when the site announces a large length. While another caller
+waits for a permit, a higher minimum rate applies, so that a slow body fails and frees its permit.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from conveyor.http_client.exchange import Exchange, until
 from conveyor.http_client.fair_permits import Bounds, FairPermits
 from conveyor.ports.executor import Executor, T
 
-# Measured: to hand work to a thread and back takes 0.1 ms, to decode so much of a page 0.4 ms.
+# Measured: a call in a thread costs 0.1 ms, decoding this much of a page 0.4 ms. A larger value
+# blocks the event loop for longer; a smaller one pays for a thread where decoding is cheaper.
 INLINE_ENCODED_BYTES_MAX = 32 * 1024
-# A small page that takes longer is no honest one, or came at a bad moment.
+# The event loop decodes a small page for at most this CPU time; the rest goes to a thread. An
+# honest small page needs less, so only crafted pages and moments of high load exceed it.
 INLINE_CPU_S_MAX = 0.001
-# Decoding leaves a processor to everything else; each caller may use one thread at a time.
+# Two threads in total and one per caller, so that decoding leaves a processor for other work and
+# one caller cannot occupy both threads.
 _DECODERS = Bounds.fixed(2, 1)
 
 
 class LargeBody:
-    """One body on its way, which may turn out to be large."""
+    """A body that is arriving and may turn out to be large."""
 
     __slots__ = ("_permits", "is_held", "partition", "reading", "since")
 
@@ -37,7 +40,7 @@ class LargeBody:
         self.since = 0.0
 
     async def acquire(self) -> None:
-        """Takes the permit, once. Waiting for it is not the site's delay."""
+        """Takes the permit, once. The wait for it does not count as a delay of the site."""
         if not self.is_held:
             await self._permits.acquire(self)
 
@@ -47,6 +50,8 @@ class LargeBody:
 
 
 class LargeBodies:
+    """Owns the permits and sets the minimum rate of every body that holds one."""
+
     def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         bounds = Bounds.fixed(limits.large_bodies_max, limits.large_bodies_per_caller_max)
@@ -66,6 +71,7 @@ class LargeBodies:
         body.is_held = True
         body.since = trio.current_time()
         self._held[body] = None
+        # Measure anew: the bytes so far arrived under the lower rate for small bodies.
         body.reading.require_rate(self._limits.large_body_rate_min)
         self._set_rates()
 
@@ -77,7 +83,7 @@ class LargeBodies:
 
 
 class Decoding:
-    """Runs steps of decoding, in threads where there are some."""
+    """Runs decoding steps in the executor, or in the event loop if there is none."""
 
     def __init__(self, executor: Executor | None) -> None:
         self._executor = executor

@@ -1,13 +1,16 @@
-"""HttpPool: one request in, one response out, over connections that are kept and reused.
+"""HttpPool: sends requests and returns responses over connections that it keeps and reuses.
 
-Laws:
-- A socket is opened only to an address that the policy allowed in this very resolution.
-- A fetch ends within its deadline, and a cancelled one closes its connection at once.
-- A connection serves one caller: no other caller's request is ever sent on it.
-- A connection is reused only if its last response ended exactly where the bytes did, and not
-  after a request with a body, a HEAD or an interim response, unless the peers are trusted. A
-  peer that sent more than a response gets a connection for each request from then on.
-- Only a GET or HEAD is sent twice, and only if the kept connection died without a byte.
+The package docstring explains the design. The laws:
+- The pool opens a socket only to an address that the policy allowed in the same resolution (or in
+  a cached one, which the resolver checked before it stored it).
+- A fetch ends within its deadline. A cancelled fetch closes its connection immediately.
+- A connection serves one caller. The pool never sends another caller's request on it.
+- The pool reuses a connection only if the last response ended exactly at the last byte received.
+  Unless the peers are trusted, it does not reuse a connection after a request with a body, after a
+  HEAD, or after an interim response. A peer that sent more bytes than one response gets a new
+  connection for each request for the next `DISTRUST_S` seconds.
+- The pool sends only a GET or HEAD twice, and only if the kept connection was lost before the
+  first byte of the response.
 - No environment variable sets a proxy.
 """
 
@@ -41,8 +44,8 @@ from conveyor.ports.executor import Executor
 
 
 class HttpPool:
-    """Close it with `close()` once no fetch is running; it holds sockets and nothing else. Large
-    bodies are decoded `aside`, where there is one.
+    """The owner calls `close()` after the last fetch has ended. The pool holds sockets and no other
+    resource. It decodes large bodies in `executor`, or in the event loop if there is none.
     """
 
     def __init__(
@@ -71,22 +74,26 @@ class HttpPool:
 
     @property
     def origin_count(self) -> int:
-        """How many pairs of a caller and an origin have connections or wait for one."""
+        """The number of (caller, origin) pairs that have connections or wait for one."""
         return self._slots.origin_count
 
     def close(self) -> None:
         self._slots.close_idle()
 
     async def resolve(self, target: Target, partition: str = "") -> tuple[str, ...]:
-        """Where a request would go. Raises ForbiddenTarget and NameNotResolved."""
+        """Returns the addresses that a request to `target` would be sent to.
+
+        Raises ForbiddenTarget, NameNotResolved and OutOfResources.
+        """
         return await self._resolver.resolve(target, partition)
 
     async def fetch(self, request: Request) -> Response:
-        """The response, whatever its status. Raises the family of FetchFailed."""
+        """Returns the response, with any status. Raises a subclass of FetchFailed."""
         head = encode_request(request)
         now = trio.current_time()
         deadline = now + request.deadline_s
         key = (request.partition, request.target.origin)
+        # The common case takes a slot without an await and without a cancel scope.
         origin = self._slots.acquire_nowait(key)
         if origin is None:
             with until(deadline):
@@ -99,12 +106,14 @@ class HttpPool:
                 try:
                     return await self._exchange(origin, reading, request, head)
                 except ConnectionLost:
-                    # The server hung up between two requests, as it may.
+                    # A server may close an idle connection at any time. The request is repeated
+                    # on a new connection only if a repetition is safe.
                     if reading.reply.has_started or not request.is_idempotent:
                         raise
             wire = await self._dialed(request, deadline)
             reading = self._reading(wire, request, deadline)
             response = await self._exchange(origin, reading, request, head)
+            # After the response: a TLS 1.3 server sends its session tickets after the handshake.
             self._dialer.remember(request.target, request.partition, wire)
             return response
         finally:
@@ -114,9 +123,10 @@ class HttpPool:
     async def open(
         self, request: Request, upload: Upload | None = None
     ) -> AsyncGenerator[StreamingResponse, None]:
-        """The response as it arrives; whoever leaves before its end closes the connection.
+        """Yields the response while its body arrives.
 
-        A body that comes in pieces is not sent twice. Raises the family of FetchFailed.
+        If the caller leaves the block before the end of the body, the connection is closed. An
+        `upload` is never sent twice. Raises a subclass of FetchFailed.
         """
         head = encode_request(request, upload.size_bytes if upload else None)
         deadline = trio.current_time() + request.deadline_s
@@ -141,7 +151,7 @@ class HttpPool:
         deadline: float,
         upload: Upload | None,
     ) -> Exchange:
-        """An answer whose head is there, over a kept connection or over a new one."""
+        """Returns an exchange whose response head has arrived, over a kept or a new connection."""
         kept = self._slots.pop_idle(origin, trio.current_time())
         if kept is not None:
             reading = self._reading(kept, request, deadline)
@@ -155,6 +165,7 @@ class HttpPool:
 
     async def _dialed(self, request: Request, deadline: float) -> TcpStream | TlsStream:
         with until(deadline):
+            # Evict before the connect, so that the new socket stays within `connections_max`.
             self._slots.evict_idle()
             return await self._dialer.dial(
                 request.target, request.partition, request.connect_timeout_s
@@ -179,6 +190,7 @@ class HttpPool:
                 reading.require_rate(self._limits.body_rate_min)
                 response = await _shortened(reading)
         except BaseException:
+            # Cancellation included: a connection in the middle of a response is never reused.
             wire.close()
             raise
         finally:
@@ -188,6 +200,7 @@ class HttpPool:
         return response
 
     def _keep_or_close(self, origin: OriginPool, reading: Exchange, *, has_body: bool) -> None:
+        # The peer may still send bytes that the next request would read as its response.
         may_owe_bytes = (has_body or reading.reply.has_oddities) and not self._limits.trusts_peers
         if reading.reply.is_reusable and not reading.is_early and not may_owe_bytes:
             self._slots.return_connection(origin, reading.wire)
@@ -199,12 +212,13 @@ class HttpPool:
     async def _whole(self, reading: Exchange, request: Request) -> Response:
         reply = reading.reply
         if reply.is_done and not reply.encodings:
-            # Most pages come in one read with their head.
+            # Most pages arrive in one read together with their head. They need no WholeBody.
             page = reply.take()
             if len(page) <= request.body_bytes_max:
                 return Response(reply.status, reply.headers, page)
             raise too_large(request.body_bytes_max)
         body = WholeBody(reply.encodings, request.body_bytes_max)
+        # Refuse an announced length before the first read: the transfer would be wasted.
         body.expect(reply.content_length)
         reading.require_rate(self._limits.body_rate_min)
         permit = LargeBody(self._large, request.partition, reading)
@@ -215,6 +229,8 @@ class HttpPool:
                     await self._decode(body, reading, request.partition, permit)
                 if reply.is_done:
                     break
+                # The permit is taken when the body *is* large, not when the site announces it:
+                # an announcement costs the site nothing and would block other callers.
                 if max(body.size, body.encoded_bytes) > self._limits.large_body_bytes:
                     await permit.acquire()
                 await reading.read_more()
@@ -225,10 +241,12 @@ class HttpPool:
     async def _decode(
         self, body: WholeBody, reading: Exchange, partition: str, permit: LargeBody
     ) -> None:
-        """Decode what was added: a small page here and now, more of it aside."""
+        """Decodes the added bytes: a small page in the event loop, a larger one in the executor."""
         is_small = body.encoded_bytes <= INLINE_ENCODED_BYTES_MAX
         if is_small and not body.decode_step(INLINE_CPU_S_MAX):
             return
+        # Decoding is not a wait for the peer: the timer stops, and `excuse` below subtracts the
+        # time from the peer's minimum rate.
         reading.stop_timer()
         begun_at = trio.current_time()
         is_more = True
@@ -253,7 +271,10 @@ async def _answered(reading: Exchange, head: bytes, upload: Upload | None) -> Ex
 
 
 async def _shortened(reading: Exchange) -> Response:
-    """Enough of an answer to look at. One that ends soon leaves its connection usable."""
+    """Reads at most the first 64 KiB of a body that the caller does not want.
+
+    If the body ends within this size, the connection can be reused.
+    """
     reply = reading.reply
     encoded = reply.take()
     try:
@@ -261,6 +282,6 @@ async def _shortened(reading: Exchange) -> Response:
             await reading.read_more()
             encoded += reply.take()
     except (ConnectionLost, BadResponse):
-        pass  # The status is known, and nobody needs the rest.
+        pass  # The status is known. The excerpt is optional, so its loss is no error.
     body = excerpt(reply.encodings, encoded)
     return Response(reply.status, reply.headers, body, is_whole=reply.is_done)

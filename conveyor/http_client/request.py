@@ -1,4 +1,4 @@
-"""Requests and responses as values, and how a request becomes bytes."""
+"""Requests and responses as values, and the encoding of a request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ Headers = Sequence[tuple[str, str]]
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _BODYLESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+# A header name is a `token` of RFC 9110, 5.6.2.
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
+# A header value has no control character but the tab: CR or LF would start another header. It has
+# no surrogate, which cannot be encoded. \Z and not $: $ would accept a line feed at the end.
 _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*\Z")
+# The client writes these itself. A caller that sets them could change where a request ends.
 _FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade"})
 
 
@@ -25,10 +29,12 @@ def wants_every_body(_status: int) -> bool:
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. A body is returned whole when `wants_body(status)`, and is then capped at
-    `body_bytes_max`, decoded; of any other answer only the first 64 KiB are read. Timeouts that
-    are None are the pool's. `partition` names the caller that the request is made for: no
-    connection and no TLS session is shared between two of them.
+    """One request.
+
+    If `wants_body(status)`, the response has the whole decoded body, of at most `body_bytes_max`
+    bytes. Of any other response only the first 64 KiB are read. A timeout of None means the
+    timeout of the pool. `partition` names the caller: two partitions share no connection and no
+    TLS session.
     """
 
     method: str
@@ -47,19 +53,19 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.method in {"GET", "HEAD"}
 
     def __repr__(self) -> str:
-        # Queries and headers carry secrets, and a repr ends up in logs.
+        # Queries and headers contain secrets, and logs contain reprs.
         return f"Request({self.method} {self.target.scheme}://{self.target.authority})"
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """A body of known length that comes in pieces; it can be sent once only."""
+    """A body of known length in pieces. It can be sent only once."""
 
     pieces: AsyncIterator[bytes]
     size_bytes: int
 
 
 class Response(msgspec.Struct, frozen=True):
-    """An answer; header names are lower-case. `is_whole` is False for a shortened body."""
+    """A response. Header names are in lower case. `is_whole` is False if the body was cut."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
@@ -74,8 +80,9 @@ class Response(msgspec.Struct, frozen=True):
 
 
 def encode_request(request: Request, upload_bytes: int | None = None) -> bytes:
-    """The whole request in one piece: one send, one packet where it fits. A body that is not
-    part of it, but follows, has `upload_bytes`.
+    """Encodes head and body in one piece, so that one send, and if it fits one packet, is enough.
+
+    `upload_bytes` is the length of a body that the caller sends afterwards. Raises BadRequest.
     """
     if request.method not in _METHODS:
         raise BadRequest("the method is not supported")

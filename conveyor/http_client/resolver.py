@@ -1,12 +1,14 @@
-"""Names to addresses that were checked: what this returns is what gets connected to.
+"""Resolves names to checked addresses: the client connects to exactly the addresses returned here.
 
-A name is resolved once per connection (or taken from a short cache of *checked* answers), every
-address is judged, and one bad address refuses the name: a host that is half public is an attack.
-Failures are kept for a moment too, or a thousand tasks for one dead name would ask in turn.
+A name is resolved once per connection, or taken from a short cache of *checked* answers. The policy
+checks every address, and one forbidden address refuses the name: a host with a public and a private
+address is an attack. Failures are cached for a short time too; otherwise a thousand tasks for one
+dead name would each start a lookup.
 
-The system's resolver blocks a thread for as long as a name server is silent, and nothing can stop
-it. So a lookup runs to its end beside those who asked, who wait for it 5 s at most; threads are
-shared out among callers; and a caller whose names are slow may have few of them at a time.
+The system's resolver blocks a thread while a name server is silent, and the call cannot be stopped.
+Three rules follow. A lookup runs to its end in a task of its own, and each fetch waits for it at
+most `LOOKUP_S_MAX` seconds. The callers share the threads. A caller whose names are slow gets fewer
+threads at a time.
 """
 
 from __future__ import annotations
@@ -32,27 +34,34 @@ from conveyor.ports.errors import is_resource_shortage
 
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
 
+# A larger value follows DNS changes later; a smaller one repeats lookups of busy hosts.
 CACHE_TTL_S = 30.0
+# Shorter than for answers, so that a repaired name works again soon.
 CACHE_FAILURE_TTL_S = 5.0
+# Bounds the memory of the cache. When it is full, the oldest entry is dropped.
 CACHE_NAMES_MAX = 4096
+# Bounds one cache entry. The connector tries fewer addresses than this.
 ADDRESSES_MAX = 16
-# How long a lookup is waited for. The system's resolver asks a silent server for 10 s and more.
+# The longest wait of a fetch for a lookup. The system's resolver waits 10 s and more for a silent
+# server.
 LOOKUP_S_MAX = 5.0
-# A lookup that took longer was slow: a recursive resolver answers for most names within 1 s.
+# A lookup that takes longer counts as slow: a recursive resolver answers most names within 1 s.
 LOOKUP_SLOW_S = 2.0
-# A blocked thread costs little but its stack. A caller begins with 8 lookups at a time, ends with 2
-# if its names are slow and with half of all if they are not: wide crawls ask for many names.
+# A blocked thread costs little except its stack. A caller starts with 8 lookups at a time. The
+# share falls to 2 if its names are slow, and grows to half of all if they are not, because wide
+# crawls resolve many names.
 LOOKUPS = Bounds(total=64, initial=8, min=2, max=32)
-# Slow lookups are moved out of the way of quick ones, as long as there are no more than these.
+# Slow lookups stop counting against LOOKUPS, so that quick lookups can run, while at most this many
+# are slow. Each one blocks a thread, so this bounds the threads.
 SLOW_LOOKUPS_MAX = 192
 
 
 def system_lookup() -> Lookup:
-    """The system's resolver, in threads of its own: slow names must not hold up the disk's."""
+    """The system's resolver in threads of its own: slow names must not delay disk operations."""
     limiter = trio.CapacityLimiter(LOOKUPS.total + SLOW_LOOKUPS_MAX)
 
     async def lookup(host: str) -> Sequence[str]:
-        # As bytes, the name skips the socket module's own IDNA, a second and laxer parser.
+        # For a name as bytes, the socket module skips its own IDNA, a second and laxer parser.
         found = await trio.to_thread.run_sync(
             _getaddrinfo, host.encode("ascii"), abandon_on_cancel=True, limiter=limiter
         )
@@ -66,7 +75,7 @@ def _getaddrinfo(host: bytes) -> Sequence[tuple[object, object, object, str, tup
 
 
 class _Question:
-    """A lookup that is under way, and what came of it."""
+    """A running lookup and its failure, if it has one that is not cached."""
 
     __slots__ = ("begun_at", "done", "failure", "is_deprioritised")
 
@@ -78,7 +87,7 @@ class _Question:
 
 
 class Resolver:
-    """Owns the cache; concurrent questions about one name become one lookup."""
+    """Owns the cache. Concurrent requests for one name share one lookup."""
 
     def __init__(self, policy: TargetPolicy, lookup: Lookup | None = None) -> None:
         self._policy = policy
@@ -90,11 +99,10 @@ class Resolver:
         self._slow_count = 0
 
     async def resolve(self, target: Target, partition: str = "") -> tuple[str, ...]:
-        """Checked addresses of the target, in the order to try them. The lookup, if one is needed,
-        is on the account of the caller `partition`.
+        """Returns the checked addresses of the target, in the order to try them.
 
-        Raises ForbiddenTarget and NameNotResolved, and OutOfResources where this process is the
-        cause.
+        If a lookup is necessary, it counts against the share of the caller `partition`. Raises
+        ForbiddenTarget and NameNotResolved, and OutOfResources if this process is the cause.
         """
         refusal = self._policy.forbids_target(target)
         if refusal is not None:
@@ -113,8 +121,10 @@ class Resolver:
                 await _wait_for(question)
 
     async def _ask(self, host: str, partition: str) -> None:
-        """Begins a lookup, unless one was begun or ended while this caller waited for its turn. A
-        caller waits in its own line, even for a name that stands in another's line already.
+        """Starts a lookup, unless another one started or ended while this caller waited.
+
+        Each caller waits for its own permit, even if another caller already waits for the same
+        name: otherwise a fast caller would depend on the share of a slow one.
         """
         key = (partition, host)
         if key in self._queued:
@@ -137,23 +147,24 @@ class Resolver:
         return answer is not None and answer[0] > trio.current_time()
 
     async def _answer(self, host: str, partition: str, question: _Question) -> None:
-        """Looks a name up and remembers what came of it, whether or not anyone still waits."""
+        """Runs a lookup and caches its result, even if no fetch waits for it any more."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deprioritise, partition, question)
             try:
                 self._remember(host, self._checked(await self._look_up(host)), CACHE_TTL_S)
             except OutOfResources as shortage:
-                question.failure = shortage  # This says nothing about the name.
+                question.failure = shortage  # Not cached: it is no property of the name.
             except FetchFailed as failure:
                 self._remember(host, failure, CACHE_FAILURE_TTL_S)
             except (RuntimeError, MemoryError) as error:
-                question.failure = error  # For those who asked: here it would end the process.
+                # Raised in the fetches that wait. In this system task it would end the process.
+                question.failure = error
             finally:
                 self._end(host, partition, question)
             nursery.cancel_scope.cancel()
 
     async def _deprioritise(self, partition: str, question: _Question) -> None:
-        """Frees the permit of a lookup that turns out to be slow."""
+        """Frees the permit of a lookup after LOOKUP_SLOW_S, so that quick lookups can run."""
         await trio.sleep(LOOKUP_SLOW_S)
         if self._slow_count < SLOW_LOOKUPS_MAX:
             self._slow_count += 1
@@ -214,7 +225,7 @@ async def _wait_for(question: _Question) -> None:
 
 def _said(answer: tuple[str, ...] | FetchFailed) -> tuple[str, ...]:
     if isinstance(answer, FetchFailed):
-        # A copy: an exception that is raised twice collects both tracebacks.
+        # Raise a copy: an exception that is raised twice collects both tracebacks.
         raise copy.copy(answer)
     return answer
 

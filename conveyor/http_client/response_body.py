@@ -1,12 +1,12 @@
-"""Content-Encoding, one layer, decoded piece by piece under a cap, a ratio and a bound on work.
+"""Decodes one layer of Content-Encoding piece by piece, with limits of size, ratio and CPU time.
 
-Every decoder hands out pieces of a bounded size, so that a bomb is noticed after the first
-mebibyte and not after the first gigabyte. Work that yields nothing is bounded as well: empty
-frames and members, blocks that hold no data, tables that are made for one byte.
+Every decoder yields pieces of a bounded size, so that a bomb is detected after the first mebibyte
+and not after the first gigabyte. Work without output is bounded as well: empty frames and members,
+blocks without data, Huffman tables that decode one byte.
 
-After a complete stream, a further gzip member or zstd frame is decoded as the formats say; other
-trailing bytes are ignored, as browsers do, except after brotli, whose library takes none in the
-same piece and so gets none in the next.
+After a complete stream, a further gzip member or zstd frame is decoded, as the formats define.
+Other trailing bytes are ignored, as in browsers. Brotli is the exception: its library accepts no
+trailing bytes in the same piece, so the decoder accepts none in the next piece either.
 """
 
 from __future__ import annotations
@@ -22,32 +22,43 @@ import zstandard
 from conveyor.http_client.errors import BadEncoding, BodyTooLarge
 
 ACCEPT_ENCODING = "gzip, deflate, br, zstd"
+# A body that grows by more than this factor is a bomb. The ratio is checked above 1 MiB only: a
+# small body of repeated bytes has a high ratio and costs little.
 RATIO_MAX = 200
 RATIO_BYTES_MIN = 1024 * 1024
-# Tools that cut a stream into members or frames make them of 64 KiB and more.
+# Each frame or member costs a new decoder. Tools that split a stream write frames of 64 KiB and
+# more, so one frame per 4 KiB of output, plus FRAMES_MAX, is far above any honest body.
 FRAMES_MAX = 256
 FRAME_BYTES_MIN = 4 * 1024
-# Incompressible data grows by less than a thousandth when it is encoded. The slack is for what a
-# decoder holds back: a block of zstd is 128 KiB.
+# Refuses a body whose encoded form is much larger than its output. Incompressible data grows by
+# less than a thousandth when it is encoded. The slack covers bytes that a decoder holds back: a
+# block of zstd is 128 KiB.
 SHRINKAGE_MAX = 4
 SHRINKAGE_SLACK_BYTES = 256 * 1024
-# Measured: the slowest honest encoding takes 10 ms of CPU for a mebibyte, counted on both sides.
+# Measured: the slowest honest encoding takes 10 ms of CPU for each mebibyte, input and output
+# added. The limit is five times that, plus half a second.
 CPU_S_MAX = 0.5
 CPU_S_PER_BYTE_MAX = 0.05 / (1024 * 1024)
 
+# About the most output of one step of zlib or brotli. The limits are checked after each piece.
 _PIECE_BYTES = 64 * 1024
-# Taken in at once: at the worst, 2 ms of tables that are made for nothing.
+# The input of one step. In the worst case it makes the decoder build tables for 2 ms without
+# output.
 _SLICE_BYTES = 8 * 1024
 _GZIP_MAGIC = b"\x1f\x8b"
-# After a member the rest is copied: in slices, that is no longer quadratic.
+# zlib copies the rest of its input after each member. With slices of this size the cost of many
+# small members is not quadratic in the size of the body.
 _GZIP_SLICE_BYTES = 4 * 1024
+# See Zstd: the size of the input is the only bound on the output of one call.
 _ZSTD_SLICE_BYTES = 128
+# The output of up to 32 slices is joined, so that the caller does not handle many small pieces.
 _ZSTD_SLICES = 32
+# A frame can demand a window of this size from the decoder's memory. RFC 8878 recommends 8 MiB.
 _ZSTD_WINDOW_BYTES_MAX = 8 * 1024 * 1024
 
 
 class Gzip:
-    """Concatenated gzip members, as RFC 1952 has them."""
+    """Decodes concatenated gzip members (RFC 1952)."""
 
     __slots__ = ("_head", "_is_over", "_zlib", "frames_count")
 
@@ -79,7 +90,9 @@ class Gzip:
         return self._zlib.eof or self._is_over
 
     def _next_member(self, data: bytes) -> bool:
-        """Start over at a member; hold back a lone first byte of one; stop at anything else."""
+        """Starts a new member at the gzip magic, keeps a lone first byte of it, and stops at any
+        other byte.
+        """
         head = self._head + data[:2]
         if not (_GZIP_MAGIC.startswith(head) or head.startswith(_GZIP_MAGIC)):
             self._is_over = True
@@ -93,7 +106,7 @@ class Gzip:
 
 
 class Deflate:
-    """zlib as the standard says, or raw deflate as some servers understood it."""
+    """Decodes zlib, which the standard demands, or raw deflate, which some servers send."""
 
     __slots__ = ("_head", "_zlib")
 
@@ -108,6 +121,7 @@ class Deflate:
             self._head = data = self._head + data
             if len(data) < 2:
                 return
+            # The header of zlib (RFC 1950): method 8, and a checksum that makes it divisible by 31.
             is_zlib = data[0] & 15 == 8 and (data[0] << 8 | data[1]) % 31 == 0
             self._zlib = zlib.decompressobj(wbits=15 if is_zlib else -15)
         may_hold_more = False
@@ -135,7 +149,7 @@ class Brotli:
             raise BadEncoding("there are bytes behind the encoded body")
         piece = decoder.process(data, output_buffer_limit=_PIECE_BYTES)
         yield piece
-        # A full piece may not be all, even when the decoder would take more data.
+        # After a full piece the decoder may hold more output, even if it accepts more data.
         while not decoder.is_finished() and (
             len(piece) >= _PIECE_BYTES or not decoder.can_accept_more_data()
         ):
@@ -147,14 +161,16 @@ class Brotli:
 
 
 class Zstd:
-    """Fed by 128 bytes: the library has no cap on what one call may return, and the most that
-    these can hold is 32 blocks of 128 KiB.
+    """Decodes zstd frames in slices of 128 bytes.
+
+    The library has no limit on the output of one call. A slice of this size contains at most 32
+    blocks of 128 KiB.
     """
 
     __slots__ = ("_frame", "_head", "_is_over", "_zstd", "frames_count")
 
     def __init__(self) -> None:
-        # One for all frames: to make one costs as much as a small page.
+        # One decompressor for all frames: its construction costs as much as a small page.
         self._zstd = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
         self._frame = self._zstd.decompressobj()
         self._head = b""
@@ -187,7 +203,9 @@ class Zstd:
         return self._is_over or self._frame.eof
 
     def _next_frame(self, data: bytes) -> bool:
-        """Start over at a frame; hold back the first bytes of one; stop at anything else."""
+        """Starts a new frame at a zstd magic number, keeps fewer than 4 bytes of it for the next
+        call, and stops at anything else.
+        """
         head = self._head + data
         if len(head) < 4:
             self._head = head
@@ -200,6 +218,7 @@ class Zstd:
 
 
 def _is_zstd_frame(head: bytes) -> bool:
+    # The magic numbers of RFC 8878: a frame, or one of the 16 kinds of skippable frame.
     number = int.from_bytes(head[:4], "little")
     return number == 0xFD2FB528 or number & 0xFFFFFFF0 == 0x184D2A50
 
@@ -215,8 +234,10 @@ _CODECS: dict[bytes, Callable[[], _Codec]] = {
 
 
 class Decoder:
-    """One encoded body: counts both sides, frames and CPU time, and refuses what is too large,
-    grows too fast or takes more work than an honest body of its size.
+    """Decodes one body under all limits.
+
+    It counts input, output, frames and CPU time, and refuses a body that is too large, grows too
+    fast, or needs more work than an honest body of its size.
     """
 
     __slots__ = (
@@ -246,7 +267,7 @@ class Decoder:
         self._encoded_bytes = 0
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """May be iterated in several threads, one after the other."""
+        """Yields decoded pieces. Several threads may iterate, but only one at a time."""
         self._encoded_bytes += len(data)
         for start in range(0, len(data), _SLICE_BYTES):
             pieces = self._codec.decode(data[start : start + _SLICE_BYTES])
@@ -281,13 +302,16 @@ class Decoder:
             raise BadEncoding("the body takes too much work to decode")
 
     def _check_shrinkage(self) -> None:
-        """At the end of what has arrived: amid it, what is still to be decoded counts already."""
+        """Runs after all added input is decoded: `_encoded_bytes` counts all of it from the start."""
         if self._encoded_bytes > SHRINKAGE_MAX * self._decoded_bytes + SHRINKAGE_SLACK_BYTES:
             raise BadEncoding("the body is far smaller when decoded")
 
 
 def decoder_for(values: list[bytes], decoded_bytes_max: int) -> Decoder | None:
-    """The decoder for the Content-Encoding headers `values`; None when there is nothing to do."""
+    """Returns the decoder for the Content-Encoding headers `values`, or None for identity.
+
+    Raises BadEncoding for more than one layer: each layer multiplies the ratio of a bomb.
+    """
     tokens = [token.strip().lower() for value in values for token in value.split(b",")]
     layers = [token for token in tokens if token not in {b"", b"identity"}]
     if not layers:
@@ -300,23 +324,26 @@ def decoder_for(values: list[bytes], decoded_bytes_max: int) -> Decoder | None:
     return Decoder(codec(), decoded_bytes_max)
 
 
-# Collects one response body under its cap, decoded, and without copies where one piece is all.
+# WholeBody collects one decoded response body up to its limit. A body of one piece is not copied.
 
 
+# The part of an unwanted body that is read for inspection.
 EXCERPT_BYTES = 64 * 1024
+# The part of it that the event loop decodes. More of it would block the loop for an unwanted body.
 _EXCERPT_ENCODED_BYTES = 16 * 1024
-# An honest encoding of incompressible data is a little larger than the data.
+# An honest encoding of incompressible data is slightly larger than the data.
 _ENCODED_SLACK_BYTES = 64 * 1024
-# What is decoded at once: a few milliseconds, whatever the encoding.
+# The output and the pieces of one step, which takes a few milliseconds with every encoding. Larger
+# steps block the thread or the event loop for longer.
 STEP_DECODED_BYTES = 1024 * 1024
 STEP_PIECES = 64
 
 
 class WholeBody:
-    """Every byte or an error: BodyTooLarge, BadEncoding.
+    """Collects the whole body, or raises BodyTooLarge or BadEncoding.
 
-    What was added is decoded in steps, each of which may run in another thread: nothing else is
-    touched. `encoded_bytes` and `size` are what has arrived and what became of it.
+    Added bytes are decoded in steps. Each step may run in another thread, because it uses only the
+    state of this object. `encoded_bytes` counts the bytes received, `size` the bytes decoded.
     """
 
     __slots__ = (
@@ -339,12 +366,12 @@ class WholeBody:
         self.size = 0
 
     def expect(self, encoded_bytes: int | None) -> None:
-        """Refuse an announced length before a byte of it is read."""
+        """Raises BodyTooLarge if the encoded body is longer than a body within the limit can be."""
         if encoded_bytes is not None and encoded_bytes > self._encoded_bytes_max:
             raise too_large(self._bytes_max)
 
     def add(self, data: bytes) -> bool:
-        """Take bytes as they came; whether `decode_step` is to be called for them."""
+        """Adds received bytes. Returns whether the caller must call `decode_step` for them."""
         self.encoded_bytes += len(data)
         self.expect(self.encoded_bytes)
         if self._decoder is None:
@@ -354,7 +381,7 @@ class WholeBody:
         return True
 
     def decode_step(self, cpu_s_max: float = inf) -> bool:
-        """Decode some of what was added, for so long at most; whether there is more of it."""
+        """Decodes some of the added bytes, for about `cpu_s_max`. Returns whether some are left."""
         assert self._decoder is not None
         size_max, cpu_s_max = self.size + STEP_DECODED_BYTES, self._decoder.cpu_s + cpu_s_max
         for _ in range(STEP_PIECES):
@@ -391,13 +418,14 @@ def too_large(bytes_max: int) -> BodyTooLarge:
 
 
 def excerpt(encodings: list[bytes], encoded: bytes) -> bytes:
-    """The first 64 KiB of an answer that is only looked at; empty if it cannot be decoded."""
+    """Returns up to 64 KiB of a body for inspection; empty if it cannot be decoded."""
     try:
         decoder = decoder_for(encodings, EXCERPT_BYTES)
         if decoder is None:
             return encoded[:EXCERPT_BYTES]
         kept = bytearray()
-        # Here and now, so little of it: 64 KiB may be much work, and few read them.
+        # The event loop decodes this, so the input is small: 64 KiB can be much work, and few
+        # callers read the excerpt.
         for piece in decoder.decode(encoded[:_EXCERPT_ENCODED_BYTES]):
             kept += piece
     except (BadEncoding, BodyTooLarge):

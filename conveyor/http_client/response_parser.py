@@ -1,8 +1,8 @@
-"""One response as httptools reads it, and the rules that make its framing certain.
+"""Parses one response with httptools and enforces the rules that make its framing unambiguous.
 
-Two answers to "where does the body end?" are how responses are smuggled and connections get out
-of step, so a response that gives both is refused, and a connection that delivered one byte too
-many is never used again.
+If two parsers can disagree about the end of a body, an attacker can smuggle a response, and a
+connection gets out of step. The parser therefore refuses a response with two framings, and the pool
+never reuses a connection that delivered one byte too many.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import httptools
 
 from conveyor.http_client.errors import BadResponse, ConnectionLost
 
+# Bounds the memory and the CPU time of a head.
 HEADERS_MAX = 256
+# Bounds the bytes of headers and chunk framing that carry no body. Without it, a peer could send
+# headers or chunk extensions until the deadline.
 OVERHEAD_BYTES_MAX = 128 * 1024
-# The least economic honest framing is a chunk of one byte: six bytes on the wire.
+# The least efficient honest framing is a chunk of one byte: six bytes on the connection.
 _WIRE_PER_BODY_BYTE = 6
 _BODYLESS = frozenset({204, 304})
 
 
 class ResponseParser:
-    """Takes bytes in, gives `status`, `headers` and pieces of the (still encoded) body out."""
+    """Parses bytes into `status`, `headers` and pieces of the body, which is not yet decoded."""
 
     __slots__ = (
         "_body_bytes",
@@ -60,18 +63,20 @@ class ResponseParser:
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the connection stands exactly at the end of this response."""
+        """Whether the response ended exactly at the last byte received and allows keep-alive."""
         return self.is_done and self._is_keep_alive and not self._is_dirty
 
     @property
     def has_surplus(self) -> bool:
-        """Whether more came than the response."""
+        """Whether the peer sent more bytes than the response."""
         return self._is_dirty
 
     @property
     def has_oddities(self) -> bool:
-        """Whether a peer that is wrong about HTTP could still have something to send: the body of
-        a response to HEAD, or the response that followed an interim one which was no such thing.
+        """Whether a peer with a wrong implementation of HTTP could still send bytes.
+
+        These are the body of a response to HEAD, or a second response after a status 1xx that the
+        peer meant as final.
         """
         return not self._has_body or self._has_interim
 
@@ -92,7 +97,7 @@ class ResponseParser:
             raise BadResponse("headers or framing are too large")
 
     def take(self) -> bytes:
-        """The body bytes that arrived since the last call."""
+        """Returns the body bytes that arrived since the last call."""
         pieces = self.pieces
         if not pieces:
             return b""
@@ -106,10 +111,13 @@ class ResponseParser:
         self.is_done = True
 
     def close(self) -> None:
-        """Let go of the parser, which holds this reply in turn: garbage only a collector finds."""
+        """Drops the httptools parser. It refers back to this object, and only the cyclic garbage
+        collector would free the pair.
+        """
         del self._parser
 
     def on_message_begin(self) -> None:
+        # A message after the end of the response: the peer sent a second one unasked.
         self._is_dirty = self.is_done
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -130,10 +138,10 @@ class ResponseParser:
         self.headers = headers
         self._frame()
         if not self._has_body or self.status in _BODYLESS:
-            # What the headers say is of the body that another request would have got.
+            # These headers describe the body that a GET would have returned.
             self.content_length = None
             self.encodings.clear()
-        # After the message llhttp has forgotten, and every connection would be thrown away.
+        # Ask now: llhttp resets this after the message, and no connection would ever be kept.
         self._is_keep_alive = self._parser.should_keep_alive()
         self.is_head_done = True
         if not self._has_body:
@@ -177,6 +185,7 @@ class ResponseParser:
         if self.is_done:
             self._is_dirty = True
             return
+        # httptools wraps an exception that a callback raised. Raise the callback's own error.
         cause = error.__context__
         if isinstance(cause, BadResponse):
             raise cause from None

@@ -1,8 +1,8 @@
-"""One connected socket, driven straight by Trio's readiness calls.
+"""One connected socket, plain or with TLS, on Trio's readiness calls.
 
-This is the hot path: `trio.SocketStream` is right but costs several checkpoints per call. A wire
-belongs to one task at a time; closing it is immediate and needs no await, so a cancelled fetch
-leaves nothing behind.
+This is the hot path: `trio.SocketStream` is correct but costs several checkpoints per call. A
+stream belongs to one task at a time. Closing it is immediate and needs no await, so that a
+cancelled fetch leaves no open socket.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from conveyor.http_client.errors import (
     judge_connect,
 )
 
+# The most bytes of one read. Larger reads allocate more memory per connection; smaller ones need
+# more system calls per page.
 RECEIVE_BYTES = 64 * 1024
 
 
 class TcpStream:
-    """`idle_until` is the pool's: when an idle connection is too old to trust."""
+    """A plain connection. The pool sets `idle_until`, after which it no longer reuses it."""
 
     __slots__ = ("_socket", "idle_until")
 
@@ -47,10 +49,11 @@ class TcpStream:
         except OSError as error:
             raise ConnectionLost(reason(error)) from error
         except trio.ClosedResourceError:
+            # `interrupt` was called: the deadline timer ended this wait.
             raise TimedOut(TOO_LATE) from None
 
     async def receive(self) -> bytes:
-        """What has arrived, at most 64 KiB; empty at the end of the stream."""
+        """Returns the bytes that have arrived, at most 64 KiB; empty at the end of the stream."""
         try:
             while True:
                 await wait_readable(self._socket)
@@ -64,7 +67,7 @@ class TcpStream:
             raise TimedOut(TOO_LATE) from None
 
     def is_quiet(self) -> bool:
-        """Whether an idle connection is still open and has nothing to say, as it should."""
+        """Whether an idle connection is open and has no unread bytes, as it must be for reuse."""
         try:
             self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -74,18 +77,18 @@ class TcpStream:
         return False
 
     def receive_nowait(self) -> bytes:
-        """What has arrived on an idle connection; empty if it is quiet or closed."""
+        """Returns the bytes on an idle connection; empty if there are none or it is closed."""
         try:
             return self._socket.recv(RECEIVE_BYTES)
         except OSError:
             return b""
 
     def has_unread(self) -> bool:
-        """Whether the peer sent something into an idle connection. It cannot be used after this."""
+        """Whether the peer sent bytes into an idle connection. It consumes them: close it after."""
         return bool(self.receive_nowait())
 
     def interrupt(self) -> None:
-        """Whoever waits for the peer now waits no longer: TimedOut."""
+        """Makes the task that waits for the peer raise TimedOut. The socket stays open."""
         notify_closing(self._socket)
 
     def close(self) -> None:
@@ -93,8 +96,10 @@ class TcpStream:
 
 
 async def connect(address: str, port: int) -> socket.socket:
-    """A connected, non-blocking socket to one checked address. Raises ConnectFailed, and
-    OutOfResources where this process is the cause."""
+    """Returns a connected, non-blocking socket to one checked address.
+
+    Raises ConnectFailed, and OutOfResources if this process is the cause.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         opened = socket.socket(family, socket.SOCK_STREAM)
@@ -102,6 +107,7 @@ async def connect(address: str, port: int) -> socket.socket:
         raise judge_connect(error, address, port) or ConnectFailed(reason(error)) from error
     try:
         opened.setblocking(False)
+        # A request is one write: waiting for more data would only delay it.
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             opened.connect((address, port))
@@ -133,22 +139,24 @@ def reason(error: OSError) -> str:
     words = _WORDS.get(type(error))
     if words is not None:
         return words
-    # os.strerror would do, but a raw errno from SO_ERROR has no type of its own.
+    # An errno from SO_ERROR was raised as OSError(code): a new OSError maps it to its subclass.
     return _WORDS.get(type(OSError(error.errno or 0, "")), f"network error {error.errno}")
 
 
-# TLS over a wire, through memory: one read of the socket takes in all records that are there.
+# TLS runs through memory buffers: one read of the socket takes all records that have arrived.
 #
-# `ssl.SSLSocket` makes two system calls for each record and an exception for each wait;
-# `trio.SSLStream` several checkpoints for each call. A stream that ends without TLS's goodbye has
-# ended all the same, as many servers never send one.
+# `ssl.SSLSocket` makes two system calls for each record and raises an exception for each wait.
+# `trio.SSLStream` costs several checkpoints for each call. A stream that ends without close_notify
+# counts as ended, because many servers never send it. Content-Length and chunks detect a cut body;
+# a body that ends with the connection has no such check.
 
 
+# The largest TLS record.
 _RECORD_BYTES = 16 * 1024
 
 
 class TlsStream:
-    """A wire inside TLS; the same promises. `start` comes first."""
+    """A TLS connection with the interface of TcpStream. The owner calls `start` first."""
 
     __slots__ = (
         "_incoming",
@@ -175,11 +183,11 @@ class TlsStream:
 
     @property
     def session(self) -> ssl.SSLSession | None:
-        """Made anew on every call, at the price of several requests."""
+        """OpenSSL builds a new session on every call, which costs as much as several requests."""
         return self._tls.session
 
     async def start(self) -> None:
-        """Shake hands as the host, by name; the certificate must be for it. Raises TlsFailed."""
+        """Does the handshake. The certificate must be valid for the host. Raises TlsFailed."""
         try:
             while True:
                 try:
@@ -189,7 +197,7 @@ class TlsStream:
                     await self._fill()
                 except ssl.SSLError:
                     with suppress(ConnectionLost):
-                        await self._flush()  # The alert that tells the server why.
+                        await self._flush()  # Send the alert, which gives the server the reason.
                     raise
                 else:
                     return await self._flush()
@@ -214,7 +222,7 @@ class TlsStream:
         await self._flush()
 
     async def receive(self) -> bytes:
-        """What has arrived, all records of it; empty at the end of the stream."""
+        """Returns the content of all records that have arrived; empty at the end of the stream."""
         while not self._is_over:
             if not self._incoming.pending:
                 await self._fill()
@@ -228,7 +236,7 @@ class TlsStream:
         return self._is_between_records and self._wire.is_quiet()
 
     def has_unread(self) -> bool:
-        """As of a wire; a session ticket or a goodbye is nothing that was sent to be read."""
+        """As TcpStream.has_unread. A session ticket or a close_notify carries no data."""
         data = self._wire.receive_nowait()
         if not data:
             return False
@@ -245,8 +253,10 @@ class TlsStream:
         self._wire.close()
 
     def _decrypted(self) -> list[bytes]:
-        """Everything that can be read now. OpenSSL takes no more than it needs for a record, so
-        nothing of the next one is inside it unless it asks for more.
+        """Returns all data that can be decrypted now.
+
+        OpenSSL reads no more input than one record needs. If it does not ask for more, it holds no
+        part of the next record.
         """
         pieces: list[bytes] = []
         self._is_between_records = False

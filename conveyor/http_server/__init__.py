@@ -1,11 +1,20 @@
 """The HTTP/1.1 server: strict framing, bounded connections, and an ASGI application behind it.
 
-Why not a ready-made server: the one that was here before spoke HTTP/2 without any timeout, hid
-ambiguous framing behind a lenient parser, never closed a connection whose body was refused, and let
-such a connection outlive SIGTERM. Here a connection is one task that reads a head, calls the
-application, and ends the connection in a bounded time whatever the client does.
+The problem. Hypercorn, which Conveyor used before, spoke HTTP/2 without any timeout, accepted
+ambiguous framing, never closed a connection whose body was refused, and let such a connection
+outlive SIGTERM (rows C9 and C10 of docs/hardening.md): an idle HTTP/2 connection was open after
+260 s, and a process was alive 60 s after SIGTERM.
 
-The modules, from the bytes up: `head` (request line and headers), `body` (Content-Length and
-chunks), `exchange` (one request and its response, as ASGI events), `connection` (one client's
-requests in turn, with a deadline in every state), `listener` (accepting, and how many at once).
+The alternatives (docs/decisions/0019-own-http-server.md). A patch of Hypercorn was not possible,
+because the defects were in its structure. A proxy in front of every deployment was not acceptable,
+because `conveyor dev` must be safe by itself. The price of this server is that it has no HTTP/2; a
+proxy in front can offer it.
+
+The design. One task serves one connection. It reads a head, calls the ASGI application (Quart), and
+closes the connection in a bounded time, whatever the client does.
+
+The modules, from the bytes up: `head` parses the request line and the headers. `exchange` decodes
+the body (Content-Length and chunks) and runs one request and its response as ASGI events.
+`connection` serves the requests of one client in turn, with a deadline in every state. `listener`
+accepts connections and limits how many there are.
 """

@@ -1,16 +1,16 @@
-"""A connection: one client's requests in turn, with a deadline in every state
+"""A connection: serves the requests of one client in turn, with a deadline in every state
 (docs/api.md, Conventions).
 
     state                          ends after
     before the first byte          FIRST_BYTE_S
     between two requests           KEEP_ALIVE_S
     head not complete              HEAD_S, with 408
-    body not complete              the application's own deadline (api/bodies.py)
-    response not taken             WRITE_S and a minimum rate (exchange.py)
+    body not complete              the deadline of the application (api/server/request_body.py)
+    response not received          WRITE_S and a minimum rate (exchange.py)
     refused, or body unread        DRAIN_S
 
-A connection that waits for a request can be ended at any time: when the server stops, or to make
-room for another.
+The listener can end a connection that waits for a request at any time: when the server stops, or to
+make room for another connection.
 """
 
 from __future__ import annotations
@@ -23,19 +23,26 @@ from conveyor.domain.errors import Refused
 from conveyor.http_server.exchange import READ_BYTES, Event, Exchange, make_scope
 from conveyor.http_server.head import END, Head, check_unfinished, parse_head
 
-# Above the 60 s of common load balancers, so that they never reuse what we just closed.
+# Longer than the 60 s of common load balancers. With a smaller value, a load balancer could send a
+# request on a connection that this server has just closed.
 KEEP_ALIVE_S = 75.0
-# Clients that connect in advance use the connection soon, or open another.
+# Clients that connect in advance use the connection soon, or open another. A larger value lets a
+# client without requests hold descriptors for longer.
 FIRST_BYTE_S = 20.0
+# A head is a few packets. A larger value lets a client that sends one byte at a time hold a
+# connection for longer.
 HEAD_S = 10.0
-# How long a connection is read from after its last response: closed with unread data, the kernel
-# would reset it, and a client that sends before it reads would never see the response.
+# The time for which the server reads and discards after its last response. If it closed the socket
+# with unread data, the kernel would send a reset, and a client that sends before it reads would
+# lose the response.
 DRAIN_S = 5.0
+# Bounds the discarded bytes within DRAIN_S.
 LINGER_BYTES_MAX = 256 * 1024 * 1024
 
-# Under this name the application finds why a request is refused that could not be read.
+# The key of the ASGI scope under which the application finds the refusal of an unreadable request.
 REFUSAL = "conveyor.refusal"
 
+# Stands for the request that could not be read, so that the application can write the refusal.
 _NOTHING = Head("GET", b"/", b"", 1, (), 0, expects_continue=False, wants_close=True)
 
 Receive = Callable[[], Awaitable[Event]]
@@ -50,7 +57,7 @@ class HeadTooSlow(Refused):
 
 
 class InternalError(Refused):
-    """The application failed without a response."""
+    """The application ended without a response."""
 
     status = 500
     code = "internal"
@@ -58,7 +65,9 @@ class InternalError(Refused):
 
 
 class Connection:
-    """`on_wait` and `on_work` tell the listener when this connection may be ended for another."""
+    """One connection. It calls `on_wait` when it starts to wait for a request and `on_work` when it
+    has one: the listener may end it only in between.
+    """
 
     def __init__(
         self,
@@ -95,12 +104,12 @@ class Connection:
             while await self._serve_next(deadline_s):
                 deadline_s = KEEP_ALIVE_S
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # The client is gone, and there is nobody to tell.
+            pass  # The client closed the connection. No response can reach it.
         finally:
             await trio.aclose_forcefully(self._stream)
 
     async def refuse(self, refusal: Refused) -> None:
-        """Answers without a request, then closes."""
+        """Sends a refusal without reading a request, then closes the connection."""
         try:
             await self._refuse(refusal)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -112,7 +121,7 @@ class Connection:
         await trio.aclose_forcefully(self._stream)
 
     async def _serve_next(self, deadline_s: float) -> bool:
-        """Whether another request may follow on this connection."""
+        """Serves one request. Returns whether the connection can serve another one."""
         try:
             head = await self._read_head(deadline_s)
         except Refused as refusal:
@@ -135,7 +144,8 @@ class Connection:
         return exchange.keeps_alive
 
     async def _read_head(self, deadline_s: float) -> Head | None:
-        """The next request's head; None if the client or the server ends the connection first."""
+        """Returns the head of the next request, or None if client or server ends the connection."""
+        # Make the scope first: `on_wait` can call `dismiss`, which cancels it.
         self._waiting = trio.CancelScope(deadline=trio.current_time() + deadline_s)
         self._on_wait(self)
         if self._is_stopping() or self._is_dismissed:
@@ -146,6 +156,8 @@ class Connection:
                 if not self._buffer:
                     return None
             self._waiting.deadline = trio.current_time() + HEAD_S
+            # Check before each read, so that a malformed head is refused without a wait for its
+            # end.
             while (end := self._buffer.find(END)) < 0:
                 check_unfinished(self._buffer)
                 data = await self._stream.receive_some(READ_BYTES)
@@ -156,6 +168,7 @@ class Connection:
             head = parse_head(bytes(self._buffer[:end]))
             del self._buffer[: end + len(END)]
             return head
+        # The scope was cancelled. Without a byte, the client has no request to be answered.
         if self._buffer and not self._is_dismissed:
             raise HeadTooSlow("The head of the request did not arrive in time.")
         return None
@@ -171,7 +184,7 @@ class Connection:
             await self._linger()
 
     async def _linger(self) -> None:
-        """Says that nothing more will come, and discards what the client still sends."""
+        """Closes the sending side and discards the bytes that the client still sends."""
         left = LINGER_BYTES_MAX
         self._waiting = trio.CancelScope(deadline=trio.current_time() + DRAIN_S)
         self._on_wait(self)
@@ -183,5 +196,5 @@ class Connection:
 
 def _address_of(name: tuple[str, int] | tuple[str, int, int, int]) -> tuple[str, int]:
     host, port = name[:2]
-    # What comes over a socket for both families is the same client as over one for IPv4.
+    # A dual-stack socket shows an IPv4 client as ::ffff:a.b.c.d. Quotas must count it as a.b.c.d.
     return host.removeprefix("::ffff:"), port

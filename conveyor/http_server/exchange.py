@@ -1,7 +1,7 @@
-"""The body of a request: where it ends, by its length or by its chunks (RFC 9112, 6 and 7).
+"""One request and its response: decodes the body (RFC 9112, 6 and 7) and speaks ASGI.
 
-Both decoders take what they can from the start of a buffer and leave the rest, which belongs to the
-next request. Neither waits for anything.
+Both body decoders remove their bytes from the start of a buffer and leave the rest, which belongs
+to the next request. They do no input or output.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import trio
 from conveyor.domain.errors import Refused
 from conveyor.http_server.head import Head, MalformedRequest
 
-# Extensions mean nothing to us; a line of them is skipped, a stream of them is an attack.
+# Chunk extensions are ignored. A short one is skipped. Many of them are an attack, because they
+# cost CPU time without any body, so their total is bounded.
 _SIZE_LINE_BYTES_MAX = 128
 _EXTENSION_BYTES_MAX = 4 * 1024
 
+# The size of a chunk: up to 8 hexadecimal digits, then an optional extension without control
+# characters. More digits would exceed every limit on bodies.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(;[\t\x20-\x7e]*)?")
 
 
@@ -30,12 +33,12 @@ class Decoder(Protocol):
     def is_complete(self) -> bool: ...
 
     def take(self, buffer: bytearray) -> bytes:
-        """The body's bytes at the start of `buffer`, which loses them and their framing."""
+        """Removes body bytes and their framing from the start of `buffer`; returns the body."""
         ...
 
 
 class SizedBody:
-    """A body whose length was announced, 0 included."""
+    """A body with a Content-Length, or an empty body."""
 
     def __init__(self, length_bytes: int) -> None:
         self._left = length_bytes
@@ -52,7 +55,7 @@ class SizedBody:
 
 
 class ChunkedBody:
-    """A body in chunks. `_left` counts the bytes of a chunk with the CR LF behind it."""
+    """A chunked body. `_left` counts the rest of a chunk including its CR LF."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -82,7 +85,7 @@ class ChunkedBody:
         return b"".join(pieces)
 
     def _read_size(self, buffer: bytearray, position: int) -> int | None:
-        """Where the chunk's data begins; None while its size line is not whole."""
+        """Returns the position of the chunk's data, or None if its size line is incomplete."""
         end = buffer.find(b"\r\n", position, position + _SIZE_LINE_BYTES_MAX)
         if end < 0:
             line = buffer[position : position + _SIZE_LINE_BYTES_MAX]
@@ -101,8 +104,11 @@ class ChunkedBody:
         return end + 2
 
     def _skip_end(self, buffer: bytearray, position: int) -> bool:
-        """Whether the CR LF behind a chunk is there. Behind the last chunk, trailers would stand in
-        its place: nothing reads them, so they are refused with everything else."""
+        """Whether the CR LF after a chunk has arrived.
+
+        Trailers would come in its place after the last chunk. They are refused like any other
+        bytes, because the server does not use them.
+        """
         end = bytes(buffer[position : position + 2])
         if not b"\r\n".startswith(end):
             raise MalformedRequest("A chunk does not end where its size says, or has trailers.")
@@ -117,27 +123,33 @@ def decoder_for(head: Head) -> Decoder:
     return ChunkedBody() if head.length_bytes is None else SizedBody(head.length_bytes)
 
 
-# An exchange: one request and its response, as the events of an ASGI application
+# An exchange is one request and its response, as the events of an ASGI application
 # (docs/api.md, Conventions).
 #
-# The body is read no faster than the application takes it: the framework in between holds whatever
-# it is given, so reading waits while more than `UNTAKEN_BYTES_MAX` lie there. Once the response has
-# begun, the rest of the body is of no use: what still arrives is discarded.
+# The server reads the body no faster than the application consumes it. Quart, between the two,
+# buffers every piece that it receives, so the server stops reading while more than
+# `UNTAKEN_BYTES_MAX` are not consumed. After the response has begun, the application no longer
+# needs the body, and the server discards the bytes that still arrive.
 
 
+# The most bytes of one read.
 READ_BYTES = 64 * 1024
+# The memory of one request body. A smaller value makes uploads wait for the application more often.
 UNTAKEN_BYTES_MAX = 1024 * 1024
-# A response that is ready before its request has arrived waits so long for the rest, because the
-# connection can then be used again; a client that asked for permission to send waits as long.
+# A response that is ready before the whole request has arrived waits this long for the rest,
+# because the connection can then be reused. The server waits as long before it sends 100 Continue,
+# because the application may refuse the request without its body.
 WAIT_TIMEOUT_S = 0.1
-# A connection over which a longer body was refused is closed, whether all of it arrived or not: the
-# client may still be sending, and would not look for the response before it is done.
+# If a longer body was refused, the server closes the connection, whether the whole body arrived or
+# not: the client may still be sending, and may read the response only afterwards.
 REFUSED_BODY_BYTES_MAX = 64 * 1024
-# A client must take a piece of the response within this time, plus a second per 16 KiB of it.
+# A client must receive a piece of the response within this time, plus a second per 16 KiB of it.
+# Smaller values cut off slow clients; larger ones let a client that does not read hold memory.
 WRITE_S = 30.0
 WRITE_BYTES_PER_S_MIN = 16 * 1024
 
-# Under this name the application finds the function to call when it has taken bytes of the body.
+# The key of the ASGI scope for the function that the application calls after it consumed body
+# bytes.
 BODY_TAKEN = "conveyor.body_taken"
 
 Event = dict[str, Any]
@@ -149,7 +161,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Exchange:
-    """One request over `stream`; `buffer` holds what was read beyond its head."""
+    """One request over `stream`. `buffer` holds the bytes that were read after its head."""
 
     def __init__(
         self,
@@ -219,6 +231,8 @@ class Exchange:
             if self._decoder.is_complete:
                 self._body_arrived.set()
                 return data
+            # After the response has begun, the data is discarded and the loop reads on, so that the
+            # connection can be reused.
             if data and not self._answering.is_set():
                 return data
             if self._expects_continue:
@@ -229,7 +243,7 @@ class Exchange:
             self._buffer += piece
 
     async def _permit_body(self) -> None:
-        """Sends 100 Continue, unless the response comes without the body."""
+        """Sends 100 Continue, unless the application responds first and needs no body."""
         self._expects_continue = False
         with trio.move_on_after(WAIT_TIMEOUT_S):
             await self._answering.wait()
@@ -242,7 +256,8 @@ class Exchange:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             piece = b""
         if piece:
-            # The next request already: it waits for its turn, and we no longer see a disconnect.
+            # The client pipelined its next request. It stays in the buffer until this response is
+            # complete. From here on, a disconnect is not detected.
             self._buffer += piece
             await trio.sleep_forever()
         self.is_client_gone = True
@@ -254,7 +269,7 @@ class Exchange:
             self._wake_reader()
             await self._wait_rest_of_body()
             if not _has_length(event["headers"]):
-                # A stream may have nothing to say for a while: its head does not wait for that.
+                # A stream may have no data for a while. Send its head now.
                 await self._write(self._encode_start())
             return
         assert event["type"] == "http.response.body"
@@ -264,7 +279,8 @@ class Exchange:
         if data:
             await self._write(data)
         if is_last:
-            # A response shorter than announced must not look whole: the connection is aborted.
+            # A response shorter than its Content-Length must not look complete, so the connection
+            # is aborted.
             self.is_complete = not self._left
             self.keeps_alive = self.keeps_alive and self.is_complete
 
@@ -281,6 +297,7 @@ class Exchange:
         if status in _BODILESS:
             headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
         self._left = 0 if is_bodiless else _find_length(headers)
+        # HTTP/1.0 has no chunks: the end of the connection is the end of the body.
         is_open_ended = self._left is None and self._head.minor_version == 0
         if self._left is None and not is_open_ended:
             self._is_chunked = True
@@ -311,7 +328,7 @@ class Exchange:
         return data
 
     async def _write(self, data: bytes) -> None:
-        """A client that is gone, or does not read, ends the application's work for it."""
+        """Sends bytes. If the client has gone or does not read, the application is cancelled."""
         with trio.move_on_after(WRITE_S + len(data) / WRITE_BYTES_PER_S_MIN) as scope:
             try:
                 await self._stream.send_all(data)

@@ -1,9 +1,10 @@
-"""The head of a request: request line and headers, read strictly
+"""Parses the head of a request, request line and headers, strictly
 (docs/api.md, Conventions, RFC 9112).
 
-Whatever two parsers could read in two ways is refused, because a proxy in front of this server may
-read it in the other way: both framing headers together, a framing header twice, folded lines, bare
-line feeds, spaces before a colon, unknown versions, targets that name another host.
+The parser refuses every head that two parsers could read differently, because a proxy in front of
+this server may read it in the other way. These are: both framing headers together, a framing header
+twice, folded lines, bare line feeds, spaces before a colon, unknown versions, and targets that name
+another host.
 """
 
 from __future__ import annotations
@@ -13,18 +14,23 @@ from dataclasses import dataclass
 
 from conveyor.domain.errors import Refused
 
-# Our longest own header is a link's token of a few hundred bytes; 32 KiB leaves room for cookies
-# and tracing headers that proxies add.
+# The longest part of a head that Conveyor itself makes is a token of a few hundred bytes. 32 KiB
+# leave room for cookies and for tracing headers that proxies add. A larger value lets each
+# connection hold more memory before it is refused.
 HEAD_BYTES_MAX = 32 * 1024
+# Bounds the CPU time of one head.
 HEADERS_MAX = 100
-# Cursors have 512 characters at most, and tokens of links fewer.
+# Cursors have at most 512 characters, and tokens of links fewer.
 TARGET_BYTES_MAX = 8 * 1024
 
 END = b"\r\n\r\n"
 
+# Method, one space, target of visible ASCII characters, one space, version 1.0 or 1.1.
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]{0,31}) ([\x21-\x7e]+) HTTP/1\.([01])")
+# A token (RFC 9110, 5.6.2), the colon directly after it, and a value without control characters
+# except the tab. A folded line has no token at its start and does not match.
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
-# 18 digits fit into 64 bits; the cap on bodies is far below.
+# 18 digits fit into 64 bits. The limit on bodies is far below.
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 
 
@@ -49,7 +55,9 @@ class HeadersTooLarge(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A request's head. `length_bytes` is None for a chunked body; names are in lower case."""
+    """The head of a request. `length_bytes` is None for a chunked body. Header names are in lower
+    case.
+    """
 
     method: str
     path: bytes
@@ -62,7 +70,7 @@ class Head:
 
 
 def check_unfinished(received: bytes | bytearray) -> None:
-    """Refuses the start of a head as soon as it can no longer become a good one."""
+    """Refuses an incomplete head as soon as no further bytes can make it valid."""
     if received.count(b"\n") != received.count(b"\r\n"):
         raise MalformedRequest("Lines must end with CR LF.")
     if len(received) > HEAD_BYTES_MAX:
@@ -72,7 +80,7 @@ def check_unfinished(received: bytes | bytearray) -> None:
 
 
 def parse_head(head: bytes) -> Head:
-    """The request whose head this is, without the empty line at its end."""
+    """Parses a head without the empty line at its end. Raises a subclass of Refused."""
     if len(head) > HEAD_BYTES_MAX:
         raise _headers_too_large()
     request_line, *lines = head.split(b"\r\n")
@@ -94,7 +102,8 @@ def parse_head(head: bytes) -> Head:
         headers=headers,
         length_bytes=_find_length(found, minor_version),
         expects_continue=minor_version == 1 and found.get(b"expect", b"").lower() == _CONTINUE,
-        # Nothing here upgrades; a client that hoped for another protocol is not kept.
+        # The server never upgrades. The connection of a client that asks for it is closed, because
+        # the client may send another protocol next.
         wants_close=minor_version == 0 or b"upgrade" in found or _has_close(headers),
     )
 
@@ -110,7 +119,7 @@ def _parse_request_line(line: bytes) -> tuple[str, bytes, int]:
     method, target, minor_version = match.groups()
     if len(target) > TARGET_BYTES_MAX:
         raise TargetTooLong(f"The target may have at most {TARGET_BYTES_MAX} bytes.")
-    # Absolute and authority forms are for proxies, and name a second host beside the Host header.
+    # Absolute and authority forms are for proxies. They name a second host besides the Host header.
     if not target.startswith(b"/") or b"#" in target:
         raise MalformedRequest("The target must be a path that begins with a slash.")
     return method.decode("ascii"), target, int(minor_version)

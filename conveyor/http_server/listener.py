@@ -1,13 +1,13 @@
-"""The listener: accepts connections, and bounds how many there are (docs/api.md, Conventions).
+"""The listener: accepts connections and limits how many there are (docs/api.md, Conventions).
 
-Each connection takes a file descriptor, and fetching pages, storing them and serving need
-descriptors too: so inbound connections get a part of what the process may open. When that part is
-used up, a connection that waits for its next request is closed for the new one; if every connection
-is busy, the new one is answered 503. Neither stops accepting: a full backlog would also
-hold up the health check.
+Each connection uses a file descriptor. Fetches and the storage need descriptors too, so incoming
+connections get only a part of the descriptors of the process. When that part is used up, the
+listener closes a connection that waits for its next request. If every connection is busy, it
+answers the new one with 503. In both cases it continues to accept: a full backlog would also block
+the health check.
 
-An address may have half of all connections, so that one client cannot use them up. Loopback
-addresses and trusted proxies, which speak for many clients, are not counted this way.
+One address may have half of all connections, so that one client cannot use all of them. Loopback
+addresses and trusted proxies, which carry many clients, are exempt from this limit.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ from conveyor.http_server.connection import Application, Connection
 
 log = logging.getLogger(__name__)
 
-# After a failed accept: long enough not to spin, short enough not to be noticed.
+# The pause after a failed accept. Without it the loop would use a whole CPU until a descriptor is
+# free; a longer pause would delay clients noticeably.
 _ACCEPT_PAUSE_S = 0.1
+# At most one warning in this time: a shortage can fail thousands of accepts.
 _WARNING_PERIOD_S = 60.0
-# Refusals under way at once; more are closed without a response, which costs nothing.
+# Refusals in progress at the same time. Further connections are closed without a response, because
+# each refusal holds a descriptor until the client has read it.
 _REFUSALS_MAX = 32
-# How many of the connections that wait the longest are looked at for one to close.
+# The number of longest-waiting connections among which one to close is chosen. A larger value makes
+# each accept of a full server slower.
 _CANDIDATES = 64
 
 
@@ -43,7 +47,7 @@ class TooManyConnections(Refused):
 
 
 class Listener:
-    """`run_connection` runs a connection to its end and lets no error of it out."""
+    """Accepts connections. `run_connection` runs one to its end and raises none of its errors."""
 
     def __init__(
         self,
@@ -69,13 +73,15 @@ class Listener:
     async def serve(
         self, listeners: Sequence[trio.SocketListener], stop: trio.Event, *, grace_s: float
     ) -> None:
-        """Accepts until `stop`; then requests under way have `grace_s` to end."""
+        """Accepts until `stop`. Requests in progress then have `grace_s` seconds to end."""
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accepting:
                 for listener in listeners:
                     accepting.start_soon(self._accept, listener, connections)
                 await stop.wait()
                 accepting.cancel_scope.cancel()
+            # Set the flag before the waiting connections are dismissed: a connection that starts
+            # to wait from now on dismisses itself (`_note_waiting`).
             self._is_stopping = True
             for listener in listeners:
                 await trio.aclose_forcefully(listener)
@@ -89,7 +95,7 @@ class Listener:
                 socket, _ = await listener.socket.accept()
                 connection = self._connect(trio.SocketStream(socket))
             except OSError as error:
-                # ENOTCONN and the like: the client left before it was looked at.
+                # Other errors, such as ENOTCONN: the client left before it was accepted.
                 if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}:
                     self._warn(error)
                     await trio.sleep(_ACCEPT_PAUSE_S)
@@ -121,7 +127,7 @@ class Listener:
             connections.start_soon(self._turn_away, connection, refusal)
 
     def _find_refusal(self, connection: Connection) -> Refused | None:
-        """Why there is no room for this connection; None once there is."""
+        """Returns why this connection is refused, or None. It may close another one for it."""
         address = connection.client_address
         if (
             self._by_address[_network_of(address)] >= self._address_max
@@ -134,11 +140,12 @@ class Listener:
         return None
 
     def _make_room(self) -> bool:
-        """Closes the connection that waits the longest, of the address that has the most."""
+        """Closes one of the longest-waiting connections, of the address that has the most."""
         candidates = list(islice(self._waiting, _CANDIDATES))
         if not candidates:
             return False
         chosen = max(candidates, key=self._count_of_same_address)
+        # Forget it now: its task ends later, but its place must count as free at once.
         self._forget(chosen)
         chosen.dismiss()
         return True
@@ -188,7 +195,7 @@ class Listener:
 
 
 def _network_of(address: str) -> str:
-    """IPv6 clients have a /64 of addresses; they count as one."""
+    """An IPv6 client has a /64 network of addresses, which counts as one address."""
     if ":" not in address:
         return address
     host = address.partition("%")[0]
