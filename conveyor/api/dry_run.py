@@ -20,7 +20,10 @@ from conveyor.usecases.submit.jobs import Submission
 async def submit(
     call: RequestContext, asked: Submission, work_of: Callable[[RequestContext], Work], job_id: str
 ) -> Response:
-    """A list with bad lines is no refusal here: they are what the caller wants to know."""
+    """Runs a submit without storing anything.
+
+    A list with invalid lines is not refused: the response reports them.
+    """
 
     async def work(env: Context) -> None:
         await work_of(_with_env(call, env))(job_id)
@@ -72,7 +75,7 @@ def _with_env(call: RequestContext, env: Context) -> RequestContext:
 
 
 def _answer_to(run: Run | None) -> int:
-    """A run whose list is ingested after the answer is accepted; any other one is there."""
+    """The status of the real request: 202 if the list is ingested later, else 201."""
     return 202 if run is not None and run.ingest_status is not None else 201
 
 

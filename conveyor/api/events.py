@@ -1,4 +1,4 @@
-"""The feed over HTTP: pages to poll, or a stream of server-sent events (SPEC.md 4.15)."""
+"""The event log over HTTP: pages to poll, or a stream of server-sent events (SPEC.md 4.15)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from conveyor.usecases import event_log
 
 STREAM = "text/event-stream"
 LATEST = "latest"
-# Other processes cannot wake a stream: this is how soon what happened there is seen here. What all
-# streams of a process cost by it is bounded: they look less often, the more there are.
+# A stream is woken by events of its own process only. It polls for events of other processes at
+# this interval. The reads of all streams of a process are bounded: with more than LOOKS_PER_S_MAX
+# streams, each one polls less often.
 POLL_S = 1.0
 LOOKS_PER_S_MAX = 50
+# Any number of so many digits fits into 64 bits.
 PLACE_DIGITS_MAX = 15
 
 
@@ -55,7 +57,7 @@ async def _place(call: RequestContext, given: str | None) -> int:
 
 
 async def _stream(call: RequestContext, after: int, held: Held) -> AsyncGenerator[bytes, None]:
-    """Every event behind a place, then each as it comes, until the server goes."""
+    """Yields every event after `after`, then each new event, until the server stops."""
     news = call.env.news
     news.streams_count += 1
     try:
@@ -71,7 +73,7 @@ async def _pieces(call: RequestContext, after: int) -> AsyncGenerator[bytes, Non
     yield b"retry: 2000\n\n"
     silent_since = trio.current_time()
     while call.api.is_ready():
-        # Taken before the read: whatever comes during it is not slept over.
+        # Take the ticket before the read, so that an event during the read ends the wait below.
         news = call.env.news.ticket(call.caller)
         rows = await _look(call, after)
         for row in rows:
@@ -88,7 +90,7 @@ async def _pieces(call: RequestContext, after: int) -> AsyncGenerator[bytes, Non
 
 
 def _look_s(call: RequestContext) -> float:
-    """How long a silent stream waits before it looks: at most as long as it may be silent."""
+    """The poll interval of one stream: never longer than the interval of the heartbeats."""
     shared_s = call.env.news.streams_count / LOOKS_PER_S_MAX
     return min(max(POLL_S, shared_s), limits.EVENT_HEARTBEAT_S)
 
@@ -99,7 +101,7 @@ async def _look(call: RequestContext, after: int) -> list[Event]:
             call.env.store, call.caller, after=after, limit=limits.EVENT_ROWS
         )
     except Unavailable:
-        return []  # The next look may do better; nothing is skipped.
+        return []  # The next poll reads from the same position, so no event is skipped.
 
 
 def _frame(row: Event) -> bytes:

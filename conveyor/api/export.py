@@ -1,4 +1,4 @@
-"""Exports over HTTP: ask for one, look how far it is, fetch the file (docs/api.md, Exports)."""
+"""Exports over HTTP: start one, read its progress, download the file (docs/api.md, Exports)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from conveyor.schemas.views import export_file_name, export_view, instant
 from conveyor.usecases import export as exports
 from conveyor.usecases.run.blob_download import part_of_body, whole_body
 
+# An export can be many gigabytes, so a download may take hours. It still ends, so that a client
+# that reads slowly does not hold a connection for ever.
 DOWNLOAD_S = 6 * 3600
+# One range with a first byte. RFC 9110 allows a server to ignore other forms of Range.
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?\Z")
 
 
@@ -108,7 +111,7 @@ def _link_to(call: RequestContext, export: Export) -> str:
 
 
 def _part(wanted: str | None, size_bytes: int) -> tuple[int, int]:
-    """One part by its first byte; any other way to ask for parts gets the whole."""
+    """Returns the requested part as [start, end). Unsupported ranges return the whole file."""
     asked = _RANGE.match(wanted or "")
     if asked is None:
         return 0, size_bytes
@@ -122,7 +125,7 @@ def _part(wanted: str | None, size_bytes: int) -> tuple[int, int]:
 async def _body_of(
     call: RequestContext, export: Export, start: int, end: int
 ) -> AsyncGenerator[bytes, None]:
-    """A file as a whole is checked against its digest, a part of it for its length."""
+    """Opens the file. A whole file is checked against its digest, a part against its length."""
     assert export.key is not None
     absent = "The file is no longer stored."
     if end - start < export.size_bytes or export.sha256 is None:

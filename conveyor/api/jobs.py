@@ -1,4 +1,4 @@
-"""Jobs over HTTP: submit, list, show, feed, close, rerun, delete
+"""Jobs over HTTP: submit, list, show, add tasks, close, rerun, delete
 (docs/api.md, Submitting lists)."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.jobs import Submission
 from conveyor.usecases.submit.staging import OnInvalid, StagedTasks
 
-# What every request that brings tasks adds to.
+# The quotas that every request with tasks uses.
 STORING = (Quota.STORED_TASKS, Quota.STORED_BYTES)
 
 
@@ -80,6 +80,7 @@ async def _submit(call: RequestContext, asked: Submission, job_id: str) -> Respo
             call.env, call.api.notifier, call.caller, asked.webhook, JobId(job_id)
         )
     opened = (Quota.OPEN_JOBS,) if asked.is_open else ()
+    # The bytes of an uploaded list were counted with the upload.
     brought = None if asked.input_id is not None else call.sent.size_bytes
     stored = (Quota.LIVE_RUNS, *opened, *STORING)
     find_begun = partial(call.env.store.read, JobKey(JobId(job_id)))
@@ -198,6 +199,7 @@ async def list_jobs(call: RequestContext) -> Response:
         before=JobId(before) if before is not None else None,
         limit=limit + 1,
     )
+    # The query asks for one row more than the page, which shows whether another page follows.
     rows = await call.env.store.find(query)
     shown = [await cached_job_response(call.env, job) for job in rows[:limit]]
     more = len(rows) > limit
@@ -290,7 +292,7 @@ def rerun(call: RequestContext) -> Work:
 
 
 async def _rerun(call: RequestContext, choice: RerunFilter, run_id: str) -> Response:
-    # A filter by host reads every row of the run before, like an audit.
+    # A filter by host reads every row of the previous run, so it counts as an audit.
     reads = call.api.requests.hold_audit(call.caller) if choice.hosts else nullcontext()
     key = RunKey(JobId(call.ids["job_id"]), RunId(run_id))
     find_begun = partial(call.env.store.read, key)
@@ -316,7 +318,7 @@ async def _rerun(call: RequestContext, choice: RerunFilter, run_id: str) -> Resp
     return json_reply(body, 202 if started.is_later else 201)
 
 
-# Filters: what the query of a rerun says about which tasks start over (SPEC.md 4.18).
+# Filters of a rerun: the query parameters select the tasks that start over (SPEC.md 4.18).
 
 
 E = TypeVar("E", bound=StrEnum)
@@ -342,7 +344,7 @@ def _members(call: RequestContext, name: str, kind: type[E]) -> frozenset[E] | N
 
 
 def _hosts(call: RequestContext) -> frozenset[str] | None:
-    """As the URL parser writes them, so that what looks alike is alike."""
+    """The hosts in the form of the URL parser, so that they compare equal to stored hosts."""
     texts = _texts(call, "host")
     if texts is None:
         return None
@@ -357,7 +359,10 @@ def _hosts(call: RequestContext) -> frozenset[str] | None:
 
 
 def _is_bare(text: str) -> bool:
-    """A host, without a port or anything else of a URL; an IPv6 address stands in brackets."""
+    """Whether `text` is a host only, without a port or other parts of a URL.
+
+    An IPv6 address is in brackets.
+    """
     name = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text.replace(":", "/")
     return not set(name) & set("/?#@")
 

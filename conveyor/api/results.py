@@ -58,7 +58,7 @@ async def get_content(call: RequestContext) -> Response | Download:
 
 
 async def _run_of(call: RequestContext) -> tuple[Job, Run]:
-    """The run that the address names, or the job's latest."""
+    """Returns the run of the path, or the latest run of the job."""
     job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
     run_id = call.ids.get("run_id")
     if run_id is None:
@@ -85,7 +85,9 @@ def _link_to(call: RequestContext, run: Run, task: Task) -> str | None:
 
 
 def _headers_of(result: Result, content_type: str, name: str) -> dict[str, str]:
-    """Whatever a site answered is data to be saved: no browser may run it as our page."""
+    """Headers that make a browser save the body of a foreign site and never run it as a page of
+    this server.
+    """
     return {
         "Content-Type": content_type,
         "Content-Length": str(result.size_bytes),
@@ -95,16 +97,17 @@ def _headers_of(result: Result, content_type: str, name: str) -> dict[str, str]:
     }
 
 
-# Bodies that the storage hands out itself: a redirect for those who ask, minted on every read.
-#
-# Not for everybody
-# (docs/api.md, Results): clients of the contract follow none, and would save its empty body.
+# Redirects to the storage. Each request gets a new signed URL, and only if it asks for a redirect:
+# clients of the contract do not follow redirects and would save the empty body
+# (docs/api.md, Results).
 
 
 async def direct_reply(
     call: RequestContext, key: str, *, content_type: str, name: str, until: float
 ) -> Response | None:
-    """To where the body lies, which it does `until` then; None when it has to come through us."""
+    """A 302 to the storage URL, valid at most until `until`; None if the API must stream the
+    body itself.
+    """
     if not call.flag("redirect"):
         return None
     address = await call.env.blobs.download_url(

@@ -27,7 +27,7 @@ from conveyor.usecases.run.results import owner_scope
 
 
 async def fresh_run_response(env: Context, run: Run, totals: Totals | None = None) -> RunResponse:
-    """For who changed something: what it is shown is as new as its change."""
+    """The response to a change. It contains the change: totals are not read from the cache."""
     if totals is None:
         totals = await totals_of(env, run)
     await run_progress.invalidate_totals(env, run)
@@ -35,7 +35,7 @@ async def fresh_run_response(env: Context, run: Run, totals: Totals | None = Non
 
 
 async def cached_run_response(env: Context, run: Run) -> RunResponse:
-    """For who only looks."""
+    """The response to a read. Its totals may come from the cache."""
     return await _view(env, run, await run_progress.cached_totals(env, run))
 
 
@@ -78,7 +78,7 @@ async def _stop(call: RequestContext, _: str) -> Response:
     leases = await runs.count_leases(call.env, stopped.run)
     receipt = ReceiptResponse(
         complete=stopped.receipt.complete,
-        # No lease is no proof: only a receipt that is complete may say that nothing is in flight.
+        # No lease is no proof that no task runs. Only a complete receipt proves it.
         inflight=0 if stopped.receipt.complete else leases or None,
         leases=leases,
         released=stopped.receipt.released,

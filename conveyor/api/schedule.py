@@ -1,4 +1,4 @@
-"""Scheduled jobs over HTTP: submit one, replace its schedule, pause it, resume it
+"""Scheduled jobs over HTTP: submit a job, replace, pause and resume its schedule
 (docs/api.md, Schedules)."""
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from conveyor.usecases.submit.jobs import Submission
 
 
 async def show_job(env: Context, job: Job) -> JobResponse:
-    """For who changed something: what it is shown is as new as its change."""
+    """The response to a change. It contains the change: totals are not read from the cache."""
     run = await latest_run(env, job)
     return await _view(env, job, None if run is None else await fresh_run_response(env, run))
 
 
 async def cached_job_response(env: Context, job: Job) -> JobResponse:
-    """For who only looks."""
+    """The response to a read. The totals of its run may come from the cache."""
     run = await latest_run(env, job)
     return await _view(env, job, None if run is None else await cached_run_response(env, run))
 

@@ -1,6 +1,6 @@
-"""Long bodies over HTTP: a list that is staged while it arrives (docs/api.md, Submitting lists).
+"""Long bodies over HTTP: stages a list while it arrives (docs/api.md, Submitting lists).
 
-A body that breaks off, is no JSON or holds what is refused leaves nothing behind.
+A body that is interrupted, is not JSON or contains refused values creates no job and no task.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.submit import add_tasks, staging
 from conveyor.usecases.submit.staging import OnInvalid, StagedTasks, StreamingValidator
 
-_SLICE_BYTES = 256 * 1024  # Judged in one go, aside: about 20 ms.
+# One call in the executor parses and validates this much, which takes about 20 ms. A larger slice
+# blocks other executor work for longer; a smaller one costs more calls.
+_SLICE_BYTES = 256 * 1024
 
-# Where the list goes that makes this subject; and what to do once it lies there, if that can be.
+# `Place` returns the job and the storage key of the list. `Finish` returns the work that uses the
+# staged list, or raises the refusal.
 Place = Callable[[RequestContext, str], Awaitable[tuple[Job, StagedList]]]
 Finish = Callable[[RequestContext, StreamingValidator, StagedTasks | None], Work]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamingList:
-    """How a route takes a list that is too long to be held in memory."""
+    """How a route handles a list that is too long for memory."""
 
     staging_key: Place
     finish: Finish
@@ -43,15 +46,18 @@ class StreamingList:
 
 @dataclass(frozen=True, slots=True)
 class StagedSubmit:
-    """A list that is durable, and the work that will use it."""
+    """A list that is stored durably, and the work that uses it."""
 
     job: Job
     source: StagedList
     work: Work
 
     def bind(self, subject: str) -> Work:
-        """The work of this subject. If an earlier try turns up late, with one of its own, the next
-        call will know it."""
+        """Returns work that runs only for `subject`, the id that the list was staged for.
+
+        If an earlier request with the same Idempotency-Key claimed another subject meanwhile, the
+        caller must retry; the next request then finds that subject.
+        """
 
         async def work(given: str) -> Response:
             return await (self.work if given == subject else retry_later)(given)
@@ -66,11 +72,14 @@ async def retry_later(_: str) -> Response:
 async def use_or_delete(
     env: Context, arrived: StagedSubmit, use: Callable[[], Awaitable[Response]]
 ) -> Response:
-    """Uses the list, and takes it away if nothing came of it. After an outage nobody knows: then
-    it is left for the try that follows."""
+    """Uses the list, and deletes it if nothing refers to it afterwards.
+
+    After an outage or a timeout the outcome is unknown, so the list is kept for the next attempt.
+    """
     try:
         reply = await use()
     except OutOfTime:
+        # A subclass of Refused, so it must come first.
         raise
     except Refused:
         await staging.delete_if_unreferenced(env, arrived.job, arrived.source)
@@ -83,7 +92,7 @@ async def use_or_delete(
 async def stage_stream(
     call: RequestContext, takes: StreamingList, subject: str, pieces: AsyncIterable[bytes]
 ) -> StagedSubmit:
-    """Judges and stages the list as it comes."""
+    """Validates and stages the list while it arrives."""
     job, source = await takes.staging_key(call, subject)
     works: list[Work] = []
     async with aclosing(_lines(call, takes, job, source, pieces, works)) as lines:
@@ -111,7 +120,9 @@ async def _lines(
 
 
 async def _slices(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Gathered and cut: neither is a thread entered for every few bytes, nor for long."""
+    """Regroups the pieces into slices of one size, so that each executor call has enough work
+    and none takes long.
+    """
     gathered = bytearray()
     async for piece in pieces:
         gathered += piece
@@ -128,7 +139,7 @@ def _step(body: StreamingTaskParser, intake: StreamingValidator, piece: bytes) -
 async def hash_while_reading(
     start: bytes, rest: AsyncIterable[bytes], fingerprint: Fingerprint
 ) -> AsyncGenerator[bytes, None]:
-    """The whole of a body of which the start was read already."""
+    """Yields the whole body, of which `start` is already read, and hashes it."""
     fingerprint.update(start)
     yield start
     async for piece in rest:
@@ -136,12 +147,12 @@ async def hash_while_reading(
         yield piece
 
 
-# Long lists of jobs over HTTP: where they are laid down, and what comes of them
+# The two routes with long lists: where each one stages its list, and how it uses it
 # (docs/api.md, Submitting lists).
 
 
 async def _place_of_submit(call: RequestContext, subject: str) -> tuple[Job, StagedList]:
-    """For a job of which nothing is known yet but what its lines must be sealed for."""
+    """Makes a provisional job: only the fields that the staging of its lines needs."""
     now = call.env.now()
     job = Job(JobId(subject), call.caller, JobStatus.CLOSED, now, now)
     return job, staging.staging_key(call.env, job, RunId(call.env.new_id()), FIRST_BATCH)

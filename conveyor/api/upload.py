@@ -1,4 +1,4 @@
-"""Uploaded lists over HTTP: slots, and what is put into them (docs/api.md, Uploaded lists)."""
+"""Uploaded lists over HTTP: create a slot, upload a list to it (docs/api.md, Uploaded lists)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def _create_input(call: RequestContext, spec: ListSpec, input_id: str) -> 
 
 
 async def _upload_url(call: RequestContext, slot: JobInput, content_type: str) -> str:
-    """The storage's own address where it has one, else ours."""
+    """The signed URL of the storage if it has one, else a URL of this server."""
     direct = await call.env.blobs.upload_url(
         slot_key(slot.input_id), content_type=content_type, expires_at=slot.expires_at
     )

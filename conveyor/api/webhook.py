@@ -1,4 +1,4 @@
-"""Webhooks and HMAC keys over HTTP: set, try out, look at deliveries, rotate
+"""Webhooks and HMAC keys over HTTP: set, test, list deliveries, rotate keys
 (docs/api.md, Webhooks)."""
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ from conveyor.usecases.context import Context
 def webhook_from(
     env: Context, given: WebhookInput | WebhookConfigInput, *, pointer: str = ""
 ) -> Webhook:
-    """We deliver webhooks ourselves, whoever fetches the pages: a policy always holds. `pointer`
-    leads to where the webhook stands in the request."""
+    """Checks a webhook against the target policy, and returns it.
+
+    The policy applies with every gateway, because this process itself sends webhooks. `pointer` is
+    the JSON pointer of the webhook in the request.
+    """
     why = _why_not(env.policy.webhooks, given.url)
     if why is not None:
         raise InvalidArgument(

@@ -179,7 +179,9 @@ class FairPermits:
         return account
 
     def _forget(self) -> None:
-        """Drops the account that was idle longest. Accounts in use are kept, even above the limit."""
+        """Drops the account that was idle longest. Accounts in use are kept, even above the
+        limit.
+        """
         if len(self._accounts) <= ACCOUNTS_MAX:
             return
         for caller, account in self._accounts.items():

@@ -302,7 +302,9 @@ class Decoder:
             raise BadEncoding("the body takes too much work to decode")
 
     def _check_shrinkage(self) -> None:
-        """Runs after all added input is decoded: `_encoded_bytes` counts all of it from the start."""
+        """Runs after all added input is decoded: `_encoded_bytes` counts all of it from the
+        start.
+        """
         if self._encoded_bytes > SHRINKAGE_MAX * self._decoded_bytes + SHRINKAGE_SLACK_BYTES:
             raise BadEncoding("the body is far smaller when decoded")
 

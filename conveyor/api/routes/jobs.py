@@ -1,4 +1,4 @@
-"""The routes of jobs: their lists, their schedules, what happens to them
+"""The routes of jobs, their lists, schedules and events
 (docs/api.md, Conventions)."""
 
 from __future__ import annotations

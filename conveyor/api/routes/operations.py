@@ -1,4 +1,7 @@
-"""The document as one plain page: no script, nothing fetched from elsewhere."""
+"""The endpoints for operators, and the OpenAPI document as one HTML page.
+
+The page has no script and loads nothing, so that it works offline and under a strict policy.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ summary span { opacity: .75; }
 
 
 def page_of(document: bytes) -> str:
-    """Every operation of an OpenAPI document, and every shape it names."""
+    """Renders every operation of an OpenAPI document and every schema that it names."""
     spec: dict[str, Any] = msgspec.json.decode(document)
     title = escape(f"{spec['info']['title']} {spec['info']['version']}")
     groups: dict[str, list[str]] = {}
@@ -90,11 +93,11 @@ def _shape(name: str, shape: dict[str, Any]) -> str:
     )
 
 
-# For operators: health, readiness, metrics, the document and the live tree
+# Handlers for operators: health, readiness, metrics, the document and the tree of actors
 # (docs/operations.md, Endpoints for operators).
 
 
-# The page is one file: nothing is loaded, run or framed.
+# The page is one file. The browser must not load, run or frame anything.
 PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
@@ -131,13 +134,13 @@ async def docs(call: RequestContext) -> Response:
 
 
 async def actors(call: RequestContext) -> Response:
-    """Only where the composition root chose to show it: it names runs of every caller."""
+    """Shows the tree of actors, if the process enables it: it names runs of every caller."""
     if call.api.inspect is None:
         raise NotFound("There is nothing at this address.")
     return Response(200, msgspec.json.encode(call.api.inspect()))
 
 
-# The routes for those who run the service (docs/operations.md, Endpoints for operators).
+# The routes for operators (docs/operations.md, Endpoints for operators).
 
 
 OPS_ROUTES: tuple[Route, ...] = (

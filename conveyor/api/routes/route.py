@@ -1,4 +1,4 @@
-"""A route: one operation, as data that the application and the document both read."""
+"""A route: one operation as data. The application and the OpenAPI document both read it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from conveyor.api.server.request_context import Read, StreamHandler, Write
 from conveyor.api.streaming_submit import StreamingList
 from conveyor.domain import limits
 
+# The most bytes of a body that the handler ignores.
 SMALL_BYTES_MAX = 64 * 1024
 
 
 class Access(Enum):
-    """What a route asks of its callers."""
+    """The credentials that a route requires."""
 
     KEY = "an API key"
     LINK = "an API key, or the token of a signed link"
@@ -24,17 +25,18 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Looks, and changes nothing."""
+    """A route that reads and changes nothing."""
 
     handler: Read
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Changes something: checked first, then done under a shield, once per Idempotency-Key.
+    """A route that changes state. The application checks the request first, then runs the work
+    under a shield, once per Idempotency-Key.
 
-    An answer that is secret is sealed while it is kept to be replayed. `long` takes a list that is
-    too long for the handler.
+    With `is_secret`, the response is encrypted while it is stored for replay. `long` handles a list
+    that is too long for the memory of the handler.
     """
 
     handler: Write
@@ -49,7 +51,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Takes a large body as it comes. Cut off, it has not happened."""
+    """Streams a large body. If the upload is interrupted, nothing is stored."""
 
     handler: StreamHandler
     body_bytes_max: int
@@ -73,8 +75,8 @@ DRY_RUN = Parameter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One operation. `gives` names the ids in its answer, and where: whoever has one can go on to
-    the operations that ask for it."""
+    """One operation. `gives` maps each id in its response to the JSON pointer of the id. The
+    document links the operation to those that need such an id."""
 
     method: str
     path: str

@@ -1,4 +1,4 @@
-"""The route table: what the application registers, and what the OpenAPI document describes."""
+"""The route table. The application registers it, and the OpenAPI document describes it."""
 
 from __future__ import annotations
 

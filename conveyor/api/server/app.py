@@ -1,7 +1,7 @@
 """The application: a plain factory that ties the route table to Quart (docs/api.md, Conventions).
 
-What changes something runs under a shield: a client that hangs up cancels its handler, and a
-write that was begun must end. `except Exception` stands here once: the last handler.
+Requests that change state run under a shield: a client that disconnects cancels its handler, and a
+write that has begun must end. The last error handler is the only `except Exception` here.
 """
 
 from __future__ import annotations
@@ -72,10 +72,13 @@ from conveyor.usecases.quota import StorageQuotas
 
 log = logging.getLogger(__name__)
 
-# The simulator tells this from an error of the program.
+# The simulator distinguishes this message from an error of the program.
 OUTAGE_LOGGED = "request failed: storage unavailable"
 
+# Less than the 60 s after which common load balancers give up: the client gets our 503 with
+# Retry-After, and not a 504.
 WORK_TIMEOUT_S = 55.0
+# A longer X-Request-ID is replaced: the value goes into logs and response headers.
 REQUEST_ID_CHARS_MAX = 128
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -92,8 +95,11 @@ def make_app(
     inspect: Callable[[], object] | None = None,
     origins: Origins = Origins(),  # noqa: B008 (a frozen value)
 ) -> QuartTrio:
-    """The API over these ports. `inspect` shows the live tree, to whoever can reach the port;
-    `origins` knows how callers reach us."""
+    """Builds the API over these ports.
+
+    `inspect` returns the tree of actors, for every client that can reach the port. `origins` knows
+    the public URL and the trusted proxies.
+    """
     api = Api(
         env=env,
         auth=auth,
@@ -103,7 +109,7 @@ def make_app(
         inspect=inspect,
         document=_document(),
         decoding=Decoding(env.executor),
-        # Where any key is accepted, a client can make up as many callers as it likes.
+        # If any key is accepted, a client can invent any number of callers. Count addresses too.
         requests=RequestQuotas(env.policy.quotas, counts_addresses=isinstance(auth, Passthrough)),
         storage=StorageQuotas(env, env.policy.quotas),
     )
@@ -137,7 +143,8 @@ async def _begin(env: Context) -> None:
     is_sane = 0 < len(given) <= REQUEST_ID_CHARS_MAX and given.isascii() and given.isprintable()
     g.request_id = given if is_sane else env.new_id()
     g.begun_at = trio.current_time()
-    # Both the server and the router mend paths: what was sent must be what is matched.
+    # The server and the router both normalise paths. Refuse a path that would match in a form other
+    # than the one that was sent.
     sent = request.scope.get("raw_path", b"").lower()
     if b"//" in sent or b"%2f" in sent:
         raise NotFound("There is nothing at this address.")
@@ -168,8 +175,10 @@ async def _on_error(metrics: Metrics, error: Exception) -> TrioResponse:
 
 
 def _log_outage(error: Unavailable) -> None:
-    """The response says only that the storage did not answer; the operator needs to know why. What
-    no wait will mend, such as a missing permission, is an error."""
+    """Logs the cause, which the response does not contain.
+
+    A cause that needs the operator, such as a missing permission, is logged as an error.
+    """
     level = logging.ERROR if error.needs_operator else logging.WARNING
     code = error.code or type(error).__name__
     fields = {"request_id": g.request_id, "cause": str(error), "code": code}
@@ -205,12 +214,13 @@ async def _serve(api: Api, route: Route, origins: Origins, **ids: str) -> TrioRe
         case Command() as does:
             key = _key_from(route)
             if DRY_RUN in route.query and call.is_dry_run:
+                # A dry run stores nothing: no key record and no staged list.
                 key, does = None, replace(does, long=None)
             return _response_from(await _write(call, does, key))
 
 
 def _check_query(route: Route, call: RequestContext) -> None:
-    """A misspelt parameter must not start the whole of what it was meant to narrow."""
+    """Refuses unknown parameters: a misspelt filter would otherwise select everything."""
     known = {parameter.name for parameter in route.query}
     for name in call.query:
         if name not in known:
@@ -229,7 +239,10 @@ async def _take(call: RequestContext, handler: StreamHandler, bytes_max: int) ->
 
 
 async def _write(call: RequestContext, does: Command, key: str | None) -> Response:
-    """Checks everything that can be checked before the key is claimed, then works in peace."""
+    """Checks the request, then claims the Idempotency-Key and runs the work.
+
+    The order matters: a malformed request must not use up its key.
+    """
     if does.payload is None:
         require_plain(request)
     else:
@@ -260,7 +273,7 @@ async def _write_long(
     start: bytes,
     rest: AsyncIterable[bytes],
 ) -> Response:
-    """The same for a list that is staged while it arrives, under the subject it will have."""
+    """As `_write`, for a list that is staged while it arrives, under the id that it will have."""
     fingerprint = Fingerprint(request.query_string)
     begun = None
     if (asked := _asked(call, key, "")) is not None:
@@ -268,6 +281,7 @@ async def _write_long(
     subject = call.env.new_id() if begun is None else begun.subject
     async with aclosing(hash_while_reading(start, rest, fingerprint)) as counted:
         if begun is not None and begun.response_status is not None:
+            # The key has a stored response. Read the body for its fingerprint only.
             async for _ in counted:
                 pass
             return await _do(call, does, _asked(call, key, str(fingerprint)), retry_later)
@@ -297,6 +311,8 @@ async def _do(
     work: Work,
     subject: str | None = None,
 ) -> Response:
+    # Shielded against a client that disconnects, and bounded, so that shutdown does not wait for
+    # ever.
     with trio.move_on_after(WORK_TIMEOUT_S, shield=True):
         if asked is None:
             return await work(subject or call.env.new_id())

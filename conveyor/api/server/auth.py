@@ -1,4 +1,5 @@
-"""Who is calling: the one header that says it, and the two ways to judge it (SPEC.md 5.1)."""
+"""Authentication: reads the API key header and checks the key in one of two ways
+(SPEC.md 5.1)."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ from conveyor.domain.ids import CallerId, caller_id
 
 log = logging.getLogger(__name__)
 
+# Bounds the work of hashing an unknown key.
 KEY_CHARS_MAX = 256
-# How long a revoked key may still be let in.
+# A revoked key is accepted for at most this long. A smaller value checks the source more often.
 KEYS_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller, and the key to hand on to the gateway if there is one to hand on."""
+    """A caller, and the key to forward to the gateway, if it is forwarded."""
 
     caller: CallerId
     forwarded_key: str | None
@@ -32,19 +34,19 @@ class Principal:
 class Authenticator(Protocol):
     """Laws:
 
-    - The same key is always the same caller; Unauthenticated for a key not let in.
-    - A caller is let in for as long as its key is: its links end with it.
+    - The same key is always the same caller. A key that is not accepted raises Unauthenticated.
+    - A caller is accepted as long as its key is accepted. Its links stop working with the key.
     """
 
     def identify(self, api_key: str) -> Principal: ...
 
     def lets_in(self, caller: CallerId) -> bool:
-        """Whether the key of this caller would be let in now."""
+        """Whether the key of this caller is accepted now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passthrough:
-    """Any key gets in: it names its caller, and the gateway behind us judges it."""
+    """Accepts any key. The key identifies the caller, and the gateway checks the key."""
 
     secret: bytes
 
@@ -57,7 +59,9 @@ class Passthrough:
 
 @dataclass(frozen=True, slots=True)
 class KeyList:
-    """Only these keys get in; digests are compared, all of them, each in constant time."""
+    """Accepts only these keys. It compares all digests, each in constant time, so that the time of
+    a request says nothing about the keys.
+    """
 
     secret: bytes
     digests: Sequence[bytes]
@@ -81,7 +85,7 @@ class KeyList:
 
 
 class KeySource(Protocol):
-    """Where the keys come from; `stamp` changes with them. `load` may raise ConveyorError."""
+    """The source of the keys. `stamp` changes with them. `load` may raise ConveyorError."""
 
     def stamp(self) -> object: ...
 
@@ -89,9 +93,9 @@ class KeySource(Protocol):
 
 
 class WatchedKeys:
-    """The keys of a source that is looked at again, at most once a second, when it is asked for.
+    """The keys of a source. A request reads the stamp again, at most once a second.
 
-    What cannot be read changes nothing: the keys that were known last stay, and the log tells.
+    If the source cannot be read, the last known keys stay in force and an error is logged.
     """
 
     def __init__(
@@ -136,7 +140,7 @@ class WatchedKeys:
 
 
 def read_key(values: Sequence[str]) -> str:
-    """The one well-formed key among the values of the X-API-Key header."""
+    """Returns the API key from the values of the X-API-Key header, or raises Unauthenticated."""
     if not values:
         raise Unauthenticated("Send your API key in the X-API-Key header.")
     key = values[0]

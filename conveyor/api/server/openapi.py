@@ -1,4 +1,5 @@
-"""The OpenAPI document, made from the types and the route table: it cannot drift from them."""
+"""Makes the OpenAPI document from the types and the route table, so that it always matches
+them."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def make_document(routes: Iterable[Route]) -> bytes:
     types = _types_of(routes)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     known = dict(zip(types, schemas, strict=True))
-    # A line without a URL is judged with its list, so the type lets it through.
+    # The type accepts a task without a URL, because the list validator reports it with its line.
+    # The document says that the URL is required.
     components["TaskInput"]["required"] = ["url"]
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -160,7 +162,7 @@ def _responses(route: Route, known: Mapping[type, Any]) -> dict[str, Any]:
 
 
 def _links(route: Route, routes: tuple[Route, ...]) -> dict[str, Any]:
-    """Where an answer leads: to every operation that asks for an id which this one gives."""
+    """Links this operation to every operation that needs an id from its response."""
     known = {name: f"$request.path.{name}" for name in _NAMES.findall(route.path)}
     known |= {name: f"$response.body#{pointer}" for name, pointer in route.gives.items()}
     links = {

@@ -1,10 +1,11 @@
-"""Origins: how callers reach this server, and from which address they call
+"""Origins: the URL by which callers reach this server, and the addresses of the callers
 (docs/operations.md, Behind a proxy).
 
-Links carry tokens, so they must point at us. The Host header is the client's word, and so are
-forwarded headers unless a proxy that the operator trusts has written them. A link therefore begins
-with, in this order: the public URL of the settings; what a trusted proxy says; the Host header, if
-it names a loopback address or the very socket that the request came in by; that socket's address.
+Links contain tokens, so they must point at this server. The client controls the Host header, and
+also the forwarded headers unless a trusted proxy wrote them. A link therefore begins with the first
+of these that exists: the public URL of the settings; the host that a trusted proxy reports; the
+Host header, if it names a loopback address or the socket that received the request; the address of
+that socket.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ Scope: TypeAlias = Mapping[str, Any]
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _SCHEMES = frozenset({"http", "https"})
+# A host name, or an IPv6 address in brackets, then an optional port.
 _HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
+# RFC 7239: elements are separated by commas, pairs of an element by semicolons. A quoted value may
+# contain both, and may escape characters with a backslash.
 _ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+')
 _PAIR = re.compile(
     r'\s*(for|host|proto)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\s"]*))\s*', re.IGNORECASE
@@ -28,7 +32,7 @@ _PAIR = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origins:
-    """`public_url` has no slash at its end. Only `proxies` may say how they were reached."""
+    """`public_url` has no slash at its end. Only forwarded headers from `proxies` are used."""
 
     public_url: str | None = None
     proxies: tuple[Network, ...] = ()
@@ -38,14 +42,14 @@ class Origins:
         return parsed is not None and any(parsed in network for network in self.proxies)
 
     def find_client_address(self, scope: Scope) -> str | None:
-        """The nearest address on the way to the client that is not a trusted proxy's."""
+        """The last address before this server that does not belong to a trusted proxy."""
         peer = _peer_of(scope)
         if peer is None or not self.is_proxy(peer):
             return peer
         nearest = peer
         for hop in reversed(_find_hops(scope)):
             address = _parse_address(hop)
-            if address is None:  # Not an address: what stands before it is no better.
+            if address is None:  # Not an address: earlier hops are not trustworthy either.
                 return nearest
             nearest = str(address)
             if not self.is_proxy(nearest):
@@ -53,7 +57,7 @@ class Origins:
         return nearest
 
     def find_base_url(self, scope: Scope) -> str:
-        """How a link to this server begins, for the client of this request."""
+        """Returns the start of a link to this server, for the client of this request."""
         if self.public_url is not None:
             return self.public_url
         host = _find_header(scope, b"host")
@@ -72,7 +76,7 @@ class Origins:
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
-    """Addresses and networks, separated by commas or spaces; ValueError for anything else."""
+    """Parses addresses and networks, separated by commas or spaces. Raises ValueError."""
     return tuple(ipaddress.ip_network(word) for word in text.replace(",", " ").split())
 
 
@@ -91,7 +95,7 @@ def _is_own(host: str, address: str, port: int | None) -> bool:
 
 
 def _find_hops(scope: Scope) -> list[str]:
-    """The addresses that proxies have noted, the client's first."""
+    """The addresses that the proxies recorded, the client's first."""
     if chain := _find_header(scope, b"x-forwarded-for"):
         return [hop.strip() for hop in chain.split(",")]
     elements = _ELEMENT.findall(_find_header(scope, b"forwarded"))
@@ -99,7 +103,7 @@ def _find_hops(scope: Scope) -> list[str]:
 
 
 def _read_forwarded(scope: Scope) -> Mapping[str, str]:
-    """What the nearest proxy says of the request that it was sent: the last of each list."""
+    """The values of the nearest proxy, which are the last of each list."""
     elements = _ELEMENT.findall(_find_header(scope, b"forwarded"))
     told = _read_pairs(elements[-1]) if elements else {}
     for key, name in (("proto", b"x-forwarded-proto"), ("host", b"x-forwarded-host")):
@@ -114,7 +118,7 @@ def _read_pairs(element: str) -> dict[str, str]:
 
 
 def _find_header(scope: Scope, name: bytes) -> str:
-    """The values of a header, which proxies may each have added to, as one list."""
+    """All values of a header as one list: each proxy may have added a line."""
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
     return ", ".join(value.decode("latin-1") for key, value in headers if key.lower() == name)
 
@@ -125,7 +129,7 @@ def _peer_of(scope: Scope) -> str | None:
 
 
 def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """An address as proxies write it: perhaps in brackets, perhaps with a port behind it."""
+    """Parses an address as proxies write it: optionally in brackets, optionally with a port."""
     text = text.partition("%")[0]
     if text.startswith("["):
         text = text[1:].partition("]")[0]

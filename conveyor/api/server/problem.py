@@ -1,7 +1,7 @@
-"""Problems: the one place where errors become answers, all as application/problem+json
+"""Problems: the one place that turns errors into responses, all as application/problem+json
 (docs/api.md, Errors).
 
-A refusal brings its own status, code and title. The table below has the rest.
+A Refused error has its own status, code and title. The tables below cover all other errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class UnsupportedMedia(Refused):
 
 
 class BadRange(Refused):
-    """There is nothing where the asked-for part would begin."""
+    """The requested range begins after the end of the file."""
 
     status = 416
     code = "range_not_satisfiable"
@@ -60,7 +60,7 @@ class TooSlow(Refused):
 
 
 class OutOfTime(Refused):
-    """We did not finish in time. What was begun is durable or undone; asking again is safe."""
+    """The server did not finish in time. A retry is safe: the work is either durable or undone."""
 
     status = 503
     code = "unavailable"
@@ -76,7 +76,7 @@ class NotReady(OutOfTime):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is said about an error that does not speak for itself."""
+    """The response for an error without a status, code and title of its own."""
 
     status: int
     code: str
@@ -87,8 +87,8 @@ class Kind:
 
 INTERNAL = Kind(500, "internal", "Internal error", "Something went wrong on our side.")
 
-# The first row that fits counts: the others are kinds of Unavailable too. To ask a damaged storage
-# again is of no use, so nothing is said about when.
+# The first matching row applies. Unavailable is last, because the other two are subclasses of it. A
+# retry does not help with a damaged storage, so that row has no Retry-After.
 WORLD: tuple[tuple[type[Exception], Kind], ...] = (
     (
         StorageFull,
@@ -120,7 +120,7 @@ HTTP: dict[int, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A problem, ready to be sent."""
+    """An encoded problem response."""
 
     status: int
     content: bytes
@@ -128,7 +128,7 @@ class Answered:
 
 
 def answer_for(error: Exception, *, request_id: str) -> Answered:
-    """The answer to any error at all; those that nobody foresaw say nothing of themselves."""
+    """Returns the response to any error. An unexpected error reveals no detail."""
     if isinstance(error, Refused):
         return _refusal(error, request_id)
     if isinstance(error, HTTPException):
@@ -142,7 +142,7 @@ def is_foreseen(error: Exception) -> bool:
 
 
 def refusal_body(refusal: Refused, *, request_id: str) -> str:
-    """The body of a refusal, for an answer that is kept and replayed."""
+    """The body of a refusal, for a response that is stored and replayed."""
     return _refusal(refusal, request_id).content.decode()
 
 
@@ -197,7 +197,7 @@ def _answered(problem: ProblemResponse, retry_after_s: float | None) -> Answered
     return Answered(problem.status, msgspec.json.encode(problem), headers)
 
 
-# Damage of stored bodies is told to the operator, wherever in a download it is found
+# Damaged stored bodies are logged, at whatever point of a download they are found
 # (docs/storage.md, Damaged bodies).
 
 
@@ -206,7 +206,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def logging_damage(what: Mapping[str, str]) -> Iterator[None]:
-    """`what` names the body: ids and its key, nothing of its content."""
+    """Logs a damaged or missing body. `what` has its ids and key, and no content."""
     try:
         yield
     except ResultDamaged as error:
@@ -220,8 +220,8 @@ def logging_damage(what: Mapping[str, str]) -> Iterator[None]:
 async def tell_damage(
     pieces: AsyncGenerator[bytes, None], what: Mapping[str, str]
 ) -> AsyncGenerator[bytes, None]:
-    """The same for a body that is under way: the error breaks the connection off, so that the
-    caller misses the end of the body."""
+    """As `logging_damage`, for a body that is being sent. The error aborts the connection, so that
+    the client sees an incomplete body."""
     try:
         with logging_damage(what):
             async for piece in pieces:

@@ -1,7 +1,7 @@
 """Quotas on requests: how often and how many at once, by caller and by client address
 (SPEC.md 4.21).
 
-They are counted in this process; what callers have stored is counted from rows
+This process counts them in memory. Quotas on stored data are counted from rows
 (conveyor/usecases/quota.py).
 """
 
@@ -20,21 +20,23 @@ from conveyor.domain.ids import CallerId
 from conveyor.domain.quota import Quota, QuotaExceeded, Quotas, TokenBucket
 from conveyor.schemas.responses import QuotaResponse, QuotasResponse
 
-# A client may make that many seconds' worth of requests at once.
+# A client may send the requests of this many seconds at once. A smaller value refuses short bursts.
 BURST_S = 5.0
-# For how long after its last request a caller counts among those of its address.
+# A caller counts for its address until this long after its last request.
 CALLER_S = 3600.0
-# An audit reads every row: this many at once leave the loop to others.
+# An audit reads every row of a run. More audits at the same time would delay other requests.
 AUDITS_MAX = 2
+# The Retry-After values of the refusals.
 AUDIT_RETRY_S = 5.0
 STREAM_RETRY_S = 30.0
 ADDRESS_RETRY_S = 60.0
+# Full buckets and old callers are removed at this interval, which bounds the memory.
 PRUNE_S = 60.0
 _IPV6_NETWORK_BITS = 64
 
 
 def group_address(text: str | None) -> str | None:
-    """The address that a quota counts: of IPv6 the network that one client has to itself."""
+    """The address that a quota counts. For IPv6 it is the /64 network, which one client owns."""
     try:
         address = ipaddress.ip_address(text or "")
     except ValueError:
@@ -46,8 +48,11 @@ def group_address(text: str | None) -> str | None:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """Places that are taken until they are released, at the latest when nothing refers to them: a
-    stream whose client left before its first byte is never begun, and so never ended."""
+    """Places that a request holds until `release`.
+
+    The finaliser releases them too: the generator of a stream whose client left before the first
+    byte is never started, so its `finally` never runs.
+    """
 
     counts: Counter[tuple[Quota, str]]
     keys: list[tuple[Quota, str]]
@@ -65,7 +70,7 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class RequestQuotas:
-    """The state behind the quotas on requests. `counts_addresses` where any key is accepted."""
+    """The state of the quotas on requests. `counts_addresses` is set if any key is accepted."""
 
     quotas: Quotas
     counts_addresses: bool = False
@@ -76,7 +81,7 @@ class RequestQuotas:
     _pruned_at: float = 0.0
 
     def admit_request(self, caller: CallerId | None, address: str | None) -> None:
-        """QuotaExceeded for a request too many."""
+        """Counts a request. Raises QuotaExceeded."""
         self._prune()
         if caller is not None:
             self._take(Quota.REQUESTS_PER_S, caller, per_s=1.0)
@@ -89,7 +94,7 @@ class RequestQuotas:
         self._take(Quota.WEBHOOK_TESTS_PER_MIN, caller, per_s=1.0 / 60.0, burst_s=60.0)
 
     def hold_stream(self, caller: CallerId, address: str | None) -> Held:
-        """Takes a place for a stream, which must be given up; QuotaExceeded if there is none."""
+        """Takes a place for a stream. The caller releases it. Raises QuotaExceeded."""
         keys = [(Quota.STREAMS, str(caller))]
         if self.counts_addresses and address is not None:
             keys.append((Quota.ADDRESS_STREAMS, address))
@@ -134,7 +139,7 @@ class RequestQuotas:
             raise QuotaExceeded(quota, limit, retry_after_s=wait_s)
 
     def _admit_caller(self, caller: CallerId, address: str) -> None:
-        """How many keys one address may use within an hour, where it can make up any number."""
+        """Limits the keys that one address uses within an hour: it can invent any number."""
         limit = self.quotas.limit(Quota.ADDRESS_CALLERS)
         if limit is None:
             return
@@ -160,7 +165,7 @@ class RequestQuotas:
 
 
 async def list_quotas(call: RequestContext) -> Response:
-    """The limits of this server, and what of each the caller has in use where that is counted."""
+    """Returns the limits of this server, and the caller's use of those that are counted."""
     limits = call.api.requests.quotas
     use = await call.api.storage.count(call.caller)
     used: dict[Quota, int | None] = {

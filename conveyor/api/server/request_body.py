@@ -1,4 +1,5 @@
-"""Request bodies: how large, how slow and of which kind they may be (docs/api.md, Conventions)."""
+"""Reads request bodies and limits their size, their duration and their type
+(docs/api.md, Conventions)."""
 
 from __future__ import annotations
 
@@ -19,18 +20,21 @@ from conveyor.http_client.large_bodies import INLINE_ENCODED_BYTES_MAX, Decoding
 from conveyor.http_client.response_body import Decoder, Gzip
 from conveyor.http_server.exchange import BODY_TAKEN
 
+# A body has this time, plus a second per 64 KiB that arrived. Smaller values cut off slow clients;
+# larger ones let a client hold a connection with a few bytes.
 BODY_TIMEOUT_S = 30.0
 BYTES_PER_S_MIN = 64 * 1024
-# No list that anybody wrote is that repetitive; a short one may be.
+# No real list compresses better than this, unless it is short.
 INFLATION_MAX = 100
 INFLATION_FREE_BYTES = 100_000
 
 _PLAIN, _GZIP = "identity", "gzip"
-_INFLATED_BYTES = 256 * 1024  # In one go: about a millisecond.
+# The output of one step, which takes about a millisecond.
+_INFLATED_BYTES = 256 * 1024
 
 
 def require_json(request: Request) -> None:
-    """Before a byte is read: only JSON, in UTF-8, as it is."""
+    """Refuses a body that is not declared as JSON in UTF-8, before a byte is read."""
     if request.mimetype != "application/json":
         raise UnsupportedMedia("Send the body as application/json.")
     charset = request.mimetype_params.get("charset", "utf-8").lower()
@@ -50,8 +54,11 @@ def _encoding(request: Request) -> str:
 async def body_pieces(
     request: Request, *, bytes_max: int, sent: Sent, decoding: Decoding, partition: str
 ) -> AsyncGenerator[bytes, None]:
-    """The body as it comes, inflated if it is gzip: on the account of the caller `partition`. A
-    large one has longer to arrive; one that dawdles is cut off. `sent` counts what arrived."""
+    """Yields the body while it arrives, and decodes gzip.
+
+    The CPU time counts against the share of the caller `partition`. A large body has more time to
+    arrive. A body below the minimum rate raises TooSlow. `sent` counts the bytes that arrived.
+    """
     encoding = _encoding(request)
     if encoding not in {_PLAIN, _GZIP}:
         raise UnsupportedMedia("Send the body as it is, or as gzip.")
@@ -60,7 +67,7 @@ async def body_pieces(
             async for piece in pieces:
                 yield piece
             return
-        # The ratio is bounded below, where a short list may be as repetitive as it likes.
+        # The ratio is checked below, with an exception for short lists.
         decoder = Decoder(Gzip(), bytes_max, ratio_max=inf)
         inflated_bytes = 0
         async for piece in pieces:
@@ -78,7 +85,7 @@ async def body_pieces(
 
 
 def _inflate_step(plain_pieces: Iterator[bytes], bytes_max: int) -> bytes:
-    """Some of what a piece inflates to; empty at its end."""
+    """Returns some output of a piece; empty at its end."""
     plain = bytearray()
     try:
         for plain_piece in plain_pieces:
@@ -104,7 +111,7 @@ def _not_gzip(error: BadEncoding) -> InvalidArgument:
 
 
 async def read_start(pieces: AsyncIterable[bytes], *, bytes_max: int) -> tuple[bytes, bool]:
-    """The body up to so many bytes and a piece, and whether that is all of it."""
+    """Reads until the body exceeds `bytes_max` or ends. Returns it and whether it ended."""
     body = bytearray()
     async for piece in pieces:
         body += piece
@@ -114,7 +121,7 @@ async def read_start(pieces: AsyncIterable[bytes], *, bytes_max: int) -> tuple[b
 
 
 async def take_body(request: Request, *, bytes_max: int) -> AsyncGenerator[bytes, None]:
-    """The body as it comes, no faster than it is taken. How long it is must be said before."""
+    """Yields the body, no faster than the caller consumes it. It requires a Content-Length."""
     left = request.content_length
     if left is None:
         raise LengthRequired("Say how long the body is, with a Content-Length.")
@@ -150,7 +157,7 @@ async def _pieces(request: Request, bytes_max: int, sent: Sent) -> AsyncGenerato
 
 
 def _report_taken(request: Request, size_bytes: int) -> None:
-    """Lets the server read on; a test client has no server."""
+    """Allows the server to read more. A test client has no server."""
     scope = cast("dict[str, Any]", request.scope)
     if (report := scope.get(BODY_TAKEN)) is not None:
         report(size_bytes)

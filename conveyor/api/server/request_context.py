@@ -1,4 +1,4 @@
-"""A call: one request as handlers see it, and the two shapes of their answers
+"""One request in the form that handlers get, and the two kinds of their responses
 (docs/api.md, Conventions)."""
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ if TYPE_CHECKING:
     from conveyor.api.server.quota import RequestQuotas
 
 JSON = "application/json"
+# The longest download of one body. A slow client must not hold a connection for ever.
 DOWNLOAD_TIMEOUT_S = 600
 
 
 @dataclass(slots=True)
 class Sent:
-    """How many bytes of a body have arrived, as they were sent: compressed, if they were."""
+    """The bytes of a body that have arrived, counted before decompression."""
 
     size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """What the routes of one application share."""
+    """The state that the routes of one application share."""
 
     env: Context
     auth: Authenticator
@@ -57,9 +58,9 @@ class Api:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """One request, read. `principal` is None only on routes that ask for no key.
+    """One parsed request. `principal` is None only if the route or the link needs no key.
 
-    Names of headers are in lower case. `address` is the client's, as far as it is known.
+    Header names are in lower case. `address` is the address of the client, if it is known.
     """
 
     api: Api
@@ -82,7 +83,7 @@ class RequestContext:
         return self.principal.caller
 
     def parameter(self, name: str) -> str | None:
-        """A query parameter; given twice, it is refused rather than guessed."""
+        """Returns a query parameter. A parameter that occurs twice is refused."""
         values = self.query.get(name, ())
         if len(values) > 1:
             raise InvalidArgument(f"{name} may be given once.", pointer=f"/{name}")
@@ -90,7 +91,7 @@ class RequestContext:
 
     @property
     def is_dry_run(self) -> bool:
-        """Whether the caller only wants to know what would happen."""
+        """Whether the caller asks for a dry run, which changes nothing."""
         return self.flag("dry_run")
 
     def flag(self, name: str) -> bool:
@@ -113,7 +114,7 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A finished answer."""
+    """A complete response."""
 
     status: int
     content: bytes = b""
@@ -123,7 +124,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """An answer whose body is streamed."""
+    """A response whose body is streamed."""
 
     pieces: AsyncGenerator[bytes, None]
     headers: dict[str, str] = field(default_factory=dict)

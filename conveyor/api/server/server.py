@@ -1,11 +1,11 @@
-"""The HTTP server as one actor among the others: listens, and ends in a bounded time
+"""The HTTP server as an actor: listens, and stops in a bounded time
 (docs/api.md, Conventions).
 
-It is a sibling of the worker's actors under our own supervisor: a crash of any of them takes the
-process through one door, and never leaves a server that answers for a dead worker.
+The server and the actors of the worker have the same supervisor. If one of them crashes, the
+supervisor handles it in one way, and no server continues to answer for a dead worker.
 
-A connection ends alone, whatever comes over it; that is the one `except Exception` beside the last
-handler of app.py.
+An error of a connection ends only that connection. For this reason this module has an
+`except Exception`, besides the last handler of app.py.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ from conveyor.usecases.context import Context
 
 log = logging.getLogger(__name__)
 
+# The time for requests in progress at shutdown. A larger value delays a restart.
 GRACE_S = 3.0
+# Connections that the kernel accepts while the process is busy.
 BACKLOG = 1024
-# What is not taken yet waits with its sender, who then knows how far a long list has come.
+# A small buffer keeps unread bytes at the sender, so that the sender's progress of a long list is
+# close to the progress of the server.
 RECEIVE_BUFFER_BYTES = 256 * 1024
-# A connection costs about 20 KB; more than this many would not be served in time anyway.
+# A connection costs about 20 KB. The process could not serve more than this many in time anyway.
 CONNECTIONS_MAX = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
 class HttpServer:
-    """Serves until cancelled; then lets the requests in hand finish, for a while."""
+    """Serves until it is cancelled. Requests in progress then have GRACE_S to finish."""
 
     make_app: Callable[[Callable[[], bool]], QuartTrio]
     host: str
@@ -65,12 +68,14 @@ class HttpServer:
                 stop.set()
 
     async def _serve(self, stop: trio.Event, *, task_status: trio.TaskStatus[int]) -> None:
-        """Shielded: it ends by `stop`, and takes no longer than the grace."""
+        """Serves until `stop`. It is shielded, because cancellation must not cut off requests; the
+        grace period bounds it.
+        """
         app = self.make_app(lambda: self.is_ready)
         with trio.CancelScope(shield=True):
             await app.startup()
             listeners = await trio.open_tcp_listeners(self.port, host=self.host, backlog=BACKLOG)
-            for each in listeners:  # Connections take it over.
+            for each in listeners:  # Accepted sockets inherit the option.
                 size = (trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
                 each.socket.setsockopt(*size)
             listener = Listener(
@@ -84,13 +89,13 @@ class HttpServer:
 
 
 def count_connections_max() -> int:
-    """Half of the descriptors that this process may open: the rest are for fetching and storing."""
+    """Half of the descriptors of this process: fetches and the storage need the others."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS_MAX if soft < 0 else max(8, min(CONNECTIONS_MAX, soft // 2))
 
 
 def _logged(app: Application) -> Application:
-    """An error that the application lets out ends its request; the connection answers 500."""
+    """Logs an error that the application raises. The connection then answers 500."""
 
     async def application(scope: Event, receive: Receive, send: Send) -> None:
         try:
@@ -108,13 +113,15 @@ async def _end_alone(work: Callable[[], Awaitable[None]]) -> None:
         log.warning("HTTP connection failed", extra={"cause": repr(error)})
 
 
-# The guard in front of Quart: answers what Quart must not see (docs/api.md, Conventions).
+# The guard in front of Quart answers requests that Quart must not get (docs/api.md, Conventions).
 #
-# Quart reads the Host header before any handler of ours runs, and an error there would break the
-# connection instead of answering it. Requests that the server could not read come here too, so that
-# every refusal has one shape, one log line and one metric.
+# Quart reads the Host header before any handler of the API runs, and an error there would close the
+# connection without a response. The server also sends unreadable requests here, so that every
+# refusal has the same form, log line and metric.
 
 
+# A host name of labels with an optional final dot, or an IPv6 address in brackets; optional port.
+# The empty value is valid HTTP.
 _LABEL = rb"[A-Za-z0-9_-]{1,63}"
 _HOST = re.compile(
     rb"(?:" + _LABEL + rb"(?:\." + _LABEL + rb")*\.?|\[[0-9A-Fa-f:.]{2,45}\])?(?::[0-9]{1,5})?\Z"
