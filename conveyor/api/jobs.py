@@ -80,7 +80,7 @@ async def _submit(call: RequestContext, asked: Submission, job_id: str) -> Respo
             call.env, call.api.notifier, call.caller, asked.webhook, JobId(job_id)
         )
     opened = (Quota.OPEN_JOBS,) if asked.is_open else ()
-    # The bytes of an uploaded list were counted with the upload.
+    # None for an uploaded list: the body of this request says nothing about its size.
     brought = None if asked.input_id is not None else call.sent.size_bytes
     stored = (Quota.LIVE_RUNS, *opened, *STORING)
     find_begun = partial(call.env.store.read, JobKey(JobId(job_id)))

@@ -1,4 +1,4 @@
-"""What a run may spend, who has taken how much of it, and what a call may cost (SPEC.md 4.9;
+"""Budgets of runs, their reservations by pollers, and prices of calls (SPEC.md 4.9;
 docs/storage.md, Rows)."""
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import msgspec
 
 from conveyor.domain.ids import JobId, RunId
 
+# Money is stored as an integer of millionths: sums of floats would drift.
 MICROS = 1_000_000
 _COST_MAX = Decimal(10**9)
 
 
 class Unit(StrEnum):
-    """What a budget is counted in: credits, or millionths of the gateway's money."""
+    """The unit of a budget: credits, or millionths of the gateway's currency."""
 
     CREDITS = "credits"
     COST = "cost"
@@ -30,7 +31,7 @@ class BudgetCap(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """The budget of one run. `left` is what nobody has taken: it pays for calls to come."""
+    """The budget of one run. `left` is the part that no poller has reserved."""
 
     job_id: JobId  #: The job of the budget.
     run_id: RunId  #: The run of the budget.
@@ -41,9 +42,9 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class BudgetReservation(msgspec.Struct, frozen=True):
-    """What one holder has taken of a run's budget for good or for now, and never spends above.
+    """The part of a run's budget that one poller has spent or reserved. It never spends more.
 
-    `seq` counts its changes: one of unknown outcome cannot happen after the next.
+    `seq` counts the changes. A change with an unknown outcome cannot be applied after the next one.
     """
 
     job_id: JobId  #: The job of the reservation.
@@ -54,7 +55,7 @@ class BudgetReservation(msgspec.Struct, frozen=True):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """The most that one call may cost; no money where the gateway cannot tell."""
+    """The most that one call may cost. `cost_micros` is None if the gateway has no prices."""
 
     credits: int = 0
     cost_micros: int | None = 0
@@ -67,7 +68,7 @@ class Price(msgspec.Struct, frozen=True):
 
 
 def micros_from(text: str) -> int | None:
-    """Decimal text as millionths, rounded up; None for anything but a sane amount."""
+    """Converts decimal text to millionths, rounded up; None if it is no valid amount."""
     try:
         amount = Decimal(text)
     except InvalidOperation:
@@ -77,16 +78,17 @@ def micros_from(text: str) -> int | None:
     return int((amount * MICROS).to_integral_value(ROUND_CEILING))
 
 
-# Pricing: what a page costs at a ZenRows-compatible gateway, in credits (docs/api.md, Dry run).
+# Prices of a page at a ZenRows-compatible gateway, in credits (docs/api.md, Dry run).
 #
-# A page that is fetched once and well. What failed costs nothing there, so tries do not count.
+# Each page is counted once. The gateway does not charge failed calls, so retries do not count.
 
 
+# Plain, with JavaScript rendering, with a premium proxy, with both.
 _PLAIN, _RENDERED, _PREMIUM, _BOTH = 1, 5, 10, 25
 
 
 class PriceRange(msgspec.Struct, frozen=True):
-    """At least and at most; the same where the gateway decides nothing by itself."""
+    """The least and the most credits. They are equal unless the gateway chooses the mode."""
 
     credits_min: int = 0
     credits_max: int = 0
@@ -101,7 +103,7 @@ FREE = PriceRange()
 
 
 def price_of(params: Mapping[str, str]) -> PriceRange:
-    """What one page with these parameters costs."""
+    """Returns the price of one page with these parameters."""
     if params.get("mode") == "auto":
         return PriceRange(_PLAIN, _BOTH)
     is_rendered = params.get("js_render", "").lower() == "true"

@@ -1,13 +1,13 @@
-"""How many calls of one API key may be under way at a gateway (docs/engines.md, Gateways).
+"""Limits the concurrent calls of one API key at a gateway (docs/engines.md, Gateways).
 
-The window starts small, jumps to what the first answer says is free, or grows with every answer
-(slow start), up to the limit that the gateway states. A refusal for concurrency shrinks it to half
-and stops new calls for a while; afterwards it grows by about one per round of calls, and past the
-count at which it was refused by one a minute (additive increase, multiplicative decrease): keys are
-banned for refusals, so these must stay rare.
+The window starts small. It jumps to the free capacity that the first response states, or grows with
+every response (slow start), up to the limit that the gateway states. A refusal for concurrency
+halves the window and stops new calls for a while. Afterwards it grows by about one per round of
+calls, and by one a minute beyond the count at which it was refused (additive increase,
+multiplicative decrease). Gateways ban keys for refusals, so refusals must stay rare.
 
 A `CallWindow` is a value: each operation returns the next one. Times are seconds of any monotonic
-clock; time and randomness are arguments. Numbers that a gateway states are clamped, never believed.
+clock; time and randomness are arguments. Numbers that a gateway states are clamped.
 """
 
 from __future__ import annotations
@@ -17,25 +17,31 @@ import msgspec
 from conveyor.domain import limits
 from conveyor.domain.randomness import Random
 
-# Two calls tell the limit to nearly every plan without a refusal, and a plan of one refuses one.
+# With two calls, nearly every plan states its limit without a refusal; a plan of one refuses one
+# call.
 SIZE_FIRST = 2.0
-# While nothing is answered one more may begin every FIRST_S, up to the smallest published plan: the
-# first pages may be slow ones.
+# Before the first response, one more call may begin every FIRST_S, up to the smallest published
+# plan: the first pages may be slow.
 FIRST_S = 5.0
 SIZE_UNANSWERED_MAX = 5.0
-# More tasks than this never run at once, so no larger limit is of use.
+# No job runs more tasks at the same time, so a larger limit has no use.
 LIMIT_MAX = limits.MAX_INFLIGHT_MAX
-# A count that was refused is tried again, by one, after this long.
+# The ceiling rises by one after this time. A smaller value causes more refusals, and gateways ban
+# keys for them; a larger one leaves freed capacity unused for longer.
 CEILING_S = 60.0
+# The pause after a refusal without Retry-After doubles between these bounds.
 PAUSE_S_FIRST = 1.0
 PAUSE_S_MAX = 60.0
-# One answer must not stop a key for longer, whatever its Retry-After says.
+# One response must not stop a key for longer, whatever its Retry-After states.
 RETRY_AFTER_S_MAX = 300.0
 
 
 class CallWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """`limit` is what the gateway stated last. `ceiling` is one less than the count at which it
-    last refused a call although that was within the limit: others use the same key."""
+    """The window of one key. `limit` is the last limit that the gateway stated.
+
+    `ceiling` is one less than the count at which the gateway last refused a call within the limit.
+    This happens when other programs use the same key.
+    """
 
     size: float = SIZE_FIRST
     limit: int | None = None
@@ -50,31 +56,32 @@ class CallWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def capacity(self) -> int:
-        """How many calls may be under way; at least one, or nothing would ever be learned."""
+        """The allowed concurrent calls. At least one: without calls, the window learns nothing."""
         bounds = [self.size, LIMIT_MAX]
         bounds += [bound for bound in (self.limit, self.ceiling) if bound is not None]
         return max(1, int(min(bounds)))
 
     def wait_unanswered(self, waited_s: float) -> CallWindow:
-        """The window after so long without any answer to its first calls."""
+        """Returns the window after `waited_s` seconds without a response to its first calls."""
         if self.is_answered:
             return self
         size = min(SIZE_FIRST + waited_s // FIRST_S, SIZE_UNANSWERED_MAX)
         return msgspec.structs.replace(self, size=max(self.size, size))
 
     def room(self, inflight: int, *, now: float) -> int:
-        """How many more calls may begin now, beside `inflight`."""
+        """The number of calls that may begin now, in addition to `inflight`."""
         return 0 if now < self.resume_at else max(0, self.capacity - inflight)
 
     def note_answer(
         self, *, limit: int | None, remaining: int | None, inflight: int, now: float
     ) -> CallWindow:
-        """A call was answered, with `inflight` calls under way, itself included."""
+        """Records a response. `inflight` counts the running calls, including this one."""
         window = _set_limit(self, limit)
         window = msgspec.structs.replace(window, is_answered=True, refusals_in_row=0)
         if window.may_jump and window.limit is not None and remaining is not None:
             return _jump(window, inflight - 1 + remaining)
-        # A window that is not used says nothing; neither may it grow where nothing remains.
+        # A window that is less than half used is no evidence for a larger one. With no capacity
+        # remaining, a larger window would only cause refusals.
         if remaining == 0 or 2 * inflight < window.capacity:
             return window
         return _grow(_raise_ceiling(window, now))
@@ -89,9 +96,10 @@ class CallWindow(msgspec.Struct, frozen=True, kw_only=True):
         retry_after_s: float | None,
         random: Random,
     ) -> CallWindow:
-        """A call was refused for concurrency, with `inflight` under way, itself included.
+        """Records a refusal for concurrency. `inflight` includes the refused call.
 
-        Calls that began before the window shrank are part of the same burst: they shrink nothing.
+        Calls that began before the window shrank belong to the same burst and do not shrink it
+        again.
         """
         window = msgspec.structs.replace(_set_limit(self, limit), is_answered=True)
         if began_at >= self.shrunk_at:
@@ -100,7 +108,7 @@ class CallWindow(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(window, resume_at=max(window.resume_at, now + pause_s))
 
     def restart(self) -> CallWindow:
-        """After an outage: the limit is remembered, the load comes back step by step."""
+        """Restarts after an outage: the window keeps the limit and grows from the start again."""
         return msgspec.structs.replace(
             self, size=SIZE_FIRST, is_in_slow_start=True, may_jump=False, refusals_in_row=0
         )
@@ -114,8 +122,8 @@ def _set_limit(window: CallWindow, stated: int | None) -> CallWindow:
 
 
 def _jump(window: CallWindow, room: int) -> CallWindow:
-    """To what the first answer says is free. Later answers do not count the calls that are on
-    their way, so they tell too much."""
+    """Enlarges the window to the free capacity of the first response. Later responses do not count
+    calls that are still on their way to the gateway, so their numbers are too high."""
     assert window.limit is not None
     size = max(window.size, float(min(window.limit, room)))
     return msgspec.structs.replace(window, size=size, may_jump=False)
@@ -148,7 +156,7 @@ def _shrink(window: CallWindow, inflight: int, now: float) -> CallWindow:
         refusals_in_row=window.refusals_in_row + 1,
     )
     if window.limit is not None and inflight > window.limit:
-        # It was not known, or has changed: the limit itself is the answer.
+        # The limit was unknown or has changed. It explains the refusal, so no ceiling is necessary.
         return msgspec.structs.replace(window, size=float(window.limit), ceiling=None)
     ceiling = max(1, inflight - 1)
     return msgspec.structs.replace(

@@ -1,8 +1,8 @@
-"""A circuit breaker: stops calls to a service that is away, and tests it with single probes.
+"""A circuit breaker: stops calls to a service that is down, and tests it with single probes.
 
-CLOSED: every call may be made. OPEN: no call may be made until the next probe is due. HALF_OPEN:
-one probe is under way, and no other call may be made. What counts as evidence that a service is
-away differs between services, so the caller decides when to `trip` the circuit.
+CLOSED: every call is allowed. OPEN: no call is allowed until the next probe is due. HALF_OPEN: one
+probe is running, and no other call is allowed. The evidence that a service is down differs between
+services, so the caller decides when to `trip` the circuit.
 
 A `Circuit` is a value: each operation returns the next one. Times are seconds of any monotonic
 clock; time and randomness are arguments.
@@ -25,9 +25,12 @@ class CircuitState(StrEnum):
 
 
 class ProbePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When probes are made: after `first_s`, then after twice as long each time, up to
-    `delay_s_max`, each delay jittered down to half of it. A probe that has reported nothing after
-    `lost_after_s` counts as lost, and another may be made in its place."""
+    """The times of probes: after `first_s`, then after twice as long each time, up to
+    `delay_s_max`.
+
+    Jitter shortens each delay to no less than half. A probe without a report after `lost_after_s`
+    counts as lost, and another probe may start.
+    """
 
     first_s: float = 1.0
     delay_s_max: float = 30.0
@@ -35,8 +38,8 @@ class ProbePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Circuit(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one circuit. `probe` numbers the probes of all openings, so that the report of
-    a lost one is told from that of its successor."""
+    """The state of one circuit. `probe` numbers the probes of all openings, so that the late report
+    of a lost probe is not taken for the report of its successor."""
 
     policy: ProbePolicy = ProbePolicy()
     state: CircuitState = CircuitState.CLOSED
@@ -50,11 +53,11 @@ class Circuit(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is CircuitState.CLOSED
 
     def wait_s(self, now: float) -> float:
-        """Seconds until a call may be made: 0 when one may be made now."""
+        """Seconds until a call is allowed; 0 if one is allowed now."""
         return 0.0 if self.is_closed else max(0.0, self.next_call_at - now)
 
     def trip(self, *, now: float, random: Random) -> Circuit:
-        """Opens a closed circuit. Reports of calls from before it opened change nothing."""
+        """Opens a closed circuit. If it is open, failures of earlier calls change nothing."""
         if not self.is_closed:
             return self
         return msgspec.structs.replace(
@@ -66,8 +69,9 @@ class Circuit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def start_probe(self, *, now: float) -> Circuit | None:
-        """The circuit with a new probe under way; None while the circuit is closed, no probe is
-        due, or one is under way."""
+        """Returns the circuit with a new probe, or None if it is closed, no probe is due, or a
+        probe is running.
+        """
         if self.is_closed or self.wait_s(now) > 0:
             return None
         return msgspec.structs.replace(
@@ -84,7 +88,7 @@ class Circuit(msgspec.Struct, frozen=True, kw_only=True):
         return self.close()
 
     def close(self) -> Circuit:
-        """Closes the circuit whatever was under way: a call was answered all the same."""
+        """Closes the circuit in any state: a call was answered, so the service works."""
         return msgspec.structs.replace(
             self, state=CircuitState.CLOSED, opened_at=None, failed_probes=0, next_call_at=0.0
         )
@@ -102,13 +106,13 @@ class Circuit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def return_probe(self, probe: int, *, now: float) -> Circuit:
-        """Opens the circuit again, with the next probe due at once: this one was never sent."""
+        """Opens the circuit again. The next probe is due at once, because this one was not sent."""
         if not self._is_under_way(probe):
             return self
         return msgspec.structs.replace(self, state=CircuitState.OPEN, next_call_at=now)
 
     def abandon_probe(self, probe: int, *, now: float, random: Random) -> Circuit:
-        """Opens the circuit again, for as long as before: the probe told nothing."""
+        """Opens the circuit again, for as long as before: the probe gave no evidence."""
         if not self._is_under_way(probe):
             return self
         return msgspec.structs.replace(

@@ -1,18 +1,21 @@
-"""Whether a gateway is away, or only fails for some targets (docs/engines.md, Gateways).
+"""Decides whether a gateway is down, or only fails for some targets (docs/engines.md, Gateways).
 
-A call that was never sent says that the gateway is unreachable. An answer such as 502 that says
-nothing about the target, or no answer at all, may be the gateway's fault or the target's. Such a
-failure is in doubt: the task is deferred, and what happens next decides.
+If a call could not be sent, the gateway is unreachable. A response such as 502 that says nothing
+about the target, or no response at all, may be the fault of the gateway or of the target. Such a
+failure is in doubt: the task is deferred, and later calls decide.
 
-- The target fails again, and when the call before began, the gateway took other calls that it
-  answered: the target is at fault, and the failure counts as an attempt. What matters is when calls
-  began: a gateway that goes away may still answer what it had taken before. Each failure needs its
-  own proof: a target that was at fault earlier may fail now because the gateway is away.
-- Several targets fail in a row and nothing is answered: the gateway is away, the circuit opens.
-- The same few targets fail and nothing else is called: after a time they are at fault.
+- If the target fails again, and the gateway answered other calls that began around the previous
+  failure, the target is at fault, and the failure counts as an attempt. The start of a call
+  matters, because a gateway that goes down may still answer calls that it accepted before. Each
+  failure needs its own proof: a target that was at fault earlier may fail now because the gateway
+  is down.
+- If several targets fail in a row and no call is answered, the gateway is down and the circuit
+  opens.
+- If the same few targets fail and no other target is called, they are at fault after some time.
 
-One `GatewayHealth` is for the calls of one caller, so that nobody's targets stop another's calls.
-It is a value: each operation returns the next one. Time and randomness are arguments.
+One `GatewayHealth` covers the calls of one caller, so that the targets of one caller cannot stop
+the calls of another. It is a value: each operation returns the next one. Time and randomness are
+arguments.
 """
 
 from __future__ import annotations
@@ -23,38 +26,45 @@ from conveyor.domain.backpressure.circuit import Circuit, ProbePolicy
 from conveyor.domain.randomness import Random
 from conveyor.domain.run.settlement import backoff_s
 
-# A single refused connection happens at every gateway; three in a row with no answer do not.
+# Every gateway refuses a single connection at times, but not three in a row without an answer. A
+# smaller value opens the circuit by accident; a larger one delays more tasks during an outage.
 UNREACHABLE_TO_OPEN = 3
-# Ten in a row of three targets: where three of ten targets fail, once in 170,000 calls by chance.
+# Ten failures in a row of at least three targets. If three of ten targets always fail, this happens
+# by chance once in 170,000 calls.
 FAILURES_TO_OPEN = 10
 TARGETS_TO_OPEN = 3
-# How long one or two targets stay in doubt, besides those that were at fault before: if the gateway
-# answered within LATELY_S before.
+# One or two targets stay in doubt this long if the gateway answered within LATELY_S before. Targets
+# that were at fault before are not counted.
 DOUBT_S_ANSWERED = 15.0
 LATELY_S = 60.0
-# How long up to FEW_TARGETS stay in doubt, when nothing else was answered: twice a long restart.
+# Up to FEW_TARGETS stay in doubt this long if no other call was answered: twice the time of a long
+# restart of a gateway.
 DOUBT_S_FEW = 600.0
 FEW_TARGETS = 20
-# How long many targets of one host stay in doubt, when nothing else was answered.
+# Many targets of one host stay in doubt this long if no other call was answered.
 DOUBT_S_HOST = 3600.0
-# A target in doubt is tried again after 1 s, then after twice as long each time, up to 30 s.
+# A target in doubt is called again after 1 s, then after twice as long each time, up to 30 s.
 RETRY_S_FIRST = 1.0
 RETRY_S_MAX = 30.0
-# Bounds of what is kept for one key. Older doubts are dropped: they would decide nothing any more.
+# Bounds the memory for one API key. Older doubts are dropped, because they decide nothing any more.
 TARGETS_KEPT_MAX = 500
 SPANS_KEPT = 8
-# Answered calls that began no further apart than this show that the gateway worked in between.
+# Two answered calls that began at most this far apart prove that the gateway worked in between. A
+# larger value would count short outages as working time and blame targets for them.
 SPAN_GAP_S = 2.0
+# Only the difference between one host and several matters.
 HOSTS_KEPT = 2
 
-# A probe that is not answered for 30 s may hang until its deadline: another is made beside it.
+# A probe without an answer after 30 s may hang until its deadline, so another probe starts.
 PROBES = ProbePolicy(first_s=1.0, delay_s_max=30.0, lost_after_s=30.0)
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """A target that failed without an answer that names it; its latest call began at `last_at`.
-    `is_alone` when no other target had failed since the last answer; `is_at_fault` once it was
-    found to be."""
+    """A target that failed in a way that does not show whose fault it was.
+
+    Its latest call began at `last_at`. `is_alone`: no other target had failed since the last
+    answer. `is_at_fault`: the target was found to be at fault before.
+    """
 
     last_at: float
     count: int
@@ -63,9 +73,11 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class Streak(msgspec.Struct, frozen=True):
-    """The failures in doubt since the last answer: enough of their targets and hosts to decide.
-    `suspects` are those of the targets that were never found to be at fault, and `count` is how
-    often these failed: only they say that the gateway is away."""
+    """The failures in doubt since the last answer, with enough targets and hosts to decide.
+
+    `suspects` are the targets that were never found to be at fault. `count` is the number of their
+    failures: only these are evidence that the gateway is down.
+    """
 
     count: int = 0
     began_at: float = 0.0
@@ -86,8 +98,9 @@ class Streak(msgspec.Struct, frozen=True):
 
 
 class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """`spans` are the latest times during which calls began that were answered, without a gap of
-    more than `SPAN_GAP_S`: the gateway worked then."""
+    """The evidence about one gateway. `spans` are the latest intervals in which answered calls
+    began, with no gap above `SPAN_GAP_S`: the gateway worked during them.
+    """
 
     circuit: Circuit = Circuit(policy=PROBES)
     streak: Streak = Streak()
@@ -96,8 +109,9 @@ class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
     unreachable_in_row: int = 0
 
     def note_answer(self, *, began_at: float, target: str | None = None) -> GatewayHealth:
-        """The gateway answered a call, well or badly, in a way that shows that it works. A target
-        whose call was answered is in doubt no longer."""
+        """Records a response, good or bad, that proves that the gateway works. Its target is no
+        longer in doubt.
+        """
         doubts = self.doubts
         if target in doubts:
             doubts = {name: doubt for name, doubt in doubts.items() if name != target}
@@ -111,7 +125,7 @@ class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def note_unreachable(self, *, now: float, probe: int | None, random: Random) -> GatewayHealth:
-        """A call could not be sent: no target had a part in it."""
+        """Records a call that could not be sent. The target is not the cause."""
         in_row = self.unreachable_in_row + 1
         health = msgspec.structs.replace(self, unreachable_in_row=in_row)
         if probe is None and in_row < UNREACHABLE_TO_OPEN:
@@ -128,8 +142,9 @@ class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
         probe: int | None,
         random: Random,
     ) -> tuple[GatewayHealth, bool]:
-        """A call failed without a word on its target; the second value is whether the target is at
-        fault, by all that is known."""
+        """Records a failure in doubt. The second value tells whether the target is at fault
+        according to the evidence so far.
+        """
         before = self.doubts.get(target)
         is_at_fault = before is not None and self._is_proven(before)
         was_at_fault = before is not None and before.is_at_fault
@@ -154,16 +169,18 @@ class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
         return (_open(health, probe, now, random) if is_away or probe else health), False
 
     def retry_after_s(self, target: str, *, now: float) -> float:
-        """Seconds until a target in doubt is worth another call."""
+        """Seconds until the next call to a target in doubt."""
         doubt = self.doubts.get(target)
         doublings = 0 if doubt is None else doubt.count - 1
         own_s = backoff_s(doublings, first_s=RETRY_S_FIRST, delay_s_max=RETRY_S_MAX)
         return own_s if self.circuit.is_closed else max(self.circuit.wait_s(now), RETRY_S_FIRST)
 
     def _is_proven(self, doubt: Doubt) -> bool:
-        """Whether the gateway worked when the call of the target that failed last began: calls that
-        began before and after were answered, or it was the only target that failed and one that
-        began later was answered."""
+        """Whether the gateway worked when the target's last failed call began.
+
+        It did if calls that began before and after were answered, or if this target alone failed
+        and a call that began later was answered.
+        """
         if not self.circuit.is_closed:
             return False
         is_covered = any(began <= doubt.last_at <= ended for began, ended in self.spans)
@@ -174,7 +191,7 @@ class GatewayHealth(msgspec.Struct, frozen=True, kw_only=True):
 def _extend(
     spans: tuple[tuple[float, float], ...], began_at: float
 ) -> tuple[tuple[float, float], ...]:
-    """The spans with a call that began then. Answers come in another order than calls begin."""
+    """Adds an answered call to the spans. Responses arrive in another order than calls begin."""
     near = [
         (start, end) for start, end in spans if start - SPAN_GAP_S <= began_at <= end + SPAN_GAP_S
     ]
@@ -186,7 +203,7 @@ def _extend(
 
 
 def _is_time_up(health: GatewayHealth, now: float) -> bool:
-    """Whether what fails for so long, while nothing else is called, is at fault."""
+    """Whether targets that failed for so long, without calls to others, count as at fault."""
     streak = health.streak
     failing_s = now - streak.began_at
     if len(streak.suspects) < TARGETS_TO_OPEN and failing_s >= DOUBT_S_ANSWERED:
@@ -208,7 +225,7 @@ def _open(health: GatewayHealth, probe: int | None, now: float, random: Random) 
 
 
 def _keep(health: GatewayHealth, target: str, doubt: Doubt) -> GatewayHealth:
-    """Remembers a doubt; past the bound the older half is forgotten."""
+    """Stores a doubt. Above the limit, the older half is dropped."""
     doubts = {**health.doubts, target: doubt}
     if len(doubts) > TARGETS_KEPT_MAX:
         oldest = sorted(doubts, key=lambda name: doubts[name].last_at)

@@ -1,5 +1,5 @@
-"""Three lines against receiving what cannot be run: permits, cooldown, bounce delay
-(SPEC.md 4.6)."""
+"""Back-pressure: three measures against receiving messages that cannot run: permits, cooldown,
+bounce delay (SPEC.md 4.6)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from conveyor.domain import limits
 from conveyor.domain.randomness import Random
 from conveyor.domain.run.settlement import backoff_s, jitter_s
 
+# The wait after an empty receive doubles between these bounds. A smaller maximum costs more
+# receives on empty queues; a larger one delays new tasks.
 IDLE_S_MIN = 0.02
 IDLE_S_MAX = 1.0
+# The wait after a refused permit doubles between these bounds, while other pollers use the permits.
 COOLDOWN_S_MIN = 0.25
 COOLDOWN_S_MAX = 5.0
 
 
 class PermitOrder(Enum):
-    """When a poller finds out that its job is at its cap."""
+    """When a poller detects that its job is at its cap."""
 
     BEFORE_RECEIVE = "a lease of the job for each message, before it is received"
     LOCAL_GATE = "what runs here is counted before a receive, what runs elsewhere after it"
@@ -26,14 +29,14 @@ class PermitOrder(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backpressure:
-    """The three lines. A worker has them all; a benchmark leaves some out to see their worth."""
+    """The three measures. A worker uses all of them; a benchmark disables some to measure them."""
 
     permits: PermitOrder = PermitOrder.BEFORE_RECEIVE
     cools_down: bool = True
     bounces_longer: bool = True
 
     def wanted(self, *, free_slots: int, cap: int, held: int, batch_max: int) -> int:
-        """How many messages to ask for, as far as it can be known before."""
+        """The number of messages to request, from what is known before the receive."""
         if self.permits is PermitOrder.AFTER_RECEIVE:
             return min(free_slots, batch_max)
         return permits_wanted(free_slots=free_slots, cap=cap, held=held, batch_max=batch_max)
@@ -46,22 +49,22 @@ class Backpressure:
 
 
 def permits_wanted(*, free_slots: int, cap: int, held: int, batch_max: int) -> int:
-    """How many permits to ask for: never more than can be run right now."""
+    """The number of permits to request: never more than can run now."""
     return max(0, min(free_slots, cap - held, batch_max))
 
 
 def bounce_delay_s(receives: int) -> float:
-    """How long a message that had to go back stays hidden: 5 s, doubling, at most 300 s."""
+    """Seconds for which a bounced message stays hidden: 5 s, doubling, at most 300 s."""
     doublings = max(receives, 1) - 1
     return backoff_s(doublings, first_s=limits.BOUNCE_S_MIN, delay_s_max=limits.BOUNCE_S_MAX)
 
 
 def cooldown_s(refusals: int, random: Random) -> float:
-    """How long a queue is left alone after its job had no permit to give, with jitter."""
+    """Seconds without a receive after the job had no free permit, with jitter."""
     ceiling = backoff_s(refusals, first_s=COOLDOWN_S_MIN, delay_s_max=COOLDOWN_S_MAX)
     return jitter_s(ceiling, random)
 
 
 def idle_s(empties: int) -> float:
-    """How long to wait before an empty queue is asked again, unless somebody says that it fills."""
+    """Seconds until the next receive from an empty queue, unless a wake-up comes first."""
     return backoff_s(empties, first_s=IDLE_S_MIN, delay_s_max=IDLE_S_MAX)

@@ -1,7 +1,8 @@
-"""Taking from a run's budget before a call, and giving back what was not needed (SPEC.md 4.9).
+"""Reserves a part of a run's budget before a call, and returns the unused part (SPEC.md 4.9).
 
-Who calls a gateway first takes the most that the call may cost. What is taken is never given back
-by anybody else: if its holder is lost, so is what it held, and the budget is never overshot.
+Before it calls a gateway, a poller reserves the most that the call may cost. Only the holder of a
+reservation can return it. If the holder crashes, its reservation is lost, and the budget is still
+never exceeded.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from conveyor.domain.model import Job, Run
 
 
 def open_budget(run: Run) -> list[Insert]:
-    """The budget of a new run, if it has one."""
+    """Returns the budget row of a new run, if the run has a budget."""
     if run.budget is None:
         return []
     amount = run.budget.amount
@@ -37,9 +38,9 @@ def open_budget(run: Run) -> list[Insert]:
 
 
 def resize(share: BudgetReservation, *, taken: int) -> Change:
-    """Makes the holder's share this large; the difference is the budget's.
+    """Changes the reservation to `taken`. The budget's `left` changes by the difference.
 
-    Only one that asks for more can be refused, by a budget that has less.
+    The store can refuse only an increase, if `left` is too small.
     """
     more = taken - share.taken
     resized = msgspec.structs.replace(share, taken=taken, seq=share.seq + 1)
@@ -60,7 +61,7 @@ def resize(share: BudgetReservation, *, taken: int) -> Change:
 
 
 def force_resize(share: BudgetReservation, *, taken: int) -> Change:
-    """What was spent was spent, be it more than was promised: the budget may go below zero."""
+    """Records actual spend even if it exceeds the reservation. `left` may become negative."""
     change = resize(share, taken=taken)
     held, budget = change.writes
     assert isinstance(budget, Update)
@@ -68,7 +69,7 @@ def force_resize(share: BudgetReservation, *, taken: int) -> Change:
 
 
 def affordable(prices: Sequence[int], room: int) -> list[bool]:
-    """Which of these calls can be paid for, in their order."""
+    """Returns for each call, in order, whether the remaining budget can pay for it."""
     paid = []
     for price in prices:
         paid.append(price <= room)
@@ -77,7 +78,7 @@ def affordable(prices: Sequence[int], room: int) -> list[bool]:
 
 
 def set_cap(job: Job, run: Run | None, budget: Budget | None, cap: BudgetCap, now: float) -> Change:
-    """Another cap for the job and for the run that is under way. What was taken stays taken."""
+    """Changes the cap of the job and of its active run. Existing reservations stay."""
     values = {"budget": cap, "updated_at": now}
     active = None if run is None else run.run_id
     guard = Guard(status_in=JOB_VISIBLE, equals=(("active_run_id", active),))

@@ -1,7 +1,8 @@
-"""Auditing: a recount of a run's rows, held against its counters (docs/api.md, Audit).
+"""Auditing: recounts the rows of a run and compares them with its counters (docs/api.md, Audit).
 
-While a run is live both move. But everything that is counted only ever grows, so a recount lies
-between the counters before it and the counters after it; once the run has ended, all three agree.
+While a run is live, rows and counters change during the recount. Every compared counter only grows,
+so a correct recount lies between the counters before it and the counters after it. After the run
+has ended, all three are equal.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from conveyor.domain.run.counters import Totals
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A counter that is not what the rows say."""
+    """A counter that differs from the recount."""
 
     what: str
     recorded: int
@@ -25,7 +26,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class BadBody(msgspec.Struct, frozen=True):
-    """A body that is not what its task says: missing, or damaged."""
+    """A stored body that is missing, or does not match its task."""
 
     task_id: TaskId
     problem: str
@@ -41,7 +42,7 @@ def count_row(counts: Counter[str], row: Task) -> None:
         counts[(row.reason or FailureReason.BAD_TARGET).value] += 1
     if row.status is TaskStatus.PENDING and row.attempts:
         counts["retrying"] += 1
-    if row.source_run_id is None:  # What an inherited result cost is on its own run's bill.
+    if row.source_run_id is None:  # The run that fetched an inherited result has its cost.
         counts["credits"] += row.credits
         counts["cost_micros"] += row.cost_micros
 
@@ -54,10 +55,10 @@ def recorded(totals: Totals) -> dict[str, int]:
 
 
 def compare(run: Run, counts: Counter[str], before: Totals, after: Totals) -> list[Difference]:
-    """Where the rows contradict the counters. `run` is from after the recount."""
+    """Returns the counters that contradict the rows. `run` was read after the recount."""
     low, high = recorded(before), recorded(after)
     is_live = run.status in RUN_LIVE
-    if is_live:  # The one that shrinks, too.
+    if is_live:  # This counter also shrinks, so the range says nothing.
         del low["retrying"]
     found = [
         Difference(name, high[name], counts[name])

@@ -1,4 +1,4 @@
-"""Totals: a run's counters, summed over its shards (SPEC.md 2.3)."""
+"""Totals: the counters of a run, summed over its shards (SPEC.md 2.3)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conveyor.domain.model import FailureReason, ShardCounters
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's counters: the sum of its stats rows."""
+    """The counters of a run: the sum of its stats rows."""
 
     admitted: int = 0
     done: int = 0
@@ -45,15 +45,17 @@ def sum_stats(rows: list[ShardCounters]) -> Totals:
     )
 
 
-# Which shard a task lives in; the layout is pinned on the job when it is made (SPEC.md 2.4).
+# The shard of a task follows from its id. The number of shards is fixed when the job is created
+# (SPEC.md 2.4).
 
 
+# The constants of FNV-1a with 32 bits. Stored rows depend on them: a change would lose tasks.
 _BASIS, _PRIME, _BITS = 0x811C9DC5, 0x01000193, 0xFFFFFFFF
-_SHARD_BYTES = 8  # A product of 32 and 25 bits has room in it.
+_SHARD_BYTES = 8  # A product of 32 bits and 25 bits fits into 8 bytes.
 
 
 def shard_of(task_id: TaskId, shard_count: int) -> int:
-    """FNV-1a over the id; a layout of one shard costs nothing."""
+    """Returns FNV-1a of the id modulo the number of shards. One shard needs no hash."""
     if shard_count == 1:
         return 0
     value = _BASIS
@@ -63,8 +65,11 @@ def shard_of(task_id: TaskId, shard_count: int) -> int:
 
 
 def shards_of(task_ids: Sequence[TaskId], shard_count: int) -> list[int]:
-    """The same for many ids of one length, at an eighth of the time: each has a lane of one large
-    number, and every step of the hash is one operation for all of them."""
+    """As `shard_of` for many ids of one length, in an eighth of the time.
+
+    One large integer holds the hashes of all ids, 8 bytes each. Every step of the hash is one
+    operation on that integer.
+    """
     count = len(task_ids)
     if shard_count == 1 or not count:
         return [0] * count
@@ -81,6 +86,6 @@ def shards_of(task_ids: Sequence[TaskId], shard_count: int) -> list[int]:
 
 
 def pin_shard_count(*, tasks_count: int, is_open: bool, configured: int, sync_max: int) -> int:
-    """Small closed jobs keep one shard and cheap reads; large or growing ones are spread."""
+    """Small closed jobs get one shard, which is cheap to read. Large or open jobs get several."""
     assert 1 <= configured <= limits.TASK_SHARD_COUNT_MAX
     return configured if is_open or tasks_count >= sync_max else 1

@@ -1,4 +1,5 @@
-"""The one ingest path: chunk by chunk, insert-only, fenced by epoch, sealed once (SPEC.md 4.3)."""
+"""The only ingest path: chunk by chunk, inserts only, fenced by the epoch, sealed once
+(SPEC.md 4.3)."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from conveyor.domain.submit.url import host_of
 
 ATTEMPTS_WITHOUT_PROGRESS_MAX = 5
 STALLED_S = 25.0
-"""A list that has not moved for so long is in nobody's hands, or in none that get anywhere."""
+"""After this time without progress, no process works on the batch, or its process is stuck."""
 
 
 def batch_key(batch: Batch) -> BatchKey:
@@ -37,10 +38,11 @@ def batch_key(batch: Batch) -> BatchKey:
 
 
 def acquire_batch(batch: Batch, *, now: float) -> Change:
-    """Makes the batch ours: whoever held it before is fenced off by the new epoch.
+    """Takes the batch. The new epoch fences off the process that held it before.
 
-    One that moved a moment ago was in somebody's hands: to take it from them, as a client that
-    asks again does, says nothing about the list.
+    A failure is counted only if the batch was stalled. If it made progress a moment ago, another
+    process was working on it, and the takeover, for example by a repeated request, is no failure of
+    the list.
     """
     guard = Guard(status_in=lifecycle.sources(BATCH, "sealed"), equals=(("epoch", batch.epoch),))
     failures = {"failures": 1} if now - batch.updated_at >= STALLED_S else {}
@@ -49,7 +51,7 @@ def acquire_batch(batch: Batch, *, now: float) -> Change:
 
 
 def undo_failure_count(batch: Batch) -> Change:
-    """The world was away while we had the batch, which is no fault of the list's."""
+    """Reverts the failure of `acquire_batch`: an outage stopped the ingest, not the list."""
     guard = Guard(equals=(("epoch", batch.epoch),), at_least=("failures", 1))
     return Change((Update(batch_key(batch), guard, {}, {"failures": -1}),))
 
@@ -57,7 +59,7 @@ def undo_failure_count(batch: Batch) -> Change:
 def chunk_of_specs(
     batch: Batch, run: Run, specs: Sequence[TaskSpec], *, cursor: str, now: float
 ) -> Chunk:
-    """The step that admits these lines of a staged or uploaded list."""
+    """Returns the chunk that admits these lines of a staged or uploaded list."""
     assert isinstance(batch.source, (StagedList, UploadedList))
     origin = (batch.source.origin_run_id, batch.source.origin_batch_id)
     tasks = make_tasks(specs, origin, run, now)
@@ -65,7 +67,7 @@ def chunk_of_specs(
 
 
 def chunk_of_rows(batch: Batch, run: Run, rows: Sequence[Task], *, now: float) -> Chunk:
-    """The step that replays these rows of an earlier run."""
+    """Returns the chunk that replays these rows of an earlier run."""
     assert isinstance(batch.source, RowsOf)
     assert rows
     tasks = [replay(row, run, batch.source, now) for row in rows]
@@ -74,7 +76,7 @@ def chunk_of_rows(batch: Batch, run: Run, rows: Sequence[Task], *, now: float) -
 
 
 def matches_filter(row: Task, source: RowsOf) -> bool:
-    """Whether a rerun's filter names this row. What an ended run left unfinished is pending."""
+    """Whether the filter of a rerun selects this row. An unfinished task counts as pending."""
     status = row.status if row.status in TASK_TERMINAL else TaskStatus.PENDING
     if status not in source.retry:
         return False
@@ -84,17 +86,18 @@ def matches_filter(row: Task, source: RowsOf) -> bool:
 
 
 def _reason_of(row: Task) -> FailureReason | None:
-    """As the counters have it (`admission.counts_of`)."""
+    """The reason under which the counters have the row (`admission.counts_of`)."""
     failed = row.status is TaskStatus.FAILED
     return row.reason or FailureReason.BAD_TARGET if failed else None
 
 
 def replay(row: Task, run: Run, source: RowsOf, now: float) -> Task:
-    """A row of an earlier run in a new one: started over, or inherited with its result.
+    """Copies a row of an earlier run into a new run: it starts over, or is inherited with its
+    result.
 
-    What never finished is started over whatever the filter says: inherited, it would keep the
-    new run from ever ending. A bad line is refused again: its row has only what was fit to be kept
-    of it, and must never be fetched.
+    An unfinished task starts over, whatever the filter says: an inherited one would keep the new
+    run from ending. An invalid line fails again, because its row contains only the valid parts of
+    it and must never be fetched.
     """
     if isinstance(row, DamagedTask):
         return _replay_damaged(row, run, source, now)
@@ -128,8 +131,8 @@ def replay(row: Task, run: Run, source: RowsOf, now: float) -> Task:
 
 
 def _replay_damaged(row: DamagedTask, run: Run, source: RowsOf, now: float) -> Task:
-    """Inherited as far as it can be read; what would start over fails instead: nobody knows what
-    was to be fetched."""
+    """Inherits the readable part of a damaged row. A task that would start over fails instead,
+    because its URL or parameters may be lost."""
     if row.status not in TASK_TERMINAL or matches_filter(row, source):
         row = msgspec.structs.replace(
             row,
@@ -171,7 +174,7 @@ def _chunk(
 
 
 def seal(batch: Batch, run: Run, *, now: float) -> Change:
-    """Every line has a row and a ref: the batch's count becomes part of the run's total, once."""
+    """Adds the count of the batch to the total of the run, once: every line has a row and a ref."""
     inherited = frozenset(batch.source_run_ids) | frozenset(run.source_run_ids)
     run_values = {"updated_at": now, "source_run_ids": tuple(sorted(inherited))}
     told: list[Insert] = []
@@ -213,7 +216,7 @@ def seal(batch: Batch, run: Run, *, now: float) -> Change:
 
 
 def abandon(batch: Batch, *, now: float) -> Change:
-    """The run ended before the list was in: the intent is over."""
+    """Ends a batch whose run ended before the whole list was ingested."""
     update = Update(
         batch_key(batch),
         Guard(status_in=lifecycle.sources(BATCH, "abandoned")),
@@ -223,5 +226,5 @@ def abandon(batch: Batch, *, now: float) -> Change:
 
 
 def failed_too_often(batch: Batch) -> bool:
-    """Taken up several times without one chunk of progress."""
+    """Whether the batch failed too often without one chunk of progress."""
     return batch.failures >= ATTEMPTS_WITHOUT_PROGRESS_MAX

@@ -1,7 +1,8 @@
-"""What a claim and an outcome do to a task and to its run's counters (SPEC.md 4.4).
+"""How claims and outcomes change a task and the counters of its run (SPEC.md 4.4).
 
-A claim is a number: settling, retrying and handing back are all fenced by it, so a worker that
-lost its claim can change nothing. The flip of a task and the count of its shard are one change.
+A claim is a number. Settling, retrying and releasing a task are guarded by it, so that a worker
+that lost its claim cannot change the task. The change of a task's status and the count of its shard
+are one transaction: after a crash, the counters always match the rows.
 """
 
 from __future__ import annotations
@@ -40,31 +41,31 @@ from conveyor.domain.randomness import Random
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """The task is ours until `task.claim_until`, under `task.claim`."""
+    """This worker holds the task until `task.claim_until`, under the number `task.claim`."""
 
     task: Task
 
 
 class AlreadyDone(msgspec.Struct, frozen=True):
-    """The task is terminal: look whether the run is complete, then ack."""
+    """The task is terminal. The worker checks whether the run is complete, then acks."""
 
 
 class HeldByOther(msgspec.Struct, frozen=True):
-    """Somebody else has a live claim until then."""
+    """Another worker holds the claim until `until`."""
 
     until: float
 
 
 class NoSuchTask(msgspec.Struct, frozen=True):
-    """There is no row: deleted, or not visible yet; or its run has ended."""
+    """The row is deleted or not visible yet, or the run has ended."""
 
 
 class Throttled(msgspec.Struct, frozen=True):
-    """The store had no room for the claim just now, and wrote nothing."""
+    """The store throttled the claim and wrote nothing."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """The row is damaged, and nobody works on the task: it fails without being fetched."""
+    """The row is damaged and no worker holds the task. The task fails without a fetch."""
 
     task: DamagedTask
 
@@ -73,28 +74,30 @@ Claim = Claimed | AlreadyDone | HeldByOther | NoSuchTask | Throttled | Unreadabl
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """The flip is durable; `stats` are the shard's counters right after it.
+    """The outcome is durable. `stats` are the counters of the shard after it.
 
-    They are None when it was an earlier try of unknown outcome that got through.
+    They are None if an earlier write, whose outcome was unknown, had already stored it.
     """
 
     stats: ShardCounters | None
 
 
 class LostClaim(msgspec.Struct, frozen=True):
-    """Another claim, or another outcome, came first. Let go."""
+    """Another claim or another outcome came first. The worker drops the task."""
 
 
 class RunClosed(msgspec.Struct, frozen=True):
-    """The run takes no more settles: it is being stopped, or has ended. Let go."""
+    """The run accepts no more settles: it is stopping or has ended. The worker drops the task."""
 
 
 class OutcomeUnknown(msgspec.Struct, frozen=True):
-    """Nobody knows whether it was written. The claim lapses, and the task comes back or is done."""
+    """It is unknown whether the write happened. After the claim expires, the message shows the
+    task either done or free to be claimed again.
+    """
 
 
 class NotSettled(msgspec.Struct, frozen=True):
-    """Writing it crashes the writer: nothing was written, and nothing would be."""
+    """The write makes the writer crash. Nothing was written, and a retry would fail too."""
 
 
 SettleVerdict = Settled | LostClaim | RunClosed | OutcomeUnknown | NotSettled
@@ -109,20 +112,21 @@ def stats_key(ref: TaskRef) -> StatsKey:
 
 
 def claim(ref: TaskRef, *, now: float) -> Change:
-    """Takes a task that was never tried and waits, or whose claim has lapsed.
+    """Claims a task without attempts that is pending, or whose claim has expired.
 
-    Claims are counted when work starts, so that a task that kills its worker comes to an end;
-    attempts when they report, so that a worker that was merely restarted costs the task none.
+    A claim is counted when the work starts, so that a task that crashes every worker fails in the
+    end. An attempt is counted when it reports, so that a restart of a worker costs no attempt.
     """
     return Change((_taken(ref, lifecycle.sources(TASK, "claimed"), 0, now),))
 
 
 def reclaim(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change | None:
-    """Takes a task that `claim` was refused for having been tried before, or for a claim that no
-    clock like ours can have made; None for any other.
+    """Returns the claim for a task that `claim` refused because it had attempts, or because its
+    claim ends impossibly late; None for any other task.
 
-    One that waits for its next try is no longer between tries, and its shard counts that. Only
-    here: a first try, which is what most claims are, costs its shard no write.
+    A task that waited for its retry no longer does, so the shard's `retrying` count decreases.
+    Only this second step writes to the shard: most claims are first attempts and need no such
+    write.
     """
     row = verdict.row if isinstance(verdict, Stale) else None
     if not isinstance(row, Task) or row.status in lifecycle.TASK_TERMINAL:
@@ -143,9 +147,12 @@ def reclaim(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change | No
 
 
 def _is_unreal(task: Task, now: float) -> bool:
-    """A claim that ends further ahead than any made now would: a clock was set back since, or was
-    ahead when it was made. It guards nothing: whoever made it renews it by today's clock, or is
-    gone, and its number fences it off in any case."""
+    """Whether a claim ends later than a claim made now would end.
+
+    Then a clock was set back, or was ahead when the claim was made. Such a claim need not be
+    respected: a live holder renews it with the current clock, and the new claim number fences off
+    the old holder.
+    """
     return clock_step.is_unreal(task.claim_until, now=now, ttl_s=limits.CLAIM_TTL_S)
 
 
@@ -166,7 +173,7 @@ def _count(ref: TaskRef, gate: frozenset[CounterState], counts: dict[str, int]) 
 
 
 def claim_result(verdict: Verdict | None, *, now: float) -> Claim:
-    if verdict is None:  # Nobody knows. It may be ours, which lapses as another's would.
+    if verdict is None:  # Unknown outcome. If the claim was stored, it expires like any other.
         return HeldByOther(until=now + limits.CLAIM_TTL_S)
     if isinstance(verdict, Applied):
         row = verdict.rows[0]
@@ -177,35 +184,36 @@ def claim_result(verdict: Verdict | None, *, now: float) -> Claim:
         or verdict.row is None
         or isinstance(verdict.row, ShardCounters)
     ):
-        return NoSuchTask()  # With its counters shut, the run has ended.
+        return NoSuchTask()  # The counters are closed, so the run has ended.
     assert isinstance(verdict.row, Task)
     if verdict.row.status in lifecycle.TASK_TERMINAL:
         return AlreadyDone()
     if isinstance(verdict.row, DamagedTask) and not _is_held(verdict.row, now):
         return Unreadable(verdict.row)
     until = max(verdict.row.claim_until, now)
-    # Where its end cannot be believed, another was quicker to take it over.
+    # If its end is impossible, another worker took the task over first. Retry at once.
     return HeldByOther(until=now if _is_unreal(verdict.row, now) else until)
 
 
 def _is_held(task: DamagedTask, now: float) -> bool:
-    """Whether a worker may have claimed the task before its row was damaged: it knows the task as
-    it was, and may still settle it."""
+    """Whether a worker may have claimed the task before its row was damaged. That worker has the
+    undamaged task and may still settle it."""
     if {"status", "claim", "claim_until", "attempts"} & {*task.damaged}:
         return False
     return now <= task.claim_until and not _is_unreal(task, now)
 
 
 def extend_claim(ref: TaskRef, claim_number: int, *, now: float) -> Change:
-    """A heartbeat: refused as soon as the claim is no longer ours."""
+    """Extends a claim (heartbeat). The store refuses it after another worker took the task."""
     guard = Guard(status_in=lifecycle.sources(TASK, "succeeded"), equals=(("claim", claim_number),))
     return Change((Update(task_key(ref), guard, {"claim_until": now + limits.CLAIM_TTL_S}),))
 
 
 def lost_workers_problem(task: Task) -> Problem | None:
-    """Why a freshly claimed task may not be tried again: it keeps losing its workers.
+    """Returns the problem of a task that lost too many workers, else None.
 
-    Earlier claims that neither reported nor were handed back are workers that were lost.
+    Each earlier claim without a report and without a release is a lost worker. The latest claim is
+    the current one and does not count.
     """
     lost = task.claim - 1 - task.attempts - task.handed_back
     return problems.worker_lost(lost) if lost > limits.LOST_WORKERS_MAX else None
@@ -215,7 +223,7 @@ LOST_WORKER_REASON = FailureReason.OTHER
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What one try cost."""
+    """The cost of one attempt."""
 
     credits: int = 0
     cost_micros: int = 0
@@ -242,11 +250,12 @@ def fail(
 
 
 def fail_unreadable(ref: TaskRef, task: DamagedTask, *, now: float) -> Change:
-    """Ends a task whose row is damaged, and makes the row readable: stand-ins are stored in the
-    places of what is lost.
+    """Fails a task whose row is damaged, and makes the row readable: placeholders replace the lost
+    fields.
 
-    No claim is needed: whatever settled the task or took it meanwhile has changed what the guard
-    names. Claim 0 marks a row that was never fit to be fetched, so no rerun fetches it either.
+    No claim is necessary: a worker that settled or claimed the task meanwhile has changed a field
+    that the guard checks. Claim 0 marks a row that must not be fetched, so a rerun does not fetch
+    it either.
     """
     problem = problems.row_damaged(task.damaged)
     values = {
@@ -276,7 +285,7 @@ def fail_unreadable(ref: TaskRef, task: DamagedTask, *, now: float) -> Change:
 def release_for_retry(
     ref: TaskRef, task: Task, problem: Problem, *, spent: Cost, now: float
 ) -> Change:
-    """The try failed and another one follows, by the same message made visible later."""
+    """Counts a failed attempt and frees the task. The same message, visible later, retries it."""
     return _settle(ref, task, "released", {}, {"retrying": 1}, (problem, spent, now))
 
 
@@ -288,8 +297,10 @@ def release_claim(
     problem: Problem | None = None,
     now: float,
 ) -> Change:
-    """The work was cut off before an outcome: no attempt is counted. What it cost is, and then the
-    history shows it with its `problem`."""
+    """Releases a claim without an outcome. No attempt is counted.
+
+    A cost is counted, and the history then contains it with its `problem`.
+    """
     money = _money(spent or Cost())
     values: dict[str, Any] = {
         "status": lifecycle.target(TASK, "released"),
@@ -311,7 +322,7 @@ def may_retry(
     retry_after_s: float | None,
     random: Random,
 ) -> float | None:
-    """Seconds to wait before the next try, or None when this was the last one."""
+    """Seconds until the next attempt, or None if this was the last one."""
     attempt = task.attempts + 1
     if attempt >= attempts_max:
         return None
@@ -319,11 +330,11 @@ def may_retry(
 
 
 def settle_result(verdict: Verdict, task: Task) -> SettleVerdict:
-    """Reads the store's verdict on a settle or release of this claim of `task`.
+    """Interprets the verdict of the store on a settle or release of this claim of `task`.
 
-    A refusal by our own earlier try, whose outcome was unknown, is a settle all the same. It is
-    told by the attempt that it counted: handing back, the other thing that a holder does under
-    the same claim, counts none.
+    If an earlier write of this worker, whose outcome was unknown, causes the refusal, the task is
+    settled. The row shows this by one more attempt under the same claim. A release, the other write
+    under the same claim, adds no attempt.
     """
     if isinstance(verdict, Applied):
         stats = verdict.rows[1]
@@ -342,7 +353,7 @@ def settle_result(verdict: Verdict, task: Task) -> SettleVerdict:
 
 
 def may_be_drained(settled: Settled) -> bool:
-    """Nothing admitted to this shard may be left, so the run may be complete."""
+    """Whether the shard may have no task left, so that the run may be complete."""
     return settled.stats is None or settled.stats.done >= settled.stats.admitted
 
 
@@ -356,8 +367,8 @@ def _money(spent: Cost) -> dict[str, int]:
 
 
 def _history(task: Task, problem: Problem | None, spent: Cost, now: float) -> tuple[Attempt, ...]:
-    """The task's history with this try. Calls that were paid for without counting as an attempt
-    have no bound of their own, so only the latest entries are kept."""
+    """Returns the history with this attempt. Paid calls that count as no attempt are not bounded,
+    so only the latest entries are kept."""
     attempt = Attempt(
         number=task.history[-1].number + 1 if task.history else task.attempts + 1,
         started_at=task.started_at or now,
@@ -386,6 +397,7 @@ def _settle(
         "updated_at": now,
         **values,
     }
+    # A stopping run refuses settles, so that its counters are frozen. It still accepts releases.
     gate: frozenset[CounterState] = RELEASES_PASS if event == "released" else SETTLES_PASS
     return Change(
         (
@@ -397,7 +409,7 @@ def _settle(
     )
 
 
-# How long to wait before a failed try is made again (SPEC.md 4.5); the back-off of all others.
+# The delay before a failed attempt is repeated (SPEC.md 4.5), and the back-off of other modules.
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -405,6 +417,8 @@ class Backoff(msgspec.Struct, frozen=True):
     delay_s_max: float
 
 
+# Errors that often disappear at once are retried quickly. A rate limit or a block needs time, and
+# an early retry would make it worse.
 _QUICK = Backoff(first_s=1.0, delay_s_max=60.0)
 BACKOFF: Mapping[FailureReason, Backoff] = {
     FailureReason.RATE_LIMITED: Backoff(first_s=5.0, delay_s_max=300.0),
@@ -415,6 +429,7 @@ BACKOFF: Mapping[FailureReason, Backoff] = {
     FailureReason.AUTH_FAILED: _QUICK,
     FailureReason.OTHER: _QUICK,
 }
+# A site must not delay a run for longer with one header.
 RETRY_AFTER_S_MAX = 3600.0
 
 # 2 ** 64 times the first delay is above every bound; a larger exponent would overflow a float.
@@ -422,19 +437,21 @@ _DOUBLINGS_MAX = 64
 
 
 def backoff_s(doublings: int, *, first_s: float, delay_s_max: float) -> float:
-    """The first delay, doubled so many times, up to a bound."""
+    """Returns the first delay, doubled `doublings` times, but at most `delay_s_max`."""
     return min(delay_s_max, first_s * 2.0 ** min(doublings, _DOUBLINGS_MAX))
 
 
 def jitter_s(delay_s: float, random: Random) -> float:
-    """From half of a delay to all of it: those who failed together do not come back together."""
+    """Returns a random delay between half and all of it, so that calls that failed together do not
+    return together.
+    """
     return delay_s * random.uniform(0.5, 1.0)
 
 
 def retry_delay_s(
     reason: FailureReason, *, attempt: int, retry_after_s: float | None, random: Random
 ) -> float:
-    """Doubles per attempt, jittered down to half, and never sooner than the site asked for."""
+    """Returns a delay that doubles per attempt, with jitter, and never less than Retry-After."""
     backoff = BACKOFF[reason]
     ceiling = backoff_s(attempt - 1, first_s=backoff.first_s, delay_s_max=backoff.delay_s_max)
     asked = min(max(retry_after_s or 0.0, 0.0), RETRY_AFTER_S_MAX)

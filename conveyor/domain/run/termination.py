@@ -1,4 +1,8 @@
-"""How runs and jobs end: complete, stop, fail, delete; one guarded change each (SPEC.md 3)."""
+"""The ends of runs and jobs: complete, stop, fail, delete, each one guarded change (SPEC.md 3).
+
+A stop has two steps. The first closes the counters to settles, so that the totals are final. The
+second reads these totals and decides between completed, stopped and failed.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +51,14 @@ INGEST_FAILED = "ingest_failed"
 
 
 def complete(job: Job, run: Run, totals: Totals, *, now: float) -> Change:
-    """Every task is terminal and no more can come; the notice is part of the flip."""
+    """Completes a run whose tasks are all terminal. The notice is part of the same change, so that
+    no end without a notice can be stored.
+    """
     return _end(job, run, totals, "completed", {}, now)
 
 
 def request_stop(run: Run, *, reason: str | None, now: float, detail: str | None = None) -> Change:
-    """First half of a stop: from here on nothing settles, and a crash cannot forget the rest."""
+    """First step of a stop. No task settles after it, and the stored request survives a crash."""
     values = {
         "stop_requested_at": now,
         "stop_reason": reason,
@@ -64,7 +70,7 @@ def request_stop(run: Run, *, reason: str | None, now: float, detail: str | None
 
 
 def request_failure(run: Run, cause: RunFailure, detail: str, *, now: float) -> Change:
-    """First half of failing a run on an account-level error."""
+    """First step of failing a run because of an account-level error."""
     values = {
         "stop_requested_at": now,
         "failure_reason": cause,
@@ -76,7 +82,7 @@ def request_failure(run: Run, cause: RunFailure, detail: str, *, now: float) -> 
 
 
 def finish_stop(job: Job, run: Run, totals: Totals, *, now: float) -> Change:
-    """Second half: the frozen counters decide. If every task had ended by then, it completed."""
+    """Second step: the frozen counters decide. If every task had ended, the run is completed."""
     if lifecycle.is_complete(run, totals):
         no_cause = {"failure_reason": None, "failure_detail": None, "stop_reason": None}
         return _end(job, run, totals, "completed", no_cause, now)
@@ -85,7 +91,7 @@ def finish_stop(job: Job, run: Run, totals: Totals, *, now: float) -> Change:
 
 
 def set_pause(run: Run, state: PauseState, identity: EventId, *, now: float) -> Change:
-    """Pauses or resumes a live run. It may be done again, so the event is given an identity."""
+    """Pauses or resumes a live run. It can happen many times, so the caller gives the event id."""
     values = {"pause_state": state, "updated_at": now}
     kind = EventType.RUN_PAUSED if state is PauseState.PAUSED else EventType.RUN_RESUMED
     return Change(
@@ -99,7 +105,7 @@ def set_pause(run: Run, state: PauseState, identity: EventId, *, now: float) -> 
 def delete_run(
     job: Job, run: Run, *, next_latest: RunId | None, scrub_id: str, now: float
 ) -> Change:
-    """The run disappears at once; its rows and bodies go when the scrub comes by."""
+    """Hides the run immediately. The sweeper deletes its rows and bodies later."""
     values: dict[str, Any] = {"updated_at": now}
     told: list[Insert] = []
     if job.latest_run_id == run.run_id:
@@ -125,7 +131,7 @@ def delete_run(
 
 
 def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Change:
-    """The job becomes a tombstone without customer data; the scrub does the rest."""
+    """Makes the job a tombstone without customer data. The sweeper deletes the rest later."""
     tombstone: dict[str, Any] = {
         "status": lifecycle.target(JOB, "deleted"),
         "updated_at": now,
@@ -156,7 +162,7 @@ def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Ch
 
 
 def close(job: Job, run: Run, *, now: float) -> Change:
-    """No more tasks will come."""
+    """Closes an open job: it accepts no more tasks."""
     closed = {"status": lifecycle.target(JOB, "closed"), "updated_at": now}
     return Change(
         (
@@ -172,7 +178,7 @@ def close(job: Job, run: Run, *, now: float) -> Change:
 
 
 def close_ended(job: Job, *, now: float) -> Change:
-    """Closes an open job whose run was stopped or failed before."""
+    """Closes an open job whose run was already stopped or has failed."""
     closed = {"status": lifecycle.target(JOB, "closed"), "updated_at": now}
     guard = Guard(status_in=lifecycle.sources(JOB, "closed"), equals=(("active_run_id", None),))
     return Change(
@@ -181,8 +187,10 @@ def close_ended(job: Job, *, now: float) -> Change:
 
 
 def note_queue_closed(run: Run) -> Change:
-    """The sweeper need not remove this queue again. `updated_at` stays: nothing has changed for
-    those who read runs by it."""
+    """Records that the queue of the run is removed, so that the sweeper does not remove it again.
+
+    `updated_at` stays the same, because nothing has changed for readers of the run.
+    """
     ended = Guard(status_in=RUN_TERMINAL)
     return Change((Update(_key(run), ended, {"queue_closed": True}),))
 
@@ -245,7 +253,9 @@ def _end(
     if job.webhook is not None:
         payload = run_payload(job, final, totals, _EVENT_OF[event], now)
         writes.append(_notice(run, NoticeChannel.WEBHOOK, _EVENT_OF[event], payload, now))
-    if job.task_token_sealed is not None and run.sequence == 1:  # A token ends one task, once.
+    if (
+        job.task_token_sealed is not None and run.sequence == 1
+    ):  # A token can be completed only once.
         payload = task_summary(final, totals, lifecycle.target(RUN, event))
         writes.append(_notice(run, NoticeChannel.STEP_FUNCTIONS, _EVENT_OF[event], payload, now))
     return Change(tuple(writes))

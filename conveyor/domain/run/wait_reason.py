@@ -1,8 +1,8 @@
-"""Waiting: why a run is not moving, from the nearest cause outwards, and when it may be over
+"""Waiting: explains why a run makes no progress, and estimates when it ends
 (docs/api.md, Waiting).
 
-Facts come from rows, from leases, and from sightings: what each process last saw of the run. None
-of it guards truth; at worst it is half a minute old.
+The facts come from rows, from leases and from the status reports of the processes. They are
+informational and at most half a minute old. No decision about stored data depends on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conveyor.domain.run.counters import Totals
 
 
 class WaitReason(StrEnum):
-    """What holds a live run up."""
+    """Why a live run makes no progress."""
 
     PAUSED = "paused"  #: The caller paused the run.
     INGEST = "ingest"  #: The list is being ingested, and every task that is in has ended.
@@ -37,18 +37,18 @@ class WaitReason(StrEnum):
     NO_WORKERS = "no_workers"  #: Tasks are ready and no worker runs.
 
 
-# While one of these lasts nothing can be fetched, whatever else is free.
+# During one of these outages, no task of the run can be fetched.
 OUTAGES = (WaitReason.STORAGE, WaitReason.RESOURCES, WaitReason.GATEWAY_UNAVAILABLE)
 
 
-# Decided by the limiter of calls, for each call apart: other tasks of the run may go on.
+# The call limiter decides these for each call: other tasks of the run may continue.
 GATEWAY_REASONS = frozenset({WaitReason.GATEWAY_UNAVAILABLE, WaitReason.GATEWAY_LIMIT})
 
 
 class RunReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one process saw of one run: what holds it up there, and how many tasks end a second.
+    """The report of one process about one run: its wait reason, and how many tasks end a second.
 
-    `detail` says more about the reason to people, where the process knows more.
+    `detail` is a sentence for people, if the process knows more than the reason.
     """
 
     reason: WaitReason | None = None
@@ -58,14 +58,14 @@ class RunReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """That a worker is there: the slots it has, and those in use."""
+    """The report of one running worker: its slots, and the slots in use."""
 
     capacity: int
     inflight: int
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a run: its rows, its leases and their cap, and who has seen it."""
+    """The facts about a run: its rows, its leases and their cap, and the reports about it."""
 
     run: Run
     totals: Totals
@@ -84,12 +84,12 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ready(self) -> int:
-        """Tasks that are in and in nobody's hand, those between two tries included."""
+        """Admitted tasks that no worker holds, including those that wait for a retry."""
         return max(0, self.totals.admitted - self.totals.done - self.inflight)
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """The main cause, in a word and in a sentence."""
+    """The main cause, as a code and as a sentence."""
 
     reason: WaitReason
     detail: str
@@ -97,7 +97,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 def explain(facts: RunFacts) -> Waiting | None:
-    """What holds the run up; None when it moves freely, has nothing to do, or is over."""
+    """Returns why the run waits; None if it makes progress, has no work, or has ended."""
     run = facts.run
     if run.status not in RUN_LIVE or run.stop_requested_at is not None or not facts.left:
         return None
@@ -111,12 +111,12 @@ def explain(facts: RunFacts) -> Waiting | None:
 
 
 def _cause(facts: RunFacts) -> WaitReason | None:
-    """Nearest first: what would hold it up even if everything behind were well."""
+    """Returns the first cause that would block the run even if all later ones were removed."""
     seen = {report.reason for report in facts.sightings}
     if facts.run.pause_state is PauseState.PAUSED:
         return WaitReason.PAUSED
     for outage in OUTAGES:
-        # Even if every task is in hand: those that have their pages wait for it too.
+        # This comes before the check for ready tasks: tasks in flight wait for the storage too.
         if outage in seen and facts.workers:
             return outage
     if not facts.ready:
@@ -159,7 +159,7 @@ def _detail(facts: RunFacts, reason: WaitReason) -> str:
 
 
 def eta_s(facts: RunFacts) -> float | None:
-    """Seconds until what is left is done, if it goes on as it went lately; None when unknown."""
+    """Seconds until the remaining tasks are done at the recent rate; None if unknown."""
     rate = sum(report.rate for report in facts.sightings)
     if any(report.reason in OUTAGES for report in facts.sightings):
         return None
