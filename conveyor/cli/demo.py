@@ -1,4 +1,4 @@
-"""`conveyor demo`: a real job of a thousand pages against a site of our own
+"""`conveyor demo`: runs a real job of a thousand pages against a bundled site
 (docs/operations.md, Roles)."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CONCURRENCY = 50
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
 @click.pass_obj
 def demo(settings: Settings, pages: int, output: Path, as_json: bool) -> None:
-    """Scrape a bundled local site: some pages slow, some flaky, some missing."""
+    """Scrape a bundled local site. Some of its pages are slow, flaky or missing."""
     console = Console(stderr=True)
     set_up_logging("text", level=logging.WARNING)
     numbers = range(pages)
@@ -81,9 +81,9 @@ async def _do(settings: Settings, pages: int, output: Path, console: Console) ->
     return ended
 
 
-# A small web site on loopback to scrape: mostly quick pages, some slow, some flaky, some missing.
+# A small web site on loopback: most pages are quick, some are slow, flaky or missing.
 #
-# What a page does follows from its number, so that a summary can be checked.
+# The number of a page determines its behaviour, so that a test can check the summary.
 
 
 REQUEST_BYTES_MAX = 16_384
@@ -105,7 +105,7 @@ def is_slow(number: int) -> bool:
 
 @dataclass(slots=True)
 class Site:
-    """Pages `/page/<n>`; counts how often each was asked for."""
+    """Serves the pages `/page/<n>` and counts the requests of each."""
 
     port: int = 0
     asked: Counter[int] = field(default_factory=Counter)
@@ -124,7 +124,7 @@ class Site:
         return _page(number)
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """One connection, kept alive for as long as the client likes."""
+        """Serves one connection until the client closes it."""
         rest = b""
         async with stream:
             while True:
@@ -140,7 +140,7 @@ class Site:
 
 @asynccontextmanager
 async def running_site() -> AsyncGenerator[Site, None]:
-    """The site, on a free port of this machine, until the block ends."""
+    """Runs the site on a free port of this machine until the block ends."""
     site = Site()
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     site.port = listeners[0].socket.getsockname()[1]
@@ -155,7 +155,7 @@ async def _serve_forever(site: Site, listeners: list[trio.SocketListener]) -> No
         try:
             await site.serve(stream)
         except trio.BrokenResourceError:
-            return  # The client hung up.
+            return  # The client closed the connection.
 
     await trio.serve_listeners(handle, listeners)
 

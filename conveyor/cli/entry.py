@@ -12,44 +12,48 @@ from types import FrameType
 
 def main() -> None:
     install_handlers()
-    # Here, because loading the rest takes a good part of a second in which a signal may come.
+    # Import after the handlers are installed: the import takes a large part of a second, and a
+    # signal may arrive during it.
     from conveyor.cli.main import main as run
 
     run()
 
 
-# Exits: the process ends by a deadline, whatever hangs in it
+# The process always ends by a deadline, even if a part of it hangs
 # (docs/operations.md, Starting and stopping).
 #
-# Everything that Conveyor promises holds on `kill -9` as well, so a process that cannot end in
-# order ends without it. The signal handlers here also work in process 1 of a container, which
-# ignores every signal that it has no handler for; and a SIGTERM that comes while the program is
-# still loading ends it at once. This module imports next to nothing, so that it can come before
-# everything else.
+# All guarantees of Conveyor also hold after `kill -9`, so a process that cannot end in order exits
+# without clean-up. The signal handlers are necessary in process 1 of a container, which ignores
+# every signal without a handler. A SIGTERM during the import of the program ends it at once. This
+# module imports very little, so that it can run before everything else.
 
 
-# sysexits.h calls it EX_SOFTWARE: we ended because something of ours hung.
+# EX_SOFTWARE of sysexits.h: the process exited because a part of it hung.
 STUCK_STATUS = 70
-# A worker tree that failed has nothing left to hand over in order; what is stuck in it stays stuck.
+# The time for a failed tree of actors to stop. It has no work left to release in order, and a part
+# that hangs will not recover, so a larger value only delays the restart.
 FAILED_STOP_S = 10
-# After its last step the interpreter only joins threads and closes files.
+# The time after the last step of the program, when the interpreter only joins threads and closes
+# files.
 LAST_STEPS_S = 10
-# The handler needs the interpreter; this many seconds later a thread that does not need it ends the
-# process, with the stack of every thread in the log.
+# The signal handler needs the interpreter. This many seconds later, a thread that does not need it
+# ends the process and writes the stack of every thread to the log.
 _WITHOUT_INTERPRETER_S = 5
-# Enough for the connections of a busy process; some systems allow a million, and every one that is
-# left open by mistake would be found that much later.
+# Enough for the connections of a busy process. Some systems allow a million; with such a limit, a
+# descriptor leak would be noticed much later.
 _DESCRIPTORS = 65_536
 
 
 def install_handlers() -> None:
-    """SIGTERM ends the process at once until a command says otherwise; an alarm always does."""
+    """Installs the handlers. SIGTERM ends the process at once until a command replaces its
+    handler. SIGALRM always ends it.
+    """
     signal.signal(signal.SIGTERM, _exit_terminated)
     signal.signal(signal.SIGALRM, _exit_stuck)
 
 
 def set_deadline(seconds: int) -> None:
-    """The process ends within so many seconds from now; a shorter time that was set holds."""
+    """Ends the process within `seconds` from now. An earlier deadline stays in force."""
     left = signal.alarm(seconds)
     if 0 < left < seconds:
         signal.alarm(left)
@@ -57,12 +61,12 @@ def set_deadline(seconds: int) -> None:
     try:
         faulthandler.dump_traceback_later(seconds + _WITHOUT_INTERPRETER_S, exit=True)
     except (RuntimeError, ValueError, OSError, MemoryError):
-        # No thread can be started, or stderr is no file: the alarm has to do.
+        # No thread can be started, or stderr is no file. Only the alarm remains.
         return
 
 
 def raise_descriptor_limit() -> None:
-    """Lets the process open as many files as the system allows it to ask for."""
+    """Raises the soft limit of open files to the hard limit, but at most to _DESCRIPTORS."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""The options that keep a job within limits: what it may spend, and how gentle it is to hosts."""
+"""The options that limit a job: its budget, and its concurrency and rate per host."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from conveyor.schemas.budget import BudgetInput, HostLimitsInput
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Money has up to 9 digits and 6 decimals, as in the API.
 _CREDITS = re.compile(r"credits=([1-9][0-9]{0,11})\Z")
 _COST = re.compile(r"cost=([0-9]{1,9}(?:\.[0-9]{1,6})?)\Z")
 
 
 class LimitOptions(TypedDict):
-    """The options as click hands them over."""
+    """The options as click passes them."""
 
     budget: BudgetInput | None
     per_host: int | None
@@ -26,7 +27,7 @@ class LimitOptions(TypedDict):
 
 
 def budget_from(text: str) -> BudgetInput:
-    """`credits=1000` or `cost=12.50`."""
+    """Parses `credits=1000` or `cost=12.50`."""
     if found := _CREDITS.match(text):
         return BudgetInput(credits=int(found[1]))
     if found := _COST.match(text):

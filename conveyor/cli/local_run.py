@@ -1,4 +1,4 @@
-"""Running a job in this very process: what `scrape` and `demo` share
+"""Runs a job in this process: the common part of `scrape` and `demo`
 (docs/operations.md, Roles)."""
 
 from __future__ import annotations
@@ -36,18 +36,22 @@ from conveyor.usecases.run.run_progress import load_progress
 from conveyor.usecases.submit.jobs import Submission, submit
 
 CALLER = CallerId("local")
+# The interval of the progress display. A smaller value costs CPU time that the fetches need.
 POLL_S = 0.1
+# After the last task the run ends within milliseconds, so the command polls faster.
 LAST_LOOK_S = 0.01
-BROKE_LOOKS = 20  # A call that is about to begin shows within this.
+# The budget must look spent this many times in a row: a call that is about to begin shows within
+# this time.
+BROKE_LOOKS = 20
 RUNS_SHOWN_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """How a local job ended; `was_cut_off` when a signal came first.
+    """How a local job ended. `was_cut_off`: a signal came first.
 
-    `done_here` leaves out what an earlier, interrupted command had done already. `is_broke` when
-    its budget could pay for no more.
+    `done_here` does not count the tasks of an earlier, interrupted command. `is_broke`: the budget
+    could pay for no further call.
     """
 
     job: Job
@@ -62,9 +66,10 @@ class RunSummary:
 async def running_worker(
     settings: Settings, *, role: str, processes: int = 1
 ) -> AsyncGenerator[Runtime, None]:
-    """An open world with its worker running, helped by other processes if asked for.
+    """Opens a runtime with a running worker and, with `processes` above 1, helper processes.
 
-    It is one person's: a shared engine is left alone, whatever the environment says.
+    It always uses the embedded engine: a local command must not use the shared engine that the
+    environment may configure.
     """
     settings = replace(settings, engine="embedded")
     settings = shared_among(settings, processes)
@@ -80,7 +85,7 @@ async def running_worker(
 
 
 def shared_among(settings: Settings, processes: int) -> Settings:
-    """Each process runs its share of what may be in flight at once."""
+    """Divides the concurrency among the processes, rounded up."""
     return replace(settings, concurrency=-(-settings.concurrency // processes))
 
 
@@ -123,12 +128,12 @@ async def snapshot(world: Runtime, role: str, supervisor: Supervisor) -> Snapsho
 
 
 def list_id(urls: Sequence[str]) -> str:
-    """Names a list, so that the same one is found again after an interruption."""
+    """Returns the name of a list, by which it is found again after an interruption."""
     return hashlib.sha256("\n".join(urls).encode()).hexdigest()[:40]
 
 
 async def find_resumable(env: Context, urls: Sequence[str]) -> tuple[Job, Run] | None:
-    """The job that was begun with this very list and is still going, if there is one."""
+    """Returns the live job and run of the same list, if there is one."""
     query = JobsOf(caller=CALLER, statuses=JOB_VISIBLE, external_id=list_id(urls), limit=1)
     for job in await env.store.find(query):
         run = await latest_run(env, job)
@@ -165,7 +170,7 @@ async def start_job(
 async def watch_run(
     env: Context, job: Job, run: Run, report: Report, *, price: Price | None = None
 ) -> RunSummary:
-    """Watches a run to its end, or until its budget is spent or somebody presses Ctrl-C."""
+    """Shows the progress of a run until it ends, its budget is spent, or a signal arrives."""
     _, at_start = await _look(env, job, run)
     broke_looks = 0
     with trio.CancelScope() as scope:

@@ -1,4 +1,4 @@
-"""`conveyor`: the program; without a command it takes its role from CONVEYOR_ROLE
+"""`conveyor`: the program. Without a command it takes its role from CONVEYOR_ROLE
 (docs/operations.md, Roles)."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EXTRAS = {"simulate": "simulate"}
 
 
 class _Commands(click.Group):
-    """Loads a command when it is asked for, so that `conveyor --help` is quick."""
+    """Imports a command only when it is used, so that `conveyor --help` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -83,7 +83,7 @@ def _run_role(ctx: click.Context, role: str | None) -> None:
 
 
 def _run_cli() -> None:
-    """What came out of a nursery is raised as itself, if all of it was raised on purpose."""
+    """Runs the command. If a nursery raised only expected errors, it raises the error itself."""
     try:
         cli.main(standalone_mode=False)
     except BaseExceptionGroup as group:
@@ -97,7 +97,7 @@ def _run_cli() -> None:
 
 
 def main() -> None:
-    """Errors are for people: what Conveyor raises on purpose is a message, never a traceback."""
+    """Runs the program. An expected error is shown as a message, without a traceback."""
     install_handlers()
     raise_descriptor_limit()
     protect_imports()

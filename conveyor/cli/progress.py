@@ -1,4 +1,4 @@
-"""Progress: a live bar with rate and time left on a terminal, now and then a line elsewhere."""
+"""Progress: a live bar with rate and remaining time on a terminal, otherwise a few lines."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from rich.text import Text
 
 from conveyor.domain.run.wait_reason import WaitReason
 
+# Without a terminal, one line for each tenth of the run, so that logs stay short.
 PLAIN_STEP = 0.1
 
-# While a run is merely as busy as it may be, there is nothing to explain.
+# A run that is as busy as its limits allow needs no explanation.
 _ORDINARY = frozenset({WaitReason.JOB_CAP, WaitReason.WORKERS_BUSY})
 
 
 class Report(Protocol):
-    """Shows how far a run is; `note` is what holds it up, if anything does."""
+    """Shows the progress of a run. `note` is the reason why it waits, if it does."""
 
     def __call__(self, completed: int, failed: int, total: int, note: str = "") -> None: ...
 
 
 def note_of(reason: WaitReason, detail: str) -> str:
-    """What to tell somebody who watches."""
+    """Returns the note for the progress display; empty for an ordinary reason."""
     return "" if reason in _ORDINARY else detail
 
 
 def span(seconds: float) -> str:
-    """A time to wait, as people say it."""
+    """Formats a duration for people."""
     if seconds < 90:
         return f"{seconds:,.0f} s"
     if seconds < 90 * 60:
@@ -49,7 +50,7 @@ def span(seconds: float) -> str:
 
 
 class RateColumn(ProgressColumn):
-    """Pages a second, over the last while."""
+    """The recent rate in pages a second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -58,7 +59,7 @@ class RateColumn(ProgressColumn):
 
 @contextmanager
 def progress(console: Console, title: str, total: int) -> Iterator[Report]:
-    """Yields a report to call whenever something may have changed."""
+    """Yields the function that the caller calls whenever the progress may have changed."""
     if not console.is_terminal:
         yield _plain(console, title)
         return

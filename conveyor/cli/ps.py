@@ -1,4 +1,4 @@
-"""`conveyor ps`: the live supervision tree of the process that owns the data directory."""
+"""`conveyor ps`: shows the supervision tree of the process that owns the data directory."""
 
 from __future__ import annotations
 

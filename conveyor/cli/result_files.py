@@ -1,4 +1,4 @@
-"""Writing a finished run to a folder: a file per body, and a list of what became of each URL."""
+"""Writes a finished run to a folder: one file per body, and a list with the result of each URL."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import pages_of
 
 PAGE = 500
+# Bodies that are read and written at the same time. Each one may be held in memory.
 AT_ONCE_MAX = 8
 LIST_NAME = "results.jsonl"
 
 
 class CannotWrite(ConveyorError):
-    """The folder for the pages cannot be made or written to."""
+    """The folder for the pages cannot be created or written."""
 
 
 class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -37,7 +38,7 @@ class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def make_folder(folder: Path) -> None:
-    """Makes the folder, before any work is done that it could be missing for."""
+    """Creates the folder. The command calls it first, so that no finished work lacks a folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -49,7 +50,10 @@ def _cannot_write(folder: Path, error: OSError) -> CannotWrite:
 
 
 async def write_results(env: Context, run: Run, folder: Path) -> None:
-    """Bodies named by their position in the list; the list itself is put in place last."""
+    """Writes the bodies, named by their position in the list.
+
+    It writes results.jsonl last, so that the list never names a file that is not there yet.
+    """
     lines: list[ResultLine] = []
     room = trio.CapacityLimiter(AT_ONCE_MAX)
 

@@ -1,4 +1,4 @@
-"""`conveyor dev`: the whole service in one process on one data directory
+"""The commands that run the service: `conveyor dev`, `api`, `worker` and `init`
 (docs/operations.md, Roles)."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from conveyor.telemetry import set_up_logging
 )
 @click.pass_obj
 def dev(settings: Settings, processes: int) -> None:
-    """Run the service on this machine: API and worker in one."""
+    """Run the service on this machine: API and worker in one process."""
     style = settings.log or ("text" if sys.stderr.isatty() else "json")
     set_up_logging("text" if style == "text" else "json")
     refuse_taken_port(settings.host, settings.port)
@@ -48,7 +48,7 @@ async def _run_dev(settings: Settings, processes: int) -> None:
             on_listening=announce,
             is_proxy=world.origins().is_proxy,
         )
-        # Only who owns a data directory has a place to be looked at.
+        # Only the owner of a data directory has a place for the snapshot of `conveyor ps`.
         is_owner = settings.engine != AWS
         supervisor: Supervisor = world.service(
             *([inspection_child(world, "dev", lambda: supervisor)] if is_owner else []),
@@ -71,7 +71,7 @@ def announce(url: str) -> None:
 
 
 def refuse_taken_port(host: str, port: int, setting: str = "CONVEYOR_PORT") -> None:
-    """Says so before anything is opened, rather than as a crash later."""
+    """Reports a port that is in use before the engine is opened, instead of a crash later."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -83,14 +83,14 @@ def refuse_taken_port(host: str, port: int, setting: str = "CONVEYOR_PORT") -> N
             ) from None
 
 
-# `conveyor api`: the API without a worker, on an engine that others share
+# `conveyor api`: the API without a worker, on a shared engine
 # (docs/operations.md, Roles).
 
 
 @click.command()
 @click.pass_obj
 def api(settings: Settings) -> None:
-    """Run the API; `conveyor worker` does the work."""
+    """Run the API only. `conveyor worker` processes the tasks."""
     if settings.engine != AWS:
         raise click.ClickException(
             "An embedded engine has one owner: run `conveyor dev`, or set CONVEYOR_ENGINE=aws."
@@ -116,15 +116,17 @@ async def _run_api(settings: Settings) -> None:
         await supervisor.run()
 
 
-# `conveyor worker`: a process that does the work, of its own or for an owner
+# `conveyor worker`: a worker process on a shared engine, or a helper of the owner of a directory
 # (docs/operations.md, Roles).
 
 
 @click.command()
 @click.pass_obj
 def worker(settings: Settings) -> None:
-    """Work on an engine that is shared, until a signal comes; on a data directory, help the process
-    that owns it, until that ends: `scrape` and `dev` start such helpers by themselves.
+    """Process tasks of a shared engine until a signal arrives.
+
+    On a data directory, help the process that owns it until that process ends. `scrape` and `dev`
+    start such helpers themselves.
     """
     set_up_logging("text" if settings.log == "text" else "json")
     if settings.metrics_port is not None:
@@ -158,7 +160,9 @@ async def run_helper(settings: Settings) -> None:
 
 
 async def _cancel_at_end_of_input(scope: trio.CancelScope) -> None:
-    """Whoever started us holds the other end: when it is gone, there is nobody to help."""
+    """Cancels at the end of standard input. The owner holds the other end of the pipe, which
+    closes even if the owner is killed.
+    """
     async with trio.lowlevel.FdStream(sys.stdin.fileno()) as owner:
         while await owner.receive_some():
             pass
@@ -166,14 +170,14 @@ async def _cancel_at_end_of_input(scope: trio.CancelScope) -> None:
     scope.cancel(reason="the owner is gone")
 
 
-# `conveyor init`: makes what the AWS engine needs, where it is not there
+# `conveyor init`: creates the resources of the AWS engine that do not exist yet
 # (docs/operations.md, Roles).
 
 
 @click.command()
 @click.pass_obj
 def init(settings: Settings) -> None:
-    """Make the table, the bucket and the queues; doing it again is fine."""
+    """Create the table, the bucket and the queues. It is safe to repeat."""
     if settings.engine != AWS:
         raise click.ClickException(
             "An embedded engine makes what it needs by itself: this is for CONVEYOR_ENGINE=aws."

@@ -1,4 +1,4 @@
-"""`conveyor scrape`: a list in, a folder of pages out; no server, no account
+"""`conveyor scrape`: fetches a list of URLs into a folder, without a server or an account
 (docs/operations.md, Roles)."""
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ from conveyor.telemetry import set_up_logging
 from conveyor.usecases.budget import set_cap
 
 EXIT_SOME_FAILED = 1
+# A shorter list is finished before another process has started.
 LONG_LIST = 2_000
+# The default for many cores. A larger number is possible with --processes.
 PROCESSES_MAX = 4
 EXIT_INTERRUPTED = 130
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """The last line with --json."""
+    """The last line of the output with --json."""
 
     job_id: str
     total: int
@@ -56,7 +58,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ScrapeJob:
-    """What a person asked for."""
+    """The job that the options describe."""
 
     urls: list[str]
     folder: Path
@@ -68,7 +70,7 @@ class ScrapeJob:
 
 
 class Options(LimitOptions):
-    """The options as click hands them over."""
+    """The options as click passes them."""
 
     output: Path
     concurrency: int
@@ -113,9 +115,9 @@ class Options(LimitOptions):
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
 @click.pass_obj
 def scrape(settings: Settings, source: str, **options: Unpack[Options]) -> None:
-    """Scrape the URLs in FILE (one a line; - for standard input) into a folder.
+    """Scrape the URLs in FILE (one per line; - for standard input) into a folder.
 
-    The same command after Ctrl-C or a crash goes on where it stopped.
+    After Ctrl-C or a crash, the same command continues where it stopped.
     """
     targets = TargetPolicy(allow_private=settings.allow_private_targets)
     urls = read_urls(source, targets, skip_invalid=options["skip_invalid"])
@@ -136,14 +138,14 @@ def scrape(settings: Settings, source: str, **options: Unpack[Options]) -> None:
 
 
 def useful_processes(urls_count: int) -> int:
-    """One per core, up to 4; a short list is done before another process has started."""
+    """Returns one process per core, up to PROCESSES_MAX, or one process for a short list."""
     return 1 if urls_count < LONG_LIST else min(os.cpu_count() or 1, PROCESSES_MAX)
 
 
 def run_order(settings: Settings, order: ScrapeJob, *, role: str) -> int:
-    """Does it and tells; the exit code."""
+    """Runs the job and prints the result. Returns the exit code."""
     console = Console(stderr=True)
-    set_up_logging("text", level=logging.WARNING)  # What holds the work up, and why.
+    set_up_logging("text", level=logging.WARNING)  # Warnings explain why the work waits.
     make_folder(order.folder)
     started_at = time.monotonic()
     ended = run_command(_do, settings, order, role, console)

@@ -1,4 +1,4 @@
-"""Signals: Ctrl-C and SIGTERM end a command in order, and so do failures, by a deadline."""
+"""Shutdown: signals and failures end a command in order, and always by a deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import trio
 from actors.runtime import Supervisor
 from conveyor.cli.entry import FAILED_STOP_S, set_deadline
 
-# A task on Fargate is killed 120 s after it was asked to stop, at most.
+# Fargate kills a task at most 120 s after it asked the task to stop. The process must end earlier
+# by itself, or its claims stay until they expire.
 STOP_S_MAX = 110
 
 Drain = Callable[[], Awaitable[None]]
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def run_command(main: Callable[[Unpack[Ts]], Awaitable[T]], *arguments: *Ts) -> T:
-    """Runs `main` on Trio; the process ends by a deadline if Trio itself fails."""
+    """Runs `main` on Trio. If Trio itself fails, the process ends by a deadline."""
 
     async def run() -> T:
         trio.lowlevel.spawn_system_task(_end_with_event_loop)
@@ -33,8 +34,12 @@ def run_command(main: Callable[[Unpack[Ts]], Awaitable[T]], *arguments: *Ts) -> 
 
 
 async def _end_with_event_loop() -> None:
-    """A MemoryError can strike within Trio. It then cancels `main`, and no thread can answer any
-    more: closing an engine would wait for its threads for ever, and hold the data directory."""
+    """Sets a deadline if Trio crashes.
+
+    A MemoryError can occur inside Trio. Trio then cancels `main`, and no thread can report its
+    result any more. Closing an engine would wait for its threads for ever and hold the data
+    directory.
+    """
     try:
         await trio.sleep_forever()
     except trio.Cancelled as cancelled:
@@ -49,10 +54,10 @@ async def _end_with_event_loop() -> None:
 async def cancel_on_signal(
     scope: trio.CancelScope, within_s: int = STOP_S_MAX, drain: Drain = trio.lowlevel.checkpoint
 ) -> None:
-    """The first signal cancels, after `drain`; another one ends the process at once.
+    """The first signal runs `drain`, then cancels `scope`. A second one ends the process at once.
 
-    The process ends within `within_s`, in order or not: everything holds on a kill as well. 0 is
-    for commands that go on after the signal.
+    The process ends within `within_s`, in order or not: all guarantees also hold after a kill. 0 is
+    for commands that continue after the signal.
     """
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         await anext(signals)
@@ -63,7 +68,10 @@ async def cancel_on_signal(
 
 
 async def end_if_failed(supervisor: Supervisor) -> None:
-    """A tree that gave up stops its actors and closes its engine in this time, or the process ends
-    without: one that neither serves nor exits would hold its data directory for ever."""
+    """Sets a deadline when the supervisor gives up.
+
+    If the actors or the engine do not stop in this time, the process exits. A process that neither
+    serves nor exits would hold its data directory for ever.
+    """
     await supervisor.stopping.wait()
     set_deadline(FAILED_STOP_S)

@@ -1,5 +1,4 @@
-"""Reading a list of URLs as people write them: a line each, blank lines and # comments skipped,
-plain or as gzip."""
+"""Reads a list of URLs, plain or gzip: one per line, without blank lines and # comments."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ PIECE_BYTES = 256 * 1024
 
 
 def read_lines(source: str) -> list[tuple[int, str]]:
-    """Line numbers and URLs of a file, or of standard input for `-`."""
+    """Returns the line numbers and URLs of a file, or of standard input for `-`."""
     try:
         with sys.stdin.buffer if source == "-" else Path(source).open("rb") as file:
             return [(number, _url_of(draft, source)) for number, draft in _lines_in(file)]
@@ -45,7 +44,7 @@ def _url_of(draft: TaskDraft, source: str) -> str:
 
 
 def read_urls(source: str, targets: TargetPolicy | None, *, skip_invalid: bool) -> list[str]:
-    """The URLs of a list; an error that names the bad lines, unless they may be skipped."""
+    """Returns the URLs of a list. Invalid lines raise an error, unless `skip_invalid`."""
     lines = read_lines(source)
     problems = {number: what for number, line in lines if (what := _problem(line, targets))}
     if problems and not skip_invalid:

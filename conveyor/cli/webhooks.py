@@ -1,4 +1,4 @@
-"""`conveyor webhooks`: the keys that sign, and trying a receiver out (docs/api.md, Webhooks)."""
+"""`conveyor webhooks`: manages signing keys and tests receivers (docs/api.md, Webhooks)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conveyor.sdk import HmacKeyMeta, WebhookInput
 @server_options
 @click.pass_context
 def webhooks(ctx: click.Context, server: str, api_key: str) -> None:
-    """Manage signing keys and try receivers out."""
+    """Manage signing keys and test receivers."""
     open_session(ctx, server, api_key)
 
 
@@ -42,9 +42,9 @@ def keys(session: Session, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def rotate(session: Session, as_json: bool) -> None:
-    """Make the first signing key, or a candidate to follow it.
+    """Create the first signing key, or a candidate for the next one.
 
-    The secret is shown this once.
+    The secret is shown only once.
     """
     made = session.client.rotate_hmac_key()
     shown = f"key     {made.kid}\nsecret  {made.secret}"
@@ -77,7 +77,7 @@ def cancel(session: Session) -> None:
 def test(session: Session, url: str, sign: bool, as_json: bool) -> None:
     """Send a test event to URL.
 
-    The exit code is 1 if the receiver did not take it.
+    The exit code is 1 if the receiver did not accept it.
     """
     tested = session.client.test_webhook(WebhookInput(url=url, signature=sign))
     what = "delivered" if tested.delivered else f"not delivered: {tested.error}"

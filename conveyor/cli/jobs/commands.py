@@ -48,7 +48,7 @@ def jobs(ctx: click.Context, server: str, api_key: str) -> None:
 def list_jobs(session: Session, status: str | None, limit: int, as_json: bool) -> None:
     """List your jobs, newest first.
 
-    With --json, a line of JSON for each.
+    With --json, print one line of JSON for each job.
     """
     found = session.client.list(status=status)
     shown = list(islice(found, limit))
@@ -92,7 +92,7 @@ def watch(session: Session, job: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def stop(session: Session, job: str, as_json: bool) -> None:
-    """Stop the latest run for good; what it has is kept."""
+    """Stop the latest run for good. Its results are kept."""
     run = session.client.stop(job)
     _answer_run(session, run, as_json=as_json)
     if run.receipt is not None and run.receipt.abandoned:
@@ -117,7 +117,7 @@ def pause(session: Session, job: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def resume(session: Session, job: str, as_json: bool) -> None:
-    """Let a paused run go on."""
+    """Resume a paused run."""
     _answer_run(session, session.client.resume(job), as_json=as_json)
 
 
@@ -137,7 +137,7 @@ def resume(session: Session, job: str, as_json: bool) -> None:
 def rerun(
     session: Session, /, job: str, dry_run: bool, watch: bool, as_json: bool, **given: str | None
 ) -> None:
-    """Run a job again: all of it, or the tasks that the options name."""
+    """Run a job again: all of it, or the tasks that the options select."""
     statuses, reasons, hosts = (
         None if (text := given[name]) is None else text.split(",")
         for name in ("status", "reason", "host")
@@ -163,7 +163,7 @@ def rerun(
 @json_option
 @click.pass_obj
 def close(session: Session, job: str, as_json: bool) -> None:
-    """Close an open job: no more tasks will come."""
+    """Close an open job, so that it accepts no more tasks."""
     closed = session.client.close(job)
     session.answer(closed, f"Job {closed.job_id} is closed.", as_json=as_json)
 
@@ -174,9 +174,9 @@ def close(session: Session, job: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def budget(session: Session, job: str, budget: BudgetInput, as_json: bool) -> None:
-    """Change what a job may spend: credits=2000, or cost=25.00.
+    """Change the budget of a job: credits=2000, or cost=25.00.
 
-    A run that waits for its budget goes on.
+    A run that waits for its budget continues.
     """
     changed = session.client.set_budget(job, budget)
     session.answer(changed, f"Job {changed.job_id} has another budget.", as_json=as_json)
@@ -187,7 +187,7 @@ def budget(session: Session, job: str, budget: BudgetInput, as_json: bool) -> No
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def delete(session: Session, job: str, yes: bool) -> None:
-    """Delete a job with everything it made."""
+    """Delete a job with all its runs and results."""
     if not yes and not _is_sure(session, job):
         session.remark("Nothing was deleted.")
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""A session of `conveyor jobs`: the client, where its words go, and what people hear of errors."""
+"""A session of `conveyor jobs`: the client, its output streams, and the texts of errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conveyor.sdk.errors import UNEXPECTED
 
 F = TypeVar("F", bound=Callable[..., object])
 
-# A file or a pipe has no width: nothing is shortened or broken there.
+# A file or a pipe has no width. With this width, no line is shortened or wrapped there.
 PIPE_COLUMNS = 10_000
 
 json_option: Callable[[F], F] = click.option(
@@ -26,7 +26,7 @@ json_option: Callable[[F], F] = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Answers go to `out`; progress and remarks go to `err`."""
+    """Prints results to `out`, and progress and remarks to `err`."""
 
     client: Client
     out: Console
@@ -40,7 +40,7 @@ class Session:
         return cls(client, out, Console(stderr=True, highlight=False))
 
     def answer(self, value: msgspec.Struct, shown: RenderableType, *, as_json: bool) -> None:
-        """One value: as JSON for a program, or as people like to see it."""
+        """Prints one value: as JSON for programs, or as `shown` for people."""
         if as_json:
             self.write_json(value)
         else:
@@ -58,7 +58,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def sentence(error: SdkError, server: str) -> str:
-    """What happened and what to do about it."""
+    """Describes an error and what the user can do about it."""
     if isinstance(error, Unreachable):
         return (
             f"No server answers at {error.url} ({error.why}). Start one with `conveyor dev`, "
@@ -89,15 +89,15 @@ def _refusal(error: ApiError, server: str) -> str:
     return "\n  ".join(["The server refuses the request:", *fields])
 
 
-# A group of commands that talk to a running server: who and where, and how errors read.
+# The group of commands that call a running server: its address, the API key, and its errors.
 
 
-# The server gives up on a request by itself before this.
+# Longer than the time limit of the server, so that its error arrives instead of a client timeout.
 TIMEOUT_S = 75.0
 
 
 class ServerGroup(click.Group):
-    """What the SDK raises becomes a sentence, whichever command it came from."""
+    """Turns the errors of the SDK into sentences, for every command of the group."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -129,7 +129,7 @@ def server_options(command: F) -> F:
 
 
 def open_session(ctx: click.Context, server: str, api_key: str) -> None:
-    """The session that the commands of the group are given."""
+    """Opens the session that the commands of the group use."""
     try:
         client = Client(server, api_key, timeout_s=TIMEOUT_S)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`conveyor jobs events` and `audit`, and what a dry run tells."""
+"""`conveyor jobs events` and `audit`, and the output of dry runs and of `watch`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHOWN = ("job_id", "run_id", "external_id", "tasks", "stop_reason", "failure_re
 @json_option
 @click.pass_obj
 def events(session: Session, after: str | None, follow: bool, as_json: bool) -> None:
-    """Show what happened to your jobs, oldest first."""
+    """Show the events of your jobs, oldest first."""
     client = session.client
     found = client.follow_events(after=after) if follow else client.events(after=after)
     is_empty = True
@@ -67,7 +67,7 @@ def _event_line(event: EventResponse) -> Text:
 def audit(session: Session, job: str, run: str | None, as_json: bool) -> None:
     """Recount a run from its rows and read some of its pages again.
 
-    The exit code is 1 if something is not as it should be.
+    The exit code is 1 if the audit finds a difference.
     """
     seen = session.client.audit(job, run_id=run)
     session.answer(seen, _audit_table(seen), as_json=as_json)
@@ -92,7 +92,7 @@ def _audit_table(seen: AuditResponse) -> RenderableType:
 
 
 def submit_told(seen: SubmitDryRunResponse) -> str:
-    """What a dry submit tells."""
+    """The text for the dry run of a submit."""
     told = f"{counted(seen.valid_tasks, 'task')} would be accepted. Nothing was created."
     if seen.invalid_tasks_count:
         counts = sorted(seen.invalid_reasons.items())
@@ -103,7 +103,7 @@ def submit_told(seen: SubmitDryRunResponse) -> str:
 
 
 def rerun_told(seen: RerunDryRunResponse) -> str:
-    """What a dry rerun tells."""
+    """The text for the dry run of a rerun."""
     counts = (
         f"Over again: {counted(seen.retried_tasks, 'task')}. "
         f"Kept as they are: {seen.inherited_tasks:,}. Nothing was started."
@@ -119,14 +119,14 @@ def _cost(estimate: Estimate | None) -> list[str]:
     return [f"If every page comes at once: {span} credits."]
 
 
-# Watching a run from outside, with a live bar, until it has ended.
+# Watching a run of a server, with a live bar, until it has ended.
 
 
 EXIT_SOME_FAILED = 1
 
 
 def watch_run(session: Session, run: RunResponse, *, as_json: bool) -> int:
-    """Sees a run to its end and tells how it went; the exit code."""
+    """Watches a run until it ends and prints its result. Returns the exit code."""
     for remark in _remarks(run):
         session.remark(remark)
     try:

@@ -1,4 +1,4 @@
-"""`conveyor jobs export` and `verify`: a run's results as one file, checked."""
+"""`conveyor jobs export` and `verify`: save the results of a run as one file, and check it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conveyor.sdk.verify_export import manifest_path, verify_export
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What `export` says with --json."""
+    """The output of `export` with --json."""
 
     file: str
     sha256: str
@@ -76,7 +76,7 @@ def export(
 @json_option
 @click.pass_obj
 def verify(session: Session, file: Path, as_json: bool) -> None:
-    """Check an exported file against its manifest; no server is needed."""
+    """Check an exported file against its manifest. No server is needed."""
     manifest = verify_export(file)
     shown = f"{file} is whole: {_counts(manifest)}."
     session.answer(manifest, shown, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`conveyor jobs results` and `download`: what became of each URL, here or into a folder."""
+"""`conveyor jobs results` and `download`: show the result of each URL, or save the pages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXIT_SOME_MISSING = 1
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What `download` says with --json."""
+    """The output of `download` with --json."""
 
     job_id: str
     run_id: str
@@ -56,9 +56,9 @@ def results(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """Show what became of each URL.
+    """Show the result of each URL.
 
-    With --json, a line of JSON for each.
+    With --json, print one line of JSON for each URL.
     """
     found = session.client.results(job, run_id=run_id, status=status)
     if as_json:
@@ -90,7 +90,7 @@ def results(
 def download(session: Session, job: str, output: Path, run_id: str | None, as_json: bool) -> None:
     """Save the pages of a job to a folder.
 
-    Beside them lies a list of what became of each URL.
+    The folder also gets a list with the result of each URL.
     """
     client = session.client
     run = client.run(job, run_id) if run_id else run_of(client.get(job))
@@ -127,8 +127,8 @@ def _save_all(session: Session, run: RunResponse, folder: Path) -> list[ResultLi
 
 
 def _named(found: Iterator[TaskResult]) -> Iterator[tuple[str, TaskResult]]:
-    """Names by position. Each list of an open job counts from nought: the later ones of a
-    position have their task's id in the name as well."""
+    """Yields a file name for each result, by position. Each list of an open job counts from 0, so
+    further results of a position have their task id in the name."""
     taken: set[int] = set()
     for result in found:
         name = f"{result.index:06d}"
@@ -159,5 +159,5 @@ def _line(
 
 
 def _is_missing(line: ResultLine) -> bool:
-    """A page that was scraped, and is not here."""
+    """Whether a page was scraped but could not be saved."""
     return line.file is None and line.status == TaskStatus.SUCCESSFUL

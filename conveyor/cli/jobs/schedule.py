@@ -1,4 +1,4 @@
-"""`conveyor jobs schedule`, and the options with which a job is given a schedule
+"""`conveyor jobs schedule`, and the options that set a schedule
 (docs/api.md, Schedules)."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def schedule_options(command: F) -> F:
 
 
 def schedule_from(options: ScheduleOptions) -> JobSchedule | None:
-    """The schedule that was asked for, if one was."""
+    """Returns the schedule that the options describe, or None."""
     kinds = [options[name] for name in ("at", "every", "cron")]
     if all(kind is None for kind in kinds):
         return None
@@ -94,7 +94,7 @@ def schedule(
 ) -> None:
     """Show the schedule of a job, or change it.
 
-    `conveyor jobs rerun` fires a scheduled job by hand.
+    `conveyor jobs rerun` starts a scheduled job by hand.
     """
     asked = schedule_from(options)
     if asked is not None:

@@ -1,4 +1,4 @@
-"""`conveyor jobs submit` and `add`: lists of URLs on their way to a server."""
+"""`conveyor jobs submit` and `add`: send lists of URLs to a server."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def submit(
 ) -> None:
     """Submit the URLs in FILE as a job.
 
-    FILE has one URL a line; - stands for standard input. With --open, FILE may be left
-    out and lists added later. With --at, --every or --cron the job has no run until then.
+    FILE has one URL per line; - means standard input. With --open, FILE may be omitted and
+    lists added later. With --at, --every or --cron, the first run starts at that time.
     """
     if source is None and not options["is_open"]:
         raise click.UsageError("Give a FILE with one URL a line, or - for standard input.")
@@ -116,7 +116,7 @@ def submit(
 def add(session: Session, job: str, source: str, last: bool, as_json: bool) -> None:
     """Add the URLs in FILE to an open job.
 
-    FILE has one URL a line; - stands for standard input.
+    FILE has one URL per line; - means standard input.
     """
     lines = _lines_of(source)
     with _naming_lines(lines):
@@ -154,7 +154,7 @@ def _lines_of(source: str) -> list[tuple[int, str]]:
 
 @contextmanager
 def _naming_lines(lines: Sequence[tuple[int, str]]) -> Iterator[None]:
-    """The server names bad tasks by their index; people look for them by line."""
+    """Replaces the task indexes in an error of the server by the line numbers of the file."""
     try:
         yield
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""How jobs, runs and results look on a terminal."""
+"""The terminal output of jobs, runs and results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _TASK_STYLES = {ResultStatus.SUCCESSFUL: "green", ResultStatus.FAILED: "red"}
 
 
 def plain(text: str | None, style: str = "") -> Text:
-    """A text of somebody else's, as it is: no markup, and nothing that moves the cursor."""
+    """Shows foreign text without markup, and without control characters, which could move the
+    cursor.
+    """
     shown = "".join(
         sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text or ""
     )
@@ -35,7 +37,7 @@ def plain(text: str | None, style: str = "") -> Text:
 
 
 def moment(instant: str) -> str:
-    """An instant of the API in this machine's time."""
+    """Converts an instant of the API to local time."""
     return datetime.fromisoformat(instant).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -146,7 +148,7 @@ def results_table(results: Iterable[TaskResult]) -> Table:
 
 
 def outcome_table(run: RunResponse) -> Table:
-    """How a run ended, as `conveyor scrape` tells it."""
+    """The result of a run, in the form of `conveyor scrape`."""
     stats = run.stats
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("run", run_status(run), run.run_id)

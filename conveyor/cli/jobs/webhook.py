@@ -1,4 +1,4 @@
-"""`conveyor jobs webhook`: where a job tells of its end, and what came of telling."""
+"""`conveyor jobs webhook`: shows and changes the webhook of a job, and its deliveries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Options(TypedDict):
 @json_option
 @click.pass_obj
 def webhook(session: Session, job: str, as_json: bool, **options: Unpack[_Options]) -> None:
-    """Show or change where a job tells of its end."""
+    """Show or change the webhook of a job."""
     if sum(map(bool, options.values())) - options["sign"] > 1:
         raise click.UsageError("Choose one of --set, --remove, --deliveries and --redeliver.")
     client = session.client

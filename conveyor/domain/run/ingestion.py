@@ -28,6 +28,8 @@ from conveyor.domain.submit.admission import counts_of, make_ref, make_tasks
 from conveyor.domain.submit.upload import UploadedList
 from conveyor.domain.submit.url import host_of
 
+# A list that crashes its process would be taken up for ever. After this many failures without one
+# chunk of progress, the ingest is given up.
 ATTEMPTS_WITHOUT_PROGRESS_MAX = 5
 STALLED_S = 25.0
 """After this time without progress, no process works on the batch, or its process is stuck."""

@@ -105,7 +105,7 @@ def set_pause(run: Run, state: PauseState, identity: EventId, *, now: float) -> 
 def delete_run(
     job: Job, run: Run, *, next_latest: RunId | None, scrub_id: str, now: float
 ) -> Change:
-    """Hides the run immediately. The sweeper deletes its rows and bodies later."""
+    """Hides the run immediately. A deletion in the background removes its rows and bodies."""
     values: dict[str, Any] = {"updated_at": now}
     told: list[Insert] = []
     if job.latest_run_id == run.run_id:
@@ -131,7 +131,9 @@ def delete_run(
 
 
 def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Change:
-    """Makes the job a tombstone without customer data. The sweeper deletes the rest later."""
+    """Makes the job a tombstone without customer data. A deletion in the background removes the
+    rest.
+    """
     tombstone: dict[str, Any] = {
         "status": lifecycle.target(JOB, "deleted"),
         "updated_at": now,
