@@ -1,7 +1,7 @@
-"""The wire: what requests and responses look like as JSON, and nothing of how they travel
+"""The JSON forms of requests and responses, without the transport
 (docs/api.md).
 
-`requests` decodes strictly, `responses` holds the shapes, `views` makes them from rows.
+`requests` decodes strictly, `responses` has the types, and `views` makes responses from rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Budgets and host limits as callers write and read them (docs/api.md, Submitting lists;
+"""Budgets and host limits in requests and responses (docs/api.md, Submitting lists;
 docs/api.md, Budgets and host limits)."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.submit.url import BadUrl, parse_url
 
+# Decimal text: a JSON number would become a float and lose digits. `$(?!\n)`: see `requests`.
 _MONEY = r"^[0-9]{1,9}(\.[0-9]{1,6})?$(?!\n)"
 
 Concurrency = Annotated[
@@ -33,7 +34,7 @@ Rate = Annotated[
 class BudgetInput(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """The most that each run may spend: credits, or money as decimal text; one of the two."""
+    """The most that each run may spend: either credits, or money as decimal text."""
 
     credits: Annotated[int, Meta(ge=1, le=limits.BUDGET_CREDITS_MAX)] | None = None
     cost: Annotated[str, Meta(pattern=_MONEY, description="Such as 12.50.")] | None = None
@@ -42,7 +43,7 @@ class BudgetInput(
 class HostLimitInput(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """How gently one host is treated; what is left out is not limited."""
+    """The limits of one host. An omitted field means no limit."""
 
     concurrency: Concurrency | None = None
     rate_per_s: Rate | None = None
@@ -51,7 +52,7 @@ class HostLimitInput(
 class HostLimitsInput(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """How gently each host of the job is treated; `hosts` names those that are special."""
+    """The limits of each host of the job. `hosts` has exceptions for named hosts."""
 
     concurrency: Concurrency | None = None
     rate_per_s: Rate | None = None
@@ -59,7 +60,7 @@ class HostLimitsInput(
 
 
 class BudgetResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run's budget, and what nobody has taken of it; both in the unit that is there."""
+    """The budget of a run and its unreserved part, both in the unit of the budget."""
 
     left: float
     credits: int | None = None
@@ -67,7 +68,7 @@ class BudgetResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def cap_from(given: BudgetInput, *, at: str = "/budget") -> BudgetCap:
-    """`at` points to where it stood in the request."""
+    """Returns the cap. `at` is the JSON pointer of the budget in the request."""
     if (given.credits is None) == (given.cost is None):
         raise InvalidArgument("A budget is in credits or in cost, one of them.", pointer=at)
     if given.credits is not None:

@@ -1,10 +1,10 @@
-"""Requests: the bodies that callers send, decoded strictly (docs/api.md, Submitting lists).
+"""Requests: decodes the bodies that callers send, strictly (docs/api.md, Submitting lists).
 
-Unknown fields are refused with a JSON pointer. The lines of a list are the exception: a line's
-fields may have any type here, and the domain judges each line, so that one bad line among a
-million is named by its index instead of failing the document.
+Unknown fields are refused with a JSON pointer. The lines of a list are the exception: the fields of
+a line may have any type here, and the domain validates each line, so that one invalid line among a
+million is reported by its index and does not refuse the whole document.
 
-An object that names a key twice is refused, at every depth: another parser may have read the other
+An object with a repeated key is refused, at every depth, because another parser may use the other
 value.
 """
 
@@ -26,9 +26,10 @@ from conveyor.schemas.schedules import JobSchedule, UpdateScheduleStateRequest
 
 T = TypeVar("T")
 
-# In Python `$` also matches before a last line break; elsewhere the look-ahead changes nothing.
+# In Python, `$` also matches before a final line break; `(?!\n)` excludes it. These patterns are
+# also in openapi.json, and in other dialects the look-ahead changes nothing.
 _EXTERNAL_ID = EXTERNAL_ID_PATTERN + r"(?!\n)"
-# What a terminal, a log or a table would act on instead of showing it.
+# Control characters and line separators, which a terminal or a log would interpret.
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$(?!\n)"
 
 
@@ -46,7 +47,7 @@ _PARAMS_SCHEMA: dict[str, Any] = {
 
 
 class TaskInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of a list: a URL, and how to fetch it if not plainly."""
+    """One line of a list: a URL, and optionally how to fetch it."""
 
     url: Annotated[
         Any,
@@ -114,21 +115,21 @@ ColumnInput = Annotated[int, Meta(ge=0, le=100_000)] | Annotated[str, Meta(min_l
 
 
 class WebhookInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where to tell of a run's end, and whether to sign."""
+    """The URL that is called at the end of a run, and whether calls are signed."""
 
     url: Annotated[str, Meta(max_length=limits.URL_CHARS_MAX)]
     signature: bool = False
 
 
 class WebhookConfigInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A webhook as a whole: nothing of the one before is kept, so nothing may be left out."""
+    """A complete webhook. It replaces the previous one, so every field is required."""
 
     url: Annotated[str, Meta(max_length=limits.URL_CHARS_MAX)]
     signature: bool
 
 
 class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job: its list, what holds for every line of it, and where to tell of its end."""
+    """A job: its list, the settings for all lines, and its webhook."""
 
     type: Literal["regular", "scheduled"] = "regular"
     status: Annotated[
@@ -197,7 +198,7 @@ class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One more list for an open job."""
+    """A further list for an open job."""
 
     tasks: Annotated[list[TaskInput], Meta(max_length=limits.TASKS_MAX)]
     last_batch: Annotated[bool, Meta(description="Closes the job behind this list.")] = False
@@ -205,14 +206,14 @@ class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class CsvFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which columns a task is made of."""
+    """The columns that contain the fields of a task."""
 
     url: ColumnInput
     external_id: ColumnInput | None = None
 
 
 class CsvInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a CSV file is to be read."""
+    """The columns and the dialect of a CSV file."""
 
     fields: CsvFields
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)] | None = None
@@ -221,7 +222,7 @@ class CsvInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CreateJobInputRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A slot for a list, and how the list is to be read."""
+    """A slot for a list, and the format of the list."""
 
     type: Literal["csv"] = "csv"
     format: (
@@ -273,7 +274,7 @@ def decode_create_input(body: bytes) -> CreateJobInputRequest:
 
 
 def list_spec_of(request: CreateJobInputRequest) -> ListSpec:
-    """How the list is to be read; refused if nothing could be read that way."""
+    """Returns the format of the list. Raises InvalidArgument for a contradictory one."""
     list_format = ListFormat(request.format or request.type)
     if list_format is not ListFormat.CSV:
         if request.csv is not None:
@@ -313,7 +314,9 @@ def decode_budget(body: bytes) -> BudgetInput:
 
 
 def drafts_of(tasks: list[TaskInput], *, start: int = 0) -> list[TaskDraft]:
-    """The lines for the domain to judge; only the depth of their bodies is judged here."""
+    """Returns the lines for the validation by the domain. Only the depth of bodies is checked
+    here.
+    """
     return [
         TaskDraft(
             url=task.url,
@@ -328,7 +331,7 @@ def drafts_of(tasks: list[TaskInput], *, start: int = 0) -> list[TaskDraft]:
 
 
 def _checked(index: int, body: msgspec.Raw) -> msgspec.Raw:
-    # A longer one is refused for its length, unread.
+    # The domain refuses a longer body for its length, so its depth need not be computed.
     if len(memoryview(body)) <= limits.TASK_BODY_BYTES_MAX and is_too_deep(bytes(body)):
         why = f"it is nested more than {limits.JSON_DEPTH_MAX} deep"
         raise malformed(why, pointer=f"/tasks/{index}/body")
@@ -358,12 +361,13 @@ def malformed(why: str, *, pointer: str | None = None) -> InvalidArgument:
 
 
 _AT = " - at `$"
+# The grammar of paths in msgspec's error messages: `.name` and `[index]`.
 _STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`\Z", re.DOTALL)
 
 
 def _invalid(message: str) -> InvalidArgument:
-    """msgspec's sentence, with its path as a JSON pointer."""
+    """Converts an error message of msgspec: its path becomes a JSON pointer."""
     what, _, path = message.rpartition(_AT) if _AT in message else (message, "", "")
     if what.startswith("Number out of range"):
         return malformed("it has a number that no double can hold")
@@ -375,22 +379,25 @@ def _invalid(message: str) -> InvalidArgument:
 
 
 def escape_pointer(name: str) -> str:
-    """One step of a JSON pointer, shortened: callers may name fields as they like."""
+    """Escapes one step of a JSON pointer, and shortens it: callers choose the names of fields."""
     return name[:64].replace("~", "~0").replace("/", "~1")
 
 
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _TOO_MANY = b"[" * (limits.JSON_DEPTH_MAX + 1)
-# Not `(?:...)*+`: Python 3.11.0 to 3.11.4 match that wrongly (CPython issue 106052).
+# A JSON string: plain characters, then any number of escapes, each with plain characters after it.
+# Possessive and atomic, so that an unclosed string fails in linear time. The group is not written
+# `(?:...)*+`, which Python 3.11.0 to 3.11.4 match wrongly (CPython issue 106052).
 _STRING = re.compile(rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"', re.DOTALL)
 
 
 def is_too_deep(value: bytes) -> bool:
-    """Whether well-formed JSON nests deeper than is allowed, told without building it.
+    """Whether well-formed JSON is nested too deeply, without decoding it.
 
-    What is not a bracket is dropped, then innermost pairs, layer by layer. Strings are taken out
-    first only where their brackets could matter.
+    The function drops all bytes except brackets, then removes the innermost pairs, layer by layer.
+    If brackets remain after the allowed number of layers, the value is too deep. Strings can
+    contain brackets too; they are removed, which is slower, only if the first pass fails.
     """
     brackets = value.translate(_ONE_KIND, _NOT_BRACKETS)
     if len(brackets) <= 2 * limits.JSON_DEPTH_MAX or _pairs_off(brackets):

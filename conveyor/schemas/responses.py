@@ -1,6 +1,6 @@
-"""Responses: the shapes that Conveyor answers with (docs/api.md).
+"""Responses: the types of all response bodies (docs/api.md).
 
-A field with a default is left out when it has nothing to say; one without is always there.
+A field with a default is omitted when it has that default. A field without one is always present.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class ResultStatus(StrEnum):
-    """How a task stands; an expired one was successful, and its body is no longer kept."""
+    """The status of a task. An expired task was successful, but its body is no longer stored."""
 
     PENDING = "pending"
     PROCESSING = "processing"
@@ -49,14 +49,14 @@ class ResultStatus(StrEnum):
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """One field that is wrong; `pointer` is a JSON pointer, or a query parameter after a slash."""
+    """One invalid field. `pointer` is a JSON pointer, or a slash and a query parameter."""
 
     pointer: str
     detail: str
 
 
 class ProblemResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Problem details after RFC 9457; `code` is the word to branch on."""
+    """Problem details after RFC 9457. Programs should branch on `code`."""
 
     type: str
     title: str
@@ -70,7 +70,7 @@ class ProblemResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class QuotaResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """One quota: without a limit it is lifted; `used` is null where nothing is counted."""
+    """One quota. A null `limit` means no limit. A null `used` means that use is not counted."""
 
     name: str
     limit: Count | None
@@ -82,14 +82,14 @@ class QuotasResponse(msgspec.Struct, frozen=True):
 
 
 class Spend(msgspec.Struct, frozen=True):
-    """What was charged, as the gateway told; indicative."""
+    """The charge that the gateway reported. It is indicative."""
 
     credits: Count
     cost: Annotated[float, Meta(ge=0)]
 
 
 class TaskSpend(msgspec.Struct, frozen=True):
-    """What a task was charged, over all its tries and for the latest."""
+    """The charge of a task, for all attempts and for the latest one."""
 
     total: Spend
     last_attempt: Spend
@@ -98,7 +98,8 @@ class TaskSpend(msgspec.Struct, frozen=True):
 class RunStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Counts of a run's tasks: `completed`, `inflight`, `retrying` and `pending` add up to `total`.
 
-    `retrying` are tasks between two tries, `pending` those that wait for their first.
+    `retrying` counts tasks that wait for a retry, `pending` those that wait for their first
+    attempt.
     """
 
     total: Count
@@ -113,7 +114,7 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WaitingResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What holds a run up: the main cause in a word and in a sentence."""
+    """Why a run waits: the main cause as a code and as a sentence."""
 
     reason: WaitReason
     detail: str
@@ -121,10 +122,10 @@ class WaitingResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class ReceiptResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stop let go of. `abandoned` are calls that a gateway may still be working on.
+    """What a stop released. `abandoned` counts calls that a gateway may still process.
 
-    `complete` says that no process has a fetch of the run open. Where that is not known, neither
-    are `inflight` and `leases`: null, while the service that counts leases cannot be reached.
+    `complete` means that no process has an open fetch of the run. `inflight` and `leases` are null
+    if they are not known, for example while the service that counts leases cannot be reached.
     """
 
     complete: bool
@@ -168,7 +169,7 @@ class WebhookResponse(msgspec.Struct, frozen=True):
 
 
 class JobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job: what its runs have in common, and the latest of them."""
+    """A job: the settings of its runs, and its latest run."""
 
     job_id: Ulid
     type: JobType
@@ -230,7 +231,7 @@ class ListJobRunsResponse(msgspec.Struct, frozen=True):
 
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One task of a run, with the way to its body once there is one."""
+    """One task of a run, with a link to its body if there is one."""
 
     task_id: TaskName
     run_id: Ulid
@@ -255,7 +256,7 @@ class ListResultsResponse(msgspec.Struct, frozen=True):
 
 
 class TaskHistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One try at a task."""
+    """One attempt at a task."""
 
     attempt: Annotated[int, Meta(ge=1)]
     started_at: Instant
@@ -269,14 +270,14 @@ class TaskHistoryResponse(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pages would cost if each were fetched once and well; no promise."""
+    """The estimated cost if each page is fetched successfully once. It is not a guarantee."""
 
     credits_min: Count
     credits_max: Count
 
 
 class SubmitDryRunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a submit would do. `would_answer` is its status, as far as that can be foreseen."""
+    """The effect of a submit. `would_answer` is its expected status code."""
 
     dry_run: bool
     would_answer: int
@@ -288,7 +289,7 @@ class SubmitDryRunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defau
 
 
 class RerunDryRunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rerun would do. `would_answer` is its status, as far as that can be foreseen."""
+    """The effect of a rerun. `would_answer` is its expected status code."""
 
     dry_run: bool
     would_answer: int
@@ -299,9 +300,10 @@ class RerunDryRunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 
 
 class AuditResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A run recounted from its rows: `ok` when nothing contradicts its counters.
+    """A recount of a run from its rows. `ok` means that it matches the counters of the run.
 
-    `live` says that the run went on meanwhile: counts then lie between those before and after.
+    `live` means that the run continued during the recount. The counts then lie between the
+    counters before and after it.
     """
 
     job_id: Ulid
@@ -315,7 +317,7 @@ class AuditResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to one of the caller's jobs; `id` is its place in the feed."""
+    """An event of one of the caller's jobs. `id` is its position in the event log."""
 
     id: str
     type: EventType
@@ -324,7 +326,7 @@ class EventResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListEventsResponse(msgspec.Struct, frozen=True):
-    """Events, oldest first; `last_id` is what to ask behind the next time."""
+    """Events, oldest first. `last_id` is the `after` of the next request."""
 
     events: list[EventResponse]
     last_id: str
@@ -339,7 +341,7 @@ class StartExportResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An export; once it is completed, with a link to the file and what is in it."""
+    """An export. A completed one has a link to the file and its manifest."""
 
     export_id: Ulid
     status: ExportStatus
@@ -359,7 +361,7 @@ class ExportResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class UploadTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how to put the list; it needs no API key."""
+    """The URL and the method of the upload. It needs no API key."""
 
     method: str
     url: Annotated[str, Meta(extra_json_schema={"format": "uri"})]
@@ -374,7 +376,7 @@ class CreateJobInputResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UploadResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What was stored."""
+    """The size and the digest of the stored list."""
 
     size_bytes: Count
     sha256: str

@@ -1,4 +1,4 @@
-"""Schedules on the wire: one shape, in which callers give them and see them again
+"""Schedules in JSON: requests and responses have the same form
 (docs/api.md, Schedules)."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from conveyor.domain.schedule.schedule import (
     check_rule,
 )
 
-# In Python `$` also matches before a last line break; elsewhere the look-ahead changes nothing.
+# In Python, `$` also matches before a final line break; `(?!\n)` excludes it.
 _TIME = r"^([01][0-9]|2[0-3]):[0-5][0-9]$(?!\n)"
 _LOCAL = r"^2[0-9]{3}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2})?$(?!\n)"
 
@@ -32,7 +32,7 @@ Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 
 
 class _Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all of these have in common."""
+    """The base of all parts of a schedule."""
 
 
 class RateInput(_Shape, frozen=True, kw_only=True):
@@ -49,13 +49,13 @@ class Weekly(_Shape, frozen=True, kw_only=True):
 
 
 class Monthly(_Shape, frozen=True, kw_only=True):
-    """A day that a month does not have is left out in that month."""
+    """On days of the month. A month without such a day skips it."""
 
     days: Annotated[list[Annotated[int, Meta(ge=1, le=31)]], Meta(min_length=1, max_length=31)]
 
 
 class Cadence(_Shape, frozen=True, kw_only=True, omit_defaults=True):
-    """On which days: exactly one of these."""
+    """The days of a calendar rule: exactly one of these fields."""
 
     daily: Daily | None = None
     weekly: Weekly | None = None
@@ -71,7 +71,7 @@ class CalendarInput(_Shape, frozen=True, kw_only=True):
 
 
 class JobSchedule(_Shape, frozen=True, kw_only=True, omit_defaults=True):
-    """When a job fires: exactly one of `at`, `rate`, `calendar` and `cron`."""
+    """When a job runs: exactly one of `at`, `rate`, `calendar` and `cron`."""
 
     at: (
         Annotated[str, Meta(pattern=_LOCAL, description="Once, at this time on the wall.")] | None
@@ -102,7 +102,7 @@ class UpdateScheduleStateRequest(_Shape, frozen=True, kw_only=True):
 
 
 class SkippedFires(msgspec.Struct, frozen=True, kw_only=True):
-    """Times that made no run: from the first of them until that instant."""
+    """Nominal times without a run, from the first one until an instant."""
 
     first_at: str
     until: str
@@ -110,7 +110,7 @@ class SkippedFires(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rule_from(given: JobSchedule, *, pointer: str, now: float) -> Rule:
-    """The rule that a schedule states; InvalidArgument for one that cannot be followed."""
+    """Returns the rule of a schedule. Raises InvalidArgument for an invalid rule."""
     rules = [
         rule for rule in (given.at, given.rate, given.calendar, given.cron) if rule is not None
     ]
@@ -127,7 +127,7 @@ def rule_from(given: JobSchedule, *, pointer: str, now: float) -> Rule:
 
 def _rule(given: JobSchedule, now: float) -> Rule:
     if given.rate is not None:
-        # Whole seconds: a nominal time is part of an identity.
+        # Whole seconds, because a nominal time is part of the id of its run.
         return Rate(given.rate.every, RateUnit(given.rate.unit), float(int(now)))
     if given.timezone is None:
         raise BadRule("timezone", "timezone must be given: times on the wall mean nothing without.")

@@ -1,9 +1,13 @@
-"""Long bodies: a submitted list read as it arrives, a piece of it in hand at a time
+"""Parses the list of a long body while it arrives, with one piece in memory at a time
 (docs/api.md, Submitting lists).
 
-The lines of `tasks` come out as they become whole. Everything else is gathered, with `tasks` left
-empty, and decoded at the end like any other body. Only brackets and strings are looked for here,
-to find where a line ends; what they hold is for the decoder to judge.
+The parser yields each line of `tasks` when its last byte has arrived. It collects the rest of the
+body, with an empty `tasks`, and the caller decodes that at the end like any other body. The parser
+searches only for brackets and strings, to find the end of each line. msgspec decodes the lines and
+reports every other error.
+
+The expressions are possessive (`*+`) or atomic (`(?>...)`): none of them backtracks, so that each
+match takes linear time, for hostile input too.
 """
 
 from __future__ import annotations
@@ -19,35 +23,53 @@ from conveyor.schemas.requests import TaskInput, decode_strictly, drafts_of, mal
 
 # Groups are repeated by `(?>(?:...)*)`, not by `(?:...)*+`, which Python 3.11.0 to 3.11.4 match
 # wrongly (CPython issue 106052).
+#
+# string = '"' { any byte except '"' and '\' } { '\' any byte { any byte except '"' and '\' } } '"'
 _STRING = rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"'
+# blank = the four whitespace characters of JSON, any number of them
 _BLANK = rb"[ \t\r\n]*+"
-# A whole string, a bracket, or the quote of a string whose end has not come yet.
+# token = string | '"' | '[' | ']' | '{' | '}'
+# A lone quote begins a string whose end has not arrived yet.
 _TOKEN = re.compile(_STRING + rb'|["\[\]{}]', re.DOTALL)
+# after a string = blank [ ':' blank ] [ any byte ]
+# A colon shows that the string is a name. The last byte shows what kind of value begins. If that
+# byte is absent, the parser needs more input to decide.
 _BEHIND_STRING = re.compile(_BLANK + rb"(:" + _BLANK + rb")?(.?)", re.DOTALL)
+# flat = { any bytes except '"' and brackets | string }, that is, everything up to the next bracket
+# outside of strings. It also stops at an unclosed string.
 _FLAT = rb'(?>(?:[^"\[\]{}]++|' + _STRING + rb")*)"
 _TO_BRACKET = re.compile(_FLAT + rb"([\[\]{}])", re.DOTALL)
-# Lines that hold no bracket, as most do: any number of them in one go.
+# flat lines = { { whitespace | ',' } '{' flat '}' }
+# Most lines contain no inner bracket. One match skips any number of them, which is faster than a
+# Python loop over their brackets. Wrong commas are left to the decoder.
 _FLAT_LINES = re.compile(rb"(?>(?:[ \t\r\n,]*+\{" + _FLAT + rb"\})*)", re.DOTALL)
 _COMMA = re.compile(_BLANK + rb",")
+# msgspec reports byte positions within a piece. They would mislead the caller, so they are removed.
 _POSITION = re.compile(r" \(byte [0-9]+\)")
 
 _LINES = msgspec.json.Decoder(list[TaskInput])
 
 
 class StreamingTaskParser:
-    """Takes the bytes of one body, piece by piece, and gives the lines of its list."""
+    """Parses one body piece by piece and returns the lines of its list.
+
+    The parser has two states: in the envelope, and in the list. `_rest` holds the bytes that are
+    not consumed yet; the first `_at` bytes of it are already scanned and are not scanned again.
+    `_depth` counts the open brackets: of the whole body in the envelope, of the current
+    line in the list.
+    """
 
     def __init__(self) -> None:
         self._envelope = b""
         self._rest = b""
-        self._at = 0  # So much of the rest was looked at.
+        self._at = 0
         self._depth = 0
         self._is_in_list = False
         self._has_list = False
         self.count = 0
 
     def feed(self, piece: bytes) -> list[TaskDraft]:
-        """The lines that end in this piece; InvalidArgument as soon as nothing can come of it."""
+        """Returns the lines that end in this piece. Raises InvalidArgument for a malformed body."""
         self._rest += piece
         drafts: list[TaskDraft] = []
         while True:
@@ -60,13 +82,13 @@ class StreamingTaskParser:
                 return drafts
 
     def end(self) -> bytes:
-        """The body without its lines."""
+        """Returns the body without its lines."""
         if self._is_in_list:
             raise malformed("it ends too early")
         return self._envelope + self._rest
 
     def _pass_envelope(self) -> None:
-        """Keeps what is there, up to the end or to the beginning of the list."""
+        """Moves bytes to `_envelope`, up to the end of the input or the start of the list."""
         for token in _TOKEN.finditer(self._rest, self._at):
             mark = token.group()
             if mark in b"{[":
@@ -74,11 +96,12 @@ class StreamingTaskParser:
             elif mark in b"}]":
                 self._depth -= 1
             elif mark == b'"':
+                # The string is incomplete. Keep it in `_rest` until its end arrives.
                 break
             elif self._depth == 1:
                 behind = _BEHIND_STRING.match(self._rest, token.end())
                 assert behind is not None
-                if not behind[2]:  # It may be a name: what comes will tell.
+                if not behind[2]:  # It may be a name. The next piece shows it.
                     break
                 if behind[1] and behind[2] == b"[" and _is_tasks(mark):
                     self._open_list(behind.end())
@@ -100,7 +123,7 @@ class StreamingTaskParser:
         self._rest, self._at = self._rest[size_bytes:], 0
 
     def _take_lines(self) -> list[TaskDraft]:
-        """All lines that are whole. The list ends at a bracket that none of them opened."""
+        """Returns all complete lines. A closing bracket at depth 0 ends the list."""
         rest, at, depth, end = self._rest, self._at, self._depth, 0
         while True:
             if not depth:
@@ -126,10 +149,13 @@ class StreamingTaskParser:
 
     def _close_list(self, at: int) -> list[TaskDraft]:
         last, self._rest = self._rest[:at], self._rest[at:]
+        # `_rest` begins with the bracket that closes the list, so the depth there is 2: the object
+        # of the body, and the list.
         self._is_in_list, self._at, self._depth = False, 0, 2
         return self._decoded(last) if not self.count or last.strip() else []
 
     def _decoded(self, lines: bytes) -> list[TaskDraft]:
+        # Every piece of lines but the first begins with the comma after the previous line.
         if self.count:
             comma = _COMMA.match(lines)
             if comma is None or not lines[comma.end() :].strip():
@@ -147,7 +173,7 @@ class StreamingTaskParser:
         return drafts_of(tasks, start=start)
 
     def _placed(self, error: InvalidArgument) -> InvalidArgument:
-        """The error of a piece as one of the whole."""
+        """Converts the pointer of an error from the piece to the whole list."""
         number, _, field = (error.pointer or "").lstrip("/").partition("/")
         pointer = f"/tasks/{self.count + int(number)}" if number.isdigit() else "/tasks"
         pointer = f"{pointer}/{field}" if field else pointer
@@ -155,6 +181,7 @@ class StreamingTaskParser:
 
 
 def _is_tasks(name: bytes) -> bool:
+    # Decode the name: a caller may write it with escapes.
     try:
         return bool(msgspec.json.decode(name) == "tasks")
     except (msgspec.DecodeError, UnicodeDecodeError):

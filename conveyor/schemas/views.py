@@ -1,4 +1,5 @@
-"""Views: rows of the domain as responses. Pure; secrets never come through here (docs/api.md)."""
+"""Views: convert rows of the domain to responses. They are pure and return no secret
+(docs/api.md)."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ HIDDEN = "***"
 
 
 def instant(at: float) -> str:
-    """RFC 3339 in UTC, to the millisecond."""
+    """Formats a time as RFC 3339 in UTC, with milliseconds."""
     text = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
@@ -55,14 +56,16 @@ def run_view(
     eta_s: float | None = None,
     budget: Budget | None = None,
 ) -> RunResponse:
-    """`inflight` may come from leases that overlap a settle: it is clamped to what is left.
+    """Returns the response for a run.
 
-    The counters may be younger than the run, and know of a list that it does not know of yet.
+    `inflight` comes from leases, which can still exist after their task settled, so it is clamped
+    to the tasks that are left. The counters may be newer than the run row and include a list that
+    the row does not.
     """
     is_terminal = run.status in RUN_TERMINAL
     total = max(run.planned, totals.admitted)
     left = total - totals.done
-    # Nothing is tried again once a run has ended.
+    # An ended run retries no task.
     retrying = 0 if is_terminal else min(max(0, totals.retrying), left)
     busy = 0 if is_terminal else min(max(0, inflight), left - retrying)
     stats = RunStats(
@@ -132,7 +135,7 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
 
 
 def scheduled_view(shown: JobResponse, schedule: Schedule, now: float) -> JobResponse:
-    """A job, with when it fires next."""
+    """Adds the schedule and the next nominal time to a job."""
     next_at = upcoming(schedule, now)
     return msgspec.structs.replace(
         shown,
@@ -155,7 +158,7 @@ def webhook_view(webhook: Webhook | None) -> WebhookResponse | None:
 
 
 def result_view(job: Job, task: Task, result_url: str | None, *, is_expired: bool) -> TaskResult:
-    """`result_url` is where the body is; it is shown while there is one."""
+    """Returns the response for a task. `result_url` is shown only while the body is stored."""
     is_successful = task.status is TaskStatus.SUCCESSFUL
     return TaskResult(
         task_id=task.task_id,
@@ -196,7 +199,7 @@ def event_view(event: Event) -> EventResponse:
 
 
 def export_view(export: Export, download_url: str) -> ExportResponse:
-    """The link and the manifest are told once the file is there."""
+    """Returns the response for an export. Only a completed one has a link and a manifest."""
     is_there = export.status is ExportStatus.COMPLETED
     return ExportResponse(
         export_id=export.export_id,

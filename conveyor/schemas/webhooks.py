@@ -1,6 +1,7 @@
-"""Webhooks, signing keys and deliveries as they are answered
-(docs/api.md, Webhooks). Secrets come through
-here once, in the answer to a rotation."""
+"""Responses about webhooks, signing keys and deliveries (docs/api.md, Webhooks).
+
+Only the response to a rotation contains a secret.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from conveyor.schemas.views import instant
 
 
 class HmacKeyMeta(msgspec.Struct, frozen=True):
-    """A key without its secret."""
+    """A signing key without its secret."""
 
     kid: Ulid
     created_at: Instant
 
 
 class HmacKeyList(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The keys that sign: the active one, and a candidate while a rotation is under way."""
+    """The signing keys: the active one, and the candidate of a rotation in progress."""
 
     active: HmacKeyMeta | None = None
     candidate: HmacKeyMeta | None = None
@@ -43,7 +44,7 @@ class HmacKeyFinalized(msgspec.Struct, frozen=True):
 
 
 class WebhookTestResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the receiver took a synthetic event."""
+    """The result of a test event."""
 
     delivered: bool
     event_id: Ulid
@@ -53,7 +54,7 @@ class WebhookTestResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 
 
 class DeliveryTry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One try; what the receiver answered is not kept."""
+    """One delivery attempt. The response body of the receiver is not stored."""
 
     at: Instant
     elapsed_ms: Count
@@ -62,7 +63,7 @@ class DeliveryTry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class DeliveryResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event, and what became of it so far; `tries` are the latest ones."""
+    """An event and the state of its delivery. `tries` has the latest attempts."""
 
     event_id: str
     event_type: str

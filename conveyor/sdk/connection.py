@@ -1,4 +1,4 @@
-"""Connection: how the synchronous client sends a call, waits, and repeats what is worth it."""
+"""Connection: sends the calls of the synchronous client and repeats them after outages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PIECE_BYTES = 65_536
 
 
 class Connection:
-    """The way to one server; what to say over it is Client's business."""
+    """The connection to one server. Client knows the operations."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Connection:
         retry: RetryPolicy | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """ValueError for a `base_url` or an `api_key` that no request could be made with."""
+        """Raises ValueError for an invalid `base_url` or `api_key`."""
         self.base_url = checked_url(base_url)
         self._api_key = checked_key(api_key)
         self._timeout_s = timeout_s
@@ -62,7 +62,7 @@ class Connection:
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Closes the connections; `close` is what happens to jobs."""
+        """Closes the connections. It is not named `close`, because `close` closes a job."""
         self._http.close()
 
     def _ask(self, call: Call[T], key: str | None = None) -> T:
@@ -110,7 +110,7 @@ class Connection:
             return error
 
     def _put_file(self, target: UploadTarget, path: Path) -> None:
-        """Without the API key: the address may be of a storage that is not ours."""
+        """Uploads a file without the API key: the URL may belong to a foreign storage."""
 
         def once() -> None:
             try:
@@ -138,7 +138,7 @@ class Connection:
 
     @contextmanager
     def _streaming(self, call: Call[None]) -> Iterator[httpx.Response]:
-        """The answer to a call, its body still to be read."""
+        """Yields the response to a call. Its body is not read yet."""
         try:
             with closing(self._followed(self._request(call, ""))) as response:
                 if not response.is_success:
@@ -148,7 +148,7 @@ class Connection:
             raise self._unreachable(error) from error
 
     def _followed(self, request: httpx.Request) -> httpx.Response:
-        """Where redirects lead. They are followed without the API key: it is for us alone."""
+        """Follows redirects, without the API key: only the Conveyor server may get the key."""
         response = self._http.send(request, stream=True)
         for _ in range(REDIRECTS_MAX):
             if response.next_request is None:
@@ -179,7 +179,7 @@ def checked_key(text: str) -> str:
 
 
 def _is_loopback(url: str) -> bool:
-    """No proxy of the environment leads to this very machine."""
+    """Whether the URL names this machine, which no proxy of the environment can reach."""
     host = httpx.URL(url).host
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -1,7 +1,7 @@
-"""Bodies on their way into a file: whole or absent, and checked against what the server said.
+"""Saves bodies as files, complete or not at all, and checks them against the digest of the server.
 
-One is streamed by whoever asks for it. Many go through the HTTP pool, several at a time: `Bodies`
-for a program on Trio, `save_all` for one that is not.
+The connection streams a single body. Many bodies go through the HTTP pool, several at a time:
+`Bodies` is for programs on Trio, `save_all` for other programs.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ from conveyor.sdk.errors import ApiError, SdkError, Unreachable, error_from
 from conveyor.sdk.operations import Call
 from conveyor.sdk.retry import RetryPolicy
 
+# Bodies in transfer at the same time. Each one is held in memory.
 AT_ONCE = 16
 DEADLINE_S = 600.0
+# The API redirects once, to the storage. More hops are allowed, but no loop.
 REDIRECTS_MAX = 3
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# No encoding: the digest of the server is that of the stored bytes.
 _HEADERS = (("Accept-Encoding", "identity"), ("User-Agent", "conveyor-sdk"))
 T = TypeVar("T")
 
@@ -47,7 +50,7 @@ _SHA256_TAG = re.compile(r'"([0-9a-f]{64})"\Z')
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """A body that is now a file."""
+    """A body that was saved as a file."""
 
     size_bytes: int
     sha256: str
@@ -55,11 +58,11 @@ class Downloaded:
 
 
 class Damaged(Exception):
-    """What arrived is not what the server has."""
+    """The received body does not match the digest of the server."""
 
 
 class Download:
-    """The pieces of one body, written and digested as they come."""
+    """Writes and hashes the pieces of one body while they arrive."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -72,7 +75,7 @@ class Download:
         self._size_bytes += len(piece)
 
     def finish(self, headers: Mapping[str, str]) -> Downloaded:
-        """The whole body; Damaged if the server's digest differs."""
+        """Returns the saved body. Raises Damaged if the digest of the server differs."""
         sha256 = self._digest.hexdigest()
         tag = _SHA256_TAG.match(headers.get("etag", ""))
         if tag is not None and tag[1] != sha256:
@@ -82,7 +85,9 @@ class Download:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` when the block ends well, and is gone otherwise."""
+    """Yields a temporary file that replaces `path` at the end of the block. After an error it is
+    deleted.
+    """
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with scratch.open("xb") as file:
@@ -94,7 +99,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 async def trying(retry: RetryPolicy, once: Callable[[], Awaitable[T]]) -> T:
-    """Tries, and again as the policy has it."""
+    """Calls `once` and repeats it according to the policy."""
     for attempt in count(1):
         try:
             return await once()
@@ -108,7 +113,7 @@ async def trying(retry: RetryPolicy, once: Callable[[], Awaitable[T]]) -> T:
 
 
 class Bodies:
-    """The bodies that one server has, for one caller, over a pool that the caller closes."""
+    """Downloads bodies of one server for one caller. The owner of the pool closes it."""
 
     def __init__(self, pool: HttpPool, base_url: str, api_key: str, retry: RetryPolicy) -> None:
         self._pool = pool
@@ -119,7 +124,7 @@ class Bodies:
     async def save_all(
         self, wanted: Mapping[str, tuple[Call[None], Path]]
     ) -> dict[str, Downloaded | ApiError]:
-        """Every body as a file, or why the server has none. Raises Unreachable."""
+        """Saves every body as a file, or returns its ApiError. Raises Unreachable."""
         saved: dict[str, Downloaded | ApiError] = {}
         failures: list[SdkError | OSError] = []
         rest = iter(wanted.items())
@@ -147,7 +152,7 @@ class Bodies:
             return error
 
     async def save(self, call: Call[None], path: Path) -> Downloaded:
-        """The body as a file, which is whole or not there. Raises ApiError and Unreachable."""
+        """Saves the body as a file, completely or not at all. Raises ApiError and Unreachable."""
         return await trying(self._retry, lambda: self._save(call, path))
 
     async def _save(self, call: Call[None], path: Path) -> Downloaded:
@@ -161,7 +166,7 @@ class Bodies:
             raise Unreachable(self._base_url, str(error)) from error
 
     async def load(self, call: Call[None]) -> bytes:
-        """The body in memory, in one try. Raises ApiError and Unreachable."""
+        """Returns the body in memory, without retries. Raises ApiError and Unreachable."""
         return (await self._found(call)).body
 
     async def _found(self, call: Call[None]) -> Response:
@@ -175,7 +180,7 @@ class Bodies:
         return response
 
     async def _followed(self, url: str) -> Response:
-        """Where redirects lead. They are followed without the API key: it is for us alone."""
+        """Follows redirects, without the API key: only the Conveyor server may get the key."""
         target = self._checked(parse_url(url))
         response = await self._get(target, (*_HEADERS, ("X-API-Key", self._api_key)))
         for _ in range(REDIRECTS_MAX):
@@ -205,7 +210,7 @@ def save_all(
     timeout_s: float,
     retry: RetryPolicy,
 ) -> dict[str, Downloaded | ApiError]:
-    """As `Bodies.save_all`, in a Trio of its own: not to be called from within one."""
+    """As `Bodies.save_all`, in a new Trio event loop. It must not be called inside one."""
     pool = make_pool(timeout_s)
     try:
         return trio.run(Bodies(pool, base_url, api_key, retry).save_all, wanted)

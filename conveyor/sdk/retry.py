@@ -1,7 +1,7 @@
-"""When a call that failed is made again: a pure decision, for any client to act on.
+"""Decides when a failed call is repeated. The decision is pure, and every client uses it.
 
-A repeated POST carries the Idempotency-Key of its first try, so repeating is always safe: what
-was done is answered from memory, what was begun is finished.
+A repeated POST has the Idempotency-Key of its first attempt, so a repetition is always safe: the
+server returns the stored response, or finishes the work that has begun.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ IN_PROGRESS = "idempotency_in_progress"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """`attempts_max` tries in all, further and further apart, or as the server asks."""
+    """At most `attempts_max` attempts, with growing pauses or the server's Retry-After."""
 
     attempts_max: int = 5
     backoff_s: float = 0.1
@@ -25,9 +25,9 @@ class RetryPolicy:
     retry_after_s_max: float = 100.0
 
     def pause_s(self, error: SdkError, *, attempt: int, luck: float) -> float | None:
-        """How long to wait before another try after `attempt` failed; None to let it be.
+        """Returns the pause after the failed attempt number `attempt`, or None for no retry.
 
-        `luck`, from 0 to 1, spreads out clients that failed together.
+        `luck`, from 0 to 1, makes clients that failed together return at different times.
         """
         if attempt >= self.attempts_max or not is_passing(error):
             return None
@@ -39,15 +39,17 @@ class RetryPolicy:
 
 
 def is_passing(error: SdkError) -> bool:
-    """Whether the same call may well succeed a little later."""
+    """Whether the same call may succeed soon."""
     if isinstance(error, ApiError):
         return error.status == 503 or (error.status == 409 and error.code == IN_PROGRESS)
     return isinstance(error, Unreachable)
 
 
-# How often to look at a run, and how long an outage is sat out: pure, for any client.
+# How often a client polls a run, and how long an outage it tolerates. It is pure too.
 
 
+# The interval is a tenth of the elapsed time, within these bounds: a short run is noticed quickly,
+# and a long run costs the server few requests.
 INTERVAL_S_MIN = 0.1
 INTERVAL_S_MAX = 2.0
 SHARE = 0.1
@@ -56,15 +58,15 @@ OUTAGE_S_MAX = 30.0
 
 @dataclass(slots=True)
 class PollBackoff:
-    """Looks often at first and less often later: the end is heard of within a tenth of the time
-    that the run took, and within two seconds at most."""
+    """Polls often at first and less often later. The client notices the end of a run within a tenth
+    of its duration, and within two seconds at most."""
 
     begun_at: float
     timeout_s: float | None = None
     seen_at: float | None = None
 
     def interval_s(self, now: float) -> float:
-        """How long to wait before the next look; TimeoutError when there is no time for one."""
+        """Returns the time until the next poll. Raises TimeoutError if no time is left."""
         elapsed_s = now - self.begun_at
         interval_s = min(max(INTERVAL_S_MIN, elapsed_s * SHARE), INTERVAL_S_MAX)
         if self.timeout_s is None:
@@ -77,13 +79,13 @@ class PollBackoff:
         self.seen_at = now
 
     def sits_out(self, error: SdkError, now: float) -> bool:
-        """Whether to look again although the last look failed."""
+        """Whether to poll again although the last poll failed."""
         seen_at = self.begun_at if self.seen_at is None else self.seen_at
         return is_passing(error) and now - seen_at < OUTAGE_S_MAX
 
 
 def run_of(job: JobResponse) -> RunResponse:
-    """The latest run of a job; ApiError, as the server would put it, if all are deleted."""
+    """Returns the latest run of a job. Raises ApiError 404 if all runs are deleted."""
     if job.latest_run is None:
         raise ApiError(404, "not_found", "Not found", "The job has no run.")
     return job.latest_run

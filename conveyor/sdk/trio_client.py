@@ -1,4 +1,4 @@
-"""The client for Trio: the same methods as Client, to be awaited or iterated over."""
+"""The client for Trio: the methods of Client as coroutines and asynchronous iterators."""
 
 from __future__ import annotations
 
@@ -47,18 +47,19 @@ from conveyor.sdk.operations import Choice
 from conveyor.sdk.retry import PollBackoff, run_of
 from conveyor.sdk.trio_connection import TrioConnection
 
+# Rows of one page: larger pages need fewer requests and more memory.
 JOBS_PAGE = 100
 RESULTS_PAGE = 500
 EVENTS_PAGE = 500
 
 
 class TrioClient(TrioConnection):
-    """A caller of one server.
+    """A client of one server.
 
-    Every method raises ApiError when the server refuses, Unreachable when nobody answers, and
-    BadId for a text that cannot be an id. A POST happens once, however often it had to be sent:
-    each carries an Idempotency-Key, and `idempotency_key` lets a caller choose it, to be able to
-    repeat the call after a crash of its own.
+    Every method raises ApiError if the server refuses the request, Unreachable if no server
+    answers, and BadId for a text that cannot be an id. The server executes a POST once, even if the
+    client sends it several times, because each POST has an Idempotency-Key. With
+    `idempotency_key`, the program chooses the key and can repeat the call after its own crash.
 
     One client may be shared among tasks.
     """
@@ -66,17 +67,17 @@ class TrioClient(TrioConnection):
     async def submit(
         self, job: SubmitJobRequest | Iterable[str], *, idempotency_key: str | None = None
     ) -> SubmitJobResponse:
-        """Submits a job, or a plain list of URLs as one."""
+        """Submits a job, or a list of URLs as a job."""
         return await self._ask(operations.submit(job), idempotency_key)
 
     async def preview(self, job: SubmitJobRequest | Iterable[str]) -> SubmitDryRunResponse:
-        """What submitting this would do and cost; nothing is created."""
+        """Returns the effect and the cost of a submit. The server creates nothing."""
         return await self._ask(operations.preview(job))
 
     async def upload(self, path: Path, request: CreateJobInputRequest | None = None) -> str:
-        """Uploads a list and answers with the `file_input_id` that `submit` takes for it.
+        """Uploads a list and returns its `file_input_id` for `submit`.
 
-        The list is text, a URL a line, unless `request` says how else it is to be read.
+        The list is text with one URL per line, unless `request` describes another format.
         """
         made = await self._ask(
             operations.create_input(request or CreateJobInputRequest(format="text"))
@@ -92,18 +93,18 @@ class TrioClient(TrioConnection):
         last: bool = False,
         idempotency_key: str | None = None,
     ) -> AddTasksResponse:
-        """Adds a list to an open job; `last` closes the job behind it."""
+        """Adds a list to an open job. With `last`, the job is closed after it."""
         return await self._ask(operations.add_tasks(job_id, tasks, last=last), idempotency_key)
 
     async def close(self, job_id: str) -> JobResponse:
-        """No more tasks will come: the run ends when those it has are done."""
+        """Closes an open job. Its run ends when all its tasks are done."""
         return await self._ask(operations.close(job_id))
 
     async def get(self, job_id: str) -> JobResponse:
         return await self._ask(operations.get(job_id))
 
     async def list(self, *, status: str | None = None) -> AsyncGenerator[JobResponse, None]:
-        """The caller's jobs, newest first, read page by page as they are asked for."""
+        """Yields the caller's jobs, newest first. It requests the next page when it is needed."""
         cursor = None
         while True:
             page = await self._ask(operations.list_jobs(status, limit=JOBS_PAGE, cursor=cursor))
@@ -113,7 +114,7 @@ class TrioClient(TrioConnection):
                 return
 
     async def runs(self, job_id: str) -> AsyncGenerator[RunResponse, None]:
-        """The runs of a job, newest first."""
+        """Yields the runs of a job, newest first."""
         cursor = None
         while True:
             page = await self._ask(operations.list_runs(job_id, limit=JOBS_PAGE, cursor=cursor))
@@ -126,11 +127,11 @@ class TrioClient(TrioConnection):
         return await self._ask(operations.get_run(job_id, run_id))
 
     async def set_budget(self, job_id: str, budget: BudgetInput) -> JobResponse:
-        """Another budget for a job: a run that waits for it goes on."""
+        """Changes the budget of a job. A run that waits for its budget continues."""
         return await self._ask(operations.set_budget(job_id, budget))
 
     async def stop(self, job_id: str) -> RunResponse:
-        """Stops the latest run; its `receipt` tells what was let go."""
+        """Stops the latest run. The `receipt` of the run lists what was released."""
         return await self._ask(operations.stop(job_id))
 
     async def pause(self, job_id: str) -> RunResponse:
@@ -148,8 +149,11 @@ class TrioClient(TrioConnection):
         hosts: Iterable[str] | None = None,
         idempotency_key: str | None = None,
     ) -> RerunJobResponse:
-        """Runs everything again; or only tasks that all of `statuses`, `reasons` of failure and
-        `hosts` name, and inherits the others."""
+        """Runs all tasks again, or only the tasks that match all given filters.
+
+        The filters are `statuses`, failure `reasons` and `hosts`. The new run inherits the results
+        of the other tasks.
+        """
         return await self._ask(
             operations.rerun(job_id, Choice(statuses, reasons, hosts)), idempotency_key
         )
@@ -162,18 +166,22 @@ class TrioClient(TrioConnection):
         reasons: Iterable[str] | None = None,
         hosts: Iterable[str] | None = None,
     ) -> RerunDryRunResponse:
-        """What a rerun would do and cost; nothing is created."""
+        """Returns the effect and the cost of a rerun. The server creates nothing."""
         return await self._ask(operations.preview_rerun(job_id, Choice(statuses, reasons, hosts)))
 
     async def audit(self, job_id: str, *, run_id: str | None = None) -> AuditResponse:
-        """A run (the latest, if none is named) recounted from its rows. Reads every row: a large
-        run takes a while, and a client with a longer `timeout_s`."""
+        """Recounts a run, by default the latest, from its rows.
+
+        The server reads every row, so a large run needs a client with a longer `timeout_s`.
+        """
         run_id = run_id or run_of(await self.get(job_id)).run_id
         return await self._ask(operations.audit(job_id, run_id))
 
     async def events(self, *, after: str | None = None) -> AsyncGenerator[EventResponse, None]:
-        """What happened to the caller's jobs, oldest first, up to now; only what came behind the
-        event of this id, if one is named."""
+        """Yields the events of the caller's jobs until now, oldest first.
+
+        With `after`, it yields only the events after the event with this id.
+        """
         while True:
             page = await self._ask(operations.list_events(after, limit=EVENTS_PAGE))
             for each in page.events:
@@ -185,8 +193,11 @@ class TrioClient(TrioConnection):
     async def follow_events(
         self, *, after: str | None = None, interval_s: float = 1.0
     ) -> AsyncGenerator[EventResponse, None]:
-        """As `events`, and then each as it comes, for ever. Outages are up to the caller: going
-        on behind the last event misses nothing."""
+        """As `events`, and then yields each new event, without end.
+
+        An outage raises an error. The program can continue with the id of the last event as
+        `after` and misses no event.
+        """
         while True:
             async for event in self.events(after=after):
                 yield event
@@ -194,17 +205,17 @@ class TrioClient(TrioConnection):
             await trio.sleep(interval_s)
 
     async def set_schedule(self, job_id: str, schedule: JobSchedule) -> JobResponse:
-        """Replaces the schedule of a scheduled job; a run that is live goes on."""
+        """Replaces the schedule of a scheduled job. A live run continues."""
         return await self._ask(operations.set_schedule(job_id, schedule))
 
     async def set_schedule_state(
         self, job_id: str, state: Literal["active", "paused"]
     ) -> JobResponse:
-        """Pauses or resumes the schedule; times that pass meanwhile make no run."""
+        """Pauses or resumes the schedule. Nominal times during a pause start no run."""
         return await self._ask(operations.set_schedule_state(job_id, state))
 
     async def delete(self, job_id: str) -> None:
-        """Deletes a job with everything it made."""
+        """Deletes a job with all its runs and results."""
         await self._ask(operations.delete(job_id))
 
     async def delete_run(self, job_id: str, run_id: str) -> None:
@@ -214,7 +225,10 @@ class TrioClient(TrioConnection):
     async def results(
         self, job_id: str, *, run_id: str | None = None, status: str | None = None
     ) -> AsyncGenerator[TaskResult, None]:
-        """The tasks of a run (the latest, if none is named), page by page; exact once it ended."""
+        """Yields the tasks of a run, by default the latest, page by page.
+
+        While the run is live, tasks may change between two pages.
+        """
         cursor = None
         while True:
             page = await self._ask(
@@ -228,26 +242,26 @@ class TrioClient(TrioConnection):
     async def history(
         self, job_id: str, task_id: str, *, run_id: str | None = None
     ) -> tuple[TaskHistoryEvent, ...]:
-        """Every try at a task."""
+        """Returns the attempts at a task."""
         answer = await self._ask(operations.get_history(job_id, task_id, run_id))
         return tuple(answer.events)
 
     async def content(self, job_id: str, task_id: str, *, run_id: str | None = None) -> bytes:
-        """The body of a task, in memory."""
+        """Returns the body of a task in memory."""
         call = operations.get_content(job_id, task_id, run_id)
         return await self._content(call)
 
     async def download(
         self, job_id: str, task_id: str, path: Path, *, run_id: str | None = None
     ) -> Downloaded:
-        """The body of a task as a file, which is whole or not there."""
+        """Saves the body of a task as a file. The file is complete or does not exist."""
         call = operations.get_content(job_id, task_id, run_id)
         return await self._bodies.save(call, path)
 
     async def download_all(
         self, job_id: str, paths: Mapping[str, Path], *, run_id: str | None = None
     ) -> dict[str, Downloaded | ApiError]:
-        """The bodies of tasks as files, several at a time; an ApiError where there is none."""
+        """Saves the bodies of tasks as files, several at a time. A missing body has an ApiError."""
         return await self._bodies.save_all(
             {
                 task_id: (operations.get_content(job_id, task_id, run_id), path)
@@ -256,19 +270,19 @@ class TrioClient(TrioConnection):
         )
 
     async def webhook(self, job_id: str) -> WebhookResponse:
-        """The job's webhook; ApiError 404 where there is none."""
+        """Returns the webhook of a job. Raises ApiError 404 if there is none."""
         return await self._ask(operations.get_webhook(job_id))
 
     async def set_webhook(self, job_id: str, webhook: WebhookInput) -> WebhookResponse:
-        """Holds for every delivery that has not been made yet."""
+        """Sets the webhook of a job. It applies to every delivery that is still due."""
         return await self._ask(operations.put_webhook(job_id, webhook))
 
     async def remove_webhook(self, job_id: str) -> None:
-        """Removes the webhook and drops what was not delivered."""
+        """Removes the webhook and drops its undelivered events."""
         await self._ask(operations.delete_webhook(job_id))
 
     async def deliveries(self, job_id: str) -> AsyncGenerator[DeliveryResponse, None]:
-        """The job's events, newest first, each with the latest tries at delivering it."""
+        """Yields the webhook events of a job, newest first, with their latest delivery attempts."""
         cursor = None
         while True:
             page = await self._ask(
@@ -280,19 +294,19 @@ class TrioClient(TrioConnection):
                 return
 
     async def redeliver(self, job_id: str, event_id: str) -> DeliveryResponse:
-        """Delivers an event once more: the same id, the same bytes."""
+        """Delivers an event again, with the same id and the same bytes."""
         return await self._ask(operations.redeliver(job_id, event_id))
 
     async def test_webhook(self, webhook: WebhookInput) -> WebhookTestResponse:
-        """Has a test event sent to a receiver, and tells how it took it."""
+        """Makes the server send a test event to a receiver, and returns the result."""
         return await self._ask(operations.test_webhook(webhook))
 
     async def hmac_keys(self) -> HmacKeyList:
-        """The keys that sign webhooks, without their secrets."""
+        """Returns the keys that sign webhooks, without their secrets."""
         return await self._ask(operations.list_hmac_keys())
 
     async def rotate_hmac_key(self, *, idempotency_key: str | None = None) -> HmacKeyCreated:
-        """Makes the first key, or a candidate to follow it. Its secret is shown this once."""
+        """Creates the first key, or a candidate for the next one. The secret is shown only once."""
         return await self._ask(operations.rotate_hmac_key(), idempotency_key)
 
     async def finalize_hmac_key(self) -> HmacKeyFinalized:
@@ -306,7 +320,7 @@ class TrioClient(TrioConnection):
     async def start_export(
         self, job_id: str, run_id: str, *, kind: str = "zip", idempotency_key: str | None = None
     ) -> StartExportResponse:
-        """Asks for the results of an ended run as one file: zip, jsonl, csv or warc."""
+        """Starts an export of an ended run as one file: zip, jsonl, csv or warc."""
         return await self._ask(operations.start_export(job_id, run_id, kind), idempotency_key)
 
     async def get_export(self, job_id: str, run_id: str, export_id: str) -> ExportResponse:
@@ -321,7 +335,7 @@ class TrioClient(TrioConnection):
         *,
         timeout_s: float | None = None,
     ) -> ExportResponse:
-        """Looks at an export until it is made, or has failed."""
+        """Waits until an export is complete or has failed."""
         pace = PollBackoff(begun_at=trio.current_time(), timeout_s=timeout_s)
         while True:
             export = await self.get_export(job_id, run_id, export_id)
@@ -334,7 +348,7 @@ class TrioClient(TrioConnection):
     async def download_export(
         self, job_id: str, run_id: str, export_id: str, path: Path
     ) -> Downloaded:
-        """The file of an export, which is whole or not there."""
+        """Saves the file of an export. The file is complete or does not exist."""
         call = operations.get_export_content(job_id, run_id, export_id)
         return await self._stream(call, path)
 
@@ -346,10 +360,10 @@ class TrioClient(TrioConnection):
         run_id: str | None = None,
         timeout_s: float | None = None,
     ) -> RunResponse:
-        """Looks at a run (the latest, if none is named) until it has ended.
+        """Waits until a run, by default the latest, has ended.
 
-        An outage shorter than half a minute is sat out. TimeoutError after `timeout_s`. The run
-        of an open job ends only once the job is closed.
+        It tolerates an outage of up to half a minute. It raises TimeoutError after `timeout_s`. The
+        run of an open job ends only after the job is closed.
         """
         run = await self.run(job_id, run_id) if run_id else run_of(await self.get(job_id))
         pace = PollBackoff(begun_at=trio.current_time(), timeout_s=timeout_s)

@@ -1,6 +1,6 @@
-"""TrioConnection: how the client for Trio sends a call over the pool, and repeats what is worth it.
+"""TrioConnection: sends the calls of the Trio client over the pool and repeats them after outages.
 
-The server must be reachable directly: no proxy of the environment is used.
+The server must be reachable directly: the pool uses no proxy of the environment.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class TrioConnection:
-    """The way to one server; what to say over it is TrioClient's business."""
+    """The connection to one server. TrioClient knows the operations."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class TrioConnection:
         timeout_s: float = 30.0,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """ValueError for a `base_url` or an `api_key` that no request could be made with."""
+        """Raises ValueError for an invalid `base_url` or `api_key`."""
         self.base_url = checked_url(base_url)
         self._api_key = checked_key(api_key)
         self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
         self._pool = make_pool(timeout_s)
-        # For files of any size: each wait has its timeout, but all of them together have none.
+        # For files of any size: each wait has a timeout, but the whole transfer has none.
         transport = PoolTransport(self._pool, deadline_s=math.inf, body_bytes_max=sys.maxsize)
         self._http = httpx.AsyncClient(transport=transport, timeout=timeout_s, trust_env=False)
         self._bodies = Bodies(self._pool, self.base_url, self._api_key, self._retry)
@@ -69,7 +69,7 @@ class TrioConnection:
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Closes the connections; `close` is what happens to jobs."""
+        """Closes the connections. It is not named `close`, because `close` closes a job."""
         self._pool.close()
 
     async def _ask(self, call: Call[T], key: str | None = None) -> T:
@@ -82,7 +82,7 @@ class TrioConnection:
         return await self._trying(once)
 
     async def _put_file(self, target: UploadTarget, path: Path) -> None:
-        """Without the API key: the address may be of a storage that is not ours."""
+        """Uploads a file without the API key: the URL may belong to a foreign storage."""
         await self._trying(lambda: self._put_once(target, path))
 
     async def _put_once(self, target: UploadTarget, path: Path) -> None:
@@ -104,7 +104,7 @@ class TrioConnection:
         return await self._trying(lambda: self._bodies.load(call))
 
     async def _stream(self, call: Call[None], path: Path) -> Downloaded:
-        """A file of any size, piece by piece."""
+        """Saves a file of any size, piece by piece."""
         return await self._trying(lambda: self._streamed(call, path))
 
     async def _streamed(self, call: Call[None], path: Path) -> Downloaded:

@@ -1,4 +1,4 @@
-"""Checking an exported file against its manifest, whatever its format: each body, each count."""
+"""Checks an exported file of any format against its manifest: every body and every count."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from conveyor.domain.export.warc import TASK_FIELD
 from conveyor.sdk.errors import SdkError
 
 _PIECE_BYTES = 65_536
-# What the readers of damaged files are known to raise.
+# The errors that the readers raise for damaged files.
 _DAMAGE = (
     ArithmeticError,
     EOFError,
@@ -39,16 +39,16 @@ _DAMAGE = (
 
 
 class BadExport(SdkError):
-    """The file is not what its manifest says, or is no export at all."""
+    """The file does not match its manifest, or is not an export."""
 
 
 def manifest_path(path: Path) -> Path:
-    """Where the manifest lies of a file that has no place for one."""
+    """The path of the separate manifest, for formats that cannot contain one."""
     return path.with_name(f"{path.name}.{MANIFEST}")
 
 
 def verify_export(path: Path) -> Manifest:
-    """The manifest of a file that agrees with it; BadExport for any other, OSError for none."""
+    """Returns the manifest of a valid file. Raises BadExport, or OSError if it is not readable."""
     with path.open("rb") as file:
         start = file.read(2)
     check = _CHECKS.get(start, _check_text)
@@ -110,7 +110,7 @@ def _take_line(tally: ManifestDigest, line: Line) -> None:
 
 
 def _check_csv(path: Path) -> _Checked:
-    """The bodies are not in it: what it says of them is checked."""
+    """Checks the rows of a CSV file, which contains no bodies."""
     manifest = msgspec.json.decode(manifest_path(path).read_bytes(), type=Manifest)
     tally = ManifestDigest()
     with path.open(newline="", encoding="utf-8") as file:
