@@ -43,7 +43,7 @@ QUOTAS = {
 
 
 class BadSettings(ConveyorError):
-    """A setting that cannot be; the message names it and says what it may be."""
+    """A setting is invalid. The message names the setting and its valid values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +111,12 @@ class Settings:
 
 
 def load_settings() -> Settings:
-    """The settings of this process."""
+    """Returns the settings of this process."""
     return settings_from(os.environ)
 
 
 def settings_from(environ: Mapping[str, str]) -> Settings:
-    """The settings that these variables ask for; BadSettings for the first that cannot be."""
+    """Returns the settings of these variables. Raises BadSettings for the first invalid one."""
     read = _Reader(environ)
     auth = read("CONVEYOR_AUTH", "passthrough", _one_of("passthrough", "keys"))
     engine = read("CONVEYOR_ENGINE", "embedded", _one_of("embedded", "aws"))
@@ -133,7 +133,8 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         allow_private_targets=read("CONVEYOR_ALLOW_PRIVATE_TARGETS", "", _switch),
         auth=auth,
         api_keys_file=_api_keys_file(environ) if auth == "keys" else None,
-        # Processes that share an engine share their secrets.
+        # Processes that share an engine must share the key, or they cannot read each other's
+        # secrets.
         secret_key=read("CONVEYOR_SECRET_KEY", "", needed) or None,
         sync_tasks_max=read(
             "CONVEYOR_SYNC_TASKS_MAX", str(limits.SYNC_TASKS_MAX), _between(1, limits.TASKS_MAX)
@@ -175,12 +176,12 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
 
 
 def protect_imports() -> None:
-    """No Python process that this one starts imports modules from the working directory."""
+    """Prevents child Python processes from importing modules from the working directory."""
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def environ_of(settings: Settings) -> dict[str, str]:
-    """The environment in which a process of ours finds these settings, ours being the rest."""
+    """Returns the environment for a child process: this environment with these settings."""
     ours = {
         "CONVEYOR_ENGINE": settings.engine,
         "CONVEYOR_DATA_DIR": str(settings.data_dir.resolve()),
@@ -285,13 +286,13 @@ def _switch(text: str) -> bool:
 
 
 class KeyFile:
-    """The file of API keys, one a line. It may change while the program runs."""
+    """The file of API keys, one per line. It may change while the program runs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def stamp(self) -> object:
-        """Another value whenever the file was changed or replaced."""
+        """Returns a value that differs after the file was changed or replaced."""
         try:
             found = self._path.stat()
         except OSError:
@@ -299,7 +300,7 @@ class KeyFile:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def load(self) -> frozenset[str]:
-        """BadSettings when there is no key in it."""
+        """Reads the keys. Raises BadSettings if the file contains no key."""
         try:
             lines = self._path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:

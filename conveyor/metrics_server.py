@@ -1,8 +1,8 @@
-"""Monitoring: a process without an API tells how it fares, over HTTP
+"""Monitoring: serves metrics and health of a process without an API, over HTTP
 (docs/operations.md, Endpoints for operators).
 
-For scrapers of metrics and checks of health inside one's own network: a request, an answer, and
-the connection ends. Nothing here names a caller.
+It is for metric scrapers and health checks inside the operator's network. Each connection serves
+one request and is then closed. The responses name no caller.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from conveyor.telemetry import Metrics
 
 log = logging.getLogger(__name__)
 
+# A scraper sends a short head and reads quickly. Larger values let a client hold memory or a
+# descriptor for longer.
 REQUEST_BYTES_MAX = 8192
 CONVERSE_S = 5.0
 _JSON = "application/json"
@@ -25,7 +27,7 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Monitor:
-    """Answers `/metrics` and `/healthz` until cancelled."""
+    """Answers `/metrics` and `/healthz` until it is cancelled."""
 
     metrics: Metrics
     host: str
@@ -43,7 +45,8 @@ class Monitor:
             request = await _head_of(stream)
             await stream.send_all(self._answer(request))
             await stream.send_eof()
-            async for _ in stream:  # The other side hangs up first, and so has read it all.
+            # Wait until the client closes: then it has read the whole response.
+            async for _ in stream:
                 pass
 
     def _answer(self, request: bytes) -> bytes:
@@ -60,7 +63,7 @@ class Monitor:
 
 
 async def _head_of(stream: trio.SocketStream) -> bytes:
-    """The head of a request, or as much of it as there is; a body is not waited for."""
+    """Reads the head of a request, or a part of it. It does not wait for a body."""
     head = b""
     while b"\r\n\r\n" not in head and len(head) < REQUEST_BYTES_MAX:
         piece = await stream.receive_some(REQUEST_BYTES_MAX)

@@ -1,8 +1,8 @@
-"""Inspection: a running process tells over a local socket what it is doing
+"""Inspection: a running process serves a snapshot of its state over a local socket
 (docs/operations.md, Endpoints for operators).
 
-The socket lies in the data directory and belongs to its owner; whoever connects is sent one
-snapshot as JSON. `conveyor ps` reads it.
+The socket is in the data directory and belongs to the owner of the directory. Each connection gets
+one snapshot as JSON. `conveyor ps` reads it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ import trio
 from actors.runtime import Node
 from conveyor.domain.errors import ConveyorError
 
+# The path of a Unix socket is limited to about 108 bytes on Linux and 104 on macOS.
 PATH_BYTES_MAX = 100
 READ_S = 5.0
 
 
 class NotRunning(ConveyorError):
-    """No process answers for this data directory."""
+    """No running process serves this data directory."""
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One live run, as a person wants to see it."""
+    """One live run, for display."""
 
     job_id: str
     run_id: str
@@ -55,7 +56,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def socket_path(data_dir: Path) -> Path:
-    """Where the socket lies: in the data directory, unless the path would be too long for one."""
+    """Returns the path of the socket: in the data directory, unless that path is too long."""
     path = data_dir.resolve() / "ps.sock"
     if len(bytes(path)) <= PATH_BYTES_MAX:
         return path
@@ -69,7 +70,7 @@ async def serve_snapshots(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answers every connection with a fresh snapshot, until cancelled."""
+    """Answers every connection with a new snapshot until it is cancelled."""
     path = socket_path(data_dir)
     path.unlink(missing_ok=True)
     listening = _bind_privately(path)
@@ -88,7 +89,9 @@ async def serve_snapshots(
 
 
 def _bind_privately(path: Path) -> trio.socket.SocketType:
-    """A socket that is nobody else's from its first moment: its mode comes from the umask."""
+    """Binds a socket that only the owner can use. The umask sets its mode at creation, so that
+    there is no moment with wider permissions, as with a later chmod.
+    """
     plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
@@ -103,7 +106,7 @@ def _bind_privately(path: Path) -> trio.socket.SocketType:
 
 
 def read_snapshot(data_dir: Path) -> Snapshot:
-    """What the owner of the directory is doing now; NotRunning when there is none."""
+    """Returns the snapshot of the owner of the directory. Raises NotRunning."""
     pieces: list[bytes] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(READ_S)

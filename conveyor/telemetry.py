@@ -1,8 +1,8 @@
-"""Telemetry: the name and the fields of every metric, and how log lines are written
+"""Telemetry: defines every metric with its labels, and formats log lines
 (docs/operations.md, Metrics).
 
-Log lines never carry headers or keys, and URLs lose their query strings before they are written:
-tokens live there. Nothing here knows Conveyor.
+Log lines never contain headers or keys. URLs are logged without their query strings, because query
+strings contain tokens. This module does not know the domain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayMetrics:
-    """What is counted of the calls to a remote gateway."""
+    """The metrics of calls to a remote gateway."""
 
     calls: Gauge
     calls_abandoned: Gauge
@@ -38,7 +38,7 @@ class GatewayMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageMetrics:
-    """Of the storage of pages, as this process finds it."""
+    """The metrics of the storage of pages, from the view of this process."""
 
     away: Gauge
     pages_held: Gauge
@@ -46,7 +46,7 @@ class StorageMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """Every metric, on the registry that it was made for."""
+    """All metrics of one registry."""
 
     registry: CollectorRegistry
     http_requests: Counter
@@ -66,7 +66,7 @@ class Metrics:
 
 
 def make_metrics(registry: CollectorRegistry) -> Metrics:
-    """A registry takes one set of metrics: whoever starts a process makes both."""
+    """Creates all metrics. A registry accepts only one set, so each process calls this once."""
     return Metrics(
         registry=registry,
         http_requests=Counter(
@@ -183,7 +183,7 @@ def _make_gateway_metrics(registry: CollectorRegistry) -> GatewayMetrics:
 
 
 class Metered(Protocol):
-    """What a shared engine counts of its own calls."""
+    """The counts that a shared engine keeps of its own calls."""
 
     @property
     def calls(self) -> Mapping[str, int]: ...
@@ -204,8 +204,8 @@ class Metered(Protocol):
 
 
 class EngineUsage(Collector):
-    """The counts of a shared engine, as they stand when somebody asks; `looks` are those into its
-    cache, by what came of them."""
+    """Exports the current counts of a shared engine at each scrape. `looks` counts reads of its
+    cache by their result."""
 
     def __init__(self, metered: Metered, looks: Mapping[str, int]) -> None:
         self._metered = metered
@@ -237,22 +237,26 @@ def _counts(
     return family
 
 
+# A URL up to its query or fragment, which is replaced. It ends at whitespace, quotes or angle
+# brackets, which surround URLs in messages.
 _QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#\"'<>]*)[?#][^\s\"'<>]*", re.IGNORECASE)
+# User name and password between the scheme and the host.
 _USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/?#@\"'<>]*@", re.IGNORECASE)
+# Secret parameters of a path without scheme and host, which _QUERY does not match.
 _TOKEN = re.compile(r"([?&](?:token|apikey|api_key|key)=)[^\s&\"'<>]+", re.IGNORECASE)
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _SECRET_FIELDS = frozenset({"headers", "api_key", "key", "authorization", "cookie", "token"})
 
 
 def redact(text: str) -> str:
-    """The text with no query string or user name left on any URL in it."""
+    """Removes the query strings and user names of all URLs in a text."""
     text = _USERINFO.sub(r"\1***@", text)
     text = _QUERY.sub(r"\1?***", text)
     return _TOKEN.sub(r"\1***", text)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller passed as `extra`; secrets are hidden even when passed by mistake."""
+    """Returns the fields of `extra`. Secrets are hidden even if they were passed by mistake."""
     return {
         name: "***" if name.lower() in _SECRET_FIELDS else _plain(value)
         for name, value in vars(record).items()
@@ -288,7 +292,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people."""
+    """Formats log lines for people."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{name}={value}" for name, value in fields_of(record).items())
@@ -305,10 +309,10 @@ FORMATTERS: dict[str, type[logging.Formatter]] = {"json": JsonFormatter, "text":
 
 
 class FloodFilter(logging.Filter):
-    """Lets a few equal warnings and errors pass in each window, and counts the rest.
+    """Passes a few equal warnings and errors in each window, and counts the others.
 
-    Lines are equal that come from the same statement. An outage or a crash that repeats would
-    otherwise fill the disk with its log. The next line that passes says how many did not.
+    Lines from the same statement are equal. Without the filter, a repeated outage or crash would
+    fill the disk. The next line that passes contains the number of suppressed lines.
     """
 
     WINDOW_S = 60.0
@@ -317,7 +321,7 @@ class FloodFilter(logging.Filter):
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._now = now
-        # By statement: when its window began, lines in it, lines left out of it.
+        # For each statement: the start of its window, the lines in it, the suppressed lines.
         self._windows: dict[tuple[str, int], tuple[float, int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -340,7 +344,7 @@ class FloodFilter(logging.Filter):
 def set_up_logging(
     style: Literal["json", "text"], *, level: int = logging.INFO, stream: TextIO | None = None
 ) -> None:
-    """One handler on the root logger, in place of whatever was there."""
+    """Installs one handler on the root logger and removes all others."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(FORMATTERS[style]())
     handler.addFilter(FloodFilter())

@@ -1,8 +1,8 @@
-"""Change: what a decision wants written, in words that every engine can obey
+"""Change: the writes of a decision, in a form that every engine can execute
 (docs/engines.md, Changes and guards).
 
-One guarded write decides; everything after it is commutative, idempotent or repairable. A guard
-carries facts, never code, so that SQL, DynamoDB and memory can each check it in their own way.
+One guarded write decides. All later effects are commutative, idempotent or repairable. A guard
+contains facts, never code, so that SQL, DynamoDB and memory can each check it in their own way.
 """
 
 from __future__ import annotations
@@ -182,11 +182,11 @@ AnyKey = (
 
 
 class Guard(msgspec.Struct, frozen=True):
-    """Facts that must hold for the row as it is now.
+    """Facts that must be true for the current row.
 
-    `status_in`: its status is one of these. `equals`: these fields have these values.
-    `lapsed`: this field, an instant, lies before that instant. `at_least`: this field, a number,
-    is that or more.
+    `status_in`: its status is one of these. `equals`: these fields have these values. `lapsed`:
+    this field, a time, is before the given time. `at_least`: this field, a number, is not less than
+    the given number.
     """
 
     status_in: frozenset[str] | None = None
@@ -199,7 +199,7 @@ ANY = Guard()
 
 
 class Insert(msgspec.Struct, frozen=True):
-    """Puts a new row; refused when one is there, unless that one's `expires_at` is past `now`."""
+    """Inserts a row. It is refused if the row exists, unless its `expires_at` is before `now`."""
 
     key: AnyKey
     row: Row
@@ -209,7 +209,7 @@ class Insert(msgspec.Struct, frozen=True):
 class Update(msgspec.Struct, frozen=True):
     """Sets `values` and adds `deltas` on an existing row that passes `guard`. Creates nothing.
 
-    A quiet update answers None instead of its row, which spares the engine the reading of it.
+    A quiet update returns None instead of its row, so that the engine need not read the row.
     """
 
     key: AnyKey
@@ -220,7 +220,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Removes a row that passes `guard`; an absent row is fine."""
+    """Removes a row that passes `guard`. An absent row is no error."""
 
     key: AnyKey
     guard: Guard = ANY
@@ -230,20 +230,20 @@ Write = Insert | Update | Delete
 
 
 class Enqueue(msgspec.Struct, frozen=True):
-    """Refs to put on a run's queue: with the change where the engine can, else right after it."""
+    """Refs to send to the queue of a run: with the change if the engine can, else right after."""
 
     refs: tuple[TaskRef, ...]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Writes that happen together or not at all, and the effects that follow from them."""
+    """Writes that are executed in one transaction, and the effects that follow."""
 
     writes: tuple[Write, ...]
     effects: tuple[Enqueue, ...] = ()
 
 
 def is_tally(change: Change) -> bool:
-    """A change of one row that a counter row keeps count of: a settle, in a word."""
+    """Whether a change updates one row and one counter row, as a settle does."""
     if len(change.writes) != 2 or change.effects:
         return False
     flip, count = change.writes
@@ -257,21 +257,21 @@ def is_tally(change: Change) -> bool:
 class Applied(msgspec.Struct, frozen=True):
     """The change is durable; `rows` are the written rows in the order of its writes.
 
-    None stands for a row that was deleted, or that nobody wanted to see.
+    None replaces a deleted row and the row of a quiet update.
     """
 
     rows: tuple[Row | None, ...]
 
 
 class Stale(msgspec.Struct, frozen=True):
-    """A guard did not hold; nothing was written. `row` is what stands there."""
+    """A guard was false, and nothing was written. `row` is the current row."""
 
     key: AnyKey
     row: Row | None = None
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """A row that the change needs does not exist; nothing was written."""
+    """A row that the change needs does not exist. Nothing was written."""
 
     key: AnyKey
 
@@ -280,10 +280,10 @@ Verdict = Applied | Stale | Missing
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of an ingest: rows, their refs, their counts, and the checkpoint behind them.
+    """One step of an ingest: rows, their refs, their counts, and the checkpoint after them.
 
-    `tasks` are inserted where absent; `refs` name those that must run; the counts of the shards
-    move, and the batch advances, only if `epoch` is still the batch's.
+    The engine inserts the `tasks` that are absent. `refs` name the tasks that must run. The counts
+    of the shards and the batch change only if `epoch` is still the epoch of the batch.
     """
 
     key: BatchKey

@@ -1,8 +1,8 @@
-"""Damage: what a stored task still says when some of its fields cannot be decoded
+"""Damage: reads a stored task of which some fields cannot be decoded
 (docs/storage.md, Damaged rows).
 
-A task must be counted whatever its row has become, so a damaged one is read field by field: what
-can be decoded is kept, and stand-ins take the places of the rest. It is never fetched.
+Every task must be counted, even if its row is damaged. A damaged row is read field by field:
+readable fields are kept, and placeholders replace the others. Such a task is never fetched.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import msgspec
 from conveyor.domain import problems
 from conveyor.domain.model import Task, TaskStatus
 
-# Without these nothing tells which task it is.
+# Without these fields, the task cannot be identified.
 _IDENTITY = frozenset({"run_id", "task_id", "shard"})
 _STAND_INS = {"batch_id": "", "index": 0, "url": "", "created_at": 0.0, "updated_at": 0.0}
 
 
 class DamagedTask(Task, frozen=True):
-    """A task with stand-ins in the fields that `damaged` names."""
+    """A task with placeholders in the fields that `damaged` names."""
 
     damaged: tuple[str, ...] = ()
 
 
 def salvage_task(readable: Mapping[str, Any], damaged: Collection[str]) -> DamagedTask | None:
-    """The task as far as its row can be decoded; None where it cannot even be told which it is.
+    """Returns the readable part of the task, or None if the task cannot be identified.
 
-    `readable` holds the fields that could be decoded, `damaged` the names of those that are there
-    and could not be, or that are missing.
+    `readable` has the decoded fields. `damaged` has the names of the fields that are missing or
+    cannot be decoded.
     """
     if any(name not in readable for name in _IDENTITY):
         return None
@@ -41,7 +41,7 @@ def salvage_task(readable: Mapping[str, Any], damaged: Collection[str]) -> Damag
 
 
 def _status_of(readable: Mapping[str, Any], damaged: Collection[str]) -> TaskStatus:
-    """What the other fields say: only a settle writes an outcome, and only a claim an end of it."""
+    """Infers the status: only a settle writes an outcome, and only a claim writes its end."""
 
     def is_there(name: str) -> bool:
         return name in damaged or readable.get(name) is not None
@@ -54,7 +54,7 @@ def _status_of(readable: Mapping[str, Any], damaged: Collection[str]) -> TaskSta
 
 
 def without_marks(task: Task) -> Task:
-    """The task as it can be stored: the stand-ins are its values from now on."""
+    """Returns a task that can be stored. The placeholders become its values."""
     if not isinstance(task, DamagedTask):
         return task
     return Task(**{name: getattr(task, name) for name in Task.__struct_fields__})

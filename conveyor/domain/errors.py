@@ -1,4 +1,4 @@
-"""The errors of the domain, named by whose fault they are (docs/api.md, Errors)."""
+"""The errors of the domain, grouped by who caused them (docs/api.md, Errors)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class InvalidTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One refused line of a submitted list: where it stands, why, and a shortened look at it."""
+    """One refused line of a submitted list: its position, the reason, and a shortened copy."""
 
     index: int
     reason: str
@@ -16,15 +16,15 @@ class InvalidTask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ConveyorError(Exception):
-    """Everything that Conveyor raises on purpose."""
+    """The base of all errors that Conveyor raises deliberately."""
 
 
 class IllegalTransition(ConveyorError):
-    """We asked the lifecycle for a step it does not have: a bug, never an answer."""
+    """The program asked the lifecycle for a transition that does not exist. This is a bug."""
 
 
 class Refused(ConveyorError):
-    """The caller asked for something that cannot be; `code` is the contract's word for it."""
+    """The request cannot be fulfilled. `code` is the error code of the API contract."""
 
     status: int = 400
     code: str = "invalid_argument"
@@ -37,7 +37,7 @@ class Refused(ConveyorError):
 
 
 class InvalidArgument(Refused):
-    """A field has a value that it may not have; `pointer` is a JSON pointer to it."""
+    """A field has an invalid value. `pointer` is its JSON pointer."""
 
     def __init__(self, detail: str, *, pointer: str | None = None, code: str | None = None) -> None:
         super().__init__(detail)
@@ -47,7 +47,7 @@ class InvalidArgument(Refused):
 
 
 class InvalidTasks(Refused):
-    """Some lines of the list are bad; nothing was created."""
+    """Some lines of the list are invalid. Nothing was created."""
 
     title = "Some tasks are invalid"
 
@@ -57,7 +57,7 @@ class InvalidTasks(Refused):
 
 
 class Unauthenticated(Refused):
-    """No API key, or one that is not let in."""
+    """The API key is missing or not accepted."""
 
     status = 401
     code = "unauthenticated"
@@ -65,7 +65,9 @@ class Unauthenticated(Refused):
 
 
 class NotFound(Refused):
-    """Unknown, deleted or foreign: the answer is the same, byte for byte."""
+    """The object is unknown, deleted, or belongs to another caller. The response is the same for
+    all three, so that it reveals nothing.
+    """
 
     status = 404
     code = "not_found"
@@ -73,13 +75,13 @@ class NotFound(Refused):
 
 
 class InputNotFound(NotFound):
-    """The same, for a file input; one that has expired is gone as well."""
+    """The file input is unknown, expired, or belongs to another caller."""
 
     code = "file_input_not_found"
 
 
 class Conflict(Refused):
-    """The thing is in a state that does not allow this."""
+    """The state of the object does not allow the operation."""
 
     status = 409
     code = "conflict"
@@ -94,14 +96,14 @@ class Conflict(Refused):
 
 
 class TaskNotReady(Conflict):
-    """The content of a task that is still waiting or in flight."""
+    """The task is still waiting or in flight, so it has no content yet."""
 
     code = "task_not_ready"
     title = "Task is not finished"
 
 
 class ResultExpired(Refused):
-    """It was here, and its time is over."""
+    """The result existed and has expired."""
 
     status = 410
     code = "result_expired"
@@ -117,14 +119,14 @@ class ResultDamaged(Refused):
 
 
 class KeyConflict(Conflict):
-    """An Idempotency-Key came back with another request."""
+    """The Idempotency-Key was used with another request before."""
 
     code = "idempotency_key_conflict"
     title = "Idempotency-Key reused"
 
 
 class KeyInProgress(Conflict):
-    """The first request with this Idempotency-Key is still being worked on."""
+    """The first request with this Idempotency-Key is still in progress."""
 
     code = "idempotency_in_progress"
     title = "Request in progress"

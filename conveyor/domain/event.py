@@ -1,4 +1,4 @@
-"""Events: what a caller's feed tells of, and the rows it is kept in (SPEC.md 4.15)."""
+"""Events: the types of events in a caller's event log, and its rows (SPEC.md 4.15)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class EventType(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that happened to a job, written with the change that it tells of.
+    """An event of a job, written in the same transaction as the change that it reports.
 
-    `seq` is its place in the caller's feed, 0 until it has one. It is removed with the job and
-    run whose ids it has.
+    `seq` is its position in the caller's event log, 0 until it is assigned. The event is removed
+    with the job and the run whose ids it has.
     """
 
     caller: CallerId  #: The caller whose event log it belongs to.
@@ -42,7 +42,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class EventSequence(msgspec.Struct, frozen=True):
-    """How many events a caller was ever told of."""
+    """The number of events that a caller's log has ever had."""
 
     caller: CallerId  #: The caller whose event log is numbered.
     seq: int  #: The sequence number that was assigned last.

@@ -1,7 +1,7 @@
-"""The feed: events are written with what they tell of, then given their places (SPEC.md 4.15).
+"""The event log: events are written with their change, then numbered (SPEC.md 4.15).
 
-A place is given by one guarded change of the caller's feed row. Readers go by places alone, so an
-event that was committed late, by whichever process, comes after all that anybody has read.
+One guarded change of the caller's EventSequence row assigns each number. Readers use only these
+numbers, so an event that any process commits late comes after all events that were already read.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from conveyor.domain.model import Job, Run
 
 
 def of_job(job: Job, kind: EventType, *, now: float, **facts: Any) -> Insert:
-    """Something happens to a job at most once."""
+    """Returns an event that happens to a job at most once."""
     data = {"job_id": job.job_id, "external_id": job.external_id, **facts}
     event = _event(job.caller, kind, event_id(job.job_id, kind), data, now)
     return _insert(msgspec.structs.replace(event, job_id=job.job_id))
 
 
 def closed_event(job: Job, *, now: float) -> list[Insert]:
-    """A job that was open is closed; one that was closed before is not closed again."""
+    """Returns the event for closing a job; none if the job was already closed."""
     is_open = job.status in lifecycle.sources(lifecycle.JOB, "closed")
     return [of_job(job, EventType.JOB_CLOSED, now=now)] if is_open else []
 
 
 def job_deleted(job: Job, *, now: float) -> Insert:
-    """Says nothing but the id, and so may stay when the rest of the job goes."""
+    """Returns an event with the job id only, so that it may outlive the data of the job."""
     kind = EventType.JOB_DELETED
     identity = event_id(job.job_id, kind)
     return _insert(_event(job.caller, kind, identity, {"job_id": job.job_id}, now))
@@ -41,7 +41,7 @@ def job_deleted(job: Job, *, now: float) -> Insert:
 def of_run(
     run: Run, kind: EventType, *, now: float, identity: EventId | None = None, **facts: Any
 ) -> Insert:
-    """Something happens to a run; what may happen more than once is given an `identity`."""
+    """Returns an event of a run. An event that can happen again needs an `identity`."""
     data = {
         "job_id": run.job_id,
         "run_id": run.run_id,
@@ -49,13 +49,13 @@ def of_run(
         **facts,
     }
     event = _event(run.caller, kind, identity or event_id(run.run_id, kind), data, now)
-    # What tells of a run's end by deletion outlives the run, not the job.
+    # The event of a deleted run must outlive the run, but not the job.
     run_id = None if kind is EventType.RUN_DELETED else run.run_id
     return _insert(msgspec.structs.replace(event, job_id=run.job_id, run_id=run_id))
 
 
 def assign_sequence(feed: EventSequence | None, events: Sequence[Event]) -> Change:
-    """Gives events of one caller the next places of its feed, once."""
+    """Assigns the next numbers of a caller's log to events, once."""
     assert events
     caller, seq = events[0].caller, feed.seq if feed else 0
     placed = [
@@ -76,7 +76,7 @@ def assign_sequence(feed: EventSequence | None, events: Sequence[Event]) -> Chan
 
 
 def trim(oldest: Sequence[Event], newest_seq: int) -> list[Change]:
-    """Removes those of the oldest events that are too many."""
+    """Removes the oldest events above the limit."""
     return [
         Change((Delete(EventKey(event.caller, event.event_id)),))
         for event in oldest
@@ -85,7 +85,7 @@ def trim(oldest: Sequence[Event], newest_seq: int) -> list[Change]:
 
 
 def events_in(change: Change) -> list[Event]:
-    """The events that a change writes."""
+    """Returns the events that a change writes."""
     return [
         write.row
         for write in change.writes

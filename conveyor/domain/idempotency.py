@@ -1,4 +1,4 @@
-"""What an Idempotency-Key means when it comes: first, again, in progress, or misused
+"""Classifies a request with an Idempotency-Key: first, repeated, in progress, or misused
 (SPEC.md 4.2)."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from conveyor.domain.model import IdempotencyRecord
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One call with a key: who, what, and the bytes that it carried."""
+    """One request with a key: its caller, method, path and fingerprint."""
 
     caller: CallerId
     method: str
@@ -25,24 +25,26 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def key_id(self) -> str:
-        """The key is scoped by caller, method and path: nobody sees another's answer."""
+        """The id of the record. It includes the caller, so that no caller gets another's
+        response.
+        """
         scope = "\n".join((self.caller, self.method, self.path, self.key))
         return hashlib.sha256(scope.encode()).hexdigest()
 
 
 class First(msgspec.Struct, frozen=True):
-    """Nobody came before, or whoever did is gone: do it, as `subject`."""
+    """No request came before, or its process is gone. Execute the request, as `subject`."""
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """Answer exactly this."""
+    """Return this stored response."""
 
     status: int
     body: str
 
 
 class InProgress(msgspec.Struct, frozen=True):
-    """Somebody is on it; ask again after this long."""
+    """Another request executes it. The caller may retry after this time."""
 
     retry_after_s: float
 
@@ -72,7 +74,7 @@ def fingerprint(body: bytes, query: bytes = b"") -> str:
 
 
 class Fingerprint:
-    """The same, of a body that comes in pieces."""
+    """The fingerprint of a body that arrives in pieces."""
 
     def __init__(self, query: bytes) -> None:
         self._digest = hashlib.sha256(query + b"\n")
@@ -85,9 +87,10 @@ class Fingerprint:
 
 
 def decide(record: IdempotencyRecord | None, request: Request, *, now: float) -> KeyVerdict:
-    """An expired record counts as absent, whether or not anybody removed it.
+    """Classifies a request. An expired record counts as absent, even if it is not removed yet.
 
-    Both instants are read as the store's guards read them: over only when they lie before `now`.
+    Both times are compared as in the guards of the store: they are over only if they are before
+    `now`.
     """
     if record is None or record.expires_at < now:
         return First()
@@ -103,7 +106,7 @@ def decide(record: IdempotencyRecord | None, request: Request, *, now: float) ->
 def claim_key(
     request: Request, record: IdempotencyRecord | None, *, subject: str, owner: str, now: float
 ) -> Change:
-    """Starts on a request, or takes it over from a lost owner and keeps its subject."""
+    """Claims a key, or takes it over from a lost process and keeps its subject."""
     key = RecordKey(request.key_id)
     until = now + limits.IDEMPOTENCY_CLAIM_S
     if record is not None and record.expires_at >= now:

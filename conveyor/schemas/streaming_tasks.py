@@ -28,7 +28,7 @@ from conveyor.schemas.requests import TaskInput, decode_strictly, drafts_of, mal
 _STRING = rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"'
 # blank = the four whitespace characters of JSON, any number of them
 _BLANK = rb"[ \t\r\n]*+"
-# token = string | '"' | '[' | ']' | '{' | '}'
+# A token is a complete string, a bracket, or a lone quote.
 # A lone quote begins a string whose end has not arrived yet.
 _TOKEN = re.compile(_STRING + rb'|["\[\]{}]', re.DOTALL)
 # after a string = blank [ ':' blank ] [ any byte ]

@@ -1,4 +1,4 @@
-"""The errors of the SDK: the server said no, or nobody answered."""
+"""The errors of the SDK: the server refused a request, or no server answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROBLEM = msgspec.json.Decoder(ProblemResponse)
 
 
 class InvalidTask(msgspec.Struct, frozen=True):
-    """One refused line of a submitted list: where it stands, why, and a shortened look at it."""
+    """One refused line of a submitted list: its position, the reason, and a shortened copy."""
 
     index: int
     reason: str
@@ -24,16 +24,16 @@ class InvalidTask(msgspec.Struct, frozen=True):
 
 
 class SdkError(Exception):
-    """Everything that the SDK raises on purpose."""
+    """The base of all errors that the SDK raises deliberately."""
 
 
 class BadId(SdkError):
-    """A text that cannot be the id of anything; nothing was sent."""
+    """A text that cannot be an id. No request was sent."""
 
 
 @dataclass(eq=False)
 class Unreachable(SdkError):
-    """Nobody answered at `url`, or the connection broke; tried as often as the policy allows."""
+    """No server answered at `url`, or the connection broke, after all attempts of the policy."""
 
     url: str
     why: str
@@ -44,7 +44,7 @@ class Unreachable(SdkError):
 
 @dataclass(eq=False)
 class ApiError(SdkError):
-    """The server answered, and it is not what was asked for; `code` is the word to branch on."""
+    """The server refused the request or failed. Programs should branch on `code`."""
 
     status: int
     code: str
@@ -60,7 +60,7 @@ class ApiError(SdkError):
 
 
 def error_from(status: int, headers: Mapping[str, str], content: bytes) -> ApiError:
-    """The problem that an answer tells of; any other text gets by with its status."""
+    """Returns the error for a response: its problem details, or only its status."""
     request_id, wait_s = headers.get("x-request-id"), _seconds(headers.get("retry-after", ""))
     try:
         problem = _PROBLEM.decode(content)

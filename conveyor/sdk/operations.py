@@ -1,6 +1,6 @@
-"""Every call of the API as a value: what to send and what comes back, and nothing of how.
+"""Every operation of the API as a value: the request and the type of its response, without I/O.
 
-Clients differ in how they wait; what they say to the server is on this page, once.
+The clients differ only in how they send and wait, so they share this module.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which tasks a rerun starts over: those that all of these name; None names every task."""
+    """The tasks that a rerun starts over: those that match all filters. None matches every task."""
 
     statuses: Iterable[str] | None = None
     reasons: Iterable[str] | None = None
@@ -72,7 +72,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and the type of its answer."""
+    """One request, and the type of its response."""
 
     method: str
     path: str
@@ -81,7 +81,7 @@ class Call(Generic[T]):
     body: bytes | None = None
 
     def read(self, status: int, headers: Mapping[str, str], content: bytes) -> T:
-        """The answer; ApiError for anything else."""
+        """Decodes the response. Raises ApiError for an error or an unexpected response."""
         if not 200 <= status < 300:
             raise error_from(status, headers, content)
         if self.answer is type(None):
@@ -217,7 +217,7 @@ def get_history(job_id: str, task_id: str, run_id: str | None) -> Call[TaskHisto
 
 
 def get_content(job_id: str, task_id: str, run_id: str | None) -> Call[None]:
-    """The answer is the body itself, whatever it is."""
+    """The response is the stored body, of any type."""
     path = _run_path(job_id, run_id, "tasks", _checked(task_id, "task"), "content")
     return Call("GET", path, type(None), _REDIRECT)
 
@@ -277,7 +277,7 @@ def get_export(job_id: str, run_id: str, export_id: str) -> Call[ExportResponse]
 
 
 def get_export_content(job_id: str, run_id: str, export_id: str) -> Call[None]:
-    """The answer is the file itself."""
+    """The response is the file."""
     path = _run_path(job_id, run_id, "exports", _checked(export_id, "export"), "content")
     return Call("GET", path, type(None), _REDIRECT)
 
@@ -291,14 +291,14 @@ def _path(job_id: str, *rest: str) -> str:
 
 
 def _run_path(job_id: str, run_id: str | None, *rest: str) -> str:
-    """Without a run, the same path means the latest one."""
+    """Returns the path for a run. Without a run id, it means the latest run."""
     if run_id is None:
         return _path(job_id, *rest)
     return _path(job_id, "runs", _checked(run_id, "run"), *rest)
 
 
 def _checked(text: str, what: str) -> str:
-    """Only ids get into a path: with a slash or dots in it, it would be another path."""
+    """Refuses a text that is no id: with a slash or dots, it would change the path."""
     if _ID.match(text) is None:
         raise BadId(f"{text[:80]!r} is not the id of a {what}.")
     return text
@@ -310,7 +310,7 @@ def _query(status: str | None, limit: int, cursor: str | None) -> dict[str, str]
 
 
 def _lean(struct: msgspec.Struct) -> dict[str, Any]:
-    """The fields that say something: a list of a million lines carries no nulls."""
+    """Returns the fields without defaults, so that a list of a million lines has no nulls."""
     pairs = ((name, getattr(struct, name), default) for name, default in _defaults(type(struct)))
     return {name: value for name, value, default in pairs if value != default}
 
