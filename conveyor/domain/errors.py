@@ -1,4 +1,4 @@
-"""The errors of the domain, grouped by who caused them (docs/api.md, Errors)."""
+"""The errors of the domain, grouped by the party at fault (docs/api.md, Errors)."""
 
 from __future__ import annotations
 

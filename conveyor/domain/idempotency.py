@@ -128,19 +128,19 @@ def claim_key(
 
 
 def _is_unreal(record: IdempotencyRecord, now: float) -> bool:
-    """Its claim was made by a clock that was ahead of ours."""
+    """Whether its claim was made by a clock that was ahead of the current one."""
     return clock_step.is_unreal(record.claimed_until, now=now, ttl_s=limits.IDEMPOTENCY_CLAIM_S)
 
 
 def answer(request: Request, status: int, body: str) -> Change:
-    """Stores the answer, once: the first one stands."""
+    """Stores the response. The first stored response is final."""
     guard = Guard(equals=(("fingerprint", request.fingerprint), ("response_status", None)))
     values = {"response_status": status, "response_body": body, "claimed_until": 0.0}
     return Change((Update(RecordKey(request.key_id), guard, values),))
 
 
 def release(claimed: IdempotencyRecord) -> Change:
-    """No final answer came of this claim: the next call may start at once."""
+    """Releases a claim without a final response, so that the next request can start at once."""
     guard = Guard(
         equals=(
             ("owner", claimed.owner),

@@ -1,4 +1,4 @@
-"""Identities: ULIDs for jobs and runs, a function of the input for tasks (SPEC.md 2.2)."""
+"""Identities: ULIDs for jobs and runs, hashes of the input for tasks (SPEC.md 2.2)."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 def mint_ulid(now_s: float, random: Random) -> str:
-    """A 26-character ULID: 48 bits of milliseconds, then 80 random bits; sorts by time."""
+    """Returns a ULID of 26 characters: 48 bits of milliseconds, then 80 random bits. ULIDs sort by
+    time.
+    """
     return _ulid(now_s, random.getrandbits(80))
 
 
 class Minter:
-    """Mints ULIDs each of which sorts behind all before it, whatever the clock does.
+    """Mints ULIDs in ascending order, even if the clock is set back.
 
-    `floor` is the newest that is known. While the clock shows an earlier time than that, ids go on
-    from there; a step of 40 days back so gives ids of a time to come, but keeps lists in order.
+    `floor` is the newest known id. While the clock is earlier than the floor, new ids continue from
+    the floor. After a step of 40 days back, ids contain a future time, but lists stay in order.
     """
 
     def __init__(self) -> None:
@@ -49,18 +51,20 @@ class Minter:
         rest = random.getrandbits(80)
         minted = _ulid(now_s, rest)
         if minted <= self.floor:
-            # Far enough from the last that nobody guesses the next.
+            # A random distance, so that a caller cannot guess the next id.
             minted = _spelt(_number_of(self.floor) + 1 + (rest & (2**64 - 1)))
         self.floor = minted
         return minted
 
     def raise_floor(self, ulid: str) -> None:
-        """From here on all that is minted sorts behind this one."""
+        """Makes all later ids sort after `ulid`."""
         self.floor = max(self.floor, ulid)
 
 
 def fire_id(job_id: JobId, nominal_at: float) -> RunId:
-    """The run that a schedule makes for a nominal time, whoever fires it and however often."""
+    """Returns the run id for a nominal time. Every process that fires it gets the same id, so that
+    only one run is created.
+    """
     digest = hashlib.sha256(f"{job_id}:{int(nominal_at)}".encode()).digest()
     return RunId(_ulid(nominal_at, int.from_bytes(digest[:10])))
 
@@ -81,7 +85,7 @@ def _number_of(ulid: str) -> int:
 
 
 def minted_at(ulid: str) -> float:
-    """When it was made, to the millisecond."""
+    """Returns the time in a ULID, to the millisecond."""
     return _number_of(ulid[:10]) / 1000
 
 
@@ -94,26 +98,26 @@ def is_task_id(text: str) -> bool:
 
 
 def task_id(run_id: RunId, batch_id: BatchId, index: int) -> TaskId:
-    """The same line of the same batch has the same id on every attempt to ingest it."""
+    """Returns the id of a line. Every attempt to ingest the same line gets the same id."""
     return TaskId(hashlib.sha256(f"{run_id}:{batch_id}:{index}".encode()).hexdigest()[:32])
 
 
 def task_ids(run_id: RunId, batch_id: BatchId, indexes: Iterable[int]) -> list[TaskId]:
-    """The same for many lines of a batch."""
+    """As `task_id`, for many lines of a batch."""
     head, sha256 = f"{run_id}:{batch_id}:", hashlib.sha256
     return [TaskId(sha256(f"{head}{index}".encode()).hexdigest()[:32]) for index in indexes]
 
 
 def caller_id(api_key: str, secret: bytes) -> CallerId:
-    """Names the owner of a key without keeping the key."""
+    """Returns the name of a key's owner. The key cannot be recovered from it."""
     return CallerId(hmac.new(secret, api_key.encode(), hashlib.sha256).hexdigest()[:32])
 
 
 def notice_id(run_id: RunId, event_type: str) -> NoticeId:
-    """One notice per run and event, however often the flip is tried."""
+    """Returns one id per run and event type, so that a repeated change writes one notice."""
     return NoticeId(hashlib.sha256(f"{run_id}:{event_type}".encode()).hexdigest()[:26].upper())
 
 
 def event_id(subject: str, event_type: str) -> EventId:
-    """One event per subject and type, however often the change is tried."""
+    """Returns one id per subject and type, so that a repeated change writes one event."""
     return EventId(hashlib.sha256(f"{subject}:{event_type}".encode()).hexdigest()[:32])

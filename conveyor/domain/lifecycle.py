@@ -1,7 +1,7 @@
-"""Every legal transition, in tables; nothing elsewhere decides what may follow what (SPEC.md 3.1).
+"""The tables of all legal transitions. No other module decides about transitions (SPEC.md 3.1).
 
-Two rules: a terminal status has no way out but deletion (a notice's, but redelivery), and an
-engine never spells a status: it is handed the set that `sources` yields.
+Two rules apply. A terminal status can only change to deleted; a notice can also be redelivered. An
+engine never names a status: it gets the set that `sources` returns.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ JOB: Table[JobStatus] = _table(
 
 _LIVE = {RunStatus.RUNNING, RunStatus.PENDING}
 
-# `drained` and `fed` are derived on read from the counters, never written: a stored `pending`
-# could disagree with the work when a list is added at the same moment.
+# `drained` and `fed` are computed from the counters on each read and never written: a stored
+# `pending` could contradict the counters if a list is added at the same time.
 RUN: Table[RunStatus] = _table(
     drained=({RunStatus.RUNNING}, RunStatus.PENDING),
     fed=({RunStatus.PENDING}, RunStatus.RUNNING),
@@ -104,24 +104,24 @@ EXPORT_UNDONE = frozenset(_UNDONE)
 
 
 def sources(table: Table[Status], event: str) -> frozenset[Status]:
-    """The statuses that `event` may start from."""
+    """Returns the statuses in which `event` is legal."""
     return table[event][0]
 
 
 def target(table: Table[Status], event: str) -> Status:
-    """The status that `event` leads to."""
+    """Returns the status after `event`."""
     return table[event][1]
 
 
 def step(table: Table[Status], status: Status, event: str) -> Status:
-    """The status after `event`; IllegalTransition where the table has no such row."""
+    """Returns the status after `event`. Raises IllegalTransition if the table has no such row."""
     if event not in table or status not in table[event][0]:
         raise IllegalTransition(f"{event} from {status}")
     return table[event][1]
 
 
 def displayed_status(run: Run, totals: Totals) -> RunStatus:
-    """The status to show: a live open run with nothing left to do is `pending`."""
+    """Returns the status to show. A live open run without unfinished tasks is `pending`."""
     idle = not run.last_batch_received and not run.open_batches and totals.done == run.total
     if run.status in RUN_LIVE and idle:
         return step(RUN, RunStatus.RUNNING, "drained")
@@ -129,12 +129,12 @@ def displayed_status(run: Run, totals: Totals) -> RunStatus:
 
 
 def is_complete(run: Run, totals: Totals) -> bool:
-    """Nothing more can come, nothing is being ingested, and every task is terminal."""
+    """Whether no list can be added, no list is being ingested, and every task is terminal."""
     return run.last_batch_received and run.open_batches == 0 and totals.done >= run.total
 
 
 def mermaid(table: Table[Status]) -> str:
-    """The table as a state diagram; SPEC.md 3.1 holds exactly this text."""
+    """Returns the table as a state diagram. SPEC.md 3.1 contains exactly this text."""
     lines = ["stateDiagram-v2"]
     for event, (starts, end) in table.items():
         lines += [f"    {start} --> {end}: {event}" for start in sorted(starts)]

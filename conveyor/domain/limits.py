@@ -67,24 +67,25 @@ RESULT_TTL_DAYS_MAX = 365  #: Days that results are kept at most, if `CONVEYOR_B
 BODY_DAYS = 30  #: Default of `CONVEYOR_BODY_DAYS`.
 ROW_DAYS = 30  #: Default of `CONVEYOR_ROW_DAYS`.
 ROW_DAYS_MAX = 3_650  #: The most that `CONVEYOR_ROW_DAYS` may be.
-# The seconds between two fetches must fit every engine's numbers.
+# At a lower rate, the seconds between two fetches would not fit into the numbers of every engine.
 HOST_RATE_MIN = 0.0001  #: Lowest rate of a host limit, in fetches per second.
 HOST_RATE_MAX = 1_000  #: Highest rate of a host limit, in fetches per second.
 HOST_OVERRIDES_MAX = 100  #: Hosts with limits of their own.
 HELD_MESSAGES_MAX = 500  #: Messages that a poller holds for hosts at their limit.
 BUDGET_CREDITS_MAX = 10**12  #: Credits of a budget.
 
-# What a killed worker had in hand moves again within 60 s. Its messages return after VISIBILITY_S
-# at the latest; its claims end CLAIM_TTL_S after they were last renewed, together with the
-# messages. A worker that receives such a message before bounces it until its claim ends, and a
-# second more. That leaves 9 s for a poll and for clocks that differ. A lease lives through one
-# missed beat; so do a message and a claim, which are renewed once they are 20 s old
-# (actors/lease_heartbeater.py).
+# The tasks of a killed worker run again within 60 s. Its messages return after VISIBILITY_S at the
+# latest. Its claims end CLAIM_TTL_S after their last renewal, which was together with that of the
+# messages. A worker that receives such a message earlier bounces it until one second after the end
+# of the claim. That leaves 9 s for a poll and for clocks that differ. A lease survives one missed
+# heartbeat. So do a message and a claim, which are renewed when they are 20 s old
+# (actors/lease_heartbeater.py). Smaller values make heartbeats more frequent and lose claims in
+# short outages; larger ones delay the tasks of a killed worker.
 LEASE_TTL_S = 30.0  #: Lifetime of a lease.
 VISIBILITY_S = 45.0  #: Time that a received message stays hidden.
 CLAIM_TTL_S = 50.0  #: Lifetime of a claim.
 HEARTBEAT_S = 10.0  #: Time between heartbeats.
-# By how much the clocks of workers that share an engine may differ, so that all is in order.
+# The guarantees hold if the clocks of workers that share an engine differ by no more than this.
 CLOCK_SKEW_S = 5.0  #: Difference between workers' clocks that is tolerated.
 STATUS_TTL_S = 30.0  #: Lifetime of a worker's or a run's status report.
 CACHED_COUNTERS_TTL_S = 1.0  #: Age of the counters that a GET of a live run may show.

@@ -1,4 +1,4 @@
-"""The values that Conveyor keeps: Job, Run, Batch, Task, Stats and their companions (SPEC.md 2;
+"""The values that Conveyor stores: Job, Run, Batch, Task, Stats and their companions (SPEC.md 2;
 docs/storage.md).
 
 Rows are frozen msgspec structs: building one costs about a tenth of a frozen dataclass, and the
@@ -53,7 +53,7 @@ class BatchStatus(StrEnum):
 
 
 class CounterState(StrEnum):
-    """Whether a run's counters still take changes: all, hand-backs only, or none."""
+    """Which changes the counters of a run accept: all, releases only, or none."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -68,7 +68,7 @@ class NoticeStatus(StrEnum):
 
 
 class NoticeChannel(StrEnum):
-    """By which way a notice goes."""
+    """The channel that delivers a notice."""
 
     WEBHOOK = "webhook"
     STEP_FUNCTIONS = "step_functions"
@@ -98,7 +98,7 @@ class Format(StrEnum):
 
 
 class FailureReason(StrEnum):
-    """Why a task failed, in the contract's coarse words."""
+    """Why a task failed, in the coarse categories of the API contract."""
 
     AUTH_FAILED = "auth_failed"  #: The target or the gateway refused the credentials.
     BLOCKED = "blocked"  #: The site refused the request, as with 403.
@@ -120,7 +120,7 @@ class RunFailure(StrEnum):
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """RFC 9457 problem details, as stored on a failed task and answered by the API."""
+    """RFC 9457 problem details, stored with a failed task and returned by the API."""
 
     type: str  #: `urn:conveyor:problem:` followed by the code.
     title: str  #: The kind of problem, for people.
@@ -136,7 +136,7 @@ class Webhook(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
-    """Where a body lies and how to tell that it is the right one."""
+    """The location of a stored body, and its size and digest to verify it."""
 
     key: str  #: The blob key of the body.
     size_bytes: int  #: The length of the body.
@@ -146,7 +146,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
-    """One try at a task, as its history shows it."""
+    """One attempt at a task, as an entry of its history."""
 
     number: int  #: 1 for the first entry; entries that count as no attempt are numbered too.
     started_at: float  #: When the claim was taken.
@@ -157,9 +157,10 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of a list, checked and normalised: what to fetch, before it is a task of a run.
+    """One validated and normalised line of a list, before it is a task of a run.
 
-    `sealed` holds custom headers and the request body, encrypted: both may carry secrets.
+    `sealed` has the custom headers and the request body, encrypted, because both may contain
+    secrets.
     """
 
     index: int  #: Position in the list, from 0.
@@ -173,7 +174,7 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StagedList(msgspec.Struct, frozen=True, tag="staged"):
-    """A batch that is read from a blob of TaskSpec lines; ids derive from `origin_run_id`."""
+    """A batch that is read from a blob of TaskSpec lines. Task ids derive from `origin_run_id`."""
 
     key: str  #: The blob with one TaskSpec per line.
     origin_run_id: RunId  #: The run that the task ids derive from.
@@ -183,8 +184,8 @@ class StagedList(msgspec.Struct, frozen=True, tag="staged"):
 class RowsOf(msgspec.Struct, frozen=True, tag="rows"):
     """A batch that replays the rows of an earlier run, or of one batch of it.
 
-    Those whose status is in `retry` start over, unless `reasons` or `hosts` leave them out; the
-    others are inherited with their results.
+    Tasks with a status in `retry` start over, unless `reasons` or `hosts` exclude them. The other
+    tasks are inherited with their results.
     """
 
     run_id: RunId  #: The run whose tasks are replayed.
@@ -285,9 +286,9 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class ShardCounters(msgspec.Struct, frozen=True):
-    """The counters of one shard of a run; `status` is the gate that settles pass through.
+    """The counters of one shard of a run. `status` decides which changes they accept.
 
-    `retrying` are tasks between two tries: tried, not ended, and in nobody's hand.
+    `retrying` counts tasks that wait for a retry: they have attempts and no worker.
     """
 
     job_id: JobId  #: The job of the counters.
@@ -342,10 +343,10 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class IdempotencyRecord(msgspec.Struct, frozen=True):
-    """What an Idempotency-Key was used for: who works on it now, and the answer once there is one.
+    """The use of an Idempotency-Key: the process that executes the request, and its response.
 
-    `subject` is the id of whatever the request creates, minted with the claim, so that any retry
-    finishes the same thing.
+    `subject` is the id of the object that the request creates. It is minted with the claim, so that
+    every retry creates the same object.
     """
 
     key_id: str  #: Hash of caller, method, path and key.
@@ -360,7 +361,7 @@ class IdempotencyRecord(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """An event to be delivered by its channel, written with the change it tells of."""
+    """An event to deliver, written in the same transaction as the change that it reports."""
 
     notice_id: NoticeId  #: Hash of run and event; the event id on the wire.
     job_id: JobId  #: The job of the event.
@@ -380,7 +381,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class DeletionIntent(msgspec.Struct, frozen=True):
-    """The intent to remove what is left of a deleted job, or of one of its runs."""
+    """The intent to remove the remaining data of a deleted job, or of one of its runs."""
 
     job_id: JobId  #: The deleted job, or the job of the deleted run.
     run_id: RunId | None  #: The deleted run; absent for a whole job.
@@ -391,7 +392,7 @@ class DeletionIntent(msgspec.Struct, frozen=True):
 
 
 class TaskRef(msgspec.Struct, frozen=True, array_like=True):
-    """What a queue carries: enough to find the task's row without reading the job."""
+    """The content of a queue message: enough to find the task without reading the job."""
 
     job_id: JobId  #: The job of the task.
     run_id: RunId  #: The run of the task, which names its queue.

@@ -1,4 +1,4 @@
-"""Query: the few ways in which rows are looked up by anything but their key
+"""Query: the few ways to find rows other than by their key
 (docs/storage.md, Queries)."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Q = TypeVar(
 
 
 class Query(msgspec.Struct, Generic[Q], frozen=True):
-    """A question whose answer is rows in a stated order."""
+    """A query that returns rows in a defined order."""
 
 
 class TasksOf(Query[Task], frozen=True, kw_only=True):
@@ -66,19 +66,19 @@ class TasksOf(Query[Task], frozen=True, kw_only=True):
 
     @property
     def have_problems(self) -> bool:
-        """Whether all that is asked for has failed: such a task has a problem, and no other has."""
+        """Whether the query asks for failed tasks only. Exactly these tasks have a problem."""
         return self.statuses == frozenset({TaskStatus.FAILED})
 
 
 class TaskPage(msgspec.Struct, frozen=True):
-    """Tasks in id order, and behind which id to go on; None when nothing is left."""
+    """Tasks in id order, and the id after which the next page starts; None at the end."""
 
     tasks: list[Task]
     until: TaskId | None
 
 
 def page_of(tasks: list[Task], query: TasksOf) -> TaskPage:
-    """The page of whoever looked until there was enough, or nothing left."""
+    """Makes the page of an engine that read until the limit or the end."""
     is_full = len(tasks) == query.limit
     return TaskPage(tasks, tasks[-1].task_id if is_full else None)
 
@@ -119,7 +119,7 @@ class BatchesOf(Query[Batch], frozen=True, kw_only=True):
 
 
 class RunsIn(Query[Run], frozen=True, kw_only=True):
-    """Runs of any caller in these statuses that changed since, in run id order."""
+    """Runs of any caller in these statuses that changed since a time, in run id order."""
 
     statuses: frozenset[RunStatus]
     updated_since: float = 0.0
@@ -128,7 +128,7 @@ class RunsIn(Query[Run], frozen=True, kw_only=True):
 
 
 class BatchesIn(Query[Batch], frozen=True, kw_only=True):
-    """Batches of any run in these statuses that have not moved since, oldest first."""
+    """Batches of any run in these statuses without progress since a time, oldest first."""
 
     statuses: frozenset[BatchStatus]
     idle_since: float
@@ -136,7 +136,7 @@ class BatchesIn(Query[Batch], frozen=True, kw_only=True):
 
 
 class DueNotices(Query[Notice], frozen=True, kw_only=True):
-    """Notices in these statuses whose time has come, oldest first."""
+    """Notices in these statuses that are due, oldest first."""
 
     statuses: frozenset[NoticeStatus]
     due_by: float
@@ -154,14 +154,14 @@ class NoticesOf(Query[Notice], frozen=True, kw_only=True):
 
 
 class DueScrubs(Query[DeletionIntent], frozen=True, kw_only=True):
-    """Scrubs whose time has come, oldest first."""
+    """Deletion intents that are due, oldest first."""
 
     due_by: float
     limit: int
 
 
 class EventsOf(Query[Event], frozen=True, kw_only=True):
-    """Placed events of a caller behind a place, in the order of their places."""
+    """Numbered events of a caller after a number, in the order of their numbers."""
 
     caller: CallerId
     after: int
@@ -169,16 +169,16 @@ class EventsOf(Query[Event], frozen=True, kw_only=True):
 
 
 class UnplacedEvents(Query[Event], frozen=True, kw_only=True):
-    """Events of any caller from before then that have no place yet, oldest first."""
+    """Events of any caller before a time that have no number yet, oldest first."""
 
     before: float
     limit: int
 
 
 class DueSchedules(Query[Schedule], frozen=True, kw_only=True):
-    """Schedules in these statuses whose next time comes by then, soonest first.
+    """Schedules in these statuses that are due by a time, soonest first.
 
-    `after` is the time and the job where the page before ended.
+    `after` is the time and the job at the end of the previous page.
     """
 
     statuses: frozenset[ScheduleStatus]
@@ -188,7 +188,7 @@ class DueSchedules(Query[Schedule], frozen=True, kw_only=True):
 
 
 class DueExports(Query[Export], frozen=True, kw_only=True):
-    """Exports whose time has come, to be made or to be removed, oldest first."""
+    """Exports that are due, to be made or to be removed, oldest first."""
 
     due_by: float
     limit: int
@@ -202,7 +202,7 @@ class DueExpiries(Query[Run], frozen=True, kw_only=True):
 
 
 class ExpiredInputs(Query[JobInput], frozen=True, kw_only=True):
-    """Slots for uploads whose time was over by then, oldest first."""
+    """File inputs that expired before a time, oldest first."""
 
     expired_by: float
     limit: int
@@ -228,7 +228,7 @@ AnyQuery = (
 )
 
 
-# Cursors: signed, bound to what they were made for; one last id is a whole position
+# Cursors are signed and valid only for their scope. The last id of a page is the position
 # (docs/api.md, Results).
 
 
@@ -236,14 +236,14 @@ Sign = Callable[[str], str]
 
 
 def make_cursor(position: str, *, scope: str, sign: Sign) -> str:
-    """A cursor for `position` that is good for `scope` only."""
+    """Returns a cursor for `position` that is valid only for `scope`."""
     signature = sign(f"{scope}\n{position}")
     packed = base64.urlsafe_b64encode(position.encode()).decode().rstrip("=")
     return f"v1.{packed}.{signature}"
 
 
 def read_cursor(cursor: str, *, scope: str, sign: Sign) -> str:
-    """The position in a cursor; InvalidArgument for anything that was not made here for `scope`."""
+    """Returns the position in a cursor. Raises InvalidArgument if it was not made for `scope`."""
     if len(cursor) > limits.CURSOR_CHARS_MAX or not cursor.isascii():
         raise _invalid()
     version, _, rest = cursor.partition(".")

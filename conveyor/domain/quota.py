@@ -1,4 +1,4 @@
-"""Quotas: how much one caller, or one client address, may have or ask for (SPEC.md 4.21)."""
+"""Quotas: limits on the data and the requests of one caller or client address (SPEC.md 4.21)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conveyor.domain.errors import Refused
 
 
 class Quota(StrEnum):
-    """Each is of one caller, and those of an address of all callers behind it."""
+    """The quotas. Each applies to one caller; those of an address to all callers at it together."""
 
     LIVE_RUNS = "live_runs"  #: Live runs of a caller.
     OPEN_JOBS = "open_jobs"  #: Open jobs of a caller; only submits of open jobs are refused.
@@ -29,8 +29,8 @@ class Quota(StrEnum):
     ADDRESS_STREAMS = "address_streams"  #: Event streams of one client address at the same time.
 
 
-# A list of a million lines and several reruns of it fit in; what one caller can do to a disk, to
-# the loop and to the others stays bounded.
+# The defaults allow a list of a million lines with several reruns. They bound the disk space and
+# the CPU time that one caller can take from the others.
 DEFAULTS: Mapping[Quota, int] = {
     Quota.LIVE_RUNS: 1_000,
     Quota.OPEN_JOBS: 500,
@@ -50,7 +50,7 @@ DEFAULTS: Mapping[Quota, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """The quotas of a server; None lifts one."""
+    """The quotas of a server. None means no limit."""
 
     limits: Mapping[Quota, int | None] = field(default_factory=lambda: DEFAULTS)
 
@@ -59,7 +59,7 @@ class Quotas:
 
 
 class QuotaExceeded(Refused):
-    """The caller, or its address, has or asks for as much as it may."""
+    """The caller or its address has reached a quota."""
 
     status = 429
     code = "quota_exceeded"
@@ -73,25 +73,24 @@ class QuotaExceeded(Refused):
 
 
 class GrowsTooMuch(Refused):
-    """A request that would take up far more room than its own bytes."""
+    """The request would need far more storage than its own size."""
 
     status = 413
     code = "request_too_large"
     title = "Request too large"
 
 
-# What one short line takes up on disk when it is admitted, its message included, and what one does
-# that is refused and kept with its problem (embedded engine: 333 and 640 bytes).
+# The disk space of one short admitted line with its message, and of one invalid line with its
+# problem (embedded engine: 333 and 640 bytes).
 TASK_BYTES = 340
 BAD_TASK_BYTES = 650
 GROWTH_MAX = 100
-# A list of a hundred lines or two may be as repetitive as it likes: its job and run take up some
-# kilobytes by themselves.
+# A list of one or two hundred lines is never refused: its job and run alone need some kilobytes.
 GROWTH_FREE_BYTES = 100_000
 
 
 def check_growth(sent_bytes: int, *, tasks_count: int, bad_count: int) -> None:
-    """GrowsTooMuch for a list that takes up more than 100 times the bytes that were sent."""
+    """Raises GrowsTooMuch for a list that needs more than 100 times the bytes that were sent."""
     stored_bytes = (tasks_count - bad_count) * TASK_BYTES + bad_count * BAD_TASK_BYTES
     if stored_bytes > max(GROWTH_MAX * sent_bytes, GROWTH_FREE_BYTES):
         raise GrowsTooMuch(
@@ -103,7 +102,7 @@ def check_growth(sent_bytes: int, *, tasks_count: int, bad_count: int) -> None:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Allows `rate_per_s` on average, and `burst` at once."""
+    """Allows `rate_per_s` on average and bursts of up to `burst`."""
 
     rate_per_s: float
     burst: float
