@@ -1,4 +1,4 @@
-"""Cron expressions: five fields, read into the numbers that they stand for
+"""Cron expressions: parses the five fields into sets of numbers
 (docs/api.md, Schedules)."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 
 
 class BadCron(ConveyorError):
-    """Not an expression of five fields; says which one is wrong."""
+    """The cron expression is invalid. The message names the wrong field."""
 
 
 class _Field(NamedTuple):
@@ -32,12 +32,14 @@ _MINUTE = _Field("minute", 0, 59, {})
 _HOUR = _Field("hour", 0, 23, {})
 _DAY = _Field("day of the month", 1, 31, {})
 _MONTH = _Field("month", 1, 12, {name: number for number, name in enumerate(_MONTHS, 1)})
-# Sunday is 0 and 7, so that a range may end with it.
+# Sunday is both 0 and 7, so that a range can end with it.
 _WEEKDAY = _Field("day of the week", 0, 7, {name: n for n, name in enumerate(_WEEKDAYS)})
 
 
 class CronTable(NamedTuple):
-    """`minutes` are those of a whole day. If either day field is free, the other decides."""
+    """A parsed expression. `minutes` are minutes of the day. If one day field is free, the other
+    decides.
+    """
 
     minutes: tuple[int, ...]
     days: frozenset[int]
@@ -73,7 +75,7 @@ def _numbers(text: str, field: _Field) -> frozenset[int]:
 
 
 def _part(text: str, field: _Field) -> range:
-    """One of a list: a number, a range or all, each with an optional step."""
+    """Parses one element of a list: a number, a range or `*`, each with an optional step."""
     span, slash, step_text = text.partition("/")
     step = _whole(step_text, field) if slash else 1
     if step == 0:
@@ -105,28 +107,29 @@ def _whole(text: str, field: _Field) -> int:
     return int(text)
 
 
-# Wall time: what instant a local date and time is, through all changes of clocks
+# Wall time: converts a local date and time to an instant, through all clock changes
 # (docs/api.md, Schedules).
 #
-# A wall time is read with the offset that held before a change. So one that a change skips comes as
-# much later as the clocks were put forward, and one that comes twice means the first.
+# A wall time is converted with the offset before the clock change. A wall time that the change
+# skips is therefore later by the size of the change, and a wall time that occurs twice means the
+# first.
 #
-# Zone data is a constant that happens to lie in files: it is read once by name, here and nowhere
-# else, from the machine's own or else from the `tzdata` package.
+# Zone data is constant, although it is in files. Only this module reads it, once per name, from the
+# machine or else from the `tzdata` package.
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+)*\Z")
 
 
-# In the zone data, but no places: what a machine was set to, variants that count leap seconds, and
-# entries for the C library. The same name means something else elsewhere.
+# Entries of the zone data that are no places: the setting of the machine, variants with leap
+# seconds, and entries for the C library. Their meaning differs between machines.
 _NO_ZONE = re.compile(
     r"(right/|posix/|(posixrules|localtime|factory|leapseconds)\Z)", re.IGNORECASE
 )
 
 
 class UnknownZone(ConveyorError):
-    """No zone of this name is known here."""
+    """This machine has no time zone of this name."""
 
 
 @lru_cache(maxsize=1024)
@@ -144,12 +147,12 @@ def instant_of(local: datetime, zone: str) -> float:
 
 
 def day_of(instant: float, zone: str) -> int:
-    """The ordinal of the date that the calendar on the wall shows."""
+    """Returns the ordinal of the local date."""
     return datetime.fromtimestamp(instant, load_zone(zone)).toordinal()
 
 
 def first_after(instant: float, ordinal: int, minutes: tuple[int, ...], zone: str) -> float | None:
-    """The first instant behind this one among these minutes, in order, of one local day."""
+    """Returns the first of these minutes of one local day that is after `instant`."""
     if _clocks_change(ordinal, zone):
         instants = _instants(ordinal, minutes, zone)
         index = bisect_right(instants, instant)
@@ -167,7 +170,9 @@ def _clocks_change(ordinal: int, zone: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _instants(ordinal: int, minutes: tuple[int, ...], zone: str) -> tuple[float, ...]:
-    """In their own order, which on a day like this need not be that of the wall times."""
+    """Returns sorted instants. On a day with a clock change, their order can differ from that of
+    the wall times.
+    """
     midnight = _midnight(ordinal)
     return tuple(sorted(instant_of(midnight + timedelta(minutes=each), zone) for each in minutes))
 

@@ -1,4 +1,4 @@
-"""Schedules: the rules by which a job fires, and the row that says how far it is (SPEC.md 4.17)."""
+"""Schedules: the rules of scheduled jobs, and the row with their progress (SPEC.md 4.17)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from conveyor.domain.schedule.cron import (
 
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
-# From one 29 February to the next there can be eight years, as around 2100.
+# The search for the next day ends here. Between two 29 February there can be eight years, as around
+# 2100.
 _DAYS_AHEAD_MAX = 8 * 366
 
 
@@ -39,14 +40,14 @@ _UNIT_S = {RateUnit.MINUTE: 60, RateUnit.HOUR: 3600, RateUnit.DAY: 86400}
 
 
 class At(msgspec.Struct, frozen=True, tag="at"):
-    """Once, at this wall time."""
+    """Triggers once, at this wall time."""
 
     at: str  #: Local date and time.
     timezone: str  #: IANA name of the time zone.
 
 
 class Rate(msgspec.Struct, frozen=True, tag="rate"):
-    """Again and again after so much time, whatever the clocks on the wall do."""
+    """Triggers at a fixed interval, independent of clock changes."""
 
     every: int  #: How many units between two nominal times.
     unit: RateUnit  #: minute, hour or day.
@@ -54,7 +55,7 @@ class Rate(msgspec.Struct, frozen=True, tag="rate"):
 
 
 class Calendar(msgspec.Struct, frozen=True, tag="calendar"):
-    """At these wall times of every day, of these weekdays, or of these days of the month."""
+    """Triggers at these wall times, every day, on weekdays, or on days of the month."""
 
     times_of_day: tuple[str, ...]  #: Local times, HH:MM.
     timezone: str  #: IANA name of the time zone.
@@ -76,7 +77,7 @@ class ScheduleStatus(StrEnum):
 
 
 class Overlap(StrEnum):
-    """What a fire does while an earlier run is live: give way, or wait for its end."""
+    """What a trigger does while an earlier run is live: skip, or wait for its end."""
 
     SKIP = "skip"
     QUEUE = "queue"
@@ -89,7 +90,7 @@ class SkipReason(StrEnum):
 
 
 class Skip(msgspec.Struct, frozen=True, array_like=True):
-    """Nominal times that made no run: from the first of them until that instant."""
+    """Nominal times without a run, from `first_at` until `until`."""
 
     first_at: float  #: The first nominal time that created no run.
     until: float  #: The end of the skipped period.
@@ -97,7 +98,7 @@ class Skip(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """When a scheduled job fires, and the list that it fires with."""
+    """When a scheduled job runs, and the list of its runs."""
 
     job_id: JobId  #: The job of the schedule.
     status: ScheduleStatus  #: active or paused.
@@ -115,7 +116,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 class BadRule(ConveyorError):
-    """A rule that cannot be followed; `field` is where it is wrong."""
+    """The rule is invalid. `field` names the wrong field."""
 
     def __init__(self, field: str, detail: str) -> None:
         super().__init__(detail)
@@ -124,7 +125,7 @@ class BadRule(ConveyorError):
 
 
 def check_rule(rule: Rule) -> None:
-    """BadRule for a zone, a time or an expression that there is not."""
+    """Raises BadRule for an invalid zone, time or expression."""
     if isinstance(rule, Rate):
         return
     try:
@@ -144,7 +145,7 @@ def check_rule(rule: Rule) -> None:
 
 
 def next_after(rule: Rule, instant: float) -> float | None:
-    """The first nominal time behind this instant; None when there will never be one."""
+    """Returns the first nominal time after `instant`, or None if there is none."""
     match rule:
         case At():
             at = instant_of(_local(rule.at), rule.timezone)
@@ -166,8 +167,8 @@ def next_after(rule: Rule, instant: float) -> float | None:
 def _next_on_days(
     matches: Callable[[date], bool], minutes: tuple[int, ...], zone: str, instant: float
 ) -> float | None:
-    """Looks at days in pairs, from yesterday on: a change of clocks may carry a wall time over
-    into the next day, and behind others there."""
+    """Searches pairs of days, from yesterday on: a clock change may move a wall time to the next
+    day, after other times of that day."""
     today = day_of(instant, zone)
     for pair in pairwise(range(today - 1, today + _DAYS_AHEAD_MAX)):
         found = [
@@ -201,7 +202,7 @@ def _local(text: str) -> datetime:
 
 
 def upcoming(schedule: Schedule, now: float) -> float | None:
-    """What fires next, or would if the schedule were resumed now."""
+    """Returns the next nominal time, or the next one after a resume now."""
     if schedule.next_fire_at is not None and schedule.next_fire_at <= now:
         is_waiting = schedule.status is ScheduleStatus.ACTIVE
         return schedule.next_fire_at if is_waiting else next_after(schedule.rule, now)

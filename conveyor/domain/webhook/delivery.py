@@ -1,6 +1,6 @@
-"""What becomes of a notice: claimed for a try, delivered, put off, given up, made due again.
+"""The changes of a notice: claimed for an attempt, delivered, deferred, exhausted, redelivered.
 
-Every change is fenced by the number of the claim (SPEC.md 4.16).
+Every change is guarded by the number of the claim (SPEC.md 4.16).
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from conveyor.domain.webhook.keys import DeliveryAttempt
 RETRY_SCHEDULE_S: Sequence[float] = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
 RETRY_AFTER_S_MAX = 24 * 3600.0
 WAITING = lifecycle.sources(NOTICE, "delivered")
-# An untried notice is put off for its turn, at most until a receiver that fails is tried again.
+# The longest deferral of a notice without an attempt: until a failing receiver is called again.
 PUT_OFF_S_MAX = 900.0
 _MAY_ASK_FOR_TIME = frozenset({429, 503})
 _NOBODY = {NoticeChannel.WEBHOOK: "no_webhook", NoticeChannel.STEP_FUNCTIONS: "no_task_token"}
 
 
 def claim(notice: Notice, *, now: float) -> Change:
-    """For one try: nobody else makes one before it is recorded, or has had time to be."""
+    """Claims a notice for one attempt. No other process attempts it until the result is recorded
+    or the claim has expired.
+    """
     return _update(notice, "delivered", {"due_at": now + limits.WEBHOOK_CLAIM_S}, {"claim": 1})
 
 
@@ -34,7 +36,7 @@ def delivered(notice: Notice, tried: DeliveryAttempt) -> Change:
 
 
 def receiver_gone(notice: Notice, tried: DeliveryAttempt) -> Change:
-    """The receiver wants no more of it."""
+    """Ends a notice whose receiver refuses it permanently."""
     return _tried(notice, tried, "exhausted", {"status": lifecycle.target(NOTICE, "exhausted")})
 
 
@@ -54,12 +56,12 @@ def failed(
 
 
 def postpone(notice: Notice, *, until: float) -> Change:
-    """Untried: its turn comes later."""
+    """Defers a notice without an attempt."""
     return _update(notice, "delivered", {"due_at": until})
 
 
 def pull_back(notice: Notice, *, now: float) -> Change | None:
-    """Due now, where it is put off for longer than it can have been: the clock was ahead then."""
+    """Makes a notice due now if it is deferred for longer than possible: the clock was ahead."""
     failures = sum(each.at >= notice.due_since for each in notice.tries)
     is_told_to_wait = bool(notice.tries) and notice.tries[-1].status in _MAY_ASK_FOR_TIME
     ttl_s = PUT_OFF_S_MAX
@@ -73,7 +75,10 @@ def pull_back(notice: Notice, *, now: float) -> Change | None:
 
 
 def defer_for_receiver(notice: Notice, *, until: float, now: float) -> Change:
-    """Untried, because others to the same receiver fail; in the end that counts as failure."""
+    """Defers a notice without an attempt, because other deliveries to its receiver fail.
+
+    After the delivery period this counts as failure.
+    """
     if not is_over(notice, now=now):
         return postpone(notice, until=until)
     ended = {"status": lifecycle.target(NOTICE, "exhausted"), "last_error": "receiver_sidelined"}
@@ -81,13 +86,15 @@ def defer_for_receiver(notice: Notice, *, until: float, now: float) -> Change:
 
 
 def discard(notice: Notice) -> Change:
-    """There is nobody left to tell."""
+    """Drops a notice that has no receiver any more."""
     values = {"status": lifecycle.target(NOTICE, "dropped"), "last_error": _NOBODY[notice.channel]}
     return _update(notice, "dropped", values)
 
 
 def redeliver(notice: Notice, *, now: float) -> Change:
-    """Due again, with all its time; the outcome of a try under way no longer counts."""
+    """Makes a notice due again with a full delivery period. The result of a running attempt is
+    ignored.
+    """
     values = {
         "status": lifecycle.target(NOTICE, "redelivered"),
         "due_at": now,
@@ -98,8 +105,8 @@ def redeliver(notice: Notice, *, now: float) -> Change:
 
 
 def blocking_predecessor(notice: Notice, of_its_run: Iterable[Notice]) -> Notice | None:
-    """The event that must be told before this one, if there is one. Channels do not wait for each
-    other."""
+    """Returns the notice that must be delivered before this one, or None. Channels are
+    independent."""
     before = [
         other
         for other in of_its_run
@@ -111,8 +118,8 @@ def blocking_predecessor(notice: Notice, of_its_run: Iterable[Notice]) -> Notice
 
 
 def next_delivery_s(failures: int, *, retry_after_s: float | None, random: Random) -> float:
-    """Seconds until a notice is tried again after so many failures, a tenth more or less; but
-    never sooner than the receiver asked for."""
+    """Seconds until the next attempt after `failures` failures, with 10 % jitter, and never less
+    than the receiver's Retry-After."""
     planned = RETRY_SCHEDULE_S[min(failures, len(RETRY_SCHEDULE_S)) - 1]
     return max(planned * random.uniform(0.9, 1.1), min(retry_after_s or 0.0, RETRY_AFTER_S_MAX))
 

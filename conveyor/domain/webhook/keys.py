@@ -1,4 +1,4 @@
-"""The values around webhooks: the keys that sign them, and tries at delivering one
+"""Values of webhooks: signing keys and delivery attempts
 (docs/api.md, Webhooks)."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from conveyor.domain.ids import CallerId
 
 
 class SigningKey(msgspec.Struct, frozen=True):
-    """One HMAC key; its secret is sealed for its caller and `kid`."""
+    """One HMAC key. Its secret is encrypted for its caller and `kid`."""
 
     kid: str  #: ULID; names the key in signatures.
     created_at: float  #: When the key was created.
@@ -17,7 +17,7 @@ class SigningKey(msgspec.Struct, frozen=True):
 
 
 class SigningKeys(msgspec.Struct, frozen=True):
-    """A caller's keys: the one that signs, and the one that is to follow it."""
+    """The keys of a caller: the active one, and the candidate that will replace it."""
 
     caller: CallerId  #: The caller that owns the keys.
     active: SigningKey  #: The key that signs.
@@ -26,7 +26,7 @@ class SigningKeys(msgspec.Struct, frozen=True):
 
 
 class DeliveryAttempt(msgspec.Struct, frozen=True, array_like=True):
-    """One try at delivering a notice; nothing of what the receiver said is kept but its status."""
+    """One delivery attempt. Of the receiver's response, only the status is stored."""
 
     at: float  #: When the attempt began.
     duration_s: float  #: How long it took.

@@ -1,4 +1,4 @@
-"""Payloads: the bytes that a notice carries, made once and sent on every try
+"""Payloads: the bytes of a notice, made once and sent with every attempt
 (docs/api.md, Webhooks)."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NOWHERE = "test"
 
 
 def run_facts(run: Run, totals: Totals) -> dict[str, Any]:
-    """How a run ended: what webhooks and the event feed tell of it."""
+    """Returns the facts about an ended run for webhooks and the event log."""
     stats: dict[str, Any] = {
         "total": run.planned,
         "completed": totals.done,
@@ -50,7 +50,7 @@ def run_payload(job: Job, run: Run, totals: Totals, event_type: str, now: float)
 
 
 def task_summary(run: Run, totals: Totals, status: RunStatus) -> str:
-    """What the task of a state machine learns of the run that it waited for."""
+    """Returns the result of a run for the Step Functions task that waits for it."""
     return _encode_present(
         {
             "job_id": run.job_id,
@@ -62,7 +62,7 @@ def task_summary(run: Run, totals: Totals, status: RunStatus) -> str:
 
 
 def try_out_payload(event_id: str, now: float) -> str:
-    """An event that tells of nothing: receivers know it by its type and ids."""
+    """Returns a test event. Receivers recognise it by its type and ids."""
     return _encode(event_id, TEST_EVENT, now, job_id=_NOWHERE, run_id=_NOWHERE, run_sequence=1)
 
 

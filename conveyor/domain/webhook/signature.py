@@ -1,8 +1,8 @@
 """Signatures of webhooks: the contract's header and those of Standard Webhooks
 (docs/api.md, Webhooks).
 
-Both name the second at which the try is made, because receivers refuse old ones; id and body
-are the same on every try.
+Both contain the second of the attempt, because receivers refuse old signatures. The id and the body
+are the same for every attempt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """An open HMAC key; its bytes stay out of any repr."""
+    """A decrypted HMAC key. Its repr does not contain its bytes."""
 
     kid: str
     key: bytes = field(repr=False)
@@ -32,10 +32,10 @@ class Secret:
 def signature_headers(
     event_id: str, body: bytes, secrets: Sequence[Secret], *, now: float
 ) -> list[tuple[str, str]]:
-    """The headers that name and sign one try; the first secret is the active one.
+    """Returns the headers that identify and sign one attempt. The first secret is the active one.
 
-    A receiver of the contract reads one `kid` from one header: a candidate's signature has a
-    header of its own, or which key counts would depend on how the receiver reads duplicates.
+    A receiver of the contract reads one `kid` from one header. The signature of a candidate has its
+    own header, because receivers differ in how they read a repeated header.
     """
     at = str(int(now))
     headers = [("webhook-id", event_id), ("webhook-timestamp", at)]
@@ -58,10 +58,11 @@ def _digest(secret: Secret, before: str, body: bytes) -> bytes:
     return hmac.digest(secret.key, before.encode() + body, hashlib.sha256)
 
 
-# A caller's HMAC keys: make the first, stage a candidate, promote it or drop it
+# The changes of a caller's HMAC keys: create the first, add a candidate, promote or drop it
 # (docs/api.md, Webhooks).
 #
-# One row a caller; every change is guarded by its version, so of two at once one is refused.
+# Each caller has one row. Its version guards every change, so that one of two concurrent changes is
+# refused.
 
 
 def make_first(caller: CallerId, key: SigningKey) -> Change:
@@ -69,7 +70,7 @@ def make_first(caller: CallerId, key: SigningKey) -> Change:
 
 
 def stage(keys: SigningKeys, key: SigningKey) -> Change:
-    """The key signs beside the active one until it is promoted or dropped."""
+    """Adds a candidate. It signs in addition to the active key until it is promoted or dropped."""
     return _change(keys, candidate=key)
 
 
