@@ -1,4 +1,4 @@
-"""Encoder: turns tasks into the bytes of a file, in id order, keeping next to nothing."""
+"""Encoder: converts tasks to the bytes of a file, in id order, with little memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from conveyor.domain.export.zip_file import ZipFile
 
 
 class Encoder(Protocol):
-    """One file in the making. The same entries make the same bytes, whoever encodes them.
+    """Encodes one file. The same entries always give the same bytes, in every process.
 
-    Where `has_listing` is set, every entry passes a second time, without its body.
+    If `has_listing` is set, every entry is passed a second time, without its body.
     """
 
     suffix: ClassVar[str]
@@ -26,19 +26,19 @@ class Encoder(Protocol):
     def __init__(self, export: Export) -> None: ...
 
     def begin(self) -> bytes:
-        """What comes before the first task."""
+        """Returns the bytes before the first task."""
 
     def encode(self, entries: Sequence[Entry]) -> bytes:
-        """The next tasks."""
+        """Returns the bytes of the next tasks."""
 
     def list(self, entries: Sequence[Entry]) -> bytes:
-        """The next tasks of the listing."""
+        """Returns the bytes of the next tasks in the listing."""
 
     def end(self, manifest: Manifest) -> bytes:
-        """What comes after the last task."""
+        """Returns the bytes after the last task."""
 
 
-# The formats that a run's results can be had in; pure, and in step with one task at a time.
+# The formats of exports. The encoders are pure and handle one task at a time.
 
 
 ENCODERS: dict[ExportFormat, type[Encoder]] = {

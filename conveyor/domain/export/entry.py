@@ -1,4 +1,4 @@
-"""Entry: one task on its way into a file, and the line that tells of it in every format."""
+"""Entry: one task of an export file, and the line that describes it in every format."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ EXPIRED = "expired"
 LISTING = "results.jsonl"
 MANIFEST = "manifest.json"
 
-# What some systems take for a device, and the names of our own entries.
+# Names that some systems treat as devices, and the names of the export's own entries.
 _TAKEN = frozenset({"con", "prn", "aux", "nul", "results", "manifest"}) | frozenset(
     f"{port}{number}" for port in ("com", "lpt") for number in range(10)
 )
 
 
 class DamagedBody(ConveyorError):
-    """What is stored is not what the task's row says."""
+    """The stored body does not match the row of its task."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A task that has ended. A successful one has its body, unless that has expired."""
+    """A task that has ended. A successful task has its body, unless the body has expired."""
 
     task: Task
     format: Format
@@ -57,7 +57,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is told of a task: in a line of JSON, in a row of a table, beside a body."""
+    """The description of a task: a line of JSON, a row of a table, or the metadata of a body."""
 
     task_id: str
     index: int
@@ -99,7 +99,7 @@ def line_of(entry: Entry) -> Line:
 
 
 def file_name(entry: Entry) -> str:
-    """The task's id with an ending of ours: never a path, a device, or a name of our own."""
+    """Returns a safe file name from the task id: never a path, a device, or a reserved name."""
     return f"{safe_stem(entry.task.task_id)}.{extension_for(entry.content_type)}"
 
 
@@ -118,5 +118,5 @@ def checked_body(entry: Entry) -> bytes:
 
 
 def instant(at: float) -> str:
-    """RFC 3339 in UTC, to the second."""
+    """Formats a time as RFC 3339 in UTC, to the second."""
     return datetime.fromtimestamp(int(at), UTC).isoformat().replace("+00:00", "Z")

@@ -1,8 +1,8 @@
-"""Export: a run's results as one file, what is told of it, and how that can be checked
+"""Export: the results of a run as one file, and the manifest that verifies it
 (SPEC.md 4.19).
 
-The manifest's digest runs over one line per task, in id order, so that neither who writes a file
-nor who checks it ever holds more than one task of it.
+The digest of the manifest covers one line per task, in id order, so that the writer and the
+verifier of a file need only one task in memory at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ExportFormat(StrEnum):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file holds. `tasks` are those of the run; `entries` the ones that had ended."""
+    """The content of a file. `tasks` counts the tasks of the run, `entries` those that ended."""
 
     schema: str = SCHEMA  #: `conveyor.export/v1`.
     export_id: ExportId  #: The export.
@@ -48,7 +48,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Export(msgspec.Struct, frozen=True):
-    """The intent to make a file of a run's results, and then where the file lies."""
+    """The intent to export a run, and later the location of the file."""
 
     job_id: JobId  #: The job of the export.
     run_id: RunId  #: The run of the export.
@@ -71,7 +71,7 @@ class Export(msgspec.Struct, frozen=True):
 
 
 class ManifestDigest:
-    """Counts and digests tasks as they pass by, in id order."""
+    """Counts and hashes the tasks that are passed to it, in id order."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}

@@ -1,7 +1,8 @@
-"""What happens to an export: asked for, taken up, made, put off, given up, removed (SPEC.md 4.19).
+"""The changes of an export: requested, claimed, completed, deferred, failed, removed
+(SPEC.md 4.19).
 
-`due_at` is when somebody has to look at it: at once when it is new, after the claim of whoever
-makes it, and when it expires once it is over. Whoever takes it up fences off all others by epoch.
+`due_at` is the time when an exporter must act: at once for a new export, at the end of a claim, and
+at the expiry of a finished export. The exporter that claims it fences off all others by the epoch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from conveyor.domain.lifecycle import EXPORT, EXPORT_UNDONE, JOB_VISIBLE, RUN_EN
 from conveyor.domain.model import Run
 from conveyor.domain.run.settlement import backoff_s
 
+# After this many failures the export fails for good. Each failure doubles the delay, from
+# PUT_OFF_S.
 FAILURES_MAX = 5
 PUT_OFF_S = 5.0
 PUT_OFF_S_MAX = PUT_OFF_S * 2**FAILURES_MAX
@@ -26,7 +29,7 @@ def export_key(export: Export) -> ExportKey:
 
 
 def new_export(run: Run, export_id: ExportId, kind: ExportFormat, *, now: float) -> Export:
-    """An export lives for half a day, but never longer than what it is made of."""
+    """Makes an export. It expires after half a day, but never later than its results."""
     return Export(
         job_id=run.job_id,
         run_id=run.run_id,
@@ -42,7 +45,7 @@ def new_export(run: Run, export_id: ExportId, kind: ExportFormat, *, now: float)
 
 
 def ask(export: Export) -> Change:
-    """Only beside a job and a run that can be seen: nothing comes back under a deleted one."""
+    """Stores an export, only if its job and run are visible: a deleted one must get no new rows."""
     return Change(
         (
             Update(JobKey(export.job_id), Guard(status_in=JOB_VISIBLE)),
@@ -63,7 +66,7 @@ def take_up(export: Export, *, now: float) -> Change:
 
 
 def beat(export: Export, *, done: int, now: float) -> Change:
-    """Still at it; refused once somebody else is, or the export is gone."""
+    """Extends the claim. It is refused after another exporter took over or the export is gone."""
     values = {"due_at": _claim(export, now), "done": done, "updated_at": now}
     return _step(export, "completed", values)
 
@@ -71,7 +74,7 @@ def beat(export: Export, *, done: int, now: float) -> Change:
 def publish(
     export: Export, *, key: str, size_bytes: int, sha256: str, manifest: Manifest, now: float
 ) -> Change:
-    """The file is whole and durable: from here on it can be seen."""
+    """Makes a complete and durable file visible."""
     values = {
         "key": key,
         "size_bytes": size_bytes,
@@ -85,14 +88,14 @@ def publish(
 
 
 def defer(export: Export, error: str, *, now: float) -> Change:
-    """It did not work out this time."""
+    """Defers an export after a failed attempt."""
     delay_s = backoff_s(export.failures - 1, first_s=PUT_OFF_S, delay_s_max=PUT_OFF_S_MAX)
     due_at = min(now + delay_s, export.expires_at)
     return _step(export, "completed", {"due_at": due_at, "error": error, "updated_at": now})
 
 
 def pull_back(export: Export, *, now: float) -> Change | None:
-    """Due now, where it waits for longer than a claim or a delay can last: the clock was ahead."""
+    """Makes an export due now if it waits longer than any claim or delay: the clock was ahead."""
     ttl_s = max(limits.EXPORT_CLAIM_S, PUT_OFF_S_MAX)
     is_unreal = clock_step.is_unreal(export.due_at, now=now, ttl_s=ttl_s)
     if export.status not in EXPORT_UNDONE or not is_unreal:
@@ -102,7 +105,7 @@ def pull_back(export: Export, *, now: float) -> Change | None:
 
 
 def release(export: Export, *, due_at: float, now: float) -> Change:
-    """Whoever made it has to stop, or the storage is away: that is not the export's fault."""
+    """Releases an export without counting a failure: the exporter stops or the storage is down."""
     values = {"due_at": min(due_at, export.expires_at), "updated_at": now}
     return _step(export, "completed", values, {"failures": -1})
 

@@ -1,9 +1,9 @@
-"""Firing: the one guarded change by which a nominal time makes a run, and by which a schedule is
-made, replaced, paused and resumed (SPEC.md 4.17).
+"""Triggers: the guarded changes that create a run for a nominal time, and that create, replace,
+pause and resume a schedule (SPEC.md 4.17).
 
-Every change of a schedule's row raises its version and is guarded by it, so whatever two processes
-and a caller do to it at the same time happens one after the other. A run's id is a function of the
-job and the nominal time: the same time can never make a second run, whatever became of the row.
+Every change of a schedule's row raises its version and is guarded by it, so that concurrent changes
+of processes and callers happen one after the other. The id of a run is a function of the job and
+the nominal time: the same time can never create a second run, whatever the row contains.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from conveyor.domain.submit import admission
 
 
 class TriggerResult(msgspec.Struct, frozen=True):
-    """What a nominal time comes to: a change, and the run that it makes, if it makes one."""
+    """The result of a nominal time: a change, and the run that it creates, if any."""
 
     change: Change
     run: Run | None
 
 
 def new_job(job: Job, schedule: Schedule) -> Change:
-    """A scheduled job has no run until it fires."""
+    """Creates a scheduled job. It has no run until its first nominal time."""
     return Change((Insert(JobKey(job.job_id), job), Insert(ScheduleKey(schedule.job_id), schedule)))
 
 
@@ -53,14 +53,14 @@ def is_due(schedule: Schedule, *, now: float) -> bool:
 def trigger(
     job: Job, schedule: Schedule, run_id: RunId, *, made: bool, now: float
 ) -> TriggerResult | None:
-    """What to do about a nominal time that has come; None to wait until the live run has ended.
+    """Decides about a nominal time that is due. None means: wait until the live run has ended.
 
-    `made`: its run is there already. Times that passed meanwhile are skipped: however late it is,
-    one run makes up for all of them.
+    `made`: its run exists already. Nominal times that passed meanwhile are skipped: one run
+    replaces all of them, however late it is.
     """
     nominal = _nominal(schedule)
     missed = _skipped(schedule, now)
-    # Its run may have been deleted since, and the clock set back.
+    # The second condition covers a run that was deleted before the clock was set back.
     if made or nominal == schedule.last_fire_at:
         return TriggerResult(_advanced(schedule, missed, now), None)
     if job.active_run_id is not None:
@@ -76,7 +76,7 @@ def trigger(
 
 
 def make_run(job: Job, schedule: Schedule, run_id: RunId, *, now: float) -> tuple[Run, Batch]:
-    """A run over the job's own list, to be ingested after whoever fired it has gone on."""
+    """Makes a run of the job's own list. The list is ingested later, not by the trigger."""
     run = Run(
         job_id=job.job_id,
         run_id=run_id,
@@ -98,7 +98,7 @@ def make_run(job: Job, schedule: Schedule, run_id: RunId, *, now: float) -> tupl
 
 
 def replace(schedule: Schedule, rule: Rule, overlap: Overlap, *, now: float) -> Change | None:
-    """Another rule from now on; None if it is the same one. An interval starts over."""
+    """Replaces the rule; None if it is the same. An interval starts again from now."""
     if _is_same(schedule.rule, rule) and schedule.overlap is overlap:
         return None
     values = {"rule": rule, "overlap": overlap, "next_fire_at": _next(schedule, rule, now)}
@@ -106,8 +106,11 @@ def replace(schedule: Schedule, rule: Rule, overlap: Overlap, *, now: float) -> 
 
 
 def realign(schedule: Schedule, *, now: float) -> Change | None:
-    """The next time as the rule gives it now; None if that is what the row says. They differ where
-    the row was written while the clock was ahead. A time that has made its run makes no other."""
+    """Recomputes the next nominal time; None if the row is right.
+
+    The row is wrong if it was written while the clock was ahead. A nominal time that has a run
+    creates no second one.
+    """
     rule = _anchored(schedule.rule, now)
     coming = _next(schedule, rule, now)
     if schedule.next_fire_at is None or coming is None or coming >= schedule.next_fire_at:
@@ -117,7 +120,7 @@ def realign(schedule: Schedule, *, now: float) -> Change | None:
 
 
 def _anchored(rule: Rule, now: float) -> Rule:
-    """An interval that would begin only after now begins now: a clock was ahead when it was set."""
+    """Makes an interval with a future start begin now: the clock was ahead when it was set."""
     if isinstance(rule, Rate) and rule.anchor_at > now + limits.CLOCK_SKEW_S:
         return msgspec.structs.replace(rule, anchor_at=now)
     return rule
@@ -128,7 +131,7 @@ def pause(schedule: Schedule, *, now: float) -> Change:
 
 
 def resume(schedule: Schedule, *, now: float) -> Change:
-    """The next time to come fires; those that passed do not."""
+    """Resumes a schedule. Nominal times that passed during the pause are skipped."""
     rule = _anchored(schedule.rule, now)
     values: dict[str, Any] = {"rule": rule, "next_fire_at": _next(schedule, rule, now)}
     first_at = schedule.next_fire_at
@@ -174,8 +177,8 @@ def _with(schedule: Schedule, skips: tuple[Skip, ...]) -> tuple[Skip, ...]:
 
 
 def _next(schedule: Schedule, rule: Rule, now: float) -> float | None:
-    """Not what has fired last, even if the machine's clock was put back. Other times that fired
-    while it was ahead have their runs, so that they make no second."""
+    """Returns the next nominal time, but not the last one that created a run, even if the clock was
+    set back. Other times that already have a run create no second one."""
     coming = next_after(rule, now)
     if coming is not None and coming == schedule.last_fire_at:
         return next_after(rule, coming)
