@@ -80,7 +80,8 @@ class PollerState:
         self.changed.set()
 
     async def wait_changed(self, timeout_s: float) -> None:
-        with trio.move_on_after(timeout_s):
+        # A deadline may pass while the caller releases leases, and Trio refuses negative times.
+        with trio.move_on_after(max(timeout_s, 0.0)):
             await self.changed.wait()
         self.changed = trio.Event()
 

@@ -1,4 +1,4 @@
-"""`conveyor simulate`: runs the program in simulated worlds with many faults
+"""`conveyor simulate`: the program in worlds that are worse than the real one
 (docs/simulator.md)."""
 
 from __future__ import annotations
@@ -40,13 +40,10 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     kept: Path | None,
     as_json: bool,
 ) -> None:
-    """Run the real program from a seed, in virtual time, with faults, and check all invariants.
+    """Run the real program from a seed, in virtual time, with faults; check all that must hold.
 
-    The exit code is 127 if the program crashed, 128 if something never ended, 129 if an invariant
-    was broken, and 126 if some fault never occurred in many seeds.
-
-    A mutant is a deliberate defect. With --mutant, the seeds end at the first one that fails. With
-    --hunt, each mutant (or each named one) must fail in some seed; otherwise the exit code is 1.
+    Ends with 127 if the program crashed, 128 if something never ended, 129 if an invariant was
+    broken, and 126 if in many seeds some fault never struck.
     """
     if seed is not None and seeds is not None:
         raise click.UsageError("Give --seed or --seeds.")
@@ -89,8 +86,8 @@ def _replay(options: Options, hours: float | None) -> str:
     return f"conveyor simulate --seed {options.seed} --engine {options.engine}{more}"
 
 
-def _tell(report: Report, replay: str) -> None:
-    """Prints the events of the objects that the violations name, then the violations."""
+def print_failure(report: Report, replay: str) -> None:
+    """Who did what to those that are named in what is wrong; and then what that is."""
     wrongs = [f"{each.checker}: {each.what}" for each in report.violations]
     wrongs += report.liveness_failures + report.crashes
     for line in story_of(report.lines, wrongs):
@@ -140,46 +137,7 @@ def _exit_code(summary: Summary) -> int:
     return NEVER_STRUCK if summary.never_struck() else 0
 
 
-# `conveyor simulate --hunt`: shows that each mutant is found, and keeps the seeds
-# (docs/simulator.md, Mutants).
-
-
-def hunt(names: Sequence[str], seeds: Sequence[int], record: Path | None) -> bool:
-    """Returns whether all mutants were killed. Recorded seeds are kept unless they prove wrong."""
-    kills = read_kills(record) if record is not None else {}
-    survivors = []
-    for name, kill in hunt_all(names or huntable(), seeds, kills):
-        kills.pop(name, None)
-        if kill is None:
-            survivors.append(name)
-        else:
-            kills[name] = kill
-        click.echo(_line(name, kill))
-        if record is not None:
-            write_kills(record, kills)
-    click.echo(f"{len(survivors)} survived {len(seeds)} seeds: {', '.join(survivors) or 'none'}")
-    return not survivors
-
-
-def run_until_killed(name: str, seeds: Sequence[int]) -> Report:
-    """Returns the report of the first seed that fails, or of the last seed."""
-    assert seeds
-    report: Report | None = None
-    for seed in seeds:
-        report = run_mutant(name, seed)
-        click.echo(f"seed {world_of(name, seed).seed}: {cause_of(report) or 'well'}")
-        if not report.is_well:
-            break
-    assert report is not None
-    return report
-
-
-def _line(name: str, kill: Kill | None) -> str:
-    how = "survived" if kill is None else f"seed {kill.seed:<4} {kill.tried:>3} tried  {kill.by}"
-    return f"{name:<28} window {MUTANTS[name].window:<4} {how}"
-
-
-# The summary of many seeds as a document: `conveyor simulate --report FILE`
+# What many seeds came to, as a page to keep: `conveyor simulate --report FILE`
 # (docs/simulator.md).
 
 
@@ -224,7 +182,7 @@ def lines_of(summary: Summary, seeds: range) -> Iterator[str]:
 
 
 def _never_struck(summary: Summary) -> str:
-    """Describes the faults that never occurred, and whether the suite fails because of them."""
+    """What the suite fails for, and what it lets be."""
     if summary.seeds < JUDGED_FROM:
         return (
             f"Fewer than {JUDGED_FROM} seeds: faults that never struck are not held against them."
