@@ -10,10 +10,11 @@ import pytest
 from trio.testing import MockClock
 
 from conveyor.domain.submit.url import Target, parse_url
+from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.http_client.errors import ConnectFailed
 from conveyor.http_client.request import Request
 from conveyor.ports.errors import StorageFull, Unavailable
-from conveyor.simulation.backends.storage_outage import storage_error
+from conveyor.simulation.backends.storage_outage import PIECE, storage_error
 from conveyor.simulation.client_history import History
 from conveyor.simulation.environment.gateway import GatewayModel
 from conveyor.simulation.faults.faults import Fault, Faults
@@ -78,7 +79,8 @@ def test_a_full_storage_can_be_read_and_no_outage_concerns_rows() -> None:
     assert isinstance(storage_error(full, "blobs", "add"), StorageFull)
     assert storage_error(full, "blobs", "open") is None
     assert isinstance(storage_error(missing, "blobs", "open"), Unavailable)
-    assert storage_error(missing, "s3", "GetObject") is not None
+    assert isinstance(storage_error(missing, "s3", "GetObject"), AwsError)
+    assert isinstance(storage_error(missing, "s3", f"{PIECE}GetObject"), NoResponse)
     assert storage_error(missing, "store", "commit") is None
     assert storage_error(None, "blobs", "add") is None
 

@@ -19,6 +19,7 @@ from typing import Any
 from conveyor.engines.aws.client.client import Answer, Params
 from conveyor.engines.aws.errors import NoResponse
 from conveyor.engines.redis.connection import RedisConnection, Script
+from conveyor.simulation.backends.storage_outage import PIECE
 from conveyor.simulation.faults.process_faults import ProcessFaults
 from conveyor.simulation.models.aws import AwsModel
 
@@ -61,7 +62,7 @@ class FaultyTransport:
             answer = await self.life.call(
                 service, operation, lambda: stack.enter_async_context(opened), is_write=False
             )
-            yield {**answer, "Body": self._living(f"a piece of {operation}", answer["Body"])}
+            yield {**answer, "Body": self._living(f"{PIECE}{operation}", answer["Body"])}
 
     async def _living(
         self, name: str, body: AsyncGenerator[bytes, None]

@@ -6,9 +6,12 @@ While it is full, what is stored can still be read and removed. Rows and queues 
 
 from __future__ import annotations
 
-from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.ports.errors import StorageFull, Unavailable
 from conveyor.simulation.faults.faults import Fault
+
+PIECE = "a piece of "
+"""How the read of a body that has begun is called in a trace, before its operation."""
 
 OUTAGES = (Fault.STORAGE_FULL, Fault.STORAGE_MISSING, Fault.STORAGE_DENIED)
 
@@ -29,6 +32,9 @@ def storage_error(fault: Fault | None, service: str, method: str) -> Exception |
         return None
     if fault is Fault.STORAGE_FULL and method not in _WRITES | _S3_WRITES:
         return None
+    if service == "s3" and method.startswith(PIECE):
+        # The response has begun: S3 can only break the connection from here on.
+        return NoResponse("the connection broke", was_sent=True)
     if service == "s3":
         code, status = _S3_ERRORS[fault]
         return AwsError(code, "the storage is away", status=status)

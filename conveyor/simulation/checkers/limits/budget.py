@@ -57,7 +57,7 @@ def no_task_fails_for_an_outage(moment: StateChange) -> Iterator[str]:
     """I60: each attempt of a task that failed is explained by a failure of its site: none is
     counted because the gateway, the storage or the plan had no room."""
     for task in _fetched_tasks(moment):
-        if task.status is not TaskStatus.FAILED:
+        if task.status is not TaskStatus.FAILED or _is_fault_of_input(task):
             continue
         blamed = sum(
             each.site_faults > 0
@@ -94,6 +94,11 @@ def a_gateway_that_is_away_is_left_alone(moment: StateChange) -> Iterator[str]:
     most += seconds / PROBE_EVERY_S * history.workers_count * CALLERS_MAX
     if tried > most:
         yield f"{tried} calls found the gateway away, of {most:.0f} in {seconds:.0f} s"
+
+
+def _is_fault_of_input(task: Task) -> bool:
+    """Whether the gateway refused the parameters of the task: it fails without any fault."""
+    return task.problem is not None and task.problem.code == "unsupported_param"
 
 
 def _is_ours(task: Task) -> bool:
