@@ -187,9 +187,13 @@ class QueueDiscovery:
         crashes = state.crashes.get(run_id)
         if crashes is not None and trio.current_time() < crashes.retry_at:
             return
-        level = logging.ERROR if crashes is None else logging.DEBUG
-        done = await isolate(handle, "a run", extra={"run": run_id}, level=level)
+        extra = {"run": run_id}
+        done = await isolate(handle, "a run", extra=extra, level=logging.DEBUG)
         if isinstance(done, Crash):
+            # Read again: a scan and a signal may handle one run at the same time.
+            crashes = state.crashes.get(run_id)
+            if crashes is None:
+                log.error("a run crashed discovery", extra=extra, exc_info=done.error)
             count = 1 if crashes is None else crashes.count + 1
             delay_s = min(self.delta_s * 2**count, RETRY_S_MAX)
             state.crashes[run_id] = _Crashes(count, trio.current_time() + delay_s)

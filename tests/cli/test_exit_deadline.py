@@ -14,9 +14,9 @@ pytestmark = pytest.mark.slow
 
 STUCK = """
 import signal, sys, threading, time
-from conveyor.cli import exits
-exits.install_handlers()
-exits.set_deadline(1)
+from conveyor.cli import entry
+entry.install_handlers()
+entry.set_deadline(1)
 print("stuck", flush=True)
 lock = threading.Lock()
 lock.acquire()
@@ -27,9 +27,9 @@ lock.acquire()
 ZOMBIE = """
 import trio
 from actors.runtime import Child, Intensity, Strategy, Supervisor
-from conveyor.cli import exits, signals
-exits.install_handlers()
-signals.FAILED_STOP_S = 1
+from conveyor.cli import entry, shutdown
+entry.install_handlers()
+shutdown.FAILED_STOP_S = 1
 
 async def hang():
     with trio.CancelScope(shield=True):
@@ -45,7 +45,7 @@ async def main():
     ]
     supervisor = Supervisor("tree", strategy=Strategy.ONE_FOR_ONE, children=children)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(signals.end_if_failed, supervisor)
+        nursery.start_soon(shutdown.end_if_failed, supervisor)
         await supervisor.run()
 
 trio.run(main)
@@ -54,9 +54,9 @@ trio.run(main)
 # Trio's own task fails, as on a MemoryError: whatever waits for a thread now waits for ever.
 FAILED_LOOP = """
 import trio
-from conveyor.cli import exits, signals
-exits.install_handlers()
-signals.FAILED_STOP_S = 1
+from conveyor.cli import entry, shutdown
+entry.install_handlers()
+shutdown.FAILED_STOP_S = 1
 
 def fail():
     raise MemoryError
@@ -66,7 +66,7 @@ async def main():
         trio.lowlevel.current_trio_token().run_sync_soon(fail)
         await trio.sleep_forever()
 
-signals.run_command(main)
+shutdown.run_command(main)
 """
 
 
@@ -107,8 +107,8 @@ def test_a_failed_event_loop_ends_the_process_though_its_main_task_waits_for_eve
 
 
 def test_a_command_that_ends_in_order_sets_no_deadline() -> None:
-    program = "import trio; from conveyor.cli import signals\n"
-    program += "signals.run_command(trio.sleep, 0.01)\n"
+    program = "import trio; from conveyor.cli import shutdown\n"
+    program += "shutdown.run_command(trio.sleep, 0.01)\n"
     program += "import signal; raise SystemExit(signal.alarm(0))\n"
 
     ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)

@@ -23,7 +23,7 @@ OFTEN = [
     "extend int",
     "renew int",
     "look Task",
-    "ask Stats",
+    "ask ShardCounters",
 ]
 OPENING = [Step("admit", 0, 1), Step("ingest", 0, 3), Step("receive", 0, 2)]
 
