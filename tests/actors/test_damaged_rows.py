@@ -203,7 +203,7 @@ async def test_a_damaged_notice_does_not_hold_up_the_others(
     tried = [message.webhook.url for message in world.notifier.tried]
     assert [tried.count(f"https://{name}.example/") for name in "abc"] == [1, 2, 2]
     assert not has_crashed_actor(caplog)
-    told = [each for each in caplog.records if "damaged row is left out" in each.getMessage()]
+    told = [each for each in caplog.records if "damaged row skipped" in each.getMessage()]
     assert [each.levelno for each in told] == [logging.ERROR]
 
 
