@@ -29,6 +29,11 @@ _SEEDS_A_PROCESS = 20
 UNASKED = frozenset({"dynamodb.stale_read", "s3.left_open"})
 """Faults that need not strike."""
 
+# Few worlds draw an outage of the gateway, and half of those another kind: 10 of 805 seeds had it.
+RARE = frozenset({"gateway_unreachable"})
+RARE_JUDGED_FROM = 600
+"""How many seeds it takes until a rare fault that never struck is a failure of the suite."""
+
 
 @dataclass(slots=True)
 class Summary:
@@ -75,7 +80,8 @@ class Summary:
         """The faults that these engines can have, and did not; none while seeds are few."""
         if self.seeds < JUDGED_FROM:
             return []
-        return [name for name in self.possible() if not self.faults[name] and name not in UNASKED]
+        excused = UNASKED if self.seeds >= RARE_JUDGED_FROM else UNASKED | RARE
+        return [name for name in self.possible() if not self.faults[name] and name not in excused]
 
     def possible(self) -> list[str]:
         """The faults that these engines can have."""

@@ -12,7 +12,7 @@ import conveyor.simulation
 from conveyor.simulation.faults.faults import Fault, Faults
 from conveyor.simulation.options import draw
 from conveyor.simulation.simulator import Report
-from conveyor.simulation.suite import JUDGED_FROM, MARKED_EVERY, Summary
+from conveyor.simulation.suite import JUDGED_FROM, MARKED_EVERY, RARE_JUDGED_FROM, Summary
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -71,3 +71,13 @@ def test_a_long_run_tells_what_a_shorter_one_would_have_hashed_to() -> None:
 
     assert longer.marks == {MARKED_EVERY: shorter.hash}
     assert longer.hash != shorter.hash
+
+
+def test_a_rare_fault_is_judged_by_more_seeds() -> None:
+    few, many = Summary(seeds=JUDGED_FROM), Summary(seeds=RARE_JUDGED_FROM)
+    for summary in (few, many):
+        summary.engines["memory"] += 1
+
+    assert Fault.GATEWAY_UNREACHABLE.value not in few.never_struck()
+    assert Fault.GATEWAY_FAILING.value in few.never_struck()
+    assert Fault.GATEWAY_UNREACHABLE.value in many.never_struck()
