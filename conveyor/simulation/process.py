@@ -148,7 +148,7 @@ class Process:
                 async with stage.backend.open(
                     life, self.clock, self.random, role=self.role, mail=mail
                 ) as ports:
-                    # Who opens an engine may free what the dead have held.
+                    # A process that opens an engine may free what killed processes have held.
                     stage.watcher.check_snapshot()
                     await self._work(self._world(life, ports, mail))
         except* Killed:

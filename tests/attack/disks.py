@@ -133,7 +133,7 @@ def damaged_database(ground: Ground, report: Report) -> None:
     target.start()
     urls = [f"http://{ground.arena.victim_address}/page/{n}" for n in range(3000)]
     job_id = target.submit(urls, metadata={"text": "x" * 400})
-    target.terminate(60)  # Whoever closes it last copies the log into the database.
+    target.terminate(60)  # The last connection to close copies the WAL into the database.
     target.start()
     database = target.data_dir / "conveyor.db"
     with database.open("r+b") as file:

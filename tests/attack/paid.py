@@ -85,7 +85,7 @@ def _begin(ground: Ground, target: Target, gateway: PaidGateway) -> str:
 def _watch_outage(
     ground: Ground, report: Report, target: Target, gateway: PaidGateway, job_id: str
 ) -> None:
-    time.sleep(2.0)  # What is in flight arrives, and is held.
+    time.sleep(2.0)  # Pages in flight arrive, and the worker holds them.
     before = gateway.paid_count
     log_bytes = target.log.stat().st_size
     watch_s = ground.choose(8, 300)

@@ -131,7 +131,7 @@ def _list(call: Call) -> str:
 
 
 def _query(call: Call) -> dict[str, str]:
-    """What was asked for, but for how much of it; all is asked for without a word as well."""
+    """Returns the filter of a request without its page size; no filter means all."""
     asked = dict(parse_qsl(call.path.partition("?")[2]))
     return {name: text for name, text in asked.items() if name != "limit" and text != "all"}
 

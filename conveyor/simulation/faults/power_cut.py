@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class SyncLog:
-    """What was synced below `root`: bytes by file, names by directory."""
+    """Records what the program has synced below `root`: bytes by file, names by directory."""
 
     root: str
     _bytes_of: dict[int, int] = field(default_factory=dict)

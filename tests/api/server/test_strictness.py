@@ -1,4 +1,4 @@
-"""What is misspelt or said twice is refused, and nothing happens."""
+"""A request with an unknown parameter or a duplicate key is refused and changes nothing."""
 
 from __future__ import annotations
 
