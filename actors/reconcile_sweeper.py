@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import trio
 
-from actors.clock_step import ClockStepDetector
 from actors.messages import BatchStalled, StreamerMessage
 from actors.runtime import Address
 from conveyor.domain.errors import Refused
@@ -51,7 +50,7 @@ class ReconcileSweeper:
         idle_s = self.batch_idle_at_start_s
         drained: dict[RunId, Run] = {}
         queues_at: float | None = None
-        watch = ClockStepDetector(self.env.clock)
+        watch = clock_repairs.ClockStepDetector(self.env.clock)
         # Before this process started, its clock may have been ahead.
         is_suspect = True
         async with trio.open_nursery() as nursery:

@@ -16,7 +16,6 @@ from functools import partial
 
 import trio
 
-from actors.clock_step import ClockStepDetector
 from conveyor.domain.ids import JobId
 from conveyor.domain.schedule.cron import UnknownZone
 from conveyor.domain.schedule.schedule import Schedule
@@ -42,7 +41,7 @@ class Scheduler:
     crashes: Counter[JobId] = field(default_factory=Counter)
 
     async def run(self) -> None:
-        watch = ClockStepDetector(self.env.clock)
+        watch = clock_repairs.ClockStepDetector(self.env.clock)
         # Before this process started, its clock may have been ahead.
         is_suspect = True
         while True:

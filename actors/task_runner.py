@@ -32,7 +32,7 @@ from actors.messages import (
     TaskAssignment,
 )
 from actors.runtime import Address, AskTimedOut, MailboxFull, Reply, bounded_cleanup
-from actors.wait_status import WaitStatus
+from actors.status_reporter import WaitStatus
 from conveyor.domain import problems
 from conveyor.domain.backpressure.permits import bounce_delay_s
 from conveyor.domain.damage import DamagedTask

@@ -46,9 +46,8 @@ from actors.runtime import (
 )
 from actors.scheduler import Scheduler
 from actors.shard_writer import ShardWriter
-from actors.status_reporter import StatusReporter
+from actors.status_reporter import StatusReporter, WaitStatus
 from actors.task_runner import TaskRunner
-from actors.wait_status import WaitStatus
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Job, Run
 from conveyor.ports.gateway import Gateway

@@ -39,7 +39,7 @@ from actors.poller.budget import BudgetReservations
 from actors.poller.host_limiter import AdmittedMessage, HostLimiter
 from actors.poller.state import ClaimedMessage, PollerState, TaskPermit, bounce_unpermitted, receive
 from actors.runtime import Inbox, bounded_cleanup
-from actors.wait_status import WaitStatus
+from actors.status_reporter import WaitStatus
 from conveyor.domain import limits
 from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.backpressure.permits import Backpressure, PermitOrder, idle_s

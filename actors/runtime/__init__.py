@@ -1,12 +1,14 @@
 """The actor runtime: mailboxes, supervision and inspection. It knows nothing about Conveyor."""
 
-from actors.runtime.child import Child, RestartsExhausted, State, bounded_cleanup, nest
-from actors.runtime.dynamic_supervisor import (
-    DynamicSupervisor,
-    NameTaken,
-    NeverReady,
-    NotSupervising,
-    OnExhausted,
+from actors.runtime.child import (
+    Child,
+    Intensity,
+    Policy,
+    RestartsExhausted,
+    State,
+    Strategy,
+    bounded_cleanup,
+    nest,
 )
 from actors.runtime.inspect import Node, render, tree
 from actors.runtime.mailbox import (
@@ -19,8 +21,14 @@ from actors.runtime.mailbox import (
     drain_nowait,
     receive_batch,
 )
-from actors.runtime.restart import Intensity, Policy, Strategy
-from actors.runtime.supervisor import Supervisor
+from actors.runtime.supervisor import (
+    DynamicSupervisor,
+    NameTaken,
+    NeverReady,
+    NotSupervising,
+    OnExhausted,
+    Supervisor,
+)
 
 __all__ = [
     "Address",

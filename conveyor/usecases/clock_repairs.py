@@ -21,6 +21,7 @@ from conveyor.domain.schedule import trigger
 from conveyor.domain.schedule.cron import UnknownZone
 from conveyor.domain.schedule.schedule import Schedule
 from conveyor.domain.webhook import delivery
+from conveyor.ports.clock import Clock
 from conveyor.usecases import event_log
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
@@ -110,3 +111,19 @@ async def learn_newest_ids(env: Context) -> None:
     ):
         if schedule.created_at > since:
             env.minter.raise_floor(schedule.job_id)
+
+
+class ClockStepDetector:
+    """Detects that the wall clock of this machine was set back: compares it with a clock that is
+    never set."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_s = clock.now() - clock.steady()
+
+    def was_set_back(self) -> bool:
+        """Returns whether the clock was set back since the last call. Ordinary drift is not a
+        step."""
+        before, self._offset_s = self._offset_s, self._clock.now() - self._clock.steady()
+        # Smaller steps are within the difference that all deadlines tolerate.
+        return before - self._offset_s > limits.CLOCK_SKEW_S

@@ -10,8 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from actors.limiters.fair_limiter import FairLimiter
-from actors.status_reporter import StatusReporter
-from actors.wait_status import WaitStatus
+from actors.status_reporter import StatusReporter, WaitStatus
 from conveyor.domain.ids import CallerId, RunId
 from conveyor.domain.model import FailureReason, PauseState
 from conveyor.domain.run.wait_reason import Waiting, WaitReason

@@ -17,7 +17,7 @@ from actors.runtime import (
     Supervisor,
     nest,
 )
-from actors.runtime.dynamic_supervisor import FAILED_KEPT_MAX
+from actors.runtime.supervisor import FAILED_KEPT_MAX
 from tests.actors.runtime.toys import PROMPT, Boom, Puppet, puppets, states
 
 NEVER = Intensity(restarts_max=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.runtime import Intensity, Policy, Strategy
-from actors.runtime.restart import (
+from actors.runtime.child import (
     DoNotRestart,
     GiveUp,
     Outcome,
