@@ -17,8 +17,7 @@ import trio
 from conveyor.domain.submit.ssrf import TargetPolicy
 from conveyor.domain.submit.url import Target, parse_url
 from conveyor.http_client.connection_limits import PoolLimits
-from conveyor.http_client.connector import default_tls
-from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.pool import HttpPool, default_tls
 from conveyor.http_client.request import Request
 
 BODY_BYTES = 20_000

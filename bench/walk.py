@@ -68,7 +68,7 @@ from conveyor.engines.redis.fallback_coordinator import FallbackCoordinator
 from conveyor.engines.system import SystemClock, ThreadExecutor
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_server.listener import Listener
+from conveyor.http_server.connection import Listener
 from conveyor.simulation.models import AwsModel, FaultSource, RedisModel
 from conveyor.telemetry import make_metrics
 from conveyor.usecases.run import runs, tasks

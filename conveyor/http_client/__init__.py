@@ -23,13 +23,13 @@ How one request passes the modules:
 1. `request` encodes the request and refuses headers that would change its framing.
 2. `connection_limits` grants a slot of the caller at the origin, then a slot of the pool, and
    returns an idle connection of this caller if there is one.
-3. Without an idle connection, `resolver` resolves the name and checks every address, and
-   `connector` connects to one of exactly these addresses and starts TLS.
-4. `exchange` sends the request and reads from `stream` under the deadline timer.
-5. `response_parser` frames the response and refuses framing that is ambiguous.
-6. `response_body` decodes the body under limits of size, ratio and CPU time. `large_bodies` shares
+3. Without an idle connection, `resolver` resolves the name and checks every address, and `pool`
+   connects to one of exactly these addresses and starts TLS (`pool.Dialer`).
+4. `exchange` sends the request, reads from `stream` under the deadline timer, and frames the
+   response. It refuses framing that is ambiguous (`exchange.ResponseParser`).
+5. `response_body` decodes the body under limits of size, ratio and CPU time. `large_bodies` shares
    the memory and the decoder threads among the callers (`fair_permits`).
-7. `pool` keeps the connection only if the response ended exactly at the last byte received.
+6. `pool` keeps the connection only if the response ended exactly at the last byte received.
 
 The deadline timer. A Trio cancel scope for each request would cost as much CPU time as the rest of
 the request. Each wait for a peer is therefore an entry in one dictionary, and one task interrupts
@@ -39,5 +39,5 @@ use an ordinary cancel scope (`exchange.until`).
 Why connections are per caller. A hostile site can send a second response into a connection before
 the next request is written. On a shared connection, the next caller would accept that response as
 its own page: in row B5 of docs/hardening.md, 31 of 100 pages of a victim were not its own. TLS
-sessions are per caller for a similar reason (`connector.Dialer`).
+sessions are per caller for a similar reason (`pool.Dialer`).
 """

@@ -40,7 +40,7 @@ CACHE_TTL_S = 30.0
 CACHE_FAILURE_TTL_S = 5.0
 # Bounds the memory of the cache. When it is full, the oldest entry is dropped.
 CACHE_NAMES_MAX = 4096
-# Bounds one cache entry. The connector tries fewer addresses than this.
+# Bounds one cache entry. The pool tries fewer addresses than this.
 ADDRESSES_MAX = 16
 # The longest wait of a fetch for a lookup. The system's resolver waits 10 s and more for a silent
 # server.

@@ -13,8 +13,8 @@ proxy in front can offer it.
 The design. One task serves one connection. It reads a head, calls the ASGI application (Quart), and
 closes the connection in a bounded time, whatever the client does.
 
-The modules, from the bytes up: `head` parses the request line and the headers. `exchange` decodes
-the body (Content-Length and chunks) and runs one request and its response as ASGI events.
-`connection` serves the requests of one client in turn, with a deadline in every state. `listener`
-accepts connections and limits how many there are.
+The modules, from the bytes up: `exchange` parses the head of a request, decodes its body
+(Content-Length and chunks) and runs the request and its response as ASGI events. `connection`
+accepts connections, limits how many there are, and serves the requests of each client in turn,
+with a deadline in every state.
 """

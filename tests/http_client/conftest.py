@@ -9,8 +9,7 @@ import pytest
 from conveyor.domain.submit.ssrf import TargetPolicy
 from conveyor.domain.submit.url import Target, parse_url
 from conveyor.http_client.connection_limits import PoolLimits
-from conveyor.http_client.connector import default_tls
-from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.pool import HttpPool, default_tls
 from conveyor.http_client.request import Request
 
 MakePool = Callable[..., HttpPool]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from conveyor.domain.submit.ssrf import TargetPolicy
 from conveyor.http_client.errors import BadResponse, ConnectionLost, FetchFailed
+from conveyor.http_client.exchange import ResponseParser
 from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.request import Request, Response
-from conveyor.http_client.response_parser import ResponseParser
 from tests.http_client.conftest import TLS, get, target
 from tests.http_client.server import answering_then_closing, chunked, raw_server, reply
 

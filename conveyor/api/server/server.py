@@ -22,9 +22,8 @@ from quart_trio import QuartTrio
 
 from conveyor.api.server import problem
 from conveyor.domain.errors import InvalidArgument, Refused
-from conveyor.http_server.connection import REFUSAL, Application, Receive, Send
+from conveyor.http_server.connection import REFUSAL, Application, Listener, Receive, Send
 from conveyor.http_server.exchange import Event
-from conveyor.http_server.listener import Listener
 from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 

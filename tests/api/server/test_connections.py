@@ -14,8 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from conveyor.api.server.server import HttpServer
 from conveyor.http_server import connection, exchange
-from conveyor.http_server.head import parse_head
-from conveyor.http_server.listener import Listener
+from conveyor.http_server.connection import Listener
+from conveyor.http_server.exchange import parse_head
 from tests.api.world import ANNA, World
 
 pytestmark = pytest.mark.slow
