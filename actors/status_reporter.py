@@ -18,6 +18,7 @@ import trio
 
 from actors.limiters.fair_limiter import FairLimiter
 from actors.runtime import bounded_cleanup
+from conveyor import __version__
 from conveyor.domain import limits
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import FailureReason
@@ -148,7 +149,13 @@ class StatusReporter:
                 await run_progress.withdraw_reports(self.env)
 
     async def _publish(self, sightings: dict[RunId, RunReport]) -> None:
-        presence = WorkerReport(self.gate.slots_count, self.gate.inflight_count)
+        presence = WorkerReport(
+            self.gate.slots_count,
+            self.gate.inflight_count,
+            worker=self.env.process_id,
+            release=__version__,
+            draining=self.gate.is_draining,
+        )
         try:
             await run_progress.publish_reports(self.env, presence, sightings)
         except Unavailable as error:

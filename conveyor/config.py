@@ -23,6 +23,10 @@ _OFF = frozenset({"", "0", "false", "no", "off"})
 
 
 KEYS_FILE = "CONVEYOR_API_KEYS_FILE"
+KEYS = "CONVEYOR_API_KEYS"
+# Bounds guessing: 16 random letters and digits are 95 bits. Repeated characters are refused too.
+KEY_CHARS_MIN = 16
+KEY_DISTINCT_MIN = 8
 
 
 QUOTAS = {
@@ -70,6 +74,9 @@ class Settings:
     #: A file with one API key per line, for `keys`; `#` starts a comment. The program reads the
     #: file again when it changes.
     api_keys_file: Path | None = None
+    #: API keys separated by spaces or commas, for `keys` on platforms that inject secrets as
+    #: variables. Each has at least 16 characters, 8 of them different.
+    api_keys: frozenset[str] = field(default=frozenset(), repr=False)
     #: Seals secrets at rest, signs cursors and links, and names callers. The embedded engine
     #: creates one in the data directory; the AWS engine needs one.
     secret_key: str | None = field(default=None, repr=False)
@@ -96,6 +103,7 @@ class Settings:
     #: For tests: the engine call before or after which the process kills itself.
     crash_at: str | None = None
     role: str | None = None  #: The role of the program when no command is given.
+    build: str = "unknown"  #: The build of the program, such as a commit; the image sets it.
     table: str = ""  #: The DynamoDB table of the AWS engine.
     bucket: str = ""  #: The S3 bucket of the AWS engine.
     queue_prefix: str = "conveyor-"  #: Prefix of the names of the SQS queues.
@@ -133,6 +141,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         allow_private_targets=read("CONVEYOR_ALLOW_PRIVATE_TARGETS", "", _switch),
         auth=auth,
         api_keys_file=_api_keys_file(environ) if auth == "keys" else None,
+        api_keys=read("CONVEYOR_API_KEYS", "", _api_keys) if auth == "keys" else frozenset(),
         # Processes that share an engine must share the key, or they cannot read each other's
         # secrets.
         secret_key=read("CONVEYOR_SECRET_KEY", "", needed) or None,
@@ -158,7 +167,8 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         row_days=read("CONVEYOR_ROW_DAYS", str(limits.ROW_DAYS), _between(1, limits.ROW_DAYS_MAX)),
         log=environ.get("CONVEYOR_LOG") or None,
         crash_at=environ.get("CONVEYOR_CRASH_AT") or None,
-        role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker")) or None,
+        role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker", "init")) or None,
+        build=read("CONVEYOR_BUILD", "unknown", str),
         table=read("CONVEYOR_TABLE", "", needed),
         bucket=read("CONVEYOR_BUCKET", "", needed),
         queue_prefix=read("CONVEYOR_QUEUE_PREFIX", "conveyor-", _queue_prefix),
@@ -313,11 +323,34 @@ class KeyFile:
         return keys
 
 
-def _api_keys_file(environ: Mapping[str, str]) -> Path:
+def _api_keys_file(environ: Mapping[str, str]) -> Path | None:
     path = environ.get(KEYS_FILE)
+    if not path and environ.get(KEYS):
+        return None
     if not path:
         raise BadSettings(
-            f"{KEYS_FILE} must name a file with one key a line when CONVEYOR_AUTH=keys"
+            f"{KEYS_FILE} must name a file with one key a line, or {KEYS} hold the keys, "
+            "when CONVEYOR_AUTH=keys"
         )
+    if environ.get(KEYS):
+        raise BadSettings(f"{KEYS} and {KEYS_FILE} cannot both be set: choose one")
     KeyFile(Path(path)).load()
     return Path(path)
+
+
+def _api_keys(text: str) -> frozenset[str]:
+    keys = frozenset(re.split(r"[\s,]+", text.strip())) - {""}
+    for number, key in enumerate(sorted(keys), start=1):
+        # The message must not contain the key.
+        if len(key) < KEY_CHARS_MIN or len(set(key)) < KEY_DISTINCT_MIN:
+            raise ValueError(
+                f"holds a weak key (number {number} of {len(keys)} in sorted order): a key needs "
+                f"{KEY_CHARS_MIN} characters, {KEY_DISTINCT_MIN} of them different"
+            )
+    return keys
+
+
+def is_strong_secret(secret: str) -> bool:
+    """Whether a secret key cannot be guessed. A weak one is only warned about: the data that it
+    sealed could not be read with another."""
+    return len(secret) >= KEY_CHARS_MIN and len(set(secret)) >= KEY_DISTINCT_MIN

@@ -8,12 +8,15 @@ one request and is then closed. The responses name no caller.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
 import trio
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from conveyor import __version__
 from conveyor.telemetry import Metrics
 
 log = logging.getLogger(__name__)
@@ -27,11 +30,13 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Monitor:
-    """Answers `/metrics` and `/healthz` until it is cancelled."""
+    """Answers `/metrics`, `/healthz` and `/readyz` until it is cancelled."""
 
     metrics: Metrics
     host: str
     port: int
+    build: str = "unknown"
+    is_ready: Callable[[], bool] = lambda: True
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         listeners = await trio.open_tcp_listeners(self.port, host=self.host)
@@ -55,11 +60,19 @@ class Monitor:
                 body, kind = generate_latest(self.metrics.registry), CONTENT_TYPE_PLAIN_0_0_4
                 return _reply(request, "200 OK", kind, body)
             case [b"GET" | b"HEAD", b"/healthz", _]:
-                return _reply(request, "200 OK", _JSON, b'{"status":"ok"}')
+                return _reply(request, "200 OK", _JSON, _health(self.build))
+            case [b"GET" | b"HEAD", b"/readyz", _] if self.is_ready():
+                return _reply(request, "200 OK", _JSON, b'{"status":"ready"}')
+            case [b"GET" | b"HEAD", b"/readyz", _]:
+                return _reply(request, "503 Service Unavailable", _JSON, b'{"status":"draining"}')
             case [b"GET" | b"HEAD", _, _]:
                 return _reply(request, "404 Not Found", "text/plain", b"not here\n")
             case _:
                 return _reply(request, "400 Bad Request", "text/plain", b"not understood\n")
+
+
+def _health(build: str) -> bytes:
+    return msgspec.json.encode({"status": "ok", "version": __version__, "build": build})
 
 
 async def _head_of(stream: trio.SocketStream) -> bytes:

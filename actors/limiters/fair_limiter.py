@@ -136,6 +136,10 @@ class FairLimiter:
         self._emptied = trio.Event()
 
     @property
+    def is_draining(self) -> bool:
+        return self._is_shut
+
+    @property
     def inflight_count(self) -> int:
         return self.slots_count - self._free
 

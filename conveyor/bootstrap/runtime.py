@@ -25,7 +25,7 @@ from actors.limiters.fair_limiter import FairLimiter, slots_count
 from actors.poller.poller import WATCH_S
 from actors.runtime import Child, Intensity, Strategy, Supervisor, nest
 from actors.tree import LocalSignals, Mailboxes, helper_tree, single_writer_mailboxes, worker_tree
-from conveyor.api.server.auth import Authenticator, Passthrough, WatchedKeys
+from conveyor.api.server.auth import Authenticator, KeyList, Passthrough, WatchedKeys
 from conveyor.api.server.origin import Origins
 from conveyor.config import BadSettings, KeyFile, Settings, environ_of
 from conveyor.domain import ids, limits
@@ -114,6 +114,8 @@ class Runtime:
 
     def authenticator(self) -> Authenticator:
         secret = _secret(self.settings)
+        if self.settings.api_keys:
+            return KeyList.of(self.settings.api_keys, secret=secret)
         if self.settings.auth == "keys":
             return WatchedKeys(self._key_file(), secret=secret, now_s=trio.current_time)
         return Passthrough(secret)
@@ -359,6 +361,7 @@ def make_env(
             knows_costs=settings.gateway_url == DIRECT or settings.credit_micros is not None,
             body_days=settings.body_days,
             row_days=settings.row_days,
+            build=settings.build,
             quotas=settings.quotas,
             pace=_shared_pace(settings) if settings.engine == AWS else BatchingConfig(),
             cadence=AWS_POLL_INTERVALS if settings.engine == AWS else PollIntervals(),

@@ -100,8 +100,9 @@ def inspection_child(world: Runtime, role: str, supervisor: Callable[[], Supervi
     )
 
 
-async def snapshot(world: Runtime, role: str, supervisor: Supervisor) -> Snapshot:
-    runs = [
+async def run_lines(env: Context) -> list[RunLine]:
+    """Returns the live runs, for display."""
+    return [
         RunLine(
             job_id=live.run.job_id,
             run_id=live.run.run_id,
@@ -114,8 +115,12 @@ async def snapshot(world: Runtime, role: str, supervisor: Supervisor) -> Snapsho
             waiting_detail=None if held is None else held.detail,
             eta_s=live.outlook.eta_s,
         )
-        for live in await run_progress.live_runs(world.env, limit=RUNS_SHOWN_MAX)
+        for live in await run_progress.live_runs(env, limit=RUNS_SHOWN_MAX)
     ]
+
+
+async def snapshot(world: Runtime, role: str, supervisor: Supervisor) -> Snapshot:
+    runs = await run_lines(world.env)
     return Snapshot(
         pid=os.getpid(),
         role=role,

@@ -26,7 +26,11 @@ _COMMANDS = {
         "conveyor.cli.simulate",
         "Run the program from a seed, with faults, and check it.",
     ),
-    "ps": ("conveyor.cli.ps", "Show what the process on this data directory is doing."),
+    "ps": ("conveyor.cli.ps", "Show what the processes of this data directory or table do."),
+    "check": ("conveyor.cli.check", "Report what this deployment lacks, and the remedy."),
+    "health": ("conveyor.cli.health", "Check that the process in this container answers."),
+    "backup": ("conveyor.cli.backup", "Copy a data directory while it is in use, and verify it."),
+    "restore": ("conveyor.cli.backup", "Restore a data directory from a backup."),
 }
 _EXTRAS = {"simulate": "simulate"}
 """Commands that come with packages of their own, and the extra that brings them."""

@@ -1,4 +1,5 @@
-"""`conveyor ps`: shows the supervision tree of the process that owns the data directory."""
+"""`conveyor ps`: shows the supervision tree of the process that owns the data directory, or the
+workers of a shared engine."""
 
 from __future__ import annotations
 
@@ -9,9 +10,14 @@ from rich.table import Table
 from rich.tree import Tree
 
 from actors.runtime import Node
+from conveyor.bootstrap.runtime import AWS, open_runtime
+from conveyor.cli.local_run import run_lines
 from conveyor.cli.progress import span
+from conveyor.cli.shutdown import run_command
 from conveyor.config import Settings
+from conveyor.domain.run.wait_reason import WorkerReport
 from conveyor.process_status import NotRunning, RunLine, Snapshot, read_snapshot
+from conveyor.usecases.run import run_progress
 
 _STYLES = {"running": "green", "backing_off": "yellow", "overdue": "red", "failed": "red"}
 
@@ -20,7 +26,10 @@ _STYLES = {"running": "green", "backing_off": "yellow", "overdue": "red", "faile
 @click.option("--json", "as_json", is_flag=True, help="The whole snapshot as JSON.")
 @click.pass_obj
 def ps(settings: Settings, as_json: bool) -> None:
-    """Show what the process on this data directory is doing."""
+    """Show what the process on this data directory, or the workers of this table, are doing."""
+    if settings.engine == AWS:
+        _show_fleet(run_command(_load_fleet, settings), as_json=as_json)
+        return
     try:
         snapshot = read_snapshot(settings.data_dir)
     except NotRunning as error:
@@ -37,6 +46,40 @@ def ps(settings: Settings, as_json: bool) -> None:
     console.print(_tree(snapshot))
     if snapshot.runs:
         console.print(_runs(snapshot.runs))
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """The workers and the live runs of a shared engine."""
+
+    workers: list[WorkerReport]
+    runs: list[RunLine]
+
+
+async def _load_fleet(settings: Settings) -> Fleet:
+    async with open_runtime(settings, role="ps") as world:
+        workers = await run_progress.live_workers(world.env)
+        return Fleet(workers, await run_lines(world.env))
+
+
+def _show_fleet(fleet: Fleet, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(msgspec.json.encode(fleet).decode())
+        return
+    console = Console()
+    table = Table(box=None)
+    for title in ("worker", "release", "in flight", "of", "state"):
+        table.add_column(title, no_wrap=True)
+    for worker in fleet.workers:
+        state = "draining" if worker.draining else "running"
+        # Workers of earlier releases report only their slots.
+        shown = (worker.worker or "-", worker.release or "-", f"{worker.inflight:,}")
+        table.add_row(*shown, f"{worker.capacity:,}", state)
+    if fleet.workers:
+        console.print(table)
+    else:
+        console.print("No worker is running.")
+    if fleet.runs:
+        console.print(_runs(fleet.runs))
 
 
 def _tree(snapshot: Snapshot) -> Tree:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from functools import partial
 
 import click
 import trio
@@ -18,6 +19,10 @@ from conveyor.cli.shutdown import STOP_S_MAX, cancel_on_signal, end_if_failed, r
 from conveyor.config import Settings
 from conveyor.metrics_server import Monitor
 from conveyor.telemetry import set_up_logging
+
+# A stopping API serves this long after it reports that it is not ready. Load balancers check every
+# few seconds; requests that they still send here would otherwise be refused.
+API_DRAIN_S = 5.0
 
 
 @click.command()
@@ -110,10 +115,21 @@ async def _run_api(settings: Settings) -> None:
             is_proxy=world.origins().is_proxy,
         )
         child = Child("http_server", run=server.run, reports_ready=True, stop_grace_s=GRACE_S + 2.0)
-        nursery.start_soon(cancel_on_signal, nursery.cancel_scope)
+        nursery.start_soon(
+            cancel_on_signal,
+            nursery.cancel_scope,
+            STOP_S_MAX,
+            partial(_drain_api, server, settings),
+        )
         supervisor = Supervisor("api", strategy=Strategy.ONE_FOR_ONE, children=[child])
         nursery.start_soon(end_if_failed, supervisor)
         await supervisor.run()
+
+
+async def _drain_api(server: HttpServer, settings: Settings) -> None:
+    """Reports not ready, and continues to serve until load balancers have noticed."""
+    server.is_ready = False
+    await trio.sleep(min(API_DRAIN_S, settings.drain_s))
 
 
 # `conveyor worker`: a worker process on a shared engine, or a helper of the owner of a directory
@@ -136,17 +152,30 @@ def worker(settings: Settings) -> None:
 
 async def _work(settings: Settings) -> None:
     async with open_runtime(settings, role="worker") as world, trio.open_nursery() as nursery:
-        nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX, world.drain)
-        supervisor = world.worker(*_monitoring(world))
+        draining = trio.Event()
+
+        async def drain() -> None:
+            draining.set()
+            await world.drain()
+
+        nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX, drain)
+        supervisor = world.worker(*_monitoring(world, draining))
         nursery.start_soon(end_if_failed, supervisor)
         await supervisor.run()
 
 
-def _monitoring(world: Runtime) -> list[Child]:
+def _monitoring(world: Runtime, draining: trio.Event) -> list[Child]:
     settings = world.settings
     if settings.metrics_port is None:
         return []
-    monitor = Monitor(metrics=world.metrics, host=settings.host, port=settings.metrics_port)
+    monitor = Monitor(
+        metrics=world.metrics,
+        host=settings.host,
+        port=settings.metrics_port,
+        build=settings.build,
+        # It starts after the worker, whose engine has answered by then.
+        is_ready=lambda: not draining.is_set(),
+    )
     return [Child("monitor", run=monitor.run, reports_ready=True)]
 
 

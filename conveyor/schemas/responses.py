@@ -382,5 +382,9 @@ class UploadResponse(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class HealthResponse(msgspec.Struct, frozen=True):
+class HealthResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     status: str
+    #: The release of the program; only in `/healthz`.
+    version: str | None = None
+    #: The build of the program, such as a commit; only in `/healthz`.
+    build: str | None = None

@@ -84,7 +84,7 @@ class RuntimeConfig:
 
     A stop is complete `unseen_s` after its request at the earliest. A worker that cannot reach the
     service that counts leases needs that long to notice the stop from the run's row, and its leases
-    are not visible meanwhile.
+    are not visible meanwhile. `build` names the build of the program in `/healthz`.
     """
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
@@ -107,6 +107,7 @@ class RuntimeConfig:
     cadence: PollIntervals = PollIntervals()
     backpressure: Backpressure = field(default_factory=Backpressure)
     quotas: Quotas = field(default_factory=Quotas)
+    build: str = "unknown"
 
     def path_for(self, tasks_count: int) -> AdmissionMode:
         return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)

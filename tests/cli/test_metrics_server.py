@@ -11,9 +11,12 @@ import pytest
 import trio
 from prometheus_client import CollectorRegistry
 
+from conveyor import __version__
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.metrics_server import Monitor
 from conveyor.telemetry import EngineUsage, Metrics, make_metrics
+
+HEALTH = f'{{"status":"ok","version":"{__version__}","build":"unknown"}}'
 
 
 @asynccontextmanager
@@ -41,7 +44,8 @@ async def asked(port: int, request: bytes) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("request_line", "status", "body"),
     [
-        (b"GET /healthz HTTP/1.1", "200 OK", '{"status":"ok"}'),
+        (b"GET /healthz HTTP/1.1", "200 OK", HEALTH),
+        (b"GET /readyz HTTP/1.1", "200 OK", '{"status":"ready"}'),
         (b"HEAD /healthz HTTP/1.1", "200 OK", ""),
         (b"GET /v1/jobs HTTP/1.1", "404 Not Found", "not here\n"),
         (b"POST /metrics HTTP/1.1", "400 Bad Request", "not understood\n"),

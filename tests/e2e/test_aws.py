@@ -75,7 +75,7 @@ def test_the_sdk_of_aws_can_make_the_calls_instead(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("cloud", ["without Redis"], indirect=True)
 def test_an_api_ends_when_asked_and_another_goes_on(cloud: Cloud) -> None:
-    first = cloud.start("api")
+    first = cloud.start("api", CONVEYOR_DRAIN_S="0")
     with a_client(cloud.url_of(first)) as client:
         tasks = [{"url": "https://example.com/"}]
         job_id = client.post("/v1/jobs", json={"tasks": tasks}).json()["job_id"]

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from conveyor import __version__
 from conveyor.api.routes.route import Access, Query, Route
 from conveyor.api.server import quota
 from conveyor.api.server.problem import NotReady
@@ -109,7 +110,7 @@ PAGE_HEADERS = {
 
 
 async def healthz(call: RequestContext) -> Response:
-    return json_reply(HealthResponse("ok"))
+    return json_reply(HealthResponse("ok", __version__, call.env.policy.build))
 
 
 async def readyz(call: RequestContext) -> Response:

@@ -25,7 +25,7 @@ from conveyor.api.server import problem
 from conveyor.api.server.auth import Authenticator, Passthrough, Principal, read_key
 from conveyor.api.server.openapi import make_document
 from conveyor.api.server.origin import Origins
-from conveyor.api.server.problem import Answered, OutOfTime
+from conveyor.api.server.problem import Answered, NotReady, OutOfTime
 from conveyor.api.server.quota import RequestQuotas, group_address
 from conveyor.api.server.request_body import (
     BODY_TIMEOUT_S,
@@ -171,6 +171,9 @@ async def _on_error(metrics: Metrics, error: Exception) -> TrioResponse:
         log.error("request failed", exc_info=error, extra={"request_id": g.request_id})
     elif isinstance(error, Unavailable):
         _log_outage(error)
+    elif isinstance(error, OutOfTime) and not isinstance(error, NotReady):
+        extra = {"request_id": g.request_id, "cause": error.detail}
+        log.warning("request failed: out of time", extra=extra)
     return _problem_response(problem.answer_for(error, request_id=g.request_id))
 
 

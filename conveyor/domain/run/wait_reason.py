@@ -57,11 +57,17 @@ class RunReport(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str | None = None
 
 
-class WorkerReport(msgspec.Struct, frozen=True):
-    """The report of one running worker: its slots, and the slots in use."""
+class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The report of one running worker: its slots, and the slots in use.
+
+    The other fields are for `conveyor ps`. A worker of an earlier release does not report them.
+    """
 
     capacity: int
     inflight: int
+    worker: str = ""
+    release: str = ""
+    draining: bool = False
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):

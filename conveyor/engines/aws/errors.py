@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from conveyor.domain.errors import ConveyorError
+from conveyor.engines.aws.permissions import is_denial, permission_for
 from conveyor.ports.errors import BlobMissing, QueueGone, StorageFull, Unavailable
 
 
@@ -156,8 +157,11 @@ def raise_translated(error: AwsError | NoResponse, call: str, *, was_lost: bool 
     if is_refused_for_now(error) or is_unknown(error):
         raise unanswered(f"{call}: {error.code}") from error
     if error.code in _FOR_OPERATORS:
+        detail = f"{call}: {error}"
+        if is_denial(error.code):
+            detail += f" (missing permission: {permission_for(call, str(error))})"
         # NotAllowed promises that the call did nothing. After a lost attempt that is not known.
         if was_lost:
-            raise Unavailable(f"{call}: {error}") from error
-        raise NotAllowed(f"{call}: {error}", code=error.code, status=error.status) from error
+            raise Unavailable(detail) from error
+        raise NotAllowed(detail, code=error.code, status=error.status) from error
     raise error

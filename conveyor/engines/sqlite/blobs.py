@@ -352,6 +352,11 @@ def _place(root: str, key: str) -> tuple[str, str]:
     return directory, f"{directory}/{name}"
 
 
+def path_of_file(root: str, key: str) -> str:
+    """Returns the path of the body with this key, which is not in a pack."""
+    return _place(root, key)[1]
+
+
 def _bodies_under(parent: str, name: str) -> Iterator[str]:
     with suppress(FileNotFoundError), os.scandir(parent) as entries:
         yield from (entry.path for entry in entries if entry.name.startswith(f"{name},"))

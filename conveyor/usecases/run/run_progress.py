@@ -99,7 +99,14 @@ def _encoded(value: msgspec.Struct) -> str:
     return msgspec.json.encode(value).decode()
 
 
-# Overview: the live runs, for operators (docs/operations.md, Endpoints for operators).
+# Overview: the workers and the live runs, for operators
+# (docs/operations.md, Endpoints for operators).
+
+
+async def live_workers(env: Context) -> list[WorkerReport]:
+    """Returns the reports of the running workers. Raises Unavailable."""
+    reports = [_PRESENCE.decode(text) for text in await env.coordinator.list_status(WORKERS)]
+    return sorted(reports, key=lambda report: report.worker)
 
 
 class LiveRun(msgspec.Struct, frozen=True):

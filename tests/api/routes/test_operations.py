@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import trio
 
+from conveyor import __version__
 from conveyor.api.routes.table import ROUTES
 from conveyor.api.server import app as application
 from conveyor.api.server.app import make_app
@@ -23,7 +24,11 @@ from tests.api.world import ANNA, SECRET, World
 async def test_health_is_about_being_alive_and_readiness_about_wanting_traffic(
     world: World,
 ) -> None:
-    assert (await world.get("/healthz", key=None)).json == {"status": "ok"}
+    assert (await world.get("/healthz", key=None)).json == {
+        "status": "ok",
+        "version": __version__,
+        "build": "unknown",
+    }
     assert (await world.get("/readyz", key=None)).status == 200
 
     world.is_ready[0] = False

@@ -32,6 +32,10 @@ FOUND_WITHIN_S = 5.0
 # smaller margin a call could arrive with keys that expired on its way.
 GOOD_FOR_S = 60.0
 
+# botocore itself reads only AWS_DEFAULT_REGION. The other SDKs and the container platforms use
+# AWS_REGION, which also wins in version 2 of the AWS CLI.
+_REGION_VARIABLES = {"region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)}
+
 # The service that issues a role's keys may refuse. botocore raises RuntimeError for keys that are
 # still expired after a renewal.
 _CREDENTIAL_ERRORS = (
@@ -139,7 +143,7 @@ async def _in_thread(function: Any, *args: Any) -> Any:
 
 
 def _resolve(region: str | None) -> tuple[Any, Any]:
-    session = botocore.session.Session()
+    session = botocore.session.Session(session_vars=_REGION_VARIABLES)
     if region is not None:
         session.set_config_variable("region", region)
     return session, session.get_credentials()

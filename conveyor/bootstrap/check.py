@@ -1,0 +1,128 @@
+"""Checks what a deployment lacks, for `conveyor check` (docs/deploy.md, Check a deployment)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import closing
+from urllib.parse import urlsplit
+
+from conveyor.bootstrap.runtime import AWS, DIRECT, require_aws_extra
+from conveyor.config import Settings, is_strong_secret
+from conveyor.domain import ids
+from conveyor.domain.randomness import Random
+from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.engines.system import SystemClock
+from conveyor.http_client.connection_limits import PoolLimits
+from conveyor.http_client.errors import FetchFailed
+from conveyor.http_client.pool import HttpPool
+from conveyor.ports.errors import Unavailable
+from conveyor.schemas.deployment import Finding
+
+# Below this the embedded engine starts no new work (docs/operations.md, The disk is full).
+_FREE_BYTES_MIN = 256 * 1024 * 1024
+
+
+async def check_deployment(settings: Settings, role: str, random: Random) -> list[Finding]:
+    """Returns every checked item. Items with a problem have a remedy."""
+    findings = _check_settings(settings)
+    if settings.engine != AWS:
+        return findings + _check_directory(settings)
+    with require_aws_extra():
+        from conveyor.engines.aws.client.client import RetryingAwsClient
+        from conveyor.engines.aws.client.credentials import find_access
+        from conveyor.engines.aws.client.http_transport import HttpTransport
+        from conveyor.engines.aws.deployment_check import DeploymentCheck, check_clock
+        from conveyor.engines.aws.errors import NoResponse
+
+    clock = SystemClock()
+    try:
+        access = await find_access(clock.now)
+    except NoResponse as error:
+        remedy = "set AWS_REGION, and give the process a role or the usual AWS variables"
+        return [*findings, Finding("credentials", str(error), remedy)]
+    findings.append(Finding("credentials"))
+    with closing(HttpPool(TargetPolicy(allow_private=True), PoolLimits(trusts_peers=True))) as pool:
+        try:
+            findings.append(await check_clock(pool, await access.endpoint("dynamodb"), clock.now))
+        except FetchFailed as error:
+            remedy = "check the network, the endpoint and the region"
+            findings.append(Finding("clock", f"DynamoDB does not answer: {error}", remedy))
+        check = DeploymentCheck(
+            client=RetryingAwsClient(
+                transport=HttpTransport(access=access, pool=pool, now=clock.now),
+                random=random,
+                deadline_s=settings.aws_timeout_s,
+            ),
+            table=settings.table,
+            bucket=settings.bucket,
+            queue_prefix=settings.queue_prefix,
+            probe_id=ids.mint_ulid(clock.now(), random),
+        )
+        findings += await check.run(role)
+    findings += await _check_redis(settings)
+    return findings
+
+
+def _check_settings(settings: Settings) -> list[Finding]:
+    secret = Finding("secret key")
+    if settings.secret_key is not None and not is_strong_secret(settings.secret_key):
+        secret = Finding(
+            "secret key",
+            "CONVEYOR_SECRET_KEY is weak",
+            "use 32 random bytes, such as `openssl rand -hex 32`; an existing deployment must keep "
+            "its key",
+        )
+    access = Finding("callers")
+    if settings.auth == "passthrough" and settings.gateway_url == DIRECT:
+        access = Finding(
+            "callers",
+            "every key is accepted, and pages are fetched directly: whoever reaches the port can "
+            "fetch through it",
+            "set CONVEYOR_AUTH=keys with CONVEYOR_API_KEYS, or keep the port private",
+        )
+    return [secret, access]
+
+
+async def _check_redis(settings: Settings) -> list[Finding]:
+    if settings.redis_url is None:
+        return []
+    from conveyor.engines.redis.connection import open_link, translating
+
+    findings = []
+    try:
+        with translating():
+            async with open_link(settings.redis_url) as link:
+                await link.get("conveyor-check")
+        findings.append(Finding("Redis"))
+    except Unavailable as error:
+        remedy = "check CONVEYOR_REDIS_URL, the security group and the TLS setting (rediss://)"
+        findings.append(Finding("Redis", str(error), remedy))
+    parts = urlsplit(settings.redis_url)
+    if parts.scheme == "redis" and parts.hostname not in {"localhost", "127.0.0.1", "::1"}:
+        problem = "the connection to Redis is not encrypted"
+        findings.append(Finding("Redis TLS", problem, "use rediss:// where the server offers TLS"))
+    return findings
+
+
+def _check_directory(settings: Settings) -> list[Finding]:
+    path = settings.data_dir.resolve()
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    return [
+        _require(
+            os.access(existing, os.W_OK | os.X_OK),
+            "data directory",
+            f"{existing} cannot be written by this user",
+            "change its owner, or choose another with CONVEYOR_DATA_DIR",
+        ),
+        _require(
+            shutil.disk_usage(existing).free >= _FREE_BYTES_MIN,
+            "disk space",
+            f"less than {_FREE_BYTES_MIN >> 20} MiB are free at {existing}",
+            "delete jobs, or give the volume more room",
+        ),
+    ]
+
+
+def _require(is_met: bool, name: str, problem: str, remedy: str) -> Finding:
+    return Finding(name) if is_met else Finding(name, problem, remedy)

@@ -1,0 +1,14 @@
+"""A program in a folder of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Program
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    return Program(tmp_path, {"CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"})
