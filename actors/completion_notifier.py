@@ -22,10 +22,10 @@ from conveyor.domain.model import Notice
 from conveyor.domain.run.settlement import backoff_s
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.webhook_sender import WebhookSender
-from conveyor.usecases import webhook_delivery
+from conveyor.usecases import webhook
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, isolate
-from conveyor.usecases.webhook_delivery import DeferredDelivery, DeliveryOutcome, DueDelivery
+from conveyor.usecases.webhook import DeferredDelivery, DeliveryOutcome, DueDelivery
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class CompletionNotifier:
         """Starts the attempts that may start. On a full page, events that may not start are
         postponed, because others behind them would not be seen. Returns whether some were postponed
         for that reason."""
-        page = await webhook_delivery.due(self.env, limit=self.page_max)
+        page = await webhook.due(self.env, limit=self.page_max)
         is_crowded = len(page) == self.page_max
         postponed: list[DeferredDelivery] = []
         for notice in page:
@@ -98,16 +98,14 @@ class CompletionNotifier:
             # Otherwise the event stays due: postponing costs a write, and the page has room.
             elif later.is_deferred or is_crowded:
                 postponed.append(DeferredDelivery(notice, later.at, later.is_deferred))
-        await webhook_delivery.postpone(self.env, postponed)
+        await webhook.postpone(self.env, postponed)
         return is_crowded and bool(postponed)
 
     async def _prepare(self, notice: Notice) -> DueDelivery | None:
         fields = {"event": notice.notice_id}
-        ready = await isolate(
-            partial(webhook_delivery.prepare, self.env, notice), "a notice", extra=fields
-        )
+        ready = await isolate(partial(webhook.prepare, self.env, notice), "a notice", extra=fields)
         if isinstance(ready, Crash):
-            await webhook_delivery.fail_crashed(self.env, notice)
+            await webhook.fail_crashed(self.env, notice)
             return None
         return ready
 
@@ -115,10 +113,10 @@ class CompletionNotifier:
         outcome = None
         fields = {"event": ready.notice.notice_id}
         try:
-            deliver = partial(webhook_delivery.deliver, self.env, self.notifier, ready)
+            deliver = partial(webhook.deliver, self.env, self.notifier, ready)
             done = await isolate(deliver, "a notice", extra=fields)
             if isinstance(done, Crash):
-                await webhook_delivery.fail_crashed(self.env, ready.notice)
+                await webhook.fail_crashed(self.env, ready.notice)
             else:
                 outcome = done
         except Unavailable as error:

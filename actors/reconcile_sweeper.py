@@ -25,7 +25,7 @@ from conveyor.ports.errors import Unavailable
 from conveyor.usecases import clock_repairs
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, isolate
-from conveyor.usecases.run import reconcile, retention
+from conveyor.usecases.run import reconcile
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ class ReconcileSweeper:
                         is_suspect = repaired is None or ahead_count != 0
                     await self._attempt("runs", partial(self._sweep_runs, drained))
                     queues_at = await self._close_queues(queues_at)
-                    await self._attempt("expiries", partial(retention.sweep_expired, self.env))
-                    await self._attempt("rows", partial(retention.remove_old_rows, self.env))
+                    await self._attempt("expiries", partial(reconcile.sweep_expired, self.env))
+                    await self._attempt("rows", partial(reconcile.remove_old_rows, self.env))
                 idle_s = self.batch_idle_s
                 await trio.sleep(self.period_s)
 

@@ -33,7 +33,7 @@ from actors.messages import (
 )
 from actors.runtime import Address, AskTimedOut, MailboxFull, Reply, bounded_cleanup
 from actors.status_reporter import WaitStatus
-from conveyor.domain import problems
+from conveyor.domain import errors
 from conveyor.domain.backpressure.permits import bounce_delay_s
 from conveyor.domain.damage import DamagedTask
 from conveyor.domain.model import Problem, RunFailure, Task
@@ -301,7 +301,7 @@ class TaskRunner:
                 # and circuit.
                 if work.permit is None or outcome.reason not in GATEWAY_REASONS:
                     work.defer(outcome.reason, outcome.detail, outcome.retry_after_s)
-                await self._release_claim(attempt, problems.call_deferred(outcome.detail))
+                await self._release_claim(attempt, errors.call_deferred(outcome.detail))
                 delay_s = outcome.retry_after_s
                 if delay_s is None:
                     delay_s = bounce_delay_s(work.message.receives)
@@ -434,7 +434,7 @@ class TaskRunner:
     async def _give_up(self, attempt: _Attempt, why: str) -> float:
         """Releases a claim without an outcome. If another worker owns the claim by now, nothing
         changes. The cost of a call that was made is counted, although its page is lost."""
-        await self._release_claim(attempt, problems.page_discarded(why))
+        await self._release_claim(attempt, errors.page_discarded(why))
         return await self._put_back(attempt.work, 0.0)
 
     async def _release_claim(self, attempt: _Attempt, problem: Problem) -> None:

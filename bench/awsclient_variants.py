@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import AwsTransport, RetryingAwsClient
 from conveyor.engines.aws.client.credentials import AwsAccess, StaticAccess

@@ -34,7 +34,7 @@ from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Run
 from conveyor.domain.run.counters import Totals
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.engines.aws.client.client import Answer, AwsTransport, Params, RetryingAwsClient
 from conveyor.engines.aws.sqs.queue import SqsQueue
 from conveyor.engines.memory import MemoryEngine

@@ -26,7 +26,7 @@ from conveyor.domain import ids
 from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Webhook
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.engines.aws.client.client import RetryingAwsClient
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.dynamodb.keys import INDEXES

@@ -15,7 +15,7 @@ import trio.testing
 from conveyor.domain import limits
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId, RunId
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.engines.aws.client.client import RetryingAwsClient
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.engine import Names, build_engine, check_resources

@@ -30,7 +30,7 @@ from conveyor.bootstrap.runtime import create_resources, open_runtime
 from conveyor.config import Settings, settings_from
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.engines.memory import memory_engine
 from conveyor.engines.redis import open_redis
 from conveyor.engines.system import SystemClock

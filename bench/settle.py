@@ -28,8 +28,7 @@ from conveyor.domain.model import Result, Task, TaskRef
 from conveyor.domain.queries import TasksOf
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Claimed, Cost, Settled, SettleVerdict
-from conveyor.domain.submit.admission import make_ref
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft, make_ref
 from conveyor.engines.sqlite import EmbeddedEngine, open_engine
 from conveyor.engines.system import AesSecretBox, SystemClock
 from conveyor.telemetry import make_metrics

@@ -24,7 +24,7 @@ from conveyor.api.server.server import HttpServer
 from conveyor.bootstrap.runtime import Runtime, open_runtime
 from conveyor.config import Settings
 from conveyor.domain.ids import CallerId, JobId
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.usecases.submit import jobs
 
 SIZES = (1, 100, 9_999)

@@ -58,7 +58,7 @@ from conveyor.bootstrap.aws import names_of, open_on
 from conveyor.bootstrap.runtime import AWS, Runtime, make_env, open_runtime
 from conveyor.config import Settings
 from conveyor.domain import ids
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.aws.client.client import RetryingAwsClient
 from conveyor.engines.aws.engine import build_engine, check_resources
 from conveyor.engines.aws.sqs.control_queue import listen_forever

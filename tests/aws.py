@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random
 
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import AwsTransport, CrashPoint, Faults, RetryingAwsClient
 from conveyor.engines.aws.client.credentials import AwsAccess, StaticAccess

@@ -37,7 +37,7 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
-from conveyor.domain.event import Event, EventSequence, EventType
+from conveyor.domain.errors import make_problem
 from conveyor.domain.export.export import Export, ExportFormat, ExportStatus
 from conveyor.domain.ids import (
     FIRST_BATCH,
@@ -55,23 +55,28 @@ from conveyor.domain.model import (
     BatchStatus,
     CounterState,
     DeletionIntent,
+    Event,
+    EventSequence,
+    EventType,
     IdempotencyRecord,
     Job,
+    JobInput,
     JobStatus,
+    ListFormat,
+    ListSpec,
     Notice,
     NoticeStatus,
     Run,
     RunStatus,
     ShardCounters,
+    SigningKey,
+    SigningKeys,
     StagedList,
     Task,
     TaskRef,
     TaskStatus,
 )
-from conveyor.domain.problems import make_problem
 from conveyor.domain.schedule.schedule import Overlap, Rate, RateUnit, Schedule, ScheduleStatus
-from conveyor.domain.submit.upload import JobInput, ListFormat, ListSpec
-from conveyor.domain.webhook.keys import SigningKey, SigningKeys
 from conveyor.ports.clock import Clock
 from conveyor.ports.store import Store
 

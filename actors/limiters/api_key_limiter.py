@@ -25,7 +25,7 @@ from conveyor.domain.backpressure.gateway_health import GatewayHealth
 from conveyor.domain.backpressure.permits import cooldown_s
 from conveyor.domain.ids import CallerId, JobId, LeaseId, RunId
 from conveyor.domain.run.wait_reason import WaitReason
-from conveyor.domain.submit.url import host_of
+from conveyor.domain.submit.target import host_of
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Contact, Deferred, GatewayReport, NotScraped, Outcome, Scraped
 from conveyor.telemetry import Metrics

@@ -16,7 +16,7 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.backpressure.circuit import Circuit, ProbePolicy
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.errors import StorageFull, Unavailable, is_resource_shortage
 

@@ -22,7 +22,7 @@ from conveyor.domain.changes import TaskKey
 from conveyor.domain.ids import LeaseId
 from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import Job
-from conveyor.domain.submit.url import host_of
+from conveyor.domain.submit.target import host_of
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.queue import Message, Queue

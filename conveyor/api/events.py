@@ -12,7 +12,7 @@ from conveyor.api.server.quota import Held
 from conveyor.api.server.request_context import Download, RequestContext, Response, json_reply
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
-from conveyor.domain.event import Event
+from conveyor.domain.model import Event
 from conveyor.ports.errors import Unavailable
 from conveyor.schemas.responses import ListEventsResponse
 from conveyor.schemas.views import event_view

@@ -11,13 +11,13 @@ from conveyor.api.server.problem import BadRange, logging_damage, tell_damage
 from conveyor.api.server.request_context import Download, RequestContext, Response, Work, json_reply
 from conveyor.domain.changes import ExportKey, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
-from conveyor.domain.export.encoder import ENCODERS
 from conveyor.domain.export.export import Export, ExportFormat
+from conveyor.domain.export.formats import ENCODERS
 from conveyor.domain.ids import ExportId, JobId, RunId
 from conveyor.schemas.responses import StartExportResponse
 from conveyor.schemas.views import export_file_name, export_view, instant
 from conveyor.usecases import export as exports
-from conveyor.usecases.run.blob_download import part_of_body, whole_body
+from conveyor.usecases.run.results import part_of_body, whole_body
 
 # An export can be many gigabytes, so a download may take hours. It still ends, so that a client
 # that reads slowly does not hold a connection for ever.

@@ -23,10 +23,10 @@ from conveyor.domain.lifecycle import JOB_VISIBLE
 from conveyor.domain.model import FailureReason, JobStatus, JobType, TaskStatus, Webhook
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.quota import Quota
-from conveyor.domain.submit import task_validation
+from conveyor.domain.submit import admission
+from conveyor.domain.submit.admission import Refusal, TaskDraft
 from conveyor.domain.submit.scraper_params import InvalidParam, Params, check_params
-from conveyor.domain.submit.task_validation import Refusal, TaskDraft
-from conveyor.domain.submit.url import host_of
+from conveyor.domain.submit.target import host_of
 from conveyor.schemas.budget import cap_from, host_limits_from
 from conveyor.schemas.requests import (
     AddTasksRequest,
@@ -51,8 +51,8 @@ from conveyor.usecases.lookup import load_owned_job
 from conveyor.usecases.run import rerun as reruns
 from conveyor.usecases.run.rerun import RerunFilter
 from conveyor.usecases.run.results import owner_scope
-from conveyor.usecases.submit import add_tasks as adding_tasks
 from conveyor.usecases.submit import jobs
+from conveyor.usecases.submit import jobs as adding_tasks
 from conveyor.usecases.submit.jobs import Submission
 from conveyor.usecases.submit.staging import OnInvalid, StagedTasks
 
@@ -163,7 +163,7 @@ def _params_from(request: SubmitJobRequest) -> Params:
 
 def _metadata_from(request: SubmitJobRequest) -> dict[str, str] | None:
     try:
-        return task_validation.check_metadata(request.metadata)
+        return admission.check_metadata(request.metadata)
     except Refusal as refusal:
         raise InvalidArgument(
             f"metadata holds up to {limits.METADATA_KEYS_MAX} texts of up to "

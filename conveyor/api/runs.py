@@ -22,7 +22,7 @@ from conveyor.schemas.views import run_view
 from conveyor.usecases.budget import budget_of
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, totals_of
-from conveyor.usecases.run import audit, retention, run_progress, runs
+from conveyor.usecases.run import audit, results, run_progress, runs
 from conveyor.usecases.run.results import owner_scope
 
 
@@ -42,7 +42,7 @@ async def cached_run_response(env: Context, run: Run) -> RunResponse:
 async def _view(env: Context, run: Run, totals: Totals) -> RunResponse:
     seen = await run_progress.load_progress(env, run, totals)
     budget = await budget_of(env, run)
-    shown = msgspec.structs.replace(run, expires_at=retention.run_instant(env, run))
+    shown = msgspec.structs.replace(run, expires_at=results.run_instant(env, run))
     return run_view(shown, totals, seen.inflight, seen.waiting_on, seen.eta_s, budget)
 
 

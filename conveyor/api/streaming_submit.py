@@ -23,7 +23,8 @@ from conveyor.ports.errors import Unavailable
 from conveyor.schemas.requests import decode_add_tasks, decode_submit, malformed
 from conveyor.schemas.streaming_tasks import StreamingTaskParser
 from conveyor.usecases.context import Context
-from conveyor.usecases.submit import add_tasks, staging
+from conveyor.usecases.submit import jobs as job_usecases
+from conveyor.usecases.submit import staging
 from conveyor.usecases.submit.staging import OnInvalid, StagedTasks, StreamingValidator
 
 # One call in the executor parses and validates this much, which takes about 20 ms. A larger slice
@@ -171,7 +172,7 @@ def _submit(call: RequestContext, intake: StreamingValidator, staged: StagedTask
 
 
 async def _place_of_add(call: RequestContext, subject: str) -> tuple[Job, StagedList]:
-    return await add_tasks.place_for(call.env, call.caller, call.ids["job_id"], BatchId(subject))
+    return await job_usecases.place_for(call.env, call.caller, call.ids["job_id"], BatchId(subject))
 
 
 def _add_tasks(

@@ -8,7 +8,7 @@ from functools import partial
 from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
 from conveyor.domain.changes import InputKey
 from conveyor.domain.ids import InputId
-from conveyor.domain.submit.upload import JobInput, ListFormat, ListSpec, slot_key
+from conveyor.domain.model import JobInput, ListFormat, ListSpec
 from conveyor.schemas.requests import decode_create_input, list_spec_of
 from conveyor.schemas.responses import CreateJobInputResponse, UploadResponse, UploadTarget
 from conveyor.schemas.views import instant
@@ -45,7 +45,7 @@ async def _create_input(call: RequestContext, spec: ListSpec, input_id: str) -> 
 async def _upload_url(call: RequestContext, slot: JobInput, content_type: str) -> str:
     """The signed URL of the storage if it has one, else a URL of this server."""
     direct = await call.env.blobs.upload_url(
-        slot_key(slot.input_id), content_type=content_type, expires_at=slot.expires_at
+        uploads.slot_key(slot.input_id), content_type=content_type, expires_at=slot.expires_at
     )
     token = uploads.upload_token(call.env, slot)
     return direct or f"{call.base_url}/v1/job_inputs/{slot.input_id}/upload?token={token}"

@@ -9,8 +9,7 @@ from conveyor.api.server.request_context import RequestContext, Response, Work, 
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import Webhook
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.url import BadUrl, parse_url
+from conveyor.domain.submit.target import BadUrl, TargetPolicy, parse_url
 from conveyor.ports.webhook_sender import NotDelivered
 from conveyor.schemas.requests import (
     WebhookConfigInput,

@@ -14,7 +14,7 @@ from functools import partial
 from actors.cross_process_signals import CrossProcessSignals, Tell, no_notification
 from actors.runtime import Child
 from conveyor.config import Settings
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.engines.aws.client.client import CrashPoint
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.engine import AwsEngine, Names, SecretRow, create_resources, open_aws

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from conveyor.bootstrap.runtime import AWS, DIRECT, require_aws_extra
 from conveyor.config import Settings, is_strong_secret
 from conveyor.domain import ids
-from conveyor.domain.randomness import Random
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.ids import Random
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.system import SystemClock
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import FetchFailed

@@ -29,7 +29,7 @@ from conveyor.api.server.auth import Authenticator, KeyList, Passthrough, Watche
 from conveyor.api.server.origin import Origins
 from conveyor.config import BadSettings, KeyFile, Settings, environ_of
 from conveyor.domain import ids, limits
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway, has_key

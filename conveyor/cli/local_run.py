@@ -26,7 +26,7 @@ from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_LIVE
 from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.run.counters import Totals
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.process_status import RunLine, Snapshot, serve_snapshots
 from conveyor.usecases.budget import is_spent
 from conveyor.usecases.context import Context

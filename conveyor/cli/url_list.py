@@ -9,11 +9,10 @@ from typing import BinaryIO
 
 import click
 
+from conveyor.domain.model import ListFormat, ListSpec
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.domain.submit.list_parser import Line, ListReader, ListUnusable
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.task_validation import TaskDraft
-from conveyor.domain.submit.upload import ListFormat, ListSpec
-from conveyor.domain.submit.url import BadUrl, parse_url
+from conveyor.domain.submit.target import BadUrl, TargetPolicy, parse_url
 
 SHOWN_MAX = 10
 PIECE_BYTES = 256 * 1024

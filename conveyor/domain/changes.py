@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from conveyor.domain.backpressure.budget import Budget, BudgetReservation
-from conveyor.domain.event import Event, EventSequence
 from conveyor.domain.export.export import Export
 from conveyor.domain.ids import (
     BatchId,
@@ -28,17 +27,19 @@ from conveyor.domain.ids import (
 from conveyor.domain.model import (
     Batch,
     DeletionIntent,
+    Event,
+    EventSequence,
     IdempotencyRecord,
     Job,
+    JobInput,
     Notice,
     Run,
     ShardCounters,
+    SigningKeys,
     Task,
     TaskRef,
 )
 from conveyor.domain.schedule.schedule import Schedule
-from conveyor.domain.submit.upload import JobInput
-from conveyor.domain.webhook.keys import SigningKeys
 
 Row = (
     Job

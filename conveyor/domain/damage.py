@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain import problems
+from conveyor.domain import errors
 from conveyor.domain.model import Task, TaskStatus
 
 # Without these fields, the task cannot be identified.
@@ -36,7 +36,7 @@ def salvage_task(readable: Mapping[str, Any], damaged: Collection[str]) -> Damag
         return None
     values = {**_STAND_INS, "status": _status_of(readable, damaged), **readable}
     if "result" in damaged and values.get("problem") is None:
-        values["problem"] = problems.row_damaged(damaged)
+        values["problem"] = errors.row_damaged(damaged)
     return DamagedTask(**values, damaged=tuple(sorted(damaged)))
 
 

@@ -13,9 +13,8 @@ import msgspec
 
 from conveyor.domain import lifecycle, limits
 from conveyor.domain.changes import Change, Delete, EventKey, FeedKey, Guard, Insert, Update, Write
-from conveyor.domain.event import Event, EventSequence, EventType
 from conveyor.domain.ids import CallerId, EventId, event_id
-from conveyor.domain.model import Job, Run
+from conveyor.domain.model import Event, EventSequence, EventType, Job, Run
 
 
 def of_job(job: Job, kind: EventType, *, now: float, **facts: Any) -> Insert:

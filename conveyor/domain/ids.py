@@ -6,9 +6,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable
-from typing import NewType
-
-from conveyor.domain.randomness import Random
+from typing import NewType, Protocol
 
 CallerId = NewType("CallerId", str)
 JobId = NewType("JobId", str)
@@ -28,6 +26,14 @@ FIRST_BATCH = BatchId("0")
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}\Z")
 _TASK_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+class Random(Protocol):
+    """Randomness is an argument: the part of `random.Random` that the domain uses."""
+
+    def uniform(self, a: float, b: float, /) -> float: ...
+
+    def getrandbits(self, k: int, /) -> int: ...
 
 
 def mint_ulid(now_s: float, random: Random) -> str:

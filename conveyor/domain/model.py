@@ -14,9 +14,7 @@ import msgspec
 from conveyor.domain import limits
 from conveyor.domain.backpressure.budget import BudgetCap
 from conveyor.domain.backpressure.host_limit import HostLimits
-from conveyor.domain.ids import BatchId, CallerId, JobId, NoticeId, RunId, TaskId
-from conveyor.domain.submit.upload import UploadedList
-from conveyor.domain.webhook.keys import DeliveryAttempt
+from conveyor.domain.ids import BatchId, CallerId, EventId, InputId, JobId, NoticeId, RunId, TaskId
 
 
 class JobType(StrEnum):
@@ -72,6 +70,20 @@ class NoticeChannel(StrEnum):
 
     WEBHOOK = "webhook"
     STEP_FUNCTIONS = "step_functions"
+
+
+class EventType(StrEnum):
+    JOB_CREATED = "job.created"  #: A job was submitted.
+    JOB_CLOSED = "job.closed"  #: An open job takes no further list.
+    JOB_DELETED = "job.deleted"  #: A job was deleted.
+    RUN_CREATED = "run.created"  #: A run was created by a submit, a rerun or a schedule.
+    RUN_PAUSED = "run.paused"  #: A run was paused.
+    RUN_RESUMED = "run.resumed"  #: A paused run was resumed.
+    RUN_COMPLETED = "run.completed"  #: A run ended with every task ended.
+    RUN_STOPPED = "run.stopped"  #: A run was stopped before every task ended.
+    RUN_FAILED = "run.failed"  #: A run ended because of an account-level error.
+    RUN_DELETED = "run.deleted"  #: A run was deleted.
+    INGEST_DONE = "ingest.done"  #: A list that was ingested after the response is complete.
 
 
 class PauseState(StrEnum):
@@ -177,6 +189,38 @@ class StagedList(msgspec.Struct, frozen=True, tag="staged"):
     """A batch that is read from a blob of TaskSpec lines. Task ids derive from `origin_run_id`."""
 
     key: str  #: The blob with one TaskSpec per line.
+    origin_run_id: RunId  #: The run that the task ids derive from.
+    origin_batch_id: BatchId  #: The batch that the task ids derive from.
+
+
+Column = int | str
+"""A column of a CSV file: its position from 0, or its name in the header."""
+
+
+class ListFormat(StrEnum):
+    CSV = "csv"
+    NDJSON = "ndjson"
+    TEXT = "text"
+
+
+class ListSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the bytes of a list are to be read; all but the format is about CSV."""
+
+    format: ListFormat  #: csv, ndjson or text.
+    url: Column = 0  #: The CSV column of the URL.
+    external_id: Column | None = None  #: The CSV column of the external id.
+    header: bool = False  #: Whether the first CSV row names the columns.
+    delimiter: str = ","  #: The character between CSV cells.
+    quote: str = '"'  #: The character around quoted CSV cells.
+
+
+class UploadedList(msgspec.Struct, frozen=True, tag="uploaded"):
+    """A batch that is read from the job's own copy of an upload, as it was at submit."""
+
+    key: str  #: The blob with the job's own copy.
+    spec: ListSpec  #: How the list is read.
+    size_bytes: int  #: Its length at submit.
+    sha256: str  #: Its digest at submit.
     origin_run_id: RunId  #: The run that the task ids derive from.
     origin_batch_id: BatchId  #: The batch that the task ids derive from.
 
@@ -360,6 +404,15 @@ class IdempotencyRecord(msgspec.Struct, frozen=True):
     response_body: str | None = None  #: Body of the stored response.
 
 
+class DeliveryAttempt(msgspec.Struct, frozen=True, array_like=True):
+    """One delivery attempt. Of the receiver's response, only the status is stored."""
+
+    at: float  #: When the attempt began.
+    duration_s: float  #: How long it took.
+    status: int | None = None  #: The receiver's HTTP status, if it answered.
+    error: str | None = None  #: Why it was not a delivery.
+
+
 class Notice(msgspec.Struct, frozen=True):
     """An event to deliver, written in the same transaction as the change that it reports."""
 
@@ -380,6 +433,31 @@ class Notice(msgspec.Struct, frozen=True):
     channel: NoticeChannel = NoticeChannel.WEBHOOK  #: webhook or step_functions.
 
 
+class Event(msgspec.Struct, frozen=True):
+    """An event of a job, written in the same transaction as the change that it reports.
+
+    `seq` is its position in the caller's event log, 0 until it is assigned. The event is removed
+    with the job and the run whose ids it has.
+    """
+
+    caller: CallerId  #: The caller whose event log it belongs to.
+    event_id: EventId  #: Hash of what happened; random for what may happen repeatedly.
+    event_type: EventType  #: What happened.
+    occurred_at: float  #: When it happened.
+    expires_at: float  #: When the event is removed.
+    data: str  #: The event's content, as JSON.
+    job_id: JobId | None = None  #: The job that the event is deleted with.
+    run_id: RunId | None = None  #: The run that the event is deleted with.
+    seq: int = 0  #: Sequence number in the caller's event log; 0 until it is assigned.
+
+
+class EventSequence(msgspec.Struct, frozen=True):
+    """The number of events that a caller's log has ever had."""
+
+    caller: CallerId  #: The caller whose event log is numbered.
+    seq: int  #: The sequence number that was assigned last.
+
+
 class DeletionIntent(msgspec.Struct, frozen=True):
     """The intent to remove the remaining data of a deleted job, or of one of its runs."""
 
@@ -389,6 +467,33 @@ class DeletionIntent(msgspec.Struct, frozen=True):
     shard_count: int  #: Number of shards to delete from.
     due_at: float  #: When the next pass starts; when claimed, when the claim lapses.
     passes_left: int  #: Passes that are still to come.
+
+
+class SigningKey(msgspec.Struct, frozen=True):
+    """One HMAC key. Its secret is encrypted for its caller and `kid`."""
+
+    kid: str  #: ULID; names the key in signatures.
+    created_at: float  #: When the key was created.
+    sealed: str  #: The 32 bytes of the key, encrypted.
+
+
+class SigningKeys(msgspec.Struct, frozen=True):
+    """The keys of a caller: the active one, and the candidate that will replace it."""
+
+    caller: CallerId  #: The caller that owns the keys.
+    active: SigningKey  #: The key that signs.
+    version: int = 1  #: Raised by every change; guards the next one.
+    candidate: SigningKey | None = None  #: The key that is to replace the active one.
+
+
+class JobInput(msgspec.Struct, frozen=True):
+    """A slot for one uploaded list. What was put into it is a blob, not a matter of this row."""
+
+    input_id: InputId  #: ULID of the file input.
+    caller: CallerId  #: The caller that owns it.
+    spec: ListSpec  #: How the uploaded list is read.
+    created_at: float  #: When it was created.
+    expires_at: float  #: When it counts as absent.
 
 
 class TaskRef(msgspec.Struct, frozen=True, array_like=True):

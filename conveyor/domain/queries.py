@@ -13,14 +13,15 @@ import msgspec
 
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
-from conveyor.domain.event import Event
 from conveyor.domain.export.export import Export
 from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
     DeletionIntent,
+    Event,
     Job,
+    JobInput,
     JobStatus,
     JobType,
     Notice,
@@ -32,7 +33,6 @@ from conveyor.domain.model import (
     TaskStatus,
 )
 from conveyor.domain.schedule.schedule import Schedule, ScheduleStatus
-from conveyor.domain.submit.upload import JobInput
 
 Q = TypeVar(
     "Q",

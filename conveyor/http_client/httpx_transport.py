@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from conveyor.domain import limits
-from conveyor.domain.submit.url import Target, parse_url
+from conveyor.domain.submit.target import Target, parse_url
 from conveyor.http_client.errors import (
     BodyTooLarge,
     ConnectFailed,

@@ -26,8 +26,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.url import Target
+from conveyor.domain.submit.target import Target, TargetPolicy
 from conveyor.http_client.connection_limits import (
     ConnectionLimits,
     OriginKey,

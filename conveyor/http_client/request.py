@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from conveyor.domain import limits
-from conveyor.domain.submit.url import Target
+from conveyor.domain.submit.target import Target
 from conveyor.http_client.errors import BadRequest
 
 Headers = Sequence[tuple[str, str]]

@@ -19,8 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.url import Target
+from conveyor.domain.submit.target import Target, TargetPolicy
 from conveyor.http_client.errors import (
     DETAIL,
     FetchFailed,

@@ -12,7 +12,7 @@ from conveyor.domain import limits
 from conveyor.domain.backpressure.budget import MICROS, Budget, BudgetCap, Unit, micros_from
 from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.errors import InvalidArgument
-from conveyor.domain.submit.url import BadUrl, parse_url
+from conveyor.domain.submit.target import BadUrl, parse_url
 
 # Decimal text: a JSON number would become a float and lose digits. `$(?!\n)`: see `requests`.
 _MONEY = r"^[0-9]{1,9}(\.[0-9]{1,6})?$(?!\n)"

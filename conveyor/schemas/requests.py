@@ -18,9 +18,9 @@ from msgspec import Meta
 
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.model import ListFormat, ListSpec
+from conveyor.domain.submit.admission import EXTERNAL_ID_PATTERN, TaskDraft
 from conveyor.domain.submit.scraper_params import PARAMS, RESPONSE_TYPES, find_doubled_key
-from conveyor.domain.submit.task_validation import EXTERNAL_ID_PATTERN, TaskDraft
-from conveyor.domain.submit.upload import ListFormat, ListSpec
 from conveyor.schemas.budget import BudgetInput, HostLimitsInput
 from conveyor.schemas.schedules import JobSchedule, UpdateScheduleStateRequest
 

@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Meta
 
 from conveyor.domain.errors import InvalidTask
-from conveyor.domain.event import EventType
 from conveyor.domain.export.export import ExportFormat, ExportStatus, Manifest
 from conveyor.domain.ids import TASK_ID_PATTERN, ULID_PATTERN
 from conveyor.domain.model import (
+    EventType,
     Format,
     IngestStatus,
     JobStatus,

@@ -18,7 +18,7 @@ import msgspec
 
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.schemas.requests import TaskInput, decode_strictly, drafts_of, malformed
 
 # Groups are repeated by `(?>(?:...)*)`, not by `(?:...)*+`, which Python 3.11.0 to 3.11.4 match

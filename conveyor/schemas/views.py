@@ -9,11 +9,20 @@ from datetime import UTC, datetime
 import msgspec
 
 from conveyor.domain.backpressure.budget import MICROS, Budget
-from conveyor.domain.event import Event
-from conveyor.domain.export.encoder import ENCODERS
 from conveyor.domain.export.export import Export, ExportStatus
+from conveyor.domain.export.formats import ENCODERS
 from conveyor.domain.lifecycle import RUN_TERMINAL, displayed_status
-from conveyor.domain.model import Attempt, Job, Method, PauseState, Run, Task, TaskStatus, Webhook
+from conveyor.domain.model import (
+    Attempt,
+    Event,
+    Job,
+    Method,
+    PauseState,
+    Run,
+    Task,
+    TaskStatus,
+    Webhook,
+)
 from conveyor.domain.run.counters import Totals
 from conveyor.domain.run.wait_reason import Waiting
 from conveyor.domain.schedule.schedule import Schedule, Skip, upcoming

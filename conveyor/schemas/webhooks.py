@@ -12,8 +12,14 @@ import msgspec
 from msgspec import Meta
 
 from conveyor.domain.lifecycle import NOTICE, sources
-from conveyor.domain.model import Notice, NoticeChannel, NoticeStatus
-from conveyor.domain.webhook.keys import DeliveryAttempt, SigningKey, SigningKeys
+from conveyor.domain.model import (
+    DeliveryAttempt,
+    Notice,
+    NoticeChannel,
+    NoticeStatus,
+    SigningKey,
+    SigningKeys,
+)
 from conveyor.schemas.responses import Count, Instant, Ulid
 from conveyor.schemas.views import instant
 

@@ -25,8 +25,7 @@ import httpx
 import trio
 
 from actors.runtime.child import unwrapping_group
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.url import BadUrl, Target, join, parse_url
+from conveyor.domain.submit.target import BadUrl, Target, TargetPolicy, join, parse_url
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import FetchFailed
 from conveyor.http_client.pool import HttpPool

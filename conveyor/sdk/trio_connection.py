@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import httpx
 import trio
 
-from conveyor.domain.submit.url import BadUrl, parse_url
+from conveyor.domain.submit.target import BadUrl, parse_url
 from conveyor.http_client.errors import FetchFailed
 from conveyor.http_client.httpx_transport import PoolTransport
 from conveyor.http_client.request import Request, Response

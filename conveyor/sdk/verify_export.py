@@ -17,8 +17,7 @@ import msgspec
 
 from conveyor.domain.export.entry import LISTING, MANIFEST, Line
 from conveyor.domain.export.export import ExportFormat, Manifest, ManifestDigest
-from conveyor.domain.export.text_formats import LastLine
-from conveyor.domain.export.warc import TASK_FIELD
+from conveyor.domain.export.formats import TASK_FIELD, LastLine
 from conveyor.sdk.errors import SdkError
 
 _PIECE_BYTES = 65_536

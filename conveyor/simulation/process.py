@@ -22,7 +22,7 @@ from conveyor.bootstrap.runtime import Runtime, make_env
 from conveyor.config import Settings
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.quota import DEFAULTS, Quota, Quotas
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway

@@ -18,8 +18,7 @@ from conveyor.domain.lifecycle import BATCH
 from conveyor.domain.model import Batch, DeletionIntent, RunStatus
 from conveyor.domain.queries import BatchesIn, DueExports, DueNotices, DueScrubs, RunsIn
 from conveyor.domain.schedule import trigger
-from conveyor.domain.schedule.cron import UnknownZone
-from conveyor.domain.schedule.schedule import Schedule
+from conveyor.domain.schedule.schedule import Schedule, UnknownZone
 from conveyor.domain.webhook import delivery
 from conveyor.ports.clock import Clock
 from conveyor.usecases import event_log

@@ -14,10 +14,10 @@ import trio
 from conveyor.domain import ids, limits
 from conveyor.domain.backpressure.permits import Backpressure
 from conveyor.domain.changes import Applied, Change, Verdict
+from conveyor.domain.ids import Random
 from conveyor.domain.quota import Quotas
-from conveyor.domain.randomness import Random
 from conveyor.domain.submit.admission import AdmissionMode, choose_path
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.cache import Cache
 from conveyor.ports.clock import Clock

@@ -15,8 +15,8 @@ import trio
 
 from conveyor.domain import event_log
 from conveyor.domain.changes import Applied, Change, EventKey, FeedKey
-from conveyor.domain.event import Event
 from conveyor.domain.ids import CallerId
+from conveyor.domain.model import Event
 from conveyor.domain.queries import EventsOf, UnplacedEvents
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.store import Store

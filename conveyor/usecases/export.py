@@ -17,9 +17,9 @@ from conveyor.domain import limits
 from conveyor.domain.changes import Applied, Change, ExportKey, JobKey, RunKey
 from conveyor.domain.errors import Conflict, ConveyorError, NotFound
 from conveyor.domain.export import progress
-from conveyor.domain.export.encoder import ENCODERS
 from conveyor.domain.export.entry import DamagedBody, Entry
 from conveyor.domain.export.export import Export, ExportFormat, Manifest, ManifestDigest
+from conveyor.domain.export.formats import ENCODERS
 from conveyor.domain.ids import CallerId, ExportId, is_ulid
 from conveyor.domain.lifecycle import EXPORT_UNDONE, RUN_LIVE, TASK_TERMINAL
 from conveyor.domain.model import Format, Run, Task
@@ -27,9 +27,14 @@ from conveyor.domain.queries import DueExports
 from conveyor.ports.errors import BlobMissing, StorageDamaged, StorageFull, Unavailable
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, pages_of, visible_run
-from conveyor.usecases.run import blob_download
-from conveyor.usecases.run.blob_download import LetsIn, let_all_in
-from conveyor.usecases.run.retention import ResultExpiry, expiries_of, refuse_expired_run
+from conveyor.usecases.run import results
+from conveyor.usecases.run.results import (
+    LetsIn,
+    ResultExpiry,
+    expiries_of,
+    let_all_in,
+    refuse_expired_run,
+)
 
 # Rows per page. A larger page needs fewer reads and more memory.
 _PAGE = 500
@@ -226,7 +231,7 @@ async def own_export(
 def link_token(env: Context, export: Export) -> str:
     # A link must not outlive its file.
     until = min(env.now() + limits.EXPORT_URL_TTL_S, export.expires_at)
-    return blob_download.make_token(env, _linked(export), purpose="export", until=until)
+    return results.make_token(env, _linked(export), purpose="export", until=until)
 
 
 async def export_by_link(
@@ -241,7 +246,7 @@ async def export_by_link(
     key of its caller."""
     what = f"{run_key.job_id}/{run_key.run_id}/{export_id}"
     # Before any read: a request without a valid token costs no call to the store.
-    blob_download.check_token(env, token, what, purpose="export", absent=_ABSENT)
+    results.check_token(env, token, what, purpose="export", absent=_ABSENT)
     _, run = await visible_run(env, run_key.job_id, run_key.run_id, absent=_ABSENT)
     if not lets_in(run.caller):
         raise NotFound(_ABSENT)

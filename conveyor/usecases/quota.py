@@ -29,7 +29,7 @@ from conveyor.domain.quota import Quota, QuotaExceeded, Quotas
 from conveyor.ports.coordinator import HostPool
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import totals_of
-from conveyor.usecases.run.retention import run_instant
+from conveyor.usecases.run.results import run_instant
 
 # A caller that has used this part of a quota is near it. A smaller part serializes more requests; a
 # larger one lets concurrent requests exceed the quota.

@@ -10,8 +10,8 @@ import trio
 
 from actors.tree import LocalSignals, Mailboxes
 from conveyor.domain.backpressure.budget import Price
+from conveyor.domain.errors import make_problem
 from conveyor.domain.model import FailureReason
-from conveyor.domain.problems import make_problem
 from conveyor.ports.gateway import (
     Contact,
     GatewayReport,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.http_client.errors import ConnectFailed
 from conveyor.http_client.pool import HttpPool, default_tls

@@ -11,7 +11,7 @@ from conveyor.domain.lifecycle import RUN_VISIBLE
 from conveyor.domain.model import RunStatus
 from conveyor.domain.queries import RunsOf
 from conveyor.domain.schedule.schedule import Cron, Overlap
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.usecases import schedule
 from conveyor.usecases.submit.jobs import Submission
 from tests.actors.world import CALLER, SetClock, World, make_world, urls

@@ -7,7 +7,7 @@ import pytest
 from actors import completion_notifier
 from actors.completion_notifier import DeliveryLimiter, NotBefore
 from conveyor.domain.ids import CallerId
-from conveyor.usecases.webhook_delivery import DeliveryOutcome
+from conveyor.usecases.webhook import DeliveryOutcome
 from tests.builders import CALLER, T0
 
 URL = "https://example.com/hook"

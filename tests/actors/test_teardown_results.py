@@ -7,7 +7,7 @@ from dataclasses import replace
 import trio
 from trio.testing import MockClock
 
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.ports.worker_signals import TeardownResult
 from conveyor.usecases.context import RuntimeConfig
 from conveyor.usecases.run import runs

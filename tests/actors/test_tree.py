@@ -9,13 +9,13 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain import limits
+from conveyor.domain.errors import make_problem
 from conveyor.domain.ids import CallerId, RunId
 from conveyor.domain.model import FailureReason, PauseState, RunFailure, RunStatus, TaskStatus
-from conveyor.domain.problems import make_problem
 from conveyor.ports.gateway import NotScraped, Outcome, ScrapeRequest
 from conveyor.usecases.run import runs
 from conveyor.usecases.run.rerun import rerun
-from conveyor.usecases.submit import add_tasks
+from conveyor.usecases.submit import jobs
 from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, a_miss, a_page, make_world, urls
 
@@ -252,7 +252,7 @@ async def test_lists_of_any_length_are_worked_off_completely(
     async with world.working():
         accepted = await world.submit(urls(count), is_open=count == 0)
         if count == 0:
-            await add_tasks.close(world.env, CALLER, accepted.job.job_id)
+            await jobs.close(world.env, CALLER, accepted.job.job_id)
         run, totals = await world.ended(accepted)
 
     assert run.status is RunStatus.COMPLETED

@@ -17,13 +17,13 @@ from actors.runtime import Supervisor, tree
 from actors.tree import LocalSignals, Mailboxes, worker_tree
 from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.changes import RunKey
+from conveyor.domain.errors import make_problem
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import FailureReason, Run, Task, Webhook
-from conveyor.domain.problems import make_problem
 from conveyor.domain.queries import TasksOf
 from conveyor.domain.run.counters import Totals
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system import AesSecretBox, VirtualClock
 from conveyor.ports.clock import Clock

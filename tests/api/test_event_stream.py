@@ -12,7 +12,7 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, caller_id
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.usecases.event_log import EventWakeups
 from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.jobs import Submission

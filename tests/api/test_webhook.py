@@ -12,8 +12,8 @@ from conveyor.domain.ids import CallerId
 from conveyor.domain.model import NoticeStatus, Webhook
 from conveyor.engines.memory.store import MemoryStore
 from conveyor.ports.webhook_sender import Delivered, NotDelivered, Unresolved
+from conveyor.usecases import webhook
 from conveyor.usecases import webhook as webhooks
-from conveyor.usecases import webhook_delivery
 from tests.api.world import BERT, World
 
 HOOK = {"url": "https://hooks.example.com/in", "signature": False}
@@ -33,10 +33,10 @@ async def an_ended_job(world: World) -> str:
 
 
 async def deliver_due(world: World) -> None:
-    for notice in await webhook_delivery.due(world.env, limit=10):
-        ready = await webhook_delivery.prepare(world.env, notice)
+    for notice in await webhook.due(world.env, limit=10):
+        ready = await webhook.prepare(world.env, notice)
         if ready is not None:
-            await webhook_delivery.deliver(world.env, world.receiver, ready)
+            await webhook.deliver(world.env, world.receiver, ready)
 
 
 async def test_a_webhook_is_set_read_and_removed(world: World) -> None:

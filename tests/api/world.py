@@ -16,12 +16,12 @@ from werkzeug.datastructures import Headers
 from conveyor.api.server.app import make_app
 from conveyor.api.server.auth import Passthrough
 from conveyor.domain.changes import Applied, RunKey
+from conveyor.domain.errors import make_problem
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import FailureReason, Run, Task, TaskRef, Webhook
-from conveyor.domain.problems import make_problem
 from conveyor.domain.queries import TasksOf
 from conveyor.domain.run.settlement import Claimed
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system.aes_secret_box import AesSecretBox
 from conveyor.ports.blobs import Blobs

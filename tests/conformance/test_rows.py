@@ -13,11 +13,14 @@ from conveyor.domain.ids import FIRST_BATCH, BatchId, ExportId
 from conveyor.domain.model import (
     Attempt,
     BatchStatus,
+    DeliveryAttempt,
     FailureReason,
     Format,
     IngestStatus,
     JobStatus,
     JobType,
+    ListFormat,
+    ListSpec,
     Method,
     NoticeChannel,
     NoticeStatus,
@@ -27,6 +30,7 @@ from conveyor.domain.model import (
     RowsOf,
     RunFailure,
     RunStatus,
+    SigningKey,
     StagedList,
     TaskStatus,
     Webhook,
@@ -40,8 +44,6 @@ from conveyor.domain.schedule.schedule import (
     Skip,
     SkipReason,
 )
-from conveyor.domain.submit.upload import ListFormat, ListSpec
-from conveyor.domain.webhook.keys import DeliveryAttempt, SigningKey
 from conveyor.ports.store import Store
 from tests.builders import (
     JOB,

@@ -87,7 +87,7 @@ def test_a_walk_passes_the_modules_of_each_step_in_order(printed: str, engine: s
         steps["read results"], "conveyor/api/results", "conveyor/usecases/run/results"
     )
     assert are_passed_in_order(
-        steps["read content"], "conveyor/api/results", "conveyor/usecases/run/blob_download"
+        steps["read content"], "conveyor/api/results", "conveyor/usecases/run/results"
     )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.url import Target, parse_url
+from conveyor.domain.submit.target import Target, TargetPolicy, parse_url
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool, default_tls
 from conveyor.http_client.request import Request

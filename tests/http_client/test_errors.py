@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.url import Target, parse_url
+from conveyor.domain.submit.target import Target, TargetPolicy, parse_url
 from conveyor.http_client.errors import (
     ConnectFailed,
     NameNotResolved,

@@ -11,7 +11,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.http_client.errors import NameNotResolved
 from conveyor.http_client.fair_permits import ACCOUNTS_MAX, Bounds, FairPermits
 from conveyor.http_client.resolver import LOOKUPS, SLOW_LOOKUPS_MAX, Resolver

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.system import ThreadExecutor
 from conveyor.http_client.connection_limits import PoolLimits, Rate
 from conveyor.http_client.errors import BadEncoding, BodyTooLarge, TimedOut, TooSlow

@@ -7,7 +7,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.http_client.errors import BadResponse, ConnectionLost, FetchFailed
 from conveyor.http_client.exchange import ResponseParser
 from conveyor.http_client.pool import HttpPool

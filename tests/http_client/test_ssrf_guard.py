@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 import trio
 
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.url import Target, parse_url
+from conveyor.domain.submit.target import Target, TargetPolicy, parse_url
 from conveyor.http_client.errors import ConnectFailed, ForbiddenTarget, NameNotResolved
 from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.resolver import Resolver

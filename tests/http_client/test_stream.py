@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import TimedOut, TlsFailed
 from conveyor.http_client.pool import HttpPool, default_tls

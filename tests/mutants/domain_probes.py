@@ -11,18 +11,16 @@ from typing import Any
 
 from conveyor.domain import idempotency, lifecycle, queries
 from conveyor.domain.changes import Chunk
-from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.errors import InvalidArgument, make_problem
 from conveyor.domain.export import progress
 from conveyor.domain.idempotency import Request
 from conveyor.domain.ids import FIRST_BATCH, BatchId, CallerId
-from conveyor.domain.model import StagedList, TaskSpec, TaskStatus
-from conveyor.domain.problems import make_problem
+from conveyor.domain.model import DeliveryAttempt, StagedList, TaskSpec, TaskStatus
 from conveyor.domain.run import ingestion, settlement, termination
 from conveyor.domain.run.counters import Totals
 from conveyor.domain.run.settlement import Cost, Settled
 from conveyor.domain.submit import admission
 from conveyor.domain.webhook import delivery
-from conveyor.domain.webhook.keys import DeliveryAttempt
 from conveyor.engines.aws.dynamodb import ingest
 from conveyor.simulation.swaps import part
 from tests.builders import (

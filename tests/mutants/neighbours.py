@@ -21,8 +21,8 @@ from conveyor.domain.model import Result, RunStatus, TaskStatus
 from conveyor.domain.quota import Quota, Quotas
 from conveyor.usecases.context import Context
 from conveyor.usecases.quota import StorageQuotas, Use
-from conveyor.usecases.run import retention, run_progress
-from conveyor.usecases.run.retention import ResultExpiry
+from conveyor.usecases.run import reconcile, run_progress
+from conveyor.usecases.run.results import ResultExpiry
 from tests.builders import RUN, a_task
 
 
@@ -113,7 +113,7 @@ async def a_sweep_of_expired(env: Context) -> object:
         blobs=SimpleNamespace(delete_prefix=delete_prefix),
         commit=commit,
     )
-    return await retention.sweep_expired(around)
+    return await reconcile.sweep_expired(around)
 
 
 NEIGHBOURS: dict[str, Callable[[Context], Awaitable[object]]] = {

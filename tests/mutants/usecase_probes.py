@@ -25,15 +25,23 @@ from conveyor.domain.changes import BatchKey, NoticeKey
 from conveyor.domain.errors import Conflict
 from conveyor.domain.export.export import ExportFormat
 from conveyor.domain.ids import FIRST_BATCH, InputId, JobId, LeaseId, RunId
-from conveyor.domain.model import Batch, Run, Task, TaskStatus, Webhook
+from conveyor.domain.model import (
+    Batch,
+    JobInput,
+    ListFormat,
+    ListSpec,
+    Run,
+    Task,
+    TaskStatus,
+    Webhook,
+)
 from conveyor.domain.run import termination
 from conveyor.domain.run.settlement import Claimed
-from conveyor.domain.submit.upload import JobInput, ListFormat, ListSpec
 from conveyor.ports.webhook_sender import Delivered, NotDelivered
 from conveyor.simulation.swaps import part
 from conveyor.telemetry import make_metrics
 from conveyor.usecases import export as exports
-from conveyor.usecases import idempotency, lookup, webhook_delivery
+from conveyor.usecases import idempotency, lookup, webhook
 from conveyor.usecases.context import Context
 from conveyor.usecases.idempotency import StoredResponse
 from conveyor.usecases.run import ingest, reconcile, rerun, results, runs, tasks
@@ -285,7 +293,7 @@ async def what_a_receiver_hears(env: Context) -> object:
             return Delivered(204)
 
     await keep(env.store, a_notice())
-    await webhook_delivery._post(env, Receiver(), a_notice(), HOOK, CALLER)
+    await webhook._post(env, Receiver(), a_notice(), HOOK, CALLER)
     return heard
 
 

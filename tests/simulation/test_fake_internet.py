@@ -9,7 +9,7 @@ import pytest
 from trio.testing import MockClock
 
 from conveyor.domain.model import Webhook
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
 from conveyor.simulation.environment.fake_internet import FakeInternet

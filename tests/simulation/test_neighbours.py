@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from trio.testing import MockClock
 
-from conveyor.domain.submit.url import Target, parse_url
+from conveyor.domain.submit.target import Target, parse_url
 from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.http_client.errors import ConnectFailed
 from conveyor.http_client.request import Request

@@ -11,7 +11,7 @@ import msgspec
 
 from conveyor import config
 from conveyor.api.routes.table import ROUTES
-from conveyor.domain import event, lifecycle, limits, model
+from conveyor.domain import lifecycle, limits, model
 from conveyor.domain import quota as quotas
 from conveyor.domain.backpressure import budget, host_limit
 from conveyor.domain.changes import Row
@@ -19,9 +19,7 @@ from conveyor.domain.export import export
 from conveyor.domain.run import wait_reason
 from conveyor.domain.run.settlement import BACKOFF
 from conveyor.domain.schedule import schedule
-from conveyor.domain.submit import upload
 from conveyor.domain.submit.scraper_params import PARAMS
-from conveyor.domain.webhook import keys
 from conveyor.simulation.checkers.problems import CODES
 from tests.tidy import doc_comments
 from tests.tidy.problem_codes import MEANINGS
@@ -48,10 +46,10 @@ VALUES: tuple[type[msgspec.Struct], ...] = (
     model.Webhook,
     model.StagedList,
     model.RowsOf,
-    upload.UploadedList,
-    upload.ListSpec,
-    keys.SigningKey,
-    keys.DeliveryAttempt,
+    model.UploadedList,
+    model.ListSpec,
+    model.SigningKey,
+    model.DeliveryAttempt,
     schedule.At,
     schedule.Rate,
     schedule.Calendar,
@@ -247,8 +245,8 @@ def run_failures() -> str:
 
 
 def event_types() -> str:
-    words = doc_comments.of_class(event.EventType)
-    return table(("event", "meaning"), ((code(kind), words[kind.name]) for kind in event.EventType))
+    words = doc_comments.of_class(model.EventType)
+    return table(("event", "meaning"), ((code(kind), words[kind.name]) for kind in model.EventType))
 
 
 def problems() -> str:

@@ -17,7 +17,7 @@ from conveyor.usecases import export as exports
 from conveyor.usecases import schedule
 from conveyor.usecases.context import Context
 from conveyor.usecases.export import Exported
-from conveyor.usecases.run import audit, retention, tasks
+from conveyor.usecases.run import audit, results, tasks
 from conveyor.usecases.run.rerun import rerun
 from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.dry_run import rehearse
@@ -54,7 +54,7 @@ async def a_slow_run(env: Context, clock: ManualClock, *, days: int = 3) -> Run:
 
 async def fresh(env: Context, run: Run) -> int:
     """How many of the run's tasks have a body that may be had."""
-    expiries = await retention.expiries_of(env, run)
+    expiries = await results.expiries_of(env, run)
     rows = [row for row in await rows_of(env, run) if row.result is not None]
     return sum(not expiries.is_over(row) for row in rows)
 
@@ -93,7 +93,7 @@ async def test_a_body_is_over_before_any_storage_that_counts_from_its_arrival_re
 
     (row,) = await rows_of(env, run)
 
-    assert (await retention.expiries_of(env, run)).instant_of(row) < stored_at + DAY
+    assert (await results.expiries_of(env, run)).instant_of(row) < stored_at + DAY
 
 
 async def test_a_run_that_ends_late_gives_no_body_more_time(
@@ -150,7 +150,7 @@ async def test_an_export_begun_before_and_made_after_shows_what_has_expired(
     clock.advance(DAY - 1)
     export = await asked(env, ended)
     clock.advance(1)
-    expiries = await retention.expiries_of(env, ended)
+    expiries = await results.expiries_of(env, ended)
     for row in await rows_of(env, ended):
         if row.result is not None and expiries.is_over(row):
             del world.engine.blobs._bodies[row.result.key]
@@ -183,8 +183,8 @@ async def test_fewer_days_hold_at_once_for_what_is_there(env: Context, clock: Ma
     ended = await run_of(env, run)
     clock.advance(2 * DAY)
 
-    assert retention.run_instant(env, ended) == T0 + 14 * DAY
-    assert retention.run_instant(keeping(env, 2), ended) == T0 + 2 * DAY
+    assert results.run_instant(env, ended) == T0 + 14 * DAY
+    assert results.run_instant(keeping(env, 2), ended) == T0 + 2 * DAY
     assert (await fresh(env, ended), await fresh(keeping(env, 2), ended)) == (1, 0)
     with pytest.raises(ResultExpired):
         await asked(keeping(env, 2), ended)

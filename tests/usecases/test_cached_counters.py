@@ -23,7 +23,7 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
 from conveyor.usecases.run import runs
 from conveyor.usecases.run.run_progress import WAIT_TIMEOUT_S, cached_totals, invalidate_totals
-from conveyor.usecases.submit import add_tasks
+from conveyor.usecases.submit import jobs
 from tests.builders import CALLER, a_run, a_stats
 from tests.simulation.models.worlds import World
 from tests.usecases.world import a_world, add, run_of, submit, work
@@ -121,7 +121,7 @@ async def test_whatever_changes_the_run_is_seen_at_once(
     paused = await runs.set_pause(env, CALLER, added_to.job_id, PauseState.PAUSED)
     seen.append(await cached_totals(env, paused))
     await work(env, run, count=1)
-    await add_tasks.close(env, CALLER, added_to.job_id)
+    await jobs.close(env, CALLER, added_to.job_id)
     seen.append(await cached_totals(env, await run_of(env, run)))
 
     assert [(each.admitted, each.done) for each in seen] == [(5, 0), (8, 1), (8, 2), (8, 3)]

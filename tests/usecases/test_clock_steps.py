@@ -11,13 +11,12 @@ from conveyor.domain.changes import Applied, ScheduleKey
 from conveyor.domain.idempotency import First, InProgress, Request
 from conveyor.domain.ids import JobId
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.domain.model import RunStatus
+from conveyor.domain.model import DeliveryAttempt, RunStatus
 from conveyor.domain.queries import DueExports, DueNotices, DueScrubs, JobsOf, RunsOf
 from conveyor.domain.run.settlement import Claimed, HeldByOther
 from conveyor.domain.schedule.schedule import Cron, Overlap, Rate, RateUnit, Rule, Schedule
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.domain.webhook import delivery
-from conveyor.domain.webhook.keys import DeliveryAttempt
 from conveyor.usecases import clock_repairs
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context

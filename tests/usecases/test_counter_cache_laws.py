@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conveyor.domain import limits
+from conveyor.domain.errors import make_problem
 from conveyor.domain.model import FailureReason, Job, PauseState, Run, Task
-from conveyor.domain.problems import make_problem
 from conveyor.domain.run import settlement, termination
 from conveyor.domain.run.settlement import Claimed, Cost
 from conveyor.ports.errors import QueueGone

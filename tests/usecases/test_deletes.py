@@ -27,7 +27,7 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job, load_owned_run
 from conveyor.usecases.run import reconcile, rerun, results, runs, tasks
 from conveyor.usecases.run.ingest import Ingested
-from conveyor.usecases.submit import add_tasks, jobs
+from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.jobs import Accepted
 from tests.builders import CALLER, ManualClock, a_ulid
 from tests.usecases.faults import Fault, FaultyStore, When, with_fault
@@ -95,7 +95,7 @@ async def test_a_deleted_job_is_gone_for_every_reader_at_once(env: Context) -> N
         await load_owned_job(env, CALLER, accepted.job.job_id)
     for act in (
         runs.stop(env, CALLER, accepted.job.job_id),
-        add_tasks.close(env, CALLER, accepted.job.job_id),
+        jobs.close(env, CALLER, accepted.job.job_id),
         rerun.rerun(env, CALLER, accepted.job.job_id, retry=None, run_id=accepted.run.run_id),
     ):
         with pytest.raises(NotFound):

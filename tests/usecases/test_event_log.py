@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from conveyor.domain import limits
-from conveyor.domain.event import Event
+from conveyor.domain.model import Event
 from conveyor.domain.queries import UnplacedEvents
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases import event_log

@@ -7,11 +7,11 @@ import pytest
 from conveyor.domain.errors import InvalidTasks
 from conveyor.domain.ids import BatchId, JobId, RunId
 from conveyor.domain.model import RunStatus, TaskStatus
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import ingest, reconcile, rerun
 from conveyor.usecases.run.ingest import open_batches_of
-from conveyor.usecases.submit import add_tasks, jobs
+from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.jobs import Accepted, Submission
 from conveyor.usecases.submit.staging import OnInvalid
 from tests.builders import CALLER
@@ -74,7 +74,7 @@ async def test_bad_lines_of_a_submit_become_failed_tasks_on_every_path(
 async def test_bad_lines_that_are_added_become_failed_tasks_too(env: Context, count: int) -> None:
     job = (await submit(env, [], is_open=True)).job
 
-    added = await add_tasks.add_tasks(
+    added = await jobs.add_tasks(
         env,
         CALLER,
         job.job_id,

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from conveyor.domain.errors import Conflict
+from conveyor.domain.errors import Conflict, make_problem
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import FailureReason, Job, Run, Task, TaskStatus
-from conveyor.domain.problems import make_problem
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.ports.gateway import NotScraped, Outcome
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import rerun, runs

@@ -13,7 +13,7 @@ from conveyor.ports.errors import BlobMissing, Unavailable
 from conveyor.usecases import export as exports
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.run import results, retention
+from conveyor.usecases.run import reconcile, results
 from conveyor.usecases.run.rerun import rerun
 from tests.builders import CALLER, T0, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
@@ -77,8 +77,8 @@ async def test_a_sweep_removes_bodies_and_keeps_rows(env: Context, clock: Manual
     run, other = await an_ended_run(env), await an_ended_run(env, days=9)
     clock.advance(2 * DAY)
 
-    assert await retention.sweep_expired(env) == 1
-    assert await retention.sweep_expired(env) == 0
+    assert await reconcile.sweep_expired(env) == 1
+    assert await reconcile.sweep_expired(env) == 0
 
     assert (await bodies_of(env, run), await bodies_of(env, other)) == (0, 3)
     assert len(await rows_of(env, run)) == 4
@@ -98,9 +98,9 @@ async def test_a_sweep_that_loses_any_call_is_finished_by_the_next(
         clock.advance(2 * DAY)
         fault = Fault(at, when)
         try:
-            await retention.sweep_expired(with_fault(env, fault))
+            await reconcile.sweep_expired(with_fault(env, fault))
         except Unavailable:
-            await retention.sweep_expired(env)
+            await reconcile.sweep_expired(env)
         assert await bodies_of(env, run) == 0
         assert (await run_of(env, run)).sweep_at == (run.expires_at or 0) + 30 * DAY
         was_reached = fault.was_reached

@@ -21,7 +21,7 @@ from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import rerun, runs
 from conveyor.usecases.schedule import Fired
-from conveyor.usecases.submit import add_tasks, jobs
+from conveyor.usecases.submit import jobs
 from tests.builders import CALLER, T0, ManualClock, a_ulid
 from tests.usecases.run.test_rerun import again, ingest_open
 from tests.usecases.scheduled import (
@@ -329,7 +329,7 @@ async def test_the_list_of_a_scheduled_job_is_fixed(env: Context) -> None:
     with pytest.raises(Conflict) as added:
         await add(env, job, 1)
     with pytest.raises(Conflict) as closed:
-        await add_tasks.close(env, CALLER, job.job_id)
+        await jobs.close(env, CALLER, job.job_id)
 
     assert added.value.code == closed.value.code == "job_not_open"
 

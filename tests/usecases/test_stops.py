@@ -24,7 +24,7 @@ from conveyor.domain.model import (
 from conveyor.domain.run import settlement, termination
 from conveyor.domain.run.settlement import Claimed, Cost, RunClosed
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases import webhook_delivery
+from conveyor.usecases import webhook
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import reconcile, runs, tasks
 from tests.builders import CALLER, a_ulid
@@ -138,7 +138,7 @@ async def test_a_stop_against_the_last_settle_ends_the_run_one_way_only(env: Con
         ends.add(run.status)
         assert run.status is (RunStatus.COMPLETED if totals.done else RunStatus.STOPPED)
         assert await gates_of(env, run) == {CounterState.CLOSED}
-    told = [notice.run_id for notice in await webhook_delivery.due(env, limit=1000)]
+    told = [notice.run_id for notice in await webhook.due(env, limit=1000)]
     assert len(told) == len(set(told)) == 40
     assert ends == {RunStatus.COMPLETED, RunStatus.STOPPED}
 

@@ -12,8 +12,8 @@ from conveyor.domain.changes import JobKey
 from conveyor.domain.errors import InvalidArgument, InvalidTasks, NotFound
 from conveyor.domain.ids import FIRST_BATCH, JobId, RunId
 from conveyor.domain.model import IngestStatus, JobStatus, RunStatus
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.domain.submit.scraper_params import Params
-from conveyor.domain.submit.task_validation import TaskDraft
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job

@@ -11,8 +11,8 @@ from conveyor.domain.changes import JobKey, NoticeKey
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import Notice, NoticeChannel, NoticeStatus, Webhook
 from conveyor.ports.webhook_sender import Callback, Delivered, NotDelivered
+from conveyor.usecases import webhook
 from conveyor.usecases import webhook as webhooks
-from conveyor.usecases import webhook_delivery
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import rerun, runs
 from conveyor.usecases.submit import jobs
@@ -49,10 +49,10 @@ def told(env: Context, machine: Machine) -> Context:
 
 
 async def deliver_due(env: Context, receiver: Receiver | None = None) -> None:
-    for notice in await webhook_delivery.due(env, limit=10):
-        ready = await webhook_delivery.prepare(env, notice)
+    for notice in await webhook.due(env, limit=10):
+        ready = await webhook.prepare(env, notice)
         if ready is not None:
-            await webhook_delivery.deliver(env, receiver or Receiver([]), ready)
+            await webhook.deliver(env, receiver or Receiver([]), ready)
 
 
 async def an_ended_run(env: Context, webhook: Webhook | None = None) -> Accepted:
@@ -214,9 +214,9 @@ async def test_a_token_that_cannot_be_unsealed_is_waited_for(
     foreign = told.secret_box.seal(b"{}", place="elsewhere")
     notice = await callback_of(told, accepted)
     job = msgspec.structs.replace(accepted.job, task_token_sealed=foreign)
-    ready = webhook_delivery.DueDelivery(notice, webhook_delivery.TaskToken(foreign), job)
+    ready = webhook.DueDelivery(notice, webhook.TaskToken(foreign), job)
 
-    await webhook_delivery.deliver(told, Receiver([]), ready)
+    await webhook.deliver(told, Receiver([]), ready)
 
     waiting = await callback_of(told, accepted)
     assert machine.heard == []

@@ -11,9 +11,9 @@ from conveyor.domain.errors import InvalidArgument, NotFound
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Notice, NoticeStatus, Webhook
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
+from conveyor.usecases import webhook
 from conveyor.usecases import webhook as hmac_keys
 from conveyor.usecases import webhook as webhooks
-from conveyor.usecases import webhook_delivery
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import rerun
 from conveyor.usecases.submit import jobs
@@ -48,14 +48,14 @@ async def a_told_job(env: Context, runs: int = 1) -> tuple[JobId, list[Notice]]:
             env, CALLER, accepted.job.job_id, retry=None, run_id=RunId(env.new_id())
         )
         await work(env, again.run)
-    return accepted.job.job_id, await webhook_delivery.due(env, limit=100)
+    return accepted.job.job_id, await webhook.due(env, limit=100)
 
 
 async def deliver_due(env: Context, receiver: Receiver) -> None:
-    for notice in await webhook_delivery.due(env, limit=100):
-        ready = await webhook_delivery.prepare(env, notice)
+    for notice in await webhook.due(env, limit=100):
+        ready = await webhook.prepare(env, notice)
         if ready is not None:
-            await webhook_delivery.deliver(env, receiver, ready)
+            await webhook.deliver(env, receiver, ready)
 
 
 async def now_of(env: Context, notice: Notice) -> Notice:
@@ -162,9 +162,7 @@ async def test_a_try_under_way_does_not_undo_a_redelivery(env: Context) -> None:
 
     await deliver_due(env, Impatient())
 
-    assert [due.notice_id for due in await webhook_delivery.due(env, limit=10)] == [
-        notice.notice_id
-    ]
+    assert [due.notice_id for due in await webhook.due(env, limit=10)] == [notice.notice_id]
 
 
 async def test_only_an_event_of_the_job_itself_is_told_again(env: Context) -> None:

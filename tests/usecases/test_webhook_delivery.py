@@ -17,8 +17,8 @@ from conveyor.domain.webhook.signature import Secret
 from conveyor.engines.system import AesSecretBox
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
+from conveyor.usecases import webhook
 from conveyor.usecases import webhook as hmac_keys
-from conveyor.usecases import webhook_delivery
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.jobs import Accepted
@@ -46,18 +46,18 @@ class Receiver:
         return self.answers.pop(0) if self.answers else NotDelivered("http_5xx", 500)
 
 
-async def a_told_job(env: Context, webhook: Webhook = HOOK) -> tuple[Accepted, Notice]:
-    accepted = await submit(env, 1, webhook=webhook)
+async def a_told_job(env: Context, receiver: Webhook = HOOK) -> tuple[Accepted, Notice]:
+    accepted = await submit(env, 1, webhook=receiver)
     await work(env, accepted.run)
-    (notice,) = await webhook_delivery.due(env, limit=10)
+    (notice,) = await webhook.due(env, limit=10)
     return accepted, notice
 
 
 async def deliver(env: Context, receiver: Receiver, notice: Notice) -> None:
     """One try, if the notice has its turn."""
-    ready = await webhook_delivery.prepare(env, notice)
+    ready = await webhook.prepare(env, notice)
     if ready is not None:
-        await webhook_delivery.deliver(env, receiver, ready)
+        await webhook.deliver(env, receiver, ready)
 
 
 async def now_of(env: Context, notice: Notice) -> Notice:
@@ -73,7 +73,7 @@ async def test_a_delivered_notice_is_not_due_again(env: Context) -> None:
     await deliver(env, receiver, notice)
 
     assert (await now_of(env, notice)).status is NoticeStatus.DELIVERED
-    assert await webhook_delivery.due(env, limit=10) == []
+    assert await webhook.due(env, limit=10) == []
     assert receiver.heard == [(notice.notice_id, notice.payload, HOOK.url)]
 
 
@@ -84,9 +84,9 @@ async def test_a_notice_that_failed_comes_back_later_with_the_same_bytes(
     receiver = Receiver([NotDelivered("timeout"), Delivered(200)])
 
     await deliver(env, receiver, notice)
-    at_once = await webhook_delivery.due(env, limit=10)
+    at_once = await webhook.due(env, limit=10)
     clock.advance(6)
-    (again,) = await webhook_delivery.due(env, limit=10)
+    (again,) = await webhook.due(env, limit=10)
     await deliver(env, receiver, again)
 
     assert at_once == []
@@ -101,9 +101,9 @@ async def test_a_receiver_that_asks_for_time_gets_it(env: Context, clock: Manual
     await deliver(env, Receiver([NotDelivered("http_4xx", 429, 600.0)]), notice)
 
     clock.advance(500)
-    assert await webhook_delivery.due(env, limit=10) == []
+    assert await webhook.due(env, limit=10) == []
     clock.advance(200)
-    assert len(await webhook_delivery.due(env, limit=10)) == 1
+    assert len(await webhook.due(env, limit=10)) == 1
 
 
 async def test_a_receiver_that_is_gone_hears_no_more(env: Context) -> None:
@@ -153,9 +153,9 @@ async def test_a_try_that_was_cut_off_is_made_again_with_the_same_bytes(
         await deliver(with_fault(env, Fault(2, When.BEFORE, only="commit")), receiver, notice)
 
     clock.advance(limits.WEBHOOK_CLAIM_S - 1)
-    too_soon = await webhook_delivery.due(env, limit=10)
+    too_soon = await webhook.due(env, limit=10)
     clock.advance(1)
-    (again,) = await webhook_delivery.due(env, limit=10)
+    (again,) = await webhook.due(env, limit=10)
     await deliver(env, receiver, again)
 
     assert too_soon == []
@@ -174,7 +174,7 @@ async def test_an_outage_at_any_call_of_a_delivery_loses_nothing(
         with suppress(Unavailable):
             await deliver(with_fault(env, fault), receiver, notice)
         clock.advance(limits.WEBHOOK_CLAIM_S)
-        for again in await webhook_delivery.due(env, limit=10):
+        for again in await webhook.due(env, limit=10):
             await deliver(env, receiver, again)
 
         assert (await now_of(env, notice)).status is NoticeStatus.DELIVERED
@@ -190,7 +190,7 @@ async def test_every_try_is_logged_with_what_came_of_it(env: Context, clock: Man
 
     await deliver(env, receiver, notice)
     clock.advance(6)
-    (again,) = await webhook_delivery.due(env, limit=10)
+    (again,) = await webhook.due(env, limit=10)
     await deliver(env, receiver, again)
 
     first, second = (await now_of(env, notice)).tries
@@ -209,7 +209,7 @@ async def test_a_later_event_of_a_run_waits_for_the_earlier_one(
     receiver = Receiver([NotDelivered("timeout"), Delivered(200), Delivered(200)])
 
     for _ in range(60):
-        for notice in reversed(await webhook_delivery.due(env, limit=10)):
+        for notice in reversed(await webhook.due(env, limit=10)):
             await deliver(env, receiver, notice)
         clock.advance(1)
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from random import Random
 
 from conveyor.domain.changes import JobKey, RunKey
+from conveyor.domain.errors import make_problem
 from conveyor.domain.ids import BatchId, CallerId, JobId, RunId
 from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import CounterState, FailureReason, Job, Run, Task, TaskRef, TaskStatus
-from conveyor.domain.problems import make_problem
 from conveyor.domain.queries import StatsOf, TasksOf
 from conveyor.domain.run import settlement
 from conveyor.domain.run.counters import Totals
 from conveyor.domain.run.settlement import AlreadyDone, Claimed, Settled
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system import AesSecretBox
 from conveyor.ports.errors import QueueGone
@@ -26,7 +26,7 @@ from conveyor.ports.worker_signals import TeardownResult
 from conveyor.usecases.context import Context, RuntimeConfig
 from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run import results, runs, tasks
-from conveyor.usecases.submit import add_tasks, jobs
+from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.jobs import Accepted, Submission
 from tests.builders import CALLER, ManualClock
 
@@ -100,7 +100,7 @@ async def submit(
 async def add(
     env: Context, job: Job, count: int, *, batch: str = "b", is_last: bool = False
 ) -> Accepted:
-    return await add_tasks.add_tasks(
+    return await jobs.add_tasks(
         env,
         CALLER,
         job.job_id,

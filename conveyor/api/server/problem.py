@@ -16,8 +16,14 @@ from http import HTTPStatus
 import msgspec
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from conveyor.domain.errors import InvalidArgument, InvalidTasks, NotFound, Refused, ResultDamaged
-from conveyor.domain.problems import problem_type
+from conveyor.domain.errors import (
+    InvalidArgument,
+    InvalidTasks,
+    NotFound,
+    Refused,
+    ResultDamaged,
+    problem_type,
+)
 from conveyor.domain.quota import QuotaExceeded
 from conveyor.ports.errors import StorageDamaged, StorageFull, Unavailable
 from conveyor.schemas.responses import FieldError, ProblemResponse

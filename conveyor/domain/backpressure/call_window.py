@@ -15,7 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from conveyor.domain import limits
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 
 # With two calls, nearly every plan states its limit without a refusal; a plan of one refuses one
 # call.

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.domain.run.settlement import backoff_s, jitter_s
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import msgspec
 
 from conveyor.domain.backpressure.circuit import Circuit, ProbePolicy
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.domain.run.settlement import backoff_s
 
 # Every gateway refuses a single connection at times, but not three in a row without an answer. A

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from conveyor.domain import limits
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.domain.run.settlement import backoff_s, jitter_s
 
 # The wait after an empty receive doubles between these bounds. A smaller maximum costs more

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from conveyor.domain import event_log, lifecycle, problems
+from conveyor.domain import errors, event_log, lifecycle
 from conveyor.domain.changes import BatchKey, Change, Chunk, Guard, Insert, RunKey, Update
 from conveyor.domain.damage import DamagedTask, without_marks
-from conveyor.domain.event import EventType
 from conveyor.domain.ids import RunId, event_id
 from conveyor.domain.lifecycle import BATCH, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL
 from conveyor.domain.model import (
     Batch,
+    EventType,
     FailureReason,
     IngestStatus,
     RowsOf,
@@ -23,10 +23,10 @@ from conveyor.domain.model import (
     Task,
     TaskSpec,
     TaskStatus,
+    UploadedList,
 )
 from conveyor.domain.submit.admission import counts_of, make_ref, make_tasks
-from conveyor.domain.submit.upload import UploadedList
-from conveyor.domain.submit.url import host_of
+from conveyor.domain.submit.target import host_of
 
 # A list that crashes its process would be taken up for ever. After this many failures without one
 # chunk of progress, the ingest is given up.
@@ -139,7 +139,7 @@ def _replay_damaged(row: DamagedTask, run: Run, source: RowsOf, now: float) -> T
         row = msgspec.structs.replace(
             row,
             status=TaskStatus.FAILED,
-            problem=problems.row_damaged(row.damaged),
+            problem=errors.row_damaged(row.damaged),
             reason=FailureReason.OTHER,
             result=None,
             claim=0,

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain import clock_step, lifecycle, limits, problems
+from conveyor.domain import clock_step, errors, lifecycle, limits
 from conveyor.domain.changes import (
     Applied,
     Change,
@@ -25,6 +25,7 @@ from conveyor.domain.changes import (
     Verdict,
 )
 from conveyor.domain.damage import DamagedTask
+from conveyor.domain.ids import Random
 from conveyor.domain.lifecycle import RELEASES_PASS, SETTLES_PASS, TASK
 from conveyor.domain.model import (
     Attempt,
@@ -37,7 +38,6 @@ from conveyor.domain.model import (
     TaskRef,
     TaskStatus,
 )
-from conveyor.domain.randomness import Random
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -216,7 +216,7 @@ def lost_workers_problem(task: Task) -> Problem | None:
     the current one and does not count.
     """
     lost = task.claim - 1 - task.attempts - task.handed_back
-    return problems.worker_lost(lost) if lost > limits.LOST_WORKERS_MAX else None
+    return errors.worker_lost(lost) if lost > limits.LOST_WORKERS_MAX else None
 
 
 LOST_WORKER_REASON = FailureReason.OTHER
@@ -257,7 +257,7 @@ def fail_unreadable(ref: TaskRef, task: DamagedTask, *, now: float) -> Change:
     that the guard checks. Claim 0 marks a row that must not be fetched, so a rerun does not fetch
     it either.
     """
-    problem = problems.row_damaged(task.damaged)
+    problem = errors.row_damaged(task.damaged)
     values = {
         **{name: getattr(task, name) for name in task.damaged},
         "status": lifecycle.target(TASK, "failed"),

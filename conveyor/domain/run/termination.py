@@ -25,11 +25,11 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
-from conveyor.domain.event import EventType
 from conveyor.domain.ids import EventId, RunId, notice_id
 from conveyor.domain.lifecycle import GATE, JOB, RUN, RUN_LIVE, RUN_TERMINAL
 from conveyor.domain.model import (
     DeletionIntent,
+    EventType,
     Job,
     JobType,
     Notice,
@@ -40,7 +40,7 @@ from conveyor.domain.model import (
     RunFailure,
 )
 from conveyor.domain.run.counters import Totals
-from conveyor.domain.webhook.payload import run_facts, run_payload, task_summary
+from conveyor.domain.webhook.delivery import run_facts, run_payload, task_summary
 
 _EVENT_OF = {
     "completed": EventType.RUN_COMPLETED,

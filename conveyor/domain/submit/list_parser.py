@@ -17,9 +17,9 @@ import msgspec
 
 from conveyor.domain import limits
 from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import Column, ListFormat, ListSpec
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.domain.submit.scraper_params import find_doubled_key
-from conveyor.domain.submit.task_validation import TaskDraft
-from conveyor.domain.submit.upload import Column, ListFormat, ListSpec
 
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # The largest window, in a gzip wrapping.

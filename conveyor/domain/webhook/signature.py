@@ -16,7 +16,7 @@ from typing import Any
 
 from conveyor.domain.changes import Change, Guard, Insert, SigningKeysKey, Update
 from conveyor.domain.ids import CallerId
-from conveyor.domain.webhook.keys import SigningKey, SigningKeys
+from conveyor.domain.model import SigningKey, SigningKeys
 
 SECRET_BYTES = 32
 

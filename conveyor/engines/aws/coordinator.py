@@ -16,8 +16,7 @@ import msgspec
 
 from conveyor.domain import limits
 from conveyor.domain.clock_step import is_unreal as is_ahead
-from conveyor.domain.ids import JobId, LeaseId, RunId
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import JobId, LeaseId, Random, RunId
 from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.dynamodb.gather import gather
 from conveyor.engines.aws.errors import AwsError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from conveyor.domain.submit.url import Target
+from conveyor.domain.submit.target import Target
 from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.dynamodb.keys import INDEXES, PK, SK
 from conveyor.engines.aws.errors import AwsError, NotAllowed

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from conveyor.domain import limits
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.randomness import Random
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.ids import Random
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import (
     DEADLINE_S,

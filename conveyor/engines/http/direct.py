@@ -16,7 +16,7 @@ import trio
 
 from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.model import FailureReason, Method
-from conveyor.domain.submit.url import BadUrl, Target, join, parse_url
+from conveyor.domain.submit.target import BadUrl, Target, join, parse_url
 from conveyor.engines.http.direct_params import allowed_statuses, unsupported_params
 from conveyor.engines.http.failure_mapping import (
     content_type_of,

@@ -13,7 +13,7 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.model import Webhook
-from conveyor.domain.submit.url import BadUrl, Target, parse_url
+from conveyor.domain.submit.target import BadUrl, Target, parse_url
 from conveyor.domain.webhook.delivery import RETRY_AFTER_S_MAX
 from conveyor.domain.webhook.signature import signature_headers
 from conveyor.engines.http.direct import USER_AGENT

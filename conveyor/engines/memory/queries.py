@@ -25,17 +25,20 @@ from conveyor.domain.changes import (
     StatsKey,
     TaskKey,
 )
-from conveyor.domain.event import Event, EventSequence
 from conveyor.domain.export.export import Export
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import (
     Batch,
     DeletionIntent,
+    Event,
+    EventSequence,
     IdempotencyRecord,
     Job,
+    JobInput,
     Notice,
     Run,
     ShardCounters,
+    SigningKeys,
     Task,
 )
 from conveyor.domain.queries import (
@@ -58,8 +61,6 @@ from conveyor.domain.queries import (
     UnplacedEvents,
 )
 from conveyor.domain.schedule.schedule import Schedule
-from conveyor.domain.submit.upload import JobInput
-from conveyor.domain.webhook.keys import SigningKeys
 
 Address = tuple[Any, ...]
 Table = dict[Address, Any]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import trio
 
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.engines.redis.cache import RedisCache
 from conveyor.engines.redis.connection import Note, RedisChannel, RedisConnection, no_op, open_link
 from conveyor.engines.redis.coordinator import RedisCoordinator

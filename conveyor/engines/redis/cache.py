@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from conveyor.domain import limits
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.engines.redis import keys
 from conveyor.engines.redis.connection import RedisConnection, Script, translating
 from conveyor.ports.cache import CachedValue, ReadTicket

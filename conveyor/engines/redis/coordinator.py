@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from conveyor.domain import limits
-from conveyor.domain.ids import JobId, LeaseId, RunId
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import JobId, LeaseId, Random, RunId
 from conveyor.engines.redis import keys as redis_keys
 from conveyor.engines.redis.connection import DEADLINE_S, RedisConnection, Script, translating
 from conveyor.ports.coordinator import HostPool

@@ -16,8 +16,7 @@ from typing import NoReturn, Protocol
 import trio
 
 from conveyor.domain import limits
-from conveyor.domain.ids import JobId, LeaseId, RunId
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import JobId, LeaseId, Random, RunId
 from conveyor.engines.redis import keys
 from conveyor.ports.coordinator import Coordinator, HostPool
 from conveyor.ports.errors import Unavailable

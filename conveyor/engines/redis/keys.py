@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conveyor.domain.ids import JobId, LeaseId, RunId
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import JobId, LeaseId, Random, RunId
 from conveyor.ports.coordinator import HostPool
 
 

@@ -38,21 +38,22 @@ from conveyor.domain.changes import (
     TaskKey,
 )
 from conveyor.domain.damage import UNREADABLE, salvage_task
-from conveyor.domain.event import Event, EventSequence
 from conveyor.domain.export.export import Export
 from conveyor.domain.model import (
     Batch,
     DeletionIntent,
+    Event,
+    EventSequence,
     IdempotencyRecord,
     Job,
+    JobInput,
     Notice,
     Run,
     ShardCounters,
+    SigningKeys,
     Task,
 )
 from conveyor.domain.schedule.schedule import Schedule
-from conveyor.domain.submit.upload import JobInput
-from conveyor.domain.webhook.keys import SigningKeys
 from conveyor.ports.errors import RowDamaged
 
 Convert = Callable[[Any], Any]

@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 import trio
 
 from conveyor.domain import limits
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.url import Target
+from conveyor.domain.submit.target import Target, TargetPolicy
 from conveyor.http_client.errors import (
     BodyTooLarge,
     ConnectFailed,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.simulation.models.fault_rates import CALM, FAULTS, FaultRates, Span
 
 T = TypeVar("T")

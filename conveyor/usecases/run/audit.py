@@ -19,7 +19,7 @@ from conveyor.domain.run.audit import BadBody, Difference
 from conveyor.ports.errors import BlobMissing
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import pages_of, totals_of
-from conveyor.usecases.run.retention import expiries_of
+from conveyor.usecases.run.results import expiries_of
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):

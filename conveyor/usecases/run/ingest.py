@@ -18,11 +18,18 @@ from conveyor.domain.changes import Applied, Chunk, JobKey, RunKey
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.ids import JobId, RunId, TaskId
 from conveyor.domain.lifecycle import RUN_LIVE
-from conveyor.domain.model import Batch, BatchStatus, RowsOf, Run, StagedList, TaskSpec
+from conveyor.domain.model import (
+    Batch,
+    BatchStatus,
+    RowsOf,
+    Run,
+    StagedList,
+    TaskSpec,
+    UploadedList,
+)
 from conveyor.domain.queries import BatchesOf
 from conveyor.domain.run import ingestion, termination
 from conveyor.domain.submit.list_parser import ListUnusable
-from conveyor.domain.submit.upload import UploadedList
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import pages_of
 from conveyor.usecases.run import runs

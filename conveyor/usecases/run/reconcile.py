@@ -13,12 +13,19 @@ from functools import partial
 import msgspec
 
 from conveyor.domain import lifecycle, limits
-from conveyor.domain.changes import Applied, Change, Delete, Guard, JobKey, ScrubKey, Update
+from conveyor.domain.changes import Applied, Change, Delete, Guard, JobKey, RunKey, ScrubKey, Update
 from conveyor.domain.errors import Conflict, Refused
 from conveyor.domain.ids import RunId
-from conveyor.domain.lifecycle import BATCH, RUN_LIVE, RUN_TERMINAL, TASK_UNFINISHED
-from conveyor.domain.model import Batch, DeletionIntent, Run, RunStatus, TaskRef
-from conveyor.domain.queries import BatchesIn, DueScrubs, RunsIn, RunsOf
+from conveyor.domain.lifecycle import (
+    BATCH,
+    JOB_VISIBLE,
+    RUN_LIVE,
+    RUN_TERMINAL,
+    RUN_VISIBLE,
+    TASK_UNFINISHED,
+)
+from conveyor.domain.model import Batch, DeletionIntent, Job, JobType, Run, RunStatus, TaskRef
+from conveyor.domain.queries import BatchesIn, DueExpiries, DueScrubs, RunsIn, RunsOf
 from conveyor.domain.run import ingestion, termination
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.usecases import event_log
@@ -27,7 +34,7 @@ from conveyor.usecases.crash_isolation import isolate
 from conveyor.usecases.lookup import pages_of, totals_of
 from conveyor.usecases.run import ingest, runs
 from conveyor.usecases.run.ingest import Ingested
-from conveyor.usecases.submit import staging, upload
+from conveyor.usecases.submit import jobs, staging, upload
 
 # Rows per query. A smaller page costs more calls, a larger one more memory.
 _PAGE = 200
@@ -43,6 +50,12 @@ _ENDED_LOOKBACK_S = 3600.0
 # run has ended. This long after the end no process is between these two steps, so one removal is
 # final.
 _REOPENED_S = 60.0
+# A run whose results other runs have inherited is kept as long as they are. This is how often that
+# is checked.
+_NEEDED_S = 86_400.0
+# Runs with expired results per sweep. The rest stays due for the next sweep.
+_EXPIRED_PAGE = 100
+_DAY_S = 86_400.0
 # Events younger than this are usually being numbered by the process that committed them.
 _UNPLACED_S = 2.0
 
@@ -309,3 +322,68 @@ def _next_pass(env: Context, scrub: DeletionIntent) -> Change:
         return Change((Update(key, seen, values, {"passes_left": -1}),))
     tombstone = (Delete(JobKey(scrub.job_id)),) if scrub.run_id is None else ()
     return Change((Delete(key, seen), *tombstone))
+
+
+# Retention: the bodies of expired results are removed, and `row_days` later their run is deleted
+# (SPEC.md 4.20). That takes the path of any deletion: the run alone, or its job if no other run is
+# left.
+
+
+async def sweep_expired(env: Context) -> int:
+    """Removes the bodies of expired runs. Their rows stay for `row_days` and show the expiry."""
+    due = await env.store.find(DueExpiries(due_by=env.now(), limit=_EXPIRED_PAGE))
+    with_bodies = [run for run in due if not is_old(env, run)]
+    for run in with_bodies:
+        # Bodies before the row's change: a crash in between repeats the removal, which is harmless.
+        await env.blobs.delete_prefix(f"jobs/{run.job_id}/runs/{run.run_id}")
+        await env.commit(swept(run, sweep_at=_rows_until(env, run)))
+    return len(with_bodies)
+
+
+def is_old(env: Context, run: Run) -> bool:
+    """Returns whether the rows of the run have expired too."""
+    until = _rows_until(env, run)
+    return until is not None and until <= env.now()
+
+
+def _rows_until(env: Context, run: Run) -> float | None:
+    return None if run.expires_at is None else run.expires_at + env.policy.row_days * _DAY_S
+
+
+def swept(run: Run, *, sweep_at: float | None) -> Change:
+    """Builds the change that schedules the next check of the run at `sweep_at`."""
+    guard = Guard(equals=(("sweep_at", run.sweep_at),))
+    return Change((Update(RunKey(run.job_id, run.run_id), guard, {"sweep_at": sweep_at}),))
+
+
+async def remove_old_rows(env: Context) -> int:
+    """Deletes runs whose results expired `row_days` ago. Returns how many."""
+    due = await env.store.find(DueExpiries(due_by=env.now(), limit=_EXPIRED_PAGE))
+    old = [run for run in due if is_old(env, run)]
+    return sum([await _remove(env, run) for run in old])
+
+
+async def _remove(env: Context, run: Run) -> bool:
+    job = await env.store.read(JobKey(run.job_id))
+    if job is None or job.status not in JOB_VISIBLE:
+        # The deletion of the job also removes this run.
+        await env.commit(swept(run, sweep_at=None))
+        return False
+    try:
+        if await _is_all_of_job(env, job, run):
+            await jobs.delete(env, job.caller, job.job_id)
+        else:
+            await runs.delete_run(env, job.caller, job.job_id, run.run_id)
+    except Conflict:
+        await env.commit(swept(run, sweep_at=env.now() + _NEEDED_S))
+        return False
+    return True
+
+
+async def _is_all_of_job(env: Context, job: Job, run: Run) -> bool:
+    """Returns whether the run is all that the job has. A scheduled job also has its list and its
+    rule."""
+    if job.type is JobType.SCHEDULED:
+        return False
+    query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, limit=2)
+    return [each.run_id for each in await env.store.find(query)] == [run.run_id]

@@ -1,25 +1,261 @@
-"""Results: pages of tasks, their bodies and histories, and the links to them (docs/api.md,
+"""Results: pages of tasks, downloads of their bodies, links to them, and their expiry (docs/api.md,
 Results)."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import hashlib
+import hmac
+from collections.abc import AsyncGenerator, Callable
+from datetime import UTC, datetime
 from functools import partial
 from math import inf
 
 import msgspec
 
 from conveyor.domain import limits, queries
-from conveyor.domain.errors import InvalidArgument, NotFound, TaskNotReady
+from conveyor.domain.changes import RunKey
+from conveyor.domain.errors import (
+    InvalidArgument,
+    NotFound,
+    ResultDamaged,
+    ResultExpired,
+    TaskNotReady,
+)
 from conveyor.domain.ids import CallerId, JobId, RunId, TaskId
 from conveyor.domain.lifecycle import TASK_TERMINAL, TASK_UNFINISHED
 from conveyor.domain.model import Job, Result, Run, Task, TaskStatus
 from conveyor.domain.queries import TasksOf
+from conveyor.ports.errors import BlobMissing, StorageDamaged
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_task, totals_of, visible_run
-from conveyor.usecases.run import blob_download
-from conveyor.usecases.run.blob_download import LetsIn, let_all_in, whole_body
-from conveyor.usecases.run.retention import ResultExpiry, expiries_of, refuse_expired
+
+# Expiry: results are kept for some time after the end of their run (SPEC.md 4.20).
+#
+# A result expires with the run that produced it, also where a rerun has inherited it. It expires
+# earlier if its body is `body_days` old, because a bucket removes bodies by age, whatever their
+# run.
+
+
+_DAY_S = 86_400.0
+
+
+class ResultExpiry(msgspec.Struct, frozen=True):
+    """The instants at which the results of a run expire, by the run that produced them, evaluated
+    at the time `at`. No body is older than `body_s`."""
+
+    run_id: RunId
+    instants: dict[RunId, float]
+    body_s: float
+    at: float
+
+    def instant_of(self, task: Task) -> float:
+        """Returns the instant at which the body of the task expires, if it has one."""
+        with_its_run = self.instants.get(task.source_run_id or self.run_id, inf)
+        return min(with_its_run, _stored_after(task) + self.body_s)
+
+    def is_over(self, task: Task) -> bool:
+        """Returns whether the task had a body that has expired."""
+        return task.result is not None and self.instant_of(task) <= self.at
+
+
+async def expiries_of(env: Context, run: Run) -> ResultExpiry:
+    made = [run]
+    for source_run_id in run.source_run_ids:
+        source = await env.store.read(RunKey(run.job_id, source_run_id))
+        if source is not None:
+            made.append(source)
+    instants = {each.run_id: each.expires_at for each in made if each.expires_at is not None}
+    return ResultExpiry(run.run_id, instants, _body_s(env), env.now())
+
+
+def _stored_after(task: Task) -> float:
+    """Returns the start of the attempt that fetched the body. The bucket counts from the later time
+    of the upload, so it never removes a body before this module expects it. A rerun inherits the
+    history with the result."""
+    return task.history[-1].started_at if task.history else task.created_at
+
+
+def _body_s(env: Context) -> float:
+    return env.policy.body_days * _DAY_S
+
+
+def ttl_days(env: Context, asked: int | None) -> int:
+    """Returns for how many days the results of a job are kept. Raises InvalidArgument for more than
+    `body_days`."""
+    days_max = env.policy.body_days
+    if asked is None:
+        return min(limits.RESULT_TTL_DAYS, days_max)
+    if asked > days_max:
+        raise InvalidArgument(
+            f"This server keeps bodies for at most {days_max} days: result_ttl_days must be "
+            f"from 1 to {days_max}.",
+            pointer="/result_ttl_days",
+        )
+    return asked
+
+
+def run_instant(env: Context, run: Run) -> float | None:
+    """Returns when the last own result of the run expires; None while the run is live."""
+    if run.expires_at is None or run.ended_at is None:
+        return run.expires_at
+    return min(run.expires_at, run.ended_at + _body_s(env))
+
+
+def refuse_expired(expiries: ResultExpiry, task: Task) -> None:
+    if expiries.is_over(task):
+        raise ResultExpired(f"The result was kept until {_shown(expiries.instant_of(task))}.")
+
+
+def refuse_expired_run(env: Context, run: Run) -> None:
+    instant = run_instant(env, run)
+    if instant is not None and instant <= env.now():
+        raise ResultExpired(f"The results of the run were kept until {_shown(instant)}.")
+
+
+def _shown(instant: float) -> str:
+    return datetime.fromtimestamp(int(instant), UTC).isoformat().replace("+00:00", "Z")
+
+
+# Downloads of stored bodies: a missing or damaged body is never delivered as a whole one.
+#
+# A short body is read and checked before the response begins. A longer one is checked while it is
+# sent, and its last piece is withheld until its digest is known: a client gets too few bytes
+# instead of wrong ones.
+
+
+# Bodies up to this size are read completely before the response begins, so that damage becomes an
+# error response. Most pages are smaller. A larger limit costs memory and delay for each download.
+CHECKED_BYTES_MAX = 1024 * 1024
+
+_DAMAGED = "The stored bytes are not those that were fetched; run the task again."
+
+
+async def whole_body(
+    env: Context, key: str, *, size_bytes: int, sha256: str, absent: str
+) -> AsyncGenerator[bytes, None]:
+    """Returns the body, checked against its length and digest. Raises NotFound if there is none.
+    Raises ResultDamaged, at once or at the end of the stream, if it differs."""
+    body = await open_stream(env, key, absent=absent)
+    pieces = _checked(body, size_bytes, sha256)
+    if size_bytes > CHECKED_BYTES_MAX:
+        return pieces
+    return _single(b"".join([piece async for piece in pieces]))
+
+
+async def part_of_body(
+    env: Context, key: str, *, start: int, end: int, absent: str
+) -> AsyncGenerator[bytes, None]:
+    """Returns the bytes from `start` to before `end`. Raises ResultDamaged at the end if there are
+    fewer."""
+    return _cut(await open_stream(env, key, start=start, absent=absent), end - start)
+
+
+async def open_stream(
+    env: Context, key: str, *, start: int = 0, absent: str
+) -> AsyncGenerator[bytes, None]:
+    """Opens the body at byte `start` and reads its first piece. Raises NotFound if there is
+    none."""
+    pieces = env.blobs.open(key, start=start)
+    try:
+        # Before the response begins, so that a missing blob is a 404 instead of a broken response.
+        first = await anext(pieces, b"")
+    except BlobMissing:
+        raise NotFound(absent) from None
+    except StorageDamaged:
+        raise ResultDamaged(_DAMAGED) from None
+    return _with_first(first, pieces)
+
+
+async def _with_first(
+    first: bytes, rest: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    try:
+        yield first
+        async for piece in rest:
+            yield piece
+    except StorageDamaged:
+        raise ResultDamaged(_DAMAGED) from None
+    finally:
+        # Closes the engine's file or connection, also if the client disconnects in the middle.
+        await rest.aclose()
+
+
+async def _checked(
+    pieces: AsyncGenerator[bytes, None], size_bytes: int, sha256: str
+) -> AsyncGenerator[bytes, None]:
+    digest, seen_bytes, held = hashlib.sha256(), 0, b""
+    try:
+        async for piece in pieces:
+            digest.update(piece)
+            seen_bytes += len(piece)
+            if held:
+                yield held
+            held = piece
+            # Too long is damaged already; do not read the rest.
+            if seen_bytes > size_bytes:
+                break
+    finally:
+        await pieces.aclose()
+    if seen_bytes != size_bytes or digest.hexdigest() != sha256:
+        raise ResultDamaged(_DAMAGED)
+    yield held
+
+
+async def _cut(pieces: AsyncGenerator[bytes, None], size_bytes: int) -> AsyncGenerator[bytes, None]:
+    try:
+        async for piece in pieces:
+            yield piece[:size_bytes]
+            size_bytes -= len(piece)
+            if size_bytes <= 0:
+                return
+    finally:
+        await pieces.aclose()
+    if size_bytes > 0:
+        raise ResultDamaged(_DAMAGED)
+
+
+async def _single(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield body
+
+
+# Links: tokens that make one URL work without an API key, for a limited time (docs/api.md,
+# Results).
+
+
+LetsIn = Callable[[CallerId], bool]
+"""Returns whether the key of a caller is accepted now: links end with the key of their caller."""
+
+
+def let_all_in(caller: CallerId) -> bool:
+    return True
+
+
+def make_token(env: Context, what: str, *, purpose: str, until: float) -> str:
+    return f"{int(until)}.{_signature(env, what, purpose, int(until))}"
+
+
+def check_token(env: Context, token: str, what: str, *, purpose: str, absent: str) -> None:
+    """Raises NotFound for any token that was not made for this purpose and object, and for an
+    expired one."""
+    text, _, signature = token.partition(".")
+    # A bounded length, because the text comes from the client and `int` of a long text is slow.
+    expires = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
+    # Accept only the canonical spelling: with leading zeros one link would have many URLs.
+    is_ours = text == str(expires)
+    expected = _signature(env, what, purpose, expires)
+    if not is_ours or not signature.isascii() or not hmac.compare_digest(expected, signature):
+        raise NotFound(absent)
+    # After the signature check, so that only a genuine link is reported as expired.
+    if expires < env.now():
+        raise NotFound("The link has expired; ask again for a new one.")
+
+
+def _signature(env: Context, what: str, purpose: str, expires: int) -> str:
+    return env.secret_box.sign(f"{what}/{expires}", purpose=purpose)
+
+
+# Pages of tasks, and the body of one task.
+
 
 FILTERS: dict[str, frozenset[TaskStatus] | None] = {
     "all": None,
@@ -117,9 +353,7 @@ def link_token(env: Context, run: Run, task: Task) -> str:
     """Makes the token with which the URL of a body works without an API key for
     RESULT_URL_TTL_S."""
     what = _linked(run.job_id, run.run_id, task.task_id)
-    return blob_download.make_token(
-        env, what, purpose="result", until=env.now() + limits.RESULT_URL_TTL_S
-    )
+    return make_token(env, what, purpose="result", until=env.now() + limits.RESULT_URL_TTL_S)
 
 
 async def run_by_link(
@@ -136,7 +370,7 @@ async def run_by_link(
     absent = "There is no such task."
     what = _linked(job_id, run_id, task_id)
     # Before any read: a request without a valid token costs no call to the store.
-    blob_download.check_token(env, token, what, purpose="result", absent=absent)
+    check_token(env, token, what, purpose="result", absent=absent)
     job, run = await visible_run(env, JobId(job_id), RunId(run_id), absent=absent)
     if not lets_in(run.caller):
         raise NotFound(absent)

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
-from conveyor.domain import limits, problems
+from conveyor.domain import errors, limits
 from conveyor.domain.changes import Change, Verdict
 from conveyor.domain.damage import DamagedTask
 from conveyor.domain.model import FailureReason, Job, Problem, Result, Task, TaskRef
@@ -154,7 +154,7 @@ def judge_crash(env: Context, job: Job, ref: TaskRef, task: Task, spent: Cost) -
     """Turns a crash of Conveyor's own code into a failed attempt."""
     crashed = NotScraped(
         reason=FailureReason.OTHER,
-        problem=problems.handler_crashed(),
+        problem=errors.handler_crashed(),
         retryable=True,
         credits=spent.credits,
         cost_micros=spent.cost_micros,

@@ -25,8 +25,8 @@ from conveyor.domain.ids import CallerId, JobId, RunId
 from conveyor.domain.model import JobType, Run
 from conveyor.domain.queries import Q, Query, TaskPage, TasksOf
 from conveyor.domain.schedule.schedule import Schedule
-from conveyor.domain.submit import task_validation
-from conveyor.domain.submit.task_validation import Refusal
+from conveyor.domain.submit import admission
+from conveyor.domain.submit.admission import Refusal
 from conveyor.ports.blobs import Blobs, Stored
 from conveyor.ports.errors import BlobTooLarge
 from conveyor.ports.store import Store
@@ -68,11 +68,9 @@ async def preview_submit(env: Context, request: Submission) -> SubmitPreview:
         if index % limits.CHUNK_TASKS == limits.CHUNK_TASKS - 1:
             await trio.lowlevel.checkpoint()
         try:
-            spec, _ = task_validation.check_task(
-                index, draft, request.params.values, env.policy.targets
-            )
+            spec, _ = admission.check_task(index, draft, request.params.values, env.policy.targets)
         except Refusal as refusal:
-            invalid = task_validation.invalid_task(index, refusal)
+            invalid = admission.invalid_task(index, refusal)
             reasons[invalid.reason] += 1
             if len(shown) < limits.INVALID_TASKS_SHOWN_MAX:
                 shown.append(invalid)

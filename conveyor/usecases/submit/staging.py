@@ -16,9 +16,9 @@ from conveyor.domain.errors import InvalidTask, InvalidTasks
 from conveyor.domain.ids import BatchId, CallerId, JobId, RunId
 from conveyor.domain.model import Job, Method, StagedList, TaskSpec
 from conveyor.domain.quota import check_growth
-from conveyor.domain.submit import task_validation
+from conveyor.domain.submit import admission
+from conveyor.domain.submit.admission import Refusal, Secrets, TaskDraft
 from conveyor.domain.submit.scraper_params import NOT_WITH_POST
-from conveyor.domain.submit.task_validation import Refusal, Secrets, TaskDraft
 from conveyor.usecases.context import Context
 
 _ENCODER = msgspec.json.Encoder()
@@ -75,7 +75,7 @@ async def check_tasks(
         try:
             specs.append(check(env, job, index, draft))
         except Refusal as refusal:
-            invalid.append(task_validation.invalid_task(index, refusal))
+            invalid.append(admission.invalid_task(index, refusal))
             specs.append(invalid_task(env, index, draft, refusal))
     if on_invalid is OnInvalid.REJECT:
         raise_if_invalid(invalid, count=len(invalid), of=len(specs))
@@ -103,12 +103,12 @@ def validate(env: Context, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
 
 def invalid_task(env: Context, index: int, draft: TaskDraft, refusal: Refusal) -> TaskSpec:
     """Returns an invalid line as a task that has already failed."""
-    return task_validation.refused_task(index, draft, refusal, env.policy.targets)
+    return admission.refused_task(index, draft, refusal, env.policy.targets)
 
 
 def check(env: Context, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
     """Validates one line and seals its secrets. Raises Refusal for an invalid one."""
-    spec, secrets = task_validation.check_task(index, draft, job.params, env.policy.targets)
+    spec, secrets = admission.check_task(index, draft, job.params, env.policy.targets)
     if secrets is None:
         return spec
     sealed = seal_secrets(env, job.caller, job.job_id, "task", secrets)
@@ -185,7 +185,7 @@ class StreamingValidator:
         if on_invalid is OnInvalid.SKIP and not clashing:
             return
         refusals = [
-            task_validation.invalid_task(index, Refusal("method_param_conflict", clash[0]))
+            admission.invalid_task(index, Refusal("method_param_conflict", clash[0]))
             for index in clashing
         ]
         count = self._invalid_count + (self._posts_count if clash else 0)
@@ -203,7 +203,7 @@ class StreamingValidator:
             self._invalid_count += 1
             # Keep only those that the response shows: a list may have a million invalid lines.
             if len(self._invalid) < limits.INVALID_TASKS_SHOWN_MAX:
-                self._invalid.append(task_validation.invalid_task(index, refusal))
+                self._invalid.append(admission.invalid_task(index, refusal))
             return invalid_task(self._env, index, draft, refusal)
         if spec.method is Method.POST:
             self._posts_count += 1

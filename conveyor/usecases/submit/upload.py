@@ -18,15 +18,14 @@ from conveyor.domain import limits
 from conveyor.domain.changes import Change, Delete, InputKey, Insert
 from conveyor.domain.errors import Conflict, InputNotFound, InvalidArgument, Refused
 from conveyor.domain.ids import FIRST_BATCH, CallerId, InputId, RunId, is_ulid
-from conveyor.domain.model import Job
+from conveyor.domain.model import Job, JobInput, ListSpec, UploadedList
 from conveyor.domain.queries import ExpiredInputs
 from conveyor.domain.quota import check_growth
 from conveyor.domain.submit.list_parser import Line, ListBroken, ListReader, ListTooLarge
-from conveyor.domain.submit.upload import JobInput, ListSpec, UploadedList, slot_key, slot_prefix
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, BlobTooLarge
 from conveyor.usecases.context import Context
-from conveyor.usecases.run.blob_download import LetsIn, let_all_in
+from conveyor.usecases.run.results import LetsIn, let_all_in
 from conveyor.usecases.submit import staging
 
 # A slice of gzip may inflate to a thousand times its size. Larger slices need more memory; smaller
@@ -230,6 +229,15 @@ async def remove_expired(env: Context) -> int:
     query = ExpiredInputs(expired_by=env.now() - limits.INPUT_GRACE_S, limit=_PAGE)
     expired = await env.store.find(query)
     for slot in expired:
-        await env.blobs.delete_prefix(slot_prefix(slot.input_id))
+        await env.blobs.delete_prefix(_slot_prefix(slot.input_id))
         await env.commit(Change((Delete(InputKey(slot.input_id)),)))
     return len(expired)
+
+
+def slot_key(input_id: InputId) -> str:
+    """Returns the key of the blob that is uploaded into a slot."""
+    return f"{_slot_prefix(input_id)}/list"
+
+
+def _slot_prefix(input_id: InputId) -> str:
+    return f"inputs/{input_id}"

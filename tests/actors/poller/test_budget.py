@@ -15,7 +15,7 @@ from conveyor.domain.backpressure.budget import Budget, BudgetCap, Price, Unit
 from conveyor.domain.changes import BudgetKey, ShareKey
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import RunStatus
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.usecases import budget as budgets

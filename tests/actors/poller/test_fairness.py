@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.ids import CallerId
-from conveyor.domain.submit.url import host_of
+from conveyor.domain.submit.target import host_of
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from tests.actors.world import World, a_page, make_world, urls
 

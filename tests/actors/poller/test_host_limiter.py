@@ -18,7 +18,7 @@ from conveyor.domain import limits
 from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.model import PauseState, RunStatus
-from conveyor.domain.submit.url import host_of
+from conveyor.domain.submit.target import host_of
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.telemetry import make_metrics

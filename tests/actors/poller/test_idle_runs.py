@@ -6,8 +6,8 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain.ids import BatchId
-from conveyor.domain.submit.task_validation import TaskDraft
-from conveyor.usecases.submit import add_tasks
+from conveyor.domain.submit.admission import TaskDraft
+from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.world import World, make_world, urls
 
@@ -43,7 +43,7 @@ async def test_an_idle_open_run_starts_at_once_on_a_list_that_is_added(
         accepted = await _open_job(world)
         await trio.sleep(IDLE_S)
         calls_before = world.gateway.calls.total()
-        await add_tasks.add_tasks(
+        await jobs.add_tasks(
             world.env,
             accepted.job.caller,
             accepted.job.job_id,

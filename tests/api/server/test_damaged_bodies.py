@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from conveyor.domain.model import Task
-from conveyor.usecases.run.blob_download import CHECKED_BYTES_MAX
+from conveyor.usecases.run.results import CHECKED_BYTES_MAX
 from tests.api.server.test_sockets import served
 from tests.api.world import ANNA, World
 

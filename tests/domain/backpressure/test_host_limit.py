@@ -9,7 +9,7 @@ from conveyor.domain.backpressure import host_limit
 from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.model import RowsOf, TaskStatus
 from conveyor.domain.run.ingestion import matches_filter
-from conveyor.domain.submit.url import host_of
+from conveyor.domain.submit.target import host_of
 from tests.builders import RUN, a_task
 
 

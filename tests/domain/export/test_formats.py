@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from warcio.archiveiterator import ArchiveIterator
 
-from conveyor.domain.export import zip_file as zip_module
-from conveyor.domain.export.encoder import ENCODERS
+from conveyor.domain.export import formats as zip_module
 from conveyor.domain.export.entry import DamagedBody, Entry, file_name, safe_stem
 from conveyor.domain.export.export import Export, ExportFormat, Manifest, ManifestDigest
-from conveyor.domain.export.text_formats import safe_cell
+from conveyor.domain.export.formats import ENCODERS, safe_cell
 from conveyor.domain.ids import TaskId
 from conveyor.domain.model import Format, Problem, Result, TaskStatus
 from conveyor.sdk.verify_export import BadExport, manifest_path, verify_export

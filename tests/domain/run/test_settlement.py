@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conveyor.domain import limits, problems
+from conveyor.domain import errors, limits
 from conveyor.domain.changes import Applied, Change, Missing, Stale, Update
 from conveyor.domain.lifecycle import RELEASES_PASS, SETTLES_PASS, TASK_TERMINAL
 from conveyor.domain.model import CounterState, FailureReason, Result, Task, TaskStatus
@@ -26,7 +26,7 @@ from conveyor.domain.run.settlement import (
 from tests.builders import T0, a_stats, a_task, key_of, ref_to
 
 RESULT = Result("jobs/j/runs/r/t/4", 10, "00", "text/html", 200)
-PROBLEM = problems.make_problem("blocked", "Blocked", 403)
+PROBLEM = errors.make_problem("blocked", "Blocked", 403)
 FREE = Cost()
 
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.domain.schedule.cron import UnknownZone, load_zone
 from conveyor.domain.schedule.schedule import (
     WEEKDAYS,
     At,
@@ -23,7 +22,9 @@ from conveyor.domain.schedule.schedule import (
     Rate,
     RateUnit,
     Rule,
+    UnknownZone,
     check_rule,
+    load_zone,
     next_after,
     upcoming,
 )

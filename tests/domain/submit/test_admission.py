@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from conveyor.domain import lifecycle, limits, problems
+from conveyor.domain import errors, lifecycle, limits
 from conveyor.domain.changes import Change, Insert, JobKey, Row, RunKey, StatsKey, Update, Write
-from conveyor.domain.event import Event
 from conveyor.domain.ids import FIRST_BATCH, BatchId, task_id
 from conveyor.domain.model import (
     BatchStatus,
     CounterState,
+    Event,
     FailureReason,
     JobStatus,
     Run,
@@ -31,7 +31,7 @@ from conveyor.domain.submit.admission import AdmissionMode, choose_path
 from tests.builders import OTHER_RUN, RUN, T0, a_job, a_run
 
 ORIGIN = (RUN, FIRST_BATCH)
-BAD_LINE = problems.make_problem("malformed_url", "The line is not a valid task", 400)
+BAD_LINE = errors.make_problem("malformed_url", "The line is not a valid task", 400)
 
 
 def specs(*problems_of_lines: bool) -> list[TaskSpec]:

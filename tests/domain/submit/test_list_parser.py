@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conveyor.domain import limits
+from conveyor.domain.model import ListFormat, ListSpec
 from conveyor.domain.submit.list_parser import Line, ListBroken, ListReader, ListTooLarge
-from conveyor.domain.submit.upload import ListFormat, ListSpec
 
 TEXT = ListSpec(ListFormat.TEXT)
 NDJSON = ListSpec(ListFormat.NDJSON)

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from conveyor.domain.submit.ssrf import (
+from conveyor.domain.submit.target import (
+    Target,
     TargetPolicy,
     forbidden_address,
     forbidden_host,
     forbidden_metadata_address,
+    parse_url,
 )
-from conveyor.domain.submit.url import Target, parse_url
 
 
 @pytest.mark.parametrize(

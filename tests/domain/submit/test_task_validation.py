@@ -9,8 +9,7 @@ import pytest
 
 from conveyor.domain import limits
 from conveyor.domain.model import Method, TaskSpec
-from conveyor.domain.submit.ssrf import TargetPolicy
-from conveyor.domain.submit.task_validation import (
+from conveyor.domain.submit.admission import (
     Refusal,
     Secrets,
     TaskDraft,
@@ -18,6 +17,7 @@ from conveyor.domain.submit.task_validation import (
     check_task,
     invalid_task,
 )
+from conveyor.domain.submit.target import TargetPolicy
 
 URL = "https://example.com/page"
 OPEN_WORLD = TargetPolicy()

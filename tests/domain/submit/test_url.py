@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.domain.submit.url import BadUrl, Target, UrlReason, _parse_carefully, join, parse_url
+from conveyor.domain.submit.target import (
+    BadUrl,
+    Target,
+    UrlReason,
+    _parse_carefully,
+    join,
+    parse_url,
+)
 
 
 @pytest.mark.parametrize(

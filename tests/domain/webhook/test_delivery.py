@@ -8,9 +8,8 @@ import pytest
 
 from conveyor.domain import limits
 from conveyor.domain.changes import Change, Update
-from conveyor.domain.model import NoticeStatus
+from conveyor.domain.model import DeliveryAttempt, NoticeStatus
 from conveyor.domain.webhook import delivery
-from conveyor.domain.webhook.keys import DeliveryAttempt
 from tests.builders import T0, a_notice
 
 DAY_S = 24 * 3600.0

@@ -20,7 +20,7 @@ from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Result, Run, Task
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Claimed, Cost, Settled, SettleVerdict
-from conveyor.domain.submit.task_validation import TaskDraft
+from conveyor.domain.submit.admission import TaskDraft
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.dynamodb import DynamoStore
 from conveyor.engines.aws.dynamodb.keys import INDEXES

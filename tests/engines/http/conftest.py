@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from conveyor.domain.model import Method
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.http_client.pool import HttpPool, default_tls
 from conveyor.ports.gateway import ScrapeRequest

@@ -11,7 +11,7 @@ from email.utils import formatdate
 import pytest
 
 from conveyor.domain.model import FailureReason, Method
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.http_client.pool import HttpPool
 from conveyor.ports.gateway import NotScraped, Scraped

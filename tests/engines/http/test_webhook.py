@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from zenrows.batch import verify_webhook_signature
 
 from conveyor.domain.model import Webhook
-from conveyor.domain.submit.ssrf import TargetPolicy
+from conveyor.domain.submit.target import TargetPolicy
 from conveyor.domain.webhook.signature import Secret
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.http_client.connection_limits import PoolLimits

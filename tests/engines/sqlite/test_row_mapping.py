@@ -9,22 +9,25 @@ import pytest
 from conveyor.domain.ids import BatchId, RunId
 from conveyor.domain.model import (
     Attempt,
+    DeliveryAttempt,
     FailureReason,
     Format,
     IngestStatus,
+    ListFormat,
+    ListSpec,
     Method,
     PauseState,
     Problem,
     Result,
     RowsOf,
     RunFailure,
+    SigningKey,
     StagedList,
     TaskStatus,
+    UploadedList,
     Webhook,
 )
 from conveyor.domain.schedule.schedule import Calendar, Skip, SkipReason
-from conveyor.domain.submit.upload import ListFormat, ListSpec, UploadedList
-from conveyor.domain.webhook.keys import DeliveryAttempt, SigningKey
 from conveyor.engines.sqlite.database import migrate
 from conveyor.engines.sqlite.row_mapping import TABLES, Table
 from conveyor.engines.sqlite.sql import columns_sql, insert_sql

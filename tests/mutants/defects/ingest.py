@@ -11,13 +11,21 @@ import msgspec
 
 from conveyor.domain.changes import Change, Chunk, Guard, JobKey, Update
 from conveyor.domain.ids import FIRST_BATCH, BatchId, InputId, RunId, TaskId
-from conveyor.domain.model import Batch, CounterState, Job, Run, Task, TaskSpec
+from conveyor.domain.model import (
+    Batch,
+    CounterState,
+    Job,
+    Run,
+    Task,
+    TaskSpec,
+    UploadedList,
+)
 from conveyor.domain.run import ingestion
-from conveyor.domain.submit.upload import UploadedList, slot_key
 from conveyor.simulation.profiles import SHORT_LISTS
 from conveyor.simulation.swaps import combined, part, swapping
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit import staging, upload
+from conveyor.usecases.submit.upload import slot_key
 from tests.mutants.mutant import Mutant
 
 

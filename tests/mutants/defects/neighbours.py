@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from conveyor.domain.backpressure.gateway_health import GatewayHealth
-from conveyor.domain.ids import CallerId, RunId
+from conveyor.domain.ids import CallerId, Random, RunId
 from conveyor.domain.model import Task
 from conveyor.domain.quota import Quota, QuotaExceeded
-from conveyor.domain.randomness import Random
 from conveyor.simulation.environment.neighbours import DAY_S, SLOTS, TIGHT, Neighbours
 from conveyor.simulation.swaps import combined, swapping
 from conveyor.usecases.context import Context
@@ -257,8 +256,8 @@ MUTANTS = (
         invariants=(64,),
         what="A result is served as long as its body is there.",
         apply=combined(
-            swapping("conveyor.usecases.run.retention:ResultExpiry.is_over", _never_over),
-            swapping("conveyor.usecases.run.retention:sweep_expired", _nothing_swept),
+            swapping("conveyor.usecases.run.results:ResultExpiry.is_over", _never_over),
+            swapping("conveyor.usecases.run.reconcile:sweep_expired", _nothing_swept),
         ),
         world=_OUTLIVED,
     ),
@@ -267,7 +266,7 @@ MUTANTS = (
         window=123,
         invariants=(64,),
         what="The bodies of expired results are removed by nobody.",
-        apply=swapping("conveyor.usecases.run.retention:sweep_expired", _nothing_swept),
+        apply=swapping("conveyor.usecases.run.reconcile:sweep_expired", _nothing_swept),
         world=_OUTLIVED,
     ),
 )

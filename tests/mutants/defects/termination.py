@@ -9,11 +9,19 @@ from typing import Any
 import msgspec
 
 from conveyor.domain.changes import Change, Guard, Insert, NoticeKey, Update, Verdict
-from conveyor.domain.ids import CallerId, NoticeId, RunId
-from conveyor.domain.model import Batch, DeletionIntent, Job, JobStatus, Notice, Run, Task, Webhook
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import CallerId, NoticeId, Random, RunId
+from conveyor.domain.model import (
+    Batch,
+    DeletionIntent,
+    DeliveryAttempt,
+    Job,
+    JobStatus,
+    Notice,
+    Run,
+    Task,
+    Webhook,
+)
 from conveyor.domain.webhook import delivery
-from conveyor.domain.webhook.keys import DeliveryAttempt
 from conveyor.ports.webhook_sender import WebhookSender
 from conveyor.simulation.swaps import combined, part, setting, swapping
 from conveyor.usecases.context import Context
@@ -231,13 +239,13 @@ MUTANTS = (
         window=101,
         invariants=(42,),
         what="Every try at a delivery has an id of its own.",
-        apply=swapping("conveyor.usecases.webhook_delivery:_post", _another_id),
+        apply=swapping("conveyor.usecases.webhook:_post", _another_id),
     ),
     Mutant(
         name="webhook_recorded_first",
         window=101,
         invariants=(41,),
         what="A delivery is recorded, then made.",
-        apply=swapping("conveyor.usecases.webhook_delivery:_post", _recorded_first),
+        apply=swapping("conveyor.usecases.webhook:_post", _recorded_first),
     ),
 )

@@ -15,7 +15,7 @@ from conveyor.domain.queries import DueExpiries
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.run import reconcile, retention
+from conveyor.usecases.run import reconcile
 from conveyor.usecases.run.rerun import rerun
 from conveyor.usecases.submit import jobs
 from tests.builders import CALLER, ManualClock
@@ -26,8 +26,8 @@ from tests.usecases.world import rows_of, run_of, work
 
 async def sweep(env: Context) -> None:
     """What the sweeper does, in its order."""
-    await retention.sweep_expired(env)
-    await retention.remove_old_rows(env)
+    await reconcile.sweep_expired(env)
+    await reconcile.remove_old_rows(env)
 
 
 async def scrub_fully(env: Context, clock: ManualClock) -> None:
@@ -130,9 +130,9 @@ async def test_a_removal_that_loses_any_call_is_finished_by_the_next(
         clock.advance(32 * DAY)
         fault = Fault(at, when)
         try:
-            await retention.remove_old_rows(with_fault(env, fault))
+            await reconcile.remove_old_rows(with_fault(env, fault))
         except Unavailable:
-            await retention.remove_old_rows(env)
+            await reconcile.remove_old_rows(env)
         with pytest.raises(NotFound):
             await load_owned_job(env, CALLER, run.job_id)
         was_reached = fault.was_reached
@@ -146,7 +146,7 @@ async def test_a_job_that_was_deleted_meanwhile_is_left_to_its_scrub(
     await jobs.delete(env, CALLER, run.job_id)
     clock.advance(32 * DAY)
 
-    assert await retention.remove_old_rows(env) == 0
+    assert await reconcile.remove_old_rows(env) == 0
     assert await env.store.find(DueExpiries(due_by=1e12, limit=10)) == []
 
 

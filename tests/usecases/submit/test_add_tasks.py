@@ -15,7 +15,7 @@ from conveyor.ports.errors import Unavailable
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run import ingest, reconcile, runs
-from conveyor.usecases.submit import add_tasks
+from conveyor.usecases.submit import jobs
 from tests.builders import CALLER, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import (
@@ -89,7 +89,7 @@ async def test_the_last_list_closes_the_job_and_lets_it_complete(env: Context) -
 async def test_closing_a_job_without_tasks_completes_it(env: Context) -> None:
     opened = await submit(env, 0, is_open=True)
 
-    job = await add_tasks.close(env, CALLER, opened.job.job_id)
+    job = await jobs.close(env, CALLER, opened.job.job_id)
 
     run = await run_of(env, opened.run)
     assert job.status is JobStatus.CLOSED
@@ -101,16 +101,16 @@ async def test_closing_after_the_last_settle_completes_the_run(env: Context) -> 
     opened = await submit(env, 3, is_open=True)
     await work(env, opened.run)
 
-    await add_tasks.close(env, CALLER, opened.job.job_id)
+    await jobs.close(env, CALLER, opened.job.job_id)
 
     assert (await run_of(env, opened.run)).status is RunStatus.COMPLETED
 
 
 async def test_closing_again_changes_nothing(env: Context) -> None:
     opened = await submit(env, 1, is_open=True)
-    first = await add_tasks.close(env, CALLER, opened.job.job_id)
+    first = await jobs.close(env, CALLER, opened.job.job_id)
 
-    again = await add_tasks.close(env, CALLER, opened.job.job_id)
+    again = await jobs.close(env, CALLER, opened.job.job_id)
 
     assert again == first
 
@@ -119,7 +119,7 @@ async def test_an_open_job_whose_run_was_stopped_can_be_closed(env: Context) -> 
     opened = await submit(env, 1, is_open=True)
     await runs.stop(env, CALLER, opened.job.job_id)
 
-    job = await add_tasks.close(env, CALLER, opened.job.job_id)
+    job = await jobs.close(env, CALLER, opened.job.job_id)
 
     assert job.status is JobStatus.CLOSED
     assert (await run_of(env, opened.run)).status is RunStatus.STOPPED
@@ -130,14 +130,14 @@ async def test_an_open_job_whose_only_run_is_gone_can_be_closed(env: Context) ->
     await runs.stop(env, CALLER, opened.job.job_id)
     await runs.delete_run(env, CALLER, opened.job.job_id, opened.run.run_id)
 
-    job = await add_tasks.close(env, CALLER, opened.job.job_id)
+    job = await jobs.close(env, CALLER, opened.job.job_id)
 
     assert job.status is JobStatus.CLOSED
 
 
 async def test_a_closed_job_takes_no_more_tasks(env: Context) -> None:
     opened = await submit(env, 1, is_open=True)
-    await add_tasks.close(env, CALLER, opened.job.job_id)
+    await jobs.close(env, CALLER, opened.job.job_id)
 
     with pytest.raises(Conflict) as refusal:
         await add(env, opened.job, 1)
@@ -220,7 +220,7 @@ async def test_adding_and_closing_at_once_leave_no_task_behind(env: Context) -> 
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_try_to_add, env, opened.job, added)
-            nursery.start_soon(add_tasks.close, env, CALLER, opened.job.job_id)
+            nursery.start_soon(jobs.close, env, CALLER, opened.job.job_id)
 
         await work(env, opened.run)
         run = await run_of(env, opened.run)
@@ -237,7 +237,7 @@ async def test_a_list_of_a_closed_job_that_was_admitted_before_is_still_ingested
     with suppress(Unavailable):
         await add(with_fault(env, fault), opened.job, 120)
     waiting = await run_of(env, opened.run)
-    await add_tasks.close(env, CALLER, opened.job.job_id)
+    await jobs.close(env, CALLER, opened.job.job_id)
     await work(env, opened.run)
     still = await run_of(env, opened.run)
 

@@ -12,14 +12,23 @@ from conveyor.domain import limits
 from conveyor.domain.changes import BatchKey
 from conveyor.domain.errors import Conflict, InputNotFound, InvalidArgument
 from conveyor.domain.ids import FIRST_BATCH, InputId, JobId, RunId
-from conveyor.domain.model import BatchStatus, IngestStatus, RunStatus, Task, TaskStatus
-from conveyor.domain.submit.upload import JobInput, ListFormat, ListSpec, slot_key
+from conveyor.domain.model import (
+    BatchStatus,
+    IngestStatus,
+    JobInput,
+    ListFormat,
+    ListSpec,
+    RunStatus,
+    Task,
+    TaskStatus,
+)
 from conveyor.ports.errors import BlobMissing, Unavailable
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import ingest, reconcile, rerun, runs
 from conveyor.usecases.run.ingest import Ingested
 from conveyor.usecases.submit import jobs, upload
 from conveyor.usecases.submit.jobs import Accepted, Submission
+from conveyor.usecases.submit.upload import slot_key
 from tests.builders import CALLER, ManualClock, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import OTHER_CALLER, check_counters, rows_of, run_of, work

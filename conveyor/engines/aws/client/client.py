@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from conveyor.domain import limits
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.engines.aws.client.retry import ATTEMPTS_MAX, RetryBudget, backoff_s, retry_cost
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.errors import AwsError, NoResponse, is_billed, is_lost, raise_translated

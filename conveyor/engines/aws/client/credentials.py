@@ -17,7 +17,7 @@ import botocore.exceptions
 import botocore.session
 import trio
 
-from conveyor.domain.submit.url import BadUrl, Target, parse_url
+from conveyor.domain.submit.target import BadUrl, Target, parse_url
 from conveyor.engines.aws.client.sigv4 import Credentials
 from conveyor.engines.aws.errors import NoResponse
 

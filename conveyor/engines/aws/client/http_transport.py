@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 import trio
 
-from conveyor.domain.submit.url import Target
+from conveyor.domain.submit.target import Target
 from conveyor.engines.aws.client import s3_protocol
 from conveyor.engines.aws.client.credentials import AwsAccess
 from conveyor.engines.aws.client.sigv4 import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.domain.run import settlement
 from conveyor.engines.aws.errors import AwsError, NoResponse, is_lost, is_refused_for_now
 

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import trio
 
+from conveyor.domain.ids import Random
 from conveyor.domain.model import Task
-from conveyor.domain.randomness import Random
 from conveyor.engines.aws.client.retry import backoff_s
 from conveyor.engines.aws.errors import AwsError, is_refused_for_now
 from conveyor.ports.errors import Unavailable

@@ -17,9 +17,8 @@ from conveyor.domain.changes import (
     RecordKey,
     RunKey,
 )
-from conveyor.domain.event import Event
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.model import IdempotencyRecord, Run
+from conveyor.domain.model import Event, IdempotencyRecord, Run
 from conveyor.engines.aws.dynamodb import keys
 from conveyor.engines.aws.dynamodb.expressions import pointer_item
 from conveyor.engines.aws.dynamodb.gather import gather

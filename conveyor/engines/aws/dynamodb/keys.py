@@ -35,21 +35,22 @@ from conveyor.domain.changes import (
     StatsKey,
     TaskKey,
 )
-from conveyor.domain.event import Event, EventSequence
 from conveyor.domain.export.export import Export
 from conveyor.domain.model import (
     Batch,
     DeletionIntent,
+    Event,
+    EventSequence,
     IdempotencyRecord,
     Job,
+    JobInput,
     Notice,
     Run,
     ShardCounters,
+    SigningKeys,
     Task,
 )
 from conveyor.domain.schedule.schedule import Schedule
-from conveyor.domain.submit.upload import JobInput
-from conveyor.domain.webhook.keys import SigningKeys
 
 PK, SK, TTL = "pk", "sk", "ttl"
 TARGET = "of"

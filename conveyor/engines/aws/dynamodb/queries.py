@@ -19,10 +19,19 @@ from typing import Any, assert_never
 import msgspec
 
 from conveyor.domain.changes import RunKey
-from conveyor.domain.event import Event
 from conveyor.domain.export.export import Export
 from conveyor.domain.ids import JobId, RunId, TaskId
-from conveyor.domain.model import Batch, DeletionIntent, Job, Notice, Run, ShardCounters, Task
+from conveyor.domain.model import (
+    Batch,
+    DeletionIntent,
+    Event,
+    Job,
+    JobInput,
+    Notice,
+    Run,
+    ShardCounters,
+    Task,
+)
 from conveyor.domain.queries import (
     AnyQuery,
     BatchesIn,
@@ -44,7 +53,6 @@ from conveyor.domain.queries import (
     UnplacedEvents,
 )
 from conveyor.domain.schedule.schedule import Schedule
-from conveyor.domain.submit.upload import JobInput
 from conveyor.engines.aws.dynamodb import keys
 from conveyor.engines.aws.dynamodb.expressions import Params
 from conveyor.engines.aws.dynamodb.gather import gather, slices

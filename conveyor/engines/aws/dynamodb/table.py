@@ -12,7 +12,7 @@ import trio
 
 from conveyor.domain.changes import AnyKey
 from conveyor.domain.errors import ConveyorError
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.client.retry import ATTEMPTS_MAX, backoff_s
 from conveyor.engines.aws.client.usage import Meter

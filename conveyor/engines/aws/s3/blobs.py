@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import trio
 
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.engines.aws.client.client import Answer, AwsClient, Params
 from conveyor.engines.aws.client.retry import ATTEMPTS_MAX, backoff_s
 from conveyor.engines.aws.client.sigv4 import PRESIGN_S_MAX

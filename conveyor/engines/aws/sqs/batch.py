@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import Random
 from conveyor.engines.aws.client.client import Answer, Params
 from conveyor.engines.aws.client.retry import ATTEMPTS_MAX, backoff_s
 from conveyor.engines.aws.errors import THROTTLES, AwsError

@@ -16,8 +16,7 @@ from typing import NoReturn
 import msgspec
 import trio
 
-from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.randomness import Random
+from conveyor.domain.ids import JobId, Random, RunId
 from conveyor.engines.aws.client.client import Answer, AwsClient, Params
 from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.sqs.batch import ENTRIES_MAX, all_entries

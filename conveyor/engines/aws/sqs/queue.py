@@ -18,9 +18,8 @@ from typing import Any
 import msgspec
 import trio
 
-from conveyor.domain.ids import RunId
+from conveyor.domain.ids import Random, RunId
 from conveyor.domain.model import TaskRef
-from conveyor.domain.randomness import Random
 from conveyor.engines.aws.client.client import Answer, AwsClient, Params
 from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.sqs import admin

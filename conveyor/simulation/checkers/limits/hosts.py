@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from conveyor.domain import limits
 from conveyor.domain.backpressure.host_limit import HostLimit
 from conveyor.domain.model import Job
-from conveyor.domain.submit.url import host_of
+from conveyor.domain.submit.target import host_of
 from conveyor.simulation.checkers.fetches import OVERSHOOT
 from conveyor.simulation.client_history import Fetch
 from conveyor.simulation.invariant_monitor import StateChange
