@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import trio
 
-from actors.limiters.api_key_limiter import CallPermit
-from actors.poller.budget import CallReservation
+from actors.poller.permit import Permit
 from actors.runtime import Reply
 from conveyor.domain.changes import Change
 from conveyor.domain.ids import JobId, LeaseId, RunId
@@ -26,26 +25,18 @@ from conveyor.ports.worker_signals import TeardownResult
 
 @dataclass(frozen=True, slots=True)
 class TaskAssignment:
-    """One received message under one lease, and the result of claiming its task.
+    """One received message, the result of claiming its task, and the permit under which it runs.
 
-    `release_early` passes the slot and the lease on to the next task, because only the writes
-    remain. It returns False if they stay with this task. `defer` informs the poller that no task of
-    the run can be tried for the given seconds, or for a default time if the number is None.
-
-    `reservation` is the amount that the call may spend, if the run has a budget. `host_lease_id` is
-    the lease at a host with a limit. `permit` is the right to call a remote gateway.
+    `defer` informs the poller that no task of the run can be tried for the given seconds, or for a
+    default time if the number is None.
     """
 
     job: Job
     run: Run
     message: Message
-    lease_id: LeaseId
     claim: Claim
-    release_early: Callable[[], bool]
+    permit: Permit
     defer: Callable[[WaitReason, str, float | None], None]
-    reservation: CallReservation | None = None
-    host_lease_id: LeaseId | None = None
-    permit: CallPermit | None = None
 
 
 @dataclass(frozen=True, slots=True)

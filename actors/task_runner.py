@@ -243,19 +243,19 @@ class TaskRunner:
             hold = partial(Hold, message=work.message, claim=claim, work=scope)
             # Without a checkpoint: this saves one task switch per task on the hottest path.
             await self.heartbeater.tell_without_checkpoint(
-                hold(work.lease_id, host_lease_id=work.host_lease_id)
+                hold(work.permit.lease_id, host_lease_id=work.permit.host_lease_id)
             )
             try:
                 attempt.outcome = await self._fetch(attempt)
-                if work.release_early():
+                if work.permit.release_early():
                     await self.heartbeater.tell_without_checkpoint(
-                        hold(None, host_lease_id=work.host_lease_id)
+                        hold(None, host_lease_id=work.permit.host_lease_id)
                     )
                 return await self._apply_outcome(attempt)
             finally:
                 # On every exit, so that the heartbeater stops renewing a message that this runner
                 # no longer handles.
-                self._release_early(work)
+                self._end_hold(work)
         log.warning(
             "lease, message or claim lost: task cancelled",
             extra={"task": attempt.task.task_id, "claim": claim},
@@ -268,20 +268,9 @@ class TaskRunner:
         if not self.storage.may_fetch(self.env.blobs):
             return Deferred(reason=WaitReason.STORAGE, detail=self.storage.detail)
         request = tasks.request_for(self.env, work.job, attempt.task)
-        # From here on the call counts at its full price until its cost is known: an interrupted
-        # call may have been billed.
-        if work.reservation is not None:
-            work.reservation.start()
-        if work.permit is not None:
-            work.permit.start()
+        work.permit.start_call()
         outcome = await self.gateway.scrape(request)
-        # The call limiter decides whether a failure is the gateway's. If it is, `finish` returns a
-        # deferral instead.
-        if work.permit is not None:
-            outcome = work.permit.finish(outcome, request.url)
-        if work.reservation is not None:
-            work.reservation.finish(outcome)
-        return outcome
+        return work.permit.finish_call(outcome, request.url)
 
     async def _apply_outcome(self, attempt: _Attempt) -> float | None:
         work, ref, outcome = attempt.work, attempt.work.message.ref, attempt.outcome
@@ -299,7 +288,7 @@ class TaskRunner:
             case Deferred():
                 # For a remote gateway, the call limiter already holds the run back by its window
                 # and circuit.
-                if work.permit is None or outcome.reason not in GATEWAY_REASONS:
+                if work.permit.call is None or outcome.reason not in GATEWAY_REASONS:
                     work.defer(outcome.reason, outcome.detail, outcome.retry_after_s)
                 await self._release_claim(attempt, errors.call_deferred(outcome.detail))
                 delay_s = outcome.retry_after_s
@@ -456,7 +445,7 @@ class TaskRunner:
         await self.env.queue.bounce((work.message,), delay_s=delay_s)
         return delay_s
 
-    def _release_early(self, work: TaskAssignment) -> None:
+    def _end_hold(self, work: TaskAssignment) -> None:
         # If the mailbox is full, the next heartbeat finds that the claim has ended and drops the
         # hold.
         with suppress(MailboxFull):

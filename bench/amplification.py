@@ -2,7 +2,9 @@
 
 The seeds' experiment: 500 tasks, a cap of 5, 50 dispatchers in one process, real pollers on a real
 SQS engine. In the off arm a message is received first and the cap is found out afterwards; the
-local gate counts what runs here; permits take a shared lease for each message before the receive.
+local gate counts what runs here before a receive, and cools down; permits take a shared lease for
+each message before the receive, as the product does. The first two are wrappers around the ports of
+the same poller (bench/late_leases.py).
 Then 3,334 tasks and four processes' worth of dispatchers on one queue, and one of four killed.
 
 On a model of SQS in virtual time, and the same over the wire on a server that speaks SQS.
@@ -20,9 +22,8 @@ import msgspec
 import trio
 from trio.testing import MockClock
 
-from bench.dispatch import Arm, Drained, Link, Shared, drain
+from bench.dispatch import Arm, Drained, Gate, Link, Shared, drain
 from bench.svg_chart import Panel, draw, is_whole, place_of
-from conveyor.domain.backpressure.permits import Backpressure, PermitOrder
 from conveyor.engines.memory import memory_engine
 from conveyor.engines.system import VirtualClock
 from conveyor.simulation.models.aws import AwsModel
@@ -35,19 +36,15 @@ calls     receive calls, of up to ten messages each; some find nothing
 dead      tasks that were given up: run queues have no dead letters
 """
 
-OFF = Backpressure(permits=PermitOrder.AFTER_RECEIVE, cools_down=False, bounces_longer=False)
-# With longer bounces too, messages are hidden for minutes while there is room for them.
-LOCAL_GATE = Backpressure(permits=PermitOrder.LOCAL_GATE, bounces_longer=False)
-
 ONE_PROCESS = {
-    "off": Arm(name="off", lines=OFF),
-    "local_gate": Arm(name="local gate", lines=LOCAL_GATE),
+    "off": Arm(name="off", gate=Gate.OFF),
+    "local_gate": Arm(name="local gate", gate=Gate.LOCAL),
     "permits": Arm(name="permits"),
 }
 PROCESSES = {
-    "off_processes": Arm(name="off", lines=OFF, tasks=3_334, cap=20, processes=4),
+    "off_processes": Arm(name="off", gate=Gate.OFF, tasks=3_334, cap=20, processes=4),
     "local_gate_processes": Arm(
-        name="local gate", lines=LOCAL_GATE, tasks=3_334, cap=20, processes=4
+        name="local gate", gate=Gate.LOCAL, tasks=3_334, cap=20, processes=4
     ),
     "permits_processes": Arm(name="permits", tasks=3_334, cap=20, processes=4),
 }

@@ -1,6 +1,6 @@
 """Worker processes' worth of dispatchers that drain one queue, and what the queue handed out.
 
-A dispatcher is a real poller. Those of one process share its gate, its heartbeater, its shard
+A dispatcher is a real poller. Those of one process share its limiter, its heartbeater, its shard
 writers and its queue engine; processes share the queue, the leases and the store. What lies between
 a process and the rest of the world is a link, which can take time, and be cut as a kill would.
 """
@@ -12,7 +12,8 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -28,8 +29,9 @@ from actors.runtime import Mailbox
 from actors.shard_writer import ShardWriter
 from actors.task_runner import TaskRunner
 from actors.tree import LocalSignals, Mailboxes
+from bench.late_leases import LateLeaseQueue, UncappedLeases
 from conveyor.domain.backpressure.budget import Price
-from conveyor.domain.backpressure.permits import Backpressure
+from conveyor.domain.backpressure.permits import IDLE_S_MIN, cooldown_s
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.model import Run
@@ -51,11 +53,19 @@ PREFIX = "bench-"
 P = TypeVar("P")
 
 
+class Gate(Enum):
+    """What a dispatcher knows of the cap of its job before it receives a message."""
+
+    OFF = "nothing; it receives again at once when the job was at its cap"
+    LOCAL = "the tasks of its own process; it cools down when the job was at its cap"
+    PERMITS = "everything: it holds a lease for each message, as the product does"
+
+
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """`killed_at` is how many tasks are done when a process is killed; none is at 0."""
 
     name: str
-    lines: Backpressure = Backpressure()
+    gate: Gate = Gate.PERMITS
     tasks: int = 500
     cap: int = 5
     processes: int = 1
@@ -194,7 +204,7 @@ class Shared:
     random: random.Random
     tally: Tally = field(default_factory=Tally)
 
-    def env(self, link: Link, lines: Backpressure) -> Context:
+    def env(self, link: Link) -> Context:
         """The world as a process sees it at the end of its link."""
         client = RetryingAwsClient(
             transport=CountedPlane(self.transport, self.tally.count),
@@ -212,7 +222,7 @@ class Shared:
             signals=LocalSignals(mail.discovery.address, mail.streamer.address),
             random=self.random,
             process_id="bench",
-            policy=RuntimeConfig(at_once_max=100_000, backpressure=lines),
+            policy=RuntimeConfig(at_once_max=100_000),
         )
 
     async def submit(self, env: Context, arm: Arm) -> Accepted:
@@ -234,11 +244,31 @@ class Shared:
 @dataclass(frozen=True, slots=True)
 class Process:
     link: Link
-    gate: FairLimiter
+    limiter: FairLimiter
+
+
+def without_permits(env: Context, arm: Arm) -> Context:
+    """The world of a process whose dispatchers find out after a receive that a job is at its
+    cap."""
+
+    def pause_s(refusals: int) -> float:
+        return IDLE_S_MIN if arm.gate is Gate.OFF else cooldown_s(refusals, env.random)
+
+    return replace(
+        env,
+        coordinator=UncappedLeases(env.coordinator),
+        queue=LateLeaseQueue(env.queue, env.coordinator, cap=arm.cap, pause_s=pause_s),
+    )
 
 
 async def dispatch(env: Context, limiter: FairLimiter, arm: Arm, accepted: Accepted) -> None:
     """One process: its dispatchers on one queue, until they are cancelled or the run is over."""
+    job = accepted.job
+    if arm.gate is not Gate.PERMITS:
+        env = without_permits(env, arm)
+    if arm.gate is Gate.OFF:
+        # A poller counts its own tasks against the cap of the job that it is given.
+        job = msgspec.structs.replace(job, max_inflight=arm.dispatchers)
     mail = Mailboxes()
     metrics, gateway = make_metrics(CollectorRegistry()), ThinkingGateway(arm.think_s)
     storage = StorageBreaker(env.random)
@@ -258,7 +288,7 @@ async def dispatch(env: Context, limiter: FairLimiter, arm: Arm, accepted: Accep
         for _ in range(arm.dispatchers):
             poller = RunPoller(
                 env=env,
-                job=accepted.job,
+                job=job,
                 run_at_start=accepted.run,
                 limiter=limiter,
                 run_task=runner.run,
@@ -277,18 +307,18 @@ async def drain(
     processes = [
         Process(make_link(), FairLimiter(capacity=arm.dispatchers)) for _ in range(arm.processes)
     ]
-    outside = shared.env(make_link(), arm.lines)
+    outside = shared.env(make_link())
     accepted = await shared.submit(outside, arm)
     started_at = trio.current_time()
     async with trio.open_nursery() as nursery:
-        for each in processes:
-            env = shared.env(each.link, arm.lines)
-            nursery.start_soon(dispatch, env, each.gate, arm, accepted)
+        for process in processes:
+            env = shared.env(process.link)
+            nursery.start_soon(dispatch, env, process.limiter, arm, accepted)
         run = await _ended(outside, arm, accepted, processes, watch)
         seconds = trio.current_time() - started_at
         nursery.cancel_scope.cancel()
     ended = drained(arm, await totals_of(outside, run), shared.tally, seconds)
-    lease_calls = sum(each.link.asked["acquire"] for each in processes)
+    lease_calls = sum(process.link.asked["acquire"] for process in processes)
     return msgspec.structs.replace(ended, lease_calls=lease_calls)
 
 
@@ -322,6 +352,6 @@ async def _ended(
         if run.ended_at is not None:
             return run
         if is_to_kill and done >= arm.killed_at:
-            max(processes, key=lambda each: each.gate.inflight_count).link.is_cut = True
+            max(processes, key=lambda process: process.limiter.inflight_count).link.is_cut = True
             is_to_kill = False
         await trio.sleep(0.05)

@@ -92,12 +92,12 @@ class HostLimiter:
         await self._hold_or_bounce(refused)
         return admitted
 
-    def record_duration(self, admitted: AdmittedMessage, seconds: float) -> None:
+    def record_duration(self, host: str | None, seconds: float) -> None:
         """Records the end of a fetch: its host has room, and its duration updates the average."""
-        if admitted.host is not None:
-            self._full_until.pop(admitted.host, None)
-            before = self._fetch_s.get(admitted.host, seconds)
-            self._fetch_s[admitted.host] = before + _WEIGHT * (seconds - before)
+        if host is not None:
+            self._full_until.pop(host, None)
+            before = self._fetch_s.get(host, seconds)
+            self._fetch_s[host] = before + _WEIGHT * (seconds - before)
 
     def until_due(self) -> float:
         """Returns the seconds until the next held or bounced message has its turn."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import trio
 
 from conveyor.domain import ids, limits
-from conveyor.domain.backpressure.permits import Backpressure
 from conveyor.domain.changes import Applied, Change, Verdict
 from conveyor.domain.ids import Random
 from conveyor.domain.quota import Quotas
@@ -79,8 +78,7 @@ class RuntimeConfig:
     limits what deliveries may reach. `knows_costs` is True if the gateway has prices in money.
 
     No body is kept or shown for longer than `body_days`. No row of a run is kept for longer than
-    `row_days` after its results expired. `pace` is chosen for the engine. `backpressure` is fully
-    enabled except in benchmarks.
+    `row_days` after its results expired. `pace` is chosen for the engine.
 
     A stop is complete `unseen_s` after its request at the earliest. A worker that cannot reach the
     service that counts leases needs that long to notice the stop from the run's row, and its leases
@@ -105,7 +103,6 @@ class RuntimeConfig:
     row_days: int = limits.ROW_DAYS
     pace: BatchingConfig = BatchingConfig()
     cadence: PollIntervals = PollIntervals()
-    backpressure: Backpressure = field(default_factory=Backpressure)
     quotas: Quotas = field(default_factory=Quotas)
     build: str = "unknown"
 

@@ -1,10 +1,7 @@
-"""Back-pressure: three measures against receiving messages that cannot run: permits, cooldown,
-bounce delay (SPEC.md 4.6)."""
+"""Back-pressure: how many permits a poller requests, and how long it waits for the next ones
+(SPEC.md 4.6)."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from enum import Enum
 
 from conveyor.domain import limits
 from conveyor.domain.ids import Random
@@ -19,38 +16,9 @@ COOLDOWN_S_MIN = 0.25
 COOLDOWN_S_MAX = 5.0
 
 
-class PermitOrder(Enum):
-    """When a poller detects that its job is at its cap."""
-
-    BEFORE_RECEIVE = "a lease of the job for each message, before it is received"
-    LOCAL_GATE = "what runs here is counted before a receive, what runs elsewhere after it"
-    AFTER_RECEIVE = "nothing is counted before a receive"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backpressure:
-    """The three measures. A worker uses all of them; a benchmark disables some to measure them."""
-
-    permits: PermitOrder = PermitOrder.BEFORE_RECEIVE
-    cools_down: bool = True
-    bounces_longer: bool = True
-
-    def wanted(self, *, free_slots: int, cap: int, held: int, batch_max: int) -> int:
-        """The number of messages to request, from what is known before the receive."""
-        if self.permits is PermitOrder.AFTER_RECEIVE:
-            return min(free_slots, batch_max)
-        return permits_wanted(free_slots=free_slots, cap=cap, held=held, batch_max=batch_max)
-
-    def cooldown_s(self, refusals: int, random: Random) -> float:
-        return cooldown_s(refusals, random) if self.cools_down else IDLE_S_MIN
-
-    def bounce_delay_s(self, receives: int) -> float:
-        return bounce_delay_s(receives) if self.bounces_longer else 0.0
-
-
-def permits_wanted(*, free_slots: int, cap: int, held: int, batch_max: int) -> int:
+def permits_to_request(*, free_slots: int, cap: int, inflight: int, batch_max: int) -> int:
     """The number of permits to request: never more than can run now."""
-    return max(0, min(free_slots, cap - held, batch_max))
+    return max(0, min(free_slots, cap - inflight, batch_max))
 
 
 def bounce_delay_s(receives: int) -> float:
@@ -65,6 +33,6 @@ def cooldown_s(refusals: int, random: Random) -> float:
     return jitter_s(ceiling, random)
 
 
-def idle_s(empties: int) -> float:
+def idle_s(empty_receives: int) -> float:
     """Seconds until the next receive from an empty queue, unless a wake-up comes first."""
-    return backoff_s(empties, first_s=IDLE_S_MIN, delay_s_max=IDLE_S_MAX)
+    return backoff_s(empty_receives, first_s=IDLE_S_MIN, delay_s_max=IDLE_S_MAX)

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.poller.budget import BudgetReservations
+from actors.poller.permit import BudgetReservations
 from conveyor.domain.backpressure.budget import Budget, BudgetCap, Price, Unit
 from conveyor.domain.changes import BudgetKey, ShareKey
 from conveyor.domain.ids import JobId
