@@ -13,9 +13,8 @@ import msgspec
 import trio
 
 from conveyor.domain.ids import JobId, RunId
-from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.coordinator import Coordinator, Signals, TeardownResult
 from conveyor.ports.errors import Unavailable
-from conveyor.ports.worker_signals import Signals, TeardownResult
 
 # Interval of lease counts during a teardown. A caller waits for the response; each count is a call
 # to the coordinator.

@@ -19,8 +19,8 @@ from conveyor.domain.ids import JobId, LeaseId, RunId
 from conveyor.domain.model import Batch, Job, Run, Task, TaskRef
 from conveyor.domain.run.settlement import Claim, SettleVerdict
 from conveyor.domain.run.wait_reason import WaitReason
+from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.queue import Message
-from conveyor.ports.worker_signals import TeardownResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import RunsIn
+from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.errors import Unavailable
-from conveyor.ports.worker_signals import TeardownResult
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, isolate
 from conveyor.usecases.run import runs

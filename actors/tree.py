@@ -50,9 +50,9 @@ from actors.status_reporter import StatusReporter, WaitStatus
 from actors.task_runner import TaskRunner
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Job, Run
+from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.gateway import Gateway
 from conveyor.ports.webhook_sender import WebhookSender
-from conveyor.ports.worker_signals import TeardownResult
 from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 

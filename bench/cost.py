@@ -35,7 +35,7 @@ from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import TasksOf
 from conveyor.engines.aws.client import usage as prices
 from conveyor.engines.aws.client.usage import Meter, Usage, item_bytes
-from conveyor.engines.aws.dynamodb.expressions import to_item
+from conveyor.engines.aws.dynamodb.items import to_item
 from conveyor.ports.gateway import Outcome, Scraped, ScrapeRequest
 from tests.servers import ACCESS_KEY, SECRET_KEY, a_ministack, a_redis
 

@@ -38,7 +38,7 @@ from conveyor.domain.model import Run
 from conveyor.domain.run.counters import Totals
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.engines.aws.client.client import Answer, AwsTransport, Params, RetryingAwsClient
-from conveyor.engines.aws.sqs.queue import SqsQueue
+from conveyor.engines.aws.sqs import SqsQueue
 from conveyor.engines.memory import MemoryEngine
 from conveyor.engines.system import AesSecretBox
 from conveyor.ports.clock import Clock

@@ -20,7 +20,7 @@ from conveyor.engines.aws.client.client import RetryingAwsClient
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.engine import Names, build_engine, check_resources
 from conveyor.engines.system import AesSecretBox, VirtualClock
-from conveyor.ports.worker_signals import TeardownResult
+from conveyor.ports.coordinator import TeardownResult
 from conveyor.simulation.models.aws import AwsModel
 from conveyor.simulation.models.fault_rates import (
     CALM,

@@ -60,8 +60,8 @@ from conveyor.config import Settings
 from conveyor.domain import ids
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.aws.client.client import RetryingAwsClient
+from conveyor.engines.aws.control_queue import listen_forever
 from conveyor.engines.aws.engine import build_engine, check_resources
-from conveyor.engines.aws.sqs.control_queue import listen_forever
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.redis.fallback_coordinator import FallbackCoordinator

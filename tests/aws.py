@@ -8,11 +8,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random
 
 from conveyor.domain.submit.target import TargetPolicy
+from conveyor.engines.aws.client.auth import AwsAccess, Credentials, StaticAccess
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import AwsTransport, CrashPoint, Faults, RetryingAwsClient
-from conveyor.engines.aws.client.credentials import AwsAccess, StaticAccess
 from conveyor.engines.aws.client.http_transport import HttpTransport
-from conveyor.engines.aws.client.sigv4 import Credentials
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.dynamodb import create_table
 from conveyor.engines.aws.dynamodb.keys import TTL

@@ -17,18 +17,17 @@ from conveyor.config import Settings
 from conveyor.domain.ids import Random
 from conveyor.engines.aws.client.client import CrashPoint
 from conveyor.engines.aws.client.usage import Meter
+from conveyor.engines.aws.control_queue import listen_forever
 from conveyor.engines.aws.engine import AwsEngine, Names, SecretRow, create_resources, open_aws
-from conveyor.engines.aws.sqs.control_queue import listen_forever
 from conveyor.engines.redis import running_on
 from conveyor.engines.redis.cache import RedisCache
 from conveyor.engines.redis.connection import RedisConnection, open_link
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.clock import Clock
-from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.coordinator import Coordinator, Signals
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from conveyor.ports.webhook_sender import WorkflowCallback
-from conveyor.ports.worker_signals import Signals
 from conveyor.usecases.run import run_progress
 
 

@@ -29,8 +29,8 @@ async def check_deployment(settings: Settings, role: str, random: Random) -> lis
     if settings.engine != AWS:
         return findings + _check_directory(settings)
     with require_aws_extra():
+        from conveyor.engines.aws.client.auth import find_access
         from conveyor.engines.aws.client.client import RetryingAwsClient
-        from conveyor.engines.aws.client.credentials import find_access
         from conveyor.engines.aws.client.http_transport import HttpTransport
         from conveyor.engines.aws.deployment_check import DeploymentCheck, check_clock
         from conveyor.engines.aws.errors import NoResponse

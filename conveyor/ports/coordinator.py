@@ -1,5 +1,5 @@
-"""Coordinator: shared leases that limit the parallel work of a job (SPEC.md 4.6, 4.8), and status
-texts.
+"""Coordination between processes: shared leases that limit the parallel work of a job (SPEC.md 4.6,
+4.8), status texts, and signals (SPEC.md 4.13).
 
 Leases save work and keep caps; they never protect correctness. Losing all leases is harmless.
 Status texts inform other processes: they are short, short-lived, and harmless to lose.
@@ -74,3 +74,35 @@ class Coordinator(Protocol):
 
     async def list_status(self, subject: str) -> list[str]:
         """Returns the live texts of a subject, one per owner, in the order of the owners."""
+
+
+# Signals inform the workers of a run that it changed, so that they need not poll. They only make a
+# reaction faster: if one is lost, discovery finds the change by itself.
+
+
+class TeardownResult(msgspec.Struct, frozen=True):
+    """What a teardown released. `abandoned` counts calls that a remote gateway may still be
+    processing."""
+
+    # Leases that the run held when the teardown began.
+    released: int = 0
+    abandoned: int = 0
+    complete: bool = True
+
+
+class Signals(Protocol):
+    """Laws:
+
+    - Signalling a run that no worker has is harmless.
+    - `teardown` returns when the run's local work has ended and released its claims and leases, or
+      after `deadline_s` with a receipt that is not complete.
+    """
+
+    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+        """The run is new, paused, resumed or has new tasks: workers should read it now."""
+
+    async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
+        """A batch of the run is open and waits to be ingested."""
+
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> TeardownResult:
+        """Ends all work on the run."""

@@ -1,14 +1,16 @@
 """Store: the system of record for jobs, runs, batches, tasks, counters and intents
-(docs/engines.md)."""
+(docs/engines.md; docs/storage.md, Damaged rows)."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 from conveyor.domain.changes import Change, Chunk, Key, R, Verdict
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.queries import Q, Query, TaskPage, TasksOf
+from conveyor.ports.errors import RowDamaged
 
 
 class Store(Protocol):
@@ -69,3 +71,24 @@ class Store(Protocol):
 
     async def delete_expired(self, now: float) -> int:
         """Removes idempotency records and events that expired before `now`. Returns how many."""
+
+
+log = logging.getLogger(__name__)
+
+# Bounds the log and the set of logged rows. An operator with more damaged rows needs no longer
+# list.
+_ROWS_MAX = 1_000
+
+
+class DamageLog:
+    """Logs each stored row that cannot be decoded, once. For engines."""
+
+    def __init__(self) -> None:
+        self._logged: set[tuple[str, str]] = set()
+
+    def note_skipped(self, error: RowDamaged) -> None:
+        """Logs a row that a `find` left out."""
+        row = (error.kind, error.address)
+        if row not in self._logged and len(self._logged) < _ROWS_MAX:
+            self._logged.add(row)
+            log.error("damaged row skipped: %s", error)

@@ -26,9 +26,9 @@ from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway
+from conveyor.ports.coordinator import Signals
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.gateway import Gateway
-from conveyor.ports.worker_signals import Signals
 from conveyor.simulation.backends.backends import Ports
 from conveyor.simulation.context import SimContext
 from conveyor.simulation.environment.fake_internet import GATEWAY_HOST, FakeInternet

@@ -20,13 +20,12 @@ from conveyor.domain.submit.target import TargetPolicy
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.cache import Cache
 from conveyor.ports.clock import Clock
-from conveyor.ports.coordinator import Coordinator
+from conveyor.ports.coordinator import Coordinator, Signals
 from conveyor.ports.executor import Executor, T
 from conveyor.ports.queue import Queue
 from conveyor.ports.secret_box import SecretBox
 from conveyor.ports.store import Store
 from conveyor.ports.webhook_sender import WorkflowCallback
-from conveyor.ports.worker_signals import Signals
 from conveyor.usecases import event_log
 from conveyor.usecases.event_log import EventWakeups
 

@@ -19,10 +19,10 @@ from conveyor.domain.export.export import ExportFormat, ExportStatus
 from conveyor.domain.model import Task, TaskStatus, Webhook
 from conveyor.domain.queries import NoticesOf
 from conveyor.engines.aws.dynamodb import DynamoStore
-from conveyor.engines.aws.dynamodb.expressions import key_item
+from conveyor.engines.aws.dynamodb.items import key_item
 from conveyor.engines.aws.dynamodb.keys import item_key
 from conveyor.engines.sqlite import open_engine
-from conveyor.engines.sqlite.row_mapping import TABLES
+from conveyor.engines.sqlite.sql import TABLES
 from conveyor.engines.sqlite.store import SqliteStore
 from conveyor.engines.system import VirtualClock
 from conveyor.ports.store import Store

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain.submit.target import TargetPolicy
-from conveyor.ports.worker_signals import TeardownResult
+from conveyor.ports.coordinator import TeardownResult
 from conveyor.usecases.context import RuntimeConfig
 from conveyor.usecases.run import runs
 from tests.actors.world import CALLER, make_world, urls

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from actors.poller.poller import WATCH_S
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import PauseState
-from conveyor.ports.worker_signals import TeardownResult
+from conveyor.ports.coordinator import TeardownResult
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import runs
 from conveyor.usecases.submit import jobs

@@ -25,9 +25,9 @@ from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system.aes_secret_box import AesSecretBox
 from conveyor.ports.blobs import Blobs
+from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.gateway import NotScraped, Scraped
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
-from conveyor.ports.worker_signals import TeardownResult
 from conveyor.telemetry import Metrics, make_metrics
 from conveyor.usecases.context import Context, RuntimeConfig
 from conveyor.usecases.lookup import load_owned_job

@@ -13,7 +13,7 @@ import trio
 
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import AwsClient
-from conveyor.engines.aws.s3.blobs import S3Blobs
+from conveyor.engines.aws.s3 import S3Blobs
 from conveyor.engines.system import SystemClock
 from conveyor.ports.blobs import Blobs
 from tests.aws import a_lean_plane, a_seam, an_access

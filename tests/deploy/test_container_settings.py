@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conveyor.config import BadSettings, settings_from
-from conveyor.engines.aws.client.credentials import find_access
+from conveyor.engines.aws.client.auth import find_access
 from conveyor.engines.aws.permissions import permission_for
 from tests.cli.program import Program
 

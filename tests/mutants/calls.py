@@ -17,8 +17,8 @@ from conveyor.domain.queries import TasksOf
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Cost
 from conveyor.engines.aws.coordinator import DynamoCoordinator
-from conveyor.engines.aws.dynamodb import deletion, queries, settle_batch
-from conveyor.engines.aws.dynamodb.expressions import to_item
+from conveyor.engines.aws.dynamodb import deletion, queries, transactions
+from conveyor.engines.aws.dynamodb.items import to_item
 from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.redis.coordinator import RedisCoordinator
 from conveyor.simulation.models import FaultSource, RedisModel
@@ -83,7 +83,7 @@ async def a_release(client: NotedSeam) -> object:
 async def a_settle(client: NotedSeam) -> object:
     result = Result("key", 1, "sha", "text/html", 200)
     change = settlement.succeed(a_ref(), a_task(claim=1), result, spent=Cost(), now=T0)
-    await settle_batch._apply_group(_table(client), [(0, change)])
+    await transactions._apply_group(_table(client), [(0, change)])
     return [operation for operation, _ in client.asked]
 
 

@@ -26,7 +26,6 @@ from conveyor.ports import (
     secret_box,
     store,
     webhook_sender,
-    worker_signals,
 )
 from conveyor.simulation import checkers
 from conveyor.simulation.faults.faults import ONLY_ON, Fault
@@ -44,7 +43,7 @@ PORTS: tuple[type, ...] = (
     gateway.Gateway,
     webhook_sender.WebhookSender,
     webhook_sender.WorkflowCallback,
-    worker_signals.Signals,
+    coordinator.Signals,
     cache.Cache,
     secret_box.SecretBox,
     clock.Clock,

@@ -19,10 +19,10 @@ from conveyor.domain.submit.admission import TaskDraft
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system import AesSecretBox
+from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.errors import QueueGone
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped
 from conveyor.ports.queue import Message
-from conveyor.ports.worker_signals import TeardownResult
 from conveyor.usecases.context import Context, RuntimeConfig
 from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run import results, runs, tasks

@@ -17,7 +17,7 @@ from conveyor.domain.submit.target import Target
 from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.dynamodb.keys import INDEXES, PK, SK
 from conveyor.engines.aws.errors import AwsError, NotAllowed
-from conveyor.engines.aws.sqs import admin
+from conveyor.engines.aws.sqs import CONTROL, RUN_ATTRIBUTES, make, url_of
 from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.request import Request
 from conveyor.ports.errors import BlobMissing, QueueGone, Unavailable
@@ -156,10 +156,10 @@ class DeploymentCheck:
 
     async def _check_queues(self, role: str) -> list[Finding]:
         name = f"{self.queue_prefix}check-{self.probe_id}"
-        control = f"{self.queue_prefix}{admin.CONTROL}"
-        found = await self._probe(("sqs:GetQueueUrl", lambda: admin.url_of(self.client, control)))
+        control = f"{self.queue_prefix}{CONTROL}"
+        found = await self._probe(("sqs:GetQueueUrl", lambda: url_of(self.client, control)))
         try:
-            url = await admin.make(self.client, name, admin.RUN_ATTRIBUTES)
+            url = await make(self.client, name, RUN_ATTRIBUTES)
         except NotAllowed as error:
             return [found, Finding("sqs:CreateQueue", str(error), _GRANT)]
         except Unavailable as error:

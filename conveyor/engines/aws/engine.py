@@ -11,6 +11,7 @@ from conveyor.domain import limits
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.ids import Random
 from conveyor.domain.submit.target import TargetPolicy
+from conveyor.engines.aws.client.auth import AwsAccess, find_access
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import (
     DEADLINE_S,
@@ -19,19 +20,16 @@ from conveyor.engines.aws.client.client import (
     CrashPoint,
     RetryingAwsClient,
 )
-from conveyor.engines.aws.client.credentials import AwsAccess, find_access
 from conveyor.engines.aws.client.http_transport import HttpTransport
 from conveyor.engines.aws.client.usage import Meter
+from conveyor.engines.aws.control_queue import ControlQueue
 from conveyor.engines.aws.coordinator import DynamoCoordinator
 from conveyor.engines.aws.dynamodb import DynamoStore, create_table
 from conveyor.engines.aws.dynamodb.keys import INDEXES
 from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.aws.errors import AwsError, NoResponse
-from conveyor.engines.aws.s3.admin import make_bucket
-from conveyor.engines.aws.s3.blobs import Presigner, S3Blobs
-from conveyor.engines.aws.sqs import admin
-from conveyor.engines.aws.sqs.control_queue import ControlQueue
-from conveyor.engines.aws.sqs.queue import SqsQueue
+from conveyor.engines.aws.s3 import Presigner, S3Blobs, make_bucket
+from conveyor.engines.aws.sqs import CONTROL, SqsQueue, find_control_queues, make_control_queues
 from conveyor.engines.aws.step_functions import StepFunctions
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
@@ -150,7 +148,7 @@ async def check_resources(
 ) -> Sequence[str]:
     await create_table(client, names.table)
     left_out = await make_bucket(client, names.bucket, region=region, body_days=body_days)
-    made = await admin.make_control_queues(client, names.queue_prefix)
+    made = await make_control_queues(client, names.queue_prefix)
     return [
         f"table {names.table}",
         f"bucket {names.bucket}" + "".join(f" ({remark})" for remark in left_out),
@@ -168,10 +166,10 @@ async def _found_access(clock: Clock) -> AwsAccess:
 
 async def find_control_queue(client: AwsClient, names: Names, random: Random) -> ControlQueue:
     try:
-        found = await admin.find_control_queues(client, names.queue_prefix)
+        found = await find_control_queues(client, names.queue_prefix)
     except QueueGone:
         raise NotSetUp(
-            f"there is no queue {names.queue_prefix}{admin.CONTROL}: run `conveyor init` first"
+            f"there is no queue {names.queue_prefix}{CONTROL}: run `conveyor init` first"
         ) from None
     return ControlQueue(client=client, random=random, control_url=found.control_url)
 

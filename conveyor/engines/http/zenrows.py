@@ -19,8 +19,12 @@ from conveyor.domain.backpressure.budget import Price, micros_from, price_of
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import FailureReason, RunFailure
 from conveyor.domain.submit.target import Target, parse_url
-from conveyor.engines.http.direct import RETRY_AFTER_S_MAX, USER_AGENT, forwardable
-from conveyor.engines.http.direct_params import allowed_statuses
+from conveyor.engines.http.direct import (
+    RETRY_AFTER_S_MAX,
+    USER_AGENT,
+    allowed_statuses,
+    forwardable,
+)
 from conveyor.engines.http.failure_mapping import (
     content_type_of,
     defer,

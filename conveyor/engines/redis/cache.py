@@ -15,8 +15,7 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.ids import Random
-from conveyor.engines.redis import keys
-from conveyor.engines.redis.connection import RedisConnection, Script, translating
+from conveyor.engines.redis.connection import Keys, RedisConnection, Script, new_token, translating
 from conveyor.ports.cache import CachedValue, ReadTicket
 from conveyor.ports.errors import Unavailable
 
@@ -41,7 +40,7 @@ class RedisCache:
     ) -> None:
         self._link = link
         self._random = random
-        self._keys = keys.Keys(space)
+        self._keys = Keys(space)
         self._failed_at = float("-inf")
         self._answer_s = answer_s
         self.looks: Counter[str] = Counter()
@@ -50,7 +49,7 @@ class RedisCache:
         self, name: str, version: str, *, ttl_s: float, insists: bool = False
     ) -> CachedValue | ReadTicket | None:
         assert ttl_s <= ALONE_S
-        ticket = ReadTicket(keys.token(self._random))
+        ticket = ReadTicket(new_token(self._random))
         stands = _TEXTS_MAY_STAND if insists else _ALL_MAY_STAND
         # The bypass is over, but entries from the time of the bypass may be older than what this
         # process has shown meanwhile. They have all expired after one more lifetime.

@@ -14,8 +14,19 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, LeaseId, Random, RunId
-from conveyor.engines.redis import keys as redis_keys
-from conveyor.engines.redis.connection import DEADLINE_S, RedisConnection, Script, translating
+from conveyor.engines.redis.connection import (
+    DEADLINE_S,
+    Keys,
+    RedisConnection,
+    Script,
+    host_lease_name,
+    is_lease_name,
+    lease_name,
+    member_name,
+    new_token,
+    pool_name,
+    translating,
+)
 from conveyor.ports.coordinator import HostPool
 
 _ACQUIRE, _ENTER = Script("acquire"), Script("acquire_hosts")
@@ -40,7 +51,7 @@ class RedisCoordinator:
     ) -> None:
         self._link = link
         self._random = random
-        self._keys = redis_keys.Keys(space)
+        self._keys = Keys(space)
         self._introduced: dict[RunId, float] = {}
         self._deadline_s = deadline_s
 
@@ -48,12 +59,12 @@ class RedisCoordinator:
         self, job_id: JobId, run_id: RunId, *, count_max: int, cap: int, ttl_s: float
     ) -> list[LeaseId]:
         # One random token per call; the script appends a number for each lease.
-        stem = redis_keys.lease(job_id, run_id, redis_keys.token(self._random))
+        stem = lease_name(job_id, run_id, new_token(self._random))
         with translating(self._deadline_s):
             is_known = self._is_introduced(run_id)
             if not is_known:
                 await self._introduce(job_id, run_id)
-            args: _Args = [_us(ttl_s), cap, count_max, redis_keys.member_name(stem)]
+            args: _Args = [_us(ttl_s), cap, count_max, member_name(stem)]
             count, live = await self._link.run(_ACQUIRE, [self._keys.pool(job_id)], args)
             if is_known and not live:
                 # The pool was empty. The server may have lost its data, and the job of the run with
@@ -80,13 +91,13 @@ class RedisCoordinator:
         numbers: dict[str, int] = {}
         keys: list[str] = []
         args: _Args = [_us(ttl_s), _us(limits.HOST_SLACK_S)]
-        lease_ids = [redis_keys.host_lease(pool, redis_keys.token(self._random)) for pool in pools]
+        lease_ids = [host_lease_name(pool, new_token(self._random)) for pool in pools]
         for pool, lease_id in zip(pools, lease_ids, strict=True):
             if pool.name not in numbers:
                 numbers[pool.name] = len(numbers) + 1
                 keys += [self._keys.pool(pool.name), self._keys.next_at(pool)]
             number, spacing = numbers[pool.name], _us(pool.spacing_s)
-            args += [number, pool.cap, spacing, redis_keys.member_name(lease_id)]
+            args += [number, pool.cap, spacing, member_name(lease_id)]
         passed = await self._link.run(_ENTER, keys, args)
         return [
             lease_id if is_through else None
@@ -94,7 +105,7 @@ class RedisCoordinator:
         ]
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
-        lost = {lease_id for lease_id in lease_ids if not redis_keys.is_lease(lease_id)}
+        lost = {lease_id for lease_id in lease_ids if not is_lease_name(lease_id)}
         with translating(self._deadline_s):
             for pools in self._by_job(lease_ids):
                 named = [lease_id for members in pools.values() for lease_id in members]
@@ -115,7 +126,7 @@ class RedisCoordinator:
         with translating(self._deadline_s):
             for pools in self._by_job(lease_ids):
                 for key, members in pools.items():
-                    await self._link.drop(key, [redis_keys.member_name(each) for each in members])
+                    await self._link.drop(key, [member_name(each) for each in members])
 
     async def count(self, run_id: RunId) -> int:
         with translating(self._deadline_s):
@@ -156,8 +167,8 @@ class RedisCoordinator:
         keys of one job share a slot."""
         by_job: dict[str, _Pools] = {}
         for lease_id in lease_ids:
-            if redis_keys.is_lease(lease_id):
-                pool = redis_keys.pool_name(lease_id)
+            if is_lease_name(lease_id):
+                pool = pool_name(lease_id)
                 pools = by_job.setdefault(pool.partition("/")[0], {})
                 pools.setdefault(self._keys.pool(pool), []).append(lease_id)
         return list(by_job.values())
@@ -166,7 +177,7 @@ class RedisCoordinator:
 def _listed(pools: _Pools, ttl_s: float) -> _Args:
     args: _Args = [_us(ttl_s)]
     for members in pools.values():
-        args += [len(members), *map(redis_keys.member_name, members)]
+        args += [len(members), *map(member_name, members)]
     return args
 
 

@@ -17,7 +17,7 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, LeaseId, Random, RunId
-from conveyor.engines.redis import keys
+from conveyor.engines.redis.connection import host_lease_name, lease_name, new_token, pool_name
 from conveyor.ports.coordinator import Coordinator, HostPool
 from conveyor.ports.errors import Unavailable
 
@@ -62,8 +62,8 @@ class FallbackCoordinator:
                 self._hold(taken, ttl_s)
                 return taken
         count = max(0, min(count_max, self._free_permits(job_id, cap)))
-        token = keys.token(self._random)
-        taken = [keys.lease(job_id, run_id, f"{token}.{number}") for number in range(count)]
+        token = new_token(self._random)
+        taken = [lease_name(job_id, run_id, f"{token}.{number}") for number in range(count)]
         self._hold(taken, ttl_s)
         return taken
 
@@ -87,7 +87,7 @@ class FallbackCoordinator:
         if now < self._next_at.get(pool.name, now) or self._free_permits(pool.name, pool.cap) < 1:
             return None
         self._next_at[pool.name] = now + spacing_s
-        lease_id = keys.host_lease(pool, keys.token(self._random))
+        lease_id = host_lease_name(pool, new_token(self._random))
         self._hold([lease_id], ttl_s)
         return lease_id
 
@@ -197,7 +197,7 @@ class FallbackCoordinator:
     def _free_permits(self, pool: str, cap: int) -> int:
         # Rounded up: with more workers than the cap each still gets one, so that none stops.
         share = -(-cap // self._workers_count)
-        return share - sum(keys.pool_name(lease_id) == pool for lease_id in self._live())
+        return share - sum(pool_name(lease_id) == pool for lease_id in self._live())
 
     def _hold(self, lease_ids: Sequence[LeaseId], ttl_s: float) -> None:
         until = trio.current_time() + ttl_s

@@ -22,11 +22,11 @@ from conveyor.bootstrap.aws import open_on
 from conveyor.domain import ids
 from conveyor.engines.aws.client.client import RetryingAwsClient
 from conveyor.engines.aws.client.usage import Meter
-from conveyor.engines.aws.dynamodb.item_codec import codec_of
+from conveyor.engines.aws.dynamodb.items import codec_of
 from conveyor.engines.aws.dynamodb.keys import ROW_TYPES, TARGET
 from conveyor.engines.aws.engine import Names, build_engine, check_resources
 from conveyor.engines.aws.errors import NoResponse
-from conveyor.engines.sqlite.row_mapping import TABLES
+from conveyor.engines.sqlite.sql import TABLES
 from conveyor.ports.clock import Clock
 from conveyor.simulation.backends.backends import Ports
 from conveyor.simulation.backends.faulty_aws import FaultyRedis, FaultyTransport

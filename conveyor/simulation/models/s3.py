@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from conveyor.engines.aws.client.sigv4 import escaped_path
+from conveyor.engines.aws.client.auth import escaped_path
 from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.simulation.models.fault_source import FaultSource
 

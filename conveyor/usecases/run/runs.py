@@ -21,8 +21,8 @@ from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus
 from conveyor.domain.queries import BatchesOf, RunsOf
 from conveyor.domain.run import termination
 from conveyor.domain.run.counters import Totals
+from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.errors import Unavailable
-from conveyor.ports.worker_signals import TeardownResult
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import latest_run, load_owned_job, load_owned_run, totals_of
 from conveyor.usecases.optimistic import AGAIN, Again, retry, retry_or_refuse

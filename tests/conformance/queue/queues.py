@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from conveyor.engines.aws.sqs.queue import SqsQueue
+from conveyor.engines.aws.sqs import SqsQueue
 from conveyor.engines.system import SystemClock
 from conveyor.ports.clock import Clock
 from conveyor.ports.queue import Queue

@@ -24,7 +24,7 @@ from conveyor.domain.submit.admission import TaskDraft
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.dynamodb import DynamoStore
 from conveyor.engines.aws.dynamodb.keys import INDEXES
-from conveyor.engines.aws.sqs.queue import SqsQueue
+from conveyor.engines.aws.sqs import SqsQueue
 from conveyor.engines.redis import open_redis
 from conveyor.ports.queue import Message
 from conveyor.telemetry import make_metrics

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from trio.testing import MockClock
 
-from conveyor.engines.aws.client.credentials import CHECK_EVERY_S, find_access
-from conveyor.engines.aws.client.sigv4 import Credentials
+from conveyor.engines.aws.client.auth import CHECK_EVERY_S, Credentials, find_access
 from conveyor.engines.aws.errors import NoResponse
 
 pytestmark = pytest.mark.slow

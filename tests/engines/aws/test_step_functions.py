@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import trio
 
+from conveyor.engines.aws.client.auth import StaticAccess
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import RetryingAwsClient
-from conveyor.engines.aws.client.credentials import StaticAccess
 from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.aws.step_functions import StepFunctions
 from conveyor.ports.webhook_sender import Callback, Delivered, NotDelivered

@@ -15,7 +15,7 @@ from actors.cross_process_signals import CrossProcessSignals
 from conveyor.domain.ids import JobId, RunId
 from conveyor.engines.redis.connection import CoredisConnection, RedisChannel, open_link
 from conveyor.engines.redis.coordinator import RedisCoordinator
-from conveyor.ports.worker_signals import TeardownResult
+from conveyor.ports.coordinator import TeardownResult
 from tests.builders import JOB, RUN
 from tests.conformance.coordinators import a_space
 from tests.servers import a_redis, free_port, redis_says

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from conveyor.engines.sqlite.database import load_scripts, migrate
-from conveyor.engines.sqlite.row_mapping import NOTICES
-from conveyor.engines.sqlite.sql import columns_sql
+from conveyor.engines.sqlite.sql import NOTICES, columns_sql
 from tests.builders import T0
 
 

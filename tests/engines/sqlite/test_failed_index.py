@@ -9,7 +9,7 @@ import pytest
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.queries import TasksOf
 from conveyor.engines.sqlite.database import migrate
-from conveyor.engines.sqlite.queries import find
+from conveyor.engines.sqlite.store import find
 from tests.builders import JOB, RUN
 
 INDEX = "tasks_with_problem"

@@ -7,8 +7,7 @@ from typing import Any
 
 from conveyor.domain.model import Result, TaskStatus
 from conveyor.engines.sqlite.database import load_scripts, migrate
-from conveyor.engines.sqlite.row_mapping import STATS, TASKS
-from conveyor.engines.sqlite.sql import insert_sql
+from conveyor.engines.sqlite.sql import STATS, TASKS, insert_sql
 from tests.builders import OTHER_RUN, T0, a_stats, a_task
 
 INSIGHT = 7

@@ -29,8 +29,7 @@ from conveyor.domain.model import (
 )
 from conveyor.domain.schedule.schedule import Calendar, Skip, SkipReason
 from conveyor.engines.sqlite.database import migrate
-from conveyor.engines.sqlite.row_mapping import TABLES, Table
-from conveyor.engines.sqlite.sql import columns_sql, insert_sql
+from conveyor.engines.sqlite.sql import TABLES, Table, columns_sql, insert_sql
 from tests.builders import (
     JOB,
     RUN,

@@ -12,7 +12,7 @@ from conveyor.domain.changes import Change, Chunk
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Run
 from conveyor.domain.queries import TasksOf
-from conveyor.engines.aws.client.retry import ATTEMPTS_MAX
+from conveyor.engines.aws.client.client import ATTEMPTS_MAX
 from conveyor.simulation.models.fault_rates import CALM, DynamoFaults, FaultRates, SqsFaults
 from conveyor.simulation.profiles import NEVER_S
 from conveyor.simulation.swaps import combined, part, swapping
@@ -42,10 +42,10 @@ def _noting_anyway(noting: Any) -> Any:
 def _flips_then_counts(_: Any) -> Any:
     async def mutated(table: Any, group: list[tuple[int, Change]]) -> Any:
         changes = [change for _, change in group]
-        *flips, count = part("conveyor.engines.aws.dynamodb.settle_batch:_steps")(
+        *flips, count = part("conveyor.engines.aws.dynamodb.transactions:_steps")(
             table.name, changes
         )
-        judge = part("conveyor.engines.aws.dynamodb.settle_batch:guard_holds")
+        judge = part("conveyor.engines.aws.dynamodb.transactions:guard_holds")
         failed = await table.write_together(flips)
         if failed is None:
             await table.write("UpdateItem", count["Update"])
@@ -142,7 +142,7 @@ MUTANTS = (
         invariants=(21,),
         what="Tasks flip in one transaction, and are counted in the next.",
         apply=swapping(
-            "conveyor.engines.aws.dynamodb.settle_batch:_apply_group", _flips_then_counts
+            "conveyor.engines.aws.dynamodb.transactions:_apply_group", _flips_then_counts
         ),
         engines=_AWS,
     ),

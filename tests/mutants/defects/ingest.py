@@ -53,7 +53,7 @@ def _overwriting_items(_: Any) -> Any:
         insert = part("conveyor.engines.aws.dynamodb.ingest:Insert")
         key = part("conveyor.engines.aws.dynamodb.ingest:TaskKey")
         at = key(chunk.key.job_id, task.run_id, task.task_id, task.shard)
-        params = part("conveyor.engines.aws.dynamodb.expressions:put")(table.name, insert(at, task))
+        params = part("conveyor.engines.aws.dynamodb.items:put")(table.name, insert(at, task))
         params = {name: params[name] for name in ("TableName", "Item")}
         await table.write("PutItem", params)
 

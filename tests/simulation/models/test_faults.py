@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.engines.aws.errors import AwsError, NoResponse
-from conveyor.engines.aws.sqs.admin import RUN_ATTRIBUTES
+from conveyor.engines.aws.sqs import RUN_ATTRIBUTES
 from conveyor.engines.redis.connection import RedisChannel
 from conveyor.engines.redis.coordinator import RedisCoordinator
 from conveyor.ports.errors import Unavailable

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from conveyor.domain.ids import TaskId
 from conveyor.domain.model import TaskRef
 from conveyor.engines.aws.errors import AwsError, NoResponse
-from conveyor.engines.aws.sqs.admin import RUN_ATTRIBUTES
+from conveyor.engines.aws.sqs import RUN_ATTRIBUTES
 from conveyor.simulation.models.fault_rates import SqsFaults
 from conveyor.simulation.models.sqs import URL
 from tests.builders import JOB, RUN, a_ulid

@@ -16,8 +16,7 @@ import trio_asyncio
 from aiobotocore.config import AioConfig
 from botocore import xform_name
 
-from conveyor.engines.aws.client.credentials import AwsAccess
-from conveyor.engines.aws.client.sigv4 import Credentials
+from conveyor.engines.aws.client.auth import AwsAccess, Credentials
 from conveyor.engines.aws.errors import AwsError, NoResponse
 
 PIECE_BYTES = 256 * 1024

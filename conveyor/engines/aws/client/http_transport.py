@@ -33,9 +33,9 @@ import trio
 
 from conveyor.domain.submit.target import Target
 from conveyor.engines.aws.client import s3_protocol
-from conveyor.engines.aws.client.credentials import AwsAccess
-from conveyor.engines.aws.client.sigv4 import (
+from conveyor.engines.aws.client.auth import (
     UNSIGNED,
+    AwsAccess,
     Scope,
     authorization,
     canonical_query,

@@ -20,9 +20,8 @@ from conveyor.domain.changes import (
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Event, IdempotencyRecord, Run
 from conveyor.engines.aws.dynamodb import keys
-from conveyor.engines.aws.dynamodb.expressions import pointer_item
 from conveyor.engines.aws.dynamodb.gather import gather
-from conveyor.engines.aws.dynamodb.item_codec import Item, codec_of
+from conveyor.engines.aws.dynamodb.items import Item, codec_of, pointer_item
 from conveyor.engines.aws.dynamodb.keys import BY_OWNER, Index, Place
 from conveyor.engines.aws.dynamodb.queries import (
     BASE,

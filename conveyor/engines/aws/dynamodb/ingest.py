@@ -33,13 +33,17 @@ from conveyor.domain.changes import (
 )
 from conveyor.domain.model import Task, TaskRef
 from conveyor.domain.submit.admission import counts_of
-from conveyor.engines.aws.client.retry import backoff_s
-from conveyor.engines.aws.dynamodb import expressions, transactions
-from conveyor.engines.aws.dynamodb.adaptive_writes import put_rows
-from conveyor.engines.aws.dynamodb.expressions import Expression, Params
-from conveyor.engines.aws.dynamodb.item_codec import to_attribute
+from conveyor.engines.aws.client.client import backoff_s
+from conveyor.engines.aws.dynamodb import transactions
+from conveyor.engines.aws.dynamodb.items import (
+    Expression,
+    Params,
+    codec_for,
+    put_params,
+    to_attribute,
+)
 from conveyor.engines.aws.dynamodb.keys import item_key
-from conveyor.engines.aws.dynamodb.table import ROUNDS_MAX, Table
+from conveyor.engines.aws.dynamodb.table import ROUNDS_MAX, Table, put_rows
 from conveyor.ports.errors import Unavailable
 
 COUNTED = "counted"
@@ -69,7 +73,7 @@ async def _put_task(table: Table, chunk: Chunk, task: Task) -> None:
     One attempt, because `put_rows` adapts its rate to throttles itself.
     """
     key = TaskKey(chunk.key.job_id, task.run_id, task.task_id, task.shard)
-    await table.write("PutItem", expressions.put(table.name, Insert(key, task)), attempts_max=1)
+    await table.write("PutItem", put_params(table.name, Insert(key, task)), attempts_max=1)
 
 
 async def _count(table: Table, chunk: Chunk, counted: int | None) -> Stale | Missing | None:
@@ -90,7 +94,7 @@ async def _look(table: Table, chunk: Chunk) -> tuple[Stale | Missing | None, int
     places = {write.key: item_key(write.key) for write in writes}
     items = await table.get_items(list(places.values()))
     rows: dict[Any, Any] = {
-        key: expressions.codec_for(key).from_item(items[place])
+        key: codec_for(key).from_item(items[place])
         for key, place in places.items()
         if place in items
     }

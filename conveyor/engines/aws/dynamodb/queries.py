@@ -54,9 +54,8 @@ from conveyor.domain.queries import (
 )
 from conveyor.domain.schedule.schedule import Schedule
 from conveyor.engines.aws.dynamodb import keys
-from conveyor.engines.aws.dynamodb.expressions import Params
 from conveyor.engines.aws.dynamodb.gather import gather, slices
-from conveyor.engines.aws.dynamodb.item_codec import Item, codec_of
+from conveyor.engines.aws.dynamodb.items import Item, Params, codec_of
 from conveyor.engines.aws.dynamodb.keys import (
     BY_OWNER,
     BY_TIME,

@@ -17,9 +17,8 @@ from conveyor.domain.model import TaskRef
 from conveyor.domain.queries import AnyQuery, Q, Query, TaskPage, TasksOf
 from conveyor.engines.aws.dynamodb import deletion, ingest, queries, transactions
 from conveyor.engines.aws.dynamodb.gather import gather
-from conveyor.engines.aws.dynamodb.settle_batch import apply_tallies
 from conveyor.engines.aws.dynamodb.table import Table
-from conveyor.engines.aws.dynamodb.transactions import ThrottledWrite
+from conveyor.engines.aws.dynamodb.transactions import ThrottledWrite, apply_tallies
 from conveyor.ports.errors import PartlyUnavailable, QueueGone, Unavailable
 from conveyor.ports.queue import Queue
 

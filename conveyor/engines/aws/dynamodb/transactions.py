@@ -18,7 +18,9 @@ refused by its own first one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, assert_never
 
 import msgspec
@@ -39,10 +41,18 @@ from conveyor.domain.changes import (
     Write,
 )
 from conveyor.domain.damage import DamagedTask
-from conveyor.engines.aws.client.retry import backoff_s
-from conveyor.engines.aws.dynamodb import expressions
-from conveyor.engines.aws.dynamodb.expressions import Params, codec_for, pointer_item
-from conveyor.engines.aws.dynamodb.item_codec import Item
+from conveyor.engines.aws.client.client import backoff_s
+from conveyor.engines.aws.dynamodb.gather import gather
+from conveyor.engines.aws.dynamodb.items import (
+    Item,
+    Params,
+    check_params,
+    codec_for,
+    delete_params,
+    pointer_item,
+    put_params,
+    update_params,
+)
 from conveyor.engines.aws.dynamodb.table import INVALID, ROUNDS_MAX, Table
 from conveyor.engines.aws.errors import AwsError, NotApplied
 from conveyor.ports.errors import Unavailable
@@ -136,16 +146,16 @@ def transaction_items(table: str, write: Write) -> list[dict[str, Params]]:
     match write:
         case Insert():
             fields = msgspec.structs.asdict(write.row)
-            steps = [{"Put": expressions.put(table, write)}]
+            steps = [{"Put": put_params(table, write)}]
         case Update():
             assert not write.values.keys() & write.deltas.keys()
             fields = write.values
             if fields or write.deltas:
-                steps = [{"Update": expressions.update(table, write)}]
+                steps = [{"Update": update_params(table, write)}]
             else:
-                steps = [{"ConditionCheck": expressions.check(table, write.key, write.guard)}]
+                steps = [{"ConditionCheck": check_params(table, write.key, write.guard)}]
         case Delete():
-            return [{"Delete": expressions.delete(table, write)}]
+            return [{"Delete": delete_params(table, write)}]
         case _:
             assert_never(write)
     pointer = pointer_item(write.key, fields)
@@ -155,10 +165,10 @@ def transaction_items(table: str, write: Write) -> list[dict[str, Params]]:
 async def _write_one(table: Table, write: Write) -> list[Row | None] | None:
     match write:
         case Insert():
-            done = await table.write("PutItem", expressions.put(table.name, write))
+            done = await table.write("PutItem", put_params(table.name, write))
             return None if done is None else [write.row]
         case Delete():
-            done = await table.write("DeleteItem", expressions.delete(table.name, write))
+            done = await table.write("DeleteItem", delete_params(table.name, write))
             return None if done is None else [None]
         case Update():
             return await _update_one(table, write)
@@ -171,7 +181,7 @@ async def _update_one(table: Table, write: Update) -> list[Row | None] | None:
     if not write.values and not write.deltas:
         row = await table.get(write.key)
         return None if row is None or not holds(write.guard, row) else [row]
-    params = expressions.update(table.name, write)
+    params = update_params(table.name, write)
     # Quiet writes return nothing: their callers do not need the row.
     params["ReturnValues"] = "NONE" if write.is_quiet else "ALL_NEW"
     item: Item | None = await table.write("UpdateItem", params)
@@ -188,3 +198,167 @@ async def _write_all(
     shown = [each.key for each in writes if isinstance(each, Update) and not each.is_quiet]
     rows = await table.get_all(shown) if shown else {}
     return [write.row if isinstance(write, Insert) else rows.get(write.key) for write in writes]
+
+
+# The settle batch: settles of one shard share a transaction and one write to their counter row.
+#
+# The problem: a settle ends a task and counts it, and both must commit together (decision 0002). As
+# a transaction of its own it writes two rows at 2 write units each, and all settles of a shard
+# write the same counter row, so concurrent transactions of a shard cancel one another.
+#
+# A batch puts up to `GROUP_MAX` settles of one shard into one transaction: the flips, which end the
+# tasks, and one update that adds the sum of the counts. The counter row then costs 2 units per
+# group instead of 2 units per settle. Groups of one shard run one after the other; shards run
+# concurrently.
+#
+# The alternatives that decision 0002 rejected are counters that are computed from the task rows on
+# every read (too expensive for a million tasks) and counters that a background job repairs (wrong
+# in between).
+#
+# A transaction is cancelled as a whole if one condition fails. Then the batch reads the rows of the
+# failed steps, drops the settles whose guards no longer hold, and tries the others again. So a lost
+# claim costs the other settles of its group one more round and nothing else.
+
+
+# DynamoDB allows 100 items per transaction (`ATOMIC_MAX`), and one of them is the counter row. A
+# larger group saves little more; a smaller one pays for the counter row more often.
+GROUP_MAX = 90
+
+# DynamoDB's code for a transaction over 4 MB. It has other causes too, so a single settle that gets
+# it raises it.
+_TOO_LARGE = "ValidationException"
+
+_Gate = tuple[AnyKey, Guard]
+_Numbered = list[tuple[int, Change]]
+
+
+async def apply_tallies(table: Table, changes: Sequence[Change]) -> list[Verdict]:
+    """Applies changes that are all tallies. Returns counters as they are after the whole call."""
+    by_counter: defaultdict[AnyKey, _Numbered] = defaultdict(list)
+    for number, change in enumerate(changes):
+        by_counter[_count(change).key].append((number, change))
+    refused: dict[int, Verdict] = {}
+    for some in await gather(partial(_apply_shard, table), list(by_counter.values())):
+        refused |= some
+    applied = {n: change for n, change in enumerate(changes) if n not in refused}
+    shown = await table.get_all(_shown_keys(applied.values())) if applied else {}
+    return [
+        _verdict(applied[n], shown) if n in applied else refused[n] for n in range(len(changes))
+    ]
+
+
+async def _apply_shard(table: Table, tallies: _Numbered) -> dict[int, Verdict]:
+    """Applies the groups of one shard one after the other.
+
+    All of them write the same counter row, so concurrent transactions would cancel one another.
+    """
+    refused: dict[int, Verdict] = {}
+    for group in _grouped(tallies):
+        refused |= await apply_or_split(table, group)
+    return refused
+
+
+async def apply_or_split(table: Table, group: _Numbered) -> dict[int, Verdict]:
+    """Applies a group, and splits it in halves if DynamoDB refuses it as too large.
+
+    A transaction may have 4 MB. The stored size of each row counts, and the store does not know
+    that size before.
+    """
+    try:
+        return await _apply_group(table, group)
+    except AwsError as error:
+        if error.code != _TOO_LARGE or len(group) == 1:
+            raise
+    half = len(group) // 2
+    refused = await apply_or_split(table, group[:half])
+    return refused | await apply_or_split(table, group[half:])
+
+
+def _shown_keys(changes: Iterable[Change]) -> list[AnyKey]:
+    """Returns the keys of the rows that callers receive: counters, and flips that are not quiet."""
+    return [
+        write.key
+        for change in changes
+        for write in (_flip(change), _count(change))
+        if not write.is_quiet
+    ]
+
+
+def _verdict(change: Change, shown: dict[AnyKey, Any]) -> Verdict:
+    # The counter row was written a moment ago. Only a deletion of the run can have removed it, and
+    # then the run has no more callers.
+    counter_key = _count(change).key
+    if counter_key not in shown:
+        return Missing(counter_key)
+    return Applied((shown.get(_flip(change).key), shown[counter_key]))
+
+
+def _grouped(tallies: _Numbered) -> list[_Numbered]:
+    """Splits settles into groups, in order.
+
+    A group has one gate (counter row and guard), because its counts are one update. It contains no
+    row twice, because DynamoDB refuses such a transaction.
+    """
+    groups: list[_Numbered] = []
+    gate: _Gate | None = None
+    keys: set[AnyKey] = set()
+    for number, change in tallies:
+        flip, count = change.writes
+        assert isinstance(count, Update)
+        if gate != (count.key, count.guard) or flip.key in keys or len(keys) == GROUP_MAX:
+            groups.append([])
+            gate, keys = (count.key, count.guard), set()
+        groups[-1].append((number, change))
+        keys.add(flip.key)
+    return groups
+
+
+async def _apply_group(table: Table, group: _Numbered) -> dict[int, Verdict]:
+    """Applies the settles of a group that can be applied. Returns the verdicts of the others."""
+    refused: dict[int, Verdict] = {}
+    left = list(group)
+    for round_number in range(ROUNDS_MAX):
+        failed = await table.write_together(_steps(table.name, [change for _, change in left]))
+        if failed is None:
+            return refused
+        # The counter is the last step. If its condition failed, the gate is closed for all.
+        suspects = left if len(left) in failed else [left[at] for at in failed]
+        keys = [write.key for _, change in suspects for write in change.writes]
+        rows = await table.get_all(keys)
+        for number, change in suspects:
+            verdict = guard_holds(change.writes, rows)
+            if verdict is not None:
+                refused[number] = verdict
+        left = [each for each in left if each[0] not in refused]
+        if not left:
+            return refused
+        # No guard fails any more: another writer changed a row meanwhile. Wait before the next try.
+        if not refused:
+            await trio.sleep(backoff_s(round_number, table.random))
+    raise Unavailable("settles that others keep changing")
+
+
+def _steps(table: str, changes: Sequence[Change]) -> list[dict[str, Params]]:
+    """Returns the steps of the transaction: the flips in order, then the counter."""
+    total: Counter[str] = Counter()
+    for change in changes:
+        total.update(_count(change).deltas)
+    count = _count(changes[0])
+    deltas = {name: delta for name, delta in total.items() if delta}
+    summed = Update(count.key, count.guard, {}, deltas)
+    writes = [*map(_flip, changes), summed]
+    steps = [step for write in writes for step in transaction_items(table, write)]
+    assert len(steps) == len(writes), "a flip that moves a pointer"
+    return steps
+
+
+def _flip(change: Change) -> Update:
+    flip = change.writes[0]
+    assert isinstance(flip, Update)
+    return flip
+
+
+def _count(change: Change) -> Update:
+    count = change.writes[1]
+    assert isinstance(count, Update)
+    return count

@@ -10,8 +10,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from conveyor.engines.aws.client.client import RetryingAwsClient
-from conveyor.engines.aws.client.retry import ATTEMPTS_MAX, BACKOFF_S_MAX, RetryBudget
+from conveyor.engines.aws.client.client import (
+    ATTEMPTS_MAX,
+    BACKOFF_S_MAX,
+    RetryBudget,
+    RetryingAwsClient,
+)
 from conveyor.engines.aws.errors import AwsError, NoResponse, NotAllowed, NotApplied
 from conveyor.engines.system.crash_injection import CrashSwitch
 from conveyor.ports.errors import BlobMissing, QueueGone, StorageFull, Unavailable

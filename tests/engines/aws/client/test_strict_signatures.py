@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from conveyor.engines.aws.client.auth import Credentials, StaticAccess
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
-from conveyor.engines.aws.client.credentials import StaticAccess
-from conveyor.engines.aws.client.sigv4 import Credentials
 from conveyor.engines.aws.errors import NotAllowed
 from tests.aws import REGION, a_lean_plane, a_seam, an_access
 

@@ -10,10 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from conveyor.engines.aws.client.auth import Credentials, StaticAccess
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import AwsClient, RetryingAwsClient
-from conveyor.engines.aws.client.credentials import StaticAccess
-from conveyor.engines.aws.client.sigv4 import Credentials
 from conveyor.engines.aws.errors import AwsError, NotAllowed
 from conveyor.ports.errors import BlobMissing, QueueGone, Unavailable
 from tests.aws import PLANES, a_lean_plane, a_seam, an_access

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain.model import Task
-from conveyor.engines.aws.dynamodb.adaptive_writes import (
+from conveyor.engines.aws.dynamodb.table import (
     WIDTH,
     WIDTH_MAX,
     AdaptiveConcurrency,

@@ -13,8 +13,7 @@ from trio.testing import MockClock
 
 from conveyor.engines.aws.dynamodb import table as tables
 from conveyor.engines.aws.dynamodb.table import Table
-from conveyor.engines.aws.sqs import batch
-from conveyor.engines.aws.sqs.batch import all_entries
+from conveyor.engines.aws.sqs import ROUNDS_S_MAX, all_entries
 from conveyor.ports.errors import Unavailable
 from tests.aws import a_seam
 from tests.engines.aws.scripted import Said, ScriptedPlane
@@ -46,7 +45,7 @@ async def test_a_batch_that_is_taken_slowly_and_never_whole_ends_at_its_deadline
         await all_entries(take_nothing, "SendMessageBatch", [{}, {}], Random(1))
 
     assert rounds == 3
-    assert trio.current_time() < batch.ROUNDS_S_MAX + SLOW_S
+    assert trio.current_time() < ROUNDS_S_MAX + SLOW_S
 
 
 async def test_deletes_that_are_done_slowly_and_never_whole_end_at_their_deadline(

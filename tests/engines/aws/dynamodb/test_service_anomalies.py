@@ -14,7 +14,7 @@ from conveyor.domain.ids import RunId
 from conveyor.domain.model import RunStatus, ShardCounters, Task, TaskRef
 from conveyor.domain.queries import DueExports, RunsIn, RunsOf, TasksOf
 from conveyor.engines.aws.dynamodb import DynamoStore
-from conveyor.engines.aws.dynamodb.expressions import pointer_item, to_item
+from conveyor.engines.aws.dynamodb.items import pointer_item, to_item
 from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.aws.errors import AwsError, NoResponse, NotApplied
 from conveyor.engines.memory import memory_engine

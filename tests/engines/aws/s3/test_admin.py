@@ -12,7 +12,7 @@ from conveyor.domain.ids import FIRST_BATCH, JobId, RunId
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.errors import AwsError, NotAllowed
-from conveyor.engines.aws.s3.admin import PRIVATE, lifecycle, make_bucket
+from conveyor.engines.aws.s3 import PRIVATE, lifecycle, make_bucket
 from conveyor.usecases.submit import staging
 from tests.aws import REGION, a_seam, an_access
 from tests.engines.aws.scripted import ScriptedPlane

@@ -11,14 +11,14 @@ import pytest
 from trio.testing import MockClock
 
 from conveyor.engines.aws.client.client import AwsClient
+from conveyor.engines.aws.control_queue import ControlMessage, ControlQueue
 from conveyor.engines.aws.errors import AwsError
-from conveyor.engines.aws.sqs.admin import (
+from conveyor.engines.aws.sqs import (
     RECEIVES_MAX,
     ControlQueues,
     find_control_queues,
     make_control_queues,
 )
-from conveyor.engines.aws.sqs.control_queue import ControlMessage, ControlQueue
 from conveyor.ports.errors import QueueGone
 from tests.aws import a_lean_plane, a_seam, an_access
 from tests.builders import JOB, OTHER_RUN, RUN

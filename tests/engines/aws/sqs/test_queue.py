@@ -9,8 +9,7 @@ import pytest
 
 from conveyor.engines.aws.client.client import Faults, Params, RetryingAwsClient
 from conveyor.engines.aws.errors import AwsError, NoResponse
-from conveyor.engines.aws.sqs.admin import make_control_queues
-from conveyor.engines.aws.sqs.queue import FOREIGN_RECEIVES_MAX, SqsQueue
+from conveyor.engines.aws.sqs import FOREIGN_RECEIVES_MAX, SqsQueue, make_control_queues
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth
 from tests.aws import a_seam

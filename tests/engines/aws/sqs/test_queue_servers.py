@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from conveyor.engines.aws.sqs.queue import SqsQueue
+from conveyor.engines.aws.sqs import SqsQueue
 from conveyor.engines.system import SystemClock
 from conveyor.ports.queue import Depth
 from tests.aws import PLANES, a_seam, an_access

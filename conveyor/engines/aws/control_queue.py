@@ -19,7 +19,7 @@ import trio
 from conveyor.domain.ids import JobId, Random, RunId
 from conveyor.engines.aws.client.client import Answer, AwsClient, Params
 from conveyor.engines.aws.errors import AwsError
-from conveyor.engines.aws.sqs.batch import ENTRIES_MAX, all_entries
+from conveyor.engines.aws.sqs import ENTRIES_MAX, all_entries
 from conveyor.ports.errors import QueueGone, Unavailable
 
 log = logging.getLogger(__name__)

@@ -5,25 +5,25 @@ A message is a schema version and a task reference. It contains no secret and no
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import trio
 
 from conveyor.domain.ids import Random, RunId
 from conveyor.domain.model import TaskRef
-from conveyor.engines.aws.client.client import Answer, AwsClient, Params
-from conveyor.engines.aws.errors import AwsError
-from conveyor.engines.aws.sqs import admin
-from conveyor.engines.aws.sqs.batch import ENTRIES_MAX, all_entries, gather_results, unwrap_all
+from conveyor.engines.aws.client.client import ATTEMPTS_MAX, Answer, AwsClient, Params, backoff_s
+from conveyor.engines.aws.errors import THROTTLES, AwsError
 from conveyor.ports.clock import Clock
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth, Message
@@ -99,10 +99,10 @@ class SqsQueue:
     _dry: set[RunId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        assert admin.PREFIX.match(self.prefix)
+        assert PREFIX.match(self.prefix)
 
     async def open_run(self, run_id: RunId) -> None:
-        url = await admin.make(self.client, self.prefix + run_id, admin.RUN_ATTRIBUTES)
+        url = await make(self.client, self.prefix + run_id, RUN_ATTRIBUTES)
         self._remember(run_id, url)
         self._new_until[run_id] = trio.current_time() + NEW_S
 
@@ -203,7 +203,7 @@ class SqsQueue:
         of the message repeats both.
         """
         try:
-            dead_url = await admin.url_of(self.client, self.prefix + admin.DEAD)
+            dead_url = await url_of(self.client, self.prefix + DEAD)
             copy = {"QueueUrl": dead_url, "MessageBody": message["Body"]}
             await self.client.call("sqs", "SendMessage", copy)
             here = {"ReceiptHandle": message["ReceiptHandle"]}
@@ -253,7 +253,7 @@ class SqsQueue:
     async def _url(self, run_id: RunId) -> str:
         url = self._urls.get(run_id)
         if url is None:
-            url = await admin.url_of(self.client, self.prefix + run_id)
+            url = await url_of(self.client, self.prefix + run_id)
             self._remember(run_id, url)
         return url
 
@@ -294,3 +294,198 @@ def _by_run(messages: Sequence[Message]) -> dict[RunId, list[Message]]:
 def _whole(seconds: float) -> int:
     """Rounds up to whole seconds, at most twelve hours, as SQS requires."""
     return min(ceil(seconds), VISIBILITY_S_MAX)
+
+
+# Batch calls of SQS: ten entries each, repeated until SQS has answered every entry.
+#
+# A successful batch may have failed in part. An entry counts as done only if the answer lists it as
+# successful. That it is missing among the failures proves nothing.
+
+
+ENTRIES_MAX = 10  # The limit of SQS.
+# Concurrent calls of one batch operation. More would use more connections, fewer take longer.
+CONCURRENT_CALLS_MAX = 8
+ROUNDS_S_MAX = 20.0
+"""No new round begins after so long: received messages become visible again after 60 s."""
+
+_DEAD_RECEIPTS = frozenset(
+    {"InvalidParameterValue", "MessageNotInflight", "ReceiptHandleIsInvalid"}
+)
+
+T = TypeVar("T")
+Entry = Mapping[str, Any]
+Failure = AwsError | QueueGone | Unavailable
+Ask = Callable[[str, Params], Awaitable[Answer]]
+
+
+async def all_entries(
+    ask: Ask, operation: str, entries: Sequence[Entry], random: Random
+) -> dict[int, str]:
+    """Sends all entries. Returns the codes of the entries that SQS refused for good, by position.
+
+    Raises Unavailable if some entries have no answer after several rounds; their outcome is
+    unknown.
+    """
+    starts = range(0, len(entries), ENTRIES_MAX)
+    jobs = [
+        partial(_one_batch, ask, operation, start, entries[start : start + ENTRIES_MAX], random)
+        for start in starts
+    ]
+    return {
+        at: code
+        for refused in unwrap_all(await gather_results(jobs))
+        for at, code in refused.items()
+    }
+
+
+async def _one_batch(
+    ask: Ask, operation: str, start: int, entries: Sequence[Entry], random: Random
+) -> dict[int, str]:
+    # Entries without an answer. Their ids are positions in the whole list.
+    waiting = dict(enumerate(entries, start))
+    refused: dict[int, str] = {}
+    ends_at = trio.current_time() + ROUNDS_S_MAX
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        batch = [{"Id": str(at), **entry} for at, entry in waiting.items()]
+        answer = await ask(operation, {"Entries": batch})
+        for done in answer.get("Successful", ()):
+            waiting.pop(int(done["Id"]), None)
+        for failed in answer.get("Failed", ()):
+            if _is_final(failed):
+                refused[int(failed["Id"])] = failed["Code"]
+                waiting.pop(int(failed["Id"]), None)
+        if not waiting:
+            return refused
+        if trio.current_time() >= ends_at:
+            break
+        await trio.sleep(backoff_s(attempt, random))
+    raise Unavailable(f"sqs.{operation}: {len(waiting)} entries of a batch were not taken")
+
+
+def _is_final(failed: Entry) -> bool:
+    """Returns whether a retry cannot help. A throttle passes, even if SQS calls it the sender's
+    fault; an expired receipt stays invalid, even if SQS does not."""
+    code = failed["Code"]
+    return code not in THROTTLES and (
+        failed.get("SenderFault", False) or code.removesuffix("Exception") in _DEAD_RECEIPTS
+    )
+
+
+async def gather_results(
+    jobs: Sequence[Callable[[], Awaitable[T]]],
+) -> list[T | Failure]:
+    """Runs the jobs, a few at a time. Returns their results or errors, in order.
+
+    The error of one job does not cancel the others.
+    """
+    results: dict[int, T | Failure] = {}
+    numbers = iter(range(len(jobs)))
+
+    async def work() -> None:
+        for number in numbers:
+            try:
+                results[number] = await jobs[number]()
+            except (AwsError, QueueGone, Unavailable) as error:
+                results[number] = error
+
+    if len(jobs) == 1:
+        await work()
+    else:
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(CONCURRENT_CALLS_MAX, len(jobs))):
+                nursery.start_soon(work)
+    return [results[number] for number in range(len(jobs))]
+
+
+def unwrap_all(results: Sequence[T | Failure]) -> list[T]:
+    """Returns the results, or raises the first error."""
+    good: list[T] = []
+    for result in results:
+        if isinstance(result, Failure):
+            raise result
+        good.append(result)
+    return good
+
+
+# Names and attributes of queues, and their creation, which may be repeated.
+#
+# A run's queue has no redrive policy: the row of the task decides about a reference that is
+# delivered again and again.
+
+
+# SQS allows 80 characters in a name, and a run's id has 26.
+PREFIX = re.compile(r"[A-Za-z0-9_-]{1,50}\Z")
+CONTROL, DEAD = "control", "control-dead"
+# After so many receives SQS moves a control message to the dead-letter queue.
+RECEIVES_MAX = 5
+# A new queue may seem missing for some seconds.
+NEW_LOOKS_MAX = 10
+NEW_LOOK_S = 1.0
+
+_RETENTION_S = 14 * 24 * 3600  # The limit of SQS: a waiting message should not disappear.
+_VISIBILITY_S = 60
+RUN_ATTRIBUTES = {
+    "MessageRetentionPeriod": str(_RETENTION_S),
+    "VisibilityTimeout": str(_VISIBILITY_S),
+}
+
+
+class ControlQueues(msgspec.Struct, frozen=True):
+    """The URLs of the control queue and of its dead-letter queue."""
+
+    control_url: str
+    dead_url: str
+
+
+async def make(client: AwsClient, name: str, attributes: Mapping[str, str]) -> str:
+    """Creates the queue if it is missing, and returns its URL.
+
+    Raises Unavailable for a queue that was just removed: SQS refuses to create it for a minute.
+    """
+    params = {"QueueName": name, "Attributes": attributes}
+    try:
+        answer = await client.call("sqs", "CreateQueue", params)
+    except QueueGone as error:
+        raise Unavailable("sqs.CreateQueue: the queue was removed a moment ago") from error
+    except AwsError as error:
+        # The queue exists with other attributes: another release created it.
+        if error.code not in {"QueueNameExists", "QueueAlreadyExists"}:
+            raise
+        return await url_of(client, name)
+    url: str = answer["QueueUrl"]
+    return url
+
+
+async def url_of(client: AwsClient, name: str) -> str:
+    """Returns the URL of a queue. Raises QueueGone if there is none of this name."""
+    answer = await client.call("sqs", "GetQueueUrl", {"QueueName": name})
+    url: str = answer["QueueUrl"]
+    return url
+
+
+async def make_control_queues(client: AwsClient, prefix: str) -> ControlQueues:
+    dead_url = await make(client, prefix + DEAD, RUN_ATTRIBUTES)
+    params = {"QueueUrl": dead_url, "AttributeNames": ["QueueArn"]}
+    arn = (await _patiently(client, "GetQueueAttributes", params))["Attributes"]["QueueArn"]
+    redrive = {"deadLetterTargetArn": arn, "maxReceiveCount": RECEIVES_MAX}
+    attributes = {**RUN_ATTRIBUTES, "RedrivePolicy": json.dumps(redrive)}
+    control_url = await make(client, prefix + CONTROL, attributes)
+    # An existing queue may have other attributes, if another release or a person created it.
+    wanted = {"QueueUrl": control_url, "Attributes": attributes}
+    await _patiently(client, "SetQueueAttributes", wanted)
+    return ControlQueues(control_url, dead_url)
+
+
+async def _patiently(client: AwsClient, operation: str, params: Params) -> Answer:
+    """Repeats a call while the queue seems missing, because it may be new."""
+    for _ in range(NEW_LOOKS_MAX):
+        with suppress(QueueGone):
+            return await client.call("sqs", operation, params)
+        await trio.sleep(NEW_LOOK_S)
+    return await client.call("sqs", operation, params)
+
+
+async def find_control_queues(client: AwsClient, prefix: str) -> ControlQueues:
+    """Finds both queues. Raises QueueGone if they were not created yet."""
+    control_url = await url_of(client, prefix + CONTROL)
+    return ControlQueues(control_url, await url_of(client, prefix + DEAD))

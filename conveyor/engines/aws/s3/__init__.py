@@ -1,1 +1,0 @@
-"""Blobs of the AWS engine, on S3."""

@@ -1,1 +1,0 @@
-"""Queues of the AWS engine, on SQS."""
