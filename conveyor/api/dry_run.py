@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
+from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain.backpressure.budget import PriceRange
 from conveyor.domain.errors import InvalidTasks
 from conveyor.domain.model import Run

@@ -8,8 +8,9 @@ from contextlib import aclosing
 import msgspec
 import trio
 
+from conveyor.api.route import Parameter, Query, Route
 from conveyor.api.server.quota import Held
-from conveyor.api.server.request_context import Download, RequestContext, Response, json_reply
+from conveyor.api.server.request import Download, RequestContext, Response, json_reply
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import Event
@@ -107,3 +108,33 @@ async def _look(call: RequestContext, after: int) -> list[Event]:
 def _frame(row: Event) -> bytes:
     body = msgspec.json.encode(event_view(row)).decode()
     return f"id: {row.seq}\nevent: {row.event_type}\ndata: {body}\n\n".encode()
+
+
+AFTER = Parameter(
+    "after",
+    {"type": "string"},
+    "Only events behind this one, or `latest` for what comes from now on.",
+)
+EVENTS = Parameter(
+    "limit",
+    {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": limits.EVENT_ROWS_MAX,
+        "default": limits.EVENT_ROWS,
+    },
+    "How many to answer with at most.",
+)
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path="/v1/events",
+        name="listEvents",
+        tag="events",
+        summary="What happened to your jobs, in order; a stream with `Accept: text/event-stream`",
+        does=Query(list_events),
+        answers={200: ListEventsResponse},
+        query=(AFTER, EVENTS),
+    ),
+)

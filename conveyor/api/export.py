@@ -6,15 +6,16 @@ import re
 from collections.abc import AsyncGenerator
 from functools import partial
 
-from conveyor.api.results import direct_reply
-from conveyor.api.server.problem import BadRange, logging_damage, tell_damage
-from conveyor.api.server.request_context import Download, RequestContext, Response, Work, json_reply
+from conveyor.api.results import REDIRECT, direct_reply, logging_damage, tell_damage
+from conveyor.api.route import Access, Command, Parameter, Query, Route
+from conveyor.api.server.problem import BadRange
+from conveyor.api.server.request import Download, RequestContext, Response, Work, json_reply
 from conveyor.domain.changes import ExportKey, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.export.export import Export, ExportFormat
 from conveyor.domain.export.formats import ENCODERS
 from conveyor.domain.ids import ExportId, JobId, RunId
-from conveyor.schemas.responses import StartExportResponse
+from conveyor.schemas.responses import ExportResponse, StartExportResponse
 from conveyor.schemas.views import export_file_name, export_view, instant
 from conveyor.usecases import export as exports
 from conveyor.usecases.run.results import part_of_body, whole_body
@@ -137,3 +138,48 @@ async def _body_of(
         sha256=export.sha256,
         absent=absent,
     )
+
+
+FORMAT = Parameter(
+    "format",
+    {"type": "string", "enum": list(ExportFormat), "default": ExportFormat.ZIP},
+    "What kind of file to make.",
+)
+TOKEN = Parameter("token", {"type": "string"}, "From a `download_url`; stands in for the API key.")
+
+_EXPORTS = "/v1/jobs/{job_id}/runs/{run_id}/exports"
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="POST",
+        path=_EXPORTS,
+        name="startResultsExport",
+        tag="runs",
+        summary="Ask for the results of an ended run as one file",
+        does=Command(start),
+        answers={202: StartExportResponse},
+        problems=(410,),
+        query=(FORMAT,),
+    ),
+    Route(
+        method="GET",
+        path=_EXPORTS + "/{export_id}",
+        name="getResultsExport",
+        tag="runs",
+        summary="Show how far an export is, with a link to the file once it is made",
+        does=Query(get),
+        answers={200: ExportResponse},
+    ),
+    Route(
+        method="GET",
+        path=_EXPORTS + "/{export_id}/content",
+        name="getResultsExportContent",
+        tag="runs",
+        summary="Fetch the file of an export, all of it or from some byte on",
+        does=Query(get_content),
+        answers={200: "*/*", 206: "*/*", 302: None},
+        problems=(409, 416),
+        query=(TOKEN, REDIRECT),
+        access=Access.LINK,
+    ),
+)

@@ -4,88 +4,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from enum import StrEnum
 from functools import partial
-from typing import NoReturn, TypeVar
+
+import msgspec
 
 from conveyor.api import dry_run, schedule
-from conveyor.api.runs import fresh_run_response
+from conveyor.api.route import CURSOR, DRY_RUN, LIMIT, Command, Parameter, Query, Route, unchecked
+from conveyor.api.runs import STORAGE_QUOTAS, fresh_run_response
 from conveyor.api.schedule import cached_job_response, show_job
-from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
+from conveyor.api.server.request import RequestContext, Response, Work, json_reply
+from conveyor.api.streaming_submit import StreamingSubmit
 from conveyor.api.webhook import webhook_from
 from conveyor.domain import limits, queries
 from conveyor.domain.backpressure.budget import BudgetCap
-from conveyor.domain.changes import JobKey, RunKey
+from conveyor.domain.changes import JobKey
 from conveyor.domain.errors import Conflict, InvalidArgument
-from conveyor.domain.ids import BatchId, JobId, RunId
+from conveyor.domain.ids import FIRST_BATCH, BatchId, JobId, RunId
 from conveyor.domain.lifecycle import JOB_VISIBLE
-from conveyor.domain.model import FailureReason, JobStatus, JobType, TaskStatus, Webhook
+from conveyor.domain.model import Job, JobStatus, JobType, StagedList, Webhook
 from conveyor.domain.queries import JobsOf
 from conveyor.domain.quota import Quota
 from conveyor.domain.submit import admission
 from conveyor.domain.submit.admission import Refusal, TaskDraft
 from conveyor.domain.submit.scraper_params import InvalidParam, Params, check_params
-from conveyor.domain.submit.target import host_of
-from conveyor.schemas.budget import cap_from, host_limits_from
 from conveyor.schemas.requests import (
     AddTasksRequest,
+    BudgetInput,
     SubmitJobRequest,
     WebhookInput,
+    cap_from,
     decode_add_tasks,
     decode_budget,
     decode_submit,
     drafts_of,
     escape_pointer,
+    host_limits_from,
+    malformed,
 )
 from conveyor.schemas.responses import (
     AddTasksResponse,
+    JobResponse,
     ListJobsResponse,
-    RerunJobResponse,
+    SubmitDryRunResponse,
     SubmitJobResponse,
 )
 from conveyor.schemas.views import webhook_view
-from conveyor.usecases import budget, webhook
+from conveyor.usecases import budget
+from conveyor.usecases import webhook as webhooks
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.run import rerun as reruns
-from conveyor.usecases.run.rerun import RerunFilter
 from conveyor.usecases.run.results import owner_scope
-from conveyor.usecases.submit import jobs
-from conveyor.usecases.submit import jobs as adding_tasks
+from conveyor.usecases.submit import jobs, staging
 from conveyor.usecases.submit.jobs import Submission
-from conveyor.usecases.submit.staging import OnInvalid, StagedTasks
-
-# The quotas that every request with tasks uses.
-STORING = (Quota.STORED_TASKS, Quota.STORED_BYTES)
+from conveyor.usecases.submit.staging import OnInvalid, StagedTasks, StreamingValidator
 
 
 def submit(call: RequestContext) -> Work:
     request = decode_submit(call.body)
-    asked = submission_from(call, request)
+    submission = submission_from(call, request)
     if call.is_dry_run:
-        return partial(dry_run.submit, call, asked, partial(work_of, request=request, asked=asked))
-    return work_of(call, request, asked)
+        make_work = partial(work_of, request=request, submission=submission)
+        return partial(dry_run.submit, call, submission, make_work)
+    return work_of(call, request, submission)
 
 
-def work_of(call: RequestContext, request: SubmitJobRequest, asked: Submission) -> Work:
+def work_of(call: RequestContext, request: SubmitJobRequest, submission: Submission) -> Work:
     if JobType(request.type) is JobType.SCHEDULED:
-        return schedule.submit(call, request.schedule, asked)
-    return partial(_submit, call, asked)
+        return schedule.submit(call, request.schedule, submission)
+    return partial(_submit, call, submission)
 
 
-async def _submit(call: RequestContext, asked: Submission, job_id: str) -> Response:
-    if asked.webhook is not None:
-        await webhook.validate_new(
-            call.env, call.api.notifier, call.caller, asked.webhook, JobId(job_id)
+async def _submit(call: RequestContext, submission: Submission, job_id: str) -> Response:
+    if submission.webhook is not None:
+        await webhooks.validate_new(
+            call.env, call.api.notifier, call.caller, submission.webhook, JobId(job_id)
         )
-    opened = (Quota.OPEN_JOBS,) if asked.is_open else ()
+    opened = (Quota.OPEN_JOBS,) if submission.is_open else ()
     # None for an uploaded list: the body of this request says nothing about its size.
-    brought = None if asked.input_id is not None else call.sent.size_bytes
-    stored = (Quota.LIVE_RUNS, *opened, *STORING)
-    find_begun = partial(call.env.store.read, JobKey(JobId(job_id)))
-    async with call.api.storage.admit(call.caller, stored, find_begun, bytes_sent=brought):
-        accepted = await jobs.submit(call.env, call.caller, asked, job_id=JobId(job_id))
+    bytes_sent = None if submission.input_id is not None else call.sent.size_bytes
+    stored = (Quota.LIVE_RUNS, *opened, *STORAGE_QUOTAS)
+    find_existing = partial(call.env.store.read, JobKey(JobId(job_id)))
+    async with call.api.storage.admit(call.caller, stored, find_existing, bytes_sent=bytes_sent):
+        accepted = await jobs.submit(call.env, call.caller, submission, job_id=JobId(job_id))
     body = SubmitJobResponse(
         job_id=accepted.job.job_id,
         status=accepted.job.status,
@@ -122,33 +122,36 @@ def submission_from(call: RequestContext, request: SubmitJobRequest) -> Submissi
     )
 
 
-def refuse_both() -> NoReturn:
-    raise InvalidArgument("Give tasks or a file_input_id, not both.", pointer="/file_input_id")
-
-
 def _task_token_from(env: Context, request: SubmitJobRequest) -> str | None:
     token, pointer = request.sfn_task_token, "/sfn_task_token"
     if token is None:
         return None
     if env.workflows is None:
         raise InvalidArgument(
-            "This server has no Step Functions to call back: its engine is not aws.",
+            "sfn_task_token needs the aws engine: this server cannot call Step Functions.",
             pointer=pointer,
             code="step_functions_unavailable",
         )
     if JobType(request.type) is JobType.SCHEDULED:
         raise InvalidArgument(
-            "A task waits for one run: no schedule has just one.", pointer=pointer
+            "sfn_task_token cannot be used with a schedule: a token can be completed only once.",
+            pointer=pointer,
         )
     return token
 
 
+def _both_lists() -> InvalidArgument:
+    return InvalidArgument(
+        "Send either tasks or a file_input_id, not both.", pointer="/file_input_id"
+    )
+
+
 def _refuse_unfit_for_upload(request: SubmitJobRequest) -> None:
     if request.tasks:
-        refuse_both()
+        raise _both_lists()
     if JobStatus(request.status) is JobStatus.OPEN:
         raise Conflict(
-            "An uploaded list makes a closed job; add tasks to an open one inline.",
+            "A job with an uploaded list is closed. Send the tasks of an open job in the request.",
             code="file_input_unsupported_for_job_type",
         )
 
@@ -173,8 +176,31 @@ def _metadata_from(request: SubmitJobRequest) -> dict[str, str] | None:
         ) from None
 
 
-def _webhook_from(env: Context, given: WebhookInput | None) -> Webhook | None:
-    return None if given is None else webhook_from(env, given, pointer="/webhook")
+def _webhook_from(env: Context, webhook: WebhookInput | None) -> Webhook | None:
+    return None if webhook is None else webhook_from(env, webhook, pointer="/webhook")
+
+
+class LongSubmit(StreamingSubmit):
+    """A submit whose list is staged while it arrives."""
+
+    async def locate(self) -> tuple[Job, StagedList]:
+        # A provisional job: only the fields that the staging of its lines needs.
+        env, now = self.call.env, self.call.env.now()
+        job = Job(JobId(self.resource_id), self.call.caller, JobStatus.CLOSED, now, now)
+        return job, staging.staging_key(env, job, RunId(env.new_id()), FIRST_BATCH)
+
+    def make_work(
+        self, body: bytes, validator: StreamingValidator, tasks: StagedTasks | None
+    ) -> Work:
+        request = decode_submit(body)
+        if request.tasks is None and tasks is not None:
+            raise malformed("it names a long list of tasks twice", pointer="/tasks")
+        submission = submission_from(self.call, request)
+        if tasks is not None and request.file_input_id is not None:
+            raise _both_lists()
+        validator.refuse_invalid(submission.on_invalid, submission.params.values)
+        validator.refuse_growth(self.call.sent.size_bytes)
+        return work_of(self.call, request, msgspec.structs.replace(submission, staged=tasks))
 
 
 async def list_jobs(call: RequestContext) -> Response:
@@ -220,21 +246,17 @@ async def get_job(call: RequestContext) -> Response:
     return json_reply(await cached_job_response(call.env, job))
 
 
-def delete_job(call: RequestContext) -> Work:
-    return partial(_delete_job, call)
-
-
-async def _delete_job(call: RequestContext, _: str) -> Response:
+async def delete_job(call: RequestContext, _: str) -> Response:
     await jobs.delete(call.env, call.caller, call.ids["job_id"])
     return Response(202)
 
 
 def add_tasks(call: RequestContext) -> Work:
     request = decode_add_tasks(call.body)
-    return partial(run_add_tasks, call, request, drafts_of(request.tasks))
+    return partial(_add_tasks, call, request, drafts_of(request.tasks))
 
 
-async def run_add_tasks(
+async def _add_tasks(
     call: RequestContext,
     request: AddTasksRequest,
     drafts: Sequence[TaskDraft] | StagedTasks,
@@ -243,12 +265,12 @@ async def run_add_tasks(
     sent = call.sent.size_bytes
     if not isinstance(drafts, StagedTasks):
         job_id = call.ids["job_id"]
-        await adding_tasks.refuse_growth(call.env, call.caller, job_id, drafts, bytes_sent=sent)
-    find_begun = partial(
-        adding_tasks.find_batch, call.env, call.caller, call.ids["job_id"], BatchId(batch_id)
+        await jobs.refuse_growth(call.env, call.caller, job_id, drafts, bytes_sent=sent)
+    find_existing = partial(
+        jobs.find_batch, call.env, call.caller, call.ids["job_id"], BatchId(batch_id)
     )
-    async with call.api.storage.admit(call.caller, STORING, find_begun, bytes_sent=sent):
-        accepted = await adding_tasks.add_tasks(
+    async with call.api.storage.admit(call.caller, STORAGE_QUOTAS, find_existing, bytes_sent=sent):
+        accepted = await jobs.add_tasks(
             call.env,
             call.caller,
             call.ids["job_id"],
@@ -265,12 +287,24 @@ async def run_add_tasks(
     return json_reply(body)
 
 
-def close(call: RequestContext) -> Work:
-    return partial(_close, call)
+class LongAddTasks(StreamingSubmit):
+    """A list for an open job, which is staged while it arrives."""
+
+    async def locate(self) -> tuple[Job, StagedList]:
+        job_id, batch_id = self.call.ids["job_id"], BatchId(self.resource_id)
+        return await jobs.place_for(self.call.env, self.call.caller, job_id, batch_id)
+
+    def make_work(
+        self, body: bytes, validator: StreamingValidator, tasks: StagedTasks | None
+    ) -> Work:
+        request = decode_add_tasks(body)
+        validator.refuse_invalid(OnInvalid[request.on_invalid.upper()], {})
+        validator.refuse_growth(self.call.sent.size_bytes)
+        return partial(_add_tasks, self.call, request, tasks or ())
 
 
-async def _close(call: RequestContext, _: str) -> Response:
-    job = await adding_tasks.close(call.env, call.caller, call.ids["job_id"])
+async def close(call: RequestContext, _: str) -> Response:
+    job = await jobs.close(call.env, call.caller, call.ids["job_id"])
     return json_reply(await show_job(call.env, job))
 
 
@@ -284,89 +318,85 @@ async def _set_budget(call: RequestContext, cap: BudgetCap, _: str) -> Response:
     return json_reply(await show_job(call.env, job))
 
 
-def rerun(call: RequestContext) -> Work:
-    choice = choice_from(call)
-    if call.is_dry_run:
-        return partial(dry_run.rerun, call, choice, partial(_rerun, choice=choice))
-    return partial(_rerun, call, choice)
+JOB_STATUS = Parameter("status", {"type": "string", "enum": list(JobStatus)}, "Only such jobs.")
+JOB_TYPE = Parameter("type", {"type": "string", "enum": list(JobType)}, "Only such jobs.")
+JOB_EXTERNAL_ID = Parameter(
+    "external_id", {"type": "string"}, "Only jobs that were submitted with this `external_id`."
+)
 
+_JOB = "/v1/jobs/{job_id}"
 
-async def _rerun(call: RequestContext, choice: RerunFilter, run_id: str) -> Response:
-    # A filter by host reads every row of the previous run, so it counts as an audit.
-    reads = call.api.requests.hold_audit(call.caller) if choice.hosts else nullcontext()
-    key = RunKey(JobId(call.ids["job_id"]), RunId(run_id))
-    find_begun = partial(call.env.store.read, key)
-    async with call.api.storage.admit(call.caller, (Quota.LIVE_RUNS, *STORING), find_begun):
-        with reads:
-            started = await reruns.rerun(
-                call.env,
-                call.caller,
-                call.ids["job_id"],
-                retry=choice.retry,
-                reasons=choice.reasons,
-                hosts=choice.hosts,
-                run_id=RunId(run_id),
-            )
-    body = RerunJobResponse(
-        job_id=started.job.job_id,
-        status=started.job.status,
-        latest_run=await fresh_run_response(call.env, started.run, started.totals),
-        rerun_of=started.rerun_of,
-        retried_tasks=started.retried,
-        inherited_tasks=started.inherited,
-    )
-    return json_reply(body, 202 if started.is_later else 201)
-
-
-# Filters of a rerun: the query parameters select the tasks that start over (SPEC.md 4.18).
-
-
-E = TypeVar("E", bound=StrEnum)
-
-
-def choice_from(call: RequestContext) -> RerunFilter:
-    return RerunFilter(
-        retry=_members(call, "status", TaskStatus),
-        reasons=_members(call, "reason", FailureReason),
-        hosts=_hosts(call),
-    )
-
-
-def _members(call: RequestContext, name: str, kind: type[E]) -> frozenset[E] | None:
-    texts = _texts(call, name)
-    if texts is None:
-        return None
-    if not set(texts) <= set(kind):
-        raise InvalidArgument(
-            f"{name} must be a comma-separated list of {', '.join(kind)}.", pointer=f"/{name}"
-        )
-    return frozenset(kind(text) for text in texts)
-
-
-def _hosts(call: RequestContext) -> frozenset[str] | None:
-    """The hosts in the form of the URL parser, so that they compare equal to stored hosts."""
-    texts = _texts(call, "host")
-    if texts is None:
-        return None
-    hosts = [host_of(f"https://{text}/") if _is_bare(text) else None for text in texts]
-    known = frozenset(host for host in hosts if host is not None)
-    if None in hosts or len(known) > limits.RERUN_HOSTS_MAX:
-        raise InvalidArgument(
-            f"host must be a comma-separated list of up to {limits.RERUN_HOSTS_MAX} hosts.",
-            pointer="/host",
-        )
-    return known
-
-
-def _is_bare(text: str) -> bool:
-    """Whether `text` is a host only, without a port or other parts of a URL.
-
-    An IPv6 address is in brackets.
-    """
-    name = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text.replace(":", "/")
-    return not set(name) & set("/?#@")
-
-
-def _texts(call: RequestContext, name: str) -> list[str] | None:
-    given = call.parameter(name)
-    return None if given is None else [text.strip() for text in given.split(",")]
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="POST",
+        path="/v1/jobs",
+        name="submitJob",
+        tag="jobs",
+        summary="Submit a job",
+        does=Command(submit, SubmitJobRequest, long=LongSubmit),
+        answers={
+            200: SubmitDryRunResponse,
+            201: SubmitJobResponse,
+            202: SubmitJobResponse,
+        },
+        problems=(404,),
+        query=(DRY_RUN,),
+        gives={"job_id": "/job_id", "run_id": "/latest_run/run_id"},
+    ),
+    Route(
+        method="GET",
+        path="/v1/jobs",
+        name="listJobs",
+        tag="jobs",
+        summary="List your jobs, newest first",
+        does=Query(list_jobs),
+        answers={200: ListJobsResponse},
+        query=(JOB_STATUS, JOB_TYPE, JOB_EXTERNAL_ID, LIMIT, CURSOR),
+    ),
+    Route(
+        method="GET",
+        path=_JOB,
+        name="getJob",
+        tag="jobs",
+        summary="Show a job and its latest run",
+        does=Query(get_job),
+        answers={200: JobResponse},
+    ),
+    Route(
+        method="DELETE",
+        path=_JOB,
+        name="deleteJob",
+        tag="jobs",
+        summary="Delete a job with everything it made",
+        does=Command(unchecked(delete_job)),
+        answers={202: None},
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/tasks",
+        name="addTasks",
+        tag="tasks",
+        summary="Add a list to an open job",
+        does=Command(add_tasks, AddTasksRequest, long=LongAddTasks),
+        answers={200: AddTasksResponse},
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/close",
+        name="closeJob",
+        tag="jobs",
+        summary="Close an open job: no more tasks will come",
+        does=Command(unchecked(close)),
+        answers={200: JobResponse},
+    ),
+    Route(
+        method="PUT",
+        path=_JOB + "/budget",
+        name="setJobBudget",
+        tag="jobs",
+        summary="Change the budget; a run that waits for it goes on",
+        does=Command(set_budget, BudgetInput),
+        answers={200: JobResponse},
+        problems=(409,),
+    ),
+)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
+
 import msgspec
 
-from conveyor.api.server.problem import MEDIA_TYPE, logging_damage, tell_damage
-from conveyor.api.server.request_context import Download, RequestContext, Response, json_reply
+from conveyor.api.route import CURSOR, Access, Parameter, Query, Route
+from conveyor.api.server.problem import MEDIA_TYPE
+from conveyor.api.server.request import Download, RequestContext, Response, json_reply
 from conveyor.domain import limits
+from conveyor.domain.errors import NotFound, ResultDamaged
 from conveyor.domain.model import Job, Result, Run, Task
 from conveyor.domain.submit.scraper_params import content_type_for, extension_for
-from conveyor.schemas.responses import ListResultsResponse
+from conveyor.schemas.responses import ListResultsResponse, TaskHistoryResponse
 from conveyor.schemas.views import history_view, result_view
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, load_task, require_latest_run
 from conveyor.usecases.run import results
+
+log = logging.getLogger(__name__)
 
 
 async def list_results(call: RequestContext) -> Response:
@@ -117,3 +125,124 @@ async def direct_reply(
         expires_at=min(call.env.now() + limits.DIRECT_URL_TTL_S, until),
     )
     return None if address is None else Response(302, headers={"Location": address})
+
+
+# Damaged stored bodies are logged, at whatever point of a download they are found
+# (docs/storage.md, Damaged bodies).
+
+
+@contextmanager
+def logging_damage(what: Mapping[str, str]) -> Iterator[None]:
+    """Logs a damaged or missing body. `what` has its ids and key, and no content."""
+    try:
+        yield
+    except ResultDamaged as error:
+        _tell(logging.ERROR, "a stored body is damaged", what, error)
+        raise
+    except NotFound as error:
+        _tell(logging.WARNING, "a stored body is missing", what, error)
+        raise
+
+
+async def tell_damage(
+    pieces: AsyncGenerator[bytes, None], what: Mapping[str, str]
+) -> AsyncGenerator[bytes, None]:
+    """As `logging_damage`, for a body that is being sent. The error aborts the connection, so that
+    the client sees an incomplete body."""
+    try:
+        with logging_damage(what):
+            async for piece in pieces:
+                yield piece
+    finally:
+        await pieces.aclose()
+
+
+def _tell(level: int, message: str, what: Mapping[str, str], error: Exception) -> None:
+    log.log(level, message, extra={**what, "cause": str(error)})
+
+
+ROWS = Parameter(
+    "limit",
+    {"type": "integer", "minimum": 1, "maximum": limits.PAGE_ROWS_MAX, "default": limits.PAGE_ROWS},
+    "How many to answer with at most.",
+)
+RESULT_STATUS = Parameter(
+    "status",
+    {"type": "string", "enum": list(results.FILTERS), "default": "all"},
+    "Only tasks like these; `processing` are all that have not ended.",
+)
+TOKEN = Parameter("token", {"type": "string"}, "From a `result_url`; stands in for the API key.")
+REDIRECT = Parameter(
+    "redirect",
+    {"type": "boolean", "default": False},
+    "Where the storage can hand it out itself, answer with a redirect to there.",
+)
+
+_JOB = "/v1/jobs/{job_id}"
+_RUN = _JOB + "/runs/{run_id}"
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path=_JOB + "/results",
+        name="listLatestRunResults",
+        tag="tasks",
+        summary="Page through the tasks of the latest run",
+        does=Query(list_results),
+        answers={200: ListResultsResponse},
+        query=(RESULT_STATUS, ROWS, CURSOR),
+        gives={"task_id": "/results/0/task_id"},
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/results",
+        name="listRunResults",
+        tag="tasks",
+        summary="Page through the tasks of a run",
+        does=Query(list_results),
+        answers={200: ListResultsResponse},
+        query=(RESULT_STATUS, ROWS, CURSOR),
+        gives={"task_id": "/results/0/task_id"},
+    ),
+    Route(
+        method="GET",
+        path=_JOB + "/tasks/{task_id}/content",
+        name="getLatestRunTaskContent",
+        tag="tasks",
+        summary="Fetch the body of a task of the latest run",
+        does=Query(get_content),
+        answers={200: "*/*", 302: None},
+        problems=(409, 410, 422),
+        query=(REDIRECT,),
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/tasks/{task_id}/content",
+        name="getRunTaskContent",
+        tag="tasks",
+        summary="Fetch the body of a task",
+        does=Query(get_content),
+        answers={200: "*/*", 302: None},
+        problems=(409, 410, 422),
+        query=(TOKEN, REDIRECT),
+        access=Access.LINK,
+    ),
+    Route(
+        method="GET",
+        path=_JOB + "/tasks/{task_id}/history",
+        name="getLatestRunTaskHistory",
+        tag="tasks",
+        summary="Show every try at a task of the latest run",
+        does=Query(get_history),
+        answers={200: TaskHistoryResponse},
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/tasks/{task_id}/history",
+        name="getRunTaskHistory",
+        tag="tasks",
+        summary="Show every try at a task",
+        does=Query(get_history),
+        answers={200: TaskHistoryResponse},
+    ),
+)

@@ -1,21 +1,33 @@
-"""Runs over HTTP: list, show, stop, pause, resume, delete (SPEC.md 3)."""
+"""Runs over HTTP: list, show, stop, pause, resume, rerun, audit, delete (SPEC.md 3)."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from enum import StrEnum
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
-from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
+from conveyor.api import dry_run
+from conveyor.api.route import CURSOR, DRY_RUN, LIMIT, Command, Parameter, Query, Route, unchecked
+from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain import limits, queries
+from conveyor.domain.changes import RunKey
+from conveyor.domain.errors import InvalidArgument
+from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.lifecycle import RUN_VISIBLE
-from conveyor.domain.model import PauseState, Run
+from conveyor.domain.model import FailureReason, PauseState, Run, TaskStatus
 from conveyor.domain.queries import RunsOf
+from conveyor.domain.quota import Quota
 from conveyor.domain.run.counters import Totals
+from conveyor.domain.submit.target import host_of
 from conveyor.schemas.responses import (
     AuditResponse,
     ListJobRunsResponse,
     ReceiptResponse,
+    RerunDryRunResponse,
+    RerunJobResponse,
     RunResponse,
 )
 from conveyor.schemas.views import run_view
@@ -23,7 +35,12 @@ from conveyor.usecases.budget import budget_of
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, totals_of
 from conveyor.usecases.run import audit, results, run_progress, runs
+from conveyor.usecases.run import rerun as reruns
+from conveyor.usecases.run.rerun import RerunFilter
 from conveyor.usecases.run.results import owner_scope
+
+# The quotas of every request that stores tasks.
+STORAGE_QUOTAS = (Quota.STORED_TASKS, Quota.STORED_BYTES)
 
 
 async def fresh_run_response(env: Context, run: Run, totals: Totals | None = None) -> RunResponse:
@@ -69,11 +86,7 @@ async def get_run(call: RequestContext) -> Response:
     return json_reply(await cached_run_response(call.env, run))
 
 
-def stop(call: RequestContext) -> Work:
-    return partial(_stop, call)
-
-
-async def _stop(call: RequestContext, _: str) -> Response:
+async def stop(call: RequestContext, _: str) -> Response:
     stopped = await runs.stop(call.env, call.caller, call.ids["job_id"])
     leases = await runs.count_leases(call.env, stopped.run)
     receipt = ReceiptResponse(
@@ -88,24 +101,20 @@ async def _stop(call: RequestContext, _: str) -> Response:
     return json_reply(msgspec.structs.replace(view, receipt=receipt))
 
 
-def pause(call: RequestContext) -> Work:
-    return partial(_set_pause, call, PauseState.PAUSED)
+async def pause(call: RequestContext, _: str) -> Response:
+    return await _set_pause(call, PauseState.PAUSED)
 
 
-def resume(call: RequestContext) -> Work:
-    return partial(_set_pause, call, PauseState.ACTIVE)
+async def resume(call: RequestContext, _: str) -> Response:
+    return await _set_pause(call, PauseState.ACTIVE)
 
 
-async def _set_pause(call: RequestContext, state: PauseState, _: str) -> Response:
+async def _set_pause(call: RequestContext, state: PauseState) -> Response:
     run = await runs.set_pause(call.env, call.caller, call.ids["job_id"], state)
     return json_reply(await fresh_run_response(call.env, run))
 
 
-def delete_run(call: RequestContext) -> Work:
-    return partial(_delete_run, call)
-
-
-async def _delete_run(call: RequestContext, _: str) -> Response:
+async def delete_run(call: RequestContext, _: str) -> Response:
     await runs.delete_run(call.env, call.caller, call.ids["job_id"], call.ids["run_id"])
     return Response(202)
 
@@ -129,3 +138,204 @@ async def get_audit(call: RequestContext) -> Response:
         bad_bodies=seen.bad_bodies,
     )
     return json_reply(body)
+
+
+def rerun(call: RequestContext) -> Work:
+    choice = choice_from(call)
+    if call.is_dry_run:
+        return partial(dry_run.rerun, call, choice, partial(_rerun, choice=choice))
+    return partial(_rerun, call, choice)
+
+
+async def _rerun(call: RequestContext, choice: RerunFilter, run_id: str) -> Response:
+    # A filter by host reads every row of the previous run, so it counts as an audit.
+    reads = call.api.requests.hold_audit(call.caller) if choice.hosts else nullcontext()
+    key = RunKey(JobId(call.ids["job_id"]), RunId(run_id))
+    find_begun = partial(call.env.store.read, key)
+    async with call.api.storage.admit(call.caller, (Quota.LIVE_RUNS, *STORAGE_QUOTAS), find_begun):
+        with reads:
+            started = await reruns.rerun(
+                call.env,
+                call.caller,
+                call.ids["job_id"],
+                retry=choice.retry,
+                reasons=choice.reasons,
+                hosts=choice.hosts,
+                run_id=RunId(run_id),
+            )
+    body = RerunJobResponse(
+        job_id=started.job.job_id,
+        status=started.job.status,
+        latest_run=await fresh_run_response(call.env, started.run, started.totals),
+        rerun_of=started.rerun_of,
+        retried_tasks=started.retried,
+        inherited_tasks=started.inherited,
+    )
+    return json_reply(body, 202 if started.is_later else 201)
+
+
+# Filters of a rerun: the query parameters select the tasks that start over (SPEC.md 4.18).
+
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def choice_from(call: RequestContext) -> RerunFilter:
+    return RerunFilter(
+        retry=_members(call, "status", TaskStatus),
+        reasons=_members(call, "reason", FailureReason),
+        hosts=_hosts(call),
+    )
+
+
+def _members(call: RequestContext, name: str, kind: type[E]) -> frozenset[E] | None:
+    texts = _texts(call, name)
+    if texts is None:
+        return None
+    if not set(texts) <= set(kind):
+        raise InvalidArgument(
+            f"{name} must be a comma-separated list of {', '.join(kind)}.", pointer=f"/{name}"
+        )
+    return frozenset(kind(text) for text in texts)
+
+
+def _hosts(call: RequestContext) -> frozenset[str] | None:
+    """The hosts in the form of the URL parser, so that they compare equal to stored hosts."""
+    texts = _texts(call, "host")
+    if texts is None:
+        return None
+    hosts = [host_of(f"https://{text}/") if _is_bare(text) else None for text in texts]
+    known = frozenset(host for host in hosts if host is not None)
+    if None in hosts or len(known) > limits.RERUN_HOSTS_MAX:
+        raise InvalidArgument(
+            f"host must be a comma-separated list of up to {limits.RERUN_HOSTS_MAX} hosts.",
+            pointer="/host",
+        )
+    return known
+
+
+def _is_bare(text: str) -> bool:
+    """Whether `text` is a host only, without a port or other parts of a URL.
+
+    An IPv6 address is in brackets.
+    """
+    name = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text.replace(":", "/")
+    return not set(name) & set("/?#@")
+
+
+def _texts(call: RequestContext, name: str) -> list[str] | None:
+    given = call.parameter(name)
+    return None if given is None else [text.strip() for text in given.split(",")]
+
+
+_STATUSES = "|".join(TaskStatus)
+RETRY = Parameter(
+    "status",
+    {"type": "string", "pattern": rf"^({_STATUSES})(,({_STATUSES}))*$"},
+    f"Start only these over and inherit the rest: a comma-separated list of "
+    f"{', '.join(TaskStatus)}.",
+)
+REASON = Parameter(
+    "reason",
+    {"type": "string"},
+    f"Of those, only tasks that failed so: a comma-separated list of {', '.join(FailureReason)}.",
+)
+HOST = Parameter(
+    "host", {"type": "string"}, "Of those, only tasks of these hosts, separated by commas."
+)
+
+_JOB = "/v1/jobs/{job_id}"
+_RUN = _JOB + "/runs/{run_id}"
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="POST",
+        path=_JOB + "/stop",
+        name="stopJob",
+        tag="jobs",
+        summary="Stop the latest run, with a receipt for what was let go",
+        does=Command(unchecked(stop)),
+        answers={200: RunResponse},
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/cancel",
+        name="cancelJob",
+        tag="jobs",
+        summary="Another name for stop",
+        does=Command(unchecked(stop)),
+        answers={200: RunResponse},
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/pause",
+        name="pauseJob",
+        tag="jobs",
+        summary="Pause the latest run",
+        does=Command(unchecked(pause)),
+        answers={200: RunResponse},
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/resume",
+        name="resumeJob",
+        tag="jobs",
+        summary="Resume a paused run",
+        does=Command(unchecked(resume)),
+        answers={200: RunResponse},
+    ),
+    Route(
+        method="POST",
+        path=_JOB + "/rerun",
+        name="rerunJob",
+        tag="jobs",
+        summary="Run a job again, all of it or part of it",
+        does=Command(rerun),
+        answers={
+            200: RerunDryRunResponse,
+            201: RerunJobResponse,
+            202: RerunJobResponse,
+        },
+        query=(RETRY, REASON, HOST, DRY_RUN),
+        gives={"run_id": "/latest_run/run_id"},
+    ),
+    Route(
+        method="GET",
+        path=_JOB + "/runs",
+        name="listJobRuns",
+        tag="runs",
+        summary="List the runs of a job, newest first",
+        does=Query(list_runs),
+        answers={200: ListJobRunsResponse},
+        query=(LIMIT, CURSOR),
+    ),
+    Route(
+        method="GET",
+        path=_RUN,
+        name="getJobRun",
+        tag="runs",
+        summary="Show a run",
+        does=Query(get_run),
+        answers={200: RunResponse},
+    ),
+    Route(
+        method="DELETE",
+        path=_RUN,
+        name="deleteJobRun",
+        tag="runs",
+        summary="Delete a run and its results",
+        does=Command(unchecked(delete_run)),
+        answers={202: None},
+        problems=(409,),
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/audit",
+        name="auditJobRun",
+        tag="runs",
+        summary="Recount a run from its rows, and read some of its bodies again",
+        does=Query(get_audit),
+        answers={200: AuditResponse},
+        problems=(503,),
+    ),
+)

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from conveyor.api.runs import cached_run_response, fresh_run_response
-from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
+from conveyor.api.route import Command, Route
+from conveyor.api.runs import STORAGE_QUOTAS, cached_run_response, fresh_run_response
+from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain.changes import JobKey
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Job
-from conveyor.domain.quota import Quota
 from conveyor.domain.schedule.schedule import Overlap, Rule, ScheduleStatus
 from conveyor.schemas.requests import decode_schedule, decode_schedule_state
 from conveyor.schemas.responses import JobResponse, RunResponse, SubmitJobResponse
-from conveyor.schemas.schedules import JobSchedule, rule_from, state_from
+from conveyor.schemas.schedule import JobSchedule, UpdateScheduleStateRequest, rule_from, state_from
 from conveyor.schemas.views import job_view, scheduled_view, webhook_view
 from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
@@ -36,40 +36,41 @@ async def cached_job_response(env: Context, job: Job) -> JobResponse:
 
 
 async def _view(env: Context, job: Job, run: RunResponse | None) -> JobResponse:
-    shown = job_view(job, run)
+    view = job_view(job, run)
     schedule = await schedules.schedule_of(env, job)
-    return shown if schedule is None else scheduled_view(shown, schedule, env.now())
+    return view if schedule is None else scheduled_view(view, schedule, env.now())
 
 
-def submit(call: RequestContext, given: JobSchedule | None, asked: Submission) -> Work:
-    if given is None:
+def submit(call: RequestContext, schedule: JobSchedule | None, submission: Submission) -> Work:
+    if schedule is None:
         raise InvalidArgument("A scheduled job needs a schedule.", pointer="/schedule")
-    rule = rule_from(given, pointer="/schedule", now=call.env.now())
-    return partial(_submit, call, asked, rule, Overlap(given.overlap))
+    rule = rule_from(schedule, pointer="/schedule", now=call.env.now())
+    return partial(_submit, call, submission, rule, Overlap(schedule.overlap))
 
 
 async def _submit(
-    call: RequestContext, asked: Submission, rule: Rule, overlap: Overlap, job_id: str
+    call: RequestContext, submission: Submission, rule: Rule, overlap: Overlap, job_id: str
 ) -> Response:
-    stored = (Quota.STORED_TASKS, Quota.STORED_BYTES)
-    find_begun = partial(call.env.store.read, JobKey(JobId(job_id)))
-    async with call.api.storage.admit(call.caller, stored, find_begun, bytes_sent=asked.bytes_sent):
-        made = await schedules.submit(
-            call.env, call.caller, asked, rule, overlap, job_id=JobId(job_id)
+    find_existing = partial(call.env.store.read, JobKey(JobId(job_id)))
+    async with call.api.storage.admit(
+        call.caller, STORAGE_QUOTAS, find_existing, bytes_sent=submission.bytes_sent
+    ):
+        scheduled = await schedules.submit(
+            call.env, call.caller, submission, rule, overlap, job_id=JobId(job_id)
         )
     body = SubmitJobResponse(
-        job_id=made.job.job_id,
-        status=made.job.status,
-        accepted_tasks=made.schedule.total,
-        webhook=webhook_view(made.job.webhook),
+        job_id=scheduled.job.job_id,
+        status=scheduled.job.status,
+        accepted_tasks=scheduled.schedule.total,
+        webhook=webhook_view(scheduled.job.webhook),
     )
     return json_reply(body, 201)
 
 
 def replace(call: RequestContext) -> Work:
-    given = decode_schedule(call.body)
-    rule = rule_from(given, pointer="", now=call.env.now())
-    return partial(_replace, call, rule, Overlap(given.overlap))
+    schedule = decode_schedule(call.body)
+    rule = rule_from(schedule, pointer="", now=call.env.now())
+    return partial(_replace, call, rule, Overlap(schedule.overlap))
 
 
 async def _replace(call: RequestContext, rule: Rule, overlap: Overlap, _: str) -> Response:
@@ -85,3 +86,28 @@ def set_state(call: RequestContext) -> Work:
 async def _set_state(call: RequestContext, state: ScheduleStatus, _: str) -> Response:
     found = await schedules.set_state(call.env, call.caller, call.ids["job_id"], state)
     return json_reply(await show_job(call.env, found.job))
+
+
+_SCHEDULE = "/v1/jobs/{job_id}/schedule"
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="PUT",
+        path=_SCHEDULE,
+        name="updateJobSchedule",
+        tag="jobs",
+        summary="Replace the schedule of a scheduled job",
+        does=Command(replace, JobSchedule),
+        answers={200: JobResponse},
+        problems=(409,),
+    ),
+    Route(
+        method="POST",
+        path=_SCHEDULE + "/state",
+        name="updateScheduleState",
+        tag="jobs",
+        summary="Pause or resume the schedule of a job",
+        does=Command(set_state, UpdateScheduleStateRequest),
+        answers={200: JobResponse},
+    ),
+)

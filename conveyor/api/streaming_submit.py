@@ -1,123 +1,111 @@
-"""Long bodies over HTTP: stages a list while it arrives (docs/api.md, Submitting lists).
+"""Requests with long lists: the list is staged while it arrives (docs/api.md, Submitting lists).
 
 A body that is interrupted, is not JSON or contains refused values creates no job and no task.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 
-import msgspec
-
-from conveyor.api import jobs
 from conveyor.api.server.problem import OutOfTime
-from conveyor.api.server.request_context import RequestContext, Response, Work
+from conveyor.api.server.request import RequestContext, Response, Work
 from conveyor.domain.errors import KeyInProgress, Refused
 from conveyor.domain.idempotency import Fingerprint
-from conveyor.domain.ids import FIRST_BATCH, BatchId, JobId, RunId
-from conveyor.domain.model import Job, JobStatus, StagedList
+from conveyor.domain.model import Job, StagedList
 from conveyor.ports.errors import Unavailable
-from conveyor.schemas.requests import decode_add_tasks, decode_submit, malformed
 from conveyor.schemas.streaming_tasks import StreamingTaskParser
-from conveyor.usecases.context import Context
-from conveyor.usecases.submit import jobs as job_usecases
 from conveyor.usecases.submit import staging
-from conveyor.usecases.submit.staging import OnInvalid, StagedTasks, StreamingValidator
+from conveyor.usecases.submit.staging import StagedTasks, StreamingValidator
 
 # One call in the executor parses and validates this much, which takes about 20 ms. A larger slice
 # blocks other executor work for longer; a smaller one costs more calls.
 _SLICE_BYTES = 256 * 1024
 
-# `Place` returns the job and the storage key of the list. `Finish` returns the work that uses the
-# staged list, or raises the refusal.
-Place = Callable[[RequestContext, str], Awaitable[tuple[Job, StagedList]]]
-Finish = Callable[[RequestContext, StreamingValidator, StagedTasks | None], Work]
 
+class StreamingSubmit(ABC):
+    """One request whose list is too long for memory. First `stage` stores the list while it
+    arrives, then `finish` runs the work that uses it.
 
-@dataclass(frozen=True, slots=True)
-class StreamingList:
-    """How a route handles a list that is too long for memory."""
+    `resource_id` is the id of what the request creates. A route that accepts long lists has a
+    subclass, which knows where the list is stored and what is done with it.
+    """
 
-    staging_key: Place
-    finish: Finish
+    def __init__(self, call: RequestContext, resource_id: str) -> None:
+        self.call = call
+        self.resource_id = resource_id
+        self._job: Job | None = None
+        self._source: StagedList | None = None
+        self._work: Work | None = None
 
+    @abstractmethod
+    async def locate(self) -> tuple[Job, StagedList]:
+        """Returns the job of the list and the key under which the list is stored."""
 
-@dataclass(frozen=True, slots=True)
-class StagedSubmit:
-    """A list that is stored durably, and the work that uses it."""
+    @abstractmethod
+    def make_work(
+        self, body: bytes, validator: StreamingValidator, tasks: StagedTasks | None
+    ) -> Work:
+        """Returns the work that uses the list, or raises the refusal. `body` is the request
+        without the lines of its list. `tasks` is None for an empty list."""
 
-    job: Job
-    source: StagedList
-    work: Work
+    async def stage(self, pieces: AsyncIterable[bytes]) -> None:
+        """Validates and stores the list while it arrives. A list that is refused is not stored."""
+        self._job, self._source = await self.locate()
+        async with aclosing(self._lines(self._job, self._source, pieces)) as lines:
+            await staging.stage_stream(self.call.env, self._source, lines)
 
-    def bind(self, subject: str) -> Work:
-        """Returns work that runs only for `subject`, the id that the list was staged for.
+    async def finish(self, run: Callable[[Work], Awaitable[Response]]) -> Response:
+        """Passes the work to `run`, and then deletes the list if nothing refers to it.
 
-        If an earlier request with the same Idempotency-Key claimed another subject meanwhile, the
-        caller must retry; the next request then finds that subject.
+        After an outage or a timeout the outcome is unknown, so the list is kept for the next
+        attempt.
         """
+        assert self._job is not None
+        assert self._source is not None
+        delete = partial(staging.delete_if_unreferenced, self.call.env, self._job, self._source)
+        try:
+            response = await run(self._use)
+        except OutOfTime:
+            # A subclass of Refused, so it must come first.
+            raise
+        except Refused:
+            await delete()
+            raise
+        with suppress(Unavailable):
+            await delete()
+        return response
 
-        async def work(given: str) -> Response:
-            return await (self.work if given == subject else retry_later)(given)
+    async def _lines(
+        self, job: Job, source: StagedList, pieces: AsyncIterable[bytes]
+    ) -> AsyncGenerator[bytes, None]:
+        env = self.call.env
+        parser, validator = StreamingTaskParser(), StreamingValidator(env, job)
+        async with aclosing(_slices(pieces)) as slices:
+            async for slice_ in slices:
+                if lines := await env.executor.run(partial(_step, parser, validator, slice_)):
+                    yield lines
+        # Before the generator ends: an error here makes the storage discard the list.
+        tasks = StagedTasks(source, validator.count) if validator.count else None
+        self._work = self.make_work(parser.end(), validator, tasks)
 
-        return work
+    async def _use(self, resource_id: str) -> Response:
+        """Runs the work, if the list was staged for `resource_id`.
+
+        If an earlier request with the same Idempotency-Key claimed another id meanwhile, the
+        caller must retry; the next request then finds that id.
+        """
+        assert self._work is not None
+        work = self._work if resource_id == self.resource_id else retry_later
+        return await work(resource_id)
 
 
 async def retry_later(_: str) -> Response:
-    raise KeyInProgress("Another try of this request came between.", retry_after_s=1)
-
-
-async def use_or_delete(
-    env: Context, arrived: StagedSubmit, use: Callable[[], Awaitable[Response]]
-) -> Response:
-    """Uses the list, and deletes it if nothing refers to it afterwards.
-
-    After an outage or a timeout the outcome is unknown, so the list is kept for the next attempt.
-    """
-    try:
-        reply = await use()
-    except OutOfTime:
-        # A subclass of Refused, so it must come first.
-        raise
-    except Refused:
-        await staging.delete_if_unreferenced(env, arrived.job, arrived.source)
-        raise
-    with suppress(Unavailable):
-        await staging.delete_if_unreferenced(env, arrived.job, arrived.source)
-    return reply
-
-
-async def stage_stream(
-    call: RequestContext, takes: StreamingList, subject: str, pieces: AsyncIterable[bytes]
-) -> StagedSubmit:
-    """Validates and stages the list while it arrives."""
-    job, source = await takes.staging_key(call, subject)
-    works: list[Work] = []
-    async with aclosing(_lines(call, takes, job, source, pieces, works)) as lines:
-        await staging.stage_stream(call.env, source, lines)
-    (work,) = works
-    return StagedSubmit(job, source, work)
-
-
-async def _lines(
-    call: RequestContext,
-    takes: StreamingList,
-    job: Job,
-    source: StagedList,
-    pieces: AsyncIterable[bytes],
-    works: list[Work],
-) -> AsyncGenerator[bytes, None]:
-    body, intake = StreamingTaskParser(), StreamingValidator(call.env, job)
-    async with aclosing(_slices(pieces)) as slices:
-        async for slice_ in slices:
-            if lines := await call.env.executor.run(partial(_step, body, intake, slice_)):
-                yield lines
-    envelope = replace(call, body=body.end())
-    staged = StagedTasks(source, intake.count) if intake.count else None
-    works.append(takes.finish(envelope, intake, staged))
+    raise KeyInProgress(
+        "Another request with this Idempotency-Key is in progress. Retry later.", retry_after_s=1
+    )
 
 
 async def _slices(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
@@ -133,8 +121,8 @@ async def _slices(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     yield bytes(gathered)
 
 
-def _step(body: StreamingTaskParser, intake: StreamingValidator, piece: bytes) -> bytes:
-    return intake.take(body.feed(piece))
+def _step(parser: StreamingTaskParser, validator: StreamingValidator, piece: bytes) -> bytes:
+    return validator.take(parser.feed(piece))
 
 
 async def hash_while_reading(
@@ -146,43 +134,3 @@ async def hash_while_reading(
     async for piece in rest:
         fingerprint.update(piece)
         yield piece
-
-
-# The two routes with long lists: where each one stages its list, and how it uses it
-# (docs/api.md, Submitting lists).
-
-
-async def _place_of_submit(call: RequestContext, subject: str) -> tuple[Job, StagedList]:
-    """Makes a provisional job: only the fields that the staging of its lines needs."""
-    now = call.env.now()
-    job = Job(JobId(subject), call.caller, JobStatus.CLOSED, now, now)
-    return job, staging.staging_key(call.env, job, RunId(call.env.new_id()), FIRST_BATCH)
-
-
-def _submit(call: RequestContext, intake: StreamingValidator, staged: StagedTasks | None) -> Work:
-    request = decode_submit(call.body)
-    if request.tasks is None and staged is not None:
-        raise malformed("it names a long list of tasks twice", pointer="/tasks")
-    asked = jobs.submission_from(call, request)
-    if staged is not None and request.file_input_id is not None:
-        jobs.refuse_both()
-    intake.refuse_invalid(asked.on_invalid, asked.params.values)
-    intake.refuse_growth(call.sent.size_bytes)
-    return jobs.work_of(call, request, msgspec.structs.replace(asked, staged=staged))
-
-
-async def _place_of_add(call: RequestContext, subject: str) -> tuple[Job, StagedList]:
-    return await job_usecases.place_for(call.env, call.caller, call.ids["job_id"], BatchId(subject))
-
-
-def _add_tasks(
-    call: RequestContext, intake: StreamingValidator, staged: StagedTasks | None
-) -> Work:
-    request = decode_add_tasks(call.body)
-    intake.refuse_invalid(OnInvalid[request.on_invalid.upper()], {})
-    intake.refuse_growth(call.sent.size_bytes)
-    return partial(jobs.run_add_tasks, call, request, staged or ())
-
-
-SUBMIT = StreamingList(_place_of_submit, _submit)
-ADD_TASKS = StreamingList(_place_of_add, _add_tasks)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterable
 from functools import partial
 
-from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
+from conveyor.api.route import Access, Command, Parameter, Route, Upload
+from conveyor.api.server.request import RequestContext, Response, Work, json_reply
+from conveyor.domain import limits
 from conveyor.domain.changes import InputKey
 from conveyor.domain.ids import InputId
 from conveyor.domain.model import JobInput, ListFormat, ListSpec
-from conveyor.schemas.requests import decode_create_input, list_spec_of
+from conveyor.schemas.requests import CreateJobInputRequest, decode_create_input, list_spec_of
 from conveyor.schemas.responses import CreateJobInputResponse, UploadResponse, UploadTarget
 from conveyor.schemas.views import instant
 from conveyor.usecases.submit import upload as uploads
@@ -61,3 +63,30 @@ async def upload(call: RequestContext, pieces: AsyncIterable[bytes]) -> Response
         )
     stored = await uploads.fill(call.env, slot, pieces)
     return json_reply(UploadResponse(size_bytes=stored.size_bytes, sha256=stored.sha256))
+
+
+TOKEN = Parameter("token", {"type": "string"}, "Stands in for the API key.")
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="POST",
+        path="/v1/job_inputs",
+        name="createJobInput",
+        tag="job_inputs",
+        summary="Make a slot to upload a list to",
+        does=Command(create_input, CreateJobInputRequest),
+        answers={201: CreateJobInputResponse},
+    ),
+    Route(
+        method="PUT",
+        path="/v1/job_inputs/{input_id}/upload",
+        name="uploadJobInput",
+        tag="job_inputs",
+        summary="Upload a list, plain or as gzip, in the place of any that was there",
+        does=Upload(upload, limits.UPLOAD_BYTES_MAX),
+        answers={200: UploadResponse},
+        problems=(411, 507),
+        query=(TOKEN,),
+        access=Access.LINK,
+    ),
+)

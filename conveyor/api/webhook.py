@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from conveyor.api.server.request_context import RequestContext, Response, Work, json_reply
+from conveyor.api.route import CURSOR, LIMIT, Command, Query, Route, unchecked
+from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import Webhook
@@ -17,17 +18,22 @@ from conveyor.schemas.requests import (
     decode_test_webhook,
     decode_webhook_config,
 )
-from conveyor.schemas.responses import WebhookResponse
-from conveyor.schemas.webhooks import (
+from conveyor.schemas.responses import (
+    DeliveryResponse,
+    HmacKeyCreated,
+    HmacKeyFinalized,
+    HmacKeyList,
     ListDeliveriesResponse,
+    WebhookResponse,
     WebhookTestResponse,
+)
+from conveyor.schemas.views import (
     created_view,
     delivery_view,
     finalized_view,
     keys_view,
     milliseconds,
 )
-from conveyor.usecases import webhook as hmac_keys
 from conveyor.usecases import webhook as webhooks
 from conveyor.usecases.context import Context
 
@@ -72,11 +78,7 @@ async def _put_webhook(call: RequestContext, webhook: Webhook, _: str) -> Respon
     return _show(webhook)
 
 
-def delete_webhook(call: RequestContext) -> Work:
-    return partial(_delete_webhook, call)
-
-
-async def _delete_webhook(call: RequestContext, _: str) -> Response:
+async def delete_webhook(call: RequestContext, _: str) -> Response:
     await webhooks.remove(call.env, call.caller, call.ids["job_id"])
     return Response(204)
 
@@ -117,11 +119,7 @@ async def list_deliveries(call: RequestContext) -> Response:
     return json_reply(ListDeliveriesResponse(shown, page.next_cursor))
 
 
-def redeliver(call: RequestContext) -> Work:
-    return partial(_redeliver, call)
-
-
-async def _redeliver(call: RequestContext, _: str) -> Response:
+async def redeliver(call: RequestContext, _: str) -> Response:
     notice = await webhooks.redeliver(
         call.env, call.caller, call.ids["job_id"], call.ids["event_id"]
     )
@@ -129,30 +127,117 @@ async def _redeliver(call: RequestContext, _: str) -> Response:
 
 
 async def list_keys(call: RequestContext) -> Response:
-    return json_reply(keys_view(await hmac_keys.keys_of(call.env, call.caller)))
+    return json_reply(keys_view(await webhooks.keys_of(call.env, call.caller)))
 
 
-def rotate_key(call: RequestContext) -> Work:
-    return partial(_rotate_key, call)
-
-
-async def _rotate_key(call: RequestContext, kid: str) -> Response:
-    made = await hmac_keys.rotate(call.env, call.caller, kid=kid)
+async def rotate_key(call: RequestContext, kid: str) -> Response:
+    made = await webhooks.rotate(call.env, call.caller, kid=kid)
     return json_reply(created_view(made.key, made.secret), 201)
 
 
-def cancel_rotation(call: RequestContext) -> Work:
-    return partial(_cancel_rotation, call)
-
-
-async def _cancel_rotation(call: RequestContext, _: str) -> Response:
-    await hmac_keys.cancel(call.env, call.caller)
+async def cancel_rotation(call: RequestContext, _: str) -> Response:
+    await webhooks.cancel(call.env, call.caller)
     return Response(204)
 
 
-def finalize_key(call: RequestContext) -> Work:
-    return partial(_finalize_key, call)
+async def finalize_key(call: RequestContext, _: str) -> Response:
+    return json_reply(finalized_view(await webhooks.finalize(call.env, call.caller)))
 
 
-async def _finalize_key(call: RequestContext, _: str) -> Response:
-    return json_reply(finalized_view(await hmac_keys.finalize(call.env, call.caller)))
+_WEBHOOK = "/v1/jobs/{job_id}/webhook"
+_KEYS = "/v1/hmac/keys"
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path=_WEBHOOK,
+        name="getJobWebhook",
+        tag="jobs",
+        summary="Show the webhook of a job",
+        does=Query(get_webhook),
+        answers={200: WebhookResponse},
+    ),
+    Route(
+        method="PUT",
+        path=_WEBHOOK,
+        name="putJobWebhook",
+        tag="jobs",
+        summary="Set the webhook of a job, for every delivery not made yet",
+        does=Command(put_webhook, WebhookConfigInput),
+        answers={200: WebhookResponse},
+    ),
+    Route(
+        method="DELETE",
+        path=_WEBHOOK,
+        name="deleteJobWebhook",
+        tag="jobs",
+        summary="Remove the webhook of a job and drop what was not delivered",
+        does=Command(unchecked(delete_webhook)),
+        answers={204: None},
+    ),
+    Route(
+        method="GET",
+        path=_WEBHOOK + "/deliveries",
+        name="listJobWebhookDeliveries",
+        tag="jobs",
+        summary="List the events of a job and the tries at delivering them, newest first",
+        does=Query(list_deliveries),
+        answers={200: ListDeliveriesResponse},
+        query=(LIMIT, CURSOR),
+    ),
+    Route(
+        method="POST",
+        path=_WEBHOOK + "/deliveries/{event_id}/redeliver",
+        name="redeliverJobWebhookEvent",
+        tag="jobs",
+        summary="Deliver an event once more",
+        does=Command(unchecked(redeliver)),
+        answers={202: DeliveryResponse},
+    ),
+    Route(
+        method="POST",
+        path="/v1/webhook/test",
+        name="testWebhook",
+        tag="webhook",
+        summary="Send a test event to a receiver and tell how it took it",
+        does=Command(test_webhook, WebhookInput),
+        answers={200: WebhookTestResponse},
+    ),
+    Route(
+        method="GET",
+        path=_KEYS,
+        name="listHMACKeys",
+        tag="hmac",
+        summary="Show your signing keys, without their secrets",
+        does=Query(list_keys),
+        answers={200: HmacKeyList},
+    ),
+    Route(
+        method="POST",
+        path=_KEYS + "/rotate",
+        name="rotateHMACKey",
+        tag="hmac",
+        summary="Make the first signing key, or a candidate to follow it",
+        does=Command(unchecked(rotate_key), is_secret=True),
+        answers={201: HmacKeyCreated},
+    ),
+    Route(
+        method="DELETE",
+        path=_KEYS + "/rotate",
+        name="cancelHMACRotation",
+        tag="hmac",
+        summary="Drop the candidate",
+        does=Command(unchecked(cancel_rotation)),
+        answers={204: None},
+        problems=(409,),
+    ),
+    Route(
+        method="POST",
+        path=_KEYS + "/rotate/finalize",
+        name="finalizeHMACKey",
+        tag="hmac",
+        summary="Make the candidate the active key",
+        does=Command(unchecked(finalize_key)),
+        answers={200: HmacKeyFinalized},
+    ),
+)

@@ -17,7 +17,7 @@ from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import FetchFailed
 from conveyor.http_client.pool import HttpPool
 from conveyor.ports.errors import Unavailable
-from conveyor.schemas.deployment import Finding
+from conveyor.schemas.responses import Finding
 
 # Below this the embedded engine starts no new work (docs/operations.md, The disk is full).
 _FREE_BYTES_MIN = 256 * 1024 * 1024

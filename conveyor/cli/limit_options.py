@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar
 import click
 
 from conveyor.domain import limits
-from conveyor.schemas.budget import BudgetInput, HostLimitsInput
+from conveyor.schemas.requests import BudgetInput, HostLimitsInput
 
 F = TypeVar("F", bound=Callable[..., Any])
 

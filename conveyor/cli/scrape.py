@@ -34,7 +34,7 @@ from conveyor.domain import limits
 from conveyor.domain.backpressure.budget import BudgetCap
 from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.submit.target import TargetPolicy
-from conveyor.schemas.budget import cap_from, host_limits_from
+from conveyor.schemas.requests import cap_from, host_limits_from
 from conveyor.telemetry import set_up_logging
 from conveyor.usecases.budget import set_cap
 

@@ -7,7 +7,7 @@ A connection has a deadline in every state:
     before the first byte          FIRST_BYTE_S
     between two requests           KEEP_ALIVE_S
     head not complete              HEAD_S, with 408
-    body not complete              the deadline of the application (api/server/request_body.py)
+    body not complete              the deadline of the application (api/server/request.py)
     response not received          WRITE_S and a minimum rate (exchange.py)
     refused, or body unread        DRAIN_S
 

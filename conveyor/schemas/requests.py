@@ -17,12 +17,14 @@ import msgspec
 from msgspec import Meta
 
 from conveyor.domain import limits
+from conveyor.domain.backpressure.budget import BudgetCap, Unit, micros_from
+from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.model import ListFormat, ListSpec
 from conveyor.domain.submit.admission import EXTERNAL_ID_PATTERN, TaskDraft
 from conveyor.domain.submit.scraper_params import PARAMS, RESPONSE_TYPES, find_doubled_key
-from conveyor.schemas.budget import BudgetInput, HostLimitsInput
-from conveyor.schemas.schedules import JobSchedule, UpdateScheduleStateRequest
+from conveyor.domain.submit.target import BadUrl, parse_url
+from conveyor.schemas.schedule import JobSchedule, UpdateScheduleStateRequest
 
 T = TypeVar("T")
 
@@ -31,6 +33,50 @@ T = TypeVar("T")
 _EXTERNAL_ID = EXTERNAL_ID_PATTERN + r"(?!\n)"
 # Control characters and line separators, which a terminal or a log would interpret.
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$(?!\n)"
+
+# Decimal text: a JSON number would become a float and lose digits. `$(?!\n)` is explained above.
+_MONEY = r"^[0-9]{1,9}(\.[0-9]{1,6})?$(?!\n)"
+
+Concurrency = Annotated[
+    int,
+    Meta(ge=1, le=limits.MAX_INFLIGHT_MAX, description="Fetches of one host at the same time."),
+]
+Rate = Annotated[
+    float,
+    Meta(
+        ge=limits.HOST_RATE_MIN,
+        le=limits.HOST_RATE_MAX,
+        description="Fetches of one host that begin in a second.",
+    ),
+]
+
+
+class BudgetInput(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The most that each run may spend: either credits, or money as decimal text."""
+
+    credits: Annotated[int, Meta(ge=1, le=limits.BUDGET_CREDITS_MAX)] | None = None
+    cost: Annotated[str, Meta(pattern=_MONEY, description="Such as 12.50.")] | None = None
+
+
+class HostLimitInput(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The limits of one host. An omitted field means no limit."""
+
+    concurrency: Concurrency | None = None
+    rate_per_s: Rate | None = None
+
+
+class HostLimitsInput(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The limits of each host of the job. `hosts` has exceptions for named hosts."""
+
+    concurrency: Concurrency | None = None
+    rate_per_s: Rate | None = None
+    hosts: Annotated[dict[str, HostLimitInput], Meta(max_length=limits.HOST_OVERRIDES_MAX)] = {}
 
 
 _PARAM = {"type": ["string", "boolean", "integer"], "maxLength": limits.PARAM_VALUE_CHARS_MAX}
@@ -411,3 +457,36 @@ def _pairs_off(brackets: bytes) -> bool:
     for _ in range(limits.JSON_DEPTH_MAX):
         brackets = brackets.replace(b"[]", b"")
     return not brackets
+
+
+def cap_from(given: BudgetInput, *, at: str = "/budget") -> BudgetCap:
+    """Returns the cap. `at` is the JSON pointer of the budget in the request."""
+    if (given.credits is None) == (given.cost is None):
+        raise InvalidArgument("A budget is in credits or in cost, one of them.", pointer=at)
+    if given.credits is not None:
+        return BudgetCap(Unit.CREDITS, given.credits)
+    amount = micros_from(given.cost or "")
+    if not amount:
+        raise InvalidArgument("A budget is more than nothing.", pointer=f"{at}/cost")
+    return BudgetCap(Unit.COST, amount)
+
+
+def host_limits_from(given: HostLimitsInput | None) -> HostLimits | None:
+    if given is None:
+        return None
+    hosts = {_host_from(name): _limit_from(limit) for name, limit in given.hosts.items()}
+    every = HostLimit(given.concurrency, given.rate_per_s)
+    if every == HostLimit() and not hosts:
+        raise InvalidArgument("host_limits says nothing.", pointer="/host_limits")
+    return HostLimits(every, hosts)
+
+
+def _host_from(name: str) -> str:
+    target = parse_url(f"http://{name}/")
+    if isinstance(target, BadUrl) or target.port != 80 or target.path_and_query != "/":
+        raise InvalidArgument("A host is a name or an address.", pointer="/host_limits/hosts")
+    return target.host
+
+
+def _limit_from(given: HostLimitInput) -> HostLimit:
+    return HostLimit(given.concurrency, given.rate_per_s)

@@ -21,6 +21,8 @@ from conveyor.domain.model import (
     JobStatus,
     JobType,
     Method,
+    NoticeChannel,
+    NoticeStatus,
     PauseState,
     Problem,
     RunFailure,
@@ -29,8 +31,8 @@ from conveyor.domain.model import (
 from conveyor.domain.run.audit import BadBody, Difference
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.domain.schedule.schedule import ScheduleStatus
-from conveyor.schemas.budget import BudgetInput, BudgetResponse, HostLimitsInput
-from conveyor.schemas.schedules import JobSchedule, SkippedFires
+from conveyor.schemas.requests import BudgetInput, HostLimitsInput
+from conveyor.schemas.schedule import JobSchedule, SkippedFires
 
 Ulid = Annotated[str, Meta(pattern=ULID_PATTERN)]
 TaskName = Annotated[str, Meta(pattern=TASK_ID_PATTERN)]
@@ -133,6 +135,14 @@ class ReceiptResponse(msgspec.Struct, frozen=True, kw_only=True):
     leases: Count | None
     released: Count
     abandoned: Count
+
+
+class BudgetResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The budget of a run and its unreserved part, both in the unit of the budget."""
+
+    left: float
+    credits: int | None = None
+    cost: float | None = None
 
 
 class RunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -388,3 +398,79 @@ class HealthResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     version: str | None = None
     #: The build of the program, such as a commit; only in `/healthz`.
     build: str | None = None
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One item that `conveyor check` reports of a deployment. `problem` is None if the item is in
+    order; then there is no remedy."""
+
+    name: str
+    problem: str | None = None
+    remedy: str = ""
+
+
+# Webhooks, signing keys and deliveries. Only the response to a rotation contains a secret.
+
+
+class HmacKeyMeta(msgspec.Struct, frozen=True):
+    """A signing key without its secret."""
+
+    kid: Ulid
+    created_at: Instant
+
+
+class HmacKeyList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The signing keys: the active one, and the candidate of a rotation in progress."""
+
+    active: HmacKeyMeta | None = None
+    candidate: HmacKeyMeta | None = None
+
+
+class HmacKeyCreated(msgspec.Struct, frozen=True):
+    kid: Ulid
+    secret: Annotated[str, Meta(description="32 bytes in base64; shown this once.")]
+    created_at: Instant
+
+
+class HmacKeyFinalized(msgspec.Struct, frozen=True):
+    active_kid: Ulid
+    created_at: Instant
+
+
+class WebhookTestResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The result of a test event."""
+
+    delivered: bool
+    event_id: Ulid
+    elapsed_ms: Count
+    status_code: int | None = None
+    error: str | None = None
+
+
+class DeliveryTry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One delivery attempt. The response body of the receiver is not stored."""
+
+    at: Instant
+    elapsed_ms: Count
+    status_code: int | None = None
+    error: str | None = None
+
+
+class DeliveryResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event and the state of its delivery. `tries` has the latest attempts."""
+
+    event_id: str
+    event_type: str
+    run_id: Ulid
+    status: NoticeStatus
+    occurred_at: Instant
+    attempts: Count
+    tries: list[DeliveryTry]
+    next_try_at: Instant | None = None
+    last_error: str | None = None
+    channel: NoticeChannel = NoticeChannel.WEBHOOK
+
+
+class ListDeliveriesResponse(msgspec.Struct, frozen=True):
+    deliveries: list[DeliveryResponse]
+    next_cursor: str | None

@@ -4,21 +4,27 @@
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from datetime import UTC, datetime
 
 import msgspec
 
-from conveyor.domain.backpressure.budget import MICROS, Budget
+from conveyor.domain.backpressure.budget import MICROS, Budget, BudgetCap, Unit
+from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.export.export import Export, ExportStatus
 from conveyor.domain.export.formats import ENCODERS
-from conveyor.domain.lifecycle import RUN_TERMINAL, displayed_status
+from conveyor.domain.lifecycle import NOTICE, RUN_TERMINAL, displayed_status, sources
 from conveyor.domain.model import (
     Attempt,
+    DeliveryAttempt,
     Event,
     Job,
     Method,
+    Notice,
     PauseState,
     Run,
+    SigningKey,
+    SigningKeys,
     Task,
     TaskStatus,
     Webhook,
@@ -26,10 +32,17 @@ from conveyor.domain.model import (
 from conveyor.domain.run.counters import Totals
 from conveyor.domain.run.wait_reason import Waiting
 from conveyor.domain.schedule.schedule import Schedule, Skip, upcoming
-from conveyor.schemas.budget import budget_view, cap_view, host_limits_view
+from conveyor.schemas.requests import BudgetInput, HostLimitInput, HostLimitsInput
 from conveyor.schemas.responses import (
+    BudgetResponse,
+    DeliveryResponse,
+    DeliveryTry,
     EventResponse,
     ExportResponse,
+    HmacKeyCreated,
+    HmacKeyFinalized,
+    HmacKeyList,
+    HmacKeyMeta,
     JobResponse,
     ResultStatus,
     RunResponse,
@@ -42,7 +55,7 @@ from conveyor.schemas.responses import (
     WaitingResponse,
     WebhookResponse,
 )
-from conveyor.schemas.schedules import SkippedFires, schedule_view
+from conveyor.schemas.schedule import SkippedFires, schedule_view
 
 HIDDEN = "***"
 
@@ -242,4 +255,79 @@ def _event_view(attempt: Attempt) -> TaskHistoryEvent:
         ended_at=instant(attempt.ended_at),
         spend=spend_view(attempt.credits, attempt.cost_micros),
         error=attempt.problem,
+    )
+
+
+def cap_view(cap: BudgetCap | None) -> BudgetInput | None:
+    if cap is None:
+        return None
+    if cap.unit is Unit.CREDITS:
+        return BudgetInput(credits=cap.amount)
+    return BudgetInput(cost=f"{cap.amount // MICROS}.{cap.amount % MICROS:06d}")
+
+
+def budget_view(budget: Budget | None) -> BudgetResponse | None:
+    if budget is None:
+        return None
+    if budget.unit is Unit.CREDITS:
+        return BudgetResponse(left=budget.left, credits=budget.cap)
+    return BudgetResponse(left=budget.left / MICROS, cost=budget.cap / MICROS)
+
+
+def host_limits_view(given: HostLimits | None) -> HostLimitsInput | None:
+    if given is None:
+        return None
+    hosts = {
+        name: HostLimitInput(concurrency=limit.concurrency, rate_per_s=limit.rate_per_s)
+        for name, limit in given.hosts.items()
+    }
+    every = given.every
+    return HostLimitsInput(concurrency=every.concurrency, rate_per_s=every.rate_per_s, hosts=hosts)
+
+
+def keys_view(keys: SigningKeys | None) -> HmacKeyList:
+    if keys is None:
+        return HmacKeyList()
+    candidate = None if keys.candidate is None else _meta(keys.candidate)
+    return HmacKeyList(_meta(keys.active), candidate)
+
+
+def created_view(key: SigningKey, secret: bytes) -> HmacKeyCreated:
+    return HmacKeyCreated(key.kid, b64encode(secret).decode(), instant(key.created_at))
+
+
+def finalized_view(key: SigningKey) -> HmacKeyFinalized:
+    return HmacKeyFinalized(key.kid, instant(key.created_at))
+
+
+def delivery_view(notice: Notice) -> DeliveryResponse:
+    is_waiting = notice.status in sources(NOTICE, "delivered")
+    return DeliveryResponse(
+        event_id=notice.notice_id,
+        event_type=notice.event_type,
+        run_id=notice.run_id,
+        status=notice.status,
+        occurred_at=instant(notice.occurred_at),
+        attempts=notice.attempts,
+        tries=[_try_view(each) for each in notice.tries],
+        next_try_at=instant(notice.due_at) if is_waiting else None,
+        last_error=notice.last_error,
+        channel=notice.channel,
+    )
+
+
+def milliseconds(duration_s: float) -> int:
+    return round(duration_s * 1000)
+
+
+def _meta(key: SigningKey) -> HmacKeyMeta:
+    return HmacKeyMeta(key.kid, instant(key.created_at))
+
+
+def _try_view(each: DeliveryAttempt) -> DeliveryTry:
+    return DeliveryTry(
+        at=instant(each.at),
+        elapsed_ms=milliseconds(each.duration_s),
+        status_code=each.status,
+        error=each.error,
     )

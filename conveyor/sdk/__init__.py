@@ -11,11 +11,13 @@ with Client("http://127.0.0.1:8080", "my-key") as client:
 
 from __future__ import annotations
 
-from conveyor.schemas.budget import BudgetInput, HostLimitInput, HostLimitsInput
 from conveyor.schemas.requests import (
+    BudgetInput,
     CreateJobInputRequest,
     CsvFields,
     CsvInput,
+    HostLimitInput,
+    HostLimitsInput,
     SubmitJobRequest,
     TaskInput,
     WebhookInput,
@@ -23,8 +25,14 @@ from conveyor.schemas.requests import (
 from conveyor.schemas.responses import (
     AddTasksResponse,
     AuditResponse,
+    DeliveryResponse,
+    DeliveryTry,
     EventResponse,
     ExportResponse,
+    HmacKeyCreated,
+    HmacKeyFinalized,
+    HmacKeyList,
+    HmacKeyMeta,
     JobResponse,
     RerunDryRunResponse,
     RerunJobResponse,
@@ -36,8 +44,9 @@ from conveyor.schemas.responses import (
     TaskHistoryEvent,
     TaskResult,
     WebhookResponse,
+    WebhookTestResponse,
 )
-from conveyor.schemas.schedules import (
+from conveyor.schemas.schedule import (
     Cadence,
     CalendarInput,
     Daily,
@@ -45,15 +54,6 @@ from conveyor.schemas.schedules import (
     Monthly,
     RateInput,
     Weekly,
-)
-from conveyor.schemas.webhooks import (
-    DeliveryResponse,
-    DeliveryTry,
-    HmacKeyCreated,
-    HmacKeyFinalized,
-    HmacKeyList,
-    HmacKeyMeta,
-    WebhookTestResponse,
 )
 from conveyor.sdk.client import Client
 from conveyor.sdk.downloads import Downloaded

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from conveyor.domain.lifecycle import EXPORT_UNDONE
-from conveyor.schemas.budget import BudgetInput
 from conveyor.schemas.requests import (
+    BudgetInput,
     CreateJobInputRequest,
     SubmitJobRequest,
     TaskInput,
@@ -18,8 +18,12 @@ from conveyor.schemas.requests import (
 from conveyor.schemas.responses import (
     AddTasksResponse,
     AuditResponse,
+    DeliveryResponse,
     EventResponse,
     ExportResponse,
+    HmacKeyCreated,
+    HmacKeyFinalized,
+    HmacKeyList,
     JobResponse,
     RerunDryRunResponse,
     RerunJobResponse,
@@ -30,15 +34,9 @@ from conveyor.schemas.responses import (
     TaskHistoryEvent,
     TaskResult,
     WebhookResponse,
-)
-from conveyor.schemas.schedules import JobSchedule
-from conveyor.schemas.webhooks import (
-    DeliveryResponse,
-    HmacKeyCreated,
-    HmacKeyFinalized,
-    HmacKeyList,
     WebhookTestResponse,
 )
+from conveyor.schemas.schedule import JobSchedule
 from conveyor.sdk import operations
 from conveyor.sdk.connection import Connection
 from conveyor.sdk.downloads import Downloaded, is_direct, save_all

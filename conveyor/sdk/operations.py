@@ -13,8 +13,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from conveyor.schemas.budget import BudgetInput
 from conveyor.schemas.requests import (
+    BudgetInput,
     CreateJobInputRequest,
     SubmitJobRequest,
     TaskInput,
@@ -24,8 +24,13 @@ from conveyor.schemas.responses import (
     AddTasksResponse,
     AuditResponse,
     CreateJobInputResponse,
+    DeliveryResponse,
     ExportResponse,
+    HmacKeyCreated,
+    HmacKeyFinalized,
+    HmacKeyList,
     JobResponse,
+    ListDeliveriesResponse,
     ListEventsResponse,
     ListJobRunsResponse,
     ListJobsResponse,
@@ -38,16 +43,9 @@ from conveyor.schemas.responses import (
     SubmitJobResponse,
     TaskHistoryResponse,
     WebhookResponse,
-)
-from conveyor.schemas.schedules import JobSchedule, UpdateScheduleStateRequest
-from conveyor.schemas.webhooks import (
-    DeliveryResponse,
-    HmacKeyCreated,
-    HmacKeyFinalized,
-    HmacKeyList,
-    ListDeliveriesResponse,
     WebhookTestResponse,
 )
+from conveyor.schemas.schedule import JobSchedule, UpdateScheduleStateRequest
 from conveyor.sdk.errors import UNEXPECTED, ApiError, BadId, error_from
 
 T = TypeVar("T")

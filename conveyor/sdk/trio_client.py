@@ -9,8 +9,8 @@ from typing import Literal
 import trio
 
 from conveyor.domain.lifecycle import EXPORT_UNDONE
-from conveyor.schemas.budget import BudgetInput
 from conveyor.schemas.requests import (
+    BudgetInput,
     CreateJobInputRequest,
     SubmitJobRequest,
     TaskInput,
@@ -19,8 +19,12 @@ from conveyor.schemas.requests import (
 from conveyor.schemas.responses import (
     AddTasksResponse,
     AuditResponse,
+    DeliveryResponse,
     EventResponse,
     ExportResponse,
+    HmacKeyCreated,
+    HmacKeyFinalized,
+    HmacKeyList,
     JobResponse,
     RerunDryRunResponse,
     RerunJobResponse,
@@ -31,15 +35,9 @@ from conveyor.schemas.responses import (
     TaskHistoryEvent,
     TaskResult,
     WebhookResponse,
-)
-from conveyor.schemas.schedules import JobSchedule
-from conveyor.schemas.webhooks import (
-    DeliveryResponse,
-    HmacKeyCreated,
-    HmacKeyFinalized,
-    HmacKeyList,
     WebhookTestResponse,
 )
+from conveyor.schemas.schedule import JobSchedule
 from conveyor.sdk import operations
 from conveyor.sdk.downloads import Downloaded
 from conveyor.sdk.errors import ApiError, SdkError

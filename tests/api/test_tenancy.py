@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from conveyor.api.routes.route import Access
-from conveyor.api.routes.table import ROUTES
+from conveyor.api.route import Access
+from conveyor.api.server.app import ROUTES
 from tests.api.world import ANNA, BERT, World, make_world
 
 UNKNOWN = "01JZZZZZZZZZZZZZZZZZZZZZZZ"

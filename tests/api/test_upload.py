@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from zenrows.batch import BatchAPIError, ZenRowsBatchClient
 
-from conveyor.api.server import request_body
+from conveyor.api.server import request
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId, RunId
 from conveyor.usecases.run import reconcile
@@ -215,7 +215,7 @@ async def test_an_upload_must_say_its_length_and_keep_within_limits(
 async def test_an_upload_that_dawdles_or_breaks_off_is_not_stored(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_body, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(request, "BODY_TIMEOUT_S", 0.1)
     slot = await a_slot(world)
     head = f"PUT {path_of(slot)} HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n".encode()
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 import conveyor.simulation.clients
-from conveyor.api.routes.route import Access, Command, Route
-from conveyor.api.routes.table import ROUTES
+from conveyor.api.route import Access, Command, Route
+from conveyor.api.server.app import ROUTES
 from conveyor.simulation.backends.snapshot import Snapshot
 from conveyor.simulation.checkers.tenancy import what_is_anothers_is_not_found
 from conveyor.simulation.client_history import AcceptedRequest, Call, History

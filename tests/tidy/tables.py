@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from conveyor import config
-from conveyor.api.routes.table import ROUTES
+from conveyor.api.server.app import ROUTES
 from conveyor.domain import lifecycle, limits, model
 from conveyor.domain import quota as quotas
 from conveyor.domain.backpressure import budget, host_limit

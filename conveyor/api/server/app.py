@@ -19,23 +19,26 @@ from quart import g, request
 from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioResponse
 
-from conveyor.api.routes.route import DRY_RUN, Access, Command, Query, Route, Upload
-from conveyor.api.routes.table import ROUTES
+from conveyor.api import (
+    events,
+    export,
+    jobs,
+    operations,
+    results,
+    runs,
+    schedule,
+    upload,
+    webhook,
+)
+from conveyor.api.route import DRY_RUN, Access, Command, Query, Route, Upload
 from conveyor.api.server import problem
 from conveyor.api.server.auth import Authenticator, Passthrough, Principal, read_key
 from conveyor.api.server.openapi import make_document
 from conveyor.api.server.origin import Origins
 from conveyor.api.server.problem import Answered, NotReady, OutOfTime
 from conveyor.api.server.quota import RequestQuotas, group_address
-from conveyor.api.server.request_body import (
+from conveyor.api.server.request import (
     BODY_TIMEOUT_S,
-    body_pieces,
-    read_start,
-    require_json,
-    require_plain,
-    take_body,
-)
-from conveyor.api.server.request_context import (
     JSON,
     Api,
     Download,
@@ -43,15 +46,14 @@ from conveyor.api.server.request_context import (
     Response,
     StreamHandler,
     Work,
+    body_pieces,
+    read_start,
+    require_json,
+    require_plain,
+    take_body,
 )
 from conveyor.api.server.server import asgi_guard
-from conveyor.api.streaming_submit import (
-    StreamingList,
-    hash_while_reading,
-    retry_later,
-    stage_stream,
-    use_or_delete,
-)
+from conveyor.api.streaming_submit import StreamingSubmit, hash_while_reading, retry_later
 from conveyor.domain import idempotency, limits
 from conveyor.domain.errors import InvalidArgument, NotFound, Refused
 from conveyor.domain.idempotency import Fingerprint
@@ -80,6 +82,22 @@ OUTAGE_LOGGED = "request failed: storage unavailable"
 WORK_TIMEOUT_S = 55.0
 # A longer X-Request-ID is replaced: the value goes into logs and response headers.
 REQUEST_ID_CHARS_MAX = 128
+
+# The most bytes of a body that the handler ignores.
+IGNORED_BYTES_MAX = 64 * 1024
+
+# The application registers these routes, and the OpenAPI document describes them.
+ROUTES: tuple[Route, ...] = (
+    *jobs.ROUTES,
+    *runs.ROUTES,
+    *results.ROUTES,
+    *export.ROUTES,
+    *schedule.ROUTES,
+    *upload.ROUTES,
+    *events.ROUTES,
+    *webhook.ROUTES,
+    *operations.ROUTES,
+)
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _VARIABLE = re.compile(r"\{(\w+)\}")
@@ -139,15 +157,15 @@ def _document() -> bytes:
 
 
 async def _begin(env: Context) -> None:
-    given = request.headers.get("X-Request-ID", "")
-    is_sane = 0 < len(given) <= REQUEST_ID_CHARS_MAX and given.isascii() and given.isprintable()
-    g.request_id = given if is_sane else env.new_id()
+    name = request.headers.get("X-Request-ID", "")
+    is_valid = 0 < len(name) <= REQUEST_ID_CHARS_MAX and name.isascii() and name.isprintable()
+    g.request_id = name if is_valid else env.new_id()
     g.begun_at = trio.current_time()
     # The server and the router both normalise paths. Refuse a path that would match in a form other
     # than the one that was sent.
-    sent = request.scope.get("raw_path", b"").lower()
-    if b"//" in sent or b"%2f" in sent:
-        raise NotFound("There is nothing at this address.")
+    path = request.scope.get("raw_path", b"").lower()
+    if b"//" in path or b"%2f" in path:
+        raise NotFound("This path does not exist. See /docs.")
 
 
 async def _finish(metrics: Metrics, response: TrioResponse) -> TrioResponse:
@@ -188,9 +206,9 @@ def _log_outage(error: Unavailable) -> None:
     log.log(level, OUTAGE_LOGGED, extra=fields)
 
 
-def _problem_response(answered: Answered) -> TrioResponse:
-    response = TrioResponse(answered.content, answered.status, content_type=problem.MEDIA_TYPE)
-    response.headers.update(answered.headers)
+def _problem_response(answer: Answered) -> TrioResponse:
+    response = TrioResponse(answer.content, answer.status, content_type=problem.MEDIA_TYPE)
+    response.headers.update(answer.headers)
     return response
 
 
@@ -214,12 +232,12 @@ async def _serve(api: Api, route: Route, origins: Origins, **ids: str) -> TrioRe
             return _response_from(await handler(call))
         case Upload(handler, bytes_max):
             return _response_from(await _take(call, handler, bytes_max))
-        case Command() as does:
+        case Command() as command:
             key = _key_from(route)
             if DRY_RUN in route.query and call.is_dry_run:
                 # A dry run stores nothing: no key record and no staged list.
-                key, does = None, replace(does, long=None)
-            return _response_from(await _write(call, does, key))
+                key, command = None, replace(command, long=None)
+            return _response_from(await _run_command(call, command, key))
 
 
 def _check_query(route: Route, call: RequestContext) -> None:
@@ -227,9 +245,8 @@ def _check_query(route: Route, call: RequestContext) -> None:
     known = {parameter.name for parameter in route.query}
     for name in call.query:
         if name not in known:
-            shown = repr(name[:64])
             raise InvalidArgument(
-                f"{shown} is not a parameter of this operation.",
+                f"{name[:64]!r} is not a parameter of this operation.",
                 pointer=f"/{escape_pointer(name)}",
             )
         call.parameter(name)
@@ -241,16 +258,16 @@ async def _take(call: RequestContext, handler: StreamHandler, bytes_max: int) ->
         return await handler(call, pieces)
 
 
-async def _write(call: RequestContext, does: Command, key: str | None) -> Response:
+async def _run_command(call: RequestContext, command: Command, key: str | None) -> Response:
     """Checks the request, then claims the Idempotency-Key and runs the work.
 
     The order matters: a malformed request must not use up its key.
     """
-    if does.payload is None:
+    if command.payload is None:
         require_plain(request)
     else:
         require_json(request)
-    bytes_max = does.body_bytes_max
+    bytes_max = IGNORED_BYTES_MAX if command.payload is None else limits.REQUEST_BYTES_MAX
     inflated = body_pieces(
         request,
         bytes_max=bytes_max,
@@ -259,43 +276,47 @@ async def _write(call: RequestContext, does: Command, key: str | None) -> Respon
         partition=call.principal.caller if call.principal else "",
     )
     async with aclosing(inflated) as pieces:
-        whole_max = bytes_max if does.long is None else limits.LONG_BODY_BYTES
+        whole_max = bytes_max if command.long is None else limits.LONG_BODY_BYTES
         body, is_whole = await read_start(pieces, bytes_max=whole_max)
-        if not is_whole and does.long is not None:
-            return await _write_long(call, does, does.long, key, body, pieces)
-    work = does.handler(replace(call, body=body))
-    asked = _asked(call, key, idempotency.fingerprint(body, request.query_string))
-    return await _do(call, does, asked, work)
+        if not is_whole and command.long is not None:
+            return await _run_streaming(call, command, command.long, key, body, pieces)
+    work = command.handler(replace(call, body=body))
+    keyed = _keyed_request(call, key, idempotency.fingerprint(body, request.query_string))
+    return await _perform(call, command, keyed, work)
 
 
-async def _write_long(
+async def _run_streaming(
     call: RequestContext,
-    does: Command,
-    takes: StreamingList,
+    command: Command,
+    streaming: type[StreamingSubmit],
     key: str | None,
     start: bytes,
     rest: AsyncIterable[bytes],
 ) -> Response:
-    """As `_write`, for a list that is staged while it arrives, under the id that it will have."""
+    """As `_run_command`, for a list that is staged while it arrives, under the id that the work
+    will use.
+    """
     fingerprint = Fingerprint(request.query_string)
-    begun = None
-    if (asked := _asked(call, key, "")) is not None:
-        begun = await find_key_record(call.env, asked.key_id)
-    subject = call.env.new_id() if begun is None else begun.subject
-    async with aclosing(hash_while_reading(start, rest, fingerprint)) as counted:
-        if begun is not None and begun.response_status is not None:
+    record = None
+    if (keyed := _keyed_request(call, key, "")) is not None:
+        record = await find_key_record(call.env, keyed.key_id)
+    resource_id = call.env.new_id() if record is None else record.subject
+    submit = streaming(call, resource_id)
+    async with aclosing(hash_while_reading(start, rest, fingerprint)) as pieces:
+        if record is not None and record.response_status is not None:
             # The key has a stored response. Read the body for its fingerprint only.
-            async for _ in counted:
+            async for _ in pieces:
                 pass
-            return await _do(call, does, _asked(call, key, str(fingerprint)), retry_later)
-        arrived = await stage_stream(call, takes, subject, counted)
-    asked = _asked(call, key, str(fingerprint))
-    return await use_or_delete(
-        call.env, arrived, partial(_do, call, does, asked, arrived.bind(subject), subject)
-    )
+            keyed = _keyed_request(call, key, str(fingerprint))
+            return await _perform(call, command, keyed, retry_later)
+        await submit.stage(pieces)
+    keyed = _keyed_request(call, key, str(fingerprint))
+    return await submit.finish(partial(_perform, call, command, keyed, resource_id=resource_id))
 
 
-def _asked(call: RequestContext, key: str | None, fingerprint: str) -> idempotency.Request | None:
+def _keyed_request(
+    call: RequestContext, key: str | None, fingerprint: str
+) -> idempotency.Request | None:
     if key is None:
         return None
     return idempotency.Request(
@@ -307,28 +328,30 @@ def _asked(call: RequestContext, key: str | None, fingerprint: str) -> idempoten
     )
 
 
-async def _do(
+async def _perform(
     call: RequestContext,
-    does: Command,
-    asked: idempotency.Request | None,
+    command: Command,
+    keyed: idempotency.Request | None,
     work: Work,
-    subject: str | None = None,
+    resource_id: str | None = None,
 ) -> Response:
+    """Runs the work, once for each Idempotency-Key if the request has one."""
     # Shielded against a client that disconnects, and bounded, so that shutdown does not wait for
     # ever.
     with trio.move_on_after(WORK_TIMEOUT_S, shield=True):
-        if asked is None:
-            return await work(subject or call.env.new_id())
-        refused = partial(_refused, request_id=g.request_id)
-        answered = partial(_answered, work)
-        if not does.is_secret:
-            return _reply_from(
-                await run_once_per_key(call.env, asked, answered, refused, subject=subject)
+        if keyed is None:
+            return await work(resource_id or call.env.new_id())
+        to_refusal = partial(_storable_refusal, request_id=g.request_id)
+        storable_work = partial(_run_for_storing, work)
+        if not command.is_secret:
+            stored = await run_once_per_key(
+                call.env, keyed, storable_work, to_refusal, subject=resource_id
             )
-        envelope = ResponseSealer(call.env.secret_box, f"{call.caller}|answer|{asked.key_id}")
-        sealed = await run_once_per_key(call.env, asked, envelope.sealing(answered), refused)
-        return _reply_from(envelope.open(sealed))
-    raise OutOfTime("The work took too long; ask again.", retry_after_s=5)
+            return _response_of(stored)
+        sealer = ResponseSealer(call.env.secret_box, f"{call.caller}|answer|{keyed.key_id}")
+        sealed = await run_once_per_key(call.env, keyed, sealer.sealing(storable_work), to_refusal)
+        return _response_of(sealer.open(sealed))
+    raise OutOfTime("The server did not finish in time. Send the request again.", retry_after_s=5)
 
 
 def _principal(auth: Authenticator, route: Route) -> Principal | None:
@@ -346,28 +369,28 @@ def _key_from(route: Route) -> str | None:
     return idempotency.check_key(keys[0]) if keys else None
 
 
-async def _answered(work: Work, subject: str) -> StoredResponse:
-    reply = await work(subject)
-    return StoredResponse(reply.status, reply.content.decode())
+async def _run_for_storing(work: Work, resource_id: str) -> StoredResponse:
+    response = await work(resource_id)
+    return StoredResponse(response.status, response.content.decode())
 
 
-def _refused(refusal: Refused, *, request_id: str) -> StoredResponse:
+def _storable_refusal(refusal: Refused, *, request_id: str) -> StoredResponse:
     return StoredResponse(refusal.status, problem.refusal_body(refusal, request_id=request_id))
 
 
-def _reply_from(answer: StoredResponse) -> Response:
-    media_type = JSON if answer.status < 400 else problem.MEDIA_TYPE
-    return Response(answer.status, answer.body.encode(), media_type)
+def _response_of(stored: StoredResponse) -> Response:
+    media_type = JSON if stored.status < 400 else problem.MEDIA_TYPE
+    return Response(stored.status, stored.body.encode(), media_type)
 
 
-def _response_from(reply: Response | Download) -> TrioResponse:
-    if isinstance(reply, Download):
-        response = TrioResponse(reply.pieces, reply.status)
-        response.headers.update(reply.headers)
-        response.timeout = reply.timeout_s
+def _response_from(answer: Response | Download) -> TrioResponse:
+    if isinstance(answer, Download):
+        response = TrioResponse(answer.pieces, answer.status)
+        response.headers.update(answer.headers)
+        response.timeout = answer.timeout_s
         return response
-    response = TrioResponse(reply.content, reply.status, content_type=reply.media_type)
-    response.headers.update(reply.headers)
-    if not reply.content:
+    response = TrioResponse(answer.content, answer.status, content_type=answer.media_type)
+    response.headers.update(answer.headers)
+    if not answer.content:
         del response.headers["Content-Type"]
     return response

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from html import escape
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 import conveyor
-from conveyor.api.routes.route import Access, Command, Route, Upload
+from conveyor.api.route import Access, Command, Route, Upload
 from conveyor.api.server.problem import MEDIA_TYPE
-from conveyor.api.server.request_context import JSON
+from conveyor.api.server.request import JSON
 from conveyor.domain import limits
 from conveyor.domain.ids import TASK_ID_PATTERN, ULID_PATTERN
 from conveyor.schemas.responses import ProblemResponse
@@ -43,9 +44,10 @@ _PATTERNS = {
 }
 _NAMES = re.compile(r"\{(\w+)\}")
 # Any request may be malformed, name an unknown parameter, or have a head that is too long.
-_HTTP = (400, 414, 431)
-_ALWAYS = (401, 500)
-_WITH_A_KEY = (400, 408, 409, 503)
+_ANY_REQUEST = frozenset({400, 414, 431})
+_AUTHENTICATED = frozenset({401, 500})
+_WITH_A_KEY = frozenset({400, 408, 409, 503})
+_WITH_A_BODY = frozenset({413, 415})
 _IDEMPOTENCY_KEY = rf"^[\x20-\x7e]{{1,{limits.IDEMPOTENCY_KEY_CHARS_MAX}}}$"
 _REF = "#/components/schemas/{name}"
 
@@ -153,7 +155,7 @@ def _responses(route: Route, known: Mapping[type, Any]) -> dict[str, Any]:
         elif kind is not None:
             answer["content"] = {JSON: {"schema": known[kind]}}
         responses[str(status)] = answer
-    for status in sorted({*route.problems, *_common(route)}):
+    for status in sorted(_problems(route)):
         responses[str(status)] = {
             "description": HTTPStatus(status).phrase,
             "content": {MEDIA_TYPE: {"schema": known[ProblemResponse]}},
@@ -173,9 +175,100 @@ def _links(route: Route, routes: tuple[Route, ...]) -> dict[str, Any]:
     return {"links": links} if links else {}
 
 
-def _common(route: Route) -> tuple[int, ...]:
+def _problems(route: Route) -> set[int]:
+    """The statuses of refusals: those that the route names, and those that follow from its form."""
+    statuses = {*route.problems, *_ANY_REQUEST}
     if route.access is Access.PUBLIC:
-        return _HTTP
+        return statuses
+    statuses |= _AUTHENTICATED
+    if _NAMES.search(route.path):
+        statuses.add(404)
     if route.method == "POST":
-        return (*_HTTP, *_ALWAYS, *_WITH_A_KEY)
-    return (*_HTTP, *_ALWAYS, 408) if route.method == "PUT" else (*_HTTP, *_ALWAYS)
+        statuses |= _WITH_A_KEY
+    if route.method == "PUT":
+        statuses.add(408)
+    if isinstance(route.does, Command | Upload):
+        statuses.add(503)
+    if isinstance(route.does, Upload) or (isinstance(route.does, Command) and route.does.payload):
+        statuses |= _WITH_A_BODY
+    return statuses
+
+
+# The document as one HTML page. The page has no script and loads nothing, so that it works offline
+# and under a strict policy.
+
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem;
+       color: #1b1f24; background: #fff; }
+@media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #16181b; }
+       code, pre, summary { background: #22262b !important; } a { color: #8ab4f8; } }
+h2 { margin-top: 2.5rem; }
+code, pre { font: 14px/1.5 ui-monospace, monospace; background: #f3f4f6; border-radius: 4px; }
+code { padding: .1em .3em; }
+pre { padding: .8rem; overflow-x: auto; }
+details { margin: .4rem 0; }
+summary { cursor: pointer; padding: .4rem .6rem; background: #f3f4f6; border-radius: 4px; }
+summary b { display: inline-block; width: 4.5rem; }
+summary span { opacity: .75; }
+"""
+
+
+def page_of(document: bytes) -> str:
+    """Renders every operation of an OpenAPI document and every schema that it names."""
+    spec: dict[str, Any] = msgspec.json.decode(document)
+    title = escape(f"{spec['info']['title']} {spec['info']['version']}")
+    groups: dict[str, list[str]] = {}
+    for path, methods in spec["paths"].items():
+        for method, operation in methods.items():
+            groups.setdefault(operation["tags"][0], []).append(
+                _operation_html(method, path, operation)
+            )
+    sections = [f"<h2>{escape(tag)}</h2>{''.join(items)}" for tag, items in groups.items()]
+    schemas = [_schema_html(name, schema) for name, schema in spec["components"]["schemas"].items()]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
+        f"<h1>{title}</h1><p>{escape(spec['info']['description'])}</p>"
+        f'<p>As data: <a href="/openapi.json">/openapi.json</a></p>'
+        f"{''.join(sections)}<h2>Schemas</h2>{''.join(schemas)}</body></html>"
+    )
+
+
+def _operation_html(method: str, path: str, operation: dict[str, Any]) -> str:
+    query = [
+        f"<li><code>{escape(parameter['name'])}</code> {escape(parameter['description'])}</li>"
+        for parameter in operation.get("parameters", ())
+        if parameter.get("in") == "query"
+    ]
+    responses = [
+        f"<li><code>{escape(status)}</code> {escape(_response_text(response))}</li>"
+        for status, response in operation["responses"].items()
+    ]
+    body = _names(operation.get("requestBody", {}).get("content", {}))
+    return (
+        f"<details><summary><b>{escape(method.upper())}</b> <code>{escape(path)}</code> "
+        f"<span>{escape(operation['summary'])}</span></summary>"
+        + (f"<p>Body: {escape(body)}</p>" if body else "")
+        + (f"<p>Query</p><ul>{''.join(query)}</ul>" if query else "")
+        + f"<p>Responses</p><ul>{''.join(responses)}</ul></details>"
+    )
+
+
+def _response_text(response: dict[str, Any]) -> str:
+    names = _names(response.get("content", {}))
+    return f"{response['description']} {names}".strip()
+
+
+def _names(content: dict[str, Any]) -> str:
+    references = [media["schema"].get("$ref", "") for media in content.values()]
+    return ", ".join(reference.rpartition("/")[2] for reference in references if reference)
+
+
+def _schema_html(name: str, schema: dict[str, Any]) -> str:
+    text = msgspec.json.format(msgspec.json.encode(schema), indent=2).decode()
+    return (
+        f'<details id="{escape(name)}"><summary><code>{escape(name)}</code> '
+        f"<span>{escape(schema.get('description', ''))}</span></summary>"
+        f"<pre>{escape(text)}</pre></details>"
+    )

@@ -6,24 +6,14 @@ A Refused error has its own status, code and title. The tables below cover all o
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import msgspec
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from conveyor.domain.errors import (
-    InvalidArgument,
-    InvalidTasks,
-    NotFound,
-    Refused,
-    ResultDamaged,
-    problem_type,
-)
+from conveyor.domain.errors import InvalidArgument, InvalidTasks, Refused, problem_type
 from conveyor.domain.quota import QuotaExceeded
 from conveyor.ports.errors import StorageDamaged, StorageFull, Unavailable
 from conveyor.schemas.responses import FieldError, ProblemResponse
@@ -201,40 +191,3 @@ def _answered(problem: ProblemResponse, retry_after_s: float | None) -> Answered
     if retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
     return Answered(problem.status, msgspec.json.encode(problem), headers)
-
-
-# Damaged stored bodies are logged, at whatever point of a download they are found
-# (docs/storage.md, Damaged bodies).
-
-
-log = logging.getLogger(__name__)
-
-
-@contextmanager
-def logging_damage(what: Mapping[str, str]) -> Iterator[None]:
-    """Logs a damaged or missing body. `what` has its ids and key, and no content."""
-    try:
-        yield
-    except ResultDamaged as error:
-        _tell(logging.ERROR, "a stored body is damaged", what, error)
-        raise
-    except NotFound as error:
-        _tell(logging.WARNING, "a stored body is missing", what, error)
-        raise
-
-
-async def tell_damage(
-    pieces: AsyncGenerator[bytes, None], what: Mapping[str, str]
-) -> AsyncGenerator[bytes, None]:
-    """As `logging_damage`, for a body that is being sent. The error aborts the connection, so that
-    the client sees an incomplete body."""
-    try:
-        with logging_damage(what):
-            async for piece in pieces:
-                yield piece
-    finally:
-        await pieces.aclose()
-
-
-def _tell(level: int, message: str, what: Mapping[str, str], error: Exception) -> None:
-    log.log(level, message, extra={**what, "cause": str(error)})

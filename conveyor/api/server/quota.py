@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from conveyor.api.server.request_context import RequestContext, Response, json_reply
 from conveyor.domain.ids import CallerId
 from conveyor.domain.quota import Quota, QuotaExceeded, Quotas, TokenBucket
-from conveyor.schemas.responses import QuotaResponse, QuotasResponse
 
 # A client may send the requests of this many seconds at once. A smaller value refuses short bursts.
 BURST_S = 5.0
@@ -162,23 +160,3 @@ class RequestQuotas:
                 self._callers[address] = kept
             else:
                 del self._callers[address]
-
-
-async def list_quotas(call: RequestContext) -> Response:
-    """Returns the limits of this server, and the caller's use of those that are counted."""
-    limits = call.api.requests.quotas
-    use = await call.api.storage.count(call.caller)
-    used: dict[Quota, int | None] = {
-        Quota.LIVE_RUNS: use.live_runs,
-        Quota.OPEN_JOBS: use.open_jobs,
-        Quota.STORED_TASKS: use.tasks,
-        Quota.STORED_BYTES: use.bytes,
-        Quota.UPLOAD_SLOTS: await call.api.storage.count_slots(call.caller),
-        Quota.STREAMS: call.api.requests.held_count(Quota.STREAMS, call.caller),
-        Quota.AUDITS: call.api.requests.held_count(Quota.AUDITS, call.caller),
-    }
-    shown = [
-        QuotaResponse(name=quota, limit=limits.limit(quota), used=used.get(quota))
-        for quota in Quota
-    ]
-    return json_reply(QuotasResponse(shown))

@@ -21,7 +21,7 @@ from conveyor.engines.aws.sqs import CONTROL, RUN_ATTRIBUTES, make, url_of
 from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.request import Request
 from conveyor.ports.errors import BlobMissing, QueueGone, Unavailable
-from conveyor.schemas.deployment import Finding
+from conveyor.schemas.responses import Finding
 
 # AWS refuses signatures that are more than five minutes off. Claims and leases of several
 # processes compare times of their clocks within seconds.

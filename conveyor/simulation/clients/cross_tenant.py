@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from conveyor.api.routes.route import Route
-from conveyor.api.routes.table import ROUTES
+from conveyor.api.route import Route
+from conveyor.api.server.app import ROUTES
 from conveyor.simulation.client_history import AcceptedRequest
 from conveyor.simulation.clients.client import Client
 

@@ -10,7 +10,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conveyor.api.routes.table import ROUTES
+from conveyor.api.server.app import ROUTES
 from conveyor.domain import limits
 from conveyor.schemas.requests import is_too_deep
 from tests.api.world import World, make_world

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from conveyor.api.routes.route import Access, Query
-from conveyor.api.routes.table import ROUTES
+from conveyor.api.route import Access, Query
+from conveyor.api.server.app import ROUTES
 from tests.api.world import World
 
 GOOD = '{"url":"https://example.com/"}'

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
-from conveyor.api.server.request_context import Read, StreamHandler, Write
-from conveyor.api.streaming_submit import StreamingList
+from conveyor.api.server.request import Read, RequestContext, Response, StreamHandler, Work, Write
+from conveyor.api.streaming_submit import StreamingSubmit
 from conveyor.domain import limits
-
-# The most bytes of a body that the handler ignores.
-SMALL_BYTES_MAX = 64 * 1024
 
 
 class Access(Enum):
@@ -42,11 +40,16 @@ class Command:
     handler: Write
     payload: type | None = None
     is_secret: bool = False
-    long: StreamingList | None = None
+    long: type[StreamingSubmit] | None = None
 
-    @property
-    def body_bytes_max(self) -> int:
-        return limits.REQUEST_BYTES_MAX if self.payload else SMALL_BYTES_MAX
+
+def unchecked(work: Callable[[RequestContext, str], Awaitable[Response]]) -> Write:
+    """Makes the handler of a command that has nothing to check before its work begins."""
+
+    def handler(call: RequestContext) -> Work:
+        return partial(work, call)
+
+    return handler
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,9 @@ DRY_RUN = Parameter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One operation. `gives` maps each id in its response to the JSON pointer of the id. The
-    document links the operation to those that need such an id."""
+    """One operation. `problems` has the statuses of refusals that do not follow from the form of
+    the route (see `openapi`). `gives` maps each id in its response to the JSON pointer of the id.
+    The document links the operation to those that need such an id."""
 
     method: str
     path: str
@@ -91,9 +95,7 @@ class Route:
     gives: Mapping[str, str] = field(default_factory=dict)
 
 
-# Query parameters that several tables of routes share.
-
-
+# Query parameters that several routes share.
 CURSOR = Parameter(
     "cursor", {"type": "string", "minLength": 1}, "The `next_cursor` of the page before."
 )

@@ -10,9 +10,8 @@ import pytest
 import trio
 
 from conveyor import __version__
-from conveyor.api.routes.table import ROUTES
 from conveyor.api.server import app as application
-from conveyor.api.server.app import make_app
+from conveyor.api.server.app import ROUTES, make_app
 from conveyor.api.server.auth import KeyList, Passthrough
 from conveyor.api.server.origin import Origins
 from conveyor.domain.changes import Change, Verdict

@@ -1,0 +1,153 @@
+"""The endpoints for operators: health, readiness, metrics, quotas, the OpenAPI document and the
+tree of actors (docs/operations.md, Endpoints for operators)."""
+
+from __future__ import annotations
+
+import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from conveyor import __version__
+from conveyor.api.route import Access, Query, Route
+from conveyor.api.server.openapi import page_of
+from conveyor.api.server.problem import NotReady
+from conveyor.api.server.request import RequestContext, Response, json_reply
+from conveyor.domain.errors import NotFound
+from conveyor.domain.quota import Quota
+from conveyor.schemas.responses import HealthResponse, QuotaResponse, QuotasResponse
+
+# The page is one file. The browser must not load, run or frame anything.
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+async def healthz(call: RequestContext) -> Response:
+    return json_reply(HealthResponse("ok", __version__, call.env.policy.build))
+
+
+async def readyz(call: RequestContext) -> Response:
+    if not call.api.is_ready():
+        raise NotReady(
+            "The process is starting up or shutting down, or its storage fails.", retry_after_s=2
+        )
+    return json_reply(HealthResponse("ready"))
+
+
+async def metrics(call: RequestContext) -> Response:
+    return Response(200, generate_latest(call.api.metrics.registry), CONTENT_TYPE_PLAIN_0_0_4)
+
+
+async def openapi(call: RequestContext) -> Response:
+    return Response(200, call.api.document)
+
+
+async def docs(call: RequestContext) -> Response:
+    html = page_of(call.api.document).encode()
+    return Response(200, html, "text/html; charset=utf-8", dict(PAGE_HEADERS))
+
+
+async def actors(call: RequestContext) -> Response:
+    """Shows the tree of actors, if the process enables it: it names runs of every caller."""
+    if call.api.inspect is None:
+        raise NotFound("There is nothing at this address.")
+    return Response(200, msgspec.json.encode(call.api.inspect()))
+
+
+async def list_quotas(call: RequestContext) -> Response:
+    """Returns the limits of this server, and the caller's use of those that are counted."""
+    limits = call.api.requests.quotas
+    use = await call.api.storage.count(call.caller)
+    used: dict[Quota, int | None] = {
+        Quota.LIVE_RUNS: use.live_runs,
+        Quota.OPEN_JOBS: use.open_jobs,
+        Quota.STORED_TASKS: use.tasks,
+        Quota.STORED_BYTES: use.bytes,
+        Quota.UPLOAD_SLOTS: await call.api.storage.count_slots(call.caller),
+        Quota.STREAMS: call.api.requests.held_count(Quota.STREAMS, call.caller),
+        Quota.AUDITS: call.api.requests.held_count(Quota.AUDITS, call.caller),
+    }
+    shown = [
+        QuotaResponse(name=quota, limit=limits.limit(quota), used=used.get(quota))
+        for quota in Quota
+    ]
+    return json_reply(QuotasResponse(shown))
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        method="GET",
+        path="/v1/quotas",
+        name="listQuotas",
+        tag="operations",
+        summary="The quotas of this server, and what of them you have in use",
+        does=Query(list_quotas),
+        answers={200: QuotasResponse},
+    ),
+    Route(
+        method="GET",
+        path="/healthz",
+        name="getHealth",
+        tag="operations",
+        summary="Whether the process is alive",
+        does=Query(healthz),
+        answers={200: HealthResponse},
+        access=Access.PUBLIC,
+    ),
+    Route(
+        method="GET",
+        path="/readyz",
+        name="getReadiness",
+        tag="operations",
+        summary="Whether the process wants traffic",
+        does=Query(readyz),
+        answers={200: HealthResponse},
+        problems=(503,),
+        access=Access.PUBLIC,
+    ),
+    Route(
+        method="GET",
+        path="/metrics",
+        name="getMetrics",
+        tag="operations",
+        summary="Metrics in the Prometheus text format",
+        does=Query(metrics),
+        answers={200: "text/plain"},
+        access=Access.PUBLIC,
+    ),
+    Route(
+        method="GET",
+        path="/openapi.json",
+        name="getOpenApi",
+        tag="operations",
+        summary="This document",
+        does=Query(openapi),
+        answers={200: "application/json"},
+        access=Access.PUBLIC,
+    ),
+    Route(
+        method="GET",
+        path="/docs",
+        name="getDocs",
+        tag="operations",
+        summary="This document, as a page",
+        does=Query(docs),
+        answers={200: "text/html"},
+        access=Access.PUBLIC,
+    ),
+    Route(
+        method="GET",
+        path="/debug/actors",
+        name="getActors",
+        tag="operations",
+        summary="The live supervision tree, where the operator shows it",
+        does=Query(actors),
+        answers={200: "application/json"},
+        problems=(404,),
+        access=Access.PUBLIC,
+    ),
+)

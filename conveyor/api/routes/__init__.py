@@ -1,1 +1,0 @@
-"""The table of routes, by resource."""
