@@ -67,11 +67,11 @@ class CompletionNotifier:
                 # is not missed.
                 state.room_made = trio.Event()
                 try:
-                    made_way = await self._start_due(state, nursery)
+                    has_postponed = await self._start_due(state, nursery)
                 except Unavailable as error:
                     log.warning("outbox not read", extra={"cause": str(error)})
-                    made_way = False
-                with trio.move_on_after(0 if made_way else self.period_s):
+                    has_postponed = False
+                with trio.move_on_after(0 if has_postponed else self.period_s):
                     await state.room_made.wait()
 
     async def _start_due(self, state: _DeliveryState, nursery: trio.Nursery) -> bool:
@@ -79,7 +79,7 @@ class CompletionNotifier:
         postponed, because others behind them would not be seen. Returns whether some were postponed
         for that reason."""
         page = await webhook.due(self.env, limit=self.page_max)
-        is_crowded = len(page) == self.page_max
+        is_full_page = len(page) == self.page_max
         postponed: list[DeferredDelivery] = []
         for notice in page:
             if state.limiter.is_full:
@@ -91,15 +91,15 @@ class CompletionNotifier:
             ready = await self._prepare(notice)
             if ready is None:
                 continue
-            later = state.limiter.acquire(ready.job.caller, ready.receiver, now=self.env.now())
-            if later is None:
+            not_before = state.limiter.acquire(ready.job.caller, ready.receiver, now=self.env.now())
+            if not_before is None:
                 state.under_way.add(notice.notice_id)
                 nursery.start_soon(self._deliver, ready, state)
             # Otherwise the event stays due: postponing costs a write, and the page has room.
-            elif later.is_deferred or is_crowded:
-                postponed.append(DeferredDelivery(notice, later.at, later.is_deferred))
+            elif not_before.is_deferred or is_full_page:
+                postponed.append(DeferredDelivery(notice, not_before.at, not_before.is_deferred))
         await webhook.postpone(self.env, postponed)
-        return is_crowded and bool(postponed)
+        return is_full_page and bool(postponed)
 
     async def _prepare(self, notice: Notice) -> DueDelivery | None:
         fields = {"event": notice.notice_id}
@@ -140,7 +140,7 @@ class CompletionNotifier:
 DEFERRED_AFTER = 3
 # First and longest time between probes. A longer time delays events after the receiver has
 # recovered; a shorter one costs more attempts.
-SHUT_S, SHUT_S_MAX = 30.0, 600.0
+PROBE_S, PROBE_S_MAX = 30.0, 600.0
 # Longest time for which an event is postponed for lack of room, so that a wrong estimate of the
 # duration does not delay it further.
 NOT_BEFORE_S_MAX = 60.0
@@ -164,7 +164,7 @@ class _ReceiverState:
     width: int
     inflight: int = 0
     failures: int = 0
-    shut_until: float = 0.0
+    probe_at: float = 0.0
     duration_s: float = 0.1
     booked_until: float = 0.0
 
@@ -174,26 +174,26 @@ class _ReceiverState:
 
     def has_room(self, now: float) -> bool:
         if self.is_deferred:
-            return self.inflight == 0 and now >= self.shut_until
+            return self.inflight == 0 and now >= self.probe_at
         return self.inflight < self.width
 
     def next_slot(self, now: float) -> NotBefore:
         """Returns the next free time, estimated by the duration of attempts to this receiver."""
-        begin = max(now, self.shut_until)
+        begin = max(now, self.probe_at)
         booked = max(begin, self.booked_until) + self.duration_s / self.width
         self.booked_until = min(booked, begin + NOT_BEFORE_S_MAX)
         return NotBefore(self.booked_until, self.is_deferred)
 
     def record_success(self, duration_s: float) -> None:
         self.duration_s = duration_s
-        self.failures, self.shut_until, self.booked_until = 0, 0.0, 0.0
+        self.failures, self.probe_at, self.booked_until = 0, 0.0, 0.0
 
     def record_failure(self, now: float, duration_s: float) -> None:
         self.duration_s = duration_s
         self.failures += 1
         if self.is_deferred:
             doublings = self.failures - DEFERRED_AFTER
-            self.shut_until = now + backoff_s(doublings, first_s=SHUT_S, delay_s_max=SHUT_S_MAX)
+            self.probe_at = now + backoff_s(doublings, first_s=PROBE_S, delay_s_max=PROBE_S_MAX)
 
 
 class DeliveryLimiter:
@@ -215,15 +215,15 @@ class DeliveryLimiter:
     def acquire(self, caller: CallerId, url: str, *, now: float) -> NotBefore | None:
         """Takes the room for one attempt and returns None, or returns when to try again."""
         assert not self.is_full
-        whole = self._callers.setdefault(caller, _ReceiverState(self._per_caller_max))
+        caller_state = self._callers.setdefault(caller, _ReceiverState(self._per_caller_max))
         state = self._receivers.setdefault((caller, url), _ReceiverState(self._per_receiver_max))
-        crowded = next((each for each in (state, whole) if not each.has_room(now)), None)
-        if crowded is not None:
-            later = crowded.next_slot(now)
-            self._tidy(caller, url)
-            return later
+        full = next((limit for limit in (state, caller_state) if not limit.has_room(now)), None)
+        if full is not None:
+            not_before = full.next_slot(now)
+            self._forget_idle(caller, url)
+            return not_before
         self._room -= 1
-        whole.inflight += 1
+        caller_state.inflight += 1
         state.inflight += 1
         return None
 
@@ -231,21 +231,21 @@ class DeliveryLimiter:
         self, caller: CallerId, url: str, outcome: DeliveryOutcome | None, *, now: float
     ) -> None:
         """Returns the room, and records the outcome if there was an attempt."""
-        whole, state = self._callers[caller], self._receivers[caller, url]
+        caller_state, state = self._callers[caller], self._receivers[caller, url]
         self._room += 1
-        whole.inflight -= 1
+        caller_state.inflight -= 1
         state.inflight -= 1
         if outcome is not None:
             # A failure of one receiver must not defer the other receivers of its caller, so the
             # caller's state records the duration only.
-            whole.record_success(outcome.duration_s)
+            caller_state.record_success(outcome.duration_s)
             if outcome.is_delivered:
                 state.record_success(outcome.duration_s)
             else:
                 state.record_failure(now, outcome.duration_s)
-        self._tidy(caller, url)
+        self._forget_idle(caller, url)
 
-    def _tidy(self, caller: CallerId, url: str) -> None:
+    def _forget_idle(self, caller: CallerId, url: str) -> None:
         _forget(self._callers, caller)
         _forget(self._receivers, (caller, url))
 

@@ -58,11 +58,11 @@ class CrossProcessSignals:
             await self.tell(job_id, run_id)
             if self.local is not None:
                 await self.local.teardown(job_id, run_id, deadline_s=deadline_s)
-            left = await self._count(run_id)
-            while left:
+            lease_count = await self._count(run_id)
+            while lease_count:
                 await trio.sleep(POLL_S)
-                left = await self._count(run_id)
-            return msgspec.structs.replace(receipt, complete=left == 0)
+                lease_count = await self._count(run_id)
+            return msgspec.structs.replace(receipt, complete=lease_count == 0)
         return receipt
 
     async def _count(self, run_id: RunId) -> int | None:

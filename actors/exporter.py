@@ -46,7 +46,7 @@ class Exporter:
         async with trio.open_nursery() as nursery:
             while True:
                 try:
-                    for export, caller in await self._choose(under_way, served_at):
+                    for export, caller in await self._choose_exports(under_way, served_at):
                         under_way[export.export_id] = caller
                         served_at[caller] = trio.current_time()
                         nursery.start_soon(self._run_export, export, under_way)
@@ -54,7 +54,7 @@ class Exporter:
                     log.warning("exports not read", extra={"cause": str(error)})
                 await trio.sleep(self.period_s)
 
-    async def _choose(
+    async def _choose_exports(
         self, under_way: Mapping[ExportId, CallerId], served_at: dict[CallerId, float]
     ) -> list[tuple[Export, CallerId]]:
         """Chooses exports to start. At most half of all at once belong to one caller, and the
@@ -72,7 +72,7 @@ class Exporter:
                 due.setdefault(owners[export.job_id], []).append(export)
         busy = Counter(under_way.values())
         # Forget callers without due or running exports, or the dict would grow without bound.
-        for caller in [each for each in served_at if each not in due and each not in busy]:
+        for caller in [caller for caller in served_at if caller not in due and caller not in busy]:
             del served_at[caller]
         share = max(1, self.at_once_max // 2)
         waiting = sorted(due, key=lambda caller: served_at.get(caller, -math.inf))
@@ -107,7 +107,7 @@ class Exporter:
             if isinstance(outcome, Crash):
                 return
             level = logging.WARNING if outcome is exports.Exported.FAILED else logging.INFO
-            log.log(level, "export seen to", extra={**extra, "outcome": outcome.value})
+            log.log(level, "export processed", extra={**extra, "outcome": outcome.value})
         except Unavailable as error:
             log.warning("export deferred: engine unavailable", extra={**extra, "cause": str(error)})
         finally:

@@ -34,16 +34,16 @@ class IngestStreamer:
     at_once_max: int = 4
 
     async def run(self, inbox: Inbox[StreamerMessage]) -> None:
-        walking: set[tuple[RunId, BatchId]] = set()
+        ingesting: set[tuple[RunId, BatchId]] = set()
         room = trio.CapacityLimiter(self.at_once_max)
         async with inbox, trio.open_nursery() as nursery:
             async for message in inbox:
                 for batch in await self._batches(message):
                     key = (batch.run_id, batch.batch_id)
                     # The sweeper repeats a batch while it waits for room here.
-                    if key not in walking:
-                        walking.add(key)
-                        nursery.start_soon(self._walk, batch, walking, room)
+                    if key not in ingesting:
+                        ingesting.add(key)
+                        nursery.start_soon(self._ingest, batch, ingesting, room)
 
     async def _batches(self, message: StreamerMessage) -> list[Batch]:
         match message:
@@ -57,16 +57,16 @@ class IngestStreamer:
             case _:
                 assert_never(message)
 
-    async def _walk(
-        self, batch: Batch, walking: set[tuple[RunId, BatchId]], room: trio.CapacityLimiter
+    async def _ingest(
+        self, batch: Batch, ingesting: set[tuple[RunId, BatchId]], room: trio.CapacityLimiter
     ) -> None:
         extra = {"run": batch.run_id, "batch": batch.batch_id}
         try:
             async with room:
                 # A batch that crashes its ingester is given up after a few attempts (SPEC.md 4.3).
-                walk = partial(reconcile.finish_batch, self.env, batch)
+                work = partial(reconcile.finish_batch, self.env, batch)
                 outcome = await isolate(
-                    walk, "a batch", expects=(BlobMissing, ValueError), extra=extra
+                    work, "a batch", expects=(BlobMissing, ValueError), extra=extra
                 )
             if not isinstance(outcome, Crash):
                 log.info("batch ingested", extra={**extra, "outcome": outcome.value})
@@ -75,4 +75,4 @@ class IngestStreamer:
             # attempts without progress.
             log.warning("batch deferred: engine unavailable", extra={**extra, "cause": str(error)})
         finally:
-            walking.discard((batch.run_id, batch.batch_id))
+            ingesting.discard((batch.run_id, batch.batch_id))

@@ -50,17 +50,17 @@ class _HeldWork:
     runner has bounced it.
     """
 
-    held: dict[str, _Held] = field(default_factory=dict)
+    by_receipt: dict[str, _Held] = field(default_factory=dict)
     is_beating: bool = False
     waiting: list[Reply[None]] = field(default_factory=list)
 
     def hold(self, hold: Hold) -> None:
         receipt = hold.message.receipt
-        before = self.held.get(receipt)
+        before = self.by_receipt.get(receipt)
         # A second Hold for the same message only drops the lease. It renews nothing, so the age
         # must stay.
         renewed_at = trio.current_time() if before is None else before.renewed_at
-        self.held[receipt] = _Held(hold, renewed_at)
+        self.by_receipt[receipt] = _Held(hold, renewed_at)
 
     def answer_later(self, reply: Reply[None] | None) -> None:
         if reply is not None:
@@ -103,7 +103,7 @@ class LeaseHeartbeater:
                         case Hold():
                             held.hold(message)
                         case Release(receipt, reply):
-                            held.held.pop(receipt, None)
+                            held.by_receipt.pop(receipt, None)
                             held.answer_later(reply)
                         case _:
                             assert_never(message)
@@ -114,53 +114,57 @@ class LeaseHeartbeater:
     async def _beat_forever(self, held: _HeldWork) -> None:
         while True:
             await trio.sleep(self.interval_s)
-            if not held.held:
+            if not held.by_receipt:
                 continue
             held.is_beating = True
             try:
                 # A copy, because Hold and Release change the dict while the heartbeat awaits.
-                lost = await self._beat(tuple(held.held.values()))
+                lost = await self._beat(tuple(held.by_receipt.values()))
             except Unavailable as error:
-                log.warning("heartbeat failed", extra={"held": len(held.held), "cause": str(error)})
+                log.warning(
+                    "heartbeat failed", extra={"held": len(held.by_receipt), "cause": str(error)}
+                )
                 # Unknown is not lost. If the outage lasts, a later heartbeat reports what has aged
                 # out.
                 lost = []
             held.is_beating = False
             held.answer_between_beats()
-            for each in lost:
+            for work in lost:
                 # A Release may have arrived during the heartbeat. Then the work has ended and its
                 # scope must not be cancelled.
-                if held.held.pop(each.hold.message.receipt, None) is not None:
-                    each.hold.work.cancel(reason="its lease, message or claim was lost")
+                if held.by_receipt.pop(work.hold.message.receipt, None) is not None:
+                    work.hold.scope.cancel(reason="its lease, message or claim was lost")
 
     async def _beat(self, held: Sequence[_Held]) -> list[_Held]:
         """Renews all leases, and the messages and claims that are due. Returns the work that has
         lost any of the three."""
         lost = await self._renew_leases(held)
         now = trio.current_time()
-        due = [each for each in held if now - each.renewed_at >= self.due_s]
+        due = [work for work in held if now - work.renewed_at >= self.due_s]
         if due:
             lost += await self._renew_rest(due)
             # Only after success: if a renewal raised Unavailable, these items stay due for the next
             # heartbeat.
-            for each in due:
-                each.renewed_at = now
+            for work in due:
+                work.renewed_at = now
         return lost
 
     async def _renew_leases(self, held: Sequence[_Held]) -> list[_Held]:
-        leases = [each.hold.lease_id for each in held if each.hold.lease_id is not None]
-        visits = [each.hold.host_lease_id for each in held if each.hold.host_lease_id is not None]
-        if not leases and not visits:
+        leases = [work.hold.lease_id for work in held if work.hold.lease_id is not None]
+        host_leases = [
+            work.hold.host_lease_id for work in held if work.hold.host_lease_id is not None
+        ]
+        if not leases and not host_leases:
             return []
-        lost = await self.env.coordinator.renew([*leases, *visits], ttl_s=limits.LEASE_TTL_S)
+        lost = await self.env.coordinator.renew([*leases, *host_leases], ttl_s=limits.LEASE_TTL_S)
         return [
-            each
-            for each in held
-            if not lost.isdisjoint((each.hold.lease_id, each.hold.host_lease_id))
+            work
+            for work in held
+            if not lost.isdisjoint((work.hold.lease_id, work.hold.host_lease_id))
         ]
 
     async def _renew_rest(self, held: Sequence[_Held]) -> list[_Held]:
-        holds = [each.hold for each in held]
+        holds = [work.hold for work in held]
         receipts = await self.env.queue.extend(
             [hold.message for hold in holds], visibility_s=limits.VISIBILITY_S
         )
@@ -170,7 +174,7 @@ class LeaseHeartbeater:
             [settlement.extend_claim(hold.message.ref, hold.claim, now=now) for hold in holds]
         )
         return [
-            each
-            for each, verdict in zip(held, verdicts, strict=True)
-            if each.hold.message.receipt in receipts or not isinstance(verdict, Applied)
+            work
+            for work, verdict in zip(held, verdicts, strict=True)
+            if work.hold.message.receipt in receipts or not isinstance(verdict, Applied)
         ]

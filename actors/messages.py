@@ -41,7 +41,7 @@ class TaskAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Command: renew a lease, a message and a claim, and cancel `work` if one of them is lost.
+    """Command: renew a lease, a message and a claim, and cancel `scope` if one of them is lost.
 
     A hold without a lease replaces the earlier hold of a task that has its page and only has to
     write it.
@@ -50,7 +50,7 @@ class Hold:
     lease_id: LeaseId | None
     message: Message
     claim: int
-    work: trio.CancelScope
+    scope: trio.CancelScope
     host_lease_id: LeaseId | None = None
 
 

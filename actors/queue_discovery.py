@@ -60,7 +60,7 @@ POLLER_GRACE_S = 5.0
 DELTA_S = 10.0
 # How long a stopped run counts as held while its leases cannot be counted. The poller reads its
 # run's row every WATCH_S (3 s) and has POLLER_GRACE_S to clean up; the rest is for a slow store.
-LET_GO_S = 12.0
+UNCOUNTED_S = 12.0
 
 # Longest delay before a run that crashes discovery is tried again. It is never dropped: a later
 # release may handle it.
@@ -70,7 +70,7 @@ MakePoller = Callable[[Job, Run, Mailbox[PollerMessage]], Child]
 
 
 @dataclass(frozen=True, slots=True)
-class _Crashes:
+class _CrashCount:
     """How often a run has crashed discovery in a row, and when it is tried again."""
 
     count: int
@@ -87,7 +87,7 @@ class _State:
     """The state of one incarnation: the address of each poller, and the runs that crashed it."""
 
     addresses: dict[RunId, Address[PollerMessage]] = field(default_factory=dict)
-    crashes: dict[RunId, _Crashes] = field(default_factory=dict)
+    crashes: dict[RunId, _CrashCount] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class QueueDiscovery:
         every `delta_s`."""
         since, resync_at = 0.0, 0.0
         while True:
-            self._forget_ended(state)
+            self._forget_ended_runs(state)
             started_at = self.env.now()
             # If the wall clock was set back by more than the overlap, a delta scan would miss runs
             # that change now.
@@ -154,25 +154,25 @@ class QueueDiscovery:
                 return
             after = page[-1].run_id
 
-    def _forget_ended(self, state: _State) -> None:
+    def _forget_ended_runs(self, state: _State) -> None:
         """Drops the addresses of pollers that have ended: a poller ends by itself when its run
         ends."""
         for run_id in state.addresses.keys() - set(self.pollers.names()):
             del state.addresses[run_id]
         now = trio.current_time()
-        for run_id in [each for each, at in state.crashes.items() if at.is_over(now)]:
+        for run_id in [run_id for run_id, crash in state.crashes.items() if crash.is_over(now)]:
             del state.crashes[run_id]
 
     async def _refresh_run(self, state: _State, job_id: JobId, run_id: RunId) -> None:
         try:
-            read = partial(self._read_and_consider, state, job_id, run_id)
+            read = partial(self._read_and_reconcile, state, job_id, run_id)
             await self._isolate(state, run_id, read)
         except Unavailable as error:
             log.warning(
                 "run not refreshed: engine unavailable", extra={"run": run_id, "cause": str(error)}
             )
 
-    async def _read_and_consider(self, state: _State, job_id: JobId, run_id: RunId) -> None:
+    async def _read_and_reconcile(self, state: _State, job_id: JobId, run_id: RunId) -> None:
         run = await self.env.store.read(RunKey(job_id, run_id))
         if run is not None and run.status in RUN_LIVE:
             await self._reconcile_run(state, run, is_signalled=True)
@@ -196,7 +196,7 @@ class QueueDiscovery:
                 log.error("a run crashed discovery", extra=extra, exc_info=done.error)
             count = 1 if crashes is None else crashes.count + 1
             delay_s = min(self.delta_s * 2**count, RETRY_S_MAX)
-            state.crashes[run_id] = _Crashes(count, trio.current_time() + delay_s)
+            state.crashes[run_id] = _CrashCount(count, trio.current_time() + delay_s)
         else:
             state.crashes.pop(run_id, None)
 
@@ -251,7 +251,7 @@ class QueueDiscovery:
 
     async def _tear_down(self, state: _State, message: TearDown) -> None:
         # Count before the poller stops: stopping releases the leases.
-        held = await self._held(message.run_id)
+        held = await self._count_leases(message.run_id)
         is_complete = await self._stop_poller(state, message.run_id)
         # A remote gateway continues a call after the connection closes. A direct fetch ends with
         # it.
@@ -260,15 +260,15 @@ class QueueDiscovery:
 
     async def _is_held(self, run: Run) -> bool:
         """Returns whether work on a stopping run still holds leases. If the leases cannot be
-        counted, the run counts as held for LET_GO_S, the time in which every worker notices the
+        counted, the run counts as held for UNCOUNTED_S, the time in which every worker notices the
         stop and ends its work."""
         assert run.stop_requested_at is not None
         try:
             return await self.env.coordinator.count(run.run_id) > 0
         except Unavailable:
-            return 0 <= self.env.now() - run.stop_requested_at < LET_GO_S
+            return 0 <= self.env.now() - run.stop_requested_at < UNCOUNTED_S
 
-    async def _held(self, run_id: RunId) -> int:
+    async def _count_leases(self, run_id: RunId) -> int:
         """Counts the leases of the run. Returns 0 if the coordinator is unavailable: an outage must
         not prevent the teardown."""
         try:

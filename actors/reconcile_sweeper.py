@@ -41,7 +41,7 @@ class ReconcileSweeper:
     env: Context
     streamer: Address[StreamerMessage]
     period_s: float = 15.0
-    scrub_period_s: float = 2.0
+    deletion_period_s: float = 2.0
     batch_idle_s: float = 30.0
     # At the start every open batch counts as stalled: this process may have been its ingester.
     batch_idle_at_start_s: float = 0.0
@@ -50,18 +50,18 @@ class ReconcileSweeper:
         idle_s = self.batch_idle_at_start_s
         drained: dict[RunId, Run] = {}
         queues_at: float | None = None
-        watch = clock_repairs.ClockStepDetector(self.env.clock)
+        clock_steps = clock_repairs.ClockStepDetector(self.env.clock)
         # Before this process started, its clock may have been ahead.
         is_suspect = True
         async with trio.open_nursery() as nursery:
             # Events and deletions have their own loops: a long sweep of runs must not delay them.
-            nursery.start_soon(self._place_forever)
-            nursery.start_soon(self._scrub_forever)
+            nursery.start_soon(self._number_events_forever)
+            nursery.start_soon(self._delete_forever)
             while True:
                 # Outside the turn: every worker may ingest, and the epoch of a batch decides
                 # between two.
                 await self._attempt("batches", partial(self._resume_batches, idle_s))
-                is_suspect |= watch.was_set_back()
+                is_suspect |= clock_steps.was_set_back()
                 ahead_count: int | None = 0
                 if is_suspect:
                     ahead_count = await self._attempt(
@@ -73,7 +73,7 @@ class ReconcileSweeper:
                         repair = partial(clock_repairs.pull_back, self.env)
                         repaired = await self._attempt("clock", repair)
                         # An outage may have hidden some rows, and the streamer may not have
-                        # reached a batch that it was told of: then the next round repairs again.
+                        # reached a batch that this round sent: then the next round repairs again.
                         is_suspect = repaired is None or ahead_count != 0
                     await self._attempt("runs", partial(self._sweep_runs, drained))
                     queues_at = await self._close_queues(queues_at)
@@ -87,29 +87,29 @@ class ReconcileSweeper:
         ages out before the next sweep. If it cannot be acquired because of an outage, a second
         sweep is harmless."""
         try:
-            taken = await self.env.coordinator.acquire(
+            leases = await self.env.coordinator.acquire(
                 _SWEEP_POOL, _SWEEP_RUN, count_max=1, cap=1, ttl_s=self.period_s / 2
             )
         except Unavailable as error:
             log.warning("swept without a lease", extra={"cause": str(error)})
             return True
-        return bool(taken)
+        return bool(leases)
 
     async def _close_queues(self, last_at: float | None) -> float | None:
         """Returns when the last complete pass over ended runs began."""
         close = partial(reconcile.close_ended_queues, self.env, last_at=last_at)
         return await self._attempt("queues", close) or last_at
 
-    async def _place_forever(self) -> None:
+    async def _number_events_forever(self) -> None:
         while True:
             await self._attempt("events", partial(reconcile.place_events, self.env))
-            await trio.sleep(self.scrub_period_s)
+            await trio.sleep(self.deletion_period_s)
 
-    async def _scrub_forever(self) -> None:
+    async def _delete_forever(self) -> None:
         while True:
-            is_left = await self._attempt("scrubs", partial(reconcile.delete_due, self.env))
+            is_left = await self._attempt("deletions", partial(reconcile.delete_due, self.env))
             # A deletion that was interrupted after its turn continues at once.
-            await trio.sleep(0 if is_left else self.scrub_period_s)
+            await trio.sleep(0 if is_left else self.deletion_period_s)
 
     async def _attempt(self, what: str, sweep: Callable[[], Awaitable[T]]) -> T | None:
         """Performs one sweep. An outage, or a run that changes too fast, must not prevent the other

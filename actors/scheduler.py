@@ -40,17 +40,17 @@ class Scheduler:
     crashes: Counter[JobId] = field(default_factory=Counter)
 
     async def run(self) -> None:
-        watch = clock_repairs.ClockStepDetector(self.env.clock)
+        clock_steps = clock_repairs.ClockStepDetector(self.env.clock)
         # Before this process started, its clock may have been ahead.
         is_suspect = True
         while True:
-            is_suspect |= watch.was_set_back()
+            is_suspect |= clock_steps.was_set_back()
             try:
                 if is_suspect:
                     await self._realign()
                 # Only after a successful repair: an outage keeps it set for the next round.
                 is_suspect = False
-                delay_s = await self._fire_due()
+                delay_s = await self._trigger_due()
             except Unavailable as error:
                 log.warning("schedules not read", extra={"cause": str(error)})
                 delay_s = self.period_s
@@ -61,7 +61,7 @@ class Scheduler:
         if count:
             log.warning("schedules realigned: the clock was ahead", extra={"schedules": count})
 
-    async def _fire_due(self) -> float:
+    async def _trigger_due(self) -> float:
         """Triggers all due schedules. Returns the seconds until the next one, at most
         `period_s`."""
         last: Schedule | None = None
@@ -78,27 +78,27 @@ class Scheduler:
                 # The page is ordered by time, so all later schedules are not due either.
                 if wait_s > 0:
                     return min(wait_s, self.period_s)
-                await self._fire(last)
+                await self._trigger(last)
             if len(page) < self.page_rows:
                 return self.period_s
 
-    async def _fire(self, schedule: Schedule) -> None:
+    async def _trigger(self, schedule: Schedule) -> None:
         """Triggers one schedule. If it cannot trigger now, it must not delay the others."""
         assert schedule.next_fire_at is not None
         extra = {"job": schedule.job_id, "late_s": self.env.now() - schedule.next_fire_at}
         if self.crashes[schedule.job_id] >= CRASHES_MAX:
             return
         try:
-            fire = partial(schedules.trigger_schedule, self.env, schedule.job_id)
-            fired = await isolate(fire, "a schedule", expects=(UnknownZone,), extra=extra)
+            trigger = partial(schedules.trigger_schedule, self.env, schedule.job_id)
+            outcome = await isolate(trigger, "a schedule", expects=(UnknownZone,), extra=extra)
         except (Unavailable, UnknownZone) as error:
             log.warning(
                 "schedule trigger deferred: engine unavailable",
                 extra={**extra, "cause": str(error)},
             )
             return
-        if isinstance(fired, Crash):
+        if isinstance(outcome, Crash):
             self.crashes[schedule.job_id] += 1
             return
-        if fired in {Fired.STARTED, Fired.PASSED}:
-            log.info("schedule triggered", extra={**extra, "outcome": fired.value})
+        if outcome in {Fired.STARTED, Fired.PASSED}:
+            log.info("schedule triggered", extra={**extra, "outcome": outcome.value})

@@ -93,7 +93,7 @@ class ShardWriter:
             verdicts = await isolate(
                 partial(self._commit, group),
                 "a settle",
-                extra={"count": len(group), "first": _name(group[0])},
+                extra={"count": len(group), "first": group[0].ref.task_id},
             )
         except Unavailable as error:
             log.warning(
@@ -147,21 +147,17 @@ class ShardWriter:
                     drained.add((settle.ref.job_id, settle.ref.run_id))
         try:
             for job_id, run_id in sorted(drained):
-                look = partial(runs.complete_if_done, self.env, job_id, run_id)
-                if isinstance(await isolate(look, "a run", extra={"run": run_id}), Crash):
+                complete = partial(runs.complete_if_done, self.env, job_id, run_id)
+                if isinstance(await isolate(complete, "a run", extra={"run": run_id}), Crash):
                     # Do not ack: each redelivery repeats the completion check, after growing
                     # delays.
-                    messages = [each for each in messages if each.ref.run_id != run_id]
+                    messages = [message for message in messages if message.ref.run_id != run_id]
             if messages:
                 await self.env.queue.ack(messages)
         except Unavailable as error:
             # The messages are redelivered. The next worker finds the tasks ended, checks for
             # completion and acks.
             log.warning("acks skipped", extra={"count": len(messages), "cause": str(error)})
-
-
-def _name(settle: Settle) -> str:
-    return settle.ref.task_id
 
 
 def _outcome(settle: Settle, verdict: SettleVerdict) -> str:

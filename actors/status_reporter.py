@@ -58,7 +58,7 @@ class _Entry:
         self.detail = detail
         self.cleared_at = None
 
-    def snapshot(self, now: float, elapsed_s: float) -> RunReport:
+    def take_report(self, now: float, elapsed_s: float) -> RunReport:
         if elapsed_s > 0:
             fresh = self.ended / elapsed_s
             # The first measurement is taken as it is: an average with zero would be too low.
@@ -105,9 +105,10 @@ class WaitStatus:
     def forget(self, run_id: RunId) -> None:
         self._runs.pop(run_id, None)
 
-    def snapshot(self, now: float, *, elapsed_s: float) -> dict[RunId, RunReport]:
-        """Returns the report of every run, `elapsed_s` after the last call."""
-        return {run_id: entry.snapshot(now, elapsed_s) for run_id, entry in self._runs.items()}
+    def take_reports(self, now: float, *, elapsed_s: float) -> dict[RunId, RunReport]:
+        """Returns the report of every run, `elapsed_s` after the last call. Starts the next
+        measurement of the rates."""
+        return {run_id: entry.take_report(now, elapsed_s) for run_id, entry in self._runs.items()}
 
 
 # How long the withdrawal at the end may take. Without it, the report ages out after STATUS_TTL_S.
@@ -118,51 +119,59 @@ CLEANUP_S = 1.0
 class StatusReporter:
     env: Context
     wait_status: WaitStatus
-    gate: FairLimiter
-    # `look_s` is how late a new reason for waiting is shown. `renew_s` is how often unchanged
+    limiter: FairLimiter
+    # `poll_s` is how late a new reason for waiting is shown. `renew_s` is how often unchanged
     # reports are published again; each is a write to the coordinator.
-    look_s: float = 2.0
+    poll_s: float = 2.0
     renew_s: float = 10.0
 
     def __post_init__(self) -> None:
-        assert self.look_s < self.renew_s
+        assert self.poll_s < self.renew_s
         assert self.renew_s * 2 < limits.STATUS_TTL_S  # One renewal may be missed.
 
     async def run(self) -> None:
-        left: dict[RunId, RunReport] = {}
-        left_at, looked_at = -math.inf, trio.current_time()
+        published: dict[RunId, RunReport] = {}
+        renewed_at, read_at = -math.inf, trio.current_time()
         try:
             while True:
                 now = trio.current_time()
-                seen = self.wait_status.snapshot(self.env.now(), elapsed_s=now - looked_at)
-                looked_at = now
-                is_due = now - left_at >= self.renew_s
+                reports = self.wait_status.take_reports(self.env.now(), elapsed_s=now - read_at)
+                read_at = now
+                is_due = now - renewed_at >= self.renew_s
                 # Between two renewals only changed reports are written.
-                news = {run: each for run, each in seen.items() if _is_news(left.get(run), each)}
-                if is_due or news:
-                    await self._publish(seen if is_due else news)
-                    left = {run: seen[run] for run in seen if is_due or run in news or run in left}
-                    left_at = now if is_due else left_at
-                await trio.sleep(self.look_s)
+                changed = {
+                    run: report
+                    for run, report in reports.items()
+                    if _must_publish(published.get(run), report)
+                }
+                if is_due or changed:
+                    await self._publish(reports if is_due else changed)
+                    published = {
+                        run: reports[run]
+                        for run in reports
+                        if is_due or run in changed or run in published
+                    }
+                    renewed_at = now if is_due else renewed_at
+                await trio.sleep(self.poll_s)
         finally:
             with bounded_cleanup(CLEANUP_S), suppress(Unavailable):
                 await run_progress.withdraw_reports(self.env)
 
-    async def _publish(self, sightings: dict[RunId, RunReport]) -> None:
-        presence = WorkerReport(
-            self.gate.slots_count,
-            self.gate.inflight_count,
+    async def _publish(self, reports: dict[RunId, RunReport]) -> None:
+        worker = WorkerReport(
+            self.limiter.slots_count,
+            self.limiter.inflight_count,
             worker=self.env.process_id,
             release=__version__,
-            draining=self.gate.is_draining,
+            draining=self.limiter.is_draining,
         )
         try:
-            await run_progress.publish_reports(self.env, presence, sightings)
+            await run_progress.publish_reports(self.env, worker, reports)
         except Unavailable as error:
             log.warning("status reports not published", extra={"cause": str(error)})
 
 
-def _is_news(before: RunReport | None, now: RunReport) -> bool:
+def _must_publish(before: RunReport | None, now: RunReport) -> bool:
     """Returns whether the report must be published now. The rate changes all the time and is
     published with the next renewal."""
     return before is None or (before.reason, before.since) != (now.reason, now.since)

@@ -240,7 +240,7 @@ class TaskRunner:
         # The heartbeater cancels this scope when the lease, the message or the claim is lost. Only
         # then does control reach the lines below the block.
         with trio.CancelScope() as scope:
-            hold = partial(Hold, message=work.message, claim=claim, work=scope)
+            hold = partial(Hold, message=work.message, claim=claim, scope=scope)
             # Without a checkpoint: this saves one task switch per task on the hottest path.
             await self.heartbeater.tell_without_checkpoint(
                 hold(work.permit.lease_id, host_lease_id=work.permit.host_lease_id)

@@ -126,14 +126,16 @@ def worker_tree(
 ) -> Supervisor:
     """Builds a whole worker. The children in `also` start last and stop first, such as the HTTP
     server of a dev process."""
-    every = env.policy.cadence
-    notify = CompletionNotifier(env=env, notifier=notifier, period_s=every.notices_s)
+    intervals = env.policy.cadence
+    completion_notifier = CompletionNotifier(
+        env=env, notifier=notifier, period_s=intervals.notices_s
+    )
     sweeper = ReconcileSweeper(
         env=env,
         streamer=mail.streamer.address,
-        period_s=every.sweeps_s,
-        scrub_period_s=every.scrubs_s,
-        batch_idle_s=every.stalled_s,
+        period_s=intervals.sweeps_s,
+        deletion_period_s=intervals.scrubs_s,
+        batch_idle_s=intervals.stalled_s,
     )
     return Supervisor(
         # The order matters: a crash also restarts all later children. The sweeper sends to the
@@ -143,9 +145,9 @@ def worker_tree(
         children=[
             *fetch_children(env, mail, gateway=gateway, limiter=limiter, metrics=metrics),
             Child("ingest_streamer", run=IngestStreamer(env=env).run, mailbox=mail.streamer),
-            Child("scheduler", run=Scheduler(env=env, period_s=every.schedules_s).run),
-            Child("completion_notifier", run=notify.run),
-            Child("exporter", run=Exporter(env=env, period_s=every.exports_s).run),
+            Child("scheduler", run=Scheduler(env=env, period_s=intervals.schedules_s).run),
+            Child("completion_notifier", run=completion_notifier.run),
+            Child("exporter", run=Exporter(env=env, period_s=intervals.exports_s).run),
             Child("reconcile_sweeper", run=sweeper.run),
             *also,
         ],
@@ -247,6 +249,7 @@ def fetch_children(
         nest(pollers),
         Child("queue_discovery", run=discovery.run, mailbox=mail.discovery),
         Child(
-            "wait_reporter", run=StatusReporter(env=env, wait_status=wait_status, gate=limiter).run
+            "status_reporter",
+            run=StatusReporter(env=env, wait_status=wait_status, limiter=limiter).run,
         ),
     ]

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 # Bounds the shielded acquire of leases. A longer time delays the stop of a poller.
 ACQUIRE_TIMEOUT_S = 10.0
-# A spare lease is reused within this time or released. A longer time keeps other processes from the
+# An idle lease is reused within this time or released. A longer time keeps other processes from the
 # limit; a shorter one costs more calls to the coordinator.
 IDLE_LEASE_S = 1.0
 # A refused call is deferred for at least this long, so that its message is not received in vain.
@@ -104,12 +104,12 @@ class ApiKeyLimiter:
         self.name = name
         self.pool = JobId(f"gateway-{name}")
         self.used_at = trio.current_time()
-        self.spare: dict[LeaseId, float] = {}
+        self.idle_leases: dict[LeaseId, float] = {}
         self.leases: set[LeaseId] = set()
         self.abandoned: dict[CallPermit, float] = {}
         self._env = env
         self._metrics = metrics
-        self.marked: str | None = None
+        self.published_limit: str | None = None
         self._first_began_at: float | None = None
         self._full_until = 0.0
         self._refusals_in_row = 0
@@ -132,13 +132,13 @@ class ApiKeyLimiter:
 
     def is_open(self, caller: CallerId) -> bool:
         """Returns whether the gateway accepts calls: it is available and has requested no pause."""
-        is_there = self.health_of(caller).circuit.is_closed
-        return is_there and self.window.resume_at <= trio.current_time()
+        is_available = self.health_of(caller).circuit.is_closed
+        return is_available and self.window.resume_at <= trio.current_time()
 
     def reason_for(self, caller: CallerId) -> WaitReason:
         """Returns the reason for which calls of this caller wait."""
-        is_there = self.health_of(caller).circuit.is_closed
-        return WaitReason.GATEWAY_LIMIT if is_there else WaitReason.GATEWAY_UNAVAILABLE
+        is_available = self.health_of(caller).circuit.is_closed
+        return WaitReason.GATEWAY_LIMIT if is_available else WaitReason.GATEWAY_UNAVAILABLE
 
     @property
     def is_shared(self) -> bool:
@@ -185,17 +185,18 @@ class ApiKeyLimiter:
             else:
                 return
 
-    def adopt(self, marks: Sequence[str]) -> None:
+    def adopt_limit(self, texts: Sequence[str]) -> None:
         """Takes over the limit that other processes have published, as long as this process has no
         answer of its own."""
-        if marks and not self.window.is_answered:
-            stated = [int(mark) for mark in marks if mark.isdecimal()]
+        if texts and not self.window.is_answered:
+            # The smallest: a process may have published a limit that has been lowered since.
+            stated = [int(text) for text in texts if text.isdecimal()]
             self.window = msgspec.structs.replace(
                 self.window, limit=min(stated, default=None), is_answered=True
             )
 
     @property
-    def mark(self) -> str | None:
+    def limit_text(self) -> str | None:
         """The stated limit as a text for other processes; None before the first answer."""
         if not self.window.is_answered:
             return None
@@ -203,7 +204,7 @@ class ApiKeyLimiter:
 
     @property
     def room_count(self) -> int:
-        """Returns how many calls could begin now: within the window, and with spare leases or
+        """Returns how many calls could begin now: within the window, and with idle leases or
         leases that the coordinator may grant."""
         now = trio.current_time()
         # While nothing is answered, the window grows slowly with time: a slow first page must not
@@ -212,7 +213,7 @@ class ApiKeyLimiter:
             self.window = self.window.wait_unanswered(now - self._first_began_at)
         room = self.window.room(self.inflight_count, now=now)
         if self.is_shared and now < self._full_until:
-            return min(room, len(self.spare))
+            return min(room, len(self.idle_leases))
         return room
 
     async def lease(self, permits: list[CallPermit]) -> list[CallPermit]:
@@ -221,12 +222,12 @@ class ApiKeyLimiter:
         if not self.is_shared:
             return permits
         for permit in permits:
-            # Reuse spare leases first: each acquire is a call to the coordinator.
-            if self.spare:
-                permit.lease_id = self.spare.popitem()[0]
-        bare = [permit for permit in permits if permit.lease_id is None]
+            # Reuse idle leases first: each acquire is a call to the coordinator.
+            if self.idle_leases:
+                permit.lease_id = self.idle_leases.popitem()[0]
+        unleased = [permit for permit in permits if permit.lease_id is None]
         try:
-            for permit, lease_id in zip(bare, await self._acquire(len(bare)), strict=False):
+            for permit, lease_id in zip(unleased, await self._acquire(len(unleased)), strict=False):
                 permit.lease_id = lease_id
         except BaseException:
             for permit in permits:
@@ -257,15 +258,15 @@ class ApiKeyLimiter:
         # Before the first answer no limit is known, and the window is the only bound.
         cap = self.window.capacity if limit is None else limit
         with trio.move_on_after(ACQUIRE_TIMEOUT_S, shield=True):
-            taken = await self._env.coordinator.acquire(
+            leases = await self._env.coordinator.acquire(
                 self.pool,
                 RunId(f"calls-{self.name}"),
                 count_max=count,
                 cap=cap,
                 ttl_s=limits.LEASE_TTL_S,
             )
-            self.leases.update(taken)
-            return taken
+            self.leases.update(leases)
+            return leases
         raise Unavailable("the coordinator took too long over an acquire")
 
     def judge(self, permit: CallPermit, outcome: Outcome, url: str) -> Outcome:
@@ -342,7 +343,9 @@ class ApiKeyLimiter:
         # Before the insert, so that the current caller is kept.
         if len(self.healths) >= HEALTHS_MAX:
             self.healths = {
-                caller: each for caller, each in self.healths.items() if not each.circuit.is_closed
+                caller: other
+                for caller, other in self.healths.items()
+                if not other.circuit.is_closed
             }
         self.healths[permit.caller] = health
         self._note_circuit(before, health, outcome)
@@ -368,7 +371,7 @@ class ApiKeyLimiter:
         if health.circuit.is_closed == before.circuit.is_closed:
             return
         if not health.circuit.is_closed:
-            if not any(each.circuit.is_closed for each in self.healths.values()):
+            if not any(other.circuit.is_closed for other in self.healths.values()):
                 # No caller's circuit is closed: after the outage the load must grow again step by
                 # step. If another caller's calls succeed, the window is still right.
                 self.window = self.window.restart()
@@ -417,17 +420,17 @@ class ApiKeyLimiter:
             for permit in new:
                 permit.is_kept = True
 
-    def take_unused(self) -> list[LeaseId]:
-        """Removes and returns spare leases that no call has needed for IDLE_LEASE_S, or that exceed
+    def pop_unused(self) -> list[LeaseId]:
+        """Removes and returns idle leases that no call has needed for IDLE_LEASE_S, or that exceed
         the limit."""
         now, cap = trio.current_time(), self.window.limit or self.window.capacity
         unused = [
             lease_id
-            for lease_id, at in self.spare.items()
+            for lease_id, at in self.idle_leases.items()
             if at + IDLE_LEASE_S <= now or len(self.leases) > cap or not self.is_shared
         ]
         for lease_id in unused:
-            self.lose(lease_id)
+            self.forget_lease(lease_id)
         return unused
 
     def live_leases(self) -> list[LeaseId]:
@@ -436,10 +439,10 @@ class ApiKeyLimiter:
         kept = {permit.lease_id for permit in self.abandoned}
         return sorted(lease_id for lease_id in self.leases if lease_id not in kept)
 
-    def lose(self, lease_id: LeaseId) -> None:
+    def forget_lease(self, lease_id: LeaseId) -> None:
         """Forgets a lease that was released or has aged out. A call under it continues."""
         self.leases.discard(lease_id)
-        self.spare.pop(lease_id, None)
+        self.idle_leases.pop(lease_id, None)
 
     def _admit(self, caller: CallerId, run_id: RunId, count_max: int) -> list[CallPermit]:
         count = min(count_max, self.room_count)
@@ -466,7 +469,7 @@ class ApiKeyLimiter:
         self._uncount(permit.run_id)
         if permit.lease_id is not None and permit.lease_id in self.leases:
             # Keep the lease for the next call instead of releasing it.
-            self.spare[permit.lease_id] = trio.current_time()
+            self.idle_leases[permit.lease_id] = trio.current_time()
 
     def _uncount(self, run_id: RunId) -> None:
         self._by_run[run_id] -= 1
@@ -486,10 +489,10 @@ class ApiKeyLimiter:
 
     def _forget_abandoned(self) -> None:
         now = trio.current_time()
-        for permit in [each for each, until in self.abandoned.items() if until <= now]:
+        for permit in [call for call, until in self.abandoned.items() if until <= now]:
             del self.abandoned[permit]
             if permit.lease_id is not None:
-                self.lose(permit.lease_id)
+                self.forget_lease(permit.lease_id)
 
     def _share(self, waiter: _Waiter) -> float:
         return self._by_run[waiter.run_id] / waiter.weight

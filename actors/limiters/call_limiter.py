@@ -51,147 +51,158 @@ class CallLimiter:
     def __init__(self, env: Context, metrics: Metrics) -> None:
         self._env = env
         self._metrics = metrics
-        self._lines: dict[str, ApiKeyLimiter] = {}
-        self._has_lines = trio.Event()
+        self._limiters: dict[str, ApiKeyLimiter] = {}
+        self._has_limiters = trio.Event()
         metrics.gateway.calls.set_function(
-            lambda: sum(line.inflight_count for line in self._lines.values())
+            lambda: sum(limiter.inflight_count for limiter in self._limiters.values())
         )
         metrics.gateway.calls_abandoned.set_function(
-            lambda: sum(len(line.abandoned) for line in self._lines.values())
+            lambda: sum(len(limiter.abandoned) for limiter in self._limiters.values())
         )
         metrics.gateway.circuits_open.set_function(
             lambda: sum(
                 not health.circuit.is_closed
-                for line in self._lines.values()
-                for health in line.healths.values()
+                for limiter in self._limiters.values()
+                for health in limiter.healths.values()
             )
         )
 
-    def line_of(self, job: Job) -> ApiKeyLimiter:
+    def limiter_for(self, job: Job) -> ApiKeyLimiter:
         """Returns the limiter of the key with which the job's calls are made: the caller's key, or
         the key in the gateway's URL, which all callers share."""
         is_own = job.auth_sealed is not None and not self._env.policy.has_gateway_key
         name = job.caller if is_own else SHARED_KEY
-        line = self._lines.get(name)
-        if line is None:
-            line = self._lines[name] = ApiKeyLimiter(self._env, self._metrics, name)
-            self._has_lines.set()
-        return line
+        limiter = self._limiters.get(name)
+        if limiter is None:
+            limiter = self._limiters[name] = ApiKeyLimiter(self._env, self._metrics, name)
+            self._has_limiters.set()
+        return limiter
 
     def is_open(self, job: Job) -> bool:
-        return self.line_of(job).is_open(job.caller)
+        return self.limiter_for(job).is_open(job.caller)
 
     def reason_for(self, job: Job) -> WaitReason:
-        return self.line_of(job).reason_for(job.caller)
+        return self.limiter_for(job).reason_for(job.caller)
 
     async def acquire(self, job: Job, run_id: RunId, *, count_max: int) -> list[CallPermit]:
         """Takes permits that are available at once; none while the gateway or its limit allows no
         call."""
-        line = self.line_of(job)
-        permits = line.take_nowait(job.caller, run_id, count_max=count_max)
-        return await self._lease(line, permits)
+        limiter = self.limiter_for(job)
+        permits = limiter.take_nowait(job.caller, run_id, count_max=count_max)
+        return await self._lease(limiter, permits)
 
     async def wait(self, job: Job, run_id: RunId, *, count_max: int) -> list[CallPermit]:
         """Waits until this process may have a permit, then takes up to `count_max`. Returns none if
         other processes hold all leases."""
-        line = self.line_of(job)
-        permits = await line.acquire(job.caller, run_id, weight=job.priority)
-        permits += line.take_nowait(job.caller, run_id, count_max=count_max - len(permits))
-        return await self._lease(line, permits)
+        limiter = self.limiter_for(job)
+        permits = await limiter.acquire(job.caller, run_id, weight=job.priority)
+        permits += limiter.take_nowait(job.caller, run_id, count_max=count_max - len(permits))
+        return await self._lease(limiter, permits)
 
     async def keep_abandoned(self, job: Job, run_id: RunId) -> None:
         """Keeps the interrupted calls of the run counted until their deadlines, and publishes their
         number for the receipt of a stop."""
-        line = self.line_of(job)
-        count = await line.keep_abandoned(run_id)
-        await self._leave_marks([line])
+        limiter = self.limiter_for(job)
+        count = await limiter.keep_abandoned(run_id)
+        await self._publish_limits([limiter])
         if count:
             await run_progress.leave_abandoned(self._env, run_id, count)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick_forever)
-            nursery.start_soon(self._keep_forever)
+            nursery.start_soon(self._maintain_forever)
 
-    async def _lease(self, line: ApiKeyLimiter, permits: list[CallPermit]) -> list[CallPermit]:
+    async def _lease(self, limiter: ApiKeyLimiter, permits: list[CallPermit]) -> list[CallPermit]:
         if not permits:
             return []
         try:
-            if not line.window.is_answered:
+            if not limiter.window.is_answered:
                 # Then the first answer of the gateway states the limit.
                 with suppress(Unavailable):
-                    line.adopt(await self._env.coordinator.list_status(_subject(line)))
+                    limiter.adopt_limit(
+                        await self._env.coordinator.list_status(_status_subject(limiter))
+                    )
         # The permits belong to no poller yet, so a cancellation here must return them.
         except BaseException:
             for permit in permits:
                 permit.close()
             raise
-        return await line.lease(permits)
+        return await limiter.lease(permits)
 
     async def _tick_forever(self) -> None:
         while True:
-            await self._has_lines.wait()
+            await self._has_limiters.wait()
             await trio.sleep(TICK_S)
-            for line in self._lines.values():
-                line.grant()
+            for limiter in self._limiters.values():
+                limiter.grant()
 
-    async def _keep_forever(self) -> None:
+    async def _maintain_forever(self) -> None:
         # The first round renews at once: a restarted limiter may find leases that are old.
-        beat_at = trio.current_time()
+        renew_at = trio.current_time()
         while True:
-            await self._has_lines.wait()
+            await self._has_limiters.wait()
             await trio.sleep(RETURN_S)
             try:
-                await self._give_back_unused()
-                await self._leave_marks(
-                    [line for line in self._lines.values() if line.mark != line.marked]
+                await self._release_unused()
+                await self._publish_limits(
+                    [
+                        limiter
+                        for limiter in self._limiters.values()
+                        if limiter.limit_text != limiter.published_limit
+                    ]
                 )
-                if trio.current_time() >= beat_at:
-                    beat_at = trio.current_time() + limits.HEARTBEAT_S
-                    await self._beat()
+                if trio.current_time() >= renew_at:
+                    renew_at = trio.current_time() + limits.HEARTBEAT_S
+                    await self._renew()
             except Unavailable as error:
                 log.warning("leases of gateway calls not renewed", extra={"cause": str(error)})
             self._forget_idle()
 
-    async def _give_back_unused(self) -> None:
-        unused = [each for line in self._lines.values() for each in line.take_unused()]
+    async def _release_unused(self) -> None:
+        unused = [
+            lease_id for limiter in self._limiters.values() for lease_id in limiter.pop_unused()
+        ]
         if unused:
             await self._env.coordinator.release(unused)
 
-    async def _beat(self) -> None:
-        lines = list(self._lines.values())
-        held = [lease_id for line in lines for lease_id in line.live_leases()]
-        if held:
-            lost = await self._env.coordinator.renew(held, ttl_s=limits.LEASE_TTL_S)
-            for line in lines:
+    async def _renew(self) -> None:
+        limiters = list(self._limiters.values())
+        leases = [lease_id for limiter in limiters for lease_id in limiter.live_leases()]
+        if leases:
+            lost = await self._env.coordinator.renew(leases, ttl_s=limits.LEASE_TTL_S)
+            for limiter in limiters:
                 # A call under a lost lease continues: it is already made, and interrupting it would
                 # not stop the gateway.
-                for lease_id in sorted(lost.intersection(line.leases)):
-                    line.lose(lease_id)
-        for line in lines:
+                for lease_id in sorted(lost.intersection(limiter.leases)):
+                    limiter.forget_lease(lease_id)
+        for limiter in limiters:
             # Also here, for calls that were abandoned while their poller continues.
-            await line.keep_leases_of_abandoned()
-        await self._leave_marks([line for line in lines if not line.is_idle])
+            await limiter.keep_leases_of_abandoned()
+        await self._publish_limits([limiter for limiter in limiters if not limiter.is_idle])
 
-    async def _leave_marks(self, lines: Sequence[ApiKeyLimiter]) -> None:
+    async def _publish_limits(self, limiters: Sequence[ApiKeyLimiter]) -> None:
         """Publishes the stated limits for other processes. They live longer than any lease, because
         a process that starts among leases of others must know the limit."""
-        marks = {line: line.mark for line in lines}
-        texts = {_subject(line): mark for line, mark in marks.items() if mark is not None}
+        stated = {limiter: limiter.limit_text for limiter in limiters}
+        texts = {
+            _status_subject(limiter): text for limiter, text in stated.items() if text is not None
+        }
         if texts:
             await self._env.coordinator.put_status(self._env.process_id, texts, ttl_s=STATUS_S)
-        for line, mark in marks.items():
-            line.marked = mark
+        # After the call: what could not be published is published again.
+        for limiter, text in stated.items():
+            limiter.published_limit = text
 
     def _forget_idle(self) -> None:
         now = trio.current_time()
-        for name, line in list(self._lines.items()):
+        for name, limiter in list(self._limiters.items()):
             # A limiter with permits, waiters or leases must stay, whatever its age.
-            if line.is_idle and line.used_at + IDLE_S <= now:
-                del self._lines[name]
-        if not self._lines:
-            self._has_lines = trio.Event()
+            if limiter.is_idle and limiter.used_at + IDLE_S <= now:
+                del self._limiters[name]
+        if not self._limiters:
+            self._has_limiters = trio.Event()
 
 
-def _subject(line: ApiKeyLimiter) -> str:
-    return f"limit-{line.pool}"
+def _status_subject(limiter: ApiKeyLimiter) -> str:
+    return f"limit-{limiter.pool}"

@@ -12,10 +12,10 @@ it has. Three rules ensure that:
   and some slots stay free for the next caller. This rule interrupts no fetch, so it also applies
   to callers of a gateway that charges.
 - The second rule takes effect when slots are freed, and slow pages free none. Therefore a caller
-  that has waited for `PATIENCE_S` and holds less than its fair part, or less than its head start,
-  preempts fetches of callers that hold more than their part. The latest fetch is preempted first,
-  so the earlier ones complete and each caller makes progress. If no caller holds more than its
-  part, the fetch that has exceeded its turn by the longest time is preempted. A turn lasts
+  that has waited for `PREEMPT_AFTER_S` and holds less than its fair part, or less than its head
+  start, preempts fetches of callers that hold more than their part. The latest fetch is preempted
+  first, so the earlier ones complete and each caller makes progress. If no caller holds more than
+  its part, the fetch that has exceeded its turn by the longest time is preempted. A turn lasts
   `TURN_S`. Among callers of similar usage it doubles with each receive of the message, so that a
   slow page is fetched eventually. A preempted task is released without an attempt. Fetches that
   are charged for are never preempted: a caller may then have to wait until a call ends.
@@ -41,13 +41,13 @@ SHARE = 2
 # How long a caller waits before fetches are preempted for it. Most pages end sooner and free a slot
 # without preemption. A longer wait delays short jobs; a shorter one interrupts fetches that are
 # about to end.
-PATIENCE_S = 1.5
+PREEMPT_AFTER_S = 1.5
 # How long a fetch keeps its slot against waiting callers, and the unit in which past use is
 # counted. A shorter turn repeats more fetches; a longer one lets slow pages delay others.
 TURN_S = 3.0
 # Preemption is evaluated at most this often, however many callers wait: the evaluation visits all
 # waiters and callers.
-JUDGE_S = 0.25
+PREEMPT_CHECK_S = 0.25
 # Caps a turn at 96 s.
 TURN_DOUBLINGS_MAX = 5
 # How many turns of past use can count against a caller. A caller that was idle gets slots first
@@ -98,7 +98,7 @@ class SlotUsage:
         fading = math.exp(-elapsed_s / USAGE_S)
         return used_s * fading + held * USAGE_S * (1.0 - fading)
 
-    def note(self, caller: CallerId, held: int) -> None:
+    def record(self, caller: CallerId, held: int) -> None:
         """Records the use so far. Call it before the number of slots that a caller holds changes
         from `held`."""
         now = trio.current_time()
@@ -107,7 +107,7 @@ class SlotUsage:
         if now - self._pruned_at > USAGE_S:
             self._pruned_at = now
             old = now - 5 * USAGE_S
-            self._used = {each: use for each, use in self._used.items() if use[1] > old}
+            self._used = {user: use for user, use in self._used.items() if use[1] > old}
 
 
 class FairLimiter:
@@ -125,19 +125,19 @@ class FairLimiter:
         self._usage = SlotUsage()
         # The time since which a caller has held fewer slots than it requested.
         self._unsatisfied_since: dict[CallerId, float] = {}
-        self._judged_at = -math.inf
+        self._checked_at = -math.inf
         # Fetches that may be preempted, by caller, in the order in which they began. A dict serves
         # as an ordered set.
         self._preemptible: dict[CallerId, dict[Preemptible, None]] = {}
         # Fetches that were cancelled and still hold their slots. They count as slots that are about
         # to be free, so that the same need does not preempt twice.
         self._preempted: set[Preemptible] = set()
-        self._is_shut = False
-        self._emptied = trio.Event()
+        self._is_draining = False
+        self._drained = trio.Event()
 
     @property
     def is_draining(self) -> bool:
-        return self._is_shut
+        return self._is_draining
 
     @property
     def inflight_count(self) -> int:
@@ -161,7 +161,7 @@ class FairLimiter:
         """Waits for at least one slot and takes up to `count_max`. Returns the number taken; 0 once
         the limiter is draining."""
         assert count_max >= 1
-        if self._is_shut:
+        if self._is_draining:
             return 0
         since = self._unsatisfied_since.setdefault(caller, trio.current_time())
         waiter = _Waiter(caller, run_id, weight, count_max, since)
@@ -183,18 +183,18 @@ class FairLimiter:
 
     async def _wait_ready(self, waiter: _Waiter) -> None:
         while True:
-            with trio.move_on_after(PATIENCE_S):
+            with trio.move_on_after(PREEMPT_AFTER_S):
                 await waiter.ready.wait()
                 return
-            self._preempt_for_patient()
+            self._preempt_for_waiters()
 
     async def drain(self) -> None:
         """Grants no more slots, and waits until all slots are free and all writes have ended."""
-        self._is_shut = True
+        self._is_draining = True
         for waiter in self._waiters:
             waiter.ready.set()
-        self._note_emptied()
-        await self._emptied.wait()
+        self._check_drained()
+        await self._drained.wait()
 
     def release(self, caller: CallerId, run_id: RunId, count: int) -> None:
         """Returns slots and grants them to the waiters by the rules above."""
@@ -204,7 +204,7 @@ class FairLimiter:
         self._count(caller, run_id, -count)
         assert self._free <= self.slots_count
         self._grant()
-        self._note_emptied()
+        self._check_drained()
 
     def begin_write(self, caller: CallerId, run_id: RunId) -> bool:
         """Frees the slot of a task that only has to write its outcome. Returns False if `capacity`
@@ -219,7 +219,7 @@ class FairLimiter:
         """Ends the write of a task for which `begin_write` returned True."""
         assert self._writing_count
         self._writing_count -= 1
-        self._note_emptied()
+        self._check_drained()
 
     def allow_preemption(
         self, caller: CallerId, cancel: Callable[[], None], *, receives: int
@@ -242,21 +242,21 @@ class FairLimiter:
         if not fetches:
             self._preemptible.pop(fetch.caller, None)
 
-    def _preempt_for_patient(self) -> None:
+    def _preempt_for_waiters(self) -> None:
         """Interrupts as many fetches as are needed for all callers that have waited for
-        `PATIENCE_S`."""
+        `PREEMPT_AFTER_S`."""
         now = trio.current_time()
-        if self._is_shut or now - self._judged_at < JUDGE_S:
+        if self._is_draining or now - self._checked_at < PREEMPT_CHECK_S:
             return
-        self._judged_at = now
-        callers = {each.caller for each in self._waiters} | self._by_caller.keys()
+        self._checked_at = now
+        callers = {waiter.caller for waiter in self._waiters} | self._by_caller.keys()
         # Drop callers that neither wait nor hold slots, or the dict would grow without bound.
         since = self._unsatisfied_since
-        self._unsatisfied_since = {each: since[each] for each in since if each in callers}
+        self._unsatisfied_since = {caller: at for caller, at in since.items() if caller in callers}
         fair = max(1, SHARE * self.slots_count // (1 + SHARE * len(callers)))
         needed = self._needed(fair) - self._free - len(self._preempted)
         for _ in range(needed):
-            fetch = self._latest_of_largest(fair) or self._longest_overstayed()
+            fetch = self._latest_of_largest(fair) or self._longest_beyond_turn()
             if fetch is None:
                 return
             self._forget(fetch)
@@ -267,15 +267,16 @@ class FairLimiter:
             fetch.cancel()
 
     def _needed(self, fair: int) -> int:
-        """Returns how many slots must be free for the patient callers to reach their fair part: the
-        slots that they take, and those that must remain free beside them by `SHARE`."""
-        patient_since = trio.current_time() - PATIENCE_S
-        wanted: Counter[CallerId] = Counter()
+        """Returns how many slots must be free so that callers who have waited for PREEMPT_AFTER_S
+        reach their fair part: the slots that they take, and those that must remain free beside them
+        by `SHARE`."""
+        latest_since = trio.current_time() - PREEMPT_AFTER_S
+        requested: Counter[CallerId] = Counter()
         for waiter in self._waiters:
-            if not waiter.granted and waiter.since <= patient_since:
-                wanted[waiter.caller] += waiter.count_max
+            if not waiter.granted and waiter.since <= latest_since:
+                requested[waiter.caller] += waiter.count_max
         taken = remaining = 0
-        for caller, count in wanted.items():
+        for caller, count in requested.items():
             held = self._by_caller[caller]
             part = max(fair, HEAD_START - self._turns_used(caller))
             more = min(count, part - held)
@@ -296,7 +297,7 @@ class FairLimiter:
             return None
         return next(reversed(self._preemptible[largest]))
 
-    def _longest_overstayed(self) -> Preemptible | None:
+    def _longest_beyond_turn(self) -> Preemptible | None:
         least_s = min(self._used_s(waiter.caller) for waiter in self._waiters)
         # The first fetch of each caller began earliest, so no other fetch of that caller has run
         # longer.
@@ -310,8 +311,8 @@ class FairLimiter:
         """Returns by how many seconds a fetch has exceeded its turn, judged for the waiting caller
         with the least use. Against a caller that has used less than half as much, a turn is not
         doubled."""
-        is_modest = 2 * least_s < self._used_s(fetch.caller)
-        turn_s = TURN_S if is_modest else fetch.turn_s
+        has_used_less = 2 * least_s < self._used_s(fetch.caller)
+        turn_s = TURN_S if has_used_less else fetch.turn_s
         return trio.current_time() - fetch.began_at - turn_s
 
     def _turns_used(self, caller: CallerId) -> int:
@@ -320,29 +321,29 @@ class FairLimiter:
     def _used_s(self, caller: CallerId) -> float:
         return self._usage.read(caller, self._by_caller[caller])
 
-    def _note_emptied(self) -> None:
-        if self._is_shut and self._free == self.slots_count and not self._writing_count:
-            self._emptied.set()
+    def _check_drained(self) -> None:
+        if self._is_draining and self._free == self.slots_count and not self._writing_count:
+            self._drained.set()
 
     def _grant(self) -> None:
         """Grants free slots. A waiter stays in the list until it wakes, so that slots freed in the
         meantime add to its own."""
-        if self._is_shut:
+        if self._is_draining:
             return
-        hungry = self._hungry() if self._free else []
-        while hungry:
-            waiter = hungry[0] if len(hungry) == 1 else min(hungry, key=self._share)
+        waiters = self._unsatisfied() if self._free else []
+        while waiters:
+            waiter = waiters[0] if len(waiters) == 1 else min(waiters, key=self._share)
             room = self.room_for(waiter.caller)
             # One slot at a time while several wait, because each grant changes the order. A single
             # waiter can take all at once.
-            count = min(room, waiter.count_max - waiter.granted) if len(hungry) == 1 else 1
+            count = min(room, waiter.count_max - waiter.granted) if len(waiters) == 1 else 1
             waiter.granted += count
             waiter.ready.set()
             self._free -= count
             self._count(waiter.caller, waiter.run_id, count)
-            hungry = self._hungry()
+            waiters = self._unsatisfied()
 
-    def _hungry(self) -> list[_Waiter]:
+    def _unsatisfied(self) -> list[_Waiter]:
         """Returns the waiters that want more slots and may have more."""
         return [
             waiter
@@ -356,7 +357,7 @@ class FairLimiter:
         return counted, held, self._by_run[waiter.run_id] / waiter.weight
 
     def _count(self, caller: CallerId, run_id: RunId, count: int) -> None:
-        self._usage.note(caller, self._by_caller[caller])
+        self._usage.record(caller, self._by_caller[caller])
         _add(self._by_caller, caller, count)
         _add(self._by_run, run_id, count)
 

@@ -36,7 +36,7 @@ PROBE_PREFIX = "probes"
 # About the size of a page. On full storage a body of a few bytes may succeed although no page fits.
 PROBE_BYTES = 64 * 1024
 _FULL = "the storage is full; nothing is fetched until there is room"
-_AWAY = "pages cannot be stored now; nothing is fetched until they can be"
+_UNAVAILABLE = "pages cannot be stored now; nothing is fetched until they can be"
 
 
 class StorageBreaker:
@@ -49,7 +49,7 @@ class StorageBreaker:
         self._changed = trio.Event()
         self.held_count = 0
         self.held_bytes = 0
-        self.detail = _AWAY
+        self.detail = _UNAVAILABLE
 
     @property
     def is_open(self) -> bool:
@@ -74,27 +74,27 @@ class StorageBreaker:
         self._failures = 0
         if probe is not None:
             self._closed_at = trio.current_time()
-            self._move(self._circuit.pass_probe(probe))
+            self._set_circuit(self._circuit.pass_probe(probe))
 
     def note_failure(self, error: BaseException, probe: int | None = None) -> None:
         """Records that a page could not be written; `probe` is its probe number, if it was one."""
         now = trio.current_time()
         self._failures += 1
-        self.detail = _FULL if isinstance(error, StorageFull) else _AWAY
+        self.detail = _FULL if isinstance(error, StorageFull) else _UNAVAILABLE
         if probe is not None:
-            self._move(self._circuit.fail_probe(probe, now=now, random=self._random))
+            self._set_circuit(self._circuit.fail_probe(probe, now=now, random=self._random))
         # Lack of room trips the circuit at once: a retry of the same write cannot help.
         elif self._failures >= FAILURES_MAX or isinstance(error, StorageFull):
             if self._circuit.is_closed:
                 log.warning("pages cannot be stored: fetching stops", extra={"cause": str(error)})
             self._is_recovering = True
-            self._move(self._circuit.trip(now=now, random=self._random))
+            self._set_circuit(self._circuit.trip(now=now, random=self._random))
 
     def abandon_probe(self, probe: int | None) -> None:
         """Ends a probe whose write was interrupted and therefore proves nothing."""
         if probe is not None:
             now = trio.current_time()
-            self._move(self._circuit.abandon_probe(probe, now=now, random=self._random))
+            self._set_circuit(self._circuit.abandon_probe(probe, now=now, random=self._random))
 
     def hold(self, size_bytes: int) -> bool:
         """Reserves memory for a page that could not be written. Returns False if HELD_BYTES_MAX
@@ -110,7 +110,7 @@ class StorageBreaker:
         self.held_count -= 1
         self.held_bytes -= size_bytes
         # The last held page may end the recovery, so waiters must check again.
-        self._move(self._circuit)
+        self._set_circuit(self._circuit)
 
     async def wait_turn(self) -> int | None:
         """Waits until a held page may be written. Returns its probe number, or None if the circuit
@@ -177,7 +177,7 @@ class StorageBreaker:
         with trio.move_on_after(max(timeout_s, 0.01)):
             await self._changed.wait()
 
-    def _move(self, circuit: Circuit) -> None:
+    def _set_circuit(self, circuit: Circuit) -> None:
         self._circuit = circuit
         if self._is_recovering and circuit.is_closed and not self.held_count:
             self._is_recovering = False

@@ -66,25 +66,27 @@ class HostLimiter:
     def pop_held(self, count_max: int) -> list[tuple[Message, str]]:
         """Takes held messages whose hosts may have room, for each host no more than it may have
         room for."""
-        taken: list[tuple[Message, str]] = []
-        for host in [each for each in self.held.hosts if self._is_open(each)]:
-            count = min(count_max - len(taken), self._concurrency(host))
-            taken += [(message, host) for message in self.held.pop(host, count)]
-        return taken
+        messages: list[tuple[Message, str]] = []
+        for host in [host for host in self.held.hosts if self._is_open(host)]:
+            count = min(count_max - len(messages), self._concurrency(host))
+            messages += [(message, host) for message in self.held.pop(host, count)]
+        return messages
 
     async def acquire_hosts(
-        self, parked: Sequence[tuple[Message, str]], fresh: Sequence[Message]
+        self, held: Sequence[tuple[Message, str]], new: Sequence[Message]
     ) -> list[AdmittedMessage]:
         """Returns the messages that are admitted. The others are held or bounced."""
         # Held messages first: they have waited longer than the new ones.
-        named: list[tuple[Message, str | None]] = [*parked]
-        named += [(message, await self._host_of(message)) for message in fresh]
-        asked = [number for number, (_, host) in enumerate(named) if self._is_open(host)]
-        leases = dict(zip(asked, await self._acquire([named[n][1] for n in asked]), strict=True))
+        candidates: list[tuple[Message, str | None]] = [*held]
+        candidates += [(message, await self._host_of(message)) for message in new]
+        # Only hosts that may have room: a refusal costs a call to the coordinator.
+        indexes = [index for index, (_, host) in enumerate(candidates) if self._is_open(host)]
+        lease_ids = await self._acquire([candidates[index][1] for index in indexes])
+        leases = dict(zip(indexes, lease_ids, strict=True))
         admitted: list[AdmittedMessage] = []
         refused: list[tuple[Message, str]] = []
-        for number, (message, host) in enumerate(named):
-            lease_id = leases.get(number)
+        for index, (message, host) in enumerate(candidates):
+            lease_id = leases.get(index)
             if host is None or lease_id is not None:
                 admitted.append(AdmittedMessage(message, host, lease_id))
             else:
@@ -120,10 +122,10 @@ class HostLimiter:
     def _is_open(self, host: str | None) -> bool:
         return host is not None and self._full_until.get(host, 0.0) <= trio.current_time()
 
-    async def _acquire(self, asked: Sequence[str | None]) -> list[LeaseId | None]:
-        if not asked:
+    async def _acquire(self, hosts: Sequence[str | None]) -> list[LeaseId | None]:
+        if not hosts:
             return []
-        pools = [self._pool(host) for host in asked if host is not None]
+        pools = [self._pool(host) for host in hosts if host is not None]
         return await self._env.coordinator.acquire_hosts(pools, ttl_s=limits.LEASE_TTL_S)
 
     def _pool(self, host: str) -> HostPool:
@@ -149,7 +151,7 @@ class HostLimiter:
                     nursery.start_soon(self._bounce, message, self._wait_s(host, message))
                 else:
                     self.held.hold(host, message)
-                self._note_full(host)
+                self._mark_full(host)
 
     async def _bounce(self, message: Message, delay_s: float) -> None:
         self._metrics.messages_bounced.inc()
@@ -180,7 +182,7 @@ class HostLimiter:
         fetch_s = self._fetch_s.get(host, _FETCH_ESTIMATE_S)
         return host_limit.host_interval_s(self._limits.limit_for(host), fetch_s=fetch_s)
 
-    def _note_full(self, host: str) -> None:
+    def _mark_full(self, host: str) -> None:
         until = trio.current_time() + _EARLY_TURNS * min(self._interval_s(host), _FETCH_ESTIMATE_S)
         self._full_until[host] = until
 
@@ -195,7 +197,7 @@ class HeldMessages:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._lines: dict[str, deque[Message]] = {}
+        self._by_host: dict[str, deque[Message]] = {}
         self._count = 0
 
     @property
@@ -204,33 +206,33 @@ class HeldMessages:
 
     @property
     def hosts(self) -> Iterable[str]:
-        return self._lines.keys()
+        return self._by_host.keys()
 
     def hold(self, host: str, message: Message) -> None:
         """Appends the message to those of its host."""
         assert not self.is_full
-        self._lines.setdefault(host, deque()).append(message)
+        self._by_host.setdefault(host, deque()).append(message)
         self._count += 1
 
     def pop(self, host: str, count_max: int) -> list[Message]:
         """Takes the oldest messages of the host."""
-        line = self._lines[host]
-        taken = [line.popleft() for _ in range(min(count_max, len(line)))]
-        self._count -= len(taken)
-        if not line:
-            del self._lines[host]
-        return taken
+        waiting = self._by_host[host]
+        messages = [waiting.popleft() for _ in range(min(count_max, len(waiting)))]
+        self._count -= len(messages)
+        if not waiting:
+            del self._by_host[host]
+        return messages
 
     async def extend_forever(self) -> None:
         """Keeps the messages hidden. Messages whose receipts were lost are forgotten."""
         while True:
             # 20 s of the 45 s that a message stays hidden, so that one call may fail.
             await trio.sleep(2 * limits.HEARTBEAT_S)
-            parked = [message for line in self._lines.values() for message in line]
-            if not parked:
+            held = [message for waiting in self._by_host.values() for message in waiting]
+            if not held:
                 continue
             try:
-                lost = await self._queue.extend(parked, visibility_s=limits.VISIBILITY_S)
+                lost = await self._queue.extend(held, visibility_s=limits.VISIBILITY_S)
             except Unavailable:
                 # The next call still comes before the messages return.
                 continue
@@ -239,16 +241,16 @@ class HeldMessages:
     def _forget(self, receipts: frozenset[str]) -> None:
         kept = [
             (host, message)
-            for host, line in self._lines.items()
-            for message in line
+            for host, waiting in self._by_host.items()
+            for message in waiting
             if message.receipt not in receipts
         ]
-        self._lines, self._count = {}, 0
+        self._by_host, self._count = {}, 0
         for host, message in kept:
             self.hold(host, message)
 
     async def release_all(self) -> None:
         """Bounces all held messages without a delay, so that any worker can receive them."""
-        parked = [message for host in list(self.hosts) for message in self.pop(host, self._count)]
-        if parked:
-            await self._queue.bounce(parked, delay_s=0.0)
+        held = [message for host in list(self.hosts) for message in self.pop(host, self._count)]
+        if held:
+            await self._queue.bounce(held, delay_s=0.0)

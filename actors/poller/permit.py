@@ -197,7 +197,7 @@ class PermitPool:
         """How many tasks could start now, by every limit that this process knows."""
         rooms = [self.free_count, self.limiter.room_for(self.job.caller)]
         if self.calls is not None:
-            rooms.append(self.calls.line_of(self.job).room_count)
+            rooms.append(self.calls.limiter_for(self.job).room_count)
         return min(rooms)
 
     @property
@@ -205,7 +205,7 @@ class PermitPool:
         """How many tasks of the run can be in flight in this process at best."""
         if self.calls is None:
             return min(self.job.max_inflight, self.limiter.capacity)
-        return min(self.job.max_inflight, self.calls.line_of(self.job).window.capacity)
+        return min(self.job.max_inflight, self.calls.limiter_for(self.job).window.capacity)
 
     async def acquire(self, count_max: int) -> list[Permit] | NoPermit:
         """Takes up to `count_max` permits, with the parts that do not depend on the task.
@@ -244,12 +244,10 @@ class PermitPool:
             if self.storage.is_open:  # The breaker opened while the poller waited for slots.
                 return NoPermit()
             leases = await self._acquire_leases(slots_count)
-            permits = [
-                Permit(self, lease_id, call) for lease_id, call in zip(leases, calls, strict=False)
-            ]
+            permits = [Permit(self, lease_id, calls.pop()) for lease_id in leases]
             return permits or NoPermit(WaitReason.JOB_CAP)
         finally:
-            self._return_parts(slots_count - len(permits), calls[len(permits) :])
+            self._return_parts(slots_count - len(permits), calls)
 
     def return_unused(self, permits: Sequence[Permit]) -> None:
         """Returns permits for which no message was received. Their leases stay idle for the next

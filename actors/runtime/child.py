@@ -190,7 +190,7 @@ class Child:
     supervisor: SupervisorInfo | None = None  # For inspection only; see `nest`.
 
     def __post_init__(self) -> None:
-        assert self.name, "a child is told apart by its name"
+        assert self.name, "a child needs a name"
         assert 0 <= self.stop_grace_s < math.inf, "a grace that never ends is not a grace"
 
 
@@ -305,7 +305,7 @@ class SupervisorInfo(Protocol):
         """The longest time that an orderly stop of its children may take."""
         ...
 
-    def slots(self) -> Sequence[ChildState]: ...
+    def records(self) -> Sequence[ChildState]: ...
     async def run(self, *, task_status: trio.TaskStatus[None] = ...) -> None: ...
 
 
@@ -356,33 +356,33 @@ class RestartsExhausted(Exception):
 class _Readiness:
     """Implements Trio's `task_status` protocol for a child."""
 
-    slot: ChildState
+    record: ChildState
 
     def started(self, value: object = None) -> None:
         del value  # Servers report their addresses, which are not used here.
-        self.slot.become_ready()
+        self.record.become_ready()
 
 
-async def run_once(slot: ChildState) -> None:
+async def run_once(record: ChildState) -> None:
     """Runs one incarnation to its end. A crash is logged here, once, and kept in the record."""
     try:
         # Inside the `try`: the scope first removes its own Cancelled from an exception group, so
         # that a crash during a stop is raised as the plain crash.
-        with slot.scope:
-            await _call(slot)
+        with record.scope:
+            await _call(record)
     except Exception as error:  # noqa: BLE001  # This is the place where crashes end.
-        slot.fail(unwrap_single(error))
-        _log_crash(slot)
+        record.fail(unwrap_single(error))
+        _log_crash(record)
 
 
-async def _call(slot: ChildState) -> None:
-    child = slot.child
-    if slot.is_stopping:  # Stopped before its first step.
+async def _call(record: ChildState) -> None:
+    child = record.child
+    if record.is_stopping:  # Stopped before its first step.
         return
-    options: dict[str, object] = {"task_status": _Readiness(slot)} if child.reports_ready else {}
+    options: dict[str, object] = {"task_status": _Readiness(record)} if child.reports_ready else {}
     if not child.reports_ready:
         # The supervisor cannot run before the child's first checkpoint, so this is not too early.
-        slot.become_ready()
+        record.become_ready()
     if child.mailbox is None:
         await child.run(**options)
         return
@@ -397,17 +397,17 @@ def unwrap_single(error: Exception) -> Exception:
     return error
 
 
-def _log_crash(slot: ChildState) -> None:
+def _log_crash(record: ChildState) -> None:
     # An exhausted supervisor has already logged the traceback where the crash happened.
-    trace = None if isinstance(slot.crash, RestartsExhausted) else slot.crash
-    name = slot.child.name
-    log.error("child %s crashed: %r", name, slot.crash, exc_info=trace, extra={"child": name})
+    trace = None if isinstance(record.crash, RestartsExhausted) else record.crash
+    name = record.child.name
+    log.error("child %s crashed: %r", name, record.crash, exc_info=trace, extra={"child": name})
 
 
-def exhaustion_error(supervisor: str, slot: ChildState) -> RestartsExhausted:
+def exhaustion_error(supervisor: str, record: ChildState) -> RestartsExhausted:
     """Returns the error with which a supervisor escalates, chained to the last crash."""
-    error = RestartsExhausted(supervisor, slot.child.name)
-    error.__cause__ = slot.crash
+    error = RestartsExhausted(supervisor, record.child.name)
+    error.__cause__ = record.crash
     return error
 
 
@@ -418,68 +418,68 @@ def unwrapping_group() -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        lone: BaseException = group
-        while isinstance(lone, BaseExceptionGroup) and len(lone.exceptions) == 1:
-            lone = lone.exceptions[0]
-        if lone is group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if error is group:
             raise
-        raise lone from lone.__cause__
+        raise error from error.__cause__
 
 
-def ask_to_stop(slot: ChildState) -> None:
-    if not slot.is_alive:
-        slot.state = slot.state if slot.is_over else State.STOPPED
-    elif not slot.is_stopping:
-        slot.state = State.STOPPING
-        slot.scope.cancel(reason=f"child {slot.child.name} is stopped by its supervisor")
+def ask_to_stop(record: ChildState) -> None:
+    if not record.is_alive:
+        record.state = record.state if record.is_over else State.STOPPED
+    elif not record.is_stopping:
+        record.state = State.STOPPING
+        record.scope.cancel(reason=f"child {record.child.name} is stopped by its supervisor")
 
 
-async def wait_ended(slot: ChildState, *, until: float) -> bool:
+async def wait_ended(record: ChildState, *, until: float) -> bool:
     """Waits for a child that was asked to stop. After the instant `until` it is marked overdue."""
     with trio.move_on_at(until):
-        await slot.ended.wait()
-    if slot.is_alive and slot.state is not State.OVERDUE:
-        slot.state = State.OVERDUE
-        _log_overdue(slot)
-    return not slot.is_alive
+        await record.ended.wait()
+    if record.is_alive and record.state is not State.OVERDUE:
+        record.state = State.OVERDUE
+        _log_overdue(record)
+    return not record.is_alive
 
 
-def _log_overdue(slot: ChildState) -> None:
-    name, grace_s = slot.child.name, slot.child.stop_grace_s
+def _log_overdue(record: ChildState) -> None:
+    name, grace_s = record.child.name, record.child.stop_grace_s
     log.warning("child %s is overdue: grace was %s s", name, grace_s, extra={"child": name})
 
 
-async def stop_in_turn(slots: Iterable[ChildState]) -> None:
+async def stop_in_turn(records: Iterable[ChildState]) -> None:
     """Stops one child after the other, each within its own grace, then waits for overdue ones."""
-    asked = list(slots)
-    for slot in asked:
-        ask_to_stop(slot)
+    stopping = list(records)
+    for record in stopping:
+        ask_to_stop(record)
         # A child that is already overdue has had its grace.
-        if slot.state is State.STOPPING:
-            await wait_ended(slot, until=trio.current_time() + slot.child.stop_grace_s)
-    await _wait_overdue(asked)
+        if record.state is State.STOPPING:
+            await wait_ended(record, until=trio.current_time() + record.child.stop_grace_s)
+    await _wait_overdue(stopping)
 
 
-async def stop_together(slots: Iterable[ChildState]) -> None:
+async def stop_together(records: Iterable[ChildState]) -> None:
     """Stops children that do not depend on each other: asks all at once, in order."""
-    asked = list(slots)
-    for slot in asked:
-        ask_to_stop(slot)
+    stopping = list(records)
+    for record in stopping:
+        ask_to_stop(record)
     now = trio.current_time()
     # All graces began at `now`. In the order of their ends, each overdue child is reported on time.
-    for slot in sorted(asked, key=lambda slot: slot.child.stop_grace_s):
-        if slot.is_alive:
-            await wait_ended(slot, until=now + slot.child.stop_grace_s)
-    await _wait_overdue(asked)
+    for record in sorted(stopping, key=lambda record: record.child.stop_grace_s):
+        if record.is_alive:
+            await wait_ended(record, until=now + record.child.stop_grace_s)
+    await _wait_overdue(stopping)
 
 
-async def _wait_overdue(slots: Iterable[ChildState]) -> None:
-    for slot in slots:
-        while slot.is_alive:
+async def _wait_overdue(records: Iterable[ChildState]) -> None:
+    for record in records:
+        while record.is_alive:
             with trio.move_on_after(REMINDER_S):
-                await slot.ended.wait()
+                await record.ended.wait()
                 break
-            _log_overdue(slot)
+            _log_overdue(record)
 
 
 # Bounded clean-up: awaiting in a `finally` without being cancelled and without hanging.

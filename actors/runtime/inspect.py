@@ -53,20 +53,20 @@ def tree(supervisor: SupervisorInfo) -> Node:
 
 
 def _children_of(supervisor: SupervisorInfo | None) -> tuple[Node, ...]:
-    return () if supervisor is None else tuple(map(_node_from, supervisor.slots()))
+    return () if supervisor is None else tuple(map(_node_from, supervisor.records()))
 
 
-def _node_from(slot: ChildState) -> Node:
-    nested, mailbox, error = slot.child.supervisor, slot.child.mailbox, slot.last_error
+def _node_from(record: ChildState) -> Node:
+    nested, mailbox, error = record.child.supervisor, record.child.mailbox, record.last_error
     mail = None if mailbox is None else mailbox.statistics()
     return Node(
-        name=slot.child.name,
+        name=record.child.name,
         kind="actor" if nested is None else nested.kind,
-        state=slot.state.value,
-        restarts=slot.restart_count,
+        state=record.state.value,
+        restarts=record.restart_count,
         mailbox_depth=None if mail is None else mail.depth,
         mailbox_capacity=None if mail is None else mail.capacity,
-        uptime_s=_uptime_s(slot.state, slot.started_at),
+        uptime_s=_uptime_s(record.state, record.started_at),
         last_error=None if error is None else f"{type(error).__name__}: {error}",
         children=_children_of(nested),
     )

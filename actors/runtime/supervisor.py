@@ -63,7 +63,7 @@ class Supervisor:
         self.children = tuple(children)
         self.state = State.WAITING
         self.started_at: float | None = None
-        self._slots: tuple[ChildState, ...] = ()
+        self._records: tuple[ChildState, ...] = ()
         self._changed = trio.Event()
         # Set when the supervisor begins to stop for any reason.
         self.stopping = trio.Event()
@@ -74,8 +74,8 @@ class Supervisor:
     def stop_grace_s(self) -> float:
         return math.fsum(child.stop_grace_s for child in self.children)
 
-    def slots(self) -> Sequence[ChildState]:
-        return self._slots
+    def records(self) -> Sequence[ChildState]:
+        return self._records
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Supervises the children until cancelled, or until all have ended permanently.
@@ -83,30 +83,30 @@ class Supervisor:
         Raises `RestartsExhausted` from the last crash of a child that used up its restarts.
         """
         self._open()
-        given_up: ChildState | None = None
+        exhausted: ChildState | None = None
         with unwrapping_group():
             async with trio.open_nursery() as nursery:
                 try:
-                    given_up = await self._supervise(nursery, task_status)
+                    exhausted = await self._supervise(nursery, task_status)
                 finally:
                     await self._stop()
-        if given_up is not None:
+        if exhausted is not None:
             self.state = State.FAILED
-            raise exhaustion_error(self.name, given_up)
+            raise exhaustion_error(self.name, exhausted)
 
     def _open(self) -> None:
         assert self.state in RESTING, f"{self.name} is running already"
         self.state = State.STARTING
         self.stopping = trio.Event()
         self.started_at = trio.current_time()
-        self._slots = tuple(ChildState(child, on_change=self._wake) for child in self.children)
+        self._records = tuple(ChildState(child, on_change=self._wake) for child in self.children)
 
     async def _stop(self) -> None:
         self.state = State.STOPPING
         self.stopping.set()
         # Shielded: a cancelled supervisor must still stop its children in order.
         with trio.CancelScope(shield=True):
-            await stop_in_turn(reversed(self._slots))
+            await stop_in_turn(reversed(self._records))
         self.state = State.STOPPED
 
     async def _supervise(
@@ -115,39 +115,39 @@ class Supervisor:
         """Returns the child that used up its restarts, or None when every child has ended
         permanently."""
         while True:
-            for slot in self._slots:
-                if slot.has_ended_by_itself and not await self._deal_with(slot):
-                    return slot
-            if self.state is State.STARTING and all(map(_is_up, self._slots)):
+            for record in self._records:
+                if record.has_ended_by_itself and not await self._apply_decision(record):
+                    return record
+            if self.state is State.STARTING and all(map(_is_up, self._records)):
                 self.state = State.RUNNING
                 task_status.started()
-            if all(slot.is_over for slot in self._slots):
+            if all(record.is_over for record in self._records):
                 return None
             # A cancelled supervisor must not start another child.
             await trio.lowlevel.checkpoint_if_cancelled()
             self._start_due(nursery)
             await self._wait_change()
 
-    async def _deal_with(self, slot: ChildState) -> bool:
+    async def _apply_decision(self, record: ChildState) -> bool:
         """Applies the restart decision. Returns False if the child has used up its restarts."""
         now = trio.current_time()
-        match slot.judge(now):
+        match record.judge(now):
             case DoNotRestart():
-                slot.state = State.FINISHED
+                record.state = State.FINISHED
             case GiveUp():
-                slot.state = State.FAILED
+                record.state = State.FAILED
                 return False
             case Restart(after_s):
-                slot.schedule_restart(now, after_s)
-                await self._stop_siblings(slot)
+                record.schedule_restart(now, after_s)
+                await self._stop_siblings(record)
             case verdict:
                 assert_never(verdict)
         return True
 
-    async def _stop_siblings(self, slot: ChildState) -> None:
+    async def _stop_siblings(self, record: ChildState) -> None:
         """Stops the siblings that restart together with a child, and marks them as waiting."""
-        indexes = siblings_of(self.strategy, self._slots.index(slot), len(self._slots))
-        siblings = [self._slots[index] for index in indexes]
+        indexes = siblings_of(self.strategy, self._records.index(record), len(self._records))
+        siblings = [self._records[index] for index in indexes]
         # A sibling that ended by itself meanwhile gets its own restart decision.
         affected = [s for s in siblings if not (s.is_over or s.has_ended_by_itself)]
         await stop_in_turn(reversed(affected))
@@ -155,18 +155,18 @@ class Supervisor:
             if sibling.child.restart is not Policy.TEMPORARY:
                 sibling.state = State.WAITING
                 # Not before the back-off of the crashed child has ended.
-                sibling.start_at = max(sibling.start_at, slot.start_at)
+                sibling.start_at = max(sibling.start_at, record.start_at)
 
     def _start_due(self, nursery: trio.Nursery) -> None:
         now = trio.current_time()
-        for slot in self._next_to_start():
-            if slot.start_at <= now:
-                slot.begin(now)
-                nursery.start_soon(_live, slot, name=f"{self.name}/{slot.child.name}")
+        for record in self._next_to_start():
+            if record.start_at <= now:
+                record.begin(now)
+                nursery.start_soon(_run_and_end, record, name=f"{self.name}/{record.child.name}")
 
     async def _wait_change(self) -> None:
         # Wakes for the next due start, or when a child changes.
-        due = (slot.start_at for slot in self._next_to_start())
+        due = (record.start_at for record in self._next_to_start())
         with trio.move_on_at(min(due, default=math.inf)):
             await self._changed.wait()
         self._changed = trio.Event()
@@ -175,26 +175,26 @@ class Supervisor:
         """Yields the children to start, in order, each once those before it are up. A child that
         crashed alone does not wait."""
         are_up = True
-        for slot in self._slots:
-            is_alone = slot.state is State.BACKING_OFF and self.strategy is Strategy.ONE_FOR_ONE
-            if is_alone or (are_up and slot.is_startable):
-                yield slot
-            are_up = are_up and _is_up(slot)
+        for record in self._records:
+            is_alone = record.state is State.BACKING_OFF and self.strategy is Strategy.ONE_FOR_ONE
+            if is_alone or (are_up and record.is_startable):
+                yield record
+            are_up = are_up and _is_up(record)
 
     def _wake(self) -> None:
         self._changed.set()
 
 
-async def _live(slot: ChildState) -> None:
+async def _run_and_end(record: ChildState) -> None:
     try:
-        await run_once(slot)
+        await run_once(record)
     finally:  # On a KeyboardInterrupt too.
-        slot.end()
+        record.end()
 
 
-def _is_up(slot: ChildState) -> bool:
+def _is_up(record: ChildState) -> bool:
     """Returns whether later children need not wait for it: it runs, or it will not run again."""
-    return slot.is_over or (slot.state is State.RUNNING and slot.is_alive)
+    return record.is_over or (record.state is State.RUNNING and record.is_alive)
 
 
 # Dropped children that inspection still shows. More of them would only use memory.
@@ -248,17 +248,17 @@ class DynamicSupervisor:
         self._exhaustion = exhaustion
         self._on_give_up = on_give_up
         self._nursery: trio.Nursery | None = None
-        self._slots: dict[str, ChildState] = {}
+        self._records: dict[str, ChildState] = {}
         self._failed: dict[str, ChildState] = {}  # For inspection only; bounded.
-        self._given_up: ChildState | None = None
-        self._gave_up = trio.Event()
+        self._exhausted: ChildState | None = None
+        self._exhausted_event = trio.Event()
 
-    def slots(self) -> Sequence[ChildState]:
-        return (*self._failed.values(), *self._slots.values())
+    def records(self) -> Sequence[ChildState]:
+        return (*self._failed.values(), *self._records.values())
 
     def names(self) -> tuple[str, ...]:
         """Returns the children that have not ended, including those that back off or stop."""
-        return tuple(sorted(self._slots))
+        return tuple(sorted(self._records))
 
     async def start_child(self, child: Child) -> None:
         """Starts a child and returns once it is ready.
@@ -268,18 +268,18 @@ class DynamicSupervisor:
         """
         if self._nursery is None:
             raise NotSupervising(f"{self.name} cannot start {child.name}: it is {self.state.value}")
-        if child.name in self._slots:
+        if child.name in self._records:
             raise NameTaken(f"{self.name} has a child {child.name} already")
         assert child.stop_grace_s <= self.stop_grace_s, f"{child.name} wants too long a grace"
-        slot = ChildState(child)
-        slot.begin(trio.current_time())
+        record = ChildState(child)
+        record.begin(trio.current_time())
         self._failed.pop(child.name, None)
         # Before the first await, so that a concurrent start of the same name raises NameTaken.
-        self._slots[child.name] = slot
-        self._nursery.start_soon(self._keep, slot, name=f"{self.name}/{child.name}")
-        await slot.settled.wait()
-        if slot.ready_at is None:
-            raise NeverReady(f"{child.name} ended before it was ready") from slot.last_error
+        self._records[child.name] = record
+        self._nursery.start_soon(self._keep, record, name=f"{self.name}/{child.name}")
+        await record.settled.wait()
+        if record.ready_at is None:
+            raise NeverReady(f"{child.name} ended before it was ready") from record.last_error
 
     async def stop_child(self, name: str) -> bool:
         """Stops a child. Returns True once nothing of it runs, including its shielded clean-up.
@@ -287,12 +287,12 @@ class DynamicSupervisor:
         Returns False if its grace has passed: it is then overdue, logged, and listed until it ends.
         Safe to repeat; an unknown name counts as stopped.
         """
-        slot = self._slots.get(name)
-        if slot is None:
+        record = self._records.get(name)
+        if record is None:
             await trio.lowlevel.checkpoint()
             return True
-        ask_to_stop(slot)
-        return await wait_ended(slot, until=trio.current_time() + slot.child.stop_grace_s)
+        ask_to_stop(record)
+        return await wait_ended(record, until=trio.current_time() + record.child.stop_grace_s)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Supervises children until cancelled.
@@ -306,78 +306,78 @@ class DynamicSupervisor:
                 self._nursery = nursery
                 try:
                     task_status.started()
-                    await self._gave_up.wait()
+                    await self._exhausted_event.wait()
                 finally:
                     await self._stop()
-        if self._given_up is not None:
+        if self._exhausted is not None:
             self.state = State.FAILED
-            raise exhaustion_error(self.name, self._given_up)
+            raise exhaustion_error(self.name, self._exhausted)
 
     def _open(self) -> None:
         assert self._nursery is None, f"{self.name} is running already"
-        assert not self._slots
+        assert not self._records
         self.state = State.RUNNING
         self.started_at = trio.current_time()
         self._failed.clear()
-        self._given_up = None
-        self._gave_up = trio.Event()
+        self._exhausted = None
+        self._exhausted_event = trio.Event()
 
     async def _stop(self) -> None:
         self.state = State.STOPPING
         # From now on `start_child` raises NotSupervising, so no child can start behind the stop.
         self._nursery = None
         with trio.CancelScope(shield=True):
-            await stop_together(reversed(tuple(self._slots.values())))
+            await stop_together(reversed(tuple(self._records.values())))
         self.state = State.STOPPED
 
-    async def _keep(self, slot: ChildState) -> None:
+    async def _keep(self, record: ChildState) -> None:
         try:
-            await self._run_until_over(slot)
+            await self._run_until_over(record)
         finally:
             # Removed before `end` is announced, so that a waiting task may reuse the name.
-            del self._slots[slot.child.name]
-            slot.end()
+            del self._records[record.child.name]
+            record.end()
 
-    async def _run_until_over(self, slot: ChildState) -> None:
+    async def _run_until_over(self, record: ChildState) -> None:
         while True:
-            await run_once(slot)
-            if slot.is_stopping or not await self._is_due_again(slot):
+            await run_once(record)
+            if record.is_stopping or not await self._is_due_again(record):
                 return
-            slot.begin(trio.current_time())
+            record.begin(trio.current_time())
 
-    async def _is_due_again(self, slot: ChildState) -> bool:
+    async def _is_due_again(self, record: ChildState) -> bool:
         """Decides about a child that ended by itself, and waits for its back-off if it restarts."""
         now = trio.current_time()
-        match slot.judge(now):
+        match record.judge(now):
             case DoNotRestart():
-                slot.state = State.FINISHED
+                record.state = State.FINISHED
             case GiveUp():
-                self._give_up(slot)
+                self._give_up(record)
             case Restart(after_s):
-                slot.schedule_restart(now, after_s)
+                record.schedule_restart(now, after_s)
                 # As the child's scope, so that `stop_child` also interrupts the back-off.
-                with trio.CancelScope(shield=True) as slot.scope:
+                with trio.CancelScope(shield=True) as record.scope:
                     await trio.sleep(after_s)
-                return not slot.is_stopping
+                return not record.is_stopping
             case verdict:
                 assert_never(verdict)
         return False
 
-    def _give_up(self, slot: ChildState) -> None:
-        slot.state = State.FAILED
-        name = slot.child.name
+    def _give_up(self, record: ChildState) -> None:
+        record.state = State.FAILED
+        name = record.child.name
         log.critical("%s gave up on child %s", self.name, name, extra={"child": name})
-        self._remember_failed(slot)
+        self._remember_failed(record)
         match self._exhaustion:
             case OnExhausted.DROP:
-                self._on_give_up(name, slot.crash)
+                self._on_give_up(name, record.crash)
             case OnExhausted.ESCALATE:
-                self._given_up = slot
-                self._gave_up.set()
+                self._exhausted = record
+                self._exhausted_event.set()
             case _:
                 assert_never(self._exhaustion)
 
-    def _remember_failed(self, slot: ChildState) -> None:
-        self._failed[slot.child.name] = slot
+    def _remember_failed(self, record: ChildState) -> None:
+        self._failed[record.child.name] = record
         while len(self._failed) > FAILED_KEPT_MAX:
             del self._failed[next(iter(self._failed))]

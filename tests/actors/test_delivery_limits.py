@@ -48,20 +48,20 @@ def test_a_receiver_that_fails_again_and_again_is_left_alone_for_ever_longer() -
     fail(room, completion_notifier.DEFERRED_AFTER)
 
     later = room.acquire(CALLER, URL, now=T0 + 1)
-    fail(room, 1, now=T0 + completion_notifier.SHUT_S)
-    even_later = room.acquire(CALLER, URL, now=T0 + completion_notifier.SHUT_S + 1)
+    fail(room, 1, now=T0 + completion_notifier.PROBE_S)
+    even_later = room.acquire(CALLER, URL, now=T0 + completion_notifier.PROBE_S + 1)
 
     assert isinstance(later, NotBefore)
     assert later.is_deferred
-    assert later.at >= T0 + completion_notifier.SHUT_S
+    assert later.at >= T0 + completion_notifier.PROBE_S
     assert isinstance(even_later, NotBefore)
-    assert even_later.at >= T0 + 3 * completion_notifier.SHUT_S
+    assert even_later.at >= T0 + 3 * completion_notifier.PROBE_S
 
 
 def test_a_sidelined_receiver_is_probed_by_one_at_a_time() -> None:
     room = some_lanes()
     fail(room, completion_notifier.DEFERRED_AFTER)
-    now = T0 + completion_notifier.SHUT_S
+    now = T0 + completion_notifier.PROBE_S
 
     assert room.acquire(CALLER, URL, now=now) is None
     assert isinstance(room.acquire(CALLER, URL, now=now), NotBefore)
@@ -70,7 +70,7 @@ def test_a_sidelined_receiver_is_probed_by_one_at_a_time() -> None:
 def test_a_delivery_ends_the_sidelining() -> None:
     room = some_lanes()
     fail(room, completion_notifier.DEFERRED_AFTER)
-    now = T0 + completion_notifier.SHUT_S
+    now = T0 + completion_notifier.PROBE_S
     room.acquire(CALLER, URL, now=now)
 
     room.release(CALLER, URL, HIT, now=now)

@@ -182,5 +182,5 @@ async def test_a_crash_of_the_heartbeater_restarts_whatever_leans_on_it(
 
 
 def restarts(supervisor: Supervisor, name: str) -> int:
-    (slot,) = [slot for slot in supervisor.slots() if slot.child.name == name]
-    return slot.restart_count
+    (record,) = [record for record in supervisor.records() if record.child.name == name]
+    return record.restart_count

@@ -150,7 +150,7 @@ async def test_marks_are_left_on_change_and_now_and_then_never_per_task(
     counting = CountingCoordinator(world)
     wait_status = WaitStatus()
     env = replace(world.env, coordinator=counting)
-    reporter = StatusReporter(env=env, wait_status=wait_status, gate=FairLimiter(capacity=5))
+    reporter = StatusReporter(env=env, wait_status=wait_status, limiter=FairLimiter(capacity=5))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporter.run)
         for _ in range(1_000):
@@ -181,12 +181,12 @@ async def test_an_outage_of_the_coordinator_is_sat_out(autojump_clock: MockClock
     world = make_world()
     absent = AbsentCoordinator(world.env.clock, Random(1))
     env = replace(world.env, coordinator=absent)
-    reporter = StatusReporter(env=env, wait_status=WaitStatus(), gate=FairLimiter(capacity=5))
+    reporter = StatusReporter(env=env, wait_status=WaitStatus(), limiter=FairLimiter(capacity=5))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporter.run)
         await trio.sleep(60)
         absent.is_back = True
-        await trio.sleep(reporter.renew_s + reporter.look_s)
+        await trio.sleep(reporter.renew_s + reporter.poll_s)
 
         assert len(await absent.list_status("workers")) == 1
         nursery.cancel_scope.cancel()
@@ -197,9 +197,9 @@ def test_a_cause_that_comes_back_at_once_was_never_gone() -> None:
     wait_status.set_reason(RUN, WaitReason.JOB_CAP, at=T0)
     wait_status.set_reason(RUN, None, at=T0 + 5)
     wait_status.set_reason(RUN, WaitReason.JOB_CAP, at=T0 + 5.5)
-    back = wait_status.snapshot(T0 + 6, elapsed_s=1)[RUN]
+    back = wait_status.take_reports(T0 + 6, elapsed_s=1)[RUN]
     wait_status.set_reason(RUN, None, at=T0 + 7)
-    gone = wait_status.snapshot(T0 + 9, elapsed_s=1)[RUN]
+    gone = wait_status.take_reports(T0 + 9, elapsed_s=1)[RUN]
 
     assert (back.reason, back.since) == (WaitReason.JOB_CAP, T0)
     assert gone.reason is None
@@ -211,4 +211,4 @@ def test_a_run_that_is_forgotten_is_seen_no_more() -> None:
 
     wait_status.forget(RunId("x"))
 
-    assert wait_status.snapshot(T0, elapsed_s=1) == {}
+    assert wait_status.take_reports(T0, elapsed_s=1) == {}

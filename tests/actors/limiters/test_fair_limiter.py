@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.limiters.fair_limiter import PATIENCE_S, TURN_S, FairLimiter
+from actors.limiters.fair_limiter import PREEMPT_AFTER_S, TURN_S, FairLimiter
 from conveyor.domain.ids import CallerId, RunId
 
 A, B = CallerId("a"), CallerId("b")
@@ -145,7 +145,7 @@ async def test_a_small_caller_soon_has_slots_beside_any_number_of_greedy_ones(
             nursery.start_soon(pages.hoard, CallerId(f"greedy-{number:03}"))
         await wait_all_tasks_blocked()
         held = 0
-        with trio.move_on_after(2.5 * PATIENCE_S):
+        with trio.move_on_after(2.5 * PREEMPT_AFTER_S):
             while held < 10:
                 held += await limiter.acquire(A, RunId("1"), weight=1, count_max=10 - held)
         nursery.cancel_scope.cancel()
@@ -161,7 +161,7 @@ async def test_the_latest_fetches_of_the_largest_holder_are_interrupted(
         pages = Pages(limiter, nursery)
         for name in "def":
             nursery.start_soon(pages.hoard, CallerId(name))
-        await trio.sleep(20 * PATIENCE_S)
+        await trio.sleep(20 * PREEMPT_AFTER_S)
         nursery.cancel_scope.cancel()
 
     first = max(Counter(caller for caller, _ in pages.interrupted).items(), key=itemgetter(1))[0]
@@ -176,9 +176,9 @@ async def test_callers_that_hold_their_fair_part_are_left_alone(autojump_clock: 
         pages = Pages(limiter, nursery)
         for name in "def":
             nursery.start_soon(pages.hoard, CallerId(name))
-        await trio.sleep(4 * PATIENCE_S)
+        await trio.sleep(4 * PREEMPT_AFTER_S)
         settled_count = len(pages.interrupted)
-        await trio.sleep(100 * PATIENCE_S)
+        await trio.sleep(100 * PREEMPT_AFTER_S)
         assert len(pages.interrupted) == settled_count
         nursery.cancel_scope.cancel()
 
@@ -206,7 +206,7 @@ async def test_more_callers_than_slots_take_turns(autojump_clock: MockClock) -> 
             nursery.start_soon(pages.hoard, CallerId(name))
         await wait_all_tasks_blocked()
         assert limiter.inflight_count == limiter.slots_count
-        with trio.fail_after(TURN_S + PATIENCE_S):
+        with trio.fail_after(TURN_S + PREEMPT_AFTER_S):
             assert await limiter.acquire(A, RunId("1"), weight=1, count_max=5) == 1
         nursery.cancel_scope.cancel()
 
@@ -231,7 +231,7 @@ async def test_a_message_that_came_back_has_a_longer_turn(autojump_clock: MockCl
     await limiter.acquire(busy, RunId("c"), weight=1, count_max=1)
 
     assert interrupted == [B]
-    assert 2 * TURN_S <= trio.current_time() - began_at <= 2 * TURN_S + PATIENCE_S
+    assert 2 * TURN_S <= trio.current_time() - began_at <= 2 * TURN_S + PREEMPT_AFTER_S
 
 
 async def test_a_cancelled_waiter_leaves_its_slots_to_others() -> None:

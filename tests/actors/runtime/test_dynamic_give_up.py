@@ -84,7 +84,7 @@ async def test_a_dropped_child_can_be_started_again(nursery: trio.Nursery) -> No
 
     await supervisor.start_child(Puppet("a", []).child())
 
-    assert [slot.state.value for slot in supervisor.slots()] == ["running"]
+    assert [record.state.value for record in supervisor.records()] == ["running"]
 
 
 async def test_only_so_many_failed_children_are_remembered(nursery: trio.Nursery) -> None:
@@ -95,7 +95,7 @@ async def test_only_so_many_failed_children_are_remembered(nursery: trio.Nursery
         await supervisor.start_child(Child(f"{number}", run=crash_at_once, intensity=NEVER))
     await wait_all_tasks_blocked()
 
-    assert len(supervisor.slots()) == FAILED_KEPT_MAX
+    assert len(supervisor.records()) == FAILED_KEPT_MAX
     assert "0" not in states(supervisor)
 
 
@@ -132,6 +132,6 @@ async def test_an_escalation_leaves_nothing_behind_for_the_next_run(nursery: tri
     await runs.start_child(Child("a", run=crash_at_once, intensity=NEVER))
     await wait_all_tasks_blocked()
 
-    assert outer.slots()[0].restart_count == 1
+    assert outer.records()[0].restart_count == 1
     assert runs.state is State.RUNNING
-    assert runs.slots() == ()
+    assert runs.records() == ()

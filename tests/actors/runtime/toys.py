@@ -70,4 +70,4 @@ def puppets(names: str, journal: list[str]) -> dict[str, Puppet]:
 
 
 def states(supervisor: Supervisor | DynamicSupervisor) -> dict[str, str]:
-    return {slot.child.name: slot.state.value for slot in supervisor.slots()}
+    return {record.child.name: record.state.value for record in supervisor.records()}

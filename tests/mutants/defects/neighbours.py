@@ -226,7 +226,7 @@ MUTANTS = (
         apply=combined(
             swapping("actors.limiters.fair_limiter:FairLimiter.room_for", _all_that_is_free),
             swapping(
-                "actors.limiters.fair_limiter:FairLimiter._preempt_for_patient", _nothing_preempted
+                "actors.limiters.fair_limiter:FairLimiter._preempt_for_waiters", _nothing_preempted
             ),
         ),
         world={
