@@ -86,6 +86,7 @@ class PollerState:
 
     `idle_polls` counts polls in a row that brought no message, `empty_receives` the receives among
     them. `next_redelivery_at` is when the first returned message is visible again.
+    `started_count` counts the tasks that this poller has started.
     """
 
     run: Run
@@ -93,6 +94,7 @@ class PollerState:
     host_limiter: HostLimiter | None
     wakeup: Wakeup
     next_redelivery_at: float = math.inf
+    started_count: int = 0
     idle_polls: int = 0
     empty_receives: int = 0
     emptied_at: float = -math.inf
@@ -217,6 +219,7 @@ class RunPoller:
             raise Unavailable("the engine took too long over a receive")
         finally:
             state.permits.inflight_count += len(assignments)
+            state.started_count += len(assignments)
             state.permits.return_unused(permits[len(assignments) :])
 
     async def _run_to_end(self, state: PollerState, work: TaskAssignment) -> None:
@@ -484,14 +487,17 @@ class RunPoller:
     async def _watch_run(self, state: PollerState, work: trio.CancelScope) -> None:
         """Cancels the work of this poller when the row says that the run has ended or must stop.
 
-        An idle poller need not read the row: it has nothing to cancel, and its next receive finds
-        that the queue is gone.
+        A poller that started nothing since the last read need not read again: it has nothing to
+        cancel, and its next receive finds that the queue is gone.
         """
         key = RunKey(self.job.job_id, self.run_at_start.run_id)
+        started_count = 0
         while True:
             await trio.sleep(WATCH_S)
-            if not state.permits.inflight_count:
+            # Not the number in flight alone: short fetches may all have just ended.
+            if not state.permits.inflight_count and state.started_count == started_count:
                 continue
+            started_count = state.started_count
             try:
                 run = await self.env.store.read(key)
             except Unavailable as error:

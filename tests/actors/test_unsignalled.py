@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from actors.poller.poller import WATCH_S
+from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import PauseState
 from conveyor.ports.coordinator import TeardownResult
@@ -70,6 +71,24 @@ async def test_a_pause_that_no_signal_told_starts_no_fetch_after_a_few_seconds(
     world = make_world(think_s=1.0)
     async with world.working():
         accepted = await world.submit(urls(1_000), max_inflight=5)
+        await trio.sleep(20)
+
+        await runs.set_pause(_elsewhere(world), CALLER, accepted.job.job_id, PauseState.PAUSED)
+        await trio.sleep(WATCH_S + 2.0)
+        seen = world.gateway.calls.total()
+        await trio.sleep(60)
+
+    assert world.gateway.calls.total() == seen
+
+
+async def test_a_poller_whose_fetches_end_at_once_still_notices_an_unsignalled_pause(
+    autojump_clock: MockClock,
+) -> None:
+    # One short fetch a second: hardly ever is one in progress when the poller reads the row.
+    world = make_world(think_s=0.0)
+    async with world.working():
+        slow_hosts = HostLimits(HostLimit(rate_per_s=1.0))
+        accepted = await world.submit(urls(1_000), host_limits=slow_hosts)
         await trio.sleep(20)
 
         await runs.set_pause(_elsewhere(world), CALLER, accepted.job.job_id, PauseState.PAUSED)
