@@ -34,7 +34,7 @@ from actors.runtime import (
 from conveyor.domain.changes import JobKey, RunKey
 from conveyor.domain.errors import Conflict
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.lifecycle import RUN_LIVE, is_stopping
 from conveyor.domain.model import Job, Run
 from conveyor.domain.queries import RunsIn
 from conveyor.ports.coordinator import TeardownResult
@@ -209,7 +209,7 @@ class QueueDiscovery:
     ) -> None:
         """Ensures that a live run has a poller which knows the current row. For a run with a stop
         request, stops the poller and finishes the stop."""
-        if run.stop_requested_at is not None:
+        if is_stopping(run):
             await self._stop_poller(state, run.run_id)
             # While another process still works on the run, that process holds leases. Its own
             # discovery reaches this line later, and the last one finishes the stop.

@@ -33,7 +33,7 @@ from conveyor.domain import limits
 from conveyor.domain.backpressure.budget import Price, Unit
 from conveyor.domain.backpressure.permits import bounce_delay_s, cooldown_s, idle_s
 from conveyor.domain.changes import RunKey
-from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.lifecycle import RUN_LIVE, accepts_settles
 from conveyor.domain.model import Job, PauseState, Run
 from conveyor.domain.run.settlement import Claim, Claimed, Throttled, backoff_s
 from conveyor.domain.run.wait_reason import WaitReason
@@ -503,7 +503,7 @@ class RunPoller:
             except Unavailable as error:
                 log.debug("run row not read", extra={"run": key.run_id, "cause": str(error)})
                 continue
-            if run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None:
+            if run is None or not accepts_settles(run):
                 log.info("run ended elsewhere", extra={"run": key.run_id})
                 work.cancel()
             elif run.pause_state is not state.run.pause_state:

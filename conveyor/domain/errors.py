@@ -22,10 +22,6 @@ class ConveyorError(Exception):
     """The base of all errors that Conveyor raises deliberately."""
 
 
-class IllegalTransition(ConveyorError):
-    """The program asked the lifecycle for a transition that does not exist. This is a bug."""
-
-
 class Refused(ConveyorError):
     """The request cannot be fulfilled. `code` is the error code of the API contract."""
 

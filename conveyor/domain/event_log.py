@@ -14,6 +14,7 @@ import msgspec
 from conveyor.domain import lifecycle, limits
 from conveyor.domain.changes import Change, Delete, EventKey, FeedKey, Guard, Insert, Update, Write
 from conveyor.domain.ids import CallerId, EventId, event_id
+from conveyor.domain.lifecycle import JobEvent
 from conveyor.domain.model import Event, EventSequence, EventType, Job, Run
 
 
@@ -26,7 +27,7 @@ def of_job(job: Job, kind: EventType, *, now: float, **facts: Any) -> Insert:
 
 def closed_event(job: Job, *, now: float) -> list[Insert]:
     """Returns the event for closing a job; none if the job was already closed."""
-    is_open = job.status in lifecycle.sources(lifecycle.JOB, "closed")
+    is_open = job.status in lifecycle.sources(lifecycle.JOB, JobEvent.CLOSED)
     return [of_job(job, EventType.JOB_CLOSED, now=now)] if is_open else []
 
 

@@ -13,7 +13,7 @@ from conveyor.domain.backpressure.budget import MICROS, Budget, BudgetCap, Unit
 from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.export.export import Export, ExportStatus
 from conveyor.domain.export.formats import ENCODERS
-from conveyor.domain.lifecycle import NOTICE, RUN_TERMINAL, displayed_status, sources
+from conveyor.domain.lifecycle import NOTICE_WAITING, RUN_TERMINAL, displayed_status
 from conveyor.domain.model import (
     Attempt,
     DeliveryAttempt,
@@ -301,7 +301,7 @@ def finalized_view(key: SigningKey) -> HmacKeyFinalized:
 
 
 def delivery_view(notice: Notice) -> DeliveryResponse:
-    is_waiting = notice.status in sources(NOTICE, "delivered")
+    is_waiting = notice.status in NOTICE_WAITING
     return DeliveryResponse(
         event_id=notice.notice_id,
         event_type=notice.event_type,

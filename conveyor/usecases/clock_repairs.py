@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from conveyor.domain import clock_step, lifecycle, limits
+from conveyor.domain import clock_step, limits
 from conveyor.domain.changes import Change, Guard, ScrubKey, Update
 from conveyor.domain.export import progress
 from conveyor.domain.ids import RunId
-from conveyor.domain.lifecycle import BATCH
+from conveyor.domain.lifecycle import BATCH_UNFINISHED
 from conveyor.domain.model import Batch, DeletionIntent, RunStatus
 from conveyor.domain.queries import BatchesIn, DueExports, DueNotices, DueScrubs, RunsIn
 from conveyor.domain.schedule import trigger
@@ -67,7 +67,7 @@ def _scrub_sooner(scrub: DeletionIntent, now: float) -> Change | None:
 async def batches_from_ahead(env: Context) -> list[Batch]:
     """Returns open batches that were last moved at a future time. An ingester that is alive moves
     its batch again soon, so acquiring it costs little."""
-    statuses = lifecycle.sources(BATCH, "sealed")
+    statuses = BATCH_UNFINISHED
     now = env.now()
     query = BatchesIn(statuses=statuses, idle_since=now + _AHEAD_S, limit=_ROWS_MAX)
     found = await env.store.find(query)

@@ -26,7 +26,16 @@ from conveyor.domain.changes import (
     Verdict,
 )
 from conveyor.domain.ids import LeaseId
-from conveyor.domain.lifecycle import GATE, RUN, TASK, sources, target
+from conveyor.domain.lifecycle import (
+    COUNTERS,
+    RUN,
+    TASK,
+    CounterEvent,
+    RunEvent,
+    TaskEvent,
+    sources,
+    target,
+)
 from conveyor.domain.model import Batch, CounterState, Task, TaskStatus
 from conveyor.ports.coordinator import HostPool
 from conveyor.ports.errors import BlobMissing, QueueGone
@@ -58,7 +67,7 @@ from tests.conformance.strategies import RUNS, at_home, home, job_of, newest, so
 T = TypeVar("T")
 
 OPEN_GATE = frozenset({CounterState.OPEN.value})
-NOT_CLOSED = sources(GATE, "closed")
+NOT_CLOSED = sources(COUNTERS, CounterEvent.CLOSED)
 
 
 class Step(NamedTuple):
@@ -151,10 +160,10 @@ class Walker:
             return "gone"
         fresh = Guard(equals=(("claim", task.claim),))
         lapsed = Guard(lapsed=("claim_until", self.clock.now()))
-        legal = sources(TASK, "claimed")
+        legal = sources(TASK, TaskEvent.CLAIMED)
         guard = Guard(legal, *((fresh.equals, None) if other % 2 else ((), lapsed.lapsed)))
         until = self.clock.now() + 10
-        status = target(TASK, "claimed")
+        status = target(TASK, TaskEvent.CLAIMED)
         change = a_change(
             update(task, guard, status=status, claim=task.claim + 1, claim_until=until)
         )
@@ -167,7 +176,7 @@ class Walker:
         for number, task in enumerate(picked):
             if task is None:
                 continue
-            event = "succeeded" if (pick + number) % 3 else "failed"
+            event = TaskEvent.SUCCEEDED if (pick + number) % 3 else TaskEvent.FAILED
             guard = Guard(sources(TASK, event), equals=(("claim", task.claim),))
             stats = a_stats(task.shard, task.run_id, job_id=job_of(task.run_id))
             counts = {"done": 1, target(TASK, event).value: 1, "credits": other}
@@ -183,22 +192,26 @@ class Walker:
         task = newest(self.claims, pick)
         if task is None:
             return None
-        guard = Guard(sources(TASK, "released"), equals=(("claim", task.claim),))
-        change = a_change(update(task, guard, status=target(TASK, "released"), claim_until=0.0))
+        guard = Guard(sources(TASK, TaskEvent.RELEASED), equals=(("claim", task.claim),))
+        change = a_change(
+            update(task, guard, status=target(TASK, TaskEvent.RELEASED), claim_until=0.0)
+        )
         return await self._commit([change])
 
     async def shut_gate(self, pick: int, other: int) -> object:
         job_id, run_id = some_run(pick)
-        event = "draining" if other % 3 else "closed"
+        event = CounterEvent.DRAINING if other % 3 else CounterEvent.CLOSED
         stats = a_stats(other % SHARD_COUNT, run_id, job_id=job_id)
-        guard = Guard(sources(GATE, event))
-        return await self._commit([a_change(update(stats, guard, status=target(GATE, event)))])
+        guard = Guard(sources(COUNTERS, event))
+        return await self._commit([a_change(update(stats, guard, status=target(COUNTERS, event)))])
 
     async def end_run(self, pick: int, other: int) -> object:
         job_id, run_id = some_run(pick)
         run = a_run(run_id, job_id=job_id)
-        guard = Guard(sources(RUN, "stopped"))
-        ended = update(run, guard, status=target(RUN, "stopped"), updated_at=self.clock.now())
+        guard = Guard(sources(RUN, RunEvent.STOPPED))
+        ended = update(
+            run, guard, status=target(RUN, RunEvent.STOPPED), updated_at=self.clock.now()
+        )
         notice = a_notice(pick % 3, job_id=job_id, run_id=run_id, due_at=self.clock.now() + other)
         return await self._commit([a_change(ended, insert(notice))])
 

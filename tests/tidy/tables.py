@@ -25,12 +25,12 @@ from tests.tidy import doc_comments
 from tests.tidy.problem_codes import MEANINGS
 from tests.tidy.sources import modules
 
-DIAGRAMS: Mapping[str, lifecycle.Table[Any]] = {
+DIAGRAMS: Mapping[str, lifecycle.Table[Any, Any]] = {
     "Job": lifecycle.JOB,
     "Run": lifecycle.RUN,
     "Task": lifecycle.TASK,
     "Batch": lifecycle.BATCH,
-    "Counter state": lifecycle.GATE,
+    "Counter state": lifecycle.COUNTERS,
     "Webhook event": lifecycle.NOTICE,
     "Schedule": lifecycle.SCHEDULE,
     "Export": lifecycle.EXPORT,

@@ -13,7 +13,7 @@ from conveyor.domain import clock_step, lifecycle, limits
 from conveyor.domain.changes import Change, Delete, ExportKey, Guard, Insert, JobKey, RunKey, Update
 from conveyor.domain.export.export import Export, ExportFormat, ExportStatus, Manifest
 from conveyor.domain.ids import ExportId
-from conveyor.domain.lifecycle import EXPORT, EXPORT_UNDONE, JOB_VISIBLE, RUN_ENDED
+from conveyor.domain.lifecycle import EXPORT, EXPORT_UNDONE, JOB_VISIBLE, RUN_ENDED, ExportEvent
 from conveyor.domain.model import Run
 from conveyor.domain.run.settlement import backoff_s
 
@@ -57,18 +57,18 @@ def ask(export: Export) -> Change:
 
 def take_up(export: Export, *, now: float) -> Change:
     values = {
-        "status": lifecycle.target(EXPORT, "taken_up"),
+        "status": lifecycle.target(EXPORT, ExportEvent.TAKEN_UP),
         "due_at": _claim(export, now),
         "done": 0,
         "updated_at": now,
     }
-    return _step(export, "taken_up", values, {"epoch": 1, "failures": 1})
+    return _step(export, ExportEvent.TAKEN_UP, values, {"epoch": 1, "failures": 1})
 
 
 def beat(export: Export, *, done: int, now: float) -> Change:
     """Extends the claim. It is refused after another exporter took over or the export is gone."""
     values = {"due_at": _claim(export, now), "done": done, "updated_at": now}
-    return _step(export, "completed", values)
+    return _step(export, ExportEvent.EXTENDED, values)
 
 
 def publish(
@@ -82,16 +82,17 @@ def publish(
         "manifest": manifest,
         "done": manifest.entries,
         "error": None,
-        **_over(export, "completed", now),
+        **_over(export, ExportEvent.COMPLETED, now),
     }
-    return _step(export, "completed", values)
+    return _step(export, ExportEvent.COMPLETED, values)
 
 
 def defer(export: Export, error: str, *, now: float) -> Change:
     """Defers an export after a failed attempt."""
     delay_s = backoff_s(export.failures - 1, first_s=PUT_OFF_S, delay_s_max=PUT_OFF_S_MAX)
     due_at = min(now + delay_s, export.expires_at)
-    return _step(export, "completed", {"due_at": due_at, "error": error, "updated_at": now})
+    values = {"due_at": due_at, "error": error, "updated_at": now}
+    return _step(export, ExportEvent.DEFERRED, values)
 
 
 def pull_back(export: Export, *, now: float) -> Change | None:
@@ -107,17 +108,18 @@ def pull_back(export: Export, *, now: float) -> Change | None:
 def release(export: Export, *, due_at: float, now: float) -> Change:
     """Releases an export without counting a failure: the exporter stops or the storage is down."""
     values = {"due_at": min(due_at, export.expires_at), "updated_at": now}
-    return _step(export, "completed", values, {"failures": -1})
+    return _step(export, ExportEvent.DEFERRED, values, {"failures": -1})
 
 
 def give_up(export: Export, error: str | None = None, *, now: float) -> Change:
-    """Because of this error, which no further try would help, or of the last one."""
+    """Fails an export for good: because of `error`, or of the error of its last attempt."""
     error = error or export.error or "the export could not be made"
-    return _step(export, "failed", {"error": error, **_over(export, "failed", now)})
+    values = {"error": error, **_over(export, ExportEvent.FAILED, now)}
+    return _step(export, ExportEvent.FAILED, values)
 
 
 def remove(export: Export) -> Change:
-    """Its files are gone; so may its row be."""
+    """Removes the row of an export whose file is removed."""
     return Change((Delete(export_key(export), Guard(equals=(("epoch", export.epoch),))),))
 
 
@@ -129,7 +131,7 @@ def _claim(export: Export, now: float) -> float:
     return min(now + limits.EXPORT_CLAIM_S, export.expires_at)
 
 
-def _over(export: Export, event: str, now: float) -> dict[str, Any]:
+def _over(export: Export, event: ExportEvent, now: float) -> dict[str, Any]:
     return {
         "status": lifecycle.target(EXPORT, event),
         "due_at": export.expires_at,
@@ -138,7 +140,7 @@ def _over(export: Export, event: str, now: float) -> dict[str, Any]:
 
 
 def _step(
-    export: Export, event: str, values: dict[str, Any], deltas: dict[str, int] | None = None
+    export: Export, event: ExportEvent, values: dict[str, Any], deltas: dict[str, int] | None = None
 ) -> Change:
     guard = Guard(status_in=lifecycle.sources(EXPORT, event), equals=(("epoch", export.epoch),))
     return Change((Update(export_key(export), guard, values, deltas or {}),))

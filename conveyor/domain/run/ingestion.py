@@ -11,7 +11,7 @@ from conveyor.domain import errors, event_log, lifecycle
 from conveyor.domain.changes import BatchKey, Change, Chunk, Guard, Insert, RunKey, Update
 from conveyor.domain.damage import DamagedTask, without_marks
 from conveyor.domain.ids import RunId, event_id
-from conveyor.domain.lifecycle import BATCH, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL
+from conveyor.domain.lifecycle import BATCH, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL, BatchEvent
 from conveyor.domain.model import (
     Batch,
     EventType,
@@ -46,7 +46,9 @@ def acquire_batch(batch: Batch, *, now: float) -> Change:
     process was working on it, and the takeover, for example by a repeated request, is no failure of
     the list.
     """
-    guard = Guard(status_in=lifecycle.sources(BATCH, "sealed"), equals=(("epoch", batch.epoch),))
+    guard = Guard(
+        status_in=lifecycle.sources(BATCH, BatchEvent.ACQUIRED), equals=(("epoch", batch.epoch),)
+    )
     failures = {"failures": 1} if now - batch.updated_at >= STALLED_S else {}
     update = Update(batch_key(batch), guard, {"updated_at": now}, {"epoch": 1, **failures})
     return Change((update,))
@@ -193,11 +195,11 @@ def seal(batch: Batch, run: Run, *, now: float) -> Change:
             Update(
                 batch_key(batch),
                 Guard(
-                    status_in=lifecycle.sources(BATCH, "sealed"),
+                    status_in=lifecycle.sources(BATCH, BatchEvent.SEALED),
                     equals=(("epoch", batch.epoch), ("done", batch.done)),
                 ),
                 {
-                    "status": lifecycle.target(BATCH, "sealed"),
+                    "status": lifecycle.target(BATCH, BatchEvent.SEALED),
                     "total": batch.done,
                     "updated_at": now,
                 },
@@ -221,8 +223,8 @@ def abandon(batch: Batch, *, now: float) -> Change:
     """Ends a batch whose run ended before the whole list was ingested."""
     update = Update(
         batch_key(batch),
-        Guard(status_in=lifecycle.sources(BATCH, "abandoned")),
-        {"status": lifecycle.target(BATCH, "abandoned"), "updated_at": now},
+        Guard(status_in=lifecycle.sources(BATCH, BatchEvent.ABANDONED)),
+        {"status": lifecycle.target(BATCH, BatchEvent.ABANDONED), "updated_at": now},
     )
     return Change((update,))
 

@@ -26,7 +26,7 @@ from conveyor.domain.changes import (
 )
 from conveyor.domain.damage import DamagedTask
 from conveyor.domain.ids import Random
-from conveyor.domain.lifecycle import RELEASES_PASS, SETTLES_PASS, TASK
+from conveyor.domain.lifecycle import RELEASES_PASS, SETTLES_PASS, TASK, TaskEvent
 from conveyor.domain.model import (
     Attempt,
     CounterState,
@@ -117,7 +117,7 @@ def claim(ref: TaskRef, *, now: float) -> Change:
     A claim is counted when the work starts, so that a task that crashes every worker fails in the
     end. An attempt is counted when it reports, so that a restart of a worker costs no attempt.
     """
-    return Change((_taken(ref, lifecycle.sources(TASK, "claimed"), 0, now),))
+    return Change((_taken(ref, lifecycle.sources(TASK, TaskEvent.CLAIMED), 0, now),))
 
 
 def reclaim(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change | None:
@@ -141,7 +141,7 @@ def reclaim(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change | No
         as_seen = (("attempts", row.attempts), ("claim_until", row.claim_until))
         guard = Guard(status_in=frozenset({row.status}), equals=as_seen)
         taken = msgspec.structs.replace(taken, guard=guard)
-    if row.status not in lifecycle.sources(TASK, "released"):
+    if row.status not in lifecycle.sources(TASK, TaskEvent.RELEASED):
         return Change((taken, _count(ref, RELEASES_PASS, {"retrying": -1})))
     return Change((taken,))
 
@@ -158,7 +158,7 @@ def _is_unreal(task: Task, now: float) -> bool:
 
 def _taken(ref: TaskRef, sources: frozenset[TaskStatus], attempts: int, now: float) -> Update:
     values = {
-        "status": lifecycle.target(TASK, "claimed"),
+        "status": lifecycle.target(TASK, TaskEvent.CLAIMED),
         "claim_until": now + limits.CLAIM_TTL_S,
         "started_at": now,
         "updated_at": now,
@@ -205,7 +205,9 @@ def _is_held(task: DamagedTask, now: float) -> bool:
 
 def extend_claim(ref: TaskRef, claim_number: int, *, now: float) -> Change:
     """Extends a claim (heartbeat). The store refuses it after another worker took the task."""
-    guard = Guard(status_in=lifecycle.sources(TASK, "succeeded"), equals=(("claim", claim_number),))
+    guard = Guard(
+        status_in=lifecycle.sources(TASK, TaskEvent.EXTENDED), equals=(("claim", claim_number),)
+    )
     return Change((Update(task_key(ref), guard, {"claim_until": now + limits.CLAIM_TTL_S}),))
 
 
@@ -232,7 +234,7 @@ class Cost(msgspec.Struct, frozen=True):
 def succeed(ref: TaskRef, task: Task, result: Result, *, spent: Cost, now: float) -> Change:
     values = {"result": result, "problem": None, "reason": None}
     counts = {"done": 1, "successful": 1, "stored_bytes": result.size_bytes}
-    return _settle(ref, task, "succeeded", values, counts, (None, spent, now))
+    return _settle(ref, task, TaskEvent.SUCCEEDED, values, counts, (None, spent, now))
 
 
 def fail(
@@ -246,7 +248,7 @@ def fail(
 ) -> Change:
     values = {"problem": problem, "reason": reason}
     counts = {"done": 1, "failed": 1, reason.value: 1}
-    return _settle(ref, task, "failed", values, counts, (problem, spent, now))
+    return _settle(ref, task, TaskEvent.FAILED, values, counts, (problem, spent, now))
 
 
 def fail_unreadable(ref: TaskRef, task: DamagedTask, *, now: float) -> Change:
@@ -260,7 +262,7 @@ def fail_unreadable(ref: TaskRef, task: DamagedTask, *, now: float) -> Change:
     problem = errors.row_damaged(task.damaged)
     values = {
         **{name: getattr(task, name) for name in task.damaged},
-        "status": lifecycle.target(TASK, "failed"),
+        "status": lifecycle.target(TASK, TaskEvent.FAILED),
         "claim": 0,
         "claim_until": 0.0,
         "attempts": task.attempts + 1,
@@ -277,7 +279,7 @@ def fail_unreadable(ref: TaskRef, task: DamagedTask, *, now: float) -> Change:
     status_in = None if "status" in task.damaged else frozenset({task.status})
     flip = Update(task_key(ref), Guard(status_in=status_in, equals=equals), values, is_quiet=True)
     counts = {"done": 1, "failed": 1, FailureReason.OTHER.value: 1}
-    if task.attempts and task.status not in lifecycle.sources(TASK, "released"):
+    if task.attempts and task.status not in lifecycle.sources(TASK, TaskEvent.RELEASED):
         counts["retrying"] = -1
     return Change((flip, _count(ref, SETTLES_PASS, counts)))
 
@@ -286,7 +288,7 @@ def release_for_retry(
     ref: TaskRef, task: Task, problem: Problem, *, spent: Cost, now: float
 ) -> Change:
     """Counts a failed attempt and frees the task. The same message, visible later, retries it."""
-    return _settle(ref, task, "released", {}, {"retrying": 1}, (problem, spent, now))
+    return _settle(ref, task, TaskEvent.RELEASED, {}, {"retrying": 1}, (problem, spent, now))
 
 
 def release_claim(
@@ -303,13 +305,15 @@ def release_claim(
     """
     money = _money(spent or Cost())
     values: dict[str, Any] = {
-        "status": lifecycle.target(TASK, "released"),
+        "status": lifecycle.target(TASK, TaskEvent.RELEASED),
         "claim_until": 0.0,
         "updated_at": now,
     }
     if spent is not None and money:
         values["history"] = _history(task, problem, spent, now)
-    update = Update(task_key(ref), _mine(task, "released"), values, {"handed_back": 1, **money})
+    update = Update(
+        task_key(ref), _mine(task, TaskEvent.RELEASED), values, {"handed_back": 1, **money}
+    )
     between_tries = {"retrying": 1} if task.attempts else {}
     return Change((update, _count(ref, RELEASES_PASS, {**between_tries, **money})))
 
@@ -357,7 +361,7 @@ def may_be_drained(settled: Settled) -> bool:
     return settled.stats is None or settled.stats.done >= settled.stats.admitted
 
 
-def _mine(task: Task, event: str) -> Guard:
+def _mine(task: Task, event: TaskEvent) -> Guard:
     return Guard(status_in=lifecycle.sources(TASK, event), equals=(("claim", task.claim),))
 
 
@@ -383,7 +387,7 @@ def _history(task: Task, problem: Problem | None, spent: Cost, now: float) -> tu
 def _settle(
     ref: TaskRef,
     task: Task,
-    event: str,
+    event: TaskEvent,
     values: dict[str, Any],
     counts: dict[str, int],
     ending: tuple[Problem | None, Cost, float],

@@ -26,7 +26,17 @@ from conveyor.domain.changes import (
     Write,
 )
 from conveyor.domain.ids import EventId, RunId, notice_id
-from conveyor.domain.lifecycle import GATE, JOB, RUN, RUN_LIVE, RUN_TERMINAL
+from conveyor.domain.lifecycle import (
+    ACCEPTS_SETTLES,
+    COUNTERS,
+    JOB,
+    RUN,
+    RUN_LIVE,
+    RUN_TERMINAL,
+    CounterEvent,
+    JobEvent,
+    RunEvent,
+)
 from conveyor.domain.model import (
     DeletionIntent,
     EventType,
@@ -43,9 +53,9 @@ from conveyor.domain.run.counters import Totals
 from conveyor.domain.webhook.delivery import run_facts, run_payload, task_summary
 
 _EVENT_OF = {
-    "completed": EventType.RUN_COMPLETED,
-    "failed": EventType.RUN_FAILED,
-    "stopped": EventType.RUN_STOPPED,
+    RunEvent.COMPLETED: EventType.RUN_COMPLETED,
+    RunEvent.FAILED: EventType.RUN_FAILED,
+    RunEvent.STOPPED: EventType.RUN_STOPPED,
 }
 INGEST_FAILED = "ingest_failed"
 
@@ -54,7 +64,7 @@ def complete(job: Job, run: Run, totals: Totals, *, now: float) -> Change:
     """Completes a run whose tasks are all terminal. The notice is part of the same change, so that
     no end without a notice can be stored.
     """
-    return _end(job, run, totals, "completed", {}, now)
+    return _end(job, run, totals, RunEvent.COMPLETED, {}, now)
 
 
 def request_stop(run: Run, *, reason: str | None, now: float, detail: str | None = None) -> Change:
@@ -65,8 +75,7 @@ def request_stop(run: Run, *, reason: str | None, now: float, detail: str | None
         "failure_detail": detail,
         "updated_at": now,
     }
-    guard = Guard(status_in=RUN_LIVE, equals=(("stop_requested_at", None),))
-    return Change((Update(_key(run), guard, values), *_gates(run, "draining")))
+    return Change((Update(_key(run), ACCEPTS_SETTLES, values), *_drain_counters(run)))
 
 
 def request_failure(run: Run, cause: RunFailure, detail: str, *, now: float) -> Change:
@@ -77,16 +86,15 @@ def request_failure(run: Run, cause: RunFailure, detail: str, *, now: float) -> 
         "failure_detail": detail[:500],
         "updated_at": now,
     }
-    guard = Guard(status_in=RUN_LIVE, equals=(("stop_requested_at", None),))
-    return Change((Update(_key(run), guard, values), *_gates(run, "draining")))
+    return Change((Update(_key(run), ACCEPTS_SETTLES, values), *_drain_counters(run)))
 
 
 def finish_stop(job: Job, run: Run, totals: Totals, *, now: float) -> Change:
     """Second step: the frozen counters decide. If every task had ended, the run is completed."""
     if lifecycle.is_complete(run, totals):
         no_cause = {"failure_reason": None, "failure_detail": None, "stop_reason": None}
-        return _end(job, run, totals, "completed", no_cause, now)
-    event = "failed" if run.failure_reason else "stopped"
+        return _end(job, run, totals, RunEvent.COMPLETED, no_cause, now)
+    event = RunEvent.FAILED if run.failure_reason else RunEvent.STOPPED
     return _end(job, run, totals, event, {}, now)
 
 
@@ -112,17 +120,19 @@ def delete_run(
         values["latest_run_id"] = next_latest
     if job.active_run_id == run.run_id:
         values["active_run_id"] = None
-        values |= {"status": lifecycle.target(JOB, "closed")}
+        values |= {"status": lifecycle.target(JOB, JobEvent.CLOSED)}
         told = event_log.closed_event(job, now=now)
     guard = Guard(
-        status_in=lifecycle.sources(JOB, "deleted") & {job.status},
+        status_in=lifecycle.sources(JOB, JobEvent.DELETED) & {job.status},
         equals=(("latest_run_id", job.latest_run_id), ("active_run_id", job.active_run_id)),
     )
     return Change(
         (
-            Update(_key(run), Guard(status_in=lifecycle.sources(RUN, "deleted")), _gone(now)),
+            Update(
+                _key(run), Guard(status_in=lifecycle.sources(RUN, RunEvent.DELETED)), _gone(now)
+            ),
             Update(JobKey(job.job_id), guard, values),
-            *_shut_if_live(run),
+            *(_close_counters(run) if run.status in RUN_LIVE else ()),
             _scrub(job, run.run_id, scrub_id, now),
             event_log.of_run(run, EventType.RUN_DELETED, now=now),
             *told,
@@ -135,7 +145,7 @@ def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Ch
     rest.
     """
     tombstone: dict[str, Any] = {
-        "status": lifecycle.target(JOB, "deleted"),
+        "status": lifecycle.target(JOB, JobEvent.DELETED),
         "updated_at": now,
         "params": {},
         "headers_sealed": None,
@@ -150,13 +160,13 @@ def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Ch
         "task_token_sealed": None,
     }
     guard = Guard(
-        status_in=lifecycle.sources(JOB, "deleted"),
+        status_in=lifecycle.sources(JOB, JobEvent.DELETED),
         equals=(("active_run_id", job.active_run_id),),
     )
     writes: list[Write] = [Update(JobKey(job.job_id), guard, tombstone)]
     if active is not None:
         live = Guard(status_in=RUN_LIVE)
-        writes += [Update(_key(active), live, _gone(now)), *_gates(active, "closed")]
+        writes += [Update(_key(active), live, _gone(now)), *_close_counters(active)]
     if job.type is JobType.SCHEDULED:
         writes.append(Delete(ScheduleKey(job.job_id)))
     told = event_log.job_deleted(job, now=now)
@@ -165,10 +175,12 @@ def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Ch
 
 def close(job: Job, run: Run, *, now: float) -> Change:
     """Closes an open job: it accepts no more tasks."""
-    closed = {"status": lifecycle.target(JOB, "closed"), "updated_at": now}
+    closed = {"status": lifecycle.target(JOB, JobEvent.CLOSED), "updated_at": now}
     return Change(
         (
-            Update(JobKey(job.job_id), Guard(status_in=lifecycle.sources(JOB, "closed")), closed),
+            Update(
+                JobKey(job.job_id), Guard(status_in=lifecycle.sources(JOB, JobEvent.CLOSED)), closed
+            ),
             Update(
                 _key(run),
                 Guard(status_in=RUN_LIVE),
@@ -181,8 +193,10 @@ def close(job: Job, run: Run, *, now: float) -> Change:
 
 def close_ended(job: Job, *, now: float) -> Change:
     """Closes an open job whose run was already stopped or has failed."""
-    closed = {"status": lifecycle.target(JOB, "closed"), "updated_at": now}
-    guard = Guard(status_in=lifecycle.sources(JOB, "closed"), equals=(("active_run_id", None),))
+    closed = {"status": lifecycle.target(JOB, JobEvent.CLOSED), "updated_at": now}
+    guard = Guard(
+        status_in=lifecycle.sources(JOB, JobEvent.CLOSED), equals=(("active_run_id", None),)
+    )
     return Change(
         (Update(JobKey(job.job_id), guard, closed), *event_log.closed_event(job, now=now))
     )
@@ -202,20 +216,25 @@ def _key(run: Run) -> RunKey:
 
 
 def _gone(now: float) -> dict[str, Any]:
-    return {"status": lifecycle.target(RUN, "deleted"), "updated_at": now, "ended_at": now}
+    return {"status": lifecycle.target(RUN, RunEvent.DELETED), "updated_at": now, "ended_at": now}
 
 
-def _gates(run: Run, event: str) -> tuple[Update, ...]:
-    guard = Guard(status_in=lifecycle.sources(GATE, event))
-    values = {"status": lifecycle.target(GATE, event)}
+def _drain_counters(run: Run) -> tuple[Update, ...]:
+    """Makes the counters refuse settles but accept releases."""
+    return _change_counters(run, CounterEvent.DRAINING)
+
+
+def _close_counters(run: Run) -> tuple[Update, ...]:
+    return _change_counters(run, CounterEvent.CLOSED)
+
+
+def _change_counters(run: Run, event: CounterEvent) -> tuple[Update, ...]:
+    guard = Guard(status_in=lifecycle.sources(COUNTERS, event))
+    values = {"status": lifecycle.target(COUNTERS, event)}
     return tuple(
         Update(StatsKey(run.job_id, run.run_id, shard), guard, values)
         for shard in range(run.shard_count)
     )
-
-
-def _shut_if_live(run: Run) -> tuple[Update, ...]:
-    return _gates(run, "closed") if run.status in RUN_LIVE else ()
 
 
 def _scrub(job: Job, run_id: RunId | None, scrub_id: str, now: float) -> Insert:
@@ -231,7 +250,7 @@ def _scrub(job: Job, run_id: RunId | None, scrub_id: str, now: float) -> Insert:
 
 
 def _end(
-    job: Job, run: Run, totals: Totals, event: str, values: dict[str, Any], now: float
+    job: Job, run: Run, totals: Totals, event: RunEvent, values: dict[str, Any], now: float
 ) -> Change:
     expires_at = now + job.result_ttl_days * 86_400.0
     ended = {
@@ -247,7 +266,7 @@ def _end(
     writes: list[Write] = [
         Update(_key(run), Guard(status_in=lifecycle.sources(RUN, event)), ended),
         Update(JobKey(job.job_id), owned, freed),
-        *_gates(run, "closed"),
+        *_close_counters(run),
     ]
     final = msgspec.structs.replace(run, **values)
     facts = run_facts(final, totals)

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.lifecycle import accepts_settles
 from conveyor.domain.model import PauseState, Run
 from conveyor.domain.run.counters import Totals
 
@@ -105,7 +105,7 @@ class Waiting(msgspec.Struct, frozen=True):
 def explain(facts: RunFacts) -> Waiting | None:
     """Returns why the run waits; None if it makes progress, has no work, or has ended."""
     run = facts.run
-    if run.status not in RUN_LIVE or run.stop_requested_at is not None or not facts.left:
+    if not accepts_settles(run) or not facts.left:
         return None
     reason = _cause(facts)
     if reason is None:
@@ -169,7 +169,11 @@ def eta_s(facts: RunFacts) -> float | None:
     rate = sum(report.rate for report in facts.sightings)
     if any(report.reason in OUTAGES for report in facts.sightings):
         return None
-    is_live = facts.run.status in RUN_LIVE and facts.run.stop_requested_at is None
-    if not is_live or facts.run.pause_state is PauseState.PAUSED or not facts.left or rate <= 0:
+    if (
+        not accepts_settles(facts.run)
+        or facts.run.pause_state is PauseState.PAUSED
+        or not facts.left
+        or rate <= 0
+    ):
         return None
     return facts.left / rate

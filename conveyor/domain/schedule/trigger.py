@@ -15,7 +15,7 @@ import msgspec
 from conveyor.domain import lifecycle, limits
 from conveyor.domain.changes import Change, Guard, Insert, JobKey, ScheduleKey, Update
 from conveyor.domain.ids import FIRST_BATCH, RunId
-from conveyor.domain.lifecycle import SCHEDULE, SCHEDULE_FIRES
+from conveyor.domain.lifecycle import SCHEDULE, SCHEDULE_FIRES, ScheduleEvent
 from conveyor.domain.model import Batch, IngestStatus, Job, Run, RunStatus
 from conveyor.domain.schedule.schedule import (
     Overlap,
@@ -127,7 +127,7 @@ def _anchored(rule: Rule, now: float) -> Rule:
 
 
 def pause(schedule: Schedule, *, now: float) -> Change:
-    return _flipped(schedule, "paused", {}, now)
+    return _flipped(schedule, ScheduleEvent.PAUSED, {}, now)
 
 
 def resume(schedule: Schedule, *, now: float) -> Change:
@@ -137,10 +137,12 @@ def resume(schedule: Schedule, *, now: float) -> Change:
     first_at = schedule.next_fire_at
     if first_at is not None and first_at <= now:
         values["skips"] = _with(schedule, (Skip(first_at, now, SkipReason.PAUSED),))
-    return _flipped(schedule, "resumed", values, now)
+    return _flipped(schedule, ScheduleEvent.RESUMED, values, now)
 
 
-def _flipped(schedule: Schedule, event: str, values: dict[str, Any], now: float) -> Change:
+def _flipped(
+    schedule: Schedule, event: ScheduleEvent, values: dict[str, Any], now: float
+) -> Change:
     status = lifecycle.target(SCHEDULE, event)
     sources = lifecycle.sources(SCHEDULE, event)
     return _changed(schedule, sources, {"status": status, **values}, now)

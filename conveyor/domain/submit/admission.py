@@ -32,7 +32,14 @@ from conveyor.domain.changes import (
 )
 from conveyor.domain.errors import InvalidTask, make_problem
 from conveyor.domain.ids import BatchId, RunId, task_ids
-from conveyor.domain.lifecycle import JOB, JOB_VISIBLE, RUN_LIVE, SETTLES_PASS, TASK_TERMINAL
+from conveyor.domain.lifecycle import (
+    ACCEPTS_LISTS,
+    JOB,
+    JOB_VISIBLE,
+    SETTLES_PASS,
+    TASK_TERMINAL,
+    JobEvent,
+)
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -157,7 +164,7 @@ def new_run(job: Job, run: Run, batches: Sequence[Batch], tasks: Sequence[Task])
         equals=(("active_run_id", None), ("runs_count", run.sequence - 1)),
     )
     values = {
-        "status": lifecycle.target(JOB, "closed"),
+        "status": lifecycle.target(JOB, JobEvent.CLOSED),
         "active_run_id": run.run_id,
         "latest_run_id": run.run_id,
         "updated_at": run.created_at,
@@ -176,22 +183,21 @@ def _run_created(run: Run) -> Insert:
 def add_batch(
     job: Job, run: Run, batch: Batch, tasks: Sequence[Task], *, is_last: bool, now: float
 ) -> Change:
-    """One more list for an open job. Excludes a close, and a second go of itself."""
+    """Adds one more list to an open job. A concurrent close and a second attempt with the same list
+    exclude it: one of the two is refused."""
     job_values: dict[str, object] = {"updated_at": now}
     run_values: dict[str, object] = {"updated_at": now}
     if is_last:
-        job_values |= {"status": lifecycle.target(JOB, "closed")}
+        job_values |= {"status": lifecycle.target(JOB, JobEvent.CLOSED)}
         run_values |= {"last_batch_received": True}
-    still_open = batch.status in lifecycle.sources(lifecycle.BATCH, "sealed")
+    is_open = batch.status in lifecycle.BATCH_UNFINISHED
     deltas = {"planned": batch.total, "batches_seq": 1}
-    deltas |= {"open_batches": 1} if still_open else {"total": batch.total}
-    takes_more = Guard(
-        status_in=RUN_LIVE,
-        equals=(("last_batch_received", False), ("stop_requested_at", None)),
-    )
+    deltas |= {"open_batches": 1} if is_open else {"total": batch.total}
     writes: list[Write] = [
-        Update(JobKey(job.job_id), Guard(status_in=lifecycle.sources(JOB, "closed")), job_values),
-        Update(RunKey(run.job_id, run.run_id), takes_more, run_values, deltas),
+        Update(
+            JobKey(job.job_id), Guard(status_in=lifecycle.sources(JOB, JobEvent.CLOSED)), job_values
+        ),
+        Update(RunKey(run.job_id, run.run_id), ACCEPTS_LISTS, run_values, deltas),
         _batch_insert(batch),
         *_task_inserts(run, tasks),
     ]

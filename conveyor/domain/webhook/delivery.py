@@ -15,13 +15,13 @@ import msgspec
 from conveyor.domain import clock_step, lifecycle, limits
 from conveyor.domain.changes import Change, Guard, NoticeKey, Update
 from conveyor.domain.ids import Random, notice_id
-from conveyor.domain.lifecycle import NOTICE
+from conveyor.domain.lifecycle import NOTICE, NoticeEvent
 from conveyor.domain.model import DeliveryAttempt, Job, Notice, NoticeChannel, Run, RunStatus
 from conveyor.domain.run.counters import Totals
 
 RETRY_SCHEDULE_S: Sequence[float] = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
 RETRY_AFTER_S_MAX = 24 * 3600.0
-WAITING = lifecycle.sources(NOTICE, "delivered")
+WAITING = lifecycle.NOTICE_WAITING
 # The longest deferral of a notice without an attempt: until a failing receiver is called again.
 PUT_OFF_S_MAX = 900.0
 _MAY_ASK_FOR_TIME = frozenset({429, 503})
@@ -32,16 +32,28 @@ def claim(notice: Notice, *, now: float) -> Change:
     """Claims a notice for one attempt. No other process attempts it until the result is recorded
     or the claim has expired.
     """
-    return _update(notice, "delivered", {"due_at": now + limits.WEBHOOK_CLAIM_S}, {"claim": 1})
+    return _update(
+        notice, NoticeEvent.CLAIMED, {"due_at": now + limits.WEBHOOK_CLAIM_S}, {"claim": 1}
+    )
 
 
 def delivered(notice: Notice, tried: DeliveryAttempt) -> Change:
-    return _tried(notice, tried, "delivered", {"status": lifecycle.target(NOTICE, "delivered")})
+    return _tried(
+        notice,
+        tried,
+        NoticeEvent.DELIVERED,
+        {"status": lifecycle.target(NOTICE, NoticeEvent.DELIVERED)},
+    )
 
 
 def receiver_gone(notice: Notice, tried: DeliveryAttempt) -> Change:
     """Ends a notice whose receiver refuses it permanently."""
-    return _tried(notice, tried, "exhausted", {"status": lifecycle.target(NOTICE, "exhausted")})
+    return _tried(
+        notice,
+        tried,
+        NoticeEvent.EXHAUSTED,
+        {"status": lifecycle.target(NOTICE, NoticeEvent.EXHAUSTED)},
+    )
 
 
 def failed(
@@ -56,12 +68,12 @@ def failed(
         return receiver_gone(notice, tried)
     failures = 1 + sum(each.at >= notice.due_since for each in notice.tries)
     delay_s = next_delivery_s(failures, retry_after_s=retry_after_s, random=random)
-    return _tried(notice, tried, "delivered", {"due_at": now + delay_s})
+    return _tried(notice, tried, NoticeEvent.RETRIED, {"due_at": now + delay_s})
 
 
 def postpone(notice: Notice, *, until: float) -> Change:
     """Defers a notice without an attempt."""
-    return _update(notice, "delivered", {"due_at": until})
+    return _update(notice, NoticeEvent.POSTPONED, {"due_at": until})
 
 
 def pull_back(notice: Notice, *, now: float) -> Change | None:
@@ -75,7 +87,7 @@ def pull_back(notice: Notice, *, now: float) -> Change | None:
         ttl_s = max(ttl_s, RETRY_AFTER_S_MAX)
     if not clock_step.is_unreal(notice.due_at, now=now, ttl_s=ttl_s):
         return None
-    return _update(notice, "delivered", {"due_at": now})
+    return _update(notice, NoticeEvent.POSTPONED, {"due_at": now})
 
 
 def defer_for_receiver(notice: Notice, *, until: float, now: float) -> Change:
@@ -85,14 +97,20 @@ def defer_for_receiver(notice: Notice, *, until: float, now: float) -> Change:
     """
     if not is_over(notice, now=now):
         return postpone(notice, until=until)
-    ended = {"status": lifecycle.target(NOTICE, "exhausted"), "last_error": "receiver_sidelined"}
-    return _update(notice, "exhausted", ended)
+    ended = {
+        "status": lifecycle.target(NOTICE, NoticeEvent.EXHAUSTED),
+        "last_error": "receiver_sidelined",
+    }
+    return _update(notice, NoticeEvent.EXHAUSTED, ended)
 
 
 def discard(notice: Notice) -> Change:
     """Drops a notice that has no receiver any more."""
-    values = {"status": lifecycle.target(NOTICE, "dropped"), "last_error": _NOBODY[notice.channel]}
-    return _update(notice, "dropped", values)
+    values = {
+        "status": lifecycle.target(NOTICE, NoticeEvent.DROPPED),
+        "last_error": _NOBODY[notice.channel],
+    }
+    return _update(notice, NoticeEvent.DROPPED, values)
 
 
 def redeliver(notice: Notice, *, now: float) -> Change:
@@ -100,12 +118,12 @@ def redeliver(notice: Notice, *, now: float) -> Change:
     ignored.
     """
     values = {
-        "status": lifecycle.target(NOTICE, "redelivered"),
+        "status": lifecycle.target(NOTICE, NoticeEvent.REDELIVERED),
         "due_at": now,
         "due_since": now,
         "last_error": None,
     }
-    return _update(notice, "redelivered", values, {"claim": 1})
+    return _update(notice, NoticeEvent.REDELIVERED, values, {"claim": 1})
 
 
 def blocking_predecessor(notice: Notice, of_its_run: Iterable[Notice]) -> Notice | None:
@@ -136,7 +154,9 @@ def _place(notice: Notice) -> tuple[float, str]:
     return notice.occurred_at, notice.notice_id
 
 
-def _tried(notice: Notice, tried: DeliveryAttempt, event: str, values: dict[str, Any]) -> Change:
+def _tried(
+    notice: Notice, tried: DeliveryAttempt, event: NoticeEvent, values: dict[str, Any]
+) -> Change:
     log = (*notice.tries, tried)[-limits.WEBHOOK_TRIES_KEPT :]
     return _update(
         notice, event, {**values, "tries": log, "last_error": tried.error}, {"attempts": 1}
@@ -144,7 +164,7 @@ def _tried(notice: Notice, tried: DeliveryAttempt, event: str, values: dict[str,
 
 
 def _update(
-    notice: Notice, event: str, values: dict[str, Any], deltas: dict[str, int] | None = None
+    notice: Notice, event: NoticeEvent, values: dict[str, Any], deltas: dict[str, int] | None = None
 ) -> Change:
     guard = Guard(status_in=lifecycle.sources(NOTICE, event), equals=(("claim", notice.claim),))
     return Change((Update(NoticeKey(notice.notice_id), guard, values, deltas or {}),))

@@ -17,7 +17,7 @@ import trio
 from conveyor.domain.changes import Applied, Chunk, JobKey, RunKey
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.ids import JobId, RunId, TaskId
-from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.lifecycle import RUN_LIVE, accepts_settles
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -82,7 +82,7 @@ async def ingest_batch(env: Context, batch: Batch) -> Ingested:
     run = await env.store.read(RunKey(batch.job_id, batch.run_id))
     # The list will never be needed. Abandon the batch, or the sweeper would find it again and
     # again.
-    if run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None:
+    if run is None or not accepts_settles(run):
         await env.commit(ingestion.abandon(batch, now=env.now()))
         return Ingested.FENCED
     try:

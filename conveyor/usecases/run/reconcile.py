@@ -17,7 +17,7 @@ from conveyor.domain.changes import Applied, Change, Delete, Guard, JobKey, RunK
 from conveyor.domain.errors import Conflict, Refused
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import (
-    BATCH,
+    BATCH_UNFINISHED,
     JOB_VISIBLE,
     RUN_LIVE,
     RUN_TERMINAL,
@@ -71,7 +71,7 @@ class SweepResult(msgspec.Struct):
 
 async def stalled_batches(env: Context, *, idle_s: float) -> list[Batch]:
     """Returns open batches that no ingester has moved for `idle_s`."""
-    statuses = lifecycle.sources(BATCH, "sealed")
+    statuses = BATCH_UNFINISHED
     query = BatchesIn(statuses=statuses, idle_since=env.now() - idle_s, limit=_PAGE)
     return await env.store.find(query)
 
@@ -155,7 +155,7 @@ async def _close_queue(env: Context, run: Run) -> None:
 
 async def _repair(env: Context, run: Run, repairs: SweepResult) -> bool:
     """Repairs one run. Returns whether the run is open and all its tasks have ended."""
-    if run.stop_requested_at is not None:
+    if lifecycle.is_stopping(run):
         await env.signals.teardown(run.job_id, run.run_id, deadline_s=env.policy.teardown_s)
         # A conflict means that other processes keep changing the row. The next sweep tries again.
         with suppress(Conflict):

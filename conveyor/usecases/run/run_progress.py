@@ -16,7 +16,7 @@ import trio
 from conveyor.domain import limits
 from conveyor.domain.changes import JobKey
 from conveyor.domain.ids import RunId
-from conveyor.domain.lifecycle import RUN_LIVE, displayed_status
+from conveyor.domain.lifecycle import RUN_LIVE, accepts_settles, displayed_status
 from conveyor.domain.model import Run, RunStatus
 from conveyor.domain.queries import RunsIn
 from conveyor.domain.run import wait_reason
@@ -187,8 +187,7 @@ async def _look(cache: Cache, run: Run) -> CachedValue | ReadTicket | None:
 def _is_under_way(run: Run) -> bool:
     """Returns whether the run has all its lists and no stop request. Otherwise its counters change
     for reasons other than settles, or a decision is near, and they are read directly."""
-    is_ending = run.status not in RUN_LIVE or run.stop_requested_at is not None
-    return not is_ending and run.open_batches == 0
+    return accepts_settles(run) and run.open_batches == 0
 
 
 def _version(run: Run) -> str:

@@ -56,7 +56,7 @@ async def _try_complete(env: Context, job_id: JobId, run_id: RunId) -> bool | Ag
     if run is None or run.status not in RUN_LIVE:
         return True
     totals = await totals_of(env, run)
-    if run.stop_requested_at is not None or not lifecycle.is_complete(run, totals):
+    if lifecycle.is_stopping(run) or not lifecycle.is_complete(run, totals):
         return False
     job = await env.store.read(JobKey(job_id))
     # The job was deleted meanwhile. Its deletion removes the run.
@@ -94,7 +94,7 @@ async def stop(
     run = await latest_run(env, job)
     if run is None:
         raise Conflict("The job has no run to stop.", code="run_not_stoppable")
-    if run.status in RUN_LIVE and run.stop_requested_at is None:
+    if lifecycle.accepts_settles(run):
         await env.commit(termination.request_stop(run, reason=reason, now=env.now()))
     receipt = await _tear_down_workers(env, run)
     ended = await finish_stop(env, run.job_id, run.run_id)
@@ -166,7 +166,7 @@ async def finish_stop(env: Context, job_id: JobId, run_id: RunId) -> Run | None:
 
 async def _try_finish_stop(env: Context, job_id: JobId, run_id: RunId) -> Run | Again | None:
     run = await env.store.read(RunKey(job_id, run_id))
-    if run is None or run.status not in RUN_LIVE or run.stop_requested_at is None:
+    if run is None or not lifecycle.is_stopping(run):
         return run
     job = await env.store.read(JobKey(job_id))
     if job is None:

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from conveyor.domain import limits
+from conveyor.domain import lifecycle, limits
 from conveyor.domain.backpressure.budget import BudgetCap
 from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.changes import Applied, BatchKey, JobKey, RunKey, Stale
@@ -366,8 +366,7 @@ def _refuse_unless_open(job: Job, run: Run) -> None:
         raise Conflict("The last batch of this job was received.", code="last_batch_received")
     if job.status is not JobStatus.OPEN:
         raise Conflict("The job is closed: it takes no more tasks.", code="job_not_open")
-    # Lists are added to the first run only; a rerun is over the tasks of the run before it.
-    if run.sequence != 1 or run.stop_requested_at is not None or run.ended_at is not None:
+    if not lifecycle.accepts_lists(run):
         raise Conflict("The first run has ended: it takes no more tasks.", code="job_not_open")
     # Temporary, so the refusal has a `Retry-After` and is not stored under the Idempotency-Key.
     if run.ingest_status is IngestStatus.PENDING:
