@@ -36,8 +36,9 @@ from conveyor.domain import limits
 from conveyor.domain.backpressure import reservation
 from conveyor.domain.backpressure.budget import Budget, BudgetReservation, Price, Unit
 from conveyor.domain.backpressure.permits import cooldown_s, permits_to_request
-from conveyor.domain.changes import Applied, BudgetKey, Missing, Verdict
+from conveyor.domain.changes import Applied, BudgetKey, Missing, RunKey, Verdict
 from conveyor.domain.ids import LeaseId, RunId
+from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, Run
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.errors import Unavailable
@@ -151,6 +152,10 @@ class Permit:
             self.pool.limiter.forbid_preemption(self._fetch)
 
 
+class RunEnding(Exception):
+    """The run has ended or must stop: none of its tasks may start."""
+
+
 @dataclass(frozen=True, slots=True)
 class NoPermit:
     """No permit can be taken now. With a `reason` the poller reports it and backs off; without one
@@ -208,7 +213,8 @@ class PermitPool:
         return min(self.job.max_inflight, self.calls.limiter_for(self.job).window.capacity)
 
     async def acquire(self, count_max: int) -> list[Permit] | NoPermit:
-        """Takes up to `count_max` permits, with the parts that do not depend on the task.
+        """Takes up to `count_max` permits, with the parts that do not depend on the task. Raises
+        RunEnding if none may be taken any more.
 
         Nothing is received before, because a received message that cannot run is hidden from
         other workers and must be bounced. The parts are taken in this order:
@@ -322,10 +328,25 @@ class PermitPool:
         if self.env.is_apart():
             await self.release_idle()
         await self._renew_idle_leases()
+        if len(self.idle_leases) < count:
+            leases = await self._acquire_new_leases(count - len(self.idle_leases))
+            self.idle_leases += leases
+            await self._require_live_run()
         leases, self.idle_leases = self.idle_leases[:count], self.idle_leases[count:]
-        if len(leases) < count:
-            leases += await self._acquire_new_leases(count - len(leases))
         return leases
+
+    async def _require_live_run(self) -> None:
+        """Reads the run's row after new leases were acquired. Raises RunEnding if it must stop.
+
+        A stop first changes the row and then counts the leases. So either this poller notices the
+        stop, or the stop notices the leases. Where a stop waits for workers whose leases may be
+        invisible (`unseen_s`), the read is not necessary.
+        """
+        if self.env.policy.unseen_s or not self.idle_leases:
+            return
+        run = await self.env.store.read(RunKey(self.job.job_id, self.run_id))
+        if run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None:
+            raise RunEnding
 
     async def _acquire_new_leases(self, count: int) -> list[LeaseId]:
         """Shielded: a cancelled call could leave leases that this poller does not know of, and they

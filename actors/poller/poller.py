@@ -26,7 +26,14 @@ from actors.limiters.fair_limiter import FairLimiter
 from actors.limiters.storage_breaker import StorageBreaker
 from actors.messages import PollerMessage, TaskAssignment
 from actors.poller.host_limiter import AdmittedMessage, HostLimiter
-from actors.poller.permit import BudgetReservations, NoPermit, Permit, PermitPool, Wakeup
+from actors.poller.permit import (
+    BudgetReservations,
+    NoPermit,
+    Permit,
+    PermitPool,
+    RunEnding,
+    Wakeup,
+)
 from actors.runtime import Inbox, bounded_cleanup
 from actors.status_reporter import WaitStatus
 from conveyor.domain import limits
@@ -179,6 +186,8 @@ class RunPoller:
             return await self._poll_once(state, tasks)
         except QueueGone:
             return None if await self._has_run_ended() else RETRY_PAUSE_S
+        except RunEnding:
+            return None
 
     async def _poll_once(self, state: PollerState, tasks: trio.Nursery) -> float:
         """Takes permits, receives as many messages, claims their tasks and starts them. Returns the

@@ -11,11 +11,12 @@ from trio.testing import MockClock
 from actors.poller.poller import WATCH_S
 from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.ids import JobId, RunId
-from conveyor.domain.model import PauseState
+from conveyor.domain.model import PauseState, RunStatus
 from conveyor.ports.coordinator import TeardownResult
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import runs
 from conveyor.usecases.submit import jobs
+from tests.actors.faults import Faults, faulty
 from tests.actors.world import CALLER, World, make_world, urls
 
 STOP_S_MAX = 12.0
@@ -111,3 +112,23 @@ async def test_a_stop_of_a_run_at_work_elsewhere_is_complete_once_its_leases_are
 
         assert world.gateway.inflight_count == 0
         assert await runs.count_leases(world.env, stopped.run) == 0
+
+
+async def test_a_lease_that_was_acquired_after_a_stop_starts_no_fetch(
+    autojump_clock: MockClock,
+) -> None:
+    """The stop finds no lease while the acquire of a worker, which has not heard of the stop, is
+    under way; the queue of the run is closed later."""
+    world = make_world(think_s=1_000)
+    slow = Faults(latency_s={"acquire": 2.0, "close_run": 5.0})
+    coordinator, queue = faulty(world.env.coordinator, slow), faulty(world.env.queue, slow)
+    world = replace(world, env=replace(world.env, coordinator=coordinator, queue=queue))
+    async with world.working():
+        accepted = await world.submit(urls(5))
+        await trio.sleep(1.0)
+
+        stopped = await runs.stop(_elsewhere(world), CALLER, accepted.job.job_id)
+        await trio.sleep(30)
+
+    assert stopped.run.status is RunStatus.STOPPED
+    assert not world.gateway.calls
