@@ -1,4 +1,4 @@
-"""Receivers of the simulated web, as the real notifier sees them."""
+"""Receivers and the gateway of the simulated web, as the real clients see them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from trio.testing import MockClock
 from conveyor.domain.model import Webhook
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.webhook import WebhookNotifier
+from conveyor.engines.http.zenrows import ZenrowsGateway
+from conveyor.ports.gateway import Deferred, NotScraped, Outcome, Scraped
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
-from conveyor.simulation.environment.fake_internet import FakeInternet
+from conveyor.simulation.client_history import CURRENT_FETCH, Fetch
+from conveyor.simulation.environment.fake_internet import GATEWAY_HOST, FakeInternet
 from conveyor.simulation.environment.gateway import GatewayModel
 from conveyor.simulation.faults.faults import Fault
 from tests.builders import T0
+from tests.engines.http.conftest import a_request
 from tests.simulation.processes import life_with
 
 MESSAGE = Message(
@@ -68,3 +72,22 @@ async def test_a_receiver_that_drips_has_heard_us_only_if_we_heard_it(
 
     heard = [each.status for each in web.history.deliveries]
     assert (told, heard) in [(Delivered(204), [None, 204]), (NotDelivered("timeout"), [None])]
+
+
+@pytest.mark.parametrize(("allowed", "kind"), [("404", Scraped), ("500", NotScraped)])
+async def test_the_gateway_bills_a_page_with_an_allowed_status(
+    allowed: str, kind: type[Outcome], autojump_clock: MockClock
+) -> None:
+    web = web_with(Fault.SITE_NOT_FOUND)
+    fetch = Fetch(process="worker", run_id="r", task_id="t", claim=1, started_at=0.0)
+    gateway = ZenrowsGateway(cast("Any", web), f"https://{GATEWAY_HOST}/v1/", now=lambda: T0)
+    marker = CURRENT_FETCH.set(fetch)
+
+    outcome = await gateway.scrape(
+        a_request("https://a.example/", params={"allowed_status_codes": allowed})
+    )
+    CURRENT_FETCH.reset(marker)
+
+    assert isinstance(outcome, kind)
+    assert not isinstance(outcome, Deferred)
+    assert outcome.credits == fetch.credits_billed == (1 if kind is Scraped else 0)

@@ -7,11 +7,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from conveyor.domain.submit.target import Target, parse_url
 from conveyor.engines.aws.errors import AwsError, NoResponse
-from conveyor.http_client.errors import ConnectFailed
+from conveyor.http_client.errors import BodyTooLarge, ConnectFailed
 from conveyor.http_client.request import Request
 from conveyor.ports.errors import StorageFull, Unavailable
 from conveyor.simulation.backends.storage_outage import PIECE, storage_error
@@ -38,7 +39,8 @@ async def test_a_plan_refuses_calls_of_its_key_until_the_gateway_is_done(
 ) -> None:
     gateway = a_gateway(plan=1)
     assert gateway.refuse(a_request()) is None
-    gateway.occupy(a_request(), 10.0)
+    with trio.move_on_after(1.0), gateway.occupy(a_request(), 10.0):
+        await trio.sleep(5.0)  # The caller hangs up before the answer.
 
     refused = gateway.refuse(a_request())
 
@@ -47,7 +49,18 @@ async def test_a_plan_refuses_calls_of_its_key_until_the_gateway_is_done(
     assert refused.header(b"concurrency-limit") == "1"
     assert refused.header(b"concurrency-remaining") == "0"
     assert gateway.refuse(a_request("other")) is None
-    autojump_clock.jump(11.0)
+    autojump_clock.jump(9.0)
+    assert gateway.refuse(a_request()) is None
+
+
+async def test_a_call_does_not_occupy_the_plan_after_its_answer(autojump_clock: MockClock) -> None:
+    gateway = a_gateway(plan=1)
+    with gateway.occupy(a_request(), 100.0):
+        assert gateway.refuse(a_request()) is not None
+    assert gateway.refuse(a_request()) is None
+
+    with pytest.raises(BodyTooLarge), gateway.occupy(a_request(), 100.0):
+        raise BodyTooLarge("the caller reads no more of it")
     assert gateway.refuse(a_request()) is None
 
 

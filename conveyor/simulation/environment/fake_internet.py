@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NoReturn
@@ -27,7 +28,7 @@ from conveyor.http_client.errors import (
 )
 from conveyor.http_client.request import Request, Response
 from conveyor.simulation.client_history import CURRENT_FETCH, Delivery, Fetch, History
-from conveyor.simulation.environment.gateway import GatewayModel, url_of
+from conveyor.simulation.environment.gateway import GatewayModel, is_wanted, url_of
 from conveyor.simulation.faults.faults import Fault, Faults
 from conveyor.simulation.faults.process_faults import ProcessFaults
 from conveyor.simulation.invariant_monitor import InvariantMonitor
@@ -160,10 +161,14 @@ class FakeInternet:
         if fetch is not None:
             fetch.is_at_gateway = True
         response = await self._visit(request, fetch)
+        is_page = response.status == 200
         if response.status in _SAID_BY_GATEWAY:
-            status, body = _SAID_BY_GATEWAY[response.status]
-            return Response(status, self.gateway.page_headers(request), body)
-        if response.status == 200 and fetch is not None:
+            if not is_wanted(request, response.status):
+                status, body = _SAID_BY_GATEWAY[response.status]
+                return Response(status, self.gateway.page_headers(request), body)
+            is_page, page = True, _page(request, fetch, len(self.history.fetches))
+            response = Response(response.status, page.headers, page.body)
+        if is_page and fetch is not None:
             fetch.credits_billed += fetch.price_credits
         headers = (*response.headers, *self.gateway.page_headers(request))
         return Response(response.status, headers, response.body)
@@ -183,10 +188,17 @@ class FakeInternet:
         pause_s = self.random.uniform(0.0, 2.0 * think_s)
         if _is_calm(request.target):
             pause_s = CALM_SITE_S
-        if request.target.host == GATEWAY_HOST:
-            hangs = fault in {Fault.SITE_HUNG, Fault.SITE_DRIPPED, Fault.SITE_ENDLESS}
-            self.gateway.occupy(request, request.deadline_s if hangs else pause_s)
-        await self._after(pause_s)
+        hangs = fault in {Fault.SITE_HUNG, Fault.SITE_DRIPPED, Fault.SITE_ENDLESS}
+        is_gateway = request.target.host == GATEWAY_HOST
+        busy_s = request.deadline_s if hangs else pause_s
+        with self.gateway.occupy(request, busy_s) if is_gateway else nullcontext():
+            await self._after(pause_s)
+            return await self._respond(request, fetch, fault)
+
+    async def _respond(
+        self, request: Request, fetch: Fetch | None, fault: Fault | None
+    ) -> Response:
+        """The answer of the site, or its failure."""
         if fault is None or fault in {Fault.SITE_EMPTY, Fault.SITE_DRIPPED}:
             if fault is Fault.SITE_DRIPPED:
                 await self._after(self.random.uniform(10.0, 2.0 * limits.SCRAPE_DEADLINE_S))

@@ -1,19 +1,23 @@
 """A model of a scraping gateway: its plan, its outages, its headers and its bill
 (docs/engines.md, Gateways; docs/simulator.md).
 
-The gateway bills every page that it hands out. A call occupies its plan from the request until the
-gateway is done with it, whether or not the caller still waits.
+The gateway bills every page that it hands out. A call occupies its plan from the request until its
+answer has been read or cut off. A caller that hangs up before the answer does not end it: the
+gateway works on it for as long as it would have taken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 import trio
 
-from conveyor.http_client.errors import ConnectFailed
+from conveyor.engines.http.direct import allowed_statuses
+from conveyor.http_client.errors import ConnectFailed, FetchFailed
 from conveyor.http_client.request import Request, Response
 from conveyor.simulation.client_history import GatewayRefusal, History
 from conveyor.simulation.faults.faults import Fault, Faults
@@ -27,6 +31,13 @@ _FALSE = (b"0", b"-1", b"1", b"999999999999", b"99999999999999999999", b"many", 
 _LIE_RATE = 0.3
 
 
+@dataclass(slots=True)
+class GatewayCall:
+    """A call that occupies the plan of its key until this instant."""
+
+    until: float
+
+
 @dataclass(slots=True, kw_only=True)
 class GatewayModel:
     """One gateway for all processes. `outage` is how it fails everybody at the moment."""
@@ -37,7 +48,7 @@ class GatewayModel:
     faults: Faults
     history: History
     outage: Fault | None = None
-    _busy_until: dict[str, list[float]] = field(default_factory=dict)
+    _calls: dict[str, list[GatewayCall]] = field(default_factory=dict)
 
     def refuse(self, request: Request) -> Response | None:
         """What the gateway answers instead of a page; None if it takes the call."""
@@ -54,18 +65,25 @@ class GatewayModel:
             return Response(429, self._headers(key), b'{"code":"AUTH008"}')
         return None
 
-    def occupy(self, request: Request, seconds: float) -> None:
-        """The call occupies the plan of its key for so long."""
-        until = trio.current_time() + seconds
-        self._busy_until.setdefault(key_of(request), []).append(until)
+    @contextmanager
+    def occupy(self, request: Request, seconds: float) -> Iterator[None]:
+        """The call occupies the plan of its key for so long, or until its answer is over before."""
+        call = GatewayCall(trio.current_time() + seconds)
+        self._calls.setdefault(key_of(request), []).append(call)
+        try:
+            yield
+        except FetchFailed:  # The answer was cut off, by either side.
+            call.until = trio.current_time()
+            raise
+        call.until = trio.current_time()
 
     def page_headers(self, request: Request) -> Headers:
         return self._headers(key_of(request))
 
     def _busy_count(self, key: str) -> int:
         now = trio.current_time()
-        busy = [until for until in self._busy_until.get(key, []) if until > now]
-        self._busy_until[key] = busy
+        busy = [call for call in self._calls.get(key, []) if call.until > now]
+        self._calls[key] = busy
         return len(busy)
 
     def _headers(self, key: str) -> Headers:
@@ -85,11 +103,18 @@ class GatewayModel:
 
 def key_of(request: Request) -> str:
     """The API key that a call to the gateway carries."""
-    query = request.target.path_and_query.partition("?")[2]
-    return parse_qs(query).get("apikey", [""])[0]
+    return _params_of(request).get("apikey", "")
 
 
 def url_of(request: Request) -> str:
     """The page that a call to the gateway asks for."""
-    query = request.target.path_and_query.partition("?")[2]
-    return parse_qs(query).get("url", [""])[0]
+    return _params_of(request).get("url", "")
+
+
+def is_wanted(request: Request, status: int) -> bool:
+    """Whether the caller asked for the page of a site that answers with this status."""
+    return status in allowed_statuses(_params_of(request))
+
+
+def _params_of(request: Request) -> dict[str, str]:
+    return dict(parse_qsl(request.target.path_and_query.partition("?")[2]))

@@ -117,6 +117,16 @@ def test_a_lease_that_is_left_in_the_end_is_reported() -> None:
     assert list(dead_processes_hold_nothing(a_moment())) == []
 
 
+def test_a_lease_of_a_clock_that_was_ahead_is_left_only_where_nobody_counts_it() -> None:
+    month_s = 30 * 24 * 3600.0
+    row, real = (Lease(JOB, RUN, T0 + ahead_s, "pool#0#a") for ahead_s in (month_s, 100.0))
+    by_a_common_clock = Lease(JOB, RUN, T0 + month_s)
+
+    assert list(dead_processes_hold_nothing(a_moment(leases=[row]))) == []
+    assert list(dead_processes_hold_nothing(a_moment(leases=[row, real])))
+    assert list(dead_processes_hold_nothing(a_moment(leases=[by_a_common_clock])))
+
+
 def test_a_lease_that_is_held_long_after_the_end_of_its_run_is_reported() -> None:
     lease = Lease(JOB, RUN, expires_at=T0 + 20.0)
     long_ended, just_ended = (

@@ -15,6 +15,8 @@ from conveyor.simulation.invariant_monitor import StateChange
 # The next beat tells of the end, and a lease that nobody renews lapses; calls may arrive a minute
 # late, and clocks be ahead.
 _MOMENT_S = 1.0
+# The engines tolerate that a renewal takes effect up to two minutes after its instant was computed.
+_LIFE_S_MAX = max(limits.LEASE_TTL_S, limits.SCRAPE_DEADLINE_S) + 120.0
 _GIVEN_BACK_S = limits.HEARTBEAT_S + limits.LEASE_TTL_S + 60.0 + 20.0
 
 
@@ -63,9 +65,17 @@ def an_ended_run_holds_nothing(moment: StateChange) -> Iterator[str]:
 
 
 def dead_processes_hold_nothing(moment: StateChange) -> Iterator[str]:
-    """I31: when all is over, no lease is left."""
-    if moment.after.leases:
-        yield f"{len(moment.after.leases)} leases are left"
+    """I31: when all is over, no lease is left that any process counts."""
+    left = [lease for lease in moment.after.leases if not _is_disregarded(lease, moment.after.now)]
+    if left:
+        yield f"{len(left)} leases are left"
+
+
+def _is_disregarded(lease: Lease, now: float) -> bool:
+    """Whether the lease was made by a clock that was ahead: it ends later than any lease lives, so
+    no process counts it, and its row stays until then (seed 406). Only leases that are rows with
+    names have ends by the clocks of the processes."""
+    return bool(lease.name) and is_unreal(lease.expires_at, now=now, ttl_s=_LIFE_S_MAX)
 
 
 # Claims: who may take a task, and whose end it was (I15, I17).
