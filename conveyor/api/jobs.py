@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from conveyor.api import dry_run, schedule
+from conveyor.api import dry_run, job_search, schedule
 from conveyor.api.route import CURSOR, DRY_RUN, LIMIT, Command, Parameter, Query, Route, unchecked
 from conveyor.api.runs import STORAGE_QUOTAS, fresh_run_response
 from conveyor.api.schedule import cached_job_response, show_job
@@ -17,6 +17,7 @@ from conveyor.api.streaming_submit import StreamingSubmit
 from conveyor.api.webhook import webhook_from
 from conveyor.domain import limits, queries
 from conveyor.domain.backpressure.budget import BudgetCap
+from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.changes import JobKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import FIRST_BATCH, BatchId, JobId, RunId
@@ -30,11 +31,13 @@ from conveyor.domain.submit.scraper_params import InvalidParam, Params, check_pa
 from conveyor.schemas.requests import (
     AddTasksRequest,
     BudgetInput,
+    HostLimitsInput,
     SubmitJobRequest,
     WebhookInput,
     cap_from,
     decode_add_tasks,
     decode_budget,
+    decode_host_limits,
     decode_submit,
     drafts_of,
     escape_pointer,
@@ -49,7 +52,7 @@ from conveyor.schemas.responses import (
     SubmitJobResponse,
 )
 from conveyor.schemas.views import webhook_view
-from conveyor.usecases import budget
+from conveyor.usecases import budget, host_limits
 from conveyor.usecases import webhook as webhooks
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job
@@ -209,8 +212,10 @@ async def list_jobs(call: RequestContext) -> Response:
     statuses = JOB_VISIBLE if status is None else JOB_VISIBLE & {_job_status_from(status)}
     if kind is not None and kind not in set(JobType):
         raise InvalidArgument(f"type must be one of {', '.join(JobType)}.", pointer="/type")
-    external_id = call.parameter("external_id")
+    external_id, wanted = call.parameter("external_id"), job_search.filter_from(call)
+    # A cursor is valid for the list with the same conditions only.
     named = "" if external_id is None else f"|{external_id}"
+    named += "" if wanted.is_empty else f"|{wanted.scope}"
     scope = owner_scope(call.caller, f"jobs|{status}|{kind}{named}")
     sign = partial(call.env.secret_box.sign, purpose="cursor")
     cursor = call.parameter("cursor")
@@ -225,6 +230,11 @@ async def list_jobs(call: RequestContext) -> Response:
         before=JobId(before) if before is not None else None,
         limit=limit + 1,
     )
+    if not wanted.is_empty:
+        page = msgspec.structs.replace(query, limit=limit)
+        found, until = await job_search.find_matching(call.env, page, wanted)
+        position = None if until is None else queries.make_cursor(until, scope=scope, sign=sign)
+        return json_reply(ListJobsResponse(found, position))
     # The query asks for one row more than the page, which shows whether another page follows.
     rows = await call.env.store.find(query)
     shown = [await cached_job_response(call.env, job) for job in rows[:limit]]
@@ -318,6 +328,20 @@ async def _set_budget(call: RequestContext, cap: BudgetCap, _: str) -> Response:
     return json_reply(await show_job(call.env, job))
 
 
+def put_host_limits(call: RequestContext) -> Work:
+    given = host_limits_from(decode_host_limits(call.body))
+    return partial(_set_host_limits, call, given)
+
+
+def delete_host_limits(call: RequestContext) -> Work:
+    return partial(_set_host_limits, call, None)
+
+
+async def _set_host_limits(call: RequestContext, given: HostLimits | None, _: str) -> Response:
+    job = await host_limits.set_host_limits(call.env, call.caller, call.ids["job_id"], given)
+    return json_reply(await show_job(call.env, job))
+
+
 JOB_STATUS = Parameter("status", {"type": "string", "enum": list(JobStatus)}, "Only such jobs.")
 JOB_TYPE = Parameter("type", {"type": "string", "enum": list(JobType)}, "Only such jobs.")
 JOB_EXTERNAL_ID = Parameter(
@@ -351,7 +375,7 @@ ROUTES: tuple[Route, ...] = (
         summary="List your jobs, newest first",
         does=Query(list_jobs),
         answers={200: ListJobsResponse},
-        query=(JOB_STATUS, JOB_TYPE, JOB_EXTERNAL_ID, LIMIT, CURSOR),
+        query=(JOB_STATUS, JOB_TYPE, JOB_EXTERNAL_ID, *job_search.FILTERS, LIMIT, CURSOR),
     ),
     Route(
         method="GET",
@@ -387,6 +411,24 @@ ROUTES: tuple[Route, ...] = (
         tag="jobs",
         summary="Close an open job: no more tasks will come",
         does=Command(unchecked(close)),
+        answers={200: JobResponse},
+    ),
+    Route(
+        method="PUT",
+        path=_JOB + "/host_limits",
+        name="setJobHostLimits",
+        tag="jobs",
+        summary="Change the host limits, for runs that start from now on",
+        does=Command(put_host_limits, HostLimitsInput),
+        answers={200: JobResponse},
+    ),
+    Route(
+        method="DELETE",
+        path=_JOB + "/host_limits",
+        name="deleteJobHostLimits",
+        tag="jobs",
+        summary="Remove the host limits, for runs that start from now on",
+        does=Command(delete_host_limits),
         answers={200: JobResponse},
     ),
     Route(

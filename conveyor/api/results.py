@@ -8,17 +8,25 @@ from contextlib import contextmanager
 
 import msgspec
 
+from conveyor.api import task_search
 from conveyor.api.route import CURSOR, Access, Parameter, Query, Route
 from conveyor.api.server.problem import MEDIA_TYPE
 from conveyor.api.server.request import Download, RequestContext, Response, json_reply
 from conveyor.domain import limits
 from conveyor.domain.errors import NotFound, ResultDamaged
 from conveyor.domain.model import Job, Result, Run, Task
+from conveyor.domain.queries import TasksOf
 from conveyor.domain.submit.scraper_params import content_type_for, extension_for
-from conveyor.schemas.responses import ListResultsResponse, TaskHistoryResponse
+from conveyor.schemas.responses import (
+    ListHostsResponse,
+    ListResultsResponse,
+    TaskHistoryResponse,
+    TaskResult,
+)
 from conveyor.schemas.views import history_view, result_view
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, load_task, require_latest_run
 from conveyor.usecases.run import results
+from conveyor.usecases.run.task_search import sum_hosts
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +41,33 @@ async def list_results(call: RequestContext) -> Response:
         status=_given(call.parameter("status"), "all"),
         cursor=call.parameter("cursor"),
         limit=limit,
+        wanted=task_search.filter_from(call),
     )
     shown = [
         result_view(job, task, _link_to(call, run, task), is_expired=page.expiries.is_over(task))
         for task in page.tasks
     ]
     return json_reply(ListResultsResponse(shown, page.next_cursor))
+
+
+async def get_task(call: RequestContext) -> Response:
+    job, run = await _run_of(call)
+    task = await load_task(call.env, run, call.ids["task_id"])
+    expiries = await results.expiries_of(call.env, run)
+    link = _link_to(call, run, task)
+    return json_reply(result_view(job, task, link, is_expired=expiries.is_over(task)))
+
+
+async def list_hosts(call: RequestContext) -> Response:
+    """Reads many rows of the run, so it counts as an audit."""
+    _, run = await _run_of(call)
+    query = TasksOf(
+        job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=limits.PAGE_ROWS
+    )
+    with call.api.requests.hold_audit(call.caller):
+        figures, is_complete = await sum_hosts(call.env, query)
+    shown = [task_search.host_view(each) for each in figures]
+    return json_reply(ListHostsResponse(shown, is_complete))
 
 
 async def get_history(call: RequestContext) -> Response:
@@ -169,7 +198,8 @@ ROWS = Parameter(
 RESULT_STATUS = Parameter(
     "status",
     {"type": "string", "enum": list(results.FILTERS), "default": "all"},
-    "Only tasks like these; `processing` are all that have not ended.",
+    "Only tasks like these; `processing` are all that have not ended, `inflight` those that are "
+    "being fetched.",
 )
 TOKEN = Parameter("token", {"type": "string"}, "From a `result_url`; stands in for the API key.")
 REDIRECT = Parameter(
@@ -190,7 +220,7 @@ ROUTES: tuple[Route, ...] = (
         summary="Page through the tasks of the latest run",
         does=Query(list_results),
         answers={200: ListResultsResponse},
-        query=(RESULT_STATUS, ROWS, CURSOR),
+        query=(RESULT_STATUS, *task_search.FILTERS, ROWS, CURSOR),
         gives={"task_id": "/results/0/task_id"},
     ),
     Route(
@@ -201,8 +231,27 @@ ROUTES: tuple[Route, ...] = (
         summary="Page through the tasks of a run",
         does=Query(list_results),
         answers={200: ListResultsResponse},
-        query=(RESULT_STATUS, ROWS, CURSOR),
+        query=(RESULT_STATUS, *task_search.FILTERS, ROWS, CURSOR),
         gives={"task_id": "/results/0/task_id"},
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/hosts",
+        name="listRunHosts",
+        tag="runs",
+        summary="Show the figures of each host of a run",
+        does=Query(list_hosts),
+        answers={200: ListHostsResponse},
+        problems=(503,),
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/tasks/{task_id}",
+        name="getRunTask",
+        tag="tasks",
+        summary="Show a task",
+        does=Query(get_task),
+        answers={200: TaskResult},
     ),
     Route(
         method="GET",

@@ -60,7 +60,9 @@ async def _view(env: Context, run: Run, totals: Totals) -> RunResponse:
     seen = await run_progress.load_progress(env, run, totals)
     budget = await budget_of(env, run)
     shown = msgspec.structs.replace(run, expires_at=results.run_instant(env, run))
-    return run_view(shown, totals, seen.inflight, seen.waiting_on, seen.eta_s, budget)
+    return run_view(
+        shown, totals, seen.inflight, seen.waiting_on, seen.eta_s, budget, seen.rate_per_s
+    )
 
 
 async def list_runs(call: RequestContext) -> Response:

@@ -289,6 +289,7 @@ _SCHEDULE = msgspec.json.Decoder(JobSchedule)
 _SCHEDULE_STATE = msgspec.json.Decoder(UpdateScheduleStateRequest)
 _CREATE_INPUT = msgspec.json.Decoder(CreateJobInputRequest)
 _BUDGET = msgspec.json.Decoder(BudgetInput)
+_HOST_LIMITS = msgspec.json.Decoder(HostLimitsInput)
 
 
 def decode_submit(body: bytes) -> SubmitJobRequest:
@@ -357,6 +358,10 @@ def _csv_spec_of(given: CsvInput) -> ListSpec:
 
 def decode_budget(body: bytes) -> BudgetInput:
     return decode_strictly(_BUDGET, body)
+
+
+def decode_host_limits(body: bytes) -> HostLimitsInput:
+    return decode_strictly(_HOST_LIMITS, body)
 
 
 def drafts_of(tasks: list[TaskInput], *, start: int = 0) -> list[TaskDraft]:

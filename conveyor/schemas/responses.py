@@ -113,6 +113,7 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pending: Count
     spend: Spend
     failure_reasons: dict[str, Count] = {}
+    stored_bytes: Annotated[int, Meta(ge=0, description="Bytes of the stored bodies.")] = 0
 
 
 class WaitingResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -171,6 +172,9 @@ class RunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         Annotated[int, Meta(ge=0, description="If it goes on as it went lately.")] | None
     ) = None
     budget: BudgetResponse | None = None
+    rate_per_s: (
+        Annotated[float, Meta(ge=0, description="Tasks that ended per second lately.")] | None
+    ) = None
 
 
 class WebhookResponse(msgspec.Struct, frozen=True):
@@ -258,11 +262,42 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: Problem | None = None
     source_run_id: Ulid | None = None
     spend: TaskSpend | None = None
+    reason: Annotated[str, Meta(description="Why it failed, as counted.")] | None = None
+    attempts: Annotated[int, Meta(ge=0, description="Tries that reported an outcome.")] = 0
+    started_at: (
+        Annotated[Instant, Meta(description="Start of the fetch that is under way.")] | None
+    ) = None
+    http_status: Annotated[int, Meta(description="The site's status of a stored body.")] | None = (
+        None
+    )
+    size_bytes: Annotated[int, Meta(ge=0, description="Bytes of the stored body.")] | None = None
 
 
 class ListResultsResponse(msgspec.Struct, frozen=True):
     results: list[TaskResult]
     next_cursor: str | None
+
+
+class HostResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The tasks of one host. `median_s` is the duration of their last attempts."""
+
+    host: str
+    total: Count
+    successful: Count
+    failed: Count
+    inflight: Count
+    bytes: Count
+    credits: Count
+    failure_reasons: dict[str, Count] = {}
+    median_s: float | None = None
+
+
+class ListHostsResponse(msgspec.Struct, frozen=True):
+    """The hosts of a run, those with the most failures first. If `complete` is false, the run has
+    more rows than were read, and the figures are those of a part of it."""
+
+    hosts: list[HostResponse]
+    complete: bool
 
 
 class TaskHistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -77,6 +77,7 @@ def run_view(
     waiting: Waiting | None = None,
     eta_s: float | None = None,
     budget: Budget | None = None,
+    rate_per_s: float | None = None,
 ) -> RunResponse:
     """Returns the response for a run.
 
@@ -100,6 +101,7 @@ def run_view(
         pending=left - retrying - busy,
         spend=spend_view(totals.credits, totals.cost_micros),
         failure_reasons=totals.reasons,
+        stored_bytes=totals.stored_bytes,
     )
     return RunResponse(
         run_id=run.run_id,
@@ -122,6 +124,7 @@ def run_view(
         scheduled_for=None if run.scheduled_for is None else instant(run.scheduled_for),
         results_expire_at=None if run.expires_at is None else instant(run.expires_at),
         budget=budget_view(budget),
+        rate_per_s=None if rate_per_s is None or is_terminal else round(rate_per_s, 2),
     )
 
 
@@ -182,6 +185,7 @@ def webhook_view(webhook: Webhook | None) -> WebhookResponse | None:
 def result_view(job: Job, task: Task, result_url: str | None, *, is_expired: bool) -> TaskResult:
     """Returns the response for a task. `result_url` is shown only while the body is stored."""
     is_successful = task.status is TaskStatus.SUCCESSFUL
+    is_processing = task.status is TaskStatus.PROCESSING
     return TaskResult(
         task_id=task.task_id,
         run_id=task.run_id,
@@ -198,6 +202,11 @@ def result_view(job: Job, task: Task, result_url: str | None, *, is_expired: boo
         error=task.problem if task.status is TaskStatus.FAILED else None,
         source_run_id=task.source_run_id,
         spend=_task_spend(task),
+        reason=task.reason,
+        attempts=task.attempts,
+        started_at=instant(task.started_at) if is_processing and task.started_at else None,
+        http_status=task.result.http_status if task.result else None,
+        size_bytes=task.result.size_bytes if task.result else None,
     )
 
 

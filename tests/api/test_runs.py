@@ -30,6 +30,7 @@ async def test_a_run_counts_what_is_done_in_flight_and_waiting(world: World) -> 
         "retrying": 0,
         "pending": 1,
         "spend": {"credits": 1, "cost": 0.0025},
+        "stored_bytes": 3,
         "failure_reasons": {"bad_target": 1},
     }
 

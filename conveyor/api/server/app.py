@@ -103,7 +103,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 _VARIABLE = re.compile(r"\{(\w+)\}")
 
 
-def make_app(
+def make_app(  # noqa: PLR0913 (ports and options, each by name)
     env: Context,
     auth: Authenticator,
     *,
@@ -112,11 +112,12 @@ def make_app(
     ready: Callable[[], bool],
     inspect: Callable[[], object] | None = None,
     origins: Origins = Origins(),  # noqa: B008 (a frozen value)
+    mount: Callable[[QuartTrio, Api], None] | None = None,
 ) -> QuartTrio:
     """Builds the API over these ports.
 
     `inspect` returns the tree of actors, for every client that can reach the port. `origins` knows
-    the public URL and the trusted proxies.
+    the public URL and the trusted proxies. `mount` adds further routes, such as the dashboard.
     """
     api = Api(
         env=env,
@@ -144,6 +145,8 @@ def make_app(
             provide_automatic_options=False,
             strict_slashes=True,
         )
+    if mount is not None:
+        mount(app, api)
     app.before_request(partial(_begin, env))
     app.after_request(partial(_finish, metrics))
     app.register_error_handler(Exception, partial(_on_error, metrics))

@@ -93,6 +93,11 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
         """Admitted tasks that no worker holds, including those that wait for a retry."""
         return max(0, self.totals.admitted - self.totals.done - self.inflight)
 
+    @property
+    def rate_per_s(self) -> float:
+        """Tasks that ended per second lately, over all processes."""
+        return sum(report.rate for report in self.sightings)
+
 
 class Waiting(msgspec.Struct, frozen=True):
     """The main cause, as a code and as a sentence."""
@@ -166,7 +171,7 @@ def _detail(facts: RunFacts, reason: WaitReason) -> str:
 
 def eta_s(facts: RunFacts) -> float | None:
     """Seconds until the remaining tasks are done at the recent rate; None if unknown."""
-    rate = sum(report.rate for report in facts.sightings)
+    rate = facts.rate_per_s
     if any(report.reason in OUTAGES for report in facts.sightings):
         return None
     if (

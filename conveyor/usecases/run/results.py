@@ -28,6 +28,7 @@ from conveyor.domain.queries import TasksOf
 from conveyor.ports.errors import BlobMissing, StorageDamaged
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_task, totals_of, visible_run
+from conveyor.usecases.run.task_search import TaskFilter, find_in_list_order, find_tasks
 
 # Expiry: results are kept for some time after the end of their run (SPEC.md 4.20).
 #
@@ -262,7 +263,9 @@ FILTERS: dict[str, frozenset[TaskStatus] | None] = {
     "successful": frozenset({TaskStatus.SUCCESSFUL}),
     "failed": frozenset({TaskStatus.FAILED}),
     "processing": TASK_UNFINISHED,
+    "inflight": frozenset({TaskStatus.PROCESSING}),
 }
+EVERY_TASK = TaskFilter()
 
 
 class ResultPage(msgspec.Struct, frozen=True):
@@ -272,7 +275,14 @@ class ResultPage(msgspec.Struct, frozen=True):
 
 
 async def page(
-    env: Context, job: Job, run: Run, *, status: str, cursor: str | None, limit: int
+    env: Context,
+    job: Job,
+    run: Run,
+    *,
+    status: str,
+    cursor: str | None,
+    limit: int,
+    wanted: TaskFilter = EVERY_TASK,
 ) -> ResultPage:
     """Returns one page of a run's tasks in id order; exact once the run has ended. It may be short
     if matching tasks are rare: only a missing cursor means that nothing is left."""
@@ -280,6 +290,8 @@ async def page(
         raise InvalidArgument(f"status must be one of {', '.join(FILTERS)}.", pointer="/status")
     # The cursor's signature covers the scope, so a cursor works only for the list that issued it.
     scope = f"{job.caller}|{run.job_id}|{run.run_id}|{status}"
+    if not wanted.is_empty:
+        return await _search(env, run, status, wanted, cursor, limit, f"{scope}|{wanted.scope}")
     after = None if cursor is None else await _position(env, run, cursor, scope)
     if await _is_none(env, run, status):
         return ResultPage([], None, await expiries_of(env, run))
@@ -302,14 +314,46 @@ async def page(
     return ResultPage(rows, following, await expiries_of(env, run))
 
 
+async def _search(
+    env: Context,
+    run: Run,
+    status: str,
+    wanted: TaskFilter,
+    cursor: str | None,
+    limit: int,
+    scope: str,
+) -> ResultPage:
+    """A page of the tasks that match a filter, or of all tasks in the order of the list."""
+    sign = partial(env.secret_box.sign, purpose="cursor")
+    given = None if cursor is None else queries.read_cursor(cursor, scope=scope, sign=sign)
+    query = TasksOf(
+        job_id=run.job_id,
+        run_id=run.run_id,
+        shard_count=run.shard_count,
+        statuses=FILTERS[status],
+        limit=limit,
+    )
+    position: str | int | None
+    if wanted.in_list_order:
+        rows, position = await find_in_list_order(env, query, wanted, after=int(given or 0))
+    else:
+        after = None if given is None else TaskId(given)
+        query = msgspec.structs.replace(query, after=after)
+        rows, position = await find_tasks(env, query, wanted)
+    following = None
+    if position is not None:
+        following = queries.make_cursor(str(position), scope=scope, sign=sign)
+    return ResultPage(rows, following, await expiries_of(env, run))
+
+
 async def _is_none(env: Context, run: Run, status: str) -> bool:
     """Returns whether the counters show no such task. Then the rows need not be read."""
     if FILTERS[status] is None:
         return False
     totals = await totals_of(env, run)
     unfinished = totals.admitted - totals.done
-    counts = {"successful": totals.successful, "failed": totals.failed, "processing": unfinished}
-    return counts[status] == 0
+    counts = {"successful": totals.successful, "failed": totals.failed}
+    return counts.get(status, unfinished) == 0
 
 
 async def _position(env: Context, run: Run, cursor: str, scope: str) -> TaskId:

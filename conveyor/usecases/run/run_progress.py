@@ -34,12 +34,13 @@ _PRESENCE = msgspec.json.Decoder(WorkerReport)
 
 
 class RunProgress(msgspec.Struct, frozen=True):
-    """Leases in use, the main reason for waiting, and the estimated seconds to the end; None if
-    unknown."""
+    """Leases in use, the main reason for waiting, the estimated seconds to the end, and the tasks
+    that ended per second lately; None if unknown."""
 
     inflight: int = 0
     waiting_on: Waiting | None = None
     eta_s: float | None = None
+    rate_per_s: float | None = None
 
 
 async def load_progress(env: Context, run: Run, totals: Totals) -> RunProgress:
@@ -62,7 +63,9 @@ async def load_progress(env: Context, run: Run, totals: Totals) -> RunProgress:
         sightings=tuple(map(_RUN_REPORT.decode, sightings)),
         workers=tuple(map(_PRESENCE.decode, workers)),
     )
-    return RunProgress(inflight, wait_reason.explain(facts), wait_reason.eta_s(facts))
+    return RunProgress(
+        inflight, wait_reason.explain(facts), wait_reason.eta_s(facts), facts.rate_per_s
+    )
 
 
 async def publish_reports(
