@@ -77,6 +77,11 @@ class Settings:
     #: API keys separated by spaces or commas, for `keys` on platforms that inject secrets as
     #: variables. Each has at least 16 characters, 8 of them different.
     api_keys: frozenset[str] = field(default=frozenset(), repr=False)
+    #: The key with which operators sign in to the dashboard. They see the jobs of all callers, and
+    #: may stop and change them.
+    admin_key: str | None = field(default=None, repr=False)
+    #: As the operators' key, for a session that changes nothing.
+    viewer_key: str | None = field(default=None, repr=False)
     #: Seals secrets at rest, signs cursors and links, and names callers. The embedded engine
     #: creates one in the data directory; the AWS engine needs one.
     secret_key: str | None = field(default=None, repr=False)
@@ -142,6 +147,8 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         auth=auth,
         api_keys_file=_api_keys_file(environ) if auth == "keys" else None,
         api_keys=read("CONVEYOR_API_KEYS", "", _api_keys) if auth == "keys" else frozenset(),
+        admin_key=read("CONVEYOR_ADMIN_KEY", "", _operator_key) or None,
+        viewer_key=read("CONVEYOR_VIEWER_KEY", "", _operator_key) or None,
         # Processes that share an engine must share the key, or they cannot read each other's
         # secrets.
         secret_key=read("CONVEYOR_SECRET_KEY", "", needed) or None,
@@ -266,6 +273,13 @@ def _money(text: str) -> int:
 def _given(text: str) -> str:
     if not text:
         raise ValueError("must be given when CONVEYOR_ENGINE=aws")
+    return text
+
+
+def _operator_key(text: str) -> str:
+    """A key that can be typed, and not be guessed."""
+    if text and not (16 <= len(text) <= 256 and text.isascii() and text.isprintable()):
+        raise ValueError("must be 16 to 256 printable ASCII characters")
     return text
 
 

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from actors.child_process import STOP_S, WorkerProcess
 from actors.limiters.fair_limiter import FairLimiter, slots_count
 from actors.poller.poller import WATCH_S
-from actors.runtime import Child, Intensity, Strategy, Supervisor, nest
+from actors.runtime import Child, Intensity, Strategy, Supervisor, nest, tree
 from actors.tree import LocalSignals, Mailboxes, helper_tree, single_writer_mailboxes, worker_tree
 from conveyor.api.server.auth import Authenticator, KeyList, Passthrough, WatchedKeys
 from conveyor.api.server.origin import Origins
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from quart_trio import QuartTrio
 
 DIRECT = "direct"
+# Addresses that only this machine can reach.
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 AWS = "aws"
 # On AWS every query is billed, and every worker of a fleet makes it. Longer intervals than on the
 # embedded engine delay webhooks, schedules and exports by up to these seconds.
@@ -130,11 +132,35 @@ class Runtime:
         (docs/operations.md, Behind a proxy)."""
         return Origins(public_url=self.settings.public_url, proxies=self.settings.trusted_proxies)
 
-    def app(self, *, ready: Callable[[], bool]) -> QuartTrio:
+    def app(
+        self,
+        *,
+        ready: Callable[[], bool],
+        supervisor: Callable[[], Supervisor] | None = None,
+        is_dev: bool = False,
+    ) -> QuartTrio:
+        """Builds the API with its dashboard. `supervisor` returns the tree that operators see."""
         # Imported here, because only a server needs the web framework, and its import is most of
         # the start time.
         from conveyor.api.server.app import make_app
+        from conveyor.ui.access import AccessRules
+        from conveyor.ui.dashboard import Dashboard
+        from conveyor.ui.system import SystemView
 
+        settings = self.settings
+        is_local = settings.host in LOOPBACK and settings.public_url is None
+        dashboard = Dashboard(
+            rules=AccessRules(
+                admin_key=settings.admin_key,
+                viewer_key=settings.viewer_key,
+                is_open_on_loopback=is_dev and is_local and settings.auth == "passthrough",
+            ),
+            origins=self.origins(),
+            system=SystemView(
+                engine=settings.engine,
+                tree=None if supervisor is None else lambda: tree(supervisor()),
+            ),
+        )
         return make_app(
             self.env,
             self.authenticator(),
@@ -142,6 +168,7 @@ class Runtime:
             metrics=self.metrics,
             ready=lambda: ready() and self.is_sound(),
             origins=self.origins(),
+            mount=dashboard.mount,
         )
 
     async def drain(self) -> None:

@@ -47,7 +47,9 @@ def dev(settings: Settings, processes: int) -> None:
 async def _run_dev(settings: Settings, processes: int) -> None:
     async with open_runtime(settings, role="dev") as world:
         server = HttpServer(
-            make_app=lambda ready: world.app(ready=ready),
+            make_app=lambda ready: world.app(
+                ready=ready, supervisor=lambda: supervisor, is_dev=True
+            ),
             host=settings.host,
             port=settings.port,
             on_listening=announce,
@@ -73,6 +75,7 @@ async def _end_on_signal(scope: trio.CancelScope) -> None:
 
 def announce(url: str) -> None:
     click.echo(f"Conveyor is listening on {url}", err=True)
+    click.echo(f"The dashboard is at {url}/ui/", err=True)
 
 
 def refuse_taken_port(host: str, port: int, setting: str = "CONVEYOR_PORT") -> None:
@@ -108,7 +111,7 @@ def api(settings: Settings) -> None:
 async def _run_api(settings: Settings) -> None:
     async with open_runtime(settings, role="api") as world, trio.open_nursery() as nursery:
         server = HttpServer(
-            make_app=lambda ready: world.app(ready=ready),
+            make_app=lambda ready: world.app(ready=ready, supervisor=lambda: supervisor),
             host=settings.host,
             port=settings.port,
             on_listening=announce,

@@ -15,7 +15,7 @@ from conveyor.domain.ids import TaskId
 from conveyor.domain.lifecycle import TASK_TERMINAL
 from conveyor.domain.model import FailureReason, Task, TaskStatus
 from conveyor.domain.queries import TasksOf
-from conveyor.domain.submit.url import host_of
+from conveyor.domain.submit.target import host_of
 from conveyor.usecases.context import Context
 
 

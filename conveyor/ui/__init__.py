@@ -1,0 +1,1 @@
+"""The dashboard: HTML pages under `/ui`, rendered by the API process (docs/dashboard.md)."""

@@ -1,0 +1,401 @@
+"""The pages: each handler reads what one page shows (docs/dashboard.md, Pages)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from conveyor.api.server.request import Download, Response
+from conveyor.domain.errors import NotFound
+from conveyor.domain.ids import CallerId
+from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
+from conveyor.domain.model import Run
+from conveyor.domain.queries import RunsIn
+from conveyor.schemas.responses import JobResponse
+from conveyor.ui import charts
+from conveyor.ui.client import LocalClient
+from conveyor.ui.render import PREVIEW_HEADERS
+from conveyor.ui.system import engine_calls, tree_lines, workers
+from conveyor.ui.visit import Page, Redirect, Visit
+
+# The start of a body that the preview shows. A browser lays out a longer page for seconds.
+PREVIEW_BYTES_MAX = 512 * 1024
+JOBS_SHOWN = 25
+TASKS_SHOWN = 50
+# Operators see the runs of all callers that changed within this time, so many of them.
+_RECENT_S = 7 * 24 * 3600.0
+_RECENT_RUNS_MAX = 2_000
+_LIVE = "running,pending"
+_ULID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}\Z")
+
+JOB_FILTERS = {
+    "": "All",
+    "live": "Live",
+    "waiting": "Waiting",
+    "failed": "With failures",
+    "scheduled": "Scheduled",
+}
+
+
+async def overview(visit: Visit) -> Page:
+    live = await _live_jobs(visit)
+    runs = [job.latest_run for job in live if job.latest_run is not None]
+    waiting = [run for run in runs if run.stats.pending + run.stats.retrying]
+    recent = await _recent_jobs(visit, JOBS_SHOWN)
+    ended = [job.latest_run for job in recent if job.latest_run is not None]
+    shown = {run.run_id: run for run in (*runs, *ended)}.values()
+    reasons: Counter[str] = Counter()
+    for run in shown:
+        reasons.update(run.stats.failure_reasons)
+    staff = await workers(visit.env)
+    values = {
+        "live": live,
+        "recent": [job for job in recent if job.latest_run is None or job.latest_run.terminal],
+        "rate": sum(run.rate_per_s or 0.0 for run in runs),
+        "backlog": sum(run.stats.pending + run.stats.retrying for run in runs),
+        "inflight": sum(run.stats.inflight for run in runs),
+        "oldest": min((run.created_at for run in waiting), default=None),
+        "reasons": reasons.most_common(),
+        "done": sum(run.stats.completed for run in shown),
+        "failed": sum(run.stats.failed for run in shown),
+        "credits": sum(run.stats.spend.credits for run in shown),
+        "cost": sum(run.stats.spend.cost for run in shown),
+        "slots": sum(worker.capacity for worker in staff),
+        "busy": sum(worker.inflight for worker in staff),
+        "chart": await charts.of_jobs(visit, [job.job_id for job in (*live, *recent)]),
+    }
+    return Page("overview.html", values)
+
+
+async def jobs(visit: Visit) -> Page | Redirect:
+    text = visit.query.get("q", "").strip()
+    chosen = visit.query.get("show", "")
+    if _ULID.match(text):
+        return Redirect(f"/ui/jobs/{text}")
+    found, cursor = await _find_jobs(visit, text, chosen)
+    return Page(
+        "jobs.html",
+        {
+            "jobs": found,
+            "filters": JOB_FILTERS,
+            "chosen": chosen,
+            "text": text,
+            "caller": visit.query.get("caller", ""),
+            "more": _with(visit, "/ui/jobs", cursor=cursor) if cursor else None,
+        },
+    )
+
+
+async def _find_jobs(
+    visit: Visit, text: str, chosen: str
+) -> tuple[Sequence[JobResponse], str | None]:
+    client = _list_client(visit)
+    if client is None:
+        return _filtered(await _recent_jobs(visit, _RECENT_RUNS_MAX), text, chosen), None
+    limit, cursor = str(JOBS_SHOWN), visit.query.get("cursor")
+    choices: dict[str, dict[str, str]] = {
+        "": {},
+        "live": {"run_status": _LIVE},
+        "waiting": {"run_status": _LIVE},
+        "failed": {"with_failures": "true"},
+        "scheduled": {"type": "scheduled"},
+    }
+    options = choices.get(chosen, {})
+    if not text:
+        page = await client.get("listJobs", limit=limit, cursor=cursor, **options)
+        return _filtered(page.jobs, "", chosen), page.next_cursor
+    named = await client.get("listJobs", limit=limit, cursor=cursor, name=text, **options)
+    if cursor is not None:
+        return named.jobs, named.next_cursor
+    tagged = await client.get("listJobs", limit=limit, external_id=text, **options)
+    merged = {job.job_id: job for job in (*tagged.jobs, *named.jobs)}
+    return _filtered(merged.values(), "", chosen), named.next_cursor
+
+
+def _filtered(found: Any, text: str, chosen: str) -> list[JobResponse]:
+    """Applies what the API was not asked: `waiting`, and all filters for operators."""
+    shown = [job for job in found if _is_chosen(job, chosen)]
+    wanted = text.lower()
+    return (
+        [job for job in shown if wanted in (job.name or "").lower() or text == job.external_id]
+        if text
+        else shown
+    )
+
+
+def _is_chosen(job: JobResponse, chosen: str) -> bool:
+    run = job.latest_run
+    if chosen == "scheduled":
+        return job.schedule is not None
+    if not chosen:
+        return True
+    if run is None:
+        return False
+    if chosen == "failed":
+        return bool(run.stats.failed) or run.failure_reason is not None
+    return not run.terminal and (chosen == "live" or run.waiting_on is not None)
+
+
+def _list_client(visit: Visit) -> LocalClient | None:
+    """The client for lists of jobs; None if they are those of all callers."""
+    if not visit.viewer.is_operator:
+        return visit.own()
+    caller = visit.query.get("caller")
+    return None if not caller else visit.client_of(CallerId(caller))
+
+
+async def _live_jobs(visit: Visit) -> list[JobResponse]:
+    if visit.viewer.is_operator:
+        return await _jobs_of_runs(visit, await _runs(visit, RUN_LIVE, 0.0), JOBS_SHOWN)
+    page = await visit.own().get("listJobs", run_status=_LIVE, limit=str(JOBS_SHOWN))
+    found: list[JobResponse] = page.jobs
+    return found
+
+
+async def _recent_jobs(visit: Visit, count: int) -> list[JobResponse]:
+    if visit.viewer.is_operator:
+        runs = await _runs(visit, RUN_VISIBLE, visit.env.now() - _RECENT_S)
+        return await _jobs_of_runs(visit, runs, min(count, JOBS_SHOWN))
+    page = await visit.own().get("listJobs", limit=str(min(count, JOBS_SHOWN)))
+    found: list[JobResponse] = page.jobs
+    return found
+
+
+async def _runs(visit: Visit, statuses: Any, since: float) -> list[Run]:
+    """Runs of all callers, newest first. Only operators get here."""
+    assert visit.viewer.is_operator
+    runs: list[Run] = []
+    after = None
+    while len(runs) < _RECENT_RUNS_MAX:
+        query = RunsIn(statuses=statuses, updated_since=since, after=after, limit=500)
+        page = await visit.env.store.find(query)
+        runs += page
+        if len(page) < 500:
+            break
+        after = page[-1].run_id
+    return runs[::-1]
+
+
+async def _jobs_of_runs(visit: Visit, runs: Sequence[Run], count: int) -> list[JobResponse]:
+    owners = {run.job_id: run.caller for run in reversed(runs)}
+    found: list[JobResponse] = []
+    for job_id in sorted(owners, reverse=True):
+        try:
+            found.append(await visit.client_of(owners[job_id]).get("getJob", {"job_id": job_id}))
+        except NotFound:
+            continue  # Deleted since.
+        if len(found) == count:
+            break
+    return found
+
+
+async def job(visit: Visit) -> Page | Redirect:
+    """The job: its runs and its settings. A link without a run leads here."""
+    client = await visit.client_for(visit.ids["job_id"])
+    ids = {"job_id": visit.ids["job_id"]}
+    shown = await client.get("getJob", ids)
+    runs = await client.get("listJobRuns", ids, limit="50", cursor=visit.query.get("cursor"))
+    values = {
+        "job": shown,
+        "runs": runs.runs,
+        "caller": client.principal.caller,
+        "more": _with(visit, f"/ui/jobs/{shown.job_id}", cursor=runs.next_cursor)
+        if runs.next_cursor
+        else None,
+        "done": visit.query.get("done", ""),
+    }
+    return Page("job.html", values)
+
+
+async def load_run(visit: Visit) -> tuple[LocalClient, dict[str, Any]]:
+    """The job and the run of the path, for every page of a run."""
+    client = await visit.client_for(visit.ids["job_id"])
+    ids = {"job_id": visit.ids["job_id"], "run_id": visit.ids["run_id"]}
+    shown = await client.get("getJob", ids)
+    run = shown.latest_run
+    if run is None or run.run_id != ids["run_id"]:
+        run = await client.get("getJobRun", ids)
+    return client, {
+        "job": shown,
+        "run": run,
+        "is_latest": shown.latest_run is not None and shown.latest_run.run_id == run.run_id,
+        "base": f"/ui/jobs/{ids['job_id']}/runs/{ids['run_id']}",
+        "caller": client.principal.caller,
+        "done": visit.query.get("done", ""),
+    }
+
+
+async def run(visit: Visit) -> Page:
+    client, values = await load_run(visit)
+    ids = {"job_id": visit.ids["job_id"], "run_id": visit.ids["run_id"]}
+    shown = values["run"]
+    values["flying"] = [] if shown.terminal else await _in_flight(client, ids)
+    failed = shown.stats.failed
+    sample = (
+        await client.get("listRunResults", ids, status="failed", limit="10") if failed else None
+    )
+    values["failures"] = sample.results if sample else []
+    values["chart"] = await charts.of_run(client, ids)
+    values["export"] = await _export(visit, client, ids)
+    return Page("run.html", values)
+
+
+async def _in_flight(client: LocalClient, ids: Mapping[str, str]) -> list[Any]:
+    """The tasks that are being fetched, the oldest first."""
+    page = await client.get("listRunResults", ids, status="inflight", limit="100")
+    return sorted(page.results, key=lambda each: each.started_at or each.updated_at)[:10]
+
+
+async def _export(visit: Visit, client: LocalClient, ids: Mapping[str, str]) -> Any:
+    export_id = visit.query.get("export")
+    if not export_id:
+        return None
+    try:
+        return await client.get("getResultsExport", {**ids, "export_id": export_id})
+    except NotFound:
+        return None
+
+
+async def export_file(visit: Visit) -> Response | Download:
+    client = await visit.client_for(visit.ids["job_id"])
+    return await client.fetch("getResultsExportContent", visit.ids)
+
+
+async def tasks(visit: Visit) -> Page:
+    client, values = await load_run(visit)
+    ids = {"job_id": visit.ids["job_id"], "run_id": visit.ids["run_id"]}
+    chosen = {
+        name: value
+        for name in ("status", "reason", "host", "text", "order")
+        if (value := visit.query.get(name, "").strip())
+    }
+    page = await client.get(
+        "listRunResults",
+        ids,
+        limit=str(TASKS_SHOWN),
+        cursor=visit.query.get("cursor"),
+        **chosen,
+    )
+    path = f"{values['base']}/tasks"
+    more = _with(visit, path, cursor=page.next_cursor) if page.next_cursor else None
+    return Page("tasks.html", {**values, "tasks": page.results, "chosen": chosen, "more": more})
+
+
+async def hosts(visit: Visit) -> Page:
+    client, values = await load_run(visit)
+    ids = {"job_id": visit.ids["job_id"], "run_id": visit.ids["run_id"]}
+    figures = await client.get("listRunHosts", ids)
+    return Page("hosts.html", {**values, "figures": figures})
+
+
+async def timeline(visit: Visit) -> Page:
+    """What happened to this run, from the caller's event log, newest first."""
+    client, values = await load_run(visit)
+    run_id, found = visit.ids["run_id"], []
+    after = "0"
+    for _ in range(10):
+        page = await client.get("listEvents", after=after, limit="500")
+        found += [event for event in page.events if event.data.get("run_id") == run_id]
+        if len(page.events) < 500:
+            break
+        after = page.last_id
+    return Page("timeline.html", {**values, "events": found[::-1]})
+
+
+async def task(visit: Visit) -> Page:
+    client, values = await load_run(visit)
+    shown = await client.get("getRunTask", visit.ids)
+    history = await client.get("getRunTaskHistory", visit.ids)
+    return Page("task.html", {**values, "task": shown, "attempts": history.events})
+
+
+async def preview(visit: Visit) -> Response:
+    """The start of the body, for the sandboxed frame of the task page."""
+    client = await visit.client_for(visit.ids["job_id"])
+    found = await client.fetch("getRunTaskContent", visit.ids)
+    if isinstance(found, Response):
+        raise NotFound("The task has no body.")
+    content = b""
+    async for piece in found.pieces:
+        content += piece
+        if len(content) >= PREVIEW_BYTES_MAX:
+            break
+    await found.pieces.aclose()
+    kind = found.headers["Content-Type"]
+    is_page = kind.partition(";")[0].strip().lower() in {"text/html", "application/xhtml+xml"}
+    media_type = "text/html; charset=utf-8" if is_page else "text/plain; charset=utf-8"
+    return Response(200, content[:PREVIEW_BYTES_MAX], media_type, dict(PREVIEW_HEADERS))
+
+
+async def content(visit: Visit) -> Response | Download:
+    client = await visit.client_for(visit.ids["job_id"])
+    return await client.fetch("getRunTaskContent", visit.ids)
+
+
+async def new_job(visit: Visit) -> Page:
+    visit.viewer.require_change()
+    visit.own()
+    return Page("new_job.html", {"filled": {}, "checked": None, "error": None})
+
+
+async def confirm_delete_job(visit: Visit) -> Page:
+    client = await visit.client_for(visit.ids["job_id"])
+    shown = await client.get("getJob", visit.ids)
+    return Page("delete.html", {"job": shown, "run": None})
+
+
+async def confirm_delete_run(visit: Visit) -> Page:
+    _, values = await load_run(visit)
+    return Page("delete.html", values)
+
+
+async def schedules(visit: Visit) -> Page:
+    client = _list_client(visit)
+    if client is None and visit.viewer.principal is not None:
+        client = visit.own()
+    if client is None:
+        found = [job for job in await _recent_jobs(visit, _RECENT_RUNS_MAX) if job.schedule]
+        return Page("schedules.html", {"jobs": found, "more": None, "done": ""})
+    page = await client.get(
+        "listJobs", type="scheduled", limit="50", cursor=visit.query.get("cursor")
+    )
+    more = _with(visit, "/ui/schedules", cursor=page.next_cursor) if page.next_cursor else None
+    values = {"jobs": page.jobs, "more": more, "done": visit.query.get("done", "")}
+    return Page("schedules.html", values)
+
+
+async def system(visit: Visit) -> Page:
+    is_operator = visit.viewer.is_operator
+    usage = None
+    if visit.viewer.principal is not None:
+        usage = (await visit.own().get("listQuotas")).quotas
+    values: dict[str, Any] = {
+        "workers": await workers(visit.env),
+        "quotas": usage,
+        "tree": None,
+        "engine": None,
+        "stored": [],
+        "engine_name": visit.system.engine,
+    }
+    if is_operator:
+        tree = visit.system.tree
+        values["tree"] = None if tree is None else list(tree_lines(tree()))
+        values["engine"] = engine_calls(visit.api.metrics.registry)
+    recent = await _recent_jobs(visit, JOBS_SHOWN)
+    stored = [job for job in recent if job.latest_run and job.latest_run.stats.stored_bytes]
+    values["stored"] = sorted(stored, key=_stored_bytes, reverse=True)
+    return Page("system.html", values)
+
+
+def _stored_bytes(job: JobResponse) -> int:
+    return job.latest_run.stats.stored_bytes if job.latest_run else 0
+
+
+def _with(visit: Visit, path: str, **more: str | None) -> str:
+    """A link to the same list with other parameters."""
+    given = {name: value for name, value in {**visit.query, **more}.items() if value}
+    given.pop("done", None)
+    return f"{path}?{urlencode(given)}" if given else path

@@ -1,0 +1,1 @@
+"""The dashboard: pages, forms, access and live updates."""
