@@ -57,8 +57,7 @@ from conveyor.schemas.schedule import (
 )
 from conveyor.sdk.client import Client
 from conveyor.sdk.downloads import Downloaded
-from conveyor.sdk.errors import ApiError, BadId, InvalidTask, SdkError, Unreachable
-from conveyor.sdk.retry import RetryPolicy
+from conveyor.sdk.errors import ApiError, BadId, InvalidTask, RetryPolicy, SdkError, Unreachable
 from conveyor.sdk.trio_client import TrioClient
 
 __all__ = [

@@ -1,8 +1,10 @@
-"""The synchronous client: one method for each operation of the API."""
+"""The synchronous client: one method for each operation of the API.
+
+`make docs` writes this file from trio_client.py. Do not change it by hand.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -39,10 +41,9 @@ from conveyor.schemas.responses import (
 from conveyor.schemas.schedule import JobSchedule
 from conveyor.sdk import operations
 from conveyor.sdk.connection import Connection
-from conveyor.sdk.downloads import Downloaded, is_direct, save_all
-from conveyor.sdk.errors import ApiError, SdkError
+from conveyor.sdk.downloads import Downloaded
+from conveyor.sdk.errors import ApiError, PollBackoff, SdkError, run_of
 from conveyor.sdk.operations import Choice
-from conveyor.sdk.retry import PollBackoff, run_of
 
 # Rows of one page: larger pages need fewer requests and more memory.
 JOBS_PAGE = 100
@@ -58,7 +59,7 @@ class Client(Connection):
     client sends it several times, because each POST has an Idempotency-Key. With
     `idempotency_key`, the program chooses the key and can repeat the call after its own crash.
 
-    One client may be shared among threads.
+    One client may be shared among tasks or threads.
     """
 
     def submit(
@@ -76,9 +77,9 @@ class Client(Connection):
 
         The list is text with one URL per line, unless `request` describes another format.
         """
-        made = self._ask(operations.create_input(request or CreateJobInputRequest(format="text")))
-        self._put_file(made.upload, path)
-        return made.file_input_id
+        slot = self._ask(operations.create_input(request or CreateJobInputRequest(format="text")))
+        self._put_file(slot.upload, path)
+        return slot.file_input_id
 
     def add_tasks(
         self,
@@ -232,35 +233,34 @@ class Client(Connection):
         self, job_id: str, task_id: str, *, run_id: str | None = None
     ) -> tuple[TaskHistoryEvent, ...]:
         """Returns the attempts at a task."""
-        return tuple(self._ask(operations.get_history(job_id, task_id, run_id)).events)
+        answer = self._ask(operations.get_history(job_id, task_id, run_id))
+        return tuple(answer.events)
 
     def content(self, job_id: str, task_id: str, *, run_id: str | None = None) -> bytes:
         """Returns the body of a task in memory."""
         call = operations.get_content(job_id, task_id, run_id)
-        return self._trying(lambda: self._content(call))
+        return self._content(call)
 
     def download(
         self, job_id: str, task_id: str, path: Path, *, run_id: str | None = None
     ) -> Downloaded:
         """Saves the body of a task as a file. The file is complete or does not exist."""
         call = operations.get_content(job_id, task_id, run_id)
-        return self._trying(lambda: self._download(call, path))
+        return self._save(call, path)
 
     def download_all(
         self, job_id: str, paths: Mapping[str, Path], *, run_id: str | None = None
     ) -> dict[str, Downloaded | ApiError]:
         """Saves the bodies of tasks as files, several at a time. A missing body has an ApiError.
 
-        It must not be called inside a Trio event loop. Through a proxy, it saves one at a time.
+        The synchronous client starts an event loop for it, so it must not be called inside one.
         """
-        wanted = {
-            task_id: (operations.get_content(job_id, task_id, run_id), path)
-            for task_id, path in paths.items()
-        }
-        if is_direct(self.base_url, trust_env=self._http.trust_env):
-            timeout_s, retry = self._timeout_s, self._retry
-            return save_all(self.base_url, self._api_key, wanted, timeout_s=timeout_s, retry=retry)
-        return {task_id: self._saved(call, path) for task_id, (call, path) in wanted.items()}
+        return self._save_all(
+            {
+                task_id: (operations.get_content(job_id, task_id, run_id), path)
+                for task_id, path in paths.items()
+            }
+        )
 
     def webhook(self, job_id: str) -> WebhookResponse:
         """Returns the webhook of a job. Raises ApiError 404 if there is none."""
@@ -326,19 +326,19 @@ class Client(Connection):
         timeout_s: float | None = None,
     ) -> ExportResponse:
         """Waits until an export is complete or has failed."""
-        pace = PollBackoff(begun_at=time.monotonic(), timeout_s=timeout_s)
+        pace = PollBackoff(begun_at=self._now_s(), timeout_s=timeout_s)
         while True:
             export = self.get_export(job_id, run_id, export_id)
             if on_progress is not None:
                 on_progress(export)
             if export.status not in EXPORT_UNDONE:
                 return export
-            self._sleep(pace.interval_s(time.monotonic()))
+            self._sleep(pace.interval_s(self._now_s()))
 
     def download_export(self, job_id: str, run_id: str, export_id: str, path: Path) -> Downloaded:
         """Saves the file of an export. The file is complete or does not exist."""
         call = operations.get_export_content(job_id, run_id, export_id)
-        return self._trying(lambda: self._download(call, path))
+        return self._save_large(call, path)
 
     def wait(
         self,
@@ -354,17 +354,17 @@ class Client(Connection):
         run of an open job ends only after the job is closed.
         """
         run = self.run(job_id, run_id) if run_id else run_of(self.get(job_id))
-        pace = PollBackoff(begun_at=time.monotonic(), timeout_s=timeout_s)
+        pace = PollBackoff(begun_at=self._now_s(), timeout_s=timeout_s)
         while True:
             if on_progress is not None:
                 on_progress(run)
             if run.terminal:
                 return run
-            self._sleep(pace.interval_s(time.monotonic()))
+            self._sleep(pace.interval_s(self._now_s()))
             try:
                 run = self.run(job_id, run.run_id)
             except SdkError as error:
-                if not pace.sits_out(error, time.monotonic()):
+                if not pace.tolerates(error, self._now_s()):
                     raise
             else:
-                pace.seen(time.monotonic())
+                pace.record_success(self._now_s())

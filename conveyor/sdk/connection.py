@@ -6,7 +6,7 @@ import ipaddress
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
@@ -16,10 +16,17 @@ from typing import Self, TypeVar
 import httpx
 
 from conveyor.schemas.responses import UploadTarget
-from conveyor.sdk.downloads import REDIRECTS_MAX, Damaged, Download, Downloaded, replacing
-from conveyor.sdk.errors import ApiError, SdkError, Unreachable, error_from
+from conveyor.sdk.downloads import (
+    REDIRECTS_MAX,
+    Damaged,
+    Download,
+    Downloaded,
+    is_direct,
+    replacing,
+    save_all,
+)
+from conveyor.sdk.errors import ApiError, RetryPolicy, SdkError, Unreachable, error_from
 from conveyor.sdk.operations import Call
-from conveyor.sdk.retry import RetryPolicy
 
 T = TypeVar("T")
 
@@ -27,7 +34,8 @@ PIECE_BYTES = 65_536
 
 
 class Connection:
-    """The connection to one server. Client knows the operations."""
+    """The connection to one server. Client knows the operations. TrioConnection has the same
+    methods."""
 
     def __init__(
         self,
@@ -39,8 +47,8 @@ class Connection:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Raises ValueError for an invalid `base_url` or `api_key`."""
-        self.base_url = checked_url(base_url)
-        self._api_key = checked_key(api_key)
+        self.base_url = check_url(base_url)
+        self._api_key = check_key(api_key)
         self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
         self._sleep = sleep
@@ -75,9 +83,9 @@ class Connection:
                 raise self._unreachable(error) from error
             return call.read(response.status_code, response.headers, response.content)
 
-        return self._trying(once)
+        return self._retrying(once)
 
-    def _trying(self, once: Callable[[], T]) -> T:
+    def _retrying(self, once: Callable[[], T]) -> T:
         for attempt in count(1):
             try:
                 return once()
@@ -103,11 +111,29 @@ class Connection:
             headers=headers,
         )
 
-    def _saved(self, call: Call[None], path: Path) -> Downloaded | ApiError:
+    def _save(self, call: Call[None], path: Path) -> Downloaded:
+        return self._retrying(lambda: self._save_once(call, path))
+
+    _save_large = _save
+
+    def _save_all(
+        self, files: Mapping[str, tuple[Call[None], Path]]
+    ) -> dict[str, Downloaded | ApiError]:
+        """Saves several files at a time, in a Trio event loop of its own. It must not be called
+        inside one. Through a proxy, which the pool does not use, it saves one at a time."""
+        if is_direct(self.base_url, trust_env=self._http.trust_env):
+            timeout_s, retry = self._timeout_s, self._retry
+            return save_all(self.base_url, self._api_key, files, timeout_s=timeout_s, retry=retry)
+        return {name: self._save_or_error(call, path) for name, (call, path) in files.items()}
+
+    def _save_or_error(self, call: Call[None], path: Path) -> Downloaded | ApiError:
         try:
-            return self._trying(lambda: self._download(call, path))
+            return self._save(call, path)
         except ApiError as error:
             return error
+
+    def _now_s(self) -> float:
+        return time.monotonic()
 
     def _put_file(self, target: UploadTarget, path: Path) -> None:
         """Uploads a file without the API key: the URL may belong to a foreign storage."""
@@ -123,13 +149,16 @@ class Connection:
             if not response.is_success:
                 raise error_from(response.status_code, response.headers, response.content)
 
-        self._trying(once)
+        self._retrying(once)
 
     def _content(self, call: Call[None]) -> bytes:
+        return self._retrying(lambda: self._load(call))
+
+    def _load(self, call: Call[None]) -> bytes:
         with self._streaming(call) as response:
             return response.read()
 
-    def _download(self, call: Call[None], path: Path) -> Downloaded:
+    def _save_once(self, call: Call[None], path: Path) -> Downloaded:
         with self._streaming(call) as response, replacing(path) as file:
             download = Download(file)
             for piece in response.iter_bytes(PIECE_BYTES):
@@ -140,14 +169,14 @@ class Connection:
     def _streaming(self, call: Call[None]) -> Iterator[httpx.Response]:
         """Yields the response to a call. Its body is not read yet."""
         try:
-            with closing(self._followed(self._request(call, ""))) as response:
+            with closing(self._follow(self._request(call, ""))) as response:
                 if not response.is_success:
                     raise error_from(response.status_code, response.headers, response.read())
                 yield response
         except (httpx.TransportError, Damaged) as error:
             raise self._unreachable(error) from error
 
-    def _followed(self, request: httpx.Request) -> httpx.Response:
+    def _follow(self, request: httpx.Request) -> httpx.Response:
         """Follows redirects, without the API key: only the Conveyor server may get the key."""
         response = self._http.send(request, stream=True)
         for _ in range(REDIRECTS_MAX):
@@ -162,7 +191,7 @@ class Connection:
         return Unreachable(self.base_url, str(error) or type(error).__name__)
 
 
-def checked_url(text: str) -> str:
+def check_url(text: str) -> str:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:
@@ -172,7 +201,7 @@ def checked_url(text: str) -> str:
     return str(url).rstrip("/").removesuffix("/v1")
 
 
-def checked_key(text: str) -> str:
+def check_key(text: str) -> str:
     if not text or not text.isascii() or not text.isprintable() or text != text.strip():
         raise ValueError("an API key is printable ASCII characters, without spaces around them")
     return text

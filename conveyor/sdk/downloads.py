@@ -1,16 +1,23 @@
 """Saves bodies as files, complete or not at all, and checks them against the digest of the server.
 
 The connection streams a single body. Many bodies go through the HTTP pool, several at a time:
-`Bodies` is for programs on Trio, `save_all` for other programs.
+`Bodies` is for programs on Trio, `save_all` for other programs. `verify_export` checks a saved
+export of any format against its manifest: every body and every count.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
 import hashlib
 import random
 import re
 import secrets
 import ssl
+import struct
+import zipfile
+import zlib
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,17 +29,20 @@ from urllib.parse import urlencode
 from urllib.request import getproxies
 
 import httpx
+import msgspec
 import trio
 
 from actors.runtime.child import unwrapping_group
+from conveyor.domain.export.entry import LISTING, MANIFEST, Line
+from conveyor.domain.export.export import ExportFormat, Manifest, ManifestDigest
+from conveyor.domain.export.formats import TASK_FIELD, LastLine
 from conveyor.domain.submit.target import BadUrl, Target, TargetPolicy, join, parse_url
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import FetchFailed
 from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.request import Headers, Request, Response
-from conveyor.sdk.errors import ApiError, SdkError, Unreachable, error_from
+from conveyor.sdk.errors import ApiError, RetryPolicy, SdkError, Unreachable, error_from
 from conveyor.sdk.operations import Call
-from conveyor.sdk.retry import RetryPolicy
 
 # Bodies in transfer at the same time. Each one is held in memory.
 AT_ONCE = 16
@@ -97,7 +107,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-async def trying(retry: RetryPolicy, once: Callable[[], Awaitable[T]]) -> T:
+async def retrying(retry: RetryPolicy, once: Callable[[], Awaitable[T]]) -> T:
     """Calls `once` and repeats it according to the policy."""
     for attempt in count(1):
         try:
@@ -121,30 +131,30 @@ class Bodies:
         self._retry = retry
 
     async def save_all(
-        self, wanted: Mapping[str, tuple[Call[None], Path]]
+        self, files: Mapping[str, tuple[Call[None], Path]]
     ) -> dict[str, Downloaded | ApiError]:
         """Saves every body as a file, or returns its ApiError. Raises Unreachable."""
         saved: dict[str, Downloaded | ApiError] = {}
         failures: list[SdkError | OSError] = []
-        rest = iter(wanted.items())
+        rest = iter(files.items())
 
         async def work() -> None:
             try:
                 for name, (call, path) in rest:
-                    saved[name] = await self._saved(call, path)
+                    saved[name] = await self._save_or_error(call, path)
             except (SdkError, OSError) as error:
                 failures.append(error)
                 nursery.cancel_scope.cancel()
 
         with unwrapping_group():
             async with trio.open_nursery() as nursery:
-                for _ in range(min(AT_ONCE, len(wanted))):
+                for _ in range(min(AT_ONCE, len(files))):
                     nursery.start_soon(work)
         if failures:
             raise failures[0]
         return saved
 
-    async def _saved(self, call: Call[None], path: Path) -> Downloaded | ApiError:
+    async def _save_or_error(self, call: Call[None], path: Path) -> Downloaded | ApiError:
         try:
             return await self.save(call, path)
         except ApiError as error:
@@ -152,10 +162,10 @@ class Bodies:
 
     async def save(self, call: Call[None], path: Path) -> Downloaded:
         """Saves the body as a file, completely or not at all. Raises ApiError and Unreachable."""
-        return await trying(self._retry, lambda: self._save(call, path))
+        return await retrying(self._retry, lambda: self._save(call, path))
 
     async def _save(self, call: Call[None], path: Path) -> Downloaded:
-        response = await self._found(call)
+        response = await self._fetch(call)
         try:
             with replacing(path) as file:
                 download = Download(file)
@@ -166,27 +176,27 @@ class Bodies:
 
     async def load(self, call: Call[None]) -> bytes:
         """Returns the body in memory, without retries. Raises ApiError and Unreachable."""
-        return (await self._found(call)).body
+        return (await self._fetch(call)).body
 
-    async def _found(self, call: Call[None]) -> Response:
+    async def _fetch(self, call: Call[None]) -> Response:
         try:
             url = f"{self._base_url}{call.path}?{urlencode(call.query)}"
-            response = await self._followed(url)
+            response = await self._follow(url)
         except FetchFailed as error:
             raise Unreachable(self._base_url, str(error)) from error
         if not 200 <= response.status < 300:
             raise error_from(response.status, headers_of(response), response.body)
         return response
 
-    async def _followed(self, url: str) -> Response:
+    async def _follow(self, url: str) -> Response:
         """Follows redirects, without the API key: only the Conveyor server may get the key."""
-        target = self._checked(parse_url(url))
+        target = self._check(parse_url(url))
         response = await self._get(target, (*_HEADERS, ("X-API-Key", self._api_key)))
         for _ in range(REDIRECTS_MAX):
             location = response.header(b"location")
             if response.status not in _REDIRECTS or location is None:
                 break
-            target = self._checked(join(target, location))
+            target = self._check(join(target, location))
             response = await self._get(target, _HEADERS)
         return response
 
@@ -195,7 +205,7 @@ class Bodies:
             Request(method="GET", target=target, headers=headers, deadline_s=DEADLINE_S)
         )
 
-    def _checked(self, target: Target | BadUrl) -> Target:
+    def _check(self, target: Target | BadUrl) -> Target:
         if isinstance(target, BadUrl):
             raise Unreachable(self._base_url, target.detail)
         return target
@@ -204,7 +214,7 @@ class Bodies:
 def save_all(
     base_url: str,
     api_key: str,
-    wanted: Mapping[str, tuple[Call[None], Path]],
+    files: Mapping[str, tuple[Call[None], Path]],
     *,
     timeout_s: float,
     retry: RetryPolicy,
@@ -212,7 +222,7 @@ def save_all(
     """As `Bodies.save_all`, in a new Trio event loop. It must not be called inside one."""
     pool = make_pool(timeout_s)
     try:
-        return trio.run(Bodies(pool, base_url, api_key, retry).save_all, wanted)
+        return trio.run(Bodies(pool, base_url, api_key, retry).save_all, files)
     finally:
         pool.close()
 
@@ -229,7 +239,8 @@ def headers_of(response: Response) -> dict[str, str]:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Trusts whom the other calls trust; reading all the authorities takes a while."""
+    """Trusts the same authorities as the other calls. It is cached, because reading them takes a
+    while."""
     context = httpx.create_ssl_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
@@ -239,3 +250,140 @@ def is_direct(base_url: str, *, trust_env: bool) -> bool:
     """Whether the pool can reach a server: it uses no proxy, and reads URLs strictly."""
     is_proxied = trust_env and not {"http", "https", "all"}.isdisjoint(getproxies())
     return not is_proxied and isinstance(parse_url(base_url), Target)
+
+
+_PIECE_BYTES = 65_536
+# The errors that the readers raise for damaged files.
+_DAMAGE = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    csv.Error,
+    msgspec.MsgspecError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+class BadExport(SdkError):
+    """The file does not match its manifest, or is not an export."""
+
+
+def manifest_path(path: Path) -> Path:
+    """The path of the separate manifest, for formats that cannot contain one."""
+    return path.with_name(f"{path.name}.{MANIFEST}")
+
+
+def verify_export(path: Path) -> Manifest:
+    """Returns the manifest of a valid file. Raises BadExport, or OSError if it is not readable."""
+    with path.open("rb") as file:
+        start = file.read(2)
+    check = _CHECKS.get(start, _check_text)
+    try:
+        manifest, tally = check(path)
+    except _DAMAGE as error:
+        raise BadExport(f"{path} cannot be read as an export: {error}") from error
+    if not tally.agrees_with(manifest):
+        raise BadExport(f"{path} is not what its manifest says.")
+    return manifest
+
+
+_Checked = tuple[Manifest, ManifestDigest]
+
+
+def _check_zip(path: Path) -> _Checked:
+    tally = ManifestDigest()
+    with zipfile.ZipFile(path) as archive:
+        manifest = msgspec.json.decode(archive.read(MANIFEST), type=Manifest)
+        decoder = msgspec.json.Decoder(Line)
+        with archive.open(LISTING) as listing:
+            for text in listing:
+                line = decoder.decode(text)
+                sha256 = None
+                if line.file is not None:
+                    with archive.open(line.file) as body:
+                        sha256 = _sha256_of(body)
+                tally.take(line.task_id, line.status, line.size_bytes, sha256)
+        files = len(archive.infolist()) - 2
+    if files != manifest.counts.get("successful", 0):
+        raise ValueError(f"it holds {files} bodies")
+    return manifest, tally
+
+
+def _check_text(path: Path) -> _Checked:
+    if path.suffix == f".{ExportFormat.CSV}" or manifest_path(path).exists():
+        return _check_csv(path)
+    return _check_jsonl(path)
+
+
+def _check_jsonl(path: Path) -> _Checked:
+    tally = ManifestDigest()
+    decoder = msgspec.json.Decoder(Line)
+    with path.open("rb") as file:
+        before = b""
+        for text in file:
+            if before:
+                _take_line(tally, decoder.decode(before))
+            before = text
+    return msgspec.json.decode(before, type=LastLine).manifest, tally
+
+
+def _take_line(tally: ManifestDigest, line: Line) -> None:
+    body = b64decode(line.body_base64) if line.body_base64 is not None else None
+    if line.body is not None:
+        body = line.body.encode()
+    sha256 = None if body is None else hashlib.sha256(body).hexdigest()
+    tally.take(line.task_id, line.status, 0 if body is None else len(body), sha256)
+
+
+def _check_csv(path: Path) -> _Checked:
+    """Checks the rows of a CSV file, which contains no bodies."""
+    manifest = msgspec.json.decode(manifest_path(path).read_bytes(), type=Manifest)
+    tally = ManifestDigest()
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file, strict=True):
+            size_bytes = int(row["size_bytes"])
+            tally.take(row["task_id"], row["status"], size_bytes, row["sha256"] or None)
+    return manifest, tally
+
+
+def _check_warc(path: Path) -> _Checked:
+    tally = ManifestDigest()
+    block = b""
+    with gzip.open(path) as file:
+        for fields, block in _records(file):
+            if TASK_FIELD in fields:
+                task_id, _, status = fields[TASK_FIELD].partition(" ")
+                is_page = fields["WARC-Type"] == "response"
+                body = block.partition(b"\r\n\r\n")[2] if is_page else b""
+                sha256 = hashlib.sha256(body).hexdigest() if is_page else None
+                tally.take(task_id, status, len(body), sha256)
+    return msgspec.json.decode(block, type=Manifest), tally
+
+
+def _records(file: gzip.GzipFile) -> Iterator[tuple[dict[str, str], bytes]]:
+    while version := file.readline():
+        if version != b"WARC/1.1\r\n":
+            raise ValueError("a record does not begin as one")
+        fields: dict[str, str] = {}
+        while (text := file.readline()) not in (b"\r\n", b""):
+            name, _, value = text.decode().partition(": ")
+            fields[name] = value.rstrip("\r\n")
+        block = file.read(int(fields["Content-Length"]))
+        if file.read(4) != b"\r\n\r\n":
+            raise ValueError("a record does not end as one")
+        yield fields, block
+
+
+def _sha256_of(file: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while piece := file.read(_PIECE_BYTES):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+_CHECKS: dict[bytes, Callable[[Path], _Checked]] = {b"PK": _check_zip, b"\x1f\x8b": _check_warc}

@@ -1,12 +1,14 @@
-"""The client for Trio: the methods of Client as coroutines and asynchronous iterators."""
+"""The client for Trio: one method for each operation of the API.
+
+`make docs` writes client.py, the synchronous client, from this file (tests/tidy/sync_client.py).
+The two connections have the same methods, so this file names nothing of Trio but its own classes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
-
-import trio
 
 from conveyor.domain.lifecycle import EXPORT_UNDONE
 from conveyor.schemas.requests import (
@@ -40,9 +42,8 @@ from conveyor.schemas.responses import (
 from conveyor.schemas.schedule import JobSchedule
 from conveyor.sdk import operations
 from conveyor.sdk.downloads import Downloaded
-from conveyor.sdk.errors import ApiError, SdkError
+from conveyor.sdk.errors import ApiError, PollBackoff, SdkError, run_of
 from conveyor.sdk.operations import Choice
-from conveyor.sdk.retry import PollBackoff, run_of
 from conveyor.sdk.trio_connection import TrioConnection
 
 # Rows of one page: larger pages need fewer requests and more memory.
@@ -59,7 +60,7 @@ class TrioClient(TrioConnection):
     client sends it several times, because each POST has an Idempotency-Key. With
     `idempotency_key`, the program chooses the key and can repeat the call after its own crash.
 
-    One client may be shared among tasks.
+    One client may be shared among tasks or threads.
     """
 
     async def submit(
@@ -77,11 +78,11 @@ class TrioClient(TrioConnection):
 
         The list is text with one URL per line, unless `request` describes another format.
         """
-        made = await self._ask(
+        slot = await self._ask(
             operations.create_input(request or CreateJobInputRequest(format="text"))
         )
-        await self._put_file(made.upload, path)
-        return made.file_input_id
+        await self._put_file(slot.upload, path)
+        return slot.file_input_id
 
     async def add_tasks(
         self,
@@ -106,8 +107,8 @@ class TrioClient(TrioConnection):
         cursor = None
         while True:
             page = await self._ask(operations.list_jobs(status, limit=JOBS_PAGE, cursor=cursor))
-            for each in page.jobs:
-                yield each
+            for job in page.jobs:
+                yield job
             if (cursor := page.next_cursor) is None:
                 return
 
@@ -116,8 +117,8 @@ class TrioClient(TrioConnection):
         cursor = None
         while True:
             page = await self._ask(operations.list_runs(job_id, limit=JOBS_PAGE, cursor=cursor))
-            for each in page.runs:
-                yield each
+            for run in page.runs:
+                yield run
             if (cursor := page.next_cursor) is None:
                 return
 
@@ -182,8 +183,8 @@ class TrioClient(TrioConnection):
         """
         while True:
             page = await self._ask(operations.list_events(after, limit=EVENTS_PAGE))
-            for each in page.events:
-                yield each
+            for event in page.events:
+                yield event
             if len(page.events) < EVENTS_PAGE:
                 return
             after = page.last_id
@@ -200,7 +201,7 @@ class TrioClient(TrioConnection):
             async for event in self.events(after=after):
                 yield event
                 after = event.id
-            await trio.sleep(interval_s)
+            await self._sleep(interval_s)
 
     async def set_schedule(self, job_id: str, schedule: JobSchedule) -> JobResponse:
         """Replaces the schedule of a scheduled job. A live run continues."""
@@ -232,8 +233,8 @@ class TrioClient(TrioConnection):
             page = await self._ask(
                 operations.list_results(job_id, run_id, status, limit=RESULTS_PAGE, cursor=cursor)
             )
-            for each in page.results:
-                yield each
+            for result in page.results:
+                yield result
             if (cursor := page.next_cursor) is None:
                 return
 
@@ -254,13 +255,16 @@ class TrioClient(TrioConnection):
     ) -> Downloaded:
         """Saves the body of a task as a file. The file is complete or does not exist."""
         call = operations.get_content(job_id, task_id, run_id)
-        return await self._bodies.save(call, path)
+        return await self._save(call, path)
 
     async def download_all(
         self, job_id: str, paths: Mapping[str, Path], *, run_id: str | None = None
     ) -> dict[str, Downloaded | ApiError]:
-        """Saves the bodies of tasks as files, several at a time. A missing body has an ApiError."""
-        return await self._bodies.save_all(
+        """Saves the bodies of tasks as files, several at a time. A missing body has an ApiError.
+
+        The synchronous client starts an event loop for it, so it must not be called inside one.
+        """
+        return await self._save_all(
             {
                 task_id: (operations.get_content(job_id, task_id, run_id), path)
                 for task_id, path in paths.items()
@@ -286,8 +290,8 @@ class TrioClient(TrioConnection):
             page = await self._ask(
                 operations.list_deliveries(job_id, limit=JOBS_PAGE, cursor=cursor)
             )
-            for each in page.deliveries:
-                yield each
+            for delivery in page.deliveries:
+                yield delivery
             if (cursor := page.next_cursor) is None:
                 return
 
@@ -334,21 +338,21 @@ class TrioClient(TrioConnection):
         timeout_s: float | None = None,
     ) -> ExportResponse:
         """Waits until an export is complete or has failed."""
-        pace = PollBackoff(begun_at=trio.current_time(), timeout_s=timeout_s)
+        pace = PollBackoff(begun_at=self._now_s(), timeout_s=timeout_s)
         while True:
             export = await self.get_export(job_id, run_id, export_id)
             if on_progress is not None:
                 on_progress(export)
             if export.status not in EXPORT_UNDONE:
                 return export
-            await trio.sleep(pace.interval_s(trio.current_time()))
+            await self._sleep(pace.interval_s(self._now_s()))
 
     async def download_export(
         self, job_id: str, run_id: str, export_id: str, path: Path
     ) -> Downloaded:
         """Saves the file of an export. The file is complete or does not exist."""
         call = operations.get_export_content(job_id, run_id, export_id)
-        return await self._stream(call, path)
+        return await self._save_large(call, path)
 
     async def wait(
         self,
@@ -364,17 +368,17 @@ class TrioClient(TrioConnection):
         run of an open job ends only after the job is closed.
         """
         run = await self.run(job_id, run_id) if run_id else run_of(await self.get(job_id))
-        pace = PollBackoff(begun_at=trio.current_time(), timeout_s=timeout_s)
+        pace = PollBackoff(begun_at=self._now_s(), timeout_s=timeout_s)
         while True:
             if on_progress is not None:
                 on_progress(run)
             if run.terminal:
                 return run
-            await trio.sleep(pace.interval_s(trio.current_time()))
+            await self._sleep(pace.interval_s(self._now_s()))
             try:
                 run = await self.run(job_id, run.run_id)
             except SdkError as error:
-                if not pace.sits_out(error, trio.current_time()):
+                if not pace.tolerates(error, self._now_s()):
                     raise
             else:
-                pace.seen(trio.current_time())
+                pace.record_success(self._now_s())

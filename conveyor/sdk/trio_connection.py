@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Self, TypeVar
@@ -22,7 +22,7 @@ from conveyor.http_client.errors import FetchFailed
 from conveyor.http_client.httpx_transport import PoolTransport
 from conveyor.http_client.request import Request, Response
 from conveyor.schemas.responses import UploadTarget
-from conveyor.sdk.connection import PIECE_BYTES, checked_key, checked_url
+from conveyor.sdk.connection import PIECE_BYTES, check_key, check_url
 from conveyor.sdk.downloads import (
     Bodies,
     Damaged,
@@ -31,11 +31,10 @@ from conveyor.sdk.downloads import (
     headers_of,
     make_pool,
     replacing,
-    trying,
+    retrying,
 )
-from conveyor.sdk.errors import Unreachable, error_from
+from conveyor.sdk.errors import ApiError, RetryPolicy, Unreachable, error_from
 from conveyor.sdk.operations import Call
-from conveyor.sdk.retry import RetryPolicy
 
 T = TypeVar("T")
 
@@ -52,8 +51,8 @@ class TrioConnection:
         retry: RetryPolicy | None = None,
     ) -> None:
         """Raises ValueError for an invalid `base_url` or `api_key`."""
-        self.base_url = checked_url(base_url)
-        self._api_key = checked_key(api_key)
+        self.base_url = check_url(base_url)
+        self._api_key = check_key(api_key)
         self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
         self._pool = make_pool(timeout_s)
@@ -76,14 +75,14 @@ class TrioConnection:
         request = self._request(call, key or secrets.token_hex(16))
 
         async def once() -> T:
-            response = await self._fetched(request)
+            response = await self._fetch(request)
             return call.read(response.status, headers_of(response), response.body)
 
-        return await self._trying(once)
+        return await self._retrying(once)
 
     async def _put_file(self, target: UploadTarget, path: Path) -> None:
         """Uploads a file without the API key: the URL may belong to a foreign storage."""
-        await self._trying(lambda: self._put_once(target, path))
+        await self._retrying(lambda: self._put_once(target, path))
 
     async def _put_once(self, target: UploadTarget, path: Path) -> None:
         length = {"Content-Length": str((await trio.Path(path).stat()).st_size)}
@@ -101,13 +100,27 @@ class TrioConnection:
             raise error_from(response.status_code, response.headers, response.content)
 
     async def _content(self, call: Call[None]) -> bytes:
-        return await self._trying(lambda: self._bodies.load(call))
+        return await self._retrying(lambda: self._bodies.load(call))
 
-    async def _stream(self, call: Call[None], path: Path) -> Downloaded:
+    async def _save(self, call: Call[None], path: Path) -> Downloaded:
+        return await self._bodies.save(call, path)
+
+    async def _save_all(
+        self, files: Mapping[str, tuple[Call[None], Path]]
+    ) -> dict[str, Downloaded | ApiError]:
+        return await self._bodies.save_all(files)
+
+    async def _save_large(self, call: Call[None], path: Path) -> Downloaded:
         """Saves a file of any size, piece by piece."""
-        return await self._trying(lambda: self._streamed(call, path))
+        return await self._retrying(lambda: self._save_pieces(call, path))
 
-    async def _streamed(self, call: Call[None], path: Path) -> Downloaded:
+    async def _sleep(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+
+    def _now_s(self) -> float:
+        return trio.current_time()
+
+    async def _save_pieces(self, call: Call[None], path: Path) -> Downloaded:
         headers = {"X-API-Key": self._api_key, "Accept-Encoding": "identity"}
         try:
             url = self.base_url + call.path
@@ -122,8 +135,8 @@ class TrioConnection:
         except (httpx.TransportError, Damaged) as error:
             raise Unreachable(self.base_url, str(error) or type(error).__name__) from error
 
-    async def _trying(self, once: Callable[[], Awaitable[T]]) -> T:
-        return await trying(self._retry, once)
+    async def _retrying(self, once: Callable[[], Awaitable[T]]) -> T:
+        return await retrying(self._retry, once)
 
     def _request(self, call: Call[T], key: str) -> Request:
         headers = [("X-API-Key", self._api_key), ("User-Agent", "conveyor-sdk")]
@@ -143,7 +156,7 @@ class TrioConnection:
             deadline_s=self._timeout_s,
         )
 
-    async def _fetched(self, request: Request) -> Response:
+    async def _fetch(self, request: Request) -> Response:
         try:
             return await self._pool.fetch(request)
         except FetchFailed as error:

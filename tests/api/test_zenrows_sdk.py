@@ -22,7 +22,7 @@ from zenrows.batch import (
 )
 
 from conveyor.domain.ids import JobId
-from conveyor.sdk.verify_export import verify_export
+from conveyor.sdk.downloads import verify_export
 from conveyor.usecases import export as exports
 from conveyor.usecases import schedule
 from tests.api.server.test_sockets import Server, served

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from conveyor.sdk.verify_export import verify_export
+from conveyor.sdk.downloads import verify_export
 from tests.e2e.programs import Server, a_server, a_site, until
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from conveyor.sdk import ApiError, BadId, Client, SubmitJobRequest, TaskInput, Unreachable
-from conveyor.sdk.retry import INTERVAL_S_MAX, OUTAGE_S_MAX, PollBackoff
+from conveyor.sdk.errors import INTERVAL_S_MAX, OUTAGE_S_MAX, PollBackoff
 from tests.sdk.scripted import Answer, Scripted, problem
 
 AWAY = Unreachable("http://a", "refused")
@@ -209,13 +209,13 @@ def test_a_waiter_looks_less_and_less_often() -> None:
     ]
 
 
-def test_a_waiter_sits_out_a_short_outage_only() -> None:
+def test_a_wait_tolerates_a_short_outage_only() -> None:
     pace = PollBackoff(begun_at=100.0)
-    pace.seen(200.0)
+    pace.record_success(200.0)
 
-    assert pace.sits_out(AWAY, 200.0 + OUTAGE_S_MAX - 1)
-    assert not pace.sits_out(AWAY, 200.0 + OUTAGE_S_MAX)
-    assert not pace.sits_out(ApiError(404, "not_found", "Not found"), 200.0)
+    assert pace.tolerates(AWAY, 200.0 + OUTAGE_S_MAX - 1)
+    assert not pace.tolerates(AWAY, 200.0 + OUTAGE_S_MAX)
+    assert not pace.tolerates(ApiError(404, "not_found", "Not found"), 200.0)
 
 
 def test_a_waiter_has_a_deadline() -> None:

@@ -12,7 +12,7 @@ import pytest
 from conveyor.cli.demo import Site
 from conveyor.domain import limits
 from conveyor.sdk import ApiError, Client, RunResponse, SubmitJobRequest, TrioClient, Unreachable
-from conveyor.sdk.retry import RetryPolicy
+from conveyor.sdk.errors import RetryPolicy
 from tests.sdk.scripted import Answer, Scripted, problem
 
 MISSING = 7

@@ -1,4 +1,5 @@
-"""`python -m tests.tidy.generate`: writes the parts of the documents that repeat the code.
+"""`python -m tests.tidy.generate`: writes the parts of the documents that repeat the code, and the
+synchronous client of the SDK.
 
 A part stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. Everything else in a
 document is written by hand. `tests/tidy/test_documents.py` compares.
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from tests.tidy import listings, tables
 from tests.tidy.sources import ROOT
+from tests.tidy.sync_client import TARGET, make_sync_client
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "checkers": listings.checker_table,
@@ -61,13 +63,16 @@ def _part(name: str) -> str:
 
 
 def main() -> None:
-    """Writes every document that has changed, and names it."""
+    """Writes every file that has changed, and prints its name."""
     for path in documents():
-        text = path.read_text(encoding="utf-8")
-        made = generated(text)
-        if made != text:
-            path.write_text(made, encoding="utf-8")
-            print(path.relative_to(ROOT))
+        _write(path, generated(path.read_text(encoding="utf-8")))
+    _write(TARGET, make_sync_client())
+
+
+def _write(path: Path, text: str) -> None:
+    if path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tests.tidy.generate import PARTS, documents, generated, parts_of
 from tests.tidy.listings import checked
 from tests.tidy.problem_codes import MEANINGS
 from tests.tidy.sources import ALL_PYTHON, ROOT, modules
+from tests.tidy.sync_client import TARGET, make_sync_client
 
 SPEC_BYTES_MAX = 43_000
 WRITTEN = (
@@ -53,6 +54,10 @@ def test_each_document_is_as_make_docs_writes_it(path: Path) -> None:
     text = text_of(path)
 
     assert generated(text) == text
+
+
+def test_the_synchronous_client_is_as_make_docs_writes_it() -> None:
+    assert make_sync_client() == TARGET.read_text(encoding="utf-8")
 
 
 def test_every_generated_part_is_in_one_document() -> None:

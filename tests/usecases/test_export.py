@@ -22,7 +22,7 @@ from conveyor.domain.model import Run, Task, TaskStatus
 from conveyor.ports.blobs import Blobs, Stored
 from conveyor.ports.errors import BlobMissing, Unavailable
 from conveyor.ports.gateway import Outcome, Scraped
-from conveyor.sdk.verify_export import verify_export
+from conveyor.sdk.downloads import verify_export
 from conveyor.usecases import export as exports
 from conveyor.usecases.context import Context
 from conveyor.usecases.export import Exported

@@ -25,7 +25,7 @@ from conveyor.cli.jobs.webhook import webhook
 from conveyor.cli.limit_options import budget_from
 from conveyor.domain.lifecycle import JOB_VISIBLE
 from conveyor.sdk import BudgetInput, RunResponse
-from conveyor.sdk.retry import run_of
+from conveyor.sdk.errors import run_of
 
 RUNS_SHOWN_MAX = 10
 

@@ -11,9 +11,8 @@ from conveyor.cli.jobs.context import Session, counted, json_option
 from conveyor.cli.progress import progress
 from conveyor.domain.export.export import ExportFormat, ExportStatus, Manifest
 from conveyor.sdk import ExportResponse, RunResponse
-from conveyor.sdk.downloads import replacing
-from conveyor.sdk.retry import run_of
-from conveyor.sdk.verify_export import manifest_path, verify_export
+from conveyor.sdk.downloads import manifest_path, replacing, verify_export
+from conveyor.sdk.errors import run_of
 
 
 class Saved(msgspec.Struct, frozen=True):

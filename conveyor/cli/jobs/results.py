@@ -19,7 +19,7 @@ from conveyor.domain.model import TaskStatus
 from conveyor.domain.submit.scraper_params import extension_for
 from conveyor.sdk import ApiError, Downloaded, RunResponse, TaskResult
 from conveyor.sdk.downloads import replacing
-from conveyor.sdk.retry import run_of
+from conveyor.sdk.errors import run_of
 from conveyor.usecases.run.results import FILTERS
 
 ROWS_SHOWN = 50

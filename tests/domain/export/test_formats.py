@@ -23,7 +23,7 @@ from conveyor.domain.export.export import Export, ExportFormat, Manifest, Manife
 from conveyor.domain.export.formats import ENCODERS, safe_cell
 from conveyor.domain.ids import TaskId
 from conveyor.domain.model import Format, Problem, Result, TaskStatus
-from conveyor.sdk.verify_export import BadExport, manifest_path, verify_export
+from conveyor.sdk.downloads import BadExport, manifest_path, verify_export
 from tests.builders import a_task, an_export
 
 PROBLEM = Problem("urn:x", "Blocked", 403, "blocked", "=cmd|' /C calc'!A0")
