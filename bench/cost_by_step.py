@@ -7,7 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from conveyor.domain.changes import BatchKey, Change, RunKey, StatsKey, TaskKey, Update, is_tally
+from conveyor.domain.changes import (
+    BatchKey,
+    Change,
+    RunKey,
+    SettleChange,
+    StatsKey,
+    TaskKey,
+    Update,
+)
 from conveyor.domain.queries import BatchesOf, StatsOf
 from conveyor.engines.aws.client.usage import STEP
 from conveyor.usecases.context import Context
@@ -93,7 +101,7 @@ def _step_of_changes(changes: Sequence[Change]) -> str | None:
     first = changes[0].writes[0]
     match first.key:
         case TaskKey():
-            if is_tally(changes[0]):
+            if isinstance(changes[0], SettleChange):
                 return "settle"
             return "claim" if isinstance(first, Update) and first.deltas else "renew"
         case BatchKey():

@@ -55,6 +55,7 @@ def url_of(number: int) -> str:
 
 def bare(count: int, folder: Path) -> Ingested:
     """Ids made and rows inserted, all columns and both tables, a commit a chunk; nothing else."""
+    from conveyor.domain.changes import TaskKey
     from conveyor.engines.sqlite import database, sql
 
     connection = sqlite3.connect(folder / "bare.db", isolation_level=None)
@@ -63,7 +64,7 @@ def bare(count: int, folder: Path) -> Ingested:
         connection.execute(pragma)
     connection.execute(f"PRAGMA cache_size = {-database.WRITER_CACHE_KIB}")
     database.migrate(connection)
-    insert = sql.insert_sql(sql.TASKS)
+    insert = sql.insert_sql(sql.TABLES[TaskKey])
     cpu, wall, now = _cpu_s(), time.perf_counter(), time.time()
     for start in range(0, count, limits.CHUNK_TASKS):
         numbers = range(start, min(start + limits.CHUNK_TASKS, count))

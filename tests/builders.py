@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, assert_never, cast, overload
+from typing import Any, cast
 
 import msgspec
 
 from conveyor.domain.backpressure.budget import Budget, BudgetReservation, Unit
 from conveyor.domain.changes import (
     ANY,
-    AnyKey,
+    KIND_OF_ROW,
     Applied,
-    BatchKey,
-    BudgetKey,
     Change,
     Delete,
     Enqueue,
-    EventKey,
-    ExportKey,
-    FeedKey,
     Guard,
-    InputKey,
     Insert,
-    JobKey,
-    NoticeKey,
-    RecordKey,
+    Key,
+    R,
     Row,
-    RunKey,
-    ScheduleKey,
-    ScrubKey,
-    ShareKey,
-    SigningKeysKey,
-    StatsKey,
-    TaskKey,
     Update,
     Write,
 )
@@ -301,77 +287,10 @@ def ref_to(task: Task, job_id: JobId = JOB) -> TaskRef:
     return TaskRef(job_id, task.run_id, task.task_id, task.shard)
 
 
-@overload
-def key_of(row: Job) -> JobKey: ...
-@overload
-def key_of(row: Run) -> RunKey: ...
-@overload
-def key_of(row: Batch) -> BatchKey: ...
-@overload
-def key_of(row: ShardCounters) -> StatsKey: ...
-@overload
-def key_of(row: Task, job_id: JobId = JOB) -> TaskKey: ...
-@overload
-def key_of(row: IdempotencyRecord) -> RecordKey: ...
-@overload
-def key_of(row: Notice) -> NoticeKey: ...
-@overload
-def key_of(row: DeletionIntent) -> ScrubKey: ...
-@overload
-def key_of(row: Event) -> EventKey: ...
-@overload
-def key_of(row: EventSequence) -> FeedKey: ...
-@overload
-def key_of(row: SigningKeys) -> SigningKeysKey: ...
-@overload
-def key_of(row: Schedule) -> ScheduleKey: ...
-@overload
-def key_of(row: Export) -> ExportKey: ...
-@overload
-def key_of(row: JobInput) -> InputKey: ...
-@overload
-def key_of(row: Budget) -> BudgetKey: ...
-@overload
-def key_of(row: BudgetReservation) -> ShareKey: ...
-@overload
-def key_of(row: Row) -> AnyKey: ...
-def key_of(row: Row, job_id: JobId = JOB) -> AnyKey:  # noqa: C901, PLR0912 (one branch a kind)
-    """The key under which a row is kept; a task's needs to be told the job."""
-    match row:
-        case Job():
-            return JobKey(row.job_id)
-        case Run():
-            return RunKey(row.job_id, row.run_id)
-        case Batch():
-            return BatchKey(row.job_id, row.run_id, row.batch_id)
-        case ShardCounters():
-            return StatsKey(row.job_id, row.run_id, row.shard)
-        case Task():
-            return TaskKey(job_id, row.run_id, row.task_id, row.shard)
-        case IdempotencyRecord():
-            return RecordKey(row.key_id)
-        case Notice():
-            return NoticeKey(row.notice_id)
-        case DeletionIntent():
-            return ScrubKey(row.scrub_id)
-        case Event():
-            return EventKey(row.caller, row.event_id)
-        case EventSequence():
-            return FeedKey(row.caller)
-        case SigningKeys():
-            return SigningKeysKey(row.caller)
-        case Schedule():
-            return ScheduleKey(row.job_id)
-        case Export():
-            return ExportKey(row.job_id, row.run_id, row.export_id)
-        case JobInput():
-            return InputKey(row.input_id)
-        case Budget():
-            return BudgetKey(row.job_id, row.run_id)
-        case BudgetReservation():
-            return ShareKey(row.job_id, row.run_id, row.holder)
-        case _:
-            assert_never(row)
+def key_of(row: R, job_id: JobId = JOB) -> Key[R]:
+    """The key of a row. A task row does not contain its job, so the caller may name it."""
+    kind = KIND_OF_ROW[Task if isinstance(row, Task) else type(row)]
+    return kind.key_of(row, job_id)
 
 
 def insert(row: Row, *, over_expired_at: float | None = None) -> Insert:

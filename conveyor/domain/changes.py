@@ -7,11 +7,14 @@ contains facts, never code, so that SQL, DynamoDB and memory can each check it i
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar, assert_never, cast
 
 import msgspec
 
 from conveyor.domain.backpressure.budget import Budget, BudgetReservation
+from conveyor.domain.damage import DamagedTask
 from conveyor.domain.export.export import Export
 from conveyor.domain.ids import (
     BatchId,
@@ -59,25 +62,7 @@ Row = (
     | Budget
     | BudgetReservation
 )
-R = TypeVar(
-    "R",
-    Job,
-    Run,
-    Batch,
-    ShardCounters,
-    Task,
-    IdempotencyRecord,
-    Notice,
-    DeletionIntent,
-    Event,
-    EventSequence,
-    SigningKeys,
-    Schedule,
-    Export,
-    JobInput,
-    Budget,
-    BudgetReservation,
-)
+R = TypeVar("R", bound=Row)
 
 
 class Key(msgspec.Struct, Generic[R], frozen=True):
@@ -162,24 +147,110 @@ class ShareKey(Key[BudgetReservation], frozen=True):
     holder: str
 
 
-AnyKey = (
-    JobKey
-    | RunKey
-    | BatchKey
-    | StatsKey
-    | TaskKey
-    | RecordKey
-    | NoticeKey
-    | ScrubKey
-    | EventKey
-    | FeedKey
-    | SigningKeysKey
-    | ScheduleKey
-    | ExportKey
-    | InputKey
-    | BudgetKey
-    | ShareKey
+AnyKey = Key[Any]
+
+
+class Owner(enum.Enum):
+    """What a row belongs to. A deletion of a run, or of a job's runs, removes the rows of RUN."""
+
+    RUN = "run"
+    JOB = "job"
+    CALLER = "caller"
+
+
+class Expiry(enum.Enum):
+    """Who removes a row after its `expires_at`."""
+
+    #: `Store.delete_expired` removes the row.
+    STORE = "store"
+    #: The sweeper removes the row's blobs, and then the row.
+    SWEEPER = "sweeper"
+
+
+class RowKind(msgspec.Struct, frozen=True, eq=False):
+    """A kind of row: all that engines, deletion, test builders and documents know about it.
+
+    `name` begins the keys in DynamoDB and `table` is the table in SQLite: stored data contains
+    both. `identity` are the fields of the key that identify the row, if not all of them do; a store
+    may use the others to place the row. An insert of a kind with `is_new_work` makes stored data
+    grow, so a store with little space left refuses it.
+    """
+
+    name: str
+    table: str
+    row_type: type[msgspec.Struct]
+    key_type: type[Key[Any]]
+    owner: Owner
+    identity: tuple[str, ...] = ()
+    expiry: Expiry | None = None
+    is_new_work: bool = False
+
+    @property
+    def key_fields(self) -> tuple[str, ...]:
+        return self.identity or self.key_type.__struct_fields__
+
+    def address_of(self, key: AnyKey) -> tuple[Any, ...]:
+        """Returns the values of the key fields. They are unique within the kind."""
+        return tuple([getattr(key, name) for name in self.key_fields])
+
+    def key_of(self, row: Row, job_id: JobId | None = None) -> AnyKey:
+        """Returns the key of a row. `job_id` is necessary for tasks, whose rows do not have it."""
+        fields = {
+            name: job_id if name == "job_id" and self.row_type is Task else getattr(row, name)
+            for name in self.key_type.__struct_fields__
+        }
+        return self.key_type(**fields)
+
+
+# The registry. Rows of a run are deleted in this order. Run rows are the last: they state the
+# number of shards, and only they connect task rows, which have no job id, to a job. An interrupted
+# deletion needs both again.
+ROW_KINDS = (
+    RowKind(
+        "Task",
+        "tasks",
+        Task,
+        TaskKey,
+        Owner.RUN,
+        identity=("run_id", "task_id"),
+        is_new_work=True,
+    ),
+    RowKind("Stats", "stats", ShardCounters, StatsKey, Owner.RUN),
+    RowKind("Batch", "batches", Batch, BatchKey, Owner.RUN, is_new_work=True),
+    RowKind("Notice", "notices", Notice, NoticeKey, Owner.RUN),
+    RowKind(
+        "Export",
+        "exports",
+        Export,
+        ExportKey,
+        Owner.RUN,
+        expiry=Expiry.SWEEPER,
+        is_new_work=True,
+    ),
+    RowKind("Budget", "budgets", Budget, BudgetKey, Owner.RUN),
+    RowKind("Share", "shares", BudgetReservation, ShareKey, Owner.RUN),
+    RowKind("Event", "events", Event, EventKey, Owner.RUN, expiry=Expiry.STORE),
+    RowKind("Run", "runs", Run, RunKey, Owner.RUN, is_new_work=True),
+    RowKind("Job", "jobs", Job, JobKey, Owner.JOB, is_new_work=True),
+    RowKind("Schedule", "schedules", Schedule, ScheduleKey, Owner.JOB, is_new_work=True),
+    RowKind("Scrub", "scrubs", DeletionIntent, ScrubKey, Owner.JOB),
+    RowKind("Key", "key_records", IdempotencyRecord, RecordKey, Owner.CALLER, expiry=Expiry.STORE),
+    RowKind(
+        "Input",
+        "job_inputs",
+        JobInput,
+        InputKey,
+        Owner.CALLER,
+        expiry=Expiry.SWEEPER,
+        is_new_work=True,
+    ),
+    RowKind("Feed", "feeds", EventSequence, FeedKey, Owner.CALLER),
+    RowKind("SigningKeys", "signing_keys", SigningKeys, SigningKeysKey, Owner.CALLER),
 )
+
+KIND_OF_KEY: Mapping[type, RowKind] = {kind.key_type: kind for kind in ROW_KINDS}
+KIND_OF_ROW: Mapping[type, RowKind] = {kind.row_type: kind for kind in ROW_KINDS}
+KINDS_OF_RUN = tuple(kind for kind in ROW_KINDS if kind.owner is Owner.RUN)
 
 
 class Guard(msgspec.Struct, frozen=True):
@@ -243,16 +314,35 @@ class Change(msgspec.Struct, frozen=True):
     effects: tuple[Enqueue, ...] = ()
 
 
-def is_tally(change: Change) -> bool:
-    """Whether a change updates one row and one counter row, as a settle does."""
-    if len(change.writes) != 2 or change.effects:
-        return False
-    flip, count = change.writes
-    return (
-        isinstance(flip, Update)
-        and isinstance(count, Update)
-        and not (count.values or count.guard.equals or count.guard.lapsed or count.guard.at_least)
-    )
+class SettleChange(Change, frozen=True):
+    """A change of one task and of the counters of its shard, which must commit together.
+
+    An engine may join the settles of one call: their counts are one write per counter row, and the
+    returned counters are those after the whole call.
+    """
+
+    def __post_init__(self) -> None:
+        # The counts of several settles are added up, so nothing but the state of the counter row
+        # may decide about them.
+        assert len(self.writes) == 2
+        assert not self.effects
+        gate = self.count.guard
+        assert not self.count.values
+        assert gate == Guard(status_in=gate.status_in)
+
+    @property
+    def flip(self) -> Update:
+        """The write that changes the task."""
+        write = self.writes[0]
+        assert isinstance(write, Update)
+        return write
+
+    @property
+    def count(self) -> Update:
+        """The write that adds to the counters."""
+        write = self.writes[1]
+        assert isinstance(write, Update)
+        return write
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -280,6 +370,57 @@ class Missing(msgspec.Struct, frozen=True):
 Verdict = Applied | Stale | Missing
 
 
+def holds(guard: Guard, row: Row) -> bool:
+    """Returns whether a row passes a guard. An empty field is before no time and is no number."""
+    if guard.status_in is not None and cast("Any", row).status not in guard.status_in:
+        return False
+    if any(getattr(row, name) != value for name, value in guard.equals):
+        return False
+    if guard.at_least is not None:
+        count = getattr(row, guard.at_least[0])
+        if count is None or count < guard.at_least[1]:
+            return False
+    if guard.lapsed is None:
+        return True
+    at = getattr(row, guard.lapsed[0])
+    return at is not None and bool(at < guard.lapsed[1])
+
+
+def find_refusal(
+    writes: Sequence[Write], rows: Mapping[AnyKey, Row | None]
+) -> Stale | Missing | None:
+    """Returns why these writes are refused, given the current rows; None if all guards hold.
+
+    Missing outranks Stale: a caller can decide again on a stale row, but not without a row.
+    """
+    refusals = [
+        refusal for write in writes if (refusal := _refusal(write, rows.get(write.key))) is not None
+    ]
+    missing = (refusal for refusal in refusals if isinstance(refusal, Missing))
+    return next(missing, next(iter(refusals), None))
+
+
+def _refusal(write: Write, row: Row | None) -> Stale | Missing | None:
+    match write:
+        case Insert():
+            replaces_before = write.over_expired_at
+            fits = row is None or (
+                replaces_before is not None
+                and holds(Guard(lapsed=("expires_at", replaces_before)), row)
+            )
+        case Update():
+            if row is None:
+                return Missing(write.key)
+            # The default that replaces a damaged field may pass the guard although the stored
+            # value did not. The row is Stale in any case.
+            fits = holds(write.guard, row) and not isinstance(row, DamagedTask)
+        case Delete():
+            fits = row is None or holds(write.guard, row)
+        case _:
+            assert_never(write)
+    return None if fits else Stale(write.key, row)
+
+
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """One step of an ingest: rows, their refs, their counts, and the checkpoint after them.
 
@@ -295,3 +436,24 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     stats: dict[int, dict[str, int]]
     values: dict[str, Any]
     gate_in: frozenset[str]
+
+    @property
+    def fence(self) -> Guard:
+        """The batch is still at this step, and still belongs to this worker."""
+        return Guard(equals=(("epoch", self.epoch), ("done", self.done_before)))
+
+    @property
+    def checkpoint(self) -> Update:
+        return Update(self.key, self.fence, values=self.values)
+
+    def count_updates(self, stats: Mapping[int, dict[str, int]] | None = None) -> list[Update]:
+        """Returns the updates of the counter rows, for `stats` or all counts of the step.
+
+        Their guard is the gate: the counter rows of an ended run accept no more tasks.
+        """
+        gate = Guard(status_in=self.gate_in)
+        counts = self.stats if stats is None else stats
+        return [
+            Update(StatsKey(self.key.job_id, self.key.run_id, shard), gate, deltas=deltas)
+            for shard, deltas in sorted(counts.items())
+        ]

@@ -23,7 +23,8 @@ class Store(Protocol):
     - No update creates a row.
     - An insert over an existing row is Stale, unless that row has expired.
     - Applied carries the rows as written, in the order of the writes; None for quiet writes.
-    - If all changes of a call are tallies, Applied shows their counters as they are after the call.
+    - If all changes of a call are settles (`SettleChange`), Applied shows their counters as they
+      are after the call.
     - The changes of one call are decided one by one, in order; a refused change does not affect the
       others.
     - The effects of an applied change happen; those of a refused change do not.

@@ -22,6 +22,7 @@ from conveyor.domain.changes import (
     Chunk,
     Guard,
     Row,
+    SettleChange,
     TaskKey,
     Verdict,
 )
@@ -172,7 +173,7 @@ class Walker:
     async def settle(self, pick: int, other: int) -> object:
         """Two of the claims in hand, in one call; one may be of the same task and overtaken."""
         picked = [newest(self.claims, pick), newest(self.claims, other)]
-        changes = []
+        changes: list[Change] = []
         for number, task in enumerate(picked):
             if task is None:
                 continue
@@ -181,9 +182,11 @@ class Walker:
             stats = a_stats(task.shard, task.run_id, job_id=job_of(task.run_id))
             counts = {"done": 1, target(TASK, event).value: 1, "credits": other}
             changes.append(
-                a_change(
-                    update(task, guard, status=target(TASK, event), credits=other),
-                    add(stats, Guard(NOT_CLOSED), **counts),
+                SettleChange(
+                    (
+                        update(task, guard, status=target(TASK, event), credits=other),
+                        add(stats, Guard(NOT_CLOSED), **counts),
+                    )
                 )
             )
         return await self._commit(changes)

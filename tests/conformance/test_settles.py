@@ -1,10 +1,19 @@
-"""The laws of Store that settles lean on: quiet updates, and tallies counted together."""
+"""The laws of Store that settles lean on: quiet updates, and counts added up."""
 
 from __future__ import annotations
 
 import msgspec
 
-from conveyor.domain.changes import ANY, Applied, Change, Guard, Missing, Stale, Update
+from conveyor.domain.changes import (
+    ANY,
+    Applied,
+    Change,
+    Guard,
+    Missing,
+    SettleChange,
+    Stale,
+    Update,
+)
 from conveyor.domain.model import CounterState
 from conveyor.ports.store import Store
 from tests.builders import a_stats, a_task, add, keep, kept, key_of
@@ -15,7 +24,7 @@ async def test_a_quiet_update_happens_and_shows_nothing(store: Store) -> None:
     await keep(store, task, stats)
     quiet = Update(key_of(task), ANY, {"url": "https://example.com/new"}, is_quiet=True)
 
-    (verdict,) = await store.commit([Change((quiet, add(stats, done=1)))])
+    (verdict,) = await store.commit([SettleChange((quiet, add(stats, done=1)))])
 
     assert isinstance(verdict, Applied)
     assert verdict.rows == (None, msgspec.structs.replace(stats, done=1))
@@ -43,7 +52,7 @@ async def test_settles_of_one_call_are_counted_together(store: Store) -> None:
         guard = Guard(equals=(("claim", claim),))
         flip = Update(key_of(tasks[number]), guard, {"attempts": 1}, is_quiet=True)
         gate = Guard(status_in=frozenset({a_stats().status}))
-        return Change((flip, Update(key_of(a_stats(shard)), gate, {}, {"done": 1})))
+        return SettleChange((flip, Update(key_of(a_stats(shard)), gate, {}, {"done": 1})))
 
     verdicts = await store.commit(
         [
@@ -71,7 +80,7 @@ async def test_a_shut_gate_keeps_every_settle_of_a_call_out(store: Store) -> Non
 
     verdicts = await store.commit(
         [
-            Change(
+            SettleChange(
                 (
                     Update(key_of(task), ANY, {"attempts": 1}, is_quiet=True),
                     Update(key_of(shut), gate, {}, {"done": 1}),
@@ -93,7 +102,7 @@ async def test_a_refused_settle_shows_the_row_as_it_stood_at_its_turn(store: Sto
     def settle(claim: int) -> Change:
         guard = Guard(equals=(("claim", claim),))
         flip = Update(key_of(task), guard, {"attempts": 7}, is_quiet=True)
-        return Change((flip, add(stats, done=1)))
+        return SettleChange((flip, add(stats, done=1)))
 
     early, done, late = await store.commit([settle(1), settle(2), settle(1)])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from conveyor.domain.changes import JobKey
+from conveyor.domain.changes import JobKey, SettleChange
 from conveyor.domain.ids import LeaseId, TaskId
 from conveyor.domain.model import Result
 from conveyor.domain.queries import TasksOf
@@ -83,6 +83,7 @@ async def a_release(client: NotedSeam) -> object:
 async def a_settle(client: NotedSeam) -> object:
     result = Result("key", 1, "sha", "text/html", 200)
     change = settlement.succeed(a_ref(), a_task(claim=1), result, spent=Cost(), now=T0)
+    assert isinstance(change, SettleChange)
     await transactions._apply_group(_table(client), [(0, change)])
     return [operation for operation, _ in client.asked]
 

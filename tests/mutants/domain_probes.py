@@ -131,7 +131,7 @@ DECISIONS: dict[str, Callable[[], object]] = {
     "webhook_tried_once": _failed_delivery,
     "cursor_for_anything": read_with_another_scope,
     "export_unfenced": lambda: progress.beat(an_export(), done=1, now=T0),
-    "ingest_unfenced": lambda: ingest._fence(a_chunk()),
+    "ingest_unfenced": lambda: a_chunk().fence,
     "chunk_counted_again": lambda: ingest._note_counted("table", a_chunk(), None),
 }
 """By the name of the mutant; what is compared is the answer."""

@@ -34,6 +34,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "queries": listings.query_table,
     "quotas": tables.quota_table,
     "routes": tables.routes,
+    "row kinds": tables.row_kinds,
     "rows": tables.rows,
     "run failures": tables.run_failures,
     "settings": tables.settings,

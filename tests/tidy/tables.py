@@ -14,7 +14,7 @@ from conveyor.api.server.app import ROUTES
 from conveyor.domain import lifecycle, limits, model
 from conveyor.domain import quota as quotas
 from conveyor.domain.backpressure import budget, host_limit
-from conveyor.domain.changes import Row
+from conveyor.domain.changes import ROW_KINDS, Row
 from conveyor.domain.export import export
 from conveyor.domain.run import wait_reason
 from conveyor.domain.run.settlement import BACKOFF
@@ -80,6 +80,31 @@ def diagrams() -> str:
     return "\n\n".join(
         f"{name}:\n\n```mermaid\n{lifecycle.mermaid(rules)}\n```"
         for name, rules in DIAGRAMS.items()
+    )
+
+
+def row_kinds() -> str:
+    header = (
+        "row",
+        "key",
+        "belongs to",
+        "SQLite table",
+        "name in DynamoDB",
+        "removed when expired by",
+    )
+    return table(
+        header,
+        (
+            (
+                code(kind.row_type.__name__),
+                ", ".join(map(code, kind.key_fields)),
+                kind.owner.value,
+                code(kind.table),
+                code(kind.name),
+                kind.expiry.value if kind.expiry else "",
+            )
+            for kind in ROW_KINDS
+        ),
     )
 
 

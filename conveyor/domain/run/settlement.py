@@ -18,6 +18,7 @@ from conveyor.domain.changes import (
     Change,
     Guard,
     Missing,
+    SettleChange,
     Stale,
     StatsKey,
     TaskKey,
@@ -142,7 +143,7 @@ def reclaim(ref: TaskRef, verdict: Verdict | None, *, now: float) -> Change | No
         guard = Guard(status_in=frozenset({row.status}), equals=as_seen)
         taken = msgspec.structs.replace(taken, guard=guard)
     if row.status not in lifecycle.sources(TASK, TaskEvent.RELEASED):
-        return Change((taken, _count(ref, RELEASES_PASS, {"retrying": -1})))
+        return SettleChange((taken, _count(ref, RELEASES_PASS, {"retrying": -1})))
     return Change((taken,))
 
 
@@ -281,7 +282,7 @@ def fail_unreadable(ref: TaskRef, task: DamagedTask, *, now: float) -> Change:
     counts = {"done": 1, "failed": 1, FailureReason.OTHER.value: 1}
     if task.attempts and task.status not in lifecycle.sources(TASK, TaskEvent.RELEASED):
         counts["retrying"] = -1
-    return Change((flip, _count(ref, SETTLES_PASS, counts)))
+    return SettleChange((flip, _count(ref, SETTLES_PASS, counts)))
 
 
 def release_for_retry(
@@ -315,7 +316,7 @@ def release_claim(
         task_key(ref), _mine(task, TaskEvent.RELEASED), values, {"handed_back": 1, **money}
     )
     between_tries = {"retrying": 1} if task.attempts else {}
-    return Change((update, _count(ref, RELEASES_PASS, {**between_tries, **money})))
+    return SettleChange((update, _count(ref, RELEASES_PASS, {**between_tries, **money})))
 
 
 def may_retry(
@@ -403,7 +404,7 @@ def _settle(
     }
     # A stopping run refuses settles, so that its counters are frozen. It still accepts releases.
     gate: frozenset[CounterState] = RELEASES_PASS if event == "released" else SETTLES_PASS
-    return Change(
+    return SettleChange(
         (
             Update(
                 task_key(ref), _mine(task, event), flip, {"attempts": 1, **money}, is_quiet=True

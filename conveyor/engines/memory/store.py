@@ -10,41 +10,37 @@ from typing import Any, assert_never, cast
 import msgspec
 import trio
 
-from conveyor.domain.backpressure.budget import Budget, BudgetReservation
 from conveyor.domain.changes import (
+    KIND_OF_KEY,
+    KINDS_OF_RUN,
+    ROW_KINDS,
     AnyKey,
     Applied,
     BatchKey,
-    BudgetKey,
     Change,
     Chunk,
     Delete,
     Enqueue,
     EventKey,
+    Expiry,
     ExportKey,
-    FeedKey,
-    Guard,
     InputKey,
     Insert,
     JobKey,
     Key,
-    Missing,
     NoticeKey,
     R,
-    RecordKey,
     Row,
     RunKey,
     ScheduleKey,
     ScrubKey,
-    ShareKey,
-    SigningKeysKey,
-    Stale,
+    SettleChange,
     StatsKey,
     TaskKey,
     Update,
     Verdict,
     Write,
-    is_tally,
+    find_refusal,
 )
 from conveyor.domain.export.export import Export
 from conveyor.domain.ids import JobId, RunId
@@ -52,14 +48,11 @@ from conveyor.domain.model import (
     Batch,
     DeletionIntent,
     Event,
-    EventSequence,
-    IdempotencyRecord,
     Job,
     JobInput,
     Notice,
     Run,
     ShardCounters,
-    SigningKeys,
     Task,
 )
 from conveyor.domain.queries import (
@@ -96,40 +89,19 @@ class Tables:
     """All rows by their addresses, and the queries in the order that each promises."""
 
     def __init__(self) -> None:
-        self._jobs: dict[Address, Job] = {}
-        self._runs: dict[Address, Run] = {}
-        self._batches: dict[Address, Batch] = {}
-        self._stats: dict[Address, ShardCounters] = {}
-        self._tasks: dict[Address, Task] = {}
-        self._records: dict[Address, IdempotencyRecord] = {}
-        self._notices: dict[Address, Notice] = {}
-        self._scrubs: dict[Address, DeletionIntent] = {}
-        self._events: dict[Address, Event] = {}
-        self._feeds: dict[Address, EventSequence] = {}
-        self._signing_keys: dict[Address, SigningKeys] = {}
-        self._schedules: dict[Address, Schedule] = {}
-        self._exports: dict[Address, Export] = {}
-        self._inputs: dict[Address, JobInput] = {}
-        self._budgets: dict[Address, Budget] = {}
-        self._shares: dict[Address, BudgetReservation] = {}
-        self._tables: dict[type, Table] = {
-            BudgetKey: self._budgets,
-            ShareKey: self._shares,
-            JobKey: self._jobs,
-            RunKey: self._runs,
-            BatchKey: self._batches,
-            StatsKey: self._stats,
-            TaskKey: self._tasks,
-            RecordKey: self._records,
-            NoticeKey: self._notices,
-            ScrubKey: self._scrubs,
-            EventKey: self._events,
-            FeedKey: self._feeds,
-            SigningKeysKey: self._signing_keys,
-            ScheduleKey: self._schedules,
-            ExportKey: self._exports,
-            InputKey: self._inputs,
-        }
+        self._tables: dict[type, Table] = {kind.key_type: {} for kind in ROW_KINDS}
+        # The tables that queries read, with the types of their rows.
+        self._jobs: dict[Address, Job] = self._tables[JobKey]
+        self._runs: dict[Address, Run] = self._tables[RunKey]
+        self._batches: dict[Address, Batch] = self._tables[BatchKey]
+        self._stats: dict[Address, ShardCounters] = self._tables[StatsKey]
+        self._tasks: dict[Address, Task] = self._tables[TaskKey]
+        self._notices: dict[Address, Notice] = self._tables[NoticeKey]
+        self._scrubs: dict[Address, DeletionIntent] = self._tables[ScrubKey]
+        self._events: dict[Address, Event] = self._tables[EventKey]
+        self._schedules: dict[Address, Schedule] = self._tables[ScheduleKey]
+        self._exports: dict[Address, Export] = self._tables[ExportKey]
+        self._inputs: dict[Address, JobInput] = self._tables[InputKey]
 
     def rows(self) -> Mapping[type, Mapping[Address, Row]]:
         """Returns all rows by the type of their key and their address, for checkers."""
@@ -323,21 +295,21 @@ class MemoryStore(Tables):
             # callers write in between, as they may with a real engine.
             await trio.lowlevel.checkpoint()
             verdicts.append(self._apply(change))
-        if all(map(is_tally, changes)):
+        if all(isinstance(change, SettleChange) for change in changes):
             return list(map(self._with_counter, changes, verdicts))
         return verdicts
 
     def _with_counter(self, change: Change, verdict: Verdict) -> Verdict:
-        """Replaces the counters of a tally by those after the whole call."""
+        """Replaces the counters of a settle by those after the whole call."""
+        assert isinstance(change, SettleChange)
         if not isinstance(verdict, Applied):
             return verdict
-        flip, _ = verdict.rows
-        _, count = change.writes
-        return Applied((flip, self._tables[type(count.key)][_address(count.key)]))
+        return Applied((verdict.rows[0], self._row(change.count.key)))
 
     async def put_chunk(self, chunk: Chunk) -> Verdict:
         await trio.lowlevel.checkpoint()
-        verdict = self._apply(_as_change(chunk))
+        change = Change((chunk.checkpoint, *chunk.count_updates()), (Enqueue(chunk.refs),))
+        verdict = self._apply(change)
         if isinstance(verdict, Applied):
             for task in chunk.tasks:
                 # A task that exists is kept: a repeated step must not reset it.
@@ -362,54 +334,47 @@ class MemoryStore(Tables):
 
     async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         await trio.lowlevel.checkpoint()
-        doomed = list(islice(self._rows_to_scrub(job_id, run_id), limit))
+        doomed = list(islice(self._rows_to_delete(job_id, run_id), limit))
         for table, address in doomed:
             del table[address]
         return len(doomed)
 
     async def delete_expired(self, now: float) -> int:
         await trio.lowlevel.checkpoint()
-        tables: list[Table] = [self._records, self._events]
         expired = [
-            (table, at) for table in tables for at, row in table.items() if row.expires_at < now
+            (table, address)
+            for kind in ROW_KINDS
+            if kind.expiry is Expiry.STORE
+            for table in [self._tables[kind.key_type]]
+            for address, row in table.items()
+            if row.expires_at < now
         ]
         for table, address in expired:
             del table[address]
         return len(expired)
 
     def _row(self, key: AnyKey) -> Row | None:
-        row: Row | None = self._tables[type(key)].get(_address(key))
+        table, address = self._place(key)
+        row: Row | None = table.get(address)
         return row
 
+    def _place(self, key: AnyKey) -> tuple[Table, Address]:
+        return self._tables[type(key)], KIND_OF_KEY[type(key)].address_of(key)
+
     def _apply(self, change: Change) -> Verdict:
-        rooms = {(type(write.key), _address(write.key)) for write in change.writes}
-        assert len(rooms) == len(change.writes), "two writes to one row in one change"
+        rows = {write.key: self._row(write.key) for write in change.writes}
+        assert len(rows) == len(change.writes), "two writes to one row in one change"
         # All guards are checked before the first write, so a refused change writes nothing.
-        refusals = [no for write in change.writes if (no := self._refusal(write)) is not None]
-        if refusals:
-            return next((no for no in refusals if isinstance(no, Missing)), refusals[0])
-        rows = tuple(self._write(write) for write in change.writes)
+        refusal = find_refusal(change.writes, rows)
+        if refusal is not None:
+            return refusal
+        written = tuple(self._write(write) for write in change.writes)
         for effect in change.effects:
             self._queue.enqueue_nowait(effect.refs)
-        return Applied(rows)
-
-    def _refusal(self, write: Write) -> Stale | Missing | None:
-        row = self._row(write.key)
-        match write:
-            case Insert():
-                fits = row is None or _has_expired(row, write.over_expired_at)
-            case Update():
-                if row is None:
-                    return Missing(write.key)
-                fits = _holds(write.guard, row)
-            case Delete():
-                fits = row is None or _holds(write.guard, row)
-            case _:
-                assert_never(write)
-        return None if fits else Stale(write.key, row)
+        return Applied(written)
 
     def _write(self, write: Write) -> Row | None:
-        table, address = self._tables[type(write.key)], _address(write.key)
+        table, address = self._place(write.key)
         match write:
             case Insert():
                 table[address] = write.row
@@ -424,61 +389,17 @@ class MemoryStore(Tables):
                 assert_never(write)
         return None if isinstance(write, Update) and write.is_quiet else table.get(address)
 
-    def _rows_to_scrub(
+    def _rows_to_delete(
         self, job_id: JobId, run_id: RunId | None
     ) -> Iterator[tuple[Table, Address]]:
-        """Yields the rows to delete, runs last: a task row has no job id, so only the run rows
-        connect tasks to a job."""
         runs = [run for run in self._runs.values() if run.job_id == job_id]
         run_ids = {run.run_id for run in runs} if run_id is None else {run_id}
-        for address, task in self._tasks.items():
-            if task.run_id in run_ids:
-                yield self._tasks, address
-        tables: list[Table] = [
-            self._stats,
-            self._batches,
-            self._notices,
-            self._events,
-            self._exports,
-            self._budgets,
-            self._shares,
-            self._runs,
-        ]
-        for table in tables:
+        for kind in KINDS_OF_RUN:
+            table = self._tables[kind.key_type]
             for address, row in table.items():
-                if row.job_id == job_id and run_id in {None, row.run_id}:
+                if isinstance(row, Task):  # A task row has no job id.
+                    is_doomed = row.run_id in run_ids
+                else:
+                    is_doomed = row.job_id == job_id and run_id in {None, row.run_id}
+                if is_doomed:
                     yield table, address
-
-
-def _address(key: AnyKey) -> Address:
-    if isinstance(key, TaskKey):  # A task row has no job id.
-        return (key.run_id, key.task_id)
-    return msgspec.structs.astuple(key)
-
-
-def _holds(guard: Guard, row: Row) -> bool:
-    if guard.status_in is not None and cast("Any", row).status not in guard.status_in:
-        return False
-    if any(getattr(row, name) != value for name, value in guard.equals):
-        return False
-    if guard.at_least is not None and getattr(row, guard.at_least[0]) < guard.at_least[1]:
-        return False
-    return guard.lapsed is None or getattr(row, guard.lapsed[0]) < guard.lapsed[1]
-
-
-def _has_expired(row: Row, now: float | None) -> bool:
-    return now is not None and cast("IdempotencyRecord", row).expires_at < now
-
-
-def _as_change(chunk: Chunk) -> Change:
-    """Returns checkpoint, counts and references of an ingest step as one change."""
-    fence = Guard(equals=(("epoch", chunk.epoch), ("done", chunk.done_before)))
-    gate = Guard(status_in=chunk.gate_in)
-    counts = [
-        Update(StatsKey(chunk.key.job_id, chunk.key.run_id, shard), gate, deltas=deltas)
-        for shard, deltas in sorted(chunk.stats.items())
-    ]
-    return Change(
-        writes=(Update(chunk.key, fence, values=chunk.values), *counts),
-        effects=(Enqueue(chunk.refs),),
-    )

@@ -19,48 +19,20 @@ from typing import Any, NamedTuple, NewType, Union, get_args, get_origin, get_ty
 
 import msgspec
 
-from conveyor.domain.backpressure.budget import Budget, BudgetReservation
 from conveyor.domain.changes import (
+    ROW_KINDS,
     AnyKey,
-    BatchKey,
-    BudgetKey,
     Delete,
-    EventKey,
-    ExportKey,
-    FeedKey,
     Guard,
-    InputKey,
     Insert,
-    JobKey,
-    NoticeKey,
-    RecordKey,
     Row,
-    RunKey,
-    ScheduleKey,
-    ScrubKey,
-    ShareKey,
-    SigningKeysKey,
-    StatsKey,
-    TaskKey,
+    RowKind,
     Update,
 )
 from conveyor.domain.damage import UNREADABLE, salvage_task
-from conveyor.domain.export.export import Export
 from conveyor.domain.model import (
-    Batch,
-    DeletionIntent,
-    Event,
-    EventSequence,
-    IdempotencyRecord,
-    Job,
-    JobInput,
-    Notice,
-    Run,
-    ShardCounters,
-    SigningKeys,
     Task,
 )
-from conveyor.domain.schedule.schedule import Schedule
 from conveyor.ports.errors import RowDamaged
 
 Convert = Callable[[Any], Any]
@@ -144,15 +116,15 @@ class Table:
         return address
 
 
-def _table(name: str, row_type: type[msgspec.Struct], *key_columns: str) -> Table:
-    hints = get_type_hints(row_type)
-    columns = row_type.__struct_fields__
+def _table(kind: RowKind) -> Table:
+    hints = get_type_hints(kind.row_type)
+    columns = kind.row_type.__struct_fields__
     coders = {name: pair for name in columns if (pair := _coders(hints[name])) is not None}
     return Table(
-        name=name,
-        row_type=row_type,
-        key_columns=key_columns,
-        key_values=_getter(key_columns),
+        name=kind.table,
+        row_type=kind.row_type,
+        key_columns=kind.key_fields,
+        key_values=_getter(kind.key_fields),
         columns=columns,
         encoders={name: encode for name, (encode, _) in coders.items()},
         encoders_at=tuple((columns.index(name), encode) for name, (encode, _) in coders.items()),
@@ -203,41 +175,7 @@ def _to_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-JOBS = _table("jobs", Job, "job_id")
-RUNS = _table("runs", Run, "job_id", "run_id")
-BATCHES = _table("batches", Batch, "job_id", "run_id", "batch_id")
-STATS = _table("stats", ShardCounters, "job_id", "run_id", "shard")
-TASKS = _table("tasks", Task, "run_id", "task_id")  # A task row has no job id.
-RECORDS = _table("key_records", IdempotencyRecord, "key_id")
-NOTICES = _table("notices", Notice, "notice_id")
-SCRUBS = _table("scrubs", DeletionIntent, "scrub_id")
-EVENTS = _table("events", Event, "caller", "event_id")
-FEEDS = _table("feeds", EventSequence, "caller")
-SIGNING_KEYS = _table("signing_keys", SigningKeys, "caller")
-SCHEDULES = _table("schedules", Schedule, "job_id")
-EXPORTS = _table("exports", Export, "job_id", "run_id", "export_id")
-INPUTS = _table("job_inputs", JobInput, "input_id")
-BUDGETS = _table("budgets", Budget, "job_id", "run_id")
-SHARES = _table("shares", BudgetReservation, "job_id", "run_id", "holder")
-
-TABLES: dict[type, Table] = {
-    JobKey: JOBS,
-    RunKey: RUNS,
-    BatchKey: BATCHES,
-    StatsKey: STATS,
-    TaskKey: TASKS,
-    RecordKey: RECORDS,
-    NoticeKey: NOTICES,
-    ScrubKey: SCRUBS,
-    EventKey: EVENTS,
-    FeedKey: FEEDS,
-    SigningKeysKey: SIGNING_KEYS,
-    ScheduleKey: SCHEDULES,
-    ExportKey: EXPORTS,
-    InputKey: INPUTS,
-    BudgetKey: BUDGETS,
-    ShareKey: SHARES,
-}
+TABLES: dict[type, Table] = {kind.key_type: _table(kind) for kind in ROW_KINDS}
 
 
 # Statements: the SQL of reads and guarded writes. Its text is built once per shape.

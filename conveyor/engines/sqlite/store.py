@@ -17,12 +17,17 @@ from typing import Any, assert_never, cast
 
 from conveyor.domain.changes import (
     ANY,
+    KIND_OF_KEY,
+    KINDS_OF_RUN,
+    ROW_KINDS,
     AnyKey,
     Applied,
     BatchKey,
     Change,
     Chunk,
     Delete,
+    EventKey,
+    Expiry,
     ExportKey,
     Guard,
     InputKey,
@@ -30,17 +35,20 @@ from conveyor.domain.changes import (
     JobKey,
     Key,
     Missing,
+    NoticeKey,
     R,
     Row,
     RunKey,
     ScheduleKey,
+    ScrubKey,
+    SettleChange,
     Stale,
     StatsKey,
     TaskKey,
     Update,
     Verdict,
     Write,
-    is_tally,
+    find_refusal,
 )
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.queries import (
@@ -70,24 +78,7 @@ from conveyor.engines.sqlite import sql
 from conveyor.engines.sqlite.database import Database
 from conveyor.engines.sqlite.disk_space import Space
 from conveyor.engines.sqlite.queue import enqueue
-from conveyor.engines.sqlite.sql import (
-    BATCHES,
-    BUDGETS,
-    EVENTS,
-    EXPORTS,
-    INPUTS,
-    JOBS,
-    NOTICES,
-    RUNS,
-    SCHEDULES,
-    SCRUBS,
-    SHARES,
-    STATS,
-    TASKS,
-    Table,
-    columns_sql,
-    fetch,
-)
+from conveyor.engines.sqlite.sql import TABLES, columns_sql, fetch
 from conveyor.ports.clock import Clock
 from conveyor.ports.errors import RowDamaged
 from conveyor.ports.store import DamageLog
@@ -97,27 +88,9 @@ _TIDY_S = 10.0
 # Rows removed per transaction: about 5 ms of the Trio thread, during which no other task runs.
 _SLICE_ROWS = 500
 
-# Run rows are deleted last: a task row has no job id, so only the run rows connect tasks to a job.
+# Task rows have no job id, so the rows of a job's tasks are found by its runs.
 _TASKS_OF_JOB = "run_id IN (SELECT run_id FROM runs WHERE job_id = :job)"
-_OF_JOB = "job_id = :job"
-_OF_RUN = "job_id = :job AND run_id = :run"
-_SCRUBBED = (
-    (TASKS, _TASKS_OF_JOB, "run_id = :run"),
-    (STATS, _OF_JOB, _OF_RUN),
-    (BATCHES, _OF_JOB, _OF_RUN),
-    (NOTICES, _OF_JOB, _OF_RUN),
-    (EVENTS, _OF_JOB, _OF_RUN),
-    (EXPORTS, _OF_JOB, _OF_RUN),
-    (BUDGETS, _OF_JOB, _OF_RUN),
-    (SHARES, _OF_JOB, _OF_RUN),
-    (RUNS, _OF_JOB, _OF_RUN),
-)
-
-# Inserts of these rows make a data directory grow, and are refused below the floor of free space.
-# Other writes, deletes in particular, may use the space below it.
-_NEW_WORK = (BatchKey, ExportKey, InputKey, JobKey, RunKey, ScheduleKey, TaskKey)
-
-_EXPIRING = ("key_records", "events")
+_TASKS = TABLES[TaskKey]
 
 
 class SqliteStore:
@@ -139,9 +112,10 @@ class SqliteStore:
 
         # Groups of settles wait up to 8 ms for a transaction to join. That delays no fetch
         # (decision 0012).
-        if len(changes) > 1 and all(map(is_tally, changes)):
+        settles = [change for change in changes if isinstance(change, SettleChange)]
+        if len(settles) == len(changes) > 1:
             return await self._database.write_batched(
-                lambda connection: apply_tallies(connection, changes, raise_refusal)
+                lambda connection: apply_settles(connection, settles)
             )
         if any(map(_is_new_work, changes)):
             self._space.check_new()
@@ -168,7 +142,7 @@ class SqliteStore:
         gone = 0
         while gone < limit:
             count = min(_SLICE_ROWS, limit - gone)
-            slice_ = partial(_scrub, job_id=job_id, run_id=run_id, limit=count)
+            slice_ = partial(_delete_slice, job_id=job_id, run_id=run_id, limit=count)
             removed = await self._database.write(slice_)
             gone += removed
             if removed < count:
@@ -178,8 +152,11 @@ class SqliteStore:
     async def delete_expired(self, now: float) -> int:
         def op(connection: sqlite3.Connection) -> int:
             return sum(
-                connection.execute(f"DELETE FROM {name} WHERE expires_at < ?", (now,)).rowcount
-                for name in _EXPIRING
+                connection.execute(
+                    f"DELETE FROM {kind.table} WHERE expires_at < ?", (now,)
+                ).rowcount
+                for kind in ROW_KINDS
+                if kind.expiry is Expiry.STORE
             )
 
         gone = await self._database.write(op)
@@ -195,8 +172,11 @@ class SqliteStore:
 
 
 def _is_new_work(change: Change) -> bool:
+    """Returns whether the change is refused below the floor of free space. Other writes, deletes in
+    particular, may use the space below it."""
     return any(
-        isinstance(write, Insert) and isinstance(write.key, _NEW_WORK) for write in change.writes
+        isinstance(write, Insert) and KIND_OF_KEY[type(write.key)].is_new_work
+        for write in change.writes
     )
 
 
@@ -240,130 +220,93 @@ def _perform(connection: sqlite3.Connection, write: Write) -> Row | bool:
             return sql.update(connection, write)
         case Delete():
             # A delete of an absent row succeeds. Only a row that fails the guard is a refusal.
-            return sql.delete(connection, write) or not _refusal(connection, write)
+            return sql.delete(connection, write) or sql.holds(connection, write.key, ANY) is None
         case _:
             assert_never(write)
-
-
-def raise_refusal(connection: sqlite3.Connection, change: Change) -> Stale | Missing:
-    return refusal_for(connection, change.writes)
 
 
 def refusal_for(connection: sqlite3.Connection, writes: Sequence[Write]) -> Stale | Missing:
-    refusals = [no for write in writes if (no := _refusal(connection, write)) is not None]
-    assert refusals, "two writes to one row in one change"
-    return next((no for no in refusals if isinstance(no, Missing)), refusals[0])
-
-
-def _refusal(connection: sqlite3.Connection, write: Write) -> Stale | Missing | None:
-    match write:
-        case Insert():
-            passes = sql.holds(connection, write.key, expired_guard(write))
-            fits = passes is None or (passes and write.over_expired_at is not None)
-        case Update():
-            passes = sql.holds(connection, write.key, write.guard)
-            if passes is None:
-                return Missing(write.key)
-            fits = passes
-        case Delete():
-            fits = sql.holds(connection, write.key, write.guard) is not False
-        case _:
-            assert_never(write)
-    return None if fits else Stale(write.key, sql.select(connection, write.key))
-
-
-def expired_guard(write: Insert) -> Guard:
-    if write.over_expired_at is None:
-        return ANY
-    return Guard(lapsed=("expires_at", write.over_expired_at))
+    rows = {write.key: sql.select(connection, write.key) for write in writes}
+    refusal = find_refusal(writes, rows)
+    assert refusal is not None, "two writes to one row in one change"
+    return refusal
 
 
 def _put_chunk(connection: sqlite3.Connection, chunk: Chunk, now: float) -> Verdict:
-    fence = Guard(equals=(("epoch", chunk.epoch), ("done", chunk.done_before)))
-    gate = Guard(status_in=chunk.gate_in)
-    counts = [
-        Update(StatsKey(chunk.key.job_id, chunk.key.run_id, shard), gate, deltas=deltas)
-        for shard, deltas in sorted(chunk.stats.items())
-    ]
-    checkpoint = Update(chunk.key, fence, values=chunk.values)
     # Fence and counters first: they decide whether the tasks may be inserted at all.
-    verdict = _apply(connection, Change((checkpoint, *counts)), now)
+    verdict = _apply(connection, Change((chunk.checkpoint, *chunk.count_updates())), now)
     if not isinstance(verdict, Applied):
         return verdict
     # Existing tasks are kept: the insert does nothing on a conflict.
-    connection.executemany(sql.insert_sql(TASKS), map(TASKS.to_row, chunk.tasks))
+    connection.executemany(sql.insert_sql(_TASKS), map(_TASKS.to_row, chunk.tasks))
     enqueue(connection, chunk.refs, now)
     return Applied(verdict.rows[:1])
 
 
-def _scrub(
+def _delete_slice(
     connection: sqlite3.Connection, *, job_id: JobId, run_id: RunId | None, limit: int
 ) -> int:
     gone = 0
-    for table, of_job, of_run in _SCRUBBED:
-        key = ", ".join(table.key_columns)
-        which = of_job if run_id is None else of_run
+    for kind in KINDS_OF_RUN:
+        key = ", ".join(kind.key_fields)
+        is_task = kind.key_type is TaskKey
+        if run_id is None:
+            which = _TASKS_OF_JOB if is_task else "job_id = :job"
+        else:
+            which = "run_id = :run" if is_task else "job_id = :job AND run_id = :run"
         # A subquery, because DELETE with LIMIT is an optional feature of SQLite builds.
-        doomed = f"SELECT {key} FROM {table.name} WHERE {which} LIMIT :limit"
+        doomed = f"SELECT {key} FROM {kind.table} WHERE {which} LIMIT :limit"
         values = {"job": job_id, "run": run_id, "limit": limit - gone}
         gone += connection.execute(
-            f"DELETE FROM {table.name} WHERE ({key}) IN ({doomed})", values
+            f"DELETE FROM {kind.table} WHERE ({key}) IN ({doomed})", values
         ).rowcount
     return gone
 
 
-# Tallies: a group of settles with one write per counter row instead of one per task.
+# Settles: a group of them needs one write per counter row instead of one per task.
 #
-# A settle is two writes: the flip, which ends the task, and the count, which adds to the counter
+# A settle is two writes: the flip, which changes the task, and the count, which adds to the counter
 # row of the shard. The guard of the count is the gate: it holds while the counter row may still be
 # written. Each flip of a group is one guarded statement. The counts are summed and written once per
 # counter row at the end. That halves the cost of a settle (27 us of CPU in groups of 90, 54 us
 # without).
 
 
-Refuse = Callable[[sqlite3.Connection, Change], Stale | Missing]
-_Count = tuple[AnyKey, Guard]
+_Gate = tuple[AnyKey, Guard]
 
 
-def apply_tallies(
-    connection: sqlite3.Connection, changes: Sequence[Change], refuse: Refuse
-) -> list[Verdict]:
-    """Applies changes that are all tallies. `refuse` returns the verdict of a refused one."""
-    gates: dict[_Count, bool | None] = {}
-    sums: dict[_Count, Counter[str]] = {}
-    judged: list[Stale | Missing | Row | None] = []
-    for change in changes:
-        flip, count = change.writes
-        assert isinstance(flip, Update)
-        assert isinstance(count, Update)
-        gate = (count.key, count.guard)
+def apply_settles(connection: sqlite3.Connection, settles: Sequence[SettleChange]) -> list[Verdict]:
+    gates: dict[_Gate, bool | None] = {}
+    sums: dict[_Gate, Counter[str]] = {}
+    results: list[Stale | Missing | Row | None] = []
+    for settle in settles:
+        gate = (settle.count.key, settle.count.guard)
         # The gate is checked before the flip, because a flip without its count would lose a count.
         # One check per group is enough: no other writer can change the row in this transaction.
         if gate not in gates:
             gates[gate] = sql.holds(connection, *gate)
-        done = bool(gates[gate]) and sql.update(connection, flip)
-        if done is False:
+        flipped = bool(gates[gate]) and sql.update(connection, settle.flip)
+        if flipped is False:
             # The verdict contains the current row. It is read now, because a later flip of the
             # same call may change that row.
-            judged.append(refuse(connection, change))
+            results.append(refusal_for(connection, settle.writes))
             continue
-        sums.setdefault(gate, Counter()).update(count.deltas)
-        judged.append(None if done is True else done)
+        sums.setdefault(gate, Counter()).update(settle.count.deltas)
+        results.append(None if flipped is True else flipped)
     counters = {
         key: sql.update(connection, Update(key, guard, {}, dict(total)))
         for (key, guard), total in sums.items()
     }
     return [
-        each if isinstance(each, Stale | Missing) else _applied(change, each, counters)
-        for change, each in zip(changes, judged, strict=True)
+        result if isinstance(result, Stale | Missing) else _applied(settle, result, counters)
+        for settle, result in zip(settles, results, strict=True)
     ]
 
 
-def _applied(change: Change, flipped: Row | None, counters: dict[AnyKey, Row | bool]) -> Applied:
-    _, count = change.writes
-    counter = counters[count.key]
+def _applied(settle: SettleChange, task: Row | None, counters: dict[AnyKey, Row | bool]) -> Applied:
+    counter = counters[settle.count.key]
     assert not isinstance(counter, bool), "a gate that was open a moment ago"
-    return Applied((flipped, counter))
+    return Applied((task, counter))
 
 
 # Queries: each one as SQL, in the order that it promises (docs/storage.md, Queries).
@@ -381,19 +324,20 @@ def find(
     A query without a limit needs every row of a run, so it raises RowDamaged if one cannot be
     decoded.
     """
-    table, terms, order, limit = _plan(query)
+    key_type, terms, order, limit = _plan(query)
+    table = TABLES[key_type]
     where = " AND ".join(term for term, _ in terms)
     parameters = [value for _, values in terms for value in values]
-    sql = f"SELECT {columns_sql(table)} FROM {table.name} WHERE {where} ORDER BY {order} LIMIT ?"
+    text = f"SELECT {columns_sql(table)} FROM {table.name} WHERE {where} ORDER BY {order} LIMIT ?"
     # Counters and batches of a run: a missing row would make their sum wrong, so damage is raised.
     if limit == _NO_LIMIT:
-        return list(fetch(connection, table, sql, [*parameters, limit]))
+        return list(fetch(connection, table, text, [*parameters, limit]))
     # A damaged row must not shorten the page: callers take a short page for the last one. So read
     # again with a limit that is larger by the damaged rows, until the page is full or the rows end.
     skipped = 0
     while True:
         read_max = limit + skipped
-        rows, damages = _split(fetch(connection, table, sql, [*parameters, read_max]))
+        rows, damages = _split(fetch(connection, table, text, [*parameters, read_max]))
         if len(damages) == skipped or len(rows) + len(damages) < read_max:
             for each in damages:
                 note_damage(each)
@@ -413,46 +357,46 @@ def _split(rows: Iterator[Any]) -> tuple[list[Any], list[RowDamaged]]:
             return good, damages
 
 
-def _plan(query: AnyQuery) -> tuple[Table, list[_Term], str, int]:  # noqa: C901, PLR0912 (one branch a kind)
+def _plan(query: AnyQuery) -> tuple[type, list[_Term], str, int]:  # noqa: C901, PLR0912 (one branch a kind)
     match query:
         case TasksOf():
-            return TASKS, _tasks_of(query), "task_id", query.limit
+            return TaskKey, _tasks_of(query), "task_id", query.limit
         case StatsOf():
-            return STATS, _in_run(query), "shard", _NO_LIMIT
+            return StatsKey, _in_run(query), "shard", _NO_LIMIT
         case JobsOf():
-            return JOBS, _jobs_of(query), "job_id DESC", query.limit
+            return JobKey, _jobs_of(query), "job_id DESC", query.limit
         case RunsOf():
-            return RUNS, _runs_of(query), "sequence DESC", query.limit
+            return RunKey, _runs_of(query), "sequence DESC", query.limit
         case BatchesOf():
-            return BATCHES, _in_run(query), "created_at, batch_id", _NO_LIMIT
+            return BatchKey, _in_run(query), "created_at, batch_id", _NO_LIMIT
         case RunsIn():
-            return RUNS, _runs_in(query), "run_id", query.limit
+            return RunKey, _runs_in(query), "run_id", query.limit
         case BatchesIn():
             terms = [_status_in(query.statuses), ("updated_at <= ?", [query.idle_since])]
-            return BATCHES, terms, "updated_at, run_id, batch_id", query.limit
+            return BatchKey, terms, "updated_at, run_id, batch_id", query.limit
         case DueNotices():
             terms = [_status_in(query.statuses), ("due_at <= ?", [query.due_by])]
-            return NOTICES, terms, "due_at, notice_id", query.limit
+            return NoticeKey, terms, "due_at, notice_id", query.limit
         case NoticesOf():
             order = "run_id DESC, occurred_at DESC, notice_id DESC"
-            return NOTICES, _notices_of(query), order, query.limit
+            return NoticeKey, _notices_of(query), order, query.limit
         case DueScrubs():
-            return SCRUBS, [("due_at <= ?", [query.due_by])], "due_at, scrub_id", query.limit
+            return ScrubKey, [("due_at <= ?", [query.due_by])], "due_at, scrub_id", query.limit
         case EventsOf():
             terms = [("caller = ?", [query.caller]), ("seq > 0 AND seq > ?", [query.after])]
-            return EVENTS, terms, "seq", query.limit
+            return EventKey, terms, "seq", query.limit
         case UnplacedEvents():
             terms = [("seq = 0 AND occurred_at < ?", [query.before])]
-            return EVENTS, terms, "occurred_at, event_id", query.limit
+            return EventKey, terms, "occurred_at, event_id", query.limit
         case DueSchedules():
-            return SCHEDULES, _due_schedules(query), "next_fire_at, job_id", query.limit
+            return ScheduleKey, _due_schedules(query), "next_fire_at, job_id", query.limit
         case DueExports():
-            return EXPORTS, [("due_at <= ?", [query.due_by])], "due_at, export_id", query.limit
+            return ExportKey, [("due_at <= ?", [query.due_by])], "due_at, export_id", query.limit
         case DueExpiries():
-            return RUNS, [("sweep_at <= ?", [query.due_by])], "sweep_at, run_id", query.limit
+            return RunKey, [("sweep_at <= ?", [query.due_by])], "sweep_at, run_id", query.limit
         case ExpiredInputs():
             terms = [("expires_at <= ?", [query.expired_by])]
-            return INPUTS, terms, "expires_at, input_id", query.limit
+            return InputKey, terms, "expires_at, input_id", query.limit
         case _:
             assert_never(query)
 

@@ -20,13 +20,13 @@ import trio
 from actors.tree import LocalSignals, Mailboxes
 from conveyor.bootstrap.aws import open_on
 from conveyor.domain import ids
+from conveyor.domain.changes import KIND_OF_KEY, ROW_KINDS
 from conveyor.engines.aws.client.client import RetryingAwsClient
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.dynamodb.items import codec_of
-from conveyor.engines.aws.dynamodb.keys import ROW_TYPES, TARGET
+from conveyor.engines.aws.dynamodb.keys import TARGET
 from conveyor.engines.aws.engine import Names, build_engine, check_resources
 from conveyor.engines.aws.errors import NoResponse
-from conveyor.engines.sqlite.sql import TABLES
 from conveyor.ports.clock import Clock
 from conveyor.simulation.backends.backends import Ports
 from conveyor.simulation.backends.faulty_aws import FaultyRedis, FaultyTransport
@@ -47,13 +47,11 @@ NAMES = Names(table="simulated", bucket="simulated", queue_prefix="simulated-")
 REGION = "eu-west-1"
 
 _POOL = re.compile(r"\{(.+)\}/(.*):leases$")
-_KINDS = {kind.__name__.removesuffix("Key"): kind for kind in ROW_TYPES} | {
-    "Key": next(kind for kind in ROW_TYPES if kind.__name__ == "RecordKey")
-}
+_KINDS: dict[str, type] = {kind.name: kind.key_type for kind in ROW_KINDS}
 
 
 def _no_rows() -> dict[type, dict[Address, Any]]:
-    return {kind: {} for kind in ROW_TYPES}
+    return {kind.key_type: {} for kind in ROW_KINDS}
 
 
 @dataclass(slots=True)
@@ -168,8 +166,8 @@ class AwsBackend:
             return address
         if TARGET in item:
             return None
-        row = codec_of(ROW_TYPES[kind]).from_item(cast("Any", item))
-        address = tuple(getattr(row, name) for name in TABLES[kind].key_columns)
+        row = codec_of(KIND_OF_KEY[kind].row_type).from_item(cast("Any", item))
+        address = tuple(getattr(row, name) for name in KIND_OF_KEY[kind].key_fields)
         self._places[place] = address
         self._tables[kind][address] = row
         return address

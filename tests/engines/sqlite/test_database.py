@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 
+from conveyor.domain.changes import NoticeKey
 from conveyor.engines.sqlite.database import load_scripts, migrate
-from conveyor.engines.sqlite.sql import NOTICES, columns_sql
+from conveyor.engines.sqlite.sql import TABLES, columns_sql
 from tests.builders import T0
+
+NOTICES = TABLES[NoticeKey]
 
 
 def test_a_notice_of_the_first_release_has_the_rest_of_its_time() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+from conveyor.domain.changes import StatsKey, TaskKey
 from conveyor.domain.model import Result, TaskStatus
 from conveyor.engines.sqlite.database import load_scripts, migrate
-from conveyor.engines.sqlite.sql import STATS, TASKS, insert_sql
+from conveyor.engines.sqlite.sql import TABLES, insert_sql
 from tests.builders import OTHER_RUN, T0, a_stats, a_task
 
 INSIGHT = 7
+STATS, TASKS = TABLES[StatsKey], TABLES[TaskKey]
 
 
 def test_tasks_between_two_tries_are_counted_when_the_counter_comes() -> None:

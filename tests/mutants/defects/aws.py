@@ -45,7 +45,7 @@ def _flips_then_counts(_: Any) -> Any:
         *flips, count = part("conveyor.engines.aws.dynamodb.transactions:_steps")(
             table.name, changes
         )
-        judge = part("conveyor.engines.aws.dynamodb.transactions:guard_holds")
+        judge = part("conveyor.domain.changes:find_refusal")
         failed = await table.write_together(flips)
         if failed is None:
             await table.write("UpdateItem", count["Update"])
@@ -131,7 +131,7 @@ MUTANTS = (
         invariants=(21, 22),
         what="A chunk that is put again is counted again.",
         apply=combined(
-            swapping("conveyor.engines.aws.dynamodb.ingest:_look", _never_counted),
+            swapping("conveyor.engines.aws.dynamodb.ingest:_check_step", _never_counted),
             swapping("conveyor.engines.aws.dynamodb.ingest:_note_counted", _noting_anyway),
         ),
         engines=_AWS,

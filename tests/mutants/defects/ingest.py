@@ -39,7 +39,7 @@ def _overwriting_in_memory(put_chunk: Any) -> Any:
 
 def _overwriting_rows(put_chunk: Any) -> Any:
     def mutated(connection: Any, chunk: Chunk, now: float) -> Any:
-        table = part("conveyor.engines.sqlite.store:TASKS")
+        table = part("conveyor.engines.sqlite.store:_TASKS")
         insert: str = part("conveyor.engines.sqlite.sql:insert_sql")(table)
         replace = insert.replace("INSERT", "INSERT OR REPLACE").partition(" ON CONFLICT")[0]
         connection.executemany(replace, map(table.to_row, chunk.tasks))
@@ -53,39 +53,20 @@ def _overwriting_items(_: Any) -> Any:
         insert = part("conveyor.engines.aws.dynamodb.ingest:Insert")
         key = part("conveyor.engines.aws.dynamodb.ingest:TaskKey")
         at = key(chunk.key.job_id, task.run_id, task.task_id, task.shard)
-        params = part("conveyor.engines.aws.dynamodb.items:put")(table.name, insert(at, task))
+        params = part("conveyor.engines.aws.dynamodb.items:put_params")(
+            table.name, insert(at, task)
+        )
         params = {name: params[name] for name in ("TableName", "Item")}
         await table.write("PutItem", params)
 
     return mutated
 
 
-def _unfenced_in_memory(put_chunk: Any) -> Any:
-    async def mutated(self: Any, chunk: Chunk) -> Any:
-        return await put_chunk(self, _as_the_batch_stands(chunk, self._row(chunk.key)))
-
-    return mutated
-
-
-def _unfenced_rows(put_chunk: Any) -> Any:
-    def mutated(connection: Any, chunk: Chunk, now: float) -> Any:
-        batch = part("conveyor.engines.sqlite.sql:select")(connection, chunk.key)
-        return put_chunk(connection, _as_the_batch_stands(chunk, batch), now)
-
-    return mutated
-
-
-def _as_the_batch_stands(chunk: Chunk, batch: Batch | None) -> Chunk:
-    if batch is None:
-        return chunk
-    return msgspec.structs.replace(chunk, epoch=batch.epoch, done_before=batch.done)
-
-
 def _no_fence(_: Any) -> Any:
     def mutated(chunk: Chunk) -> Guard:
         return Guard()
 
-    return mutated
+    return property(mutated)
 
 
 def _total_of_this_list(seal: Any) -> Any:
@@ -201,11 +182,7 @@ MUTANTS = (
         window=15,
         invariants=(11, 21, 22),
         what="A step of an ingester passes whoever has the batch and wherever it stands.",
-        apply=combined(
-            swapping("conveyor.engines.memory.store:MemoryStore.put_chunk", _unfenced_in_memory),
-            swapping("conveyor.engines.sqlite.store:_put_chunk", _unfenced_rows),
-            swapping("conveyor.engines.aws.dynamodb.ingest:_fence", _no_fence),
-        ),
+        apply=swapping("conveyor.domain.changes:Chunk.fence", _no_fence),
     ),
     Mutant(
         name="total_set_not_added",

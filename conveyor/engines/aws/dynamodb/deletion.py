@@ -8,23 +8,25 @@ from contextlib import aclosing
 from functools import partial
 
 from conveyor.domain.changes import (
+    KIND_OF_ROW,
+    KINDS_OF_RUN,
     Applied,
     Change,
     Delete,
     EventKey,
     Guard,
     JobKey,
-    RecordKey,
     RunKey,
+    StatsKey,
+    TaskKey,
 )
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Event, IdempotencyRecord, Run
 from conveyor.engines.aws.dynamodb import keys
 from conveyor.engines.aws.dynamodb.gather import gather
 from conveyor.engines.aws.dynamodb.items import Item, codec_of, pointer_item
-from conveyor.engines.aws.dynamodb.keys import BY_OWNER, Index, Place
+from conveyor.engines.aws.dynamodb.keys import BY_OWNER, Place
 from conveyor.engines.aws.dynamodb.queries import (
-    BASE,
     Range,
     decode,
     due,
@@ -39,10 +41,10 @@ from conveyor.ports.errors import RowDamaged
 
 _PAGE = 500  # Items that one query reads ahead.
 _PURGED_AT_ONCE = 25
-# Kinds are removed in this order. Run rows go last, because they state the number of shards, which
-# an interrupted deletion needs again.
-_IN_SHARDS = ("Task", "Stats")
-_IN_JOB = ("Batch", "Notice", "Export", "Budget", "Share")
+# Where the rows of a kind are found: in the partitions of the shards, or by an index. Rows of
+# other kinds are in the partition of the job, and notices have a pointer there.
+_IN_SHARDS = (TaskKey, StatsKey)
+_BY_INDEX = (EventKey,)
 
 
 async def delete_run_rows(table: Table, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
@@ -51,9 +53,10 @@ async def delete_run_rows(table: Table, job_id: JobId, run_id: RunId | None, *, 
     shard_count = await _shard_count(table, job_id)
     shards = [keys.shard(job_id, number) for number in range(shard_count)]
     gone = 0
-    for kind in _IN_SHARDS:
-        ranges = [prefix_range(shard, f"{kind}#{run_id or ''}") for shard in shards]
-        gone += await _scrub_shards(table, ranges, limit - gone)
+    for kind in KINDS_OF_RUN:
+        if kind.key_type in _IN_SHARDS:
+            ranges = [prefix_range(shard, f"{kind.name}#{run_id or ''}") for shard in shards]
+            gone += await _delete_from_shards(table, ranges, limit - gone)
     doomed: list[list[Place]] = []
     async with aclosing(rows_to_delete(table, job_id, run_id)) as rows:
         while gone + len(doomed) < limit and (places := await anext(rows, None)) is not None:
@@ -65,7 +68,7 @@ async def delete_run_rows(table: Table, job_id: JobId, run_id: RunId | None, *, 
     return gone + len(doomed)
 
 
-async def _scrub_shards(table: Table, ranges: list[Range], limit: int) -> int:
+async def _delete_from_shards(table: Table, ranges: list[Range], limit: int) -> int:
     """Removes rows of all shards evenly, so that all partitions work at the same time."""
     if limit <= 0:
         return 0
@@ -90,21 +93,22 @@ async def rows_to_delete(
     table: Table, job_id: JobId, run_id: RunId | None
 ) -> AsyncGenerator[list[Place], None]:
     """Yields the items of each row: the row, its pointers, and last the item that was found."""
-    job = keys.job(job_id)
-
-    def of(kind: str, index: Index = BASE) -> Range:
-        return prefix_range(job, f"{kind}#{run_id or ''}", index)
-
-    for kind in _IN_JOB:
-        async with aclosing(merge_ranges(table, [of(kind)], limit=_PAGE)) as items:
+    partition = keys.job(job_id)
+    for kind in KINDS_OF_RUN:
+        if kind.key_type in _IN_SHARDS:
+            continue
+        prefix = f"{kind.name}#{run_id or ''}"
+        if kind.key_type in _BY_INDEX:
+            by_index = prefix_range(partition, prefix, BY_OWNER)
+            async with aclosing(rows_named_by(table, by_index)) as places:
+                async for place in places:
+                    yield [place]
+            continue
+        in_job = prefix_range(partition, prefix)
+        async with aclosing(merge_ranges(table, [in_job], limit=_PAGE)) as items:
             async for item in items:
-                yield list(dict.fromkeys([target_of(item), place_in(item)]))
-    async with aclosing(rows_named_by(table, of("Event", BY_OWNER))) as places:
-        async for place in places:
-            yield [place]
-    async with aclosing(merge_ranges(table, [of("Run")], limit=_PAGE)) as items:
-        async for item in items:
-            yield [*_pointers(item), place_in(item)]
+                pointers = _pointers(item) if kind.key_type is RunKey else []
+                yield list(dict.fromkeys([*pointers, target_of(item), place_in(item)]))
 
 
 async def rows_named_by(table: Table, asked: Range) -> AsyncGenerator[Place, None]:
@@ -160,9 +164,5 @@ async def _purge(
 
 
 def _removal(row: IdempotencyRecord | Event, now: float) -> Change:
-    key = (
-        RecordKey(row.key_id)
-        if isinstance(row, IdempotencyRecord)
-        else EventKey(row.caller, row.event_id)
-    )
+    key = KIND_OF_ROW[type(row)].key_of(row)
     return Change((Delete(key, Guard(lapsed=("expires_at", now))),))

@@ -22,14 +22,12 @@ import trio
 from conveyor.domain.changes import (
     Change,
     Chunk,
-    Guard,
     Insert,
     Missing,
     Stale,
-    StatsKey,
     TaskKey,
-    Update,
     Verdict,
+    find_refusal,
 )
 from conveyor.domain.model import Task, TaskRef
 from conveyor.domain.submit.admission import counts_of
@@ -53,7 +51,7 @@ Send = Callable[[tuple[TaskRef, ...]], Awaitable[None]]
 
 async def put_chunk(table: Table, chunk: Chunk, send: Send) -> Verdict:
     # Check the fence before the first row: a worker that lost the batch must not add rows.
-    refusal, counted = await _look(table, chunk)
+    refusal, counted = await _check_step(table, chunk)
     if refusal is not None:
         return refusal
     await put_rows(table.concurrency, chunk.tasks, partial(_put_task, table, chunk), table.random)
@@ -63,8 +61,7 @@ async def put_chunk(table: Table, chunk: Chunk, send: Send) -> Verdict:
             return refusal
     if chunk.refs:
         await send(chunk.refs)
-    checkpoint = Update(chunk.key, _fence(chunk), values=chunk.values)
-    return await transactions.apply(table, Change((checkpoint,)))
+    return await transactions.apply(table, Change((chunk.checkpoint,)))
 
 
 async def _put_task(table: Table, chunk: Chunk, task: Task) -> None:
@@ -80,17 +77,16 @@ async def _count(table: Table, chunk: Chunk, counted: int | None) -> Stale | Mis
     for number in range(ROUNDS_MAX):
         if await table.write_together(_counter_items(table.name, chunk, counted)) is None:
             return None
-        refusal, counted = await _look(table, chunk)
+        refusal, counted = await _check_step(table, chunk)
         if refusal is not None or _is_counted(chunk, counted):
             return refusal
         await trio.sleep(backoff_s(number, table.random))
     raise Unavailable("the counters of a step do not stand still")
 
 
-async def _look(table: Table, chunk: Chunk) -> tuple[Stale | Missing | None, int | None]:
+async def _check_step(table: Table, chunk: Chunk) -> tuple[Stale | Missing | None, int | None]:
     """Returns why the step is refused, if it is, and the position up to which it is counted."""
-    counts = [Update(_stats_key(chunk, shard), _gate(chunk)) for shard in chunk.stats]
-    writes = [Update(chunk.key, _fence(chunk)), *counts]
+    writes = [chunk.checkpoint, *chunk.count_updates()]
     places = {write.key: item_key(write.key) for write in writes}
     items = await table.get_items(list(places.values()))
     rows: dict[Any, Any] = {
@@ -100,9 +96,8 @@ async def _look(table: Table, chunk: Chunk) -> tuple[Stale | Missing | None, int
     }
     note = items.get(places[chunk.key], {}).get(COUNTED)
     counted = None if note is None else int(note["N"])
-    return transactions.guard_holds(
-        writes[:1] if _is_counted(chunk, counted) else writes, rows
-    ), counted
+    # Only the fence can refuse a step that is counted.
+    return find_refusal(writes[:1] if _is_counted(chunk, counted) else writes, rows), counted
 
 
 def _is_counted(chunk: Chunk, counted: int | None) -> bool:
@@ -111,11 +106,7 @@ def _is_counted(chunk: Chunk, counted: int | None) -> bool:
 
 
 def _counter_items(table: str, chunk: Chunk, counted: int | None) -> list[dict[str, Params]]:
-    stats = _left_to_count(chunk, counted)
-    counts = [
-        Update(_stats_key(chunk, shard), _gate(chunk), deltas=deltas)
-        for shard, deltas in sorted(stats.items())
-    ]
+    counts = chunk.count_updates(_left_to_count(chunk, counted))
     steps = [step for count in counts for step in transactions.transaction_items(table, count)]
     return [{"Update": _note_counted(table, chunk, counted)}, *steps]
 
@@ -141,20 +132,8 @@ def _note_counted(table: str, chunk: Chunk, counted: int | None) -> Params:
     return expression.params(
         table,
         UpdateExpression=f"SET {COUNTED} = {there}",
-        ConditionExpression=f"{expression.present(_fence(chunk))} AND {unmoved}",
+        ConditionExpression=f"{expression.present(chunk.fence)} AND {unmoved}",
     )
-
-
-def _stats_key(chunk: Chunk, shard: int) -> StatsKey:
-    return StatsKey(chunk.key.job_id, chunk.key.run_id, shard)
-
-
-def _gate(chunk: Chunk) -> Guard:
-    return Guard(status_in=chunk.gate_in)
-
-
-def _fence(chunk: Chunk) -> Guard:
-    return Guard(equals=(("epoch", chunk.epoch), ("done", chunk.done_before)))
 
 
 def _reached(chunk: Chunk) -> int:

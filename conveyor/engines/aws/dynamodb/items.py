@@ -18,7 +18,7 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from conveyor.domain.changes import AnyKey, Delete, Guard, Insert, Row, Update
+from conveyor.domain.changes import KIND_OF_KEY, AnyKey, Delete, Guard, Insert, Row, Update
 from conveyor.domain.damage import UNREADABLE, salvage_task
 from conveyor.domain.model import Task
 from conveyor.engines.aws.dynamodb.keys import (
@@ -26,7 +26,6 @@ from conveyor.engines.aws.dynamodb.keys import (
     EXPIRING,
     PK,
     POINTERS,
-    ROW_TYPES,
     SK,
     TARGET,
     TTL,
@@ -168,7 +167,7 @@ def key_item(place: Place) -> Item:
 
 
 def codec_for(key: AnyKey) -> Codec:
-    return codec_of(ROW_TYPES[type(key)])
+    return codec_of(KIND_OF_KEY[type(key)].row_type)
 
 
 def to_item(key: AnyKey, row: Row) -> Item:

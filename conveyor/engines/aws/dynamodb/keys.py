@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 import msgspec
 
-from conveyor.domain.backpressure.budget import Budget, BudgetReservation
 from conveyor.domain.changes import (
+    KIND_OF_KEY,
+    ROW_KINDS,
     AnyKey,
     BatchKey,
-    BudgetKey,
     EventKey,
+    Expiry,
     ExportKey,
-    FeedKey,
     InputKey,
     JobKey,
     NoticeKey,
@@ -30,27 +30,9 @@ from conveyor.domain.changes import (
     RunKey,
     ScheduleKey,
     ScrubKey,
-    ShareKey,
-    SigningKeysKey,
     StatsKey,
     TaskKey,
 )
-from conveyor.domain.export.export import Export
-from conveyor.domain.model import (
-    Batch,
-    DeletionIntent,
-    Event,
-    EventSequence,
-    IdempotencyRecord,
-    Job,
-    JobInput,
-    Notice,
-    Run,
-    ShardCounters,
-    SigningKeys,
-    Task,
-)
-from conveyor.domain.schedule.schedule import Schedule
 
 PK, SK, TTL = "pk", "sk", "ttl"
 TARGET = "of"
@@ -77,63 +59,28 @@ BY_OWNER = Index("GSI1", "g1", "g1s")
 BY_TIME = Index("GSI2", "g2", "g2s")
 INDEXES = (BY_OWNER, BY_TIME)
 
-ROW_TYPES: dict[type, type[msgspec.Struct]] = {
-    JobKey: Job,
-    RunKey: Run,
-    BatchKey: Batch,
-    StatsKey: ShardCounters,
-    TaskKey: Task,
-    RecordKey: IdempotencyRecord,
-    NoticeKey: Notice,
-    ScrubKey: DeletionIntent,
-    EventKey: Event,
-    FeedKey: EventSequence,
-    SigningKeysKey: SigningKeys,
-    ScheduleKey: Schedule,
-    ExportKey: Export,
-    InputKey: JobInput,
-    BudgetKey: Budget,
-    ShareKey: BudgetReservation,
-}
 
+def item_key(key: AnyKey) -> Place:
+    """Returns the partition and the sort key of a row.
 
-def item_key(key: AnyKey) -> Place:  # noqa: C901, PLR0912 (one branch a kind)
-    """Returns the partition and the sort key of a row."""
+    The sort key is the name of the kind and the fields that the partition does not contain. Tasks
+    and counters are in one partition per shard; other rows are with their job or their caller, or
+    alone.
+    """
+    name = KIND_OF_KEY[type(key)].name
     match key:
         case TaskKey():
-            return shard(key.job_id, key.shard), f"Task#{key.run_id}#{key.task_id}"
+            return shard(key.job_id, key.shard), f"{name}#{key.run_id}#{key.task_id}"
         case StatsKey():
-            return shard(key.job_id, key.shard), f"Stats#{key.run_id}"
-        case JobKey():
-            return job(key.job_id), "Job"
-        case RunKey():
-            return job(key.job_id), f"Run#{key.run_id}"
-        case BatchKey():
-            return job(key.job_id), f"Batch#{key.run_id}#{key.batch_id}"
-        case ExportKey():
-            return job(key.job_id), f"Export#{key.run_id}#{key.export_id}"
-        case BudgetKey():
-            return job(key.job_id), f"Budget#{key.run_id}"
-        case ShareKey():
-            return job(key.job_id), f"Share#{key.run_id}#{key.holder}"
-        case ScheduleKey():
-            return job(key.job_id), "Schedule"
-        case RecordKey():
-            return f"Key#{key.key_id}", "Key"
-        case NoticeKey():
-            return f"Notice#{key.notice_id}", "Notice"
-        case ScrubKey():
-            return f"Scrub#{key.scrub_id}", "Scrub"
-        case InputKey():
-            return f"Input#{key.input_id}", "Input"
-        case EventKey():
-            return caller(key.caller), f"Event#{key.event_id}"
-        case FeedKey():
-            return caller(key.caller), "Feed"
-        case SigningKeysKey():
-            return caller(key.caller), "SigningKeys"
+            return shard(key.job_id, key.shard), f"{name}#{key.run_id}"
+    owner, *rest = msgspec.structs.astuple(key)
+    match key.__struct_fields__[0]:
+        case "job_id":
+            return job(owner), "#".join([name, *rest])
+        case "caller":
+            return caller(owner), "#".join([name, *rest])
         case _:
-            assert_never(key)
+            return f"{name}#{owner}", name
 
 
 def job(job_id: str) -> str:
@@ -285,9 +232,8 @@ POINTERS: dict[type, Pointer] = {
 }
 
 EXPIRING: dict[type, float] = {
-    RecordKey: 0.0,
-    EventKey: 0.0,
-    ExportKey: _BLOB_GRACE_S,
-    InputKey: _BLOB_GRACE_S,
+    kind.key_type: 0.0 if kind.expiry is Expiry.STORE else _BLOB_GRACE_S
+    for kind in ROW_KINDS
+    if kind.expiry is not None
 }
 """Kinds that DynamoDB's own expiry removes, so many seconds after their `expires_at`."""

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-from conveyor.domain.changes import AnyKey, Applied, Change, Chunk, Key, R, Verdict, is_tally
+from conveyor.domain.changes import AnyKey, Applied, Change, Chunk, Key, R, SettleChange, Verdict
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import TaskRef
 from conveyor.domain.queries import AnyQuery, Q, Query, TaskPage, TasksOf
 from conveyor.engines.aws.dynamodb import deletion, ingest, queries, transactions
 from conveyor.engines.aws.dynamodb.gather import gather
 from conveyor.engines.aws.dynamodb.table import Table
-from conveyor.engines.aws.dynamodb.transactions import ThrottledWrite, apply_tallies
+from conveyor.engines.aws.dynamodb.transactions import ThrottledWrite, apply_settles
 from conveyor.ports.errors import PartlyUnavailable, QueueGone, Unavailable
 from conveyor.ports.queue import Queue
 
@@ -34,8 +34,9 @@ class DynamoStore:
     async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
         if not changes:
             return []
-        if all(map(is_tally, changes)):
-            return await apply_tallies(self._table, changes)
+        settles = [change for change in changes if isinstance(change, SettleChange)]
+        if len(settles) == len(changes):
+            return await apply_settles(self._table, settles)
         verdicts: dict[int, Verdict] = {}
         turned_away: set[int] = set()
         for wave in _waves(changes):

@@ -35,10 +35,13 @@ from conveyor.domain.changes import (
     Insert,
     Missing,
     Row,
+    SettleChange,
     Stale,
     Update,
     Verdict,
     Write,
+    find_refusal,
+    holds,
 )
 from conveyor.domain.damage import DamagedTask
 from conveyor.engines.aws.client.client import backoff_s
@@ -79,9 +82,8 @@ async def apply(table: Table, change: Change) -> Verdict:
             rows = await _write_all(table, change.writes, steps)
         if rows is not None:
             return Applied(tuple(rows))
-        refusal = guard_holds(
-            change.writes, await table.get_all([each.key for each in change.writes])
-        )
+        rows_now = await table.get_all([write.key for write in change.writes])
+        refusal = find_refusal(change.writes, rows_now)
         if refusal is not None:
             return refusal
         # Wait a random time: the writers that compete for the row would meet again otherwise.
@@ -99,46 +101,6 @@ async def _refuse_damaged(table: Table, write: Write, error: AwsError) -> Stale:
     if not isinstance(row, DamagedTask):
         raise error
     return Stale(write.key, row)
-
-
-def guard_holds(writes: Sequence[Write], rows: Rows) -> Stale | Missing | None:
-    """Returns why these writes are refused, given the current rows; None if all guards hold.
-
-    Missing outranks Stale.
-    """
-    refusals = [no for each in writes if (no := _refusal(each, rows.get(each.key))) is not None]
-    return next((no for no in refusals if isinstance(no, Missing)), next(iter(refusals), None))
-
-
-def _refusal(write: Write, row: Any) -> Stale | Missing | None:
-    match write:
-        case Insert():
-            expired_at = write.over_expired_at
-            fits = row is None or (expired_at is not None and row.expires_at < expired_at)
-        case Update():
-            if row is None:
-                return Missing(write.key)
-            # The default that replaces a damaged field may pass the guard although the stored
-            # value did not. The row is Stale in any case.
-            fits = holds(write.guard, row) and not isinstance(row, DamagedTask)
-        case Delete():
-            fits = row is None or holds(write.guard, row)
-        case _:
-            assert_never(write)
-    return None if fits else Stale(write.key, row)
-
-
-def holds(guard: Guard, row: Any) -> bool:
-    if guard.status_in is not None and row.status not in guard.status_in:
-        return False
-    if any(getattr(row, name) != value for name, value in guard.equals):
-        return False
-    if guard.at_least is not None and getattr(row, guard.at_least[0]) < guard.at_least[1]:
-        return False
-    if guard.lapsed is None:
-        return True
-    at = getattr(row, guard.lapsed[0])
-    return at is not None and bool(at < guard.lapsed[1])
 
 
 def transaction_items(table: str, write: Write) -> list[dict[str, Params]]:
@@ -195,8 +157,8 @@ async def _write_all(
 ) -> list[Row | None] | None:
     if await table.write_together(steps) is not None:
         return None
-    shown = [each.key for each in writes if isinstance(each, Update) and not each.is_quiet]
-    rows = await table.get_all(shown) if shown else {}
+    updated = [write.key for write in writes if isinstance(write, Update) and not write.is_quiet]
+    rows = await table.get_all(updated) if updated else {}
     return [write.row if isinstance(write, Insert) else rows.get(write.key) for write in writes]
 
 
@@ -229,31 +191,29 @@ GROUP_MAX = 90
 _TOO_LARGE = "ValidationException"
 
 _Gate = tuple[AnyKey, Guard]
-_Numbered = list[tuple[int, Change]]
+_Numbered = list[tuple[int, SettleChange]]
 
 
-async def apply_tallies(table: Table, changes: Sequence[Change]) -> list[Verdict]:
-    """Applies changes that are all tallies. Returns counters as they are after the whole call."""
+async def apply_settles(table: Table, settles: Sequence[SettleChange]) -> list[Verdict]:
+    """Applies settles. Returns the counters as they are after the whole call."""
     by_counter: defaultdict[AnyKey, _Numbered] = defaultdict(list)
-    for number, change in enumerate(changes):
-        by_counter[_count(change).key].append((number, change))
+    for number, settle in enumerate(settles):
+        by_counter[settle.count.key].append((number, settle))
     refused: dict[int, Verdict] = {}
-    for some in await gather(partial(_apply_shard, table), list(by_counter.values())):
-        refused |= some
-    applied = {n: change for n, change in enumerate(changes) if n not in refused}
-    shown = await table.get_all(_shown_keys(applied.values())) if applied else {}
-    return [
-        _verdict(applied[n], shown) if n in applied else refused[n] for n in range(len(changes))
-    ]
+    for refused_in_shard in await gather(partial(_apply_shard, table), list(by_counter.values())):
+        refused |= refused_in_shard
+    applied = {n: settle for n, settle in enumerate(settles) if n not in refused}
+    rows = await table.get_all(_returned_keys(applied.values())) if applied else {}
+    return [_verdict(applied[n], rows) if n in applied else refused[n] for n in range(len(settles))]
 
 
-async def _apply_shard(table: Table, tallies: _Numbered) -> dict[int, Verdict]:
+async def _apply_shard(table: Table, settles: _Numbered) -> dict[int, Verdict]:
     """Applies the groups of one shard one after the other.
 
     All of them write the same counter row, so concurrent transactions would cancel one another.
     """
     refused: dict[int, Verdict] = {}
-    for group in _grouped(tallies):
+    for group in _split_groups(settles):
         refused |= await apply_or_split(table, group)
     return refused
 
@@ -274,26 +234,25 @@ async def apply_or_split(table: Table, group: _Numbered) -> dict[int, Verdict]:
     return refused | await apply_or_split(table, group[half:])
 
 
-def _shown_keys(changes: Iterable[Change]) -> list[AnyKey]:
+def _returned_keys(settles: Iterable[SettleChange]) -> list[AnyKey]:
     """Returns the keys of the rows that callers receive: counters, and flips that are not quiet."""
     return [
         write.key
-        for change in changes
-        for write in (_flip(change), _count(change))
+        for settle in settles
+        for write in (settle.flip, settle.count)
         if not write.is_quiet
     ]
 
 
-def _verdict(change: Change, shown: dict[AnyKey, Any]) -> Verdict:
+def _verdict(settle: SettleChange, rows: dict[AnyKey, Any]) -> Verdict:
     # The counter row was written a moment ago. Only a deletion of the run can have removed it, and
     # then the run has no more callers.
-    counter_key = _count(change).key
-    if counter_key not in shown:
-        return Missing(counter_key)
-    return Applied((shown.get(_flip(change).key), shown[counter_key]))
+    if settle.count.key not in rows:
+        return Missing(settle.count.key)
+    return Applied((rows.get(settle.flip.key), rows[settle.count.key]))
 
 
-def _grouped(tallies: _Numbered) -> list[_Numbered]:
+def _split_groups(settles: _Numbered) -> list[_Numbered]:
     """Splits settles into groups, in order.
 
     A group has one gate (counter row and guard), because its counts are one update. It contains no
@@ -302,13 +261,12 @@ def _grouped(tallies: _Numbered) -> list[_Numbered]:
     groups: list[_Numbered] = []
     gate: _Gate | None = None
     keys: set[AnyKey] = set()
-    for number, change in tallies:
-        flip, count = change.writes
-        assert isinstance(count, Update)
+    for number, settle in settles:
+        flip, count = settle.flip, settle.count
         if gate != (count.key, count.guard) or flip.key in keys or len(keys) == GROUP_MAX:
             groups.append([])
             gate, keys = (count.key, count.guard), set()
-        groups[-1].append((number, change))
+        groups[-1].append((number, settle))
         keys.add(flip.key)
     return groups
 
@@ -318,18 +276,18 @@ async def _apply_group(table: Table, group: _Numbered) -> dict[int, Verdict]:
     refused: dict[int, Verdict] = {}
     left = list(group)
     for round_number in range(ROUNDS_MAX):
-        failed = await table.write_together(_steps(table.name, [change for _, change in left]))
+        failed = await table.write_together(_steps(table.name, [settle for _, settle in left]))
         if failed is None:
             return refused
         # The counter is the last step. If its condition failed, the gate is closed for all.
         suspects = left if len(left) in failed else [left[at] for at in failed]
-        keys = [write.key for _, change in suspects for write in change.writes]
+        keys = [write.key for _, settle in suspects for write in settle.writes]
         rows = await table.get_all(keys)
-        for number, change in suspects:
-            verdict = guard_holds(change.writes, rows)
-            if verdict is not None:
-                refused[number] = verdict
-        left = [each for each in left if each[0] not in refused]
+        for number, settle in suspects:
+            refusal = find_refusal(settle.writes, rows)
+            if refusal is not None:
+                refused[number] = refusal
+        left = [(number, settle) for number, settle in left if number not in refused]
         if not left:
             return refused
         # No guard fails any more: another writer changed a row meanwhile. Wait before the next try.
@@ -338,27 +296,14 @@ async def _apply_group(table: Table, group: _Numbered) -> dict[int, Verdict]:
     raise Unavailable("settles that others keep changing")
 
 
-def _steps(table: str, changes: Sequence[Change]) -> list[dict[str, Params]]:
+def _steps(table: str, settles: Sequence[SettleChange]) -> list[dict[str, Params]]:
     """Returns the steps of the transaction: the flips in order, then the counter."""
     total: Counter[str] = Counter()
-    for change in changes:
-        total.update(_count(change).deltas)
-    count = _count(changes[0])
+    for settle in settles:
+        total.update(settle.count.deltas)
     deltas = {name: delta for name, delta in total.items() if delta}
-    summed = Update(count.key, count.guard, {}, deltas)
-    writes = [*map(_flip, changes), summed]
+    summed = msgspec.structs.replace(settles[0].count, deltas=deltas)
+    writes = [*(settle.flip for settle in settles), summed]
     steps = [step for write in writes for step in transaction_items(table, write)]
     assert len(steps) == len(writes), "a flip that moves a pointer"
     return steps
-
-
-def _flip(change: Change) -> Update:
-    flip = change.writes[0]
-    assert isinstance(flip, Update)
-    return flip
-
-
-def _count(change: Change) -> Update:
-    count = change.writes[1]
-    assert isinstance(count, Update)
-    return count

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
-from conveyor.domain.changes import ANY, Applied, Change, Enqueue, Guard, Stale, TaskKey, Update
+from conveyor.domain.changes import (
+    ANY,
+    Applied,
+    Change,
+    Enqueue,
+    Guard,
+    SettleChange,
+    Stale,
+    TaskKey,
+    Update,
+)
 from conveyor.domain.ids import RunId
 from conveyor.domain.model import RunStatus, ShardCounters, Task, TaskRef
 from conveyor.domain.queries import DueExports, RunsIn, RunsOf, TasksOf
@@ -70,7 +80,8 @@ def item_of(row: Any) -> dict[str, Any]:
 
 def a_settle(task: Task, stats: ShardCounters) -> Change:
     guard = Guard(equals=(("claim", 1),))
-    return a_change(Update(key_of(task), guard, {"attempts": 1}, is_quiet=True), add(stats, done=1))
+    flip = Update(key_of(task), guard, {"attempts": 1}, is_quiet=True)
+    return SettleChange((flip, add(stats, done=1)))
 
 
 async def test_settles_that_are_too_large_together_are_tried_in_halves() -> None:
@@ -165,7 +176,7 @@ async def test_a_write_is_not_denied_because_what_comes_after_it_had_no_room(
     autojump_clock: MockClock,
 ) -> None:
     written_not_read, written_not_sent = a_store({}, THROTTLED)[0], a_store({})[2]
-    several = a_change(update(a_task(), attempts=1), add(a_stats(), done=1))
+    several = SettleChange((update(a_task(), attempts=1), add(a_stats(), done=1)))
     sent = Change((insert(a_task()),), (Enqueue((ref_to(a_task()),)),))
 
     with pytest.raises(Unavailable) as unread:
