@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar, cast
 
+import pytest
 import trio
 
 from conveyor.ports.errors import Unavailable
+from tests.actors.world import World
 
 P = TypeVar("P")
 
@@ -56,3 +59,24 @@ class _Faulty:
             return answer
 
         return call
+
+
+def with_faults(world: World, faults: Faults) -> World:
+    """The world with these faults in every shared port."""
+    env = replace(
+        world.env,
+        store=faulty(world.env.store, faults),
+        queue=faulty(world.env.queue, faults),
+        coordinator=faulty(world.env.coordinator, faults),
+    )
+    return replace(world, env=env)
+
+
+def count_errors(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    return sum(
+        record.levelno >= logging.ERROR and text in record.getMessage() for record in caplog.records
+    )
+
+
+def has_crashed_actor(caplog: pytest.LogCaptureFixture) -> bool:
+    return any(record.getMessage().startswith("child ") for record in caplog.records)

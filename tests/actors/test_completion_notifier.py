@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import trio
@@ -18,10 +19,12 @@ from actors.completion_notifier import CompletionNotifier
 from conveyor.domain import limits
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Notice, NoticeStatus, Webhook
-from conveyor.domain.queries import NoticesOf
+from conveyor.domain.queries import DueNotices, NoticesOf
+from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
 from conveyor.usecases import webhook as hmac_keys
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit.jobs import Accepted
+from tests.actors.faults import has_crashed_actor
 from tests.actors.receivers import Heard, Internet
 from tests.actors.world import CALLER, World, make_world, urls
 from tests.builders import a_job, a_notice, a_ulid, keep
@@ -214,3 +217,78 @@ async def test_a_restart_forgets_nothing_that_was_not_delivered(autojump_clock: 
     arrived = {heard.event_id for heard in (*first, *internet.taken)}
     assert arrived == {each.notice_id for each in notices}
     assert 0 < len(first) < len(notices)
+
+
+HOOK = Webhook("https://example.com/hook")
+
+
+async def test_an_event_is_delivered_again_until_the_receiver_accepts_it(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+    world.notifier.failures = 4
+
+    async with world.working():
+        accepted = await world.submit(urls(1), webhook=HOOK)
+        await world.ended(accepted)
+        await trio.sleep(3_600)
+
+    assert len(world.notifier.tried) == 5
+    assert len({message.event_id for message in world.notifier.tried}) == 1
+    assert len({message.payload for message in world.notifier.tried}) == 1
+    query = DueNotices(
+        statuses=frozenset({NoticeStatus.DUE}), due_by=world.env.now() + 1e9, limit=10
+    )
+    assert await world.env.store.find(query) == []
+
+
+async def test_a_receiver_that_is_down_does_not_delay_fetches(autojump_clock: MockClock) -> None:
+    world = make_world()
+    world.notifier.failures = 10**6
+
+    async with world.working():
+        await world.ended(await world.submit(urls(1), webhook=HOOK))
+        accepted = await world.submit(urls(100))
+        _, totals = await world.ended(accepted, within_s=60)
+
+    assert totals.successful == 100
+
+
+class CrashingNotifier:
+    """Crashes over every notice to one receiver."""
+
+    def __init__(self) -> None:
+        self.tried: list[str] = []
+
+    async def resolve(self, webhook: Webhook, partition: str) -> None:
+        return None
+
+    async def deliver(self, message: Message) -> Delivered | NotDelivered:
+        await trio.lowlevel.checkpoint()
+        self.tried.append(message.webhook.url)
+        if "poison" in message.webhook.url:
+            raise KeyError("a header of the receiver")
+        return Delivered(204)
+
+
+async def test_a_delivery_that_crashes_counts_as_a_failed_attempt(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WEBHOOK_GIVE_UP_S", 300.0)
+    notifier = CrashingNotifier()
+    world = replace(make_world(), notifier=cast("Any", notifier))
+
+    async with world.working():
+        poisoned = await world.submit(urls(1), webhook=Webhook("https://poison.example/"))
+        good = await world.submit(urls(1), webhook=Webhook("https://good.example/"))
+        await world.ended(poisoned)
+        await world.ended(good)
+        await trio.sleep(1800)
+
+    query = NoticesOf(job_id=poisoned.job.job_id, run_id=poisoned.run.run_id, limit=10)
+    (notice,) = await world.env.store.find(query)
+    assert notifier.tried.count("https://good.example/") == 1
+    assert 2 <= notifier.tried.count("https://poison.example/") < 50
+    assert notice.last_error == "worker_crashed"
+    assert notice.status.value == "exhausted"
+    assert not has_crashed_actor(caplog)

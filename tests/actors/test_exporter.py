@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -17,7 +18,7 @@ from conveyor.domain.model import Run
 from conveyor.ports.blobs import Blobs
 from conveyor.usecases import export as exports
 from conveyor.usecases.context import Context
-from tests.actors.faults import Faults, faulty
+from tests.actors.faults import Faults, faulty, has_crashed_actor
 from tests.actors.world import CALLER, World, make_world, urls
 from tests.builders import a_change, update
 
@@ -161,3 +162,39 @@ async def test_a_callers_large_exports_do_not_hold_up_anothers(autojump_clock: M
         await trio.sleep(5)
         assert await status_of(slow, export) is ExportStatus.RUNNING
         nursery.cancel_scope.cancel()
+
+
+async def test_an_export_that_crashes_the_exporter_fails_after_a_few_attempts(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    accepted = await world.submit(urls(3))
+
+    async with world.working():
+        await world.ended(accepted)
+        tries = 0
+
+        async def crash(*_: object) -> None:
+            nonlocal tries
+            tries += 1
+            await trio.lowlevel.checkpoint()
+            raise IndexError("a row that nobody thought of")
+
+        monkeypatch.setattr(exports, "_make", crash)
+        run_id = accepted.run.run_id
+        export = await exports.start(
+            world.env,
+            CALLER,
+            accepted.job.job_id,
+            run_id,
+            ExportFormat.CSV,
+            export_id=world.env.new_id(),
+        )
+        await trio.sleep(900)
+
+    found = await exports.own_export(
+        world.env, CALLER, accepted.job.job_id, run_id, export.export_id
+    )
+    assert found.status is ExportStatus.FAILED
+    assert tries < 20
+    assert not has_crashed_actor(caplog)

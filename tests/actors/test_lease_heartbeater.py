@@ -193,3 +193,16 @@ async def test_a_lease_that_was_passed_on_keeps_its_new_work_alive(
     assert (await world.env.queue.depth(next_message.ref.run_id)).hidden == 1
     assert (await world.env.queue.depth(message.ref.run_id)).visible == 1
     assert not work.cancelled_caught
+
+
+async def test_a_long_fetch_keeps_its_lease_its_message_and_its_claim(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world(think_s=170)
+
+    async with world.working():
+        accepted = await world.submit(urls(5))
+        _, totals = await world.ended(accepted, within_s=1_000)
+
+    assert totals.successful == 5
+    assert set(world.gateway.calls.values()) == {1}

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from actors.messages import BatchStalled, StreamerMessage
 from actors.reconcile_sweeper import ReconcileSweeper
 from actors.runtime import Mailbox
-from conveyor.domain.changes import Insert
+from conveyor.domain.changes import Insert, JobKey
 from conveyor.domain.lifecycle import RUN_LIVE
+from conveyor.domain.model import RunStatus
 from conveyor.domain.queries import BatchesIn, RunsIn
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.store import Store
-from tests.actors.world import make_world
+from conveyor.usecases.context import RuntimeConfig
+from conveyor.usecases.run import runs
+from conveyor.usecases.submit import jobs
+from tests.actors.faults import has_crashed_actor
+from tests.actors.world import CALLER, make_world, urls, without_signals
 from tests.builders import a_batch, a_change, key_of
 
 
@@ -117,3 +124,70 @@ async def test_a_batch_from_ahead_is_resumed_after_an_outage_of_the_store(
         nursery.cancel_scope.cancel()
 
     assert message == BatchStalled(batch)
+
+
+async def test_a_batch_without_an_ingester_is_resumed(
+    autojump_clock: MockClock,
+) -> None:
+    world = without_signals(make_world(think_s=0))
+    policy = RuntimeConfig(sync_tasks_max=100)
+    world = replace(world, env=replace(world.env, policy=policy))
+
+    async with world.working():
+        await trio.sleep(1)
+        accepted = await world.submit(urls(2_500))
+        assert accepted.is_later
+        run, totals = await world.ended(accepted, within_s=120)
+
+    assert totals.successful == run.total == 2_500
+
+
+async def test_lost_messages_are_sent_again(autojump_clock: MockClock) -> None:
+    world = make_world()
+    accepted = await world.submit(urls(20))
+    await world.env.queue.close_run(accepted.run.run_id)
+
+    async with world.working():
+        run, totals = await world.ended(accepted, within_s=120)
+
+    assert (run.status, totals.successful) == (RunStatus.COMPLETED, 20)
+
+
+async def test_a_deleted_job_leaves_neither_rows_nor_bodies(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world()
+
+    async with world.working():
+        accepted = await world.submit(urls(200))
+        await world.ended(accepted)
+        await jobs.delete(world.env, CALLER, accepted.job.job_id)
+        await trio.sleep(600)
+
+    assert await world.tasks(accepted) == []
+    assert await world.env.blobs.delete_prefix(f"jobs/{accepted.job.job_id}") == 0
+
+
+async def test_a_run_that_crashes_the_sweeper_does_not_hide_later_runs(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(think_s=5.0)
+    checked: set[str] = set()
+    complete = runs.complete_if_done
+
+    async def crash_for_one(env: Any, job_id: Any, run_id: Any) -> bool:
+        checked.add(run_id)
+        if run_id == min(ids):
+            raise AssertionError("more tasks are done than were admitted")
+        return await complete(env, job_id, run_id)
+
+    async with world.working():
+        accepted = [await world.submit(urls(2)) for _ in range(3)]
+        ids = [submitted.run.run_id for submitted in accepted]
+        monkeypatch.setattr(runs, "complete_if_done", crash_for_one)
+        await trio.sleep(60)
+
+    assert checked == set(ids)
+    assert not has_crashed_actor(caplog)
+    assert await world.env.store.read(JobKey(accepted[0].job.job_id)) is not None
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from actors.messages import Settle, ShardWriterMessage
 from actors.runtime import Address, Mailbox, Reply
 from actors.shard_writer import ShardWriter
-from conveyor.domain.changes import Change
+from conveyor.domain.changes import Change, TaskKey, Update, Verdict
 from conveyor.domain.model import Result, RunStatus, Task
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Claimed, Cost, LostClaim, Settled, SettleVerdict
+from conveyor.ports.gateway import Outcome, ScrapeRequest
 from conveyor.ports.queue import Message
+from conveyor.ports.store import Store
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import tasks
 from conveyor.usecases.submit.jobs import Accepted
-from tests.actors.faults import Faults, faulty
-from tests.actors.world import World, make_world, urls
+from tests.actors.faults import Faults, count_errors, faulty
+from tests.actors.world import World, a_page, make_world, urls
 
 RESULT = Result("jobs/j/runs/r/t/1", 3, "0" * 64, "text/html", 200)
 
@@ -136,3 +140,53 @@ async def test_acks_that_fail_leave_the_run_to_redelivery(autojump_clock: MockCl
 
     assert faults.fired["ack"] == 1
     assert (run.status, totals.done) == (RunStatus.COMPLETED, 1)
+
+
+POISON = urls(1)[0]
+
+
+@dataclass(slots=True)
+class CrashingStore:
+    """A store that crashes over every settle of some task."""
+
+    inner: Store
+    is_bad: Any
+
+    async def commit(self, changes: Sequence[Change]) -> list[Verdict]:
+        if any(map(self.is_bad, changes)):
+            raise ValueError("this cannot be written")
+        return await self.inner.commit(changes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_a_settle_that_crashes_the_writer_is_isolated_from_its_group(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world()
+
+    def is_bad(change: Change) -> bool:
+        write = change.writes[0]
+        is_task = isinstance(write, Update) and isinstance(write.key, TaskKey)
+        values = write.values if is_task and isinstance(write, Update) else {}
+        result = values.get("result")
+        return result is not None and result.size_bytes == 1
+
+    def script(request: ScrapeRequest, attempt: int) -> Outcome:
+        return a_page(b"x" if request.url == POISON else b"some page")
+
+    world = replace(
+        world, env=replace(world.env, store=cast("Any", CrashingStore(world.env.store, is_bad)))
+    )
+    world.gateway.script = script
+
+    async with world.working():
+        accepted = await world.submit(urls(80), max_attempts=2)
+        _, totals = await world.ended(accepted)
+
+    assert (totals.successful, totals.failed) == (79, 1)
+    assert world.gateway.calls.total() == 79 + 2
+    assert count_errors(caplog, "a settle crashed its handler")
+    assert count_errors(caplog, "a task crashed its handler") == 0, "logged where it happened"
+    assert count_errors(caplog, "child") == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -14,16 +16,20 @@ from trio.testing import MockClock
 
 from conveyor.domain import limits
 from conveyor.domain.changes import Change, TaskKey, Verdict
+from conveyor.domain.errors import make_problem
 from conveyor.domain.ids import JobId, LeaseId, RunId
-from conveyor.domain.model import FailureReason, RunStatus
+from conveyor.domain.model import FailureReason, RunFailure, RunStatus, TaskStatus
 from conveyor.domain.run.wait_reason import WaitReason
 from conveyor.ports.coordinator import Coordinator, HostPool
 from conveyor.ports.errors import PartlyUnavailable
-from conveyor.ports.gateway import Deferred, Outcome, ScrapeRequest
+from conveyor.ports.gateway import Deferred, NotScraped, Outcome, ScrapeRequest
+from conveyor.ports.secret_box import CannotUnseal
 from conveyor.ports.store import Store
-from conveyor.usecases.run import tasks
-from tests.actors.faults import Faults, faulty
-from tests.actors.world import a_miss, a_page, make_world, urls
+from conveyor.usecases.lookup import totals_of
+from conveyor.usecases.run import run_progress, tasks
+from conveyor.usecases.run.rerun import rerun
+from tests.actors.faults import Faults, count_errors, faulty
+from tests.actors.world import CALLER, a_miss, a_page, make_world, urls
 
 
 @pytest.mark.parametrize(
@@ -260,3 +266,155 @@ async def test_a_disk_that_hangs_stops_the_fetching(autojump_clock: MockClock) -
         await trio.sleep(40.0)
 
     assert world.gateway.calls.total() == 4
+
+
+async def test_a_task_is_tried_again_until_its_attempts_are_used_up(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world(script=lambda request, attempt: a_miss())
+
+    async with world.working():
+        accepted = await world.submit(urls(3), max_attempts=4)
+        run, totals = await world.ended(accepted)
+
+    assert run.status is RunStatus.COMPLETED
+    assert totals.failed == 3
+    assert set(world.gateway.calls.values()) == {4}
+    (task, *_) = await world.tasks(accepted)
+    assert [attempt.number for attempt in task.history] == [1, 2, 3, 4]
+
+
+async def test_a_task_succeeds_on_a_later_attempt(autojump_clock: MockClock) -> None:
+    def script(request: ScrapeRequest, attempt: int) -> Outcome:
+        return a_miss() if attempt < 3 else a_page()
+
+    world = make_world(script=script)
+
+    async with world.working():
+        accepted = await world.submit(urls(10))
+        _, totals = await world.ended(accepted)
+
+    assert (totals.successful, totals.failed) == (10, 0)
+
+
+async def test_a_failure_that_is_not_retryable_is_not_tried_again(
+    autojump_clock: MockClock,
+) -> None:
+    world = make_world(
+        script=lambda request, attempt: a_miss(FailureReason.BAD_TARGET, retryable=False)
+    )
+
+    async with world.working():
+        accepted = await world.submit(urls(5))
+        _, totals = await world.ended(accepted)
+
+    assert totals.reasons == {"bad_target": 5}
+    assert set(world.gateway.calls.values()) == {1}
+
+
+async def test_an_account_error_fails_the_run_and_a_rerun_finishes_it(
+    autojump_clock: MockClock,
+) -> None:
+    broke = True
+
+    def script(request: ScrapeRequest, attempt: int) -> Outcome:
+        if not broke or request.url.endswith("/0"):
+            return a_page()
+        return NotScraped(
+            reason=FailureReason.AUTH_FAILED,
+            problem=make_problem("payment_required", "No credit", 402, "The account is empty."),
+            retryable=False,
+            run_failure=RunFailure.INSUFFICIENT_CREDITS,
+        )
+
+    world = make_world(script=script, capacity=4)
+
+    async with world.working():
+        accepted = await world.submit(urls(40))
+        run, totals = await world.ended(accepted)
+        assert run.status is RunStatus.FAILED
+        assert run.failure_reason is RunFailure.INSUFFICIENT_CREDITS
+        assert run.failure_detail == "The account is empty."
+        assert totals.failed == 0
+        broke = False
+        again = await rerun(
+            world.env,
+            CALLER,
+            accepted.job.job_id,
+            retry=frozenset({TaskStatus.PENDING}),
+            run_id=RunId(world.env.new_id()),
+        )
+        run, totals_again = await world.ended(again)
+
+    assert run.status is RunStatus.COMPLETED
+    assert again.inherited == totals.successful
+    assert totals_again.successful == 40
+
+
+POISON = urls(1)[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("Exceeds the limit (4300 digits) for integer string conversion"),
+        CannotUnseal(),
+        AssertionError(),
+        ExceptionGroup("", [KeyError("a")]),
+        RecursionError(),
+    ],
+    ids=repr,
+)
+async def test_a_task_that_crashes_its_runner_uses_up_its_own_attempts_only(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def script(request: ScrapeRequest, attempt: int) -> Outcome:
+        if request.url == POISON:
+            raise copy.copy(error)  # One that is raised twice collects both tracebacks.
+        return a_page()
+
+    world = make_world(script=script)
+
+    async with world.working():
+        accepted = await world.submit(urls(300), max_attempts=3)
+        _, totals = await world.ended(accepted)
+
+    assert (totals.successful, totals.failed) == (299, 1)
+    assert world.gateway.calls.total() == 299 + 3
+    (poisoned,) = [row for row in await world.tasks(accepted) if row.status is TaskStatus.FAILED]
+    assert poisoned.problem is not None
+    assert poisoned.problem.code == "worker_crashed"
+    assert [entry.number for entry in poisoned.history] == [1, 2, 3]
+    assert count_errors(caplog, "a task crashed its handler") == 3
+    assert count_errors(caplog, "child") == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, ""), MemoryError(), RuntimeError("can't start new thread")],
+    ids=repr,
+)
+async def test_a_worker_out_of_resources_defers_its_tasks_and_reports_the_reason(
+    autojump_clock: MockClock, error: Exception
+) -> None:
+    ends_at = trio.current_time() + 60
+
+    def script(request: ScrapeRequest, attempt: int) -> Outcome:
+        if trio.current_time() < ends_at:
+            raise copy.copy(error)  # One that is raised twice collects both tracebacks.
+        return a_page()
+
+    world = make_world(script=script)
+
+    async with world.working():
+        accepted = await world.submit(urls(100), max_attempts=1)
+        await trio.sleep(30)
+        run = await world.run_of(accepted)
+        seen = await run_progress.load_progress(world.env, run, await totals_of(world.env, run))
+        calls = world.gateway.calls.total()
+        _, totals = await world.ended(accepted)
+
+    assert (totals.successful, totals.failed) == (100, 0)
+    assert seen.waiting_on is not None
+    assert seen.waiting_on.reason is WaitReason.RESOURCES
+    assert calls < 1000

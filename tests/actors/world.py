@@ -18,7 +18,7 @@ from actors.tree import LocalSignals, Mailboxes, worker_tree
 from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.errors import make_problem
-from conveyor.domain.ids import CallerId, JobId
+from conveyor.domain.ids import CallerId, JobId, RunId
 from conveyor.domain.model import FailureReason, Run, Task, Webhook
 from conveyor.domain.queries import TasksOf
 from conveyor.domain.run.counters import Totals
@@ -27,6 +27,7 @@ from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.memory import MemoryEngine, memory_engine
 from conveyor.engines.system import AesSecretBox, VirtualClock
 from conveyor.ports.clock import Clock
+from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
 from conveyor.telemetry import Metrics, make_metrics
@@ -155,6 +156,24 @@ class World:
             job_id=run.job_id, run_id=run.run_id, shard_count=run.shard_count, limit=10_000
         )
         return await self.env.store.find(query)
+
+
+class NoSignals:
+    """The signals of a process from which no signal reaches the worker."""
+
+    async def run_changed(self, job_id: JobId, run_id: RunId) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def batch_opened(self, job_id: JobId, run_id: RunId) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def teardown(self, job_id: JobId, run_id: RunId, *, deadline_s: float) -> TeardownResult:
+        await trio.lowlevel.checkpoint()
+        return TeardownResult(complete=False)
+
+
+def without_signals(world: World) -> World:
+    return replace(world, env=replace(world.env, signals=NoSignals()))
 
 
 @dataclass(slots=True)
