@@ -116,7 +116,7 @@ def read_snapshot(data_dir: Path) -> Snapshot:
                 pieces.append(piece)
         except OSError as error:
             raise NotRunning(
-                f"Nothing is running on {data_dir}. Start `conveyor dev` or `conveyor scrape` "
-                "there, or point CONVEYOR_DATA_DIR at where it runs."
+                f"Nothing is running on {data_dir}. Start `conveyor dev` there, or "
+                "point CONVEYOR_DATA_DIR at where it runs. `conveyor ps FOLDER` shows a scrape."
             ) from error
     return msgspec.json.decode(b"".join(pieces), type=Snapshot)

@@ -4,28 +4,27 @@
 from __future__ import annotations
 
 import gzip
-import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 
 import click
 import trio
-from rich.console import Console
 
-from conveyor.cli.local_run import RunSummary, running_worker, start_job, watch_run
-from conveyor.cli.progress import progress
-from conveyor.cli.result_files import make_folder, write_results
-from conveyor.cli.scrape import ScrapeJob, report
-from conveyor.cli.shutdown import run_command
+from conveyor.bootstrap.scrape import DIRECT
+from conveyor.cli.scrape.display import Display
+from conveyor.cli.scrape.inputs import PageList
+from conveyor.cli.scrape.options import ScrapeOptions
+from conveyor.cli.scrape.pages import Page
+from conveyor.cli.scrape.run import EXIT_INTERRUPTED, Order, run_order
 from conveyor.config import Settings
-from conveyor.domain import limits
-from conveyor.telemetry import set_up_logging
 
 CONCURRENCY = 50
 
@@ -44,41 +43,30 @@ CONCURRENCY = 50
 @click.pass_obj
 def demo(settings: Settings, pages: int, output: Path, as_json: bool) -> None:
     """Scrape a bundled local site. Some of its pages are slow, flaky or missing."""
-    console = Console(stderr=True)
-    set_up_logging("text", level=logging.WARNING)
+    display = Display()
     numbers = range(pages)
     missing = sum(map(is_missing, numbers))
-    console.print(
+    display.say(
         f"A site on this machine has {pages:,} pages: {sum(map(is_slow, numbers))} are slow, "
         f"{sum(map(is_flaky, numbers))} fail at first, {missing} are missing.\n"
-        "In another terminal, `conveyor ps` shows what runs."
+        f"In another terminal, `conveyor ps {output}` shows what runs."
     )
-    settings = replace(
-        settings, allow_private_targets=True, concurrency=CONCURRENCY, max_inflight=CONCURRENCY
-    )
-    make_folder(output)
-    started_at = time.monotonic()
-    ended = run_command(_do, settings, pages, output, console)
-    order = ScrapeJob([], output, limits.MAX_ATTEMPTS, as_json)
-    code = report(ended, order, time.monotonic() - started_at, console)
-    if not ended.was_cut_off and ended.totals.failed != missing:
-        raise click.ClickException(f"{missing} pages are missing, {ended.totals.failed} failed.")
-    sys.exit(code if ended.was_cut_off else 0)
-
-
-async def _do(settings: Settings, pages: int, output: Path, console: Console) -> RunSummary:
-    async with running_site() as site, running_worker(settings, role="demo") as world:
-        job, run = await start_job(
-            world.env,
-            site.urls(pages),
-            concurrency=CONCURRENCY,
-            attempts=limits.MAX_ATTEMPTS,
+    with site_in_a_thread() as site:
+        urls = site.urls(pages)
+        order = Order(
+            settings=replace(settings, allow_private_targets=True, gateway_url=DIRECT),
+            folder=output,
+            options=ScrapeOptions(concurrency=CONCURRENCY),
+            source="the demo's site",
+            page_list=PageList([Page(url) for url in urls], ["127.0.0.1"] * pages),
+            processes=1,
+            restarts=True,
+            as_json=as_json,
         )
-        with progress(console, "Scraping", pages) as show:
-            ended = await watch_run(world.env, job, run, show)
-        if not ended.was_cut_off:
-            await write_results(world.env, ended.run, output)
-    return ended
+        ended = run_order(order, display, time.monotonic())
+    if ended.code != EXIT_INTERRUPTED and ended.failed != missing:
+        raise click.ClickException(f"{missing} pages are missing, {ended.failed} failed.")
+    sys.exit(ended.code if ended.code == EXIT_INTERRUPTED else 0)
 
 
 # A small web site on loopback: most pages are quick, some are slow, flaky or missing.
@@ -148,6 +136,27 @@ async def running_site() -> AsyncGenerator[Site, None]:
         nursery.start_soon(_serve_forever, site, listeners)
         yield site
         nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def site_in_a_thread() -> Iterator[Site]:
+    """Runs the site in an event loop of its own until the block ends."""
+    started: SimpleQueue[tuple[Site, trio.lowlevel.TrioToken, trio.CancelScope]] = SimpleQueue()
+
+    async def serve() -> None:
+        with trio.CancelScope() as scope:
+            async with running_site() as site:
+                started.put((site, trio.lowlevel.current_trio_token(), scope))
+                await trio.sleep_forever()
+
+    thread = Thread(target=trio.run, args=(serve,), daemon=True)
+    thread.start()
+    site, token, scope = started.get()
+    try:
+        yield site
+    finally:
+        token.run_sync_soon(scope.cancel)
+        thread.join()
 
 
 async def _serve_forever(site: Site, listeners: list[trio.SocketListener]) -> None:

@@ -45,10 +45,13 @@ _DESCRIPTORS = 65_536
 
 
 def install_handlers() -> None:
-    """Installs the handlers. SIGTERM ends the process at once until a command replaces its
-    handler. SIGALRM always ends it.
+    """Installs the handlers. SIGTERM and SIGINT end the process at once, without a traceback,
+    until a command replaces their handlers. SIGALRM always ends it.
     """
     signal.signal(signal.SIGTERM, _exit_terminated)
+    # A program that ignores it was started in the background by a shell, and goes on to do so.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _exit_interrupted)
     signal.signal(signal.SIGALRM, _exit_stuck)
 
 
@@ -74,6 +77,11 @@ def raise_descriptor_limit() -> None:
 
 
 def _exit_terminated(number: int, _: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+def _exit_interrupted(number: int, _: FrameType | None) -> None:
+    os.write(2, b"Interrupted.\n")
     os._exit(128 + number)
 
 

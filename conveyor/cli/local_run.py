@@ -22,15 +22,14 @@ from conveyor.domain.backpressure.budget import BudgetCap, Price
 from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
-from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_LIVE
+from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.domain.model import Job, Run
-from conveyor.domain.queries import JobsOf
 from conveyor.domain.run.counters import Totals
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.process_status import RunLine, Snapshot, serve_snapshots
 from conveyor.usecases.budget import is_spent
 from conveyor.usecases.context import Context
-from conveyor.usecases.lookup import latest_run, totals_of
+from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run import run_progress
 from conveyor.usecases.run.run_progress import load_progress
 from conveyor.usecases.submit.jobs import Submission, submit
@@ -135,16 +134,6 @@ async def snapshot(world: Runtime, role: str, supervisor: Supervisor) -> Snapsho
 def list_id(urls: Sequence[str]) -> str:
     """Returns the name of a list, by which it is found again after an interruption."""
     return hashlib.sha256("\n".join(urls).encode()).hexdigest()[:40]
-
-
-async def find_resumable(env: Context, urls: Sequence[str]) -> tuple[Job, Run] | None:
-    """Returns the live job and run of the same list, if there is one."""
-    query = JobsOf(caller=CALLER, statuses=JOB_VISIBLE, external_id=list_id(urls), limit=1)
-    for job in await env.store.find(query):
-        run = await latest_run(env, job)
-        if run is not None and run.status in RUN_LIVE:
-            return job, run
-    return None
 
 
 async def start_job(

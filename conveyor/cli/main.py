@@ -10,11 +10,12 @@ import click
 
 from conveyor import __version__
 from conveyor.cli.entry import LAST_STEPS_S, install_handlers, raise_descriptor_limit, set_deadline
-from conveyor.config import BadSettings, load_settings, protect_imports
-from conveyor.domain.errors import ConveyorError
 
 _COMMANDS = {
-    "scrape": ("conveyor.cli.scrape", "Scrape a list of URLs into a folder, without a server."),
+    "scrape": (
+        "conveyor.cli.scrape.command",
+        "Scrape a list of URLs into a folder, without a server.",
+    ),
     "dev": ("conveyor.cli.roles", "Run the service on this machine: API and worker in one."),
     "api": ("conveyor.cli.roles", "Run the API alone, on the AWS engine."),
     "worker": ("conveyor.cli.roles", "Run a worker on the AWS engine, or help a data's owner."),
@@ -69,6 +70,11 @@ class _Commands(click.Group):
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Conveyor: a durable inbox for scrape jobs."""
+    if "--help" in sys.argv[1:]:
+        return  # Nothing runs, and reading the settings would take most of the time.
+    from conveyor.config import BadSettings, load_settings, protect_imports
+
+    protect_imports()
     try:
         ctx.obj = load_settings()
     except BadSettings as error:
@@ -86,12 +92,19 @@ def _run_role(ctx: click.Context, role: str | None) -> None:
     ctx.invoke(command)
 
 
+def _expected_error() -> type[Exception]:
+    """Called only when something was raised: --help needs no such import."""
+    from conveyor.domain.errors import ConveyorError
+
+    return ConveyorError
+
+
 def _run_cli() -> None:
     """Runs the command. If a nursery raised only expected errors, it raises the error itself."""
     try:
         cli.main(standalone_mode=False)
     except BaseExceptionGroup as group:
-        meant, others = group.split((click.ClickException, ConveyorError))
+        meant, others = group.split((click.ClickException, _expected_error()))
         if meant is None or others is not None:
             raise
         error: BaseException = meant
@@ -104,7 +117,6 @@ def main() -> None:
     """Runs the program. An expected error is shown as a message, without a traceback."""
     install_handlers()
     raise_descriptor_limit()
-    protect_imports()
     try:
         _run_cli()
     except click.ClickException as error:
@@ -113,7 +125,7 @@ def main() -> None:
     except click.Abort:
         click.echo("Interrupted.", err=True)
         sys.exit(130)
-    except ConveyorError as error:
+    except _expected_error() as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
     finally:

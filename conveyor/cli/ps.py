@@ -3,6 +3,9 @@ workers of a shared engine."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import click
 import msgspec
 from rich.console import Console
@@ -13,31 +16,55 @@ from actors.runtime import Node
 from conveyor.bootstrap.runtime import AWS, open_runtime
 from conveyor.cli.local_run import run_lines
 from conveyor.cli.progress import span
+from conveyor.cli.scrape.folder import STATE_NAME
 from conveyor.cli.shutdown import run_command
 from conveyor.config import Settings
 from conveyor.domain.run.wait_reason import WorkerReport
 from conveyor.process_status import NotRunning, RunLine, Snapshot, read_snapshot
 from conveyor.usecases.run import run_progress
 
+WATCH_S = 1.0
 _STYLES = {"running": "green", "backing_off": "yellow", "overdue": "red", "failed": "red"}
 
 
 @click.command()
+@click.argument(
+    "folder", required=False, type=click.Path(path_type=Path, file_okay=False), metavar="[FOLDER]"
+)
+@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="The whole snapshot as JSON.")
 @click.pass_obj
-def ps(settings: Settings, as_json: bool) -> None:
-    """Show what the process on this data directory, or the workers of this table, are doing."""
-    if settings.engine == AWS:
+def ps(settings: Settings, folder: Path | None, watch: bool, as_json: bool) -> None:
+    """Show what the process on this data directory, the workers of this table, or the scrape into
+    FOLDER, are doing."""
+    if settings.engine == AWS and folder is None:
         _show_fleet(run_command(_load_fleet, settings), as_json=as_json)
         return
-    try:
-        snapshot = read_snapshot(settings.data_dir)
-    except NotRunning as error:
-        raise click.ClickException(str(error)) from None
-    if as_json:
-        click.echo(msgspec.json.encode(snapshot).decode())
-        return
+    data_dir = settings.data_dir if folder is None else _data_dir_of(folder)
     console = Console()
+    while True:
+        try:
+            snapshot = read_snapshot(data_dir)
+        except NotRunning as error:
+            raise click.ClickException(str(error)) from None
+        if watch and console.is_terminal:
+            console.clear()
+        if as_json:
+            click.echo(msgspec.json.encode(snapshot).decode())
+        else:
+            _show(snapshot, console)
+        if not watch:
+            return
+        time.sleep(WATCH_S)
+
+
+def _data_dir_of(folder: Path) -> Path:
+    """The state of a scrape is in its folder, or in the directory that --data-dir named."""
+    inner = folder / STATE_NAME
+    return inner if inner.is_dir() else folder
+
+
+def _show(snapshot: Snapshot, console: Console) -> None:
     console.print(
         f"conveyor {snapshot.version}  {snapshot.role}  pid {snapshot.pid}  "
         f"{snapshot.inflight:,} of {snapshot.capacity:,} in flight",
@@ -111,29 +138,18 @@ def _label(node: Node, progress: dict[str, RunLine]) -> str:
 
 
 def _runs(lines: list[RunLine]) -> Table:
-    table = Table(box=None)
-    for title in (
-        "run",
-        "job",
-        "status",
-        "done",
-        "of",
-        "successful",
-        "failed",
-        "left",
-        "waits for",
-    ):
-        table.add_column(title, no_wrap=True)
+    """Numbers first: at 80 columns, only what is last may be cut."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("done", "of", "failed", "left", "run"):
+        table.add_column(title, no_wrap=True, overflow="ignore")
+    table.add_column("waits for", overflow="fold")
     for line in lines:
         table.add_row(
-            line.run_id,
-            line.job_id,
-            line.status,
             f"{line.completed:,}",
             f"{line.total:,}",
-            f"{line.successful:,}",
             f"{line.failed:,}",
             "" if line.eta_s is None else span(line.eta_s),
+            line.run_id,
             "" if line.waiting_on is None else f"{line.waiting_on}: {line.waiting_detail}",
         )
     return table

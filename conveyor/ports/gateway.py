@@ -58,12 +58,13 @@ class Scraped(msgspec.Struct, frozen=True, kw_only=True):
     """The site, or the gateway for it, returned a page that counts as a success.
 
     If `cost_known` is False, the call may have cost anything up to its price. `report` is set if a
-    remote gateway was called.
+    remote gateway was called. `final_url` is set if redirects led to another URL.
     """
 
     status: int
     content_type: str
     body: bytes
+    final_url: str | None = None
     credits: int = 0
     cost_micros: int = 0
     cost_known: bool = True

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.cli.demo import Site
-from tests.cli.program import Program, dev_server, site_in_a_thread
+from conveyor.cli.demo import Site, site_in_a_thread
+from tests.cli.program import Program, dev_server
 
 
 @pytest.fixture
@@ -24,8 +24,13 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with dev_server(tmp_path_factory.mktemp("dev")) as url:
+def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dev")
+
+
+@pytest.fixture(scope="session")
+def server(server_folder: Path) -> Iterator[str]:
+    with dev_server(server_folder) as url:
         yield url
 
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import trio
-
-from conveyor.cli.demo import Site, running_site
 
 CONVEYOR = str(Path(sys.executable).with_name("conveyor"))
 PATIENCE_S = 60.0
@@ -84,28 +78,6 @@ def wait_until(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < give_up_at, "it did not happen"
         time.sleep(0.01)
-
-
-@contextmanager
-def site_in_a_thread() -> Iterator[Site]:
-    """The demo site, with its counters in reach of the test."""
-    started: queue.SimpleQueue[tuple[Site, trio.lowlevel.TrioToken, trio.CancelScope]]
-    started = queue.SimpleQueue()
-
-    async def serve() -> None:
-        with trio.CancelScope() as scope:
-            async with running_site() as site:
-                started.put((site, trio.lowlevel.current_trio_token(), scope))
-                await trio.sleep_forever()
-
-    thread = threading.Thread(target=trio.run, args=(serve,))
-    thread.start()
-    site, token, scope = started.get(timeout=PATIENCE_S)
-    try:
-        yield site
-    finally:
-        token.run_sync_soon(scope.cancel)
-        thread.join(PATIENCE_S)
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def test_bad_urls_are_named_by_line(program: Program) -> None:
 
     assert_refused(ended, "2 of 3 lines", "line 4: unsupported_scheme", "line 5: malformed_url")
     assert "--skip-invalid" in ended.err
-    assert not (program.folder / ".conveyor").exists()
+    assert not (program.folder / "scraped").exists()
 
 
 def test_only_the_first_bad_lines_are_shown(program: Program) -> None:
@@ -116,7 +116,7 @@ def test_a_data_directory_that_cannot_be_made_is_named(program: Program) -> None
     program.write("list.txt", "http://127.0.0.1:1/")
     program.write("taken", "a file")
 
-    ended = program.run("scrape", "list.txt", CONVEYOR_DATA_DIR="taken")
+    ended = program.run("scrape", "list.txt", "--data-dir", "taken")
 
     assert_refused(ended, "taken")
 
@@ -157,7 +157,6 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_any_work(program: Pr
     ended = program.run("scrape", "list.txt", "-o", "/proc/pages")
 
     assert_refused(ended, "Cannot write to /proc/pages")
-    assert not (program.folder / ".conveyor").exists()
 
 
 def test_a_command_names_the_package_that_it_lacks(program: Program) -> None:

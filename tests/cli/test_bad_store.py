@@ -47,13 +47,11 @@ def test_a_damaged_database_is_named(program: Program, data_dir: Path) -> None:
     assert_refused(ended, str(data_dir / "conveyor.db"), "damaged", "backup")
 
 
-@pytest.mark.parametrize("role", [("scrape", "list.txt"), ("worker",)])
-def test_another_secret_key_is_refused(
-    program: Program, data_dir: Path, role: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("role", ["dev", "worker"])
+def test_another_secret_key_is_refused(program: Program, data_dir: Path, role: str) -> None:
     check_secret(data_dir, AesSecretBox(b"k" * 32))
 
-    ended = program.run(*role, **_settings(data_dir), CONVEYOR_SECRET_KEY="another")
+    ended = program.run(role, **_settings(data_dir), CONVEYOR_SECRET_KEY="another")
 
     assert_refused(ended, "another secret key", "CONVEYOR_SECRET_KEY")
 
@@ -72,7 +70,7 @@ def test_a_disk_without_any_room_is_named(program: Program) -> None:
     data_dir = program.folder / "small"
     with small_volume(data_dir, 1):
         (data_dir / "filler").write_bytes(bytes(1024 * 1024 - 4096 * 8))
-        ended = program.run("scrape", "list.txt", **_settings(data_dir))
+        ended = program.run("dev", **_settings(data_dir))
 
     assert ended.code == 2, ended
     assert "the disk is full" in ended.err

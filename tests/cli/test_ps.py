@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,24 +26,32 @@ def test_ps_says_that_nobody_is_there(program: Program) -> None:
     assert "conveyor dev" in ended.err
 
 
-def test_ps_shows_the_tree_of_a_running_scrape(program: Program, site: Site) -> None:
+def test_ps_shows_a_running_scrape(program: Program, site: Site) -> None:
     program.write("list.txt", *site.urls(400))
-    with program.start("scrape", "list.txt", "-c", "2") as process:
-        wait_until(lambda: len(site.asked) > 2 or process.poll() is not None)
+    socket = program.folder / "out" / ".conveyor" / "ps.sock"
+    with program.start("scrape", "list.txt", "-c", "2", "-o", "out") as process:
+        wait_until(lambda: socket.exists() or process.poll() is not None)
 
-        shown, told = program.run("ps"), program.run("ps", "--json")
+        shown, told = program.run("ps", "out"), program.run("ps", "out", "--json")
 
         assert process.poll() is None
     assert (shown.code, told.code) == (0, 0)
     snapshot = json.loads(told.out)
     assert (snapshot["pid"], snapshot["role"]) == (process.pid, "scrape")
     (run,) = snapshot["runs"]
-    assert run["total"] == 400
-    names = [node["name"] for node in nodes(snapshot["tree"])]
-    assert {"runs", run["run_id"], "inspection"} <= set(names)
-    assert all(node["state"] == "running" for node in nodes(snapshot["tree"]))
-    assert run["run_id"] in shown.out
-    assert "of 400" in shown.out
+    assert (run["run_id"], run["total"]) == ("out", 400)
+    assert "400" in shown.out
+
+
+def test_ps_shows_the_tree_of_a_running_service(server: str, server_folder: Path) -> None:
+    program = Program(server_folder, {})
+
+    shown, told = program.run("ps"), program.run("ps", "--json")
+
+    assert (shown.code, told.code) == (0, 0)
+    tree = nodes(json.loads(told.out)["tree"])
+    assert {"runs", "inspection"} <= {node["name"] for node in tree}
+    assert all(node["state"] == "running" for node in tree)
 
 
 def test_the_demo_scrapes_its_own_site_and_checks_the_count(program: Program) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from conveyor.cli.demo import Site
+from conveyor.cli.demo import Site, site_in_a_thread
 from conveyor.engines.sqlite.backup import MANIFEST, BackupFailed, back_up, restore
-from tests.cli.program import Program, dev_server, site_in_a_thread, wait_until
+from tests.cli.program import Program, dev_server, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from conveyor.cli.demo import Site
+from conveyor.cli.demo import Site, site_in_a_thread
 from conveyor.sdk import Client
-from tests.cli.program import dev_server, site_in_a_thread
+from tests.cli.program import dev_server
 from tests.sdk.scripted import Scripted, scripted_server
 
 

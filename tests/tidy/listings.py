@@ -14,6 +14,7 @@ import click
 from prometheus_client import CollectorRegistry
 
 from conveyor.cli.main import cli
+from conveyor.cli.scrape.command import scrape
 from conveyor.domain import queries
 from conveyor.ports import (
     blobs,
@@ -152,6 +153,14 @@ def _commands(group: click.Group, path: str) -> Iterator[tuple[str, str]]:
             yield code(f"{path} {name}"), command.get_short_help_str(limit=200)
         if isinstance(command, click.Group):
             yield from _commands(command, f"{path} {name}")
+
+
+def scrape_options() -> str:
+    """The options of `conveyor scrape` as --help shows them."""
+    with click.Context(scrape) as ctx:
+        shown = [each.get_help_record(ctx) for each in scrape.params]
+    rows = [(code(record[0]), record[1]) for record in shown if record is not None]
+    return table(("option", "meaning"), rows)
 
 
 def packages() -> str:

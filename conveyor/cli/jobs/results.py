@@ -14,7 +14,8 @@ import msgspec
 from conveyor.cli.jobs.context import Session, counted, json_option
 from conveyor.cli.jobs.tables import results_table
 from conveyor.cli.progress import progress
-from conveyor.cli.result_files import LIST_NAME, ResultLine
+from conveyor.cli.scrape.folder import LIST_NAME
+from conveyor.cli.scrape.pages import ResultLine
 from conveyor.domain.model import TaskStatus
 from conveyor.domain.submit.scraper_params import extension_for
 from conveyor.sdk import ApiError, Downloaded, RunResponse, TaskResult

@@ -8,7 +8,7 @@ import hashlib
 import struct
 import zlib
 from base64 import b32encode, b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from io import StringIO
@@ -212,9 +212,9 @@ class Warc:
             return self._record("metadata", task.task_id, task.updated_at, _JSON, line, **about)
         assert task.result is not None
         body = checked_body(entry)
-        about["WARC-Payload-Digest"] = _digest(body)
+        about["WARC-Payload-Digest"] = digest_of(body)
         head = (
-            f"HTTP/1.1 {_status_line(task.result.http_status)}\r\n"
+            f"HTTP/1.1 {status_line(task.result.http_status)}\r\n"
             f"Content-Type: {entry.content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode()
         kind = "application/http; msgtype=response"
@@ -223,26 +223,34 @@ class Warc:
     def _record(
         self, kind: str, name: str, at: float, content_type: str, block: bytes, **about: str
     ) -> bytes:
-        fields = {
-            "WARC-Type": kind,
-            "WARC-Record-ID": _record_id(f"{self._export.export_id}/{name}"),
-            "WARC-Date": instant(at),
-            **about,
-            "WARC-Block-Digest": _digest(block),
-            "Content-Type": content_type,
-            "Content-Length": str(len(block)),
-        }
-        head = "".join(f"{field}: {value}\r\n" for field, value in fields.items())
-        text = f"WARC/1.1\r\n{head}\r\n".encode()
-        return zlib.compress(text + block + b"\r\n\r\n", 1, wbits=31)
+        record_name = f"{self._export.export_id}/{name}"
+        return record_of(kind, record_name, instant(at), content_type, block, about)
 
 
-def _status_line(status: int) -> str:
+def record_of(
+    kind: str, name: str, date: str, content_type: str, block: bytes, about: Mapping[str, str]
+) -> bytes:
+    """Returns one record as a gzip member. `name` distinguishes it from every other record."""
+    fields = {
+        "WARC-Type": kind,
+        "WARC-Record-ID": _record_id(name),
+        "WARC-Date": date,
+        **about,
+        "WARC-Block-Digest": digest_of(block),
+        "Content-Type": content_type,
+        "Content-Length": str(len(block)),
+    }
+    head = "".join(f"{field}: {value}\r\n" for field, value in fields.items())
+    text = f"WARC/1.1\r\n{head}\r\n".encode()
+    return zlib.compress(text + block + b"\r\n\r\n", 1, wbits=31)
+
+
+def status_line(status: int) -> str:
     phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Unknown"
     return f"{status} {phrase}"
 
 
-def _digest(data: bytes) -> str:
+def digest_of(data: bytes) -> str:
     return "sha256:" + b32encode(hashlib.sha256(data).digest()).decode()
 
 

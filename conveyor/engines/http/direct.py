@@ -102,6 +102,7 @@ class DirectGateway:
         def wants_body(status: int) -> bool:
             return 200 <= status < 300 or status in allowed
 
+        first = hop.target
         for _ in range(REDIRECTS_MAX + 1):
             response = await self._pool.fetch(
                 Request(
@@ -116,7 +117,7 @@ class DirectGateway:
                 )
             )
             if wants_body(response.status):
-                return _scraped(response)
+                return _scraped(response, None if hop.target is first else hop.target.url)
             location = response.header(b"location")
             if response.status not in _REDIRECTS or location is None:
                 return self._failure(response)
@@ -161,11 +162,12 @@ def _judge(status: int) -> tuple[FailureReason, str, bool]:
     return FailureReason.BAD_TARGET, "unexpected_status", False
 
 
-def _scraped(response: Response) -> Scraped:
+def _scraped(response: Response, final_url: str | None) -> Scraped:
     return Scraped(
         status=response.status,
         content_type=content_type_of(response),
         body=response.body,
+        final_url=final_url,
     )
 
 

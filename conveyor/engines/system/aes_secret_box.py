@@ -16,11 +16,6 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from pathlib import Path
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from conveyor.engines.files import sync_directory
 from conveyor.ports.secret_box import CannotUnseal, SecretBox, WrongSecret, make_check, opens_check
 
@@ -37,6 +32,9 @@ class AesSecretBox:
     def __init__(self, secret: bytes, *, nonce: Callable[[int], bytes] = os.urandom) -> None:
         if len(secret) < SECRET_BYTES:
             raise ValueError(f"a vault's secret has at least {SECRET_BYTES} bytes")
+        # Imported here: the import takes 40 ms, and a process that only fetches has no secrets.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         self._aead = AESGCM(_derive(secret, b"seal"))
         self._signing_key = _derive(secret, b"sign")
         self._nonce = nonce
@@ -51,6 +49,8 @@ class AesSecretBox:
         # accepted, so that a sealed text cannot be varied.
         if raw is None or sealed != _VERSION + _encode(raw) or len(raw) < NONCE_BYTES:
             raise CannotUnseal("not a sealed text")
+        from cryptography.exceptions import InvalidTag
+
         try:
             return self._aead.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], place.encode())
         except InvalidTag:
@@ -100,6 +100,9 @@ def _load(path: Path) -> bytes:
 
 
 def _derive(secret: bytes, use: bytes) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     kdf = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"conveyor/v1/" + use)
     return kdf.derive(secret)
 

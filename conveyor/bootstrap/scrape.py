@@ -1,0 +1,113 @@
+"""The wiring of `conveyor scrape`: the gateways that fetch its pages (docs/scrape.md).
+
+A scrape has no store, no queue and no actors: its folder is the store of record, and one process
+decides what is fetched. Only the gateways are those of the service.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from conveyor.config import Settings
+from conveyor.domain import limits
+from conveyor.domain.submit.target import TargetPolicy
+from conveyor.engines.http.direct import DirectGateway
+from conveyor.engines.http.proxy import RotatingGateway, parse_proxy, proxied_gateway
+from conveyor.engines.system.thread_executor import ThreadExecutor
+from conveyor.http_client.connection_limits import PoolLimits
+from conveyor.http_client.pool import HttpPool, default_tls
+from conveyor.ports.gateway import Gateway
+
+DIRECT = "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeGateways:
+    """`pages` fetches the pages. `direct` fetches robots.txt, which no remote gateway is paid for;
+    without a remote gateway it is the same."""
+
+    pages: Gateway
+    direct: Gateway
+
+
+@contextmanager
+def open_gateways(
+    settings: Settings,
+    *,
+    now: Callable[[], float],
+    slots: int,
+    timeout_s: float,
+    proxies: Sequence[str] = (),
+    is_insecure: bool = False,
+) -> Iterator[ScrapeGateways]:
+    """Opens the gateways for `slots` pages at the same time."""
+    tls = _unverified_tls() if is_insecure else None
+    policy = TargetPolicy(allow_private=settings.allow_private_targets)
+    pool_limits = _pool_limits(slots, timeout_s)
+    executor = ThreadExecutor()
+    with ExitStack() as stack:
+
+        def pool(policy: TargetPolicy) -> HttpPool:
+            opened = HttpPool(policy, pool_limits, tls=tls, executor=executor)
+            stack.callback(opened.close)
+            return opened
+
+        direct: Gateway
+        if proxies:
+            proxied = [
+                stack.enter_context(
+                    proxied_gateway(parse_proxy(text), policy, pool_limits, tls, executor, now=now)
+                )
+                for text in proxies
+            ]
+            direct = RotatingGateway(proxied)
+        else:
+            direct = DirectGateway(pool(policy), now=now)
+        if settings.gateway_url == DIRECT:
+            yield ScrapeGateways(direct, direct)
+            return
+        from conveyor.engines.http.zenrows import ZenrowsGateway
+
+        # The caller chose the address of the gateway, so it may be a private one.
+        remote = ZenrowsGateway(
+            pool(TargetPolicy(allow_private=True)),
+            settings.gateway_url,
+            now=now,
+            credit_micros=settings.credit_micros,
+        )
+        yield ScrapeGateways(remote, direct)
+
+
+def check_proxy(text: str) -> None:
+    """Raises ValueError if the text is not the URL of a proxy."""
+    parse_proxy(text)
+
+
+def gateway_has_key(settings: Settings) -> bool:
+    """Whether no API key is needed: pages are fetched directly, or the gateway's URL has one."""
+    if settings.gateway_url == DIRECT:
+        return True
+    from conveyor.engines.http.zenrows import has_key
+
+    return has_key(settings.gateway_url)
+
+
+def _pool_limits(slots: int, timeout_s: float) -> PoolLimits:
+    return PoolLimits(
+        connections_max=2 * slots + 64,
+        connections_per_origin_max=max(slots, 8),
+        connect_timeout_s=min(10.0, timeout_s),
+        read_timeout_s=min(timeout_s, limits.SCRAPE_DEADLINE_S),
+        # There is only one caller.
+        large_bodies_per_caller_max=PoolLimits().large_bodies_max,
+    )
+
+
+def _unverified_tls() -> ssl.SSLContext:
+    context = default_tls()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,485 @@
+"""The command line of `conveyor scrape`. It imports the rest only when it runs, so that --help is
+quick."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from conveyor.domain import limits
+
+if TYPE_CHECKING:
+    from conveyor.cli.scrape.display import Display
+    from conveyor.cli.scrape.inputs import InputOptions, PageList
+    from conveyor.cli.scrape.options import ScrapeOptions
+    from conveyor.config import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SHOWN_MAX = 10
+TIMEOUT_S = 60.0
+_ACTIONS = ("retry_failed", "restart", "update")
+# The options that the folder remembers, and the fields that they set.
+_REMEMBERED = {
+    "concurrency": ("concurrency",),
+    "per_host": ("per_host",),
+    "rate": ("rate",),
+    "attempts": ("attempts",),
+    "timeout": ("timeout_s",),
+    "max_bytes": ("max_bytes",),
+    "header": ("headers",),
+    "user_agent": ("headers",),
+    "cookie": ("headers",),
+    "param": ("params",),
+    "accept_status": ("accept_status",),
+    "proxy": ("proxies",),
+    "insecure": ("is_insecure",),
+    "ignore_robots": ("ignores_robots",),
+    "dedup": ("dedup",),
+    "name": ("name",),
+    "page_format": ("format",),
+}
+
+
+def _pairs(sign: str, form: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def parse(ctx: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+        pairs = {}
+        for text in given:
+            name, found, value = text.partition(sign)
+            if not name.strip() or not found:
+                raise click.BadParameter(f"{text!r} is not {form}.", ctx, option)
+            pairs[name.strip()] = value.strip()
+        return pairs
+
+    return parse
+
+
+def _statuses(_: click.Context, option: click.Parameter, given: str | None) -> list[int]:
+    words = [] if given is None else given.split(",")
+    if not all(word.strip().isdigit() and len(word.strip()) == 3 for word in words):
+        raise click.BadParameter("is a list such as 404,410.", param=option)
+    return [int(word) for word in words]
+
+
+def _bytes(_: click.Context, option: click.Parameter, given: str | None) -> int | None:
+    """Reads a size such as 500k, 10M or 1000000."""
+    if given is None:
+        return None
+    units = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+    text = given.strip().lower().removesuffix("b").removesuffix("i")
+    scale = units.get(text[-1:], 1)
+    digits = text[:-1] if scale > 1 else text
+    if not digits.isdigit() or not 1 <= int(digits) * scale <= limits.BODY_BYTES_MAX * 40:
+        raise click.BadParameter("is a size such as 500k, 10M or 1000000.", param=option)
+    return int(digits) * scale
+
+
+def _grouped(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+input_options = _grouped(
+    click.option(
+        "--input-format",
+        type=click.Choice(["text", "csv", "ndjson"]),
+        help="Format of FILE; by default from its name or its first line.",
+    ),
+    click.option("--url-column", metavar="COLUMN", help="CSV column of the URL: name or number."),
+    click.option("--id-column", metavar="COLUMN", help="CSV column of the id: name or number."),
+    click.option("--delimiter", metavar="SIGN", help="CSV delimiter; by default a guess."),
+    click.option("--skip-invalid", is_flag=True, help="Go on without lines that are no pages."),
+)
+
+request_options = _grouped(
+    click.option(
+        "-H",
+        "--header",
+        metavar="NAME: VALUE",
+        multiple=True,
+        callback=_pairs(":", "NAME: VALUE"),
+        help="Send this header; may be repeated.",
+    ),
+    click.option("-A", "--user-agent", metavar="TEXT", help="Send this User-Agent."),
+    click.option("-b", "--cookie", metavar="NAME=VALUE", multiple=True, help="Send this cookie."),
+    click.option(
+        "-X", "--method", type=click.Choice(["GET", "POST"], case_sensitive=False), help="Method."
+    ),
+    click.option("-d", "--data", metavar="TEXT", help="Body, or @FILE; implies POST."),
+    click.option(
+        "--param",
+        metavar="KEY=VALUE",
+        multiple=True,
+        callback=_pairs("=", "KEY=VALUE"),
+        help="Scraper parameter for a gateway; may be repeated.",
+    ),
+    click.option(
+        "--accept-status",
+        metavar="CODES",
+        callback=_statuses,
+        help="Statuses that also count as pages, such as 404,410.",
+    ),
+)
+
+fetch_options = _grouped(
+    click.option(
+        "-c",
+        "--concurrency",
+        type=click.IntRange(1, limits.MAX_INFLIGHT_MAX),
+        default=limits.MAX_INFLIGHT,
+        show_default=True,
+        help="Pages in flight at once.",
+    ),
+    click.option(
+        "--per-host",
+        type=click.IntRange(1, limits.MAX_INFLIGHT_MAX),
+        help="Pages of one host in flight at once; by default 8, private hosts unlimited.",
+    ),
+    click.option(
+        "--rate",
+        type=click.FloatRange(limits.HOST_RATE_MIN, limits.HOST_RATE_MAX),
+        help="Pages of one host begun in a second.",
+    ),
+    click.option(
+        "--attempts",
+        type=click.IntRange(1, limits.MAX_ATTEMPTS_MAX),
+        default=limits.MAX_ATTEMPTS,
+        show_default=True,
+        help="Tries per page.",
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(0.1, limits.SCRAPE_DEADLINE_S),
+        default=TIMEOUT_S,
+        show_default=True,
+        help="Seconds for one try of a page.",
+    ),
+    click.option("--max-bytes", metavar="SIZE", callback=_bytes, help="Largest page; 25M."),
+    click.option(
+        "-x",
+        "--proxy",
+        metavar="URL|FILE",
+        multiple=True,
+        help="http://, https:// or socks5:// proxy, or a file of them; they take turns.",
+    ),
+    click.option("-k", "--insecure", is_flag=True, help="Accept any TLS certificate."),
+    click.option("--ignore-robots", is_flag=True, help="Do not ask for robots.txt."),
+    click.option(
+        "--processes",
+        type=click.IntRange(1, 16),
+        help="Processes that fetch; by default one per core, up to 4, for a long list.",
+    ),
+    click.option(
+        "--budget", metavar="UNIT=AMOUNT", help="The most to spend: credits=1000 or cost=12.50."
+    ),
+    click.option(
+        "--api-key",
+        metavar="KEY",
+        envvar=["CONVEYOR_API_KEY", "ZENROWS_API_KEY"],
+        show_envvar=True,
+        help="API key for the gateway.",
+    ),
+)
+
+output_options = _grouped(
+    click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("scraped"),
+        show_default=True,
+        help="Folder for the pages. It belongs to one list.",
+    ),
+    click.option(
+        "--name",
+        metavar="PATTERN",
+        default="{index}",
+        show_default=True,
+        help="Names of the files: {index}, {host}, {path}, {id}.",
+    ),
+    click.option(
+        "--format",
+        "page_format",
+        type=click.Choice(["files", "jsonl", "warc"]),
+        default="files",
+        show_default=True,
+        help="A file per page, pages.jsonl or pages.warc.gz.",
+    ),
+    click.option("--dedup", is_flag=True, help="Fetch equal requests of the list once."),
+    click.option("--retry-failed", is_flag=True, help="Fetch the pages again that failed."),
+    click.option("--update", is_flag=True, help="Fetch only URLs that the folder does not have."),
+    click.option("--restart", is_flag=True, help="Remove the folder's pages and start over."),
+    click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Where the state of the folder is kept, instead of FOLDER/.conveyor.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Only show what would be fetched."),
+    click.option("-q", "--quiet", is_flag=True, help="Show nothing but errors."),
+    click.option("--json", "as_json", is_flag=True, help="End with one line of JSON."),
+)
+
+
+@click.command()
+@click.argument("sources", metavar="[FILE|URL]...", nargs=-1)
+@output_options
+@input_options
+@request_options
+@fetch_options
+@click.pass_context
+def scrape(ctx: click.Context, /, sources: tuple[str, ...], **given: Any) -> None:
+    """Scrape URLs, or the URLs in FILE (- for standard input), into a folder.
+
+    FILE is text with one URL per line, CSV or NDJSON, plain or gzip. After Ctrl-C or a crash, the
+    same command continues where it stopped.
+    """
+    started_at = time.monotonic()
+    from conveyor.cli.scrape.display import Display
+
+    display = Display(is_quiet=given["quiet"])
+    sys.exit(_run(ctx, sources, given, display, started_at))
+
+
+def _run(
+    ctx: click.Context,
+    sources: tuple[str, ...],
+    given: dict[str, Any],
+    display: Display,
+    started_at: float,
+) -> int:
+    from conveyor.cli.scrape.run import Order, run_order
+
+    settings: Settings = ctx.obj
+    if sum(given[action] for action in _ACTIONS) > 1:
+        raise click.UsageError("Give one of --retry-failed, --restart and --update.")
+    if not sources and not (given["output"] / ".conveyor").exists() and not given["data_dir"]:
+        raise click.UsageError("Give a FILE with one URL a line, - for standard input, or URLs.")
+    options = options_from(given)
+    if given["insecure"]:
+        display.say("Warning: --insecure accepts any certificate, so pages may come from anyone.")
+    page_list = None
+    if sources:
+        display.phase(f"Reading {sources[0]}")
+        page_list = _read(settings, sources, given, display)
+        if given["dry_run"]:
+            return _show_plan(page_list)
+    elif given["dry_run"] or given["update"]:
+        raise click.UsageError("Give the list, too.")
+    order = Order(
+        settings=settings,
+        folder=given["output"],
+        options=options,
+        source=" ".join(sources)[:200],
+        page_list=page_list,
+        command=_command(sources, given),
+        given=_given_fields(ctx),
+        data_dir=given["data_dir"],
+        processes=_processes(given),
+        api_key=_api_key(settings, given["api_key"]),
+        budget=_budget(settings, given["budget"]),
+        retries_failed=given["retry_failed"],
+        restarts=given["restart"],
+        updates=given["update"],
+        as_json=given["as_json"],
+    )
+    return run_order(order, display, started_at).code
+
+
+def options_from(given: dict[str, Any]) -> ScrapeOptions:
+    from conveyor.cli.scrape.options import PageFormat, ScrapeOptions
+    from conveyor.cli.scrape.page_names import BadPattern, check_pattern
+    from conveyor.domain.submit.scraper_params import InvalidParam, check_params
+
+    headers = dict(given["header"])
+    if given["user_agent"] is not None:
+        headers["User-Agent"] = given["user_agent"]
+    if given["cookie"]:
+        headers["Cookie"] = "; ".join(given["cookie"])
+    try:
+        check_pattern(given["name"])
+        checked = check_params({**given["param"], "custom_headers": headers})
+    except (BadPattern, InvalidParam) as error:
+        raise click.UsageError(str(error)) from None
+    return ScrapeOptions(
+        concurrency=given["concurrency"],
+        per_host=given["per_host"],
+        rate=given["rate"],
+        attempts=given["attempts"],
+        timeout_s=given["timeout"],
+        max_bytes=given["max_bytes"],
+        headers=checked.headers or {},
+        params=checked.values,
+        accept_status=given["accept_status"],
+        proxies=_proxies(given["proxy"]),
+        is_insecure=given["insecure"],
+        ignores_robots=given["ignore_robots"],
+        dedup=given["dedup"],
+        name=given["name"],
+        format=PageFormat(given["page_format"]),
+    )
+
+
+def _given_fields(ctx: click.Context) -> frozenset[str]:
+    """Returns the remembered fields whose options are on the command line."""
+    source = click.core.ParameterSource.COMMANDLINE
+    return frozenset(
+        field
+        for option, fields in _REMEMBERED.items()
+        if ctx.get_parameter_source(option) is source
+        for field in fields
+    )
+
+
+def input_options_from(given: dict[str, Any]) -> InputOptions:
+    from conveyor.cli.scrape.inputs import InputOptions
+    from conveyor.domain.model import ListFormat
+
+    body, method = _data(given["data"]), given["method"]
+    if body is not None and method is None:
+        method = "POST"
+    if body is not None and method == "GET":
+        raise click.UsageError("--data needs --method POST.")
+    list_format = given["input_format"]
+    return InputOptions(
+        format=None if list_format is None else ListFormat(list_format),
+        url_column=given["url_column"],
+        id_column=given["id_column"],
+        delimiter=given["delimiter"],
+        method=None if method is None else method.upper(),
+        body=body,
+        content_type=None if body is None else _content_type(body),
+    )
+
+
+def _content_type(body: bytes) -> str:
+    is_json = body.lstrip()[:1] in {b"{", b"["}
+    return "application/json" if is_json else "application/x-www-form-urlencoded"
+
+
+def _data(given: str | None) -> bytes | None:
+    if given is None:
+        return None
+    if not given.startswith("@"):
+        return given.encode()
+    try:
+        return Path(given[1:]).read_bytes()
+    except OSError as error:
+        raise click.ClickException(f"Cannot read {given[1:]}: {error.strerror}.") from None
+
+
+def _read(
+    settings: Settings, sources: Sequence[str], given: dict[str, Any], display: Display
+) -> PageList:
+    from conveyor.bootstrap.scrape import DIRECT
+    from conveyor.cli.scrape.inputs import read_pages
+    from conveyor.domain.submit.target import TargetPolicy
+
+    is_direct = settings.gateway_url == DIRECT
+    targets = TargetPolicy(allow_private=settings.allow_private_targets) if is_direct else None
+    found = read_pages(
+        sources,
+        input_options_from(given),
+        targets,
+        lambda count: display.phase(f"Reading {sources[0]}: {count:,} lines"),
+    )
+    name = "standard input" if sources[0] == "-" else sources[0]
+    flawed = [page for page in found.pages if page.flaw is not None]
+    if not found.pages:
+        raise click.ClickException(f"{name} holds no URL. Give one a line.")
+    if flawed:
+        shown = [f"  line {page.line}: {page.flaw}" for page in flawed[:SHOWN_MAX]]
+        if len(flawed) > SHOWN_MAX:
+            shown.append(f"  ... and {len(flawed) - SHOWN_MAX:,} more")
+        count = f"{len(flawed):,} of {len(found.pages):,} lines"
+        if len(flawed) == len(found.pages) and given["skip_invalid"]:
+            raise click.ClickException(f"{name} holds no URL. Give one a line.")
+        if not given["skip_invalid"]:
+            hint = "Mend them, or leave them out with --skip-invalid."
+            raise click.ClickException("\n".join([f"{count} are no usable URL:", *shown, hint]))
+        display.say("\n".join([f"{count} are left out:", *shown]))
+    return found
+
+
+def _show_plan(page_list: PageList) -> int:
+    from collections import Counter
+
+    hosts = Counter(host for host in page_list.hosts if host)
+    click.echo(f"{hosts.total():,} pages of {len(hosts):,} hosts would be fetched.")
+    for host, count in hosts.most_common(SHOWN_MAX):
+        click.echo(f"  {count:>9,}  {host}")
+    return 0
+
+
+def _proxies(given: Sequence[str]) -> list[str]:
+    """Returns the URLs of proxies. What is no URL is a file with one URL a line."""
+    from conveyor.bootstrap.scrape import check_proxy
+
+    found: list[str] = []
+    for text in given:
+        if "://" in text:
+            found.append(text)
+            continue
+        try:
+            lines = Path(text).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.UsageError(f"--proxy {text} is neither a URL nor a file: {error}") from None
+        words = (line.strip() for line in lines)
+        found += [word for word in words if word and not word.startswith("#")]
+    for text in found:
+        try:
+            check_proxy(text)
+        except ValueError as error:
+            raise click.UsageError(f"--proxy: {error}.") from None
+    return found
+
+
+def _processes(given: dict[str, Any]) -> int | None:
+    processes: int | None = given["processes"]
+    if given["page_format"] != "files" and (processes or 1) > 1:
+        raise click.UsageError(f"--format {given['page_format']} is written by one process.")
+    return processes
+
+
+def _api_key(settings: Settings, given: str | None) -> str | None:
+    from conveyor.bootstrap.scrape import gateway_has_key
+
+    if given is None and not gateway_has_key(settings):
+        raise click.UsageError(
+            "The gateway needs a key: give --api-key, or set CONVEYOR_API_KEY or ZENROWS_API_KEY."
+        )
+    return given
+
+
+def _budget(settings: Settings, given: str | None) -> Any:
+    if given is None:
+        return None
+    from conveyor.bootstrap.scrape import DIRECT
+    from conveyor.cli.limit_options import budget_from
+    from conveyor.domain.backpressure.budget import Unit
+    from conveyor.schemas.requests import cap_from
+
+    cap = cap_from(budget_from(given))
+    if cap.unit is Unit.COST and settings.gateway_url != DIRECT and settings.credit_micros is None:
+        raise click.UsageError("A budget in cost needs CONVEYOR_CREDIT_COST.")
+    return cap
+
+
+def _command(sources: Sequence[str], given: dict[str, Any]) -> str:
+    """Returns the command that names the same list and folder."""
+    words = ["conveyor", "scrape", *(source for source in sources if source != "-")]
+    if len(shlex.join(words)) > 200:
+        words = words[:2]
+    words += ["-o", str(given["output"])]
+    if given["data_dir"] is not None:
+        words += ["--data-dir", str(given["data_dir"])]
+    return shlex.join(words)

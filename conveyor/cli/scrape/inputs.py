@@ -1,0 +1,311 @@
+"""Reads lists of pages: URLs, text, CSV and NDJSON, plain or gzip, from files or standard input
+(docs/scrape.md, Input)."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from conveyor.cli.scrape.pages import Page, request_key
+from conveyor.domain.errors import ConveyorError
+from conveyor.domain.model import Column, ListFormat, ListSpec
+from conveyor.domain.submit.admission import Refusal, TaskDraft, check_task
+from conveyor.domain.submit.list_parser import Line, ListReader, ListUnusable
+from conveyor.domain.submit.target import BadUrl, Target, TargetPolicy, parse_url
+
+PIECE_BYTES = 256 * 1024
+ID_CHARS_MAX = 256
+PROGRESS_LINES = 20_000
+_SUFFIXES = {
+    ".csv": ListFormat.CSV,
+    ".tsv": ListFormat.CSV,
+    ".ndjson": ListFormat.NDJSON,
+    ".jsonl": ListFormat.NDJSON,
+    ".txt": ListFormat.TEXT,
+}
+# Names of a CSV column that has the URLs, if the caller names none.
+_URL_COLUMNS = ("url", "urls", "link", "href", "address", "website")
+_GZIP = b"\x1f\x8b"
+
+
+class BadList(ConveyorError):
+    """A list that cannot be read. The message names the file and what can be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputOptions:
+    """How the lists are read. Columns are names, or numbers from 1."""
+
+    format: ListFormat | None = None
+    url_column: str | None = None
+    id_column: str | None = None
+    delimiter: str | None = None
+    method: str | None = None
+    body: bytes | None = None
+    content_type: str | None = None
+
+
+@dataclass(slots=True)
+class PageList:
+    """The pages in list order, and the host of each."""
+
+    pages: list[Page] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+
+    def add(self, page: Page, host: str) -> None:
+        self.pages.append(page)
+        self.hosts.append(host)
+
+
+def hosts_of(pages: Sequence[Page]) -> list[str]:
+    """Returns the hosts of pages that were checked before."""
+    names: list[str] = []
+    for page in pages:
+        target = parse_url(page.url)
+        names.append(target.host if isinstance(target, Target) else "")
+    return names
+
+
+def read_pages(
+    sources: Sequence[str],
+    options: InputOptions,
+    targets: TargetPolicy | None,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> PageList:
+    """Reads all sources in order. A bad line becomes a page with a flaw."""
+    found = PageList()
+    reader = _Lines(options, targets)
+    for source in sources:
+        drafts = _drafts(source, options)
+        for line in drafts:
+            page, host = reader.page_from(line)
+            found.add(page, host)
+            if len(found.pages) % PROGRESS_LINES == 0:
+                on_progress(len(found.pages))
+    return found
+
+
+class _Lines:
+    """Checks lines. Most have only a URL, which takes the short path."""
+
+    def __init__(self, options: InputOptions, targets: TargetPolicy | None) -> None:
+        self._options = options
+        self._targets = targets
+        self._allowed: set[tuple[str, int]] = set()
+
+    def page_from(self, line: Line) -> tuple[Page, str]:
+        number, draft = line
+        if draft.flaw is None and draft.params is None and draft.method is None:
+            return self._plain(number, draft)
+        try:
+            return self._checked(number, draft)
+        except Refusal as refusal:
+            flaw = refusal.reason if refusal.value is None else f"{refusal.reason}: {refusal.value}"
+            url = draft.url if isinstance(draft.url, str) else ""
+            return Page(url, line=number, flaw=flaw), ""
+
+    def _plain(self, number: int, draft: TaskDraft) -> tuple[Page, str]:
+        url = draft.url if isinstance(draft.url, str) else ""
+        options = self._options
+        target = parse_url(url)
+        if isinstance(target, BadUrl):
+            return Page(url, line=number, flaw=f"{target.reason.value}: {target.detail}"), ""
+        site = (target.host, target.port)
+        if self._targets is not None and site not in self._allowed:
+            refusal = self._targets.forbids_target(target)
+            if refusal is not None:
+                return Page(url, line=number, flaw=f"forbidden_target: {refusal}"), ""
+            self._allowed.add(site)
+        host = sys.intern(target.host)
+        given_id = draft.external_id
+        if options.method is None and given_id is None:
+            return Page(url, line=number), host
+        page = Page(
+            url,
+            id=None if given_id is None else str(given_id)[:ID_CHARS_MAX],
+            method=options.method or "GET",
+            body=options.body,
+            content_type=options.content_type,
+            line=number,
+        )
+        return page, host
+
+    def _checked(self, number: int, draft: TaskDraft) -> tuple[Page, str]:
+        options = self._options
+        given_id = draft.external_id
+        if draft.method is None and options.method is not None:
+            draft = msgspec.structs.replace(draft, method=options.method)
+        draft = msgspec.structs.replace(draft, external_id=None)
+        spec, secrets = check_task(number, draft, {}, self._targets)
+        target = parse_url(spec.url)
+        assert isinstance(target, Target)
+        body = secrets.body if secrets else None
+        content_type = secrets.content_type if secrets else None
+        if body is None and spec.method == "POST":
+            body, content_type = options.body, options.content_type
+        page = Page(
+            spec.url,
+            id=None if given_id is None else str(given_id)[:ID_CHARS_MAX],
+            method=spec.method,
+            headers=secrets.headers if secrets else None,
+            body=body,
+            content_type=content_type,
+            params=spec.params,
+            line=number,
+        )
+        return page, sys.intern(target.host)
+
+
+def _drafts(source: str, options: InputOptions) -> Iterator[Line]:
+    if "://" in source:
+        yield Line(0, TaskDraft(url=source))
+        return
+    try:
+        with sys.stdin.buffer if source == "-" else Path(source).open("rb") as file:
+            yield from _lines_in(file, source, options)
+    except OSError as error:
+        raise BadList(f"Cannot read {source}: {error.strerror}.") from None
+    except ListUnusable as error:
+        raise BadList(f"{source}: {error}") from None
+
+
+def _lines_in(file: BinaryIO, source: str, options: InputOptions) -> Iterator[Line]:
+    piece = file.read(PIECE_BYTES)
+    first = _first_line(piece)
+    list_format = options.format or _format_of(source, first)
+    if list_format is ListFormat.CSV:
+        reader = ListReader(_csv_spec(source, first, options))
+    else:
+        # A line of NDJSON is a line of text, too.
+        reader = ListReader(ListSpec(ListFormat.TEXT))
+    convert = _from_json if list_format is ListFormat.NDJSON else _from_text
+    while piece:
+        for line in reader.feed(piece):
+            yield convert(line, source)
+        piece = file.read(PIECE_BYTES)
+    for line in reader.end():
+        yield convert(line, source)
+
+
+def _first_line(piece: bytes) -> str:
+    if piece.startswith(_GZIP):
+        try:
+            piece = zlib.decompressobj(31).decompress(piece, PIECE_BYTES)
+        except zlib.error:
+            return ""
+    lines = piece.decode("utf-8-sig", errors="replace").splitlines()
+    return next((line.strip() for line in lines if line.strip() and line[0] != "#"), "")
+
+
+def _format_of(source: str, first: str) -> ListFormat:
+    suffixes = [suffix for suffix in Path(source).suffixes if suffix != ".gz"]
+    known = _SUFFIXES.get(suffixes[-1].lower()) if suffixes else None
+    if known is not None:
+        return known
+    return ListFormat.NDJSON if first.startswith("{") else ListFormat.TEXT
+
+
+def _csv_spec(source: str, first: str, options: InputOptions) -> ListSpec:
+    delimiter = options.delimiter or max(",;\t|", key=lambda sign: (first.count(sign), sign == ","))
+    cells = next(csv.reader([first], delimiter=delimiter), [])
+    names = [cell.strip() for cell in cells]
+    has_header = not any("://" in cell for cell in names)
+    url = _column(options.url_column)
+    if url is None:
+        url = _guessed_column(names, has_header=has_header, source=source)
+    return ListSpec(
+        ListFormat.CSV,
+        url=url,
+        external_id=_column(options.id_column),
+        header=has_header,
+        delimiter=delimiter,
+    )
+
+
+def _column(given: str | None) -> Column | None:
+    if given is None:
+        return None
+    return int(given) - 1 if given.isdigit() and int(given) > 0 else given
+
+
+def _guessed_column(names: Sequence[str], *, has_header: bool, source: str) -> Column:
+    if not has_header:
+        return next(place for place, cell in enumerate(names) if "://" in cell)
+    for name in names:
+        if name.lower() in _URL_COLUMNS:
+            return name
+    if len(names) == 1:
+        return 0
+    raise BadList(
+        f"{source}: no column is named url. Name the column with --url-column; there are: "
+        f"{', '.join(names)}."
+    )
+
+
+def _from_text(line: Line, source: str) -> Line:
+    if line.draft.flaw == "invalid_encoding":
+        raise BadList(f"{source} is not UTF-8 text. Give a file with one URL a line.")
+    return line
+
+
+class _JsonPage(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of NDJSON. The names of the API are accepted as well."""
+
+    url: str
+    id: str | int | None = None
+    external_id: str | int | None = None
+    method: str | None = None
+    headers: dict[str, str] | None = None
+    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    params: dict[str, Any] | None = None
+    zenrows_params: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+_json_page = msgspec.json.Decoder(_JsonPage | str)
+
+
+def _from_json(line: Line, source: str) -> Line:
+    number, draft = _from_text(line, source)
+    if draft.flaw is not None:
+        return line
+    try:
+        page = _json_page.decode(str(draft.url))
+    except (msgspec.DecodeError, RecursionError) as error:
+        return Line(number, TaskDraft(url=None, flaw=f"malformed_line: {error}"))
+    if isinstance(page, str):
+        return Line(number, TaskDraft(url=page))
+    params = {**(page.zenrows_params or {}), **(page.params or {})}
+    if page.headers:
+        params["custom_headers"] = page.headers
+    has_body = page.body is not msgspec.UNSET
+    return Line(
+        number,
+        TaskDraft(
+            url=page.url,
+            external_id=page.id if page.id is not None else page.external_id,
+            method=page.method or ("POST" if has_body else None),
+            body=page.body if isinstance(page.body, msgspec.Raw) else None,
+            params=params or None,
+        ),
+    )
+
+
+def find_duplicates(pages: Sequence[Page]) -> dict[int, int]:
+    """Returns the positions of repeated requests, and that of the first of each."""
+    first: dict[object, int] = {}
+    repeated: dict[int, int] = {}
+    for index, page in enumerate(pages):
+        if page.flaw is not None:
+            continue
+        earlier = first.setdefault(request_key(page), index)
+        if earlier != index:
+            repeated[index] = earlier
+    return repeated

@@ -1,0 +1,494 @@
+"""Runs a scrape from the list to the final screen (docs/scrape.md)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import click
+import msgspec
+import trio
+
+from conveyor.bootstrap.scrape import DIRECT, ScrapeGateways, open_gateways
+from conveyor.cli.scrape.budget import SpendingLimit
+from conveyor.cli.scrape.display import (
+    DRAW_S,
+    PLAIN,
+    RED,
+    Display,
+    Meter,
+    see,
+    size,
+    summary_lines,
+)
+from conveyor.cli.scrape.fetcher import Fetcher, job_params
+from conveyor.cli.scrape.folder import (
+    FORMAT_VERSION,
+    LIST_NAME,
+    Folder,
+    FolderRefused,
+    FolderState,
+    boot_id,
+    changed_fixed_options,
+)
+from conveyor.cli.scrape.helpers import Helper, HelperSide, fork_helper
+from conveyor.cli.scrape.inputs import PageList, find_duplicates, hosts_of
+from conveyor.cli.scrape.options import PageFormat, ScrapeOptions
+from conveyor.cli.scrape.page_names import make_namer
+from conveyor.cli.scrape.page_writer import Format, PageWriter, open_format
+from conveyor.cli.scrape.pages import (
+    Answer,
+    Page,
+    PageStatus,
+    ResultLine,
+    fingerprint,
+    request_key,
+)
+from conveyor.cli.scrape.scraper import Ending, Scraper
+from conveyor.config import Settings
+from conveyor.domain.backpressure.budget import BudgetCap
+
+if TYPE_CHECKING:
+    from conveyor.process_status import Snapshot
+
+EXIT_SOME_FAILED = 1
+EXIT_INTERRUPTED = 130
+# An interrupted command ends within this time, in order or not.
+INTERRUPTED_S = 2
+# A shorter list is finished before another process is of use.
+LONG_LIST = 2_000
+# The default for many cores. A larger number is possible with --processes.
+PROCESSES_MAX = 4
+FAILURES_SHOWN = 10
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """The last line of the output with --json."""
+
+    total: int
+    successful: int
+    failed: int
+    invalid: int
+    fetched: int
+    bytes: int
+    seconds: float
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the command line asks for. `given` names the options that were given."""
+
+    settings: Settings
+    folder: Path
+    options: ScrapeOptions
+    source: str = ""
+    page_list: PageList | None = None
+    command: str = "conveyor scrape"
+    given: frozenset[str] = frozenset()
+    data_dir: Path | None = None
+    processes: int | None = None
+    api_key: str | None = None
+    budget: BudgetCap | None = None
+    retries_failed: bool = False
+    restarts: bool = False
+    updates: bool = False
+    as_json: bool = False
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is left to do in a folder."""
+
+    pages: list[Page]
+    hosts: list[str]
+    options: ScrapeOptions
+    pending: list[int] = field(default_factory=list)
+    earlier: list[ResultLine] = field(default_factory=list)
+    invalid: int = 0
+    duplicates: int = 0
+    end: int = 0
+    is_resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The exit code, and the pages that failed."""
+
+    code: int
+    failed: int
+
+
+def run_order(order: Order, display: Display, started_at: float) -> Ended:
+    """Runs the scrape and shows the result."""
+    folder = Folder(order.folder, order.data_dir)
+    folder.open()
+    try:
+        display.phase("Looking at what is there")
+        plan = prepare(folder, order)
+        scraper = _scraper(folder, plan, order)
+        if plan.pending:
+            if plan.is_resumed:
+                left = f"{len(plan.pending):,} of {len(plan.pages):,} pages left"
+                display.say(f"Going on with this list where it stopped: {left}.")
+            _fetch(folder, plan, scraper, order, display)
+        if scraper.ending is None:
+            display.phase(f"Writing {LIST_NAME}")
+            folder.finish()
+        display.clear()
+        code = report(folder, plan, scraper, order, display, time.monotonic() - started_at)
+        return Ended(code, scraper.progress.failed)
+    finally:
+        folder.close()
+
+
+# What is left to do.
+
+
+def prepare(folder: Folder, order: Order) -> Plan:
+    """Compares the list and the options with those of the folder. Raises FolderRefused."""
+    if order.restarts:
+        folder.clear()
+    state = folder.state
+    plan = _new_list(folder, order) if state is None else _known_list(folder, state, order)
+    state = folder.state
+    assert state is not None
+    here = boot_id()
+    lines = folder.open_results(checks_digests=not here or here != state.boot_id)
+    done = bytearray(len(plan.pages))
+    for line in lines:
+        if order.retries_failed and line.status == PageStatus.FAILED:
+            continue
+        done[line.index] = 1
+        plan.earlier.append(line)
+        plan.end = max(plan.end, (line.offset or 0) + (line.length or 0))
+    if here != state.boot_id:
+        folder.save_state(msgspec.structs.replace(state, boot_id=here))
+    repeated = find_duplicates(plan.pages) if plan.options.dedup else {}
+    _settle_unfetchable(folder, plan, done, repeated)
+    plan.pending = [index for index in range(len(plan.pages)) if not done[index]]
+    plan.is_resumed = bool(plan.pending) and len(plan.pending) < len(plan.pages) - len(repeated)
+    plan.is_resumed = plan.is_resumed and bool(plan.earlier)
+    return plan
+
+
+def _new_list(folder: Folder, order: Order) -> Plan:
+    if order.page_list is None:
+        raise FolderRefused(f"{folder.path} has no list yet. Give a FILE or URLs.")
+    if (folder.path / LIST_NAME).exists():
+        raise FolderRefused(
+            f"{folder.path}/{LIST_NAME} is there, and not of a list that can be resumed. Give "
+            "another folder with -o, or replace its pages with --restart."
+        )
+    pages, hosts = order.page_list.pages, order.page_list.hosts
+    state = FolderState(
+        FORMAT_VERSION,
+        str(folder.path.resolve()),
+        order.source,
+        [fingerprint(pages)],
+        order.options,
+        boot_id(),
+    )
+    folder.begin(pages, state)
+    return Plan(pages, hosts, order.options)
+
+
+def _known_list(folder: Folder, state: FolderState, order: Order) -> Plan:
+    options = _merged(state.options, order)
+    changed = changed_fixed_options(state.options, options)
+    if changed:
+        names = ", ".join(f"--{name}" for name in changed)
+        raise FolderRefused(
+            f"{names} cannot change for a folder that has pages. Give another folder with -o, or "
+            "start over with --restart."
+        )
+    given = order.page_list
+    is_known = given is None or fingerprint(given.pages) in state.lists
+    if not is_known and not order.updates:
+        raise FolderRefused(
+            f"{folder.path} belongs to another list ({state.source}). Give another folder with -o, "
+            "fetch only the new URLs with --update, or replace its pages with --restart."
+        )
+    if given is not None and is_known and len(state.lists) == 1:
+        pages, hosts = given.pages, given.hosts
+    else:
+        pages = folder.load_pages()
+        hosts = hosts_of(pages)
+    folder.pages = pages
+    if given is not None and not is_known:
+        known = {request_key(page) for page in pages}
+        for page, host in zip(given.pages, given.hosts, strict=True):
+            if request_key(page) not in known:
+                pages.append(page)
+                hosts.append(host)
+        state = msgspec.structs.replace(state, lists=[*state.lists, fingerprint(given.pages)])
+        folder.begin(pages, msgspec.structs.replace(state, options=options))
+    elif options != state.options:
+        folder.save_state(msgspec.structs.replace(state, options=options))
+    return Plan(pages, hosts, options)
+
+
+def _merged(remembered: ScrapeOptions, order: Order) -> ScrapeOptions:
+    """Returns the remembered options with those that were given now."""
+    given = {name: getattr(order.options, name) for name in order.given}
+    return msgspec.structs.replace(remembered, **given)
+
+
+def _settle_unfetchable(
+    folder: Folder, plan: Plan, done: bytearray, repeated: dict[int, int]
+) -> None:
+    """Writes the lines of pages that are not fetched: invalid lines and repeated requests."""
+    lines: list[ResultLine] = []
+    for index, page in enumerate(plan.pages):
+        if page.flaw is not None:
+            plan.invalid += 1
+            error, _, detail = page.flaw.partition(": ")
+            where = f"line {page.line}" + (f": {detail}" if detail else "")
+            line = ResultLine(
+                index, page.url, PageStatus.INVALID, id=page.id, error=error, detail=where
+            )
+        elif index in repeated:
+            plan.duplicates += 1
+            detail = f"the same request as index {repeated[index]}"
+            line = ResultLine(index, page.url, PageStatus.DUPLICATE, id=page.id, detail=detail)
+        else:
+            continue
+        if not done[index]:
+            done[index] = 1
+            lines.append(line)
+    if lines:
+        folder.append(lines)
+
+
+# Fetching.
+
+
+def _scraper(folder: Folder, plan: Plan, order: Order) -> Scraper:
+    scraper = Scraper(folder, plan.pages, plan.hosts, plan.options)
+    scraper.progress.total -= plan.invalid + plan.duplicates
+    for line in plan.earlier:
+        scraper.count(line)
+    plan.earlier.clear()
+    return scraper
+
+
+def useful_processes(count: int, options: ScrapeOptions) -> int:
+    """Returns one process per core, up to PROCESSES_MAX, or one process for a short list."""
+    if count < LONG_LIST or options.format is not PageFormat.FILES or options.rate is not None:
+        return 1
+    return min(os.cpu_count() or 1, PROCESSES_MAX)
+
+
+class PageSource(Protocol):
+    """Where a process gets its pages from, and who gets the answers."""
+
+    async def next_page(self) -> int | None: ...
+
+    def settle(self, answers: Sequence[Answer]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """What each process needs to fetch pages."""
+
+    order: Order
+    plan: Plan
+    folder: Folder
+    slots: int
+
+    @contextmanager
+    def gateways(self) -> Iterator[ScrapeGateways]:
+        options = self.plan.options
+        with open_gateways(
+            self.order.settings,
+            now=time.time,
+            slots=self.slots,
+            timeout_s=options.timeout_s,
+            proxies=options.proxies,
+            is_insecure=options.is_insecure,
+        ) as gateways:
+            yield gateways
+
+    def page_format(self) -> Format:
+        options, folder = self.plan.options, self.folder
+        namer = make_namer(options.name)
+        return open_format(options.format, folder.path, folder.scratch, namer, self.plan.end)
+
+    async def help(self, side: HelperSide) -> None:
+        """The life of a helper process."""
+        with self.gateways() as gateways:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(side.send)
+                fetcher = self.start_writer(nursery, gateways, side)
+                self.start_fetches(nursery, fetcher, side)
+                await side.receive()
+                nursery.cancel_scope.cancel()
+
+    def start_writer(
+        self, nursery: trio.Nursery, gateways: ScrapeGateways, source: PageSource
+    ) -> Fetcher:
+        plan = self.plan
+        writer = PageWriter(self.folder.path, plan.pages, self.page_format(), source.settle)
+        nursery.start_soon(writer.run)
+        return Fetcher(
+            gateways.pages,
+            plan.pages,
+            plan.options,
+            writer,
+            source.settle,
+            api_key=self.order.api_key,
+            is_direct=self.order.settings.gateway_url == DIRECT,
+        )
+
+    def start_fetches(self, nursery: trio.Nursery, fetcher: Fetcher, source: PageSource) -> None:
+        async def fetch_pages() -> None:
+            while (index := await source.next_page()) is not None:
+                await fetcher.fetch(index)
+
+        for _ in range(self.slots):
+            nursery.start_soon(fetch_pages)
+
+
+def _fetch(folder: Folder, plan: Plan, scraper: Scraper, order: Order, display: Display) -> None:
+    count = order.processes or useful_processes(len(plan.pending), plan.options)
+    slots = -(-min(plan.options.concurrency, len(plan.pending)) // count)
+    worker = _Worker(order, plan, folder, slots)
+    # Rows and answers are freed by reference counts; the modules stay for ever.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 10)
+    helpers = [fork_helper(worker.help) for _ in range(count - 1)]
+    try:
+        trio.run(_fetch_all, worker, scraper, helpers, display)
+    finally:
+        for helper in helpers:
+            helper.stop()
+
+
+async def _fetch_all(
+    worker: _Worker, scraper: Scraper, helpers: Sequence[Helper], display: Display
+) -> None:
+    plan, order = worker.plan, worker.order
+    with trio.CancelScope() as scope, worker.gateways() as gateways:
+        if order.budget is not None:
+            scraper.budget = _spending_limit(worker, gateways, order.budget)
+        scraper.add(plan.pending)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_interrupt_on_signal, scraper, scope)
+            nursery.start_soon(_show, scraper, plan, display)
+            nursery.start_soon(_serve_snapshots, worker, scraper)
+            await nursery.start(scraper.run, gateways.direct)
+            fetcher = worker.start_writer(nursery, gateways, scraper)
+            async with trio.open_nursery() as fetches:
+                worker.start_fetches(fetches, fetcher, scraper)
+                for helper in helpers:
+                    fetches.start_soon(helper.run, scraper, worker.slots)
+            nursery.cancel_scope.cancel()
+    if scraper.budget is not None:
+        scraper.budget.close()
+
+
+def _spending_limit(worker: _Worker, gateways: ScrapeGateways, cap: BudgetCap) -> SpendingLimit:
+    folder = worker.folder
+
+    def save(spent_max: int) -> None:
+        assert folder.state is not None
+        folder.save_state(msgspec.structs.replace(folder.state, spent_max=spent_max))
+
+    assert folder.state is not None
+    params = job_params(worker.plan.options)
+    return SpendingLimit(cap, gateways.pages.price, params, folder.state.spent_max, save)
+
+
+async def _interrupt_on_signal(scraper: Scraper, scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            if scraper.ending is Ending.INTERRUPTED:
+                os._exit(EXIT_INTERRUPTED)
+            scraper.ending = Ending.INTERRUPTED
+            signal.signal(signal.SIGALRM, _exit_interrupted)
+            signal.alarm(INTERRUPTED_S)
+            scope.cancel()
+
+
+def _exit_interrupted(*_: object) -> None:
+    os._exit(EXIT_INTERRUPTED)
+
+
+async def _show(scraper: Scraper, plan: Plan, display: Display) -> None:
+    progress = scraper.progress
+    meter = Meter(trio.current_time(), progress.done, progress.size_bytes)
+    while True:
+        now = trio.current_time()
+        display.update(see(scraper, meter, now, lambda index: plan.pages[index].url))
+        await trio.sleep(DRAW_S)
+
+
+async def _serve_snapshots(worker: _Worker, scraper: Scraper) -> None:
+    """Serves `conveyor ps`. A list that takes a second needs no such thing, and its import."""
+    await trio.sleep(1.0)
+    from conveyor.cli.scrape.snapshot import snapshot_of
+    from conveyor.process_status import serve_snapshots
+
+    started_at = trio.current_time() - 1.0
+
+    async def take() -> Snapshot:
+        return snapshot_of(scraper, worker.folder.path, worker.slots, started_at)
+
+    await serve_snapshots(worker.folder.data_dir, take)
+
+
+# The final screen.
+
+
+def report(
+    folder: Folder, plan: Plan, scraper: Scraper, order: Order, display: Display, seconds: float
+) -> int:
+    progress = scraper.progress
+    if order.as_json and scraper.ending is not Ending.INTERRUPTED:
+        summary = Summary(
+            progress.total,
+            progress.successful,
+            progress.failed,
+            plan.invalid,
+            progress.fetched,
+            progress.size_bytes,
+            round(seconds, 3),
+            str(folder.path),
+        )
+        click.echo(msgspec.json.encode(summary).decode())
+    done = f"{progress.done:,} of {progress.total:,} pages done"
+    match scraper.ending:
+        case Ending.INTERRUPTED:
+            display.say(f"Interrupted with {done}. The same command goes on from there.")
+            return EXIT_INTERRUPTED
+        case Ending.BROKE:
+            display.say(f"The budget is spent with {done}.")
+            display.say("The same command with a larger --budget goes on from there.")
+        case Ending.REFUSED:
+            display.say(f"The gateway refuses the account: {scraper.ending_detail}.")
+            display.say(f"It stopped with {done}. The same command goes on from there.")
+        case None if not plan.pending:
+            size_text = size(progress.size_bytes)
+            display.say(f"This list is done: nothing was left to fetch ({size_text} here).")
+    for line in summary_lines(progress, seconds, invalid=plan.invalid, duplicates=plan.duplicates):
+        display.say(line)
+    if progress.failed:
+        _show_failures(folder, progress.failed, order, display)
+    display.say(f"Pages and {LIST_NAME} are in {folder.path}/")
+    return EXIT_SOME_FAILED if progress.failed or scraper.ending is not None else 0
+
+
+def _show_failures(folder: Folder, count: int, order: Order, display: Display) -> None:
+    lines = folder.lines_of(lambda line: line.status == PageStatus.FAILED, FAILURES_SHOWN)
+    for line in lines:
+        display.say(f"  {RED}{line.error}{PLAIN}  {line.url}  ({line.detail})")
+    if count > len(lines):
+        display.say(f"  ... and {count - len(lines):,} more in {LIST_NAME}")
+    display.say(f"Retry them: {order.command} --retry-failed")

@@ -1,0 +1,85 @@
+"""robots.txt: which paths of a site a crawler may fetch (RFC 9309)."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+# RFC 9309, 2.5: a crawler parses at least the first 500 KiB.
+ROBOTS_BYTES_MAX = 512 * 1024
+# Some sites ask for hours between two pages. A crawler that waits longer would never end.
+CRAWL_DELAY_S_MAX = 60.0
+_AGENT = re.compile(r"[a-zA-Z_-]+")
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One path pattern. The longest pattern that matches decides."""
+
+    pattern: re.Pattern[str]
+    length: int
+    is_allowed: bool
+
+
+class RobotsRules(msgspec.Struct, frozen=True):
+    """The rules for one crawler at one site."""
+
+    rules: tuple[Rule, ...] = ()
+    crawl_delay_s: float = 0.0
+
+    def allows(self, path_and_query: str) -> bool:
+        if not self.rules or path_and_query == "/robots.txt":
+            return True
+        matching = [rule for rule in self.rules if rule.pattern.match(path_and_query)]
+        # Of two equally long patterns the one that allows decides.
+        best = max(matching, key=lambda rule: (rule.length, rule.is_allowed), default=None)
+        return best is None or best.is_allowed
+
+
+def parse_robots(text: str, agent: str) -> RobotsRules:
+    """Returns the rules for `agent`: those of its own groups, or those of the groups for `*`."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    names: list[str] = []
+    is_heading = False
+    for line in text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").splitlines():
+        field, _, value = (part.strip() for part in line.partition("#")[0].partition(":"))
+        field = field.lower()
+        if field == "user-agent":
+            names = [*names, _agent_name(value)] if is_heading else [_agent_name(value)]
+            groups.setdefault(names[-1], [])
+            is_heading = True
+        elif field in {"allow", "disallow", "crawl-delay"}:
+            is_heading = False
+            for name in names:
+                groups[name].append((field, value))
+    return _rules_from(groups.get(agent.lower(), groups.get("*", [])))
+
+
+def _agent_name(value: str) -> str:
+    found = _AGENT.match(value)
+    return found[0].lower() if found else value[:1]
+
+
+def _rules_from(lines: list[tuple[str, str]]) -> RobotsRules:
+    rules = [
+        Rule(_pattern_of(value), len(value), field == "allow")
+        for field, value in lines
+        if field != "crawl-delay" and value
+    ]
+    delays = [_seconds_of(value) for field, value in lines if field == "crawl-delay"]
+    return RobotsRules(tuple(rules), max(delays, default=0.0))
+
+
+def _pattern_of(value: str) -> re.Pattern[str]:
+    body, end = (value[:-1], r"\Z") if value.endswith("$") else (value, "")
+    # Runs of * are joined: `.*.*` would take quadratic time.
+    words = re.sub(r"\*+", "*", body).split("*")
+    return re.compile(".*".join(map(re.escape, words)) + end, re.DOTALL)
+
+
+def _seconds_of(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        return 0.0
+    return min(max(seconds, 0.0), CRAWL_DELAY_S_MAX)
