@@ -9,7 +9,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 from conveyor.config import Settings
 from conveyor.domain import limits
@@ -24,17 +23,8 @@ from conveyor.ports.gateway import Gateway
 DIRECT = "direct"
 
 
-@dataclass(frozen=True, slots=True)
-class ScrapeGateways:
-    """`pages` fetches the pages. `direct` fetches robots.txt, which no remote gateway is paid for;
-    without a remote gateway it is the same."""
-
-    pages: Gateway
-    direct: Gateway
-
-
 @contextmanager
-def open_gateways(
+def open_scrape_gateway(
     settings: Settings,
     *,
     now: Callable[[], float],
@@ -42,8 +32,8 @@ def open_gateways(
     timeout_s: float,
     proxies: Sequence[str] = (),
     is_insecure: bool = False,
-) -> Iterator[ScrapeGateways]:
-    """Opens the gateways for `slots` pages at the same time."""
+) -> Iterator[Gateway]:
+    """Opens the gateway that the settings name, for `slots` pages at the same time."""
     tls = _unverified_tls() if is_insecure else None
     policy = TargetPolicy(allow_private=settings.allow_private_targets)
     pool_limits = _pool_limits(slots, timeout_s)
@@ -55,30 +45,26 @@ def open_gateways(
             stack.callback(opened.close)
             return opened
 
-        direct: Gateway
-        if proxies:
+        if settings.gateway_url != DIRECT:
+            from conveyor.engines.http.zenrows import ZenrowsGateway
+
+            # The caller chose the address of the gateway, so it may be a private one.
+            yield ZenrowsGateway(
+                pool(TargetPolicy(allow_private=True)),
+                settings.gateway_url,
+                now=now,
+                credit_micros=settings.credit_micros,
+            )
+        elif proxies:
             proxied = [
                 stack.enter_context(
                     proxied_gateway(parse_proxy(text), policy, pool_limits, tls, executor, now=now)
                 )
                 for text in proxies
             ]
-            direct = RotatingGateway(proxied)
+            yield RotatingGateway(proxied)
         else:
-            direct = DirectGateway(pool(policy), now=now)
-        if settings.gateway_url == DIRECT:
-            yield ScrapeGateways(direct, direct)
-            return
-        from conveyor.engines.http.zenrows import ZenrowsGateway
-
-        # The caller chose the address of the gateway, so it may be a private one.
-        remote = ZenrowsGateway(
-            pool(TargetPolicy(allow_private=True)),
-            settings.gateway_url,
-            now=now,
-            credit_micros=settings.credit_micros,
-        )
-        yield ScrapeGateways(remote, direct)
+            yield DirectGateway(pool(policy), now=now)
 
 
 def check_proxy(text: str) -> None:

@@ -29,7 +29,7 @@ def test_ps_says_that_nobody_is_there(program: Program) -> None:
 def test_ps_shows_a_running_scrape(program: Program, site: Site) -> None:
     program.write("list.txt", *site.urls(400))
     socket = program.folder / "out" / ".conveyor" / "ps.sock"
-    with program.start("scrape", "list.txt", "-c", "2", "-o", "out") as process:
+    with program.start("scrape", "list.txt", "--rate", "1", "-o", "out") as process:
         wait_until(lambda: socket.exists() or process.poll() is not None)
 
         shown, told = program.run("ps", "out"), program.run("ps", "out", "--json")

@@ -16,7 +16,7 @@ import click
 import msgspec
 import trio
 
-from conveyor.bootstrap.scrape import DIRECT, ScrapeGateways, open_gateways
+from conveyor.bootstrap.scrape import DIRECT, open_scrape_gateway
 from conveyor.cli.scrape.budget import SpendingLimit
 from conveyor.cli.scrape.display import (
     DRAW_S,
@@ -54,6 +54,7 @@ from conveyor.cli.scrape.pages import (
 from conveyor.cli.scrape.scraper import Ending, Scraper
 from conveyor.config import Settings
 from conveyor.domain.backpressure.budget import BudgetCap
+from conveyor.ports.gateway import Gateway
 
 if TYPE_CHECKING:
     from conveyor.process_status import Snapshot
@@ -304,17 +305,17 @@ class _Worker:
     slots: int
 
     @contextmanager
-    def gateways(self) -> Iterator[ScrapeGateways]:
+    def gateway(self) -> Iterator[Gateway]:
         options = self.plan.options
-        with open_gateways(
+        with open_scrape_gateway(
             self.order.settings,
             now=time.time,
             slots=self.slots,
             timeout_s=options.timeout_s,
             proxies=options.proxies,
             is_insecure=options.is_insecure,
-        ) as gateways:
-            yield gateways
+        ) as gateway:
+            yield gateway
 
     def page_format(self) -> Format:
         options, folder = self.plan.options, self.folder
@@ -323,22 +324,20 @@ class _Worker:
 
     async def help(self, side: HelperSide) -> None:
         """The life of a helper process."""
-        with self.gateways() as gateways:
+        with self.gateway() as gateway:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(side.send)
-                fetcher = self.start_writer(nursery, gateways, side)
+                fetcher = self.start_writer(nursery, gateway, side)
                 self.start_fetches(nursery, fetcher, side)
                 await side.receive()
                 nursery.cancel_scope.cancel()
 
-    def start_writer(
-        self, nursery: trio.Nursery, gateways: ScrapeGateways, source: PageSource
-    ) -> Fetcher:
+    def start_writer(self, nursery: trio.Nursery, gateway: Gateway, source: PageSource) -> Fetcher:
         plan = self.plan
         writer = PageWriter(self.folder.path, plan.pages, self.page_format(), source.settle)
         nursery.start_soon(writer.run)
         return Fetcher(
-            gateways.pages,
+            gateway,
             plan.pages,
             plan.options,
             writer,
@@ -375,16 +374,20 @@ async def _fetch_all(
     worker: _Worker, scraper: Scraper, helpers: Sequence[Helper], display: Display
 ) -> None:
     plan, order = worker.plan, worker.order
-    with trio.CancelScope() as scope, worker.gateways() as gateways:
+    with trio.CancelScope() as scope, worker.gateway() as gateway:
         if order.budget is not None:
-            scraper.budget = _spending_limit(worker, gateways, order.budget)
+            scraper.budget = _spending_limit(worker, gateway, order.budget)
+        # A remote gateway would charge for robots.txt, and this machine may not reach the site.
+        scraper.asks_robots = not (
+            plan.options.ignores_robots or order.settings.gateway_url != DIRECT
+        )
         scraper.add(plan.pending)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_interrupt_on_signal, scraper, scope)
             nursery.start_soon(_show, scraper, plan, display)
             nursery.start_soon(_serve_snapshots, worker, scraper)
-            await nursery.start(scraper.run, gateways.direct)
-            fetcher = worker.start_writer(nursery, gateways, scraper)
+            await nursery.start(scraper.run, gateway)
+            fetcher = worker.start_writer(nursery, gateway, scraper)
             async with trio.open_nursery() as fetches:
                 worker.start_fetches(fetches, fetcher, scraper)
                 for helper in helpers:
@@ -394,7 +397,7 @@ async def _fetch_all(
         scraper.budget.close()
 
 
-def _spending_limit(worker: _Worker, gateways: ScrapeGateways, cap: BudgetCap) -> SpendingLimit:
+def _spending_limit(worker: _Worker, gateway: Gateway, cap: BudgetCap) -> SpendingLimit:
     folder = worker.folder
 
     def save(spent_max: int) -> None:
@@ -403,7 +406,7 @@ def _spending_limit(worker: _Worker, gateways: ScrapeGateways, cap: BudgetCap) -
 
     assert folder.state is not None
     params = job_params(worker.plan.options)
-    return SpendingLimit(cap, gateways.pages.price, params, folder.state.spent_max, save)
+    return SpendingLimit(cap, gateway.price, params, folder.state.spent_max, save)
 
 
 async def _interrupt_on_signal(scraper: Scraper, scope: trio.CancelScope) -> None:

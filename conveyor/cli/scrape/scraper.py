@@ -86,6 +86,7 @@ class Scraper:
         self._changed = trio.Event()
         self.hosts = Hosts(host_names, self._new_host)
         self.progress = Progress(len(pages))
+        self.asks_robots = True
         self.ending: Ending | None = None
         self.ending_detail = ""
 
@@ -151,7 +152,7 @@ class Scraper:
 
     def _may_fetch(self, index: int, now: float) -> bool:
         """Checks robots.txt. Without its rules the host waits until they are fetched."""
-        if self._options.ignores_robots:
+        if not self.asks_robots:
             return True
         target = parse_url(self._pages[index].url)
         assert isinstance(target, Target)
