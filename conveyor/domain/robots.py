@@ -1,4 +1,4 @@
-"""robots.txt: which paths of a site a crawler may fetch (RFC 9309)."""
+"""`robots.txt`: which paths of a site a crawler may fetch (RFC 9309)."""
 
 from __future__ import annotations
 

@@ -47,10 +47,11 @@ def fork_helper(work: Work) -> Helper:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         trio.run(_run_helper, theirs, work)
         code = 0
-    except BaseException:  # noqa: BLE001 (nothing of the first process may run on in this one)
-        traceback.print_exc()
     finally:
-        sys.stderr.flush()
+        # Nothing of the first process may go on in this one, whatever was raised.
+        error = sys.exc_info()[1]
+        if error is not None:
+            traceback.print_exception(error)
         os._exit(code)
 
 

@@ -2,7 +2,7 @@
 
 Every connection is a tunnel, for http targets too, so a proxy never sees a request of an https
 target. The proxy resolves the names: the pool gets a stand-in address for each name, and the
-connector turns it back. A proxy that cannot be used is set aside for a time.
+connector turns it back. A proxy that cannot be used is excluded for a time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from conveyor.ports.gateway import NotScraped, Outcome, ScrapeRequest
 
 SCHEMES = ("http", "https", "socks5")
 # A proxy that failed is tried again after this time, doubled with each failure.
-SET_ASIDE_S = 15.0
-SET_ASIDE_S_MAX = 600.0
+EXCLUDED_S = 15.0
+EXCLUDED_S_MAX = 600.0
 CONNECT_S = 10.0
 _PORTS = {"http": 8080, "https": 443, "socks5": 1080}
 _REPLY_BYTES_MAX = 16 * 1024
@@ -116,7 +116,7 @@ class ProxyConnector:
         return await self._plain_socket(stream)
 
     def _failed(self, what: str) -> ConnectFailed:
-        seconds = min(SET_ASIDE_S * 2.0 ** min(self.failures, 16), SET_ASIDE_S_MAX)
+        seconds = min(EXCLUDED_S * 2.0 ** min(self.failures, 16), EXCLUDED_S_MAX)
         self.failures += 1
         self.bad_until = trio.current_time() + seconds
         return ConnectFailed(f"the proxy {self.proxy.name} {what}")
