@@ -121,6 +121,7 @@ class History:
     idle_since: dict[str, float] = field(default_factory=dict)
     at_ease_since: float | None = None
     sweep_s: float = 0.0
+    scan_s: float = 0.0
     kills_count: int = 0
     spent_count: int = 0
     is_spared: bool = False

@@ -17,6 +17,7 @@ from random import Random
 
 import trio
 
+from actors.queue_discovery import DELTA_S
 from conveyor.api.server.app import OUTAGE_LOGGED
 from conveyor.domain import limits
 from conveyor.domain.changes import ScrubKey
@@ -124,16 +125,19 @@ class _Simulation:
 
     def _stage(self) -> SimContext:
         options, trace = self._options, Trace()
+        has_wrong_clocks = bool(options.step_s or options.neighbours.clock_leap_s)
         history = History(
             is_spared=options.is_spared,
-            sees_leases=options.check_every == 1 and not options.step_s,
+            # The ends of leases that a wrong clock wrote cannot be compared with the right time.
+            sees_leases=options.check_every == 1 and not has_wrong_clocks,
             workers_count=options.workers_count,
             sweep_s=options.sweep_s,
+            scan_s=DELTA_S if options.engine == "aws" and not options.has_redis else 0.0,
             steps_clocks=options.step_s > 0,
             is_orderly=options.neighbours.is_orderly,
             has_gateway=options.has_gateway,
             gateway_lies=options.neighbours.gateway_lies,
-            has_wrong_clocks=bool(options.step_s or options.neighbours.clock_leap_s),
+            has_wrong_clocks=has_wrong_clocks,
             leaps_days=options.neighbours.clock_leap_s >= DAY_S,
             quotas=options.neighbours.quotas,
         )

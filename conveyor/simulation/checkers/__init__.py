@@ -37,6 +37,7 @@ from conveyor.simulation.invariant_monitor import Checkers
 
 ALL = Checkers(
     on_write=(
+        acceptance.only_what_has_ended_expires,
         ingest.a_line_is_one_task,
         ingest.ingest_only_inserts,
         ingest.totals_are_sums_of_sealed_lists,

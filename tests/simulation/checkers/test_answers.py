@@ -14,6 +14,7 @@ from conveyor.simulation.checkers.acceptance import (
     an_accepted_job_is_durable,
     an_accepted_list_is_durable,
     one_key_makes_one_thing,
+    only_what_has_ended_expires,
 )
 from conveyor.simulation.checkers.deletes import a_stopped_run_is_left_alone
 from conveyor.simulation.checkers.execution import a_rerun_has_every_line
@@ -91,6 +92,23 @@ def test_an_added_list_of_which_fewer_lines_are_there_is_reported() -> None:
     moment = a_moment(a_job(), a_run(), short, history=History(calls=[an_addition()]))
 
     assert list(an_accepted_list_is_durable(moment, an_addition()))
+
+
+def test_a_run_that_is_gone_is_reported_unless_clocks_are_weeks_apart() -> None:
+    assert list(a_promise_is_kept_or_withdrawn(a_moment(history=promising())))
+    assert not list(a_promise_is_kept_or_withdrawn(a_moment(history=promising(leaps_days=True))))
+
+
+def test_a_live_run_that_is_removed_by_nobody_is_reported() -> None:
+    live, ended = a_run(), a_run(status=RunStatus.COMPLETED)
+    deleted = History(calls=[a_call("DELETE", f"/v1/jobs/{JOB}", status=202)])
+
+    assert list(only_what_has_ended_expires(a_moment(before=[live])))
+    assert list(
+        only_what_has_ended_expires(a_moment(a_run(status=RunStatus.DELETED), before=[live]))
+    )
+    assert not list(only_what_has_ended_expires(a_moment(before=[ended])))
+    assert not list(only_what_has_ended_expires(a_moment(before=[live], history=deleted)))
 
 
 def test_a_run_that_failed_for_no_reason_is_reported() -> None:

@@ -88,6 +88,8 @@ def test_a_small_job_that_takes_more_than_twice_its_time_and_five_seconds_is_rep
     assert found(9.5, is_orderly=True)
     assert found(8.5, is_orderly=True) == []
     assert found(9.5) == []
+    assert found(18.5, is_orderly=True, scan_s=10.0) == []
+    assert found(19.5, is_orderly=True, scan_s=10.0)
 
 
 def _expired(seconds: float) -> list[str]:
