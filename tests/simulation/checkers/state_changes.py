@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
-from conveyor.domain.changes import AnyKey, Row, TaskKey
+from conveyor.domain.changes import KIND_OF_KEY, Row, TaskKey
 from conveyor.simulation.backends.snapshot import Address, Lease, Snapshot, compare
 from conveyor.simulation.backends.storage_dump import StoredItem
 from conveyor.simulation.client_history import AcceptedRequest, Call, Delivery, Fetch, History
@@ -17,7 +17,7 @@ TENANT, OTHER_TENANT = "tenant0", "tenant1"
 
 
 def a_snapshot(*rows: Row, leases: Sequence[Lease] = (), at: float = 0.0) -> Snapshot:
-    tables: dict[type, dict[Address, Any]] = {kind: {} for kind in get_args(AnyKey)}
+    tables: dict[type, dict[Address, Any]] = {kind: {} for kind in KIND_OF_KEY}
     for row in rows:
         key = key_of(row)
         address = (key.run_id, key.task_id) if isinstance(key, TaskKey) else _fields(key)
