@@ -41,7 +41,7 @@ async def list_results(call: RequestContext) -> Response:
         status=_given(call.parameter("status"), "all"),
         cursor=call.parameter("cursor"),
         limit=limit,
-        wanted=task_search.filter_from(call),
+        task_filter=task_search.filter_from(call),
     )
     shown = [
         result_view(job, task, _link_to(call, run, task), is_expired=page.expiries.is_over(task))

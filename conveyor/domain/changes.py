@@ -301,6 +301,15 @@ class Delete(msgspec.Struct, frozen=True):
 Write = Insert | Update | Delete
 
 
+class OpenQueue(msgspec.Struct, frozen=True):
+    """Creates the queue of a new run: with the change if the engine can, else right after it.
+
+    Never before the change: a queue without the row of its run would not be found and removed.
+    """
+
+    run_id: RunId
+
+
 class Enqueue(msgspec.Struct, frozen=True):
     """Refs to send to the queue of a run: with the change if the engine can, else right after."""
 
@@ -311,7 +320,7 @@ class Change(msgspec.Struct, frozen=True):
     """Writes that are executed in one transaction, and the effects that follow."""
 
     writes: tuple[Write, ...]
-    effects: tuple[Enqueue, ...] = ()
+    effects: tuple[OpenQueue | Enqueue, ...] = ()
 
 
 class SettleChange(Change, frozen=True):

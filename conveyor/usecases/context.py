@@ -13,6 +13,7 @@ import trio
 
 from conveyor.domain import ids, limits
 from conveyor.domain.changes import Applied, Change, Verdict
+from conveyor.domain.event_log import events_in
 from conveyor.domain.ids import Random
 from conveyor.domain.quota import Quotas
 from conveyor.domain.submit.admission import AdmissionMode, choose_path
@@ -153,7 +154,13 @@ class Context:
         return self.minter.mint(self.clock.now(), self.random)
 
     async def commit(self, change: Change) -> Verdict:
-        """Applies one change. If it was applied, numbers the events that it inserted."""
+        """Applies one change that reports no event."""
+        assert not events_in(change), "its events would have no number: use commit_with_events"
+        (verdict,) = await self.store.commit((change,))
+        return verdict
+
+    async def commit_with_events(self, change: Change) -> Verdict:
+        """Applies one change. If it was applied, a second commit numbers the events in it."""
         (verdict,) = await self.store.commit((change,))
         if isinstance(verdict, Applied):
             # In a commit of its own, so that the changes of one caller do not conflict on the row

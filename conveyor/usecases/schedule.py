@@ -187,7 +187,7 @@ async def _try_fire(env: Context, job_id: JobId) -> Fired | Again:
     decided = trigger.trigger(job, schedule, run_id, made=made, now=env.now())
     if decided is None:
         return Fired.WAITING
-    if not isinstance(await env.commit(decided.change), Applied):
+    if not isinstance(await env.commit_with_events(decided.change), Applied):
         return AGAIN
     # Only the schedule's row advanced: the run exists already, or the time is skipped.
     if decided.run is None:

@@ -52,10 +52,10 @@ def _sites_in(tree: ast.AST, inside: str) -> Iterator[str]:
 
 
 def _call_of(node: ast.Attribute) -> str | None:
-    """`env.store.read` is `store.read`; `env.commit` is a `store.commit` with what follows it."""
+    """`env.store.read` is `store.read`; `env.commit`, with or without events, is `store.commit`."""
     owner = node.value
     name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
-    if name in {"env", "_env"} and node.attr == "commit":
+    if name in {"env", "_env"} and node.attr in {"commit", "commit_with_events"}:
         return "store.commit"
     call = f"{name.removeprefix('_')}.{node.attr}"
     return call if call in CALLS else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from conveyor.domain.changes import Applied, Guard, Missing, Row, Stale, Verdict
+from conveyor.domain.changes import Applied, Change, Guard, Missing, OpenQueue, Row, Stale, Verdict
 from conveyor.domain.model import FailureReason
+from conveyor.ports.errors import QueueGone
 from conveyor.ports.queue import Depth, Queue
 from conveyor.ports.store import Store
 from tests.builders import (
@@ -333,6 +334,24 @@ async def test_the_effects_of_a_refused_change_do_not_happen(store: Store, queue
     )
 
     assert await queue.depth(RUN) == Depth(visible=0, hidden=0)
+
+
+async def test_a_change_creates_the_queue_of_its_run(store: Store, queue: Queue) -> None:
+    change = Change((insert(a_run()),), (OpenQueue(RUN),))
+
+    verdicts = await store.commit([change])
+
+    assert verdicts == [Applied((a_run(),))]
+    assert await queue.receive(RUN, count_max=1, visibility_s=60) == []
+
+
+async def test_a_refused_change_creates_no_queue(store: Store, queue: Queue) -> None:
+    await keep(store, a_run())
+
+    await store.commit([Change((insert(a_run()),), (OpenQueue(RUN),))])
+
+    with pytest.raises(QueueGone):
+        await queue.receive(RUN, count_max=1, visibility_s=60)
 
 
 async def test_the_effects_of_an_applied_change_make_a_queue_that_is_not_there(

@@ -148,7 +148,7 @@ async def a_list_given_up(env: Context) -> object:
 
 async def a_closed_run_nobody_looked_at(env: Context) -> Run:
     accepted = await submit(env, 0, is_open=True)
-    await env.commit(termination.close(accepted.job, accepted.run, now=env.now()))
+    await env.commit_with_events(termination.close(accepted.job, accepted.run, now=env.now()))
     return accepted.run
 
 

@@ -257,3 +257,10 @@ async def test_a_sealed_secret_opens_for_its_own_job_only(env: Context) -> None:
     assert opened.body == b"k"
     with pytest.raises(Exception, match="another place"):
         staging.unseal_secrets(env, other.job, "auth", one.job.auth_sealed)
+
+
+async def test_the_queue_of_a_run_is_created_with_it(env: Context) -> None:
+    accepted = await submit(env, 0, is_open=True)
+
+    # A queue that does not exist raises QueueGone.
+    assert await env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=60) == []

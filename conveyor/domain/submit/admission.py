@@ -24,6 +24,7 @@ from conveyor.domain.changes import (
     Guard,
     Insert,
     JobKey,
+    OpenQueue,
     RunKey,
     StatsKey,
     TaskKey,
@@ -144,7 +145,7 @@ def counts_of(tasks: Sequence[Task]) -> dict[int, dict[str, int]]:
 
 
 def new_job(job: Job, run: Run, batch: Batch | None, tasks: Sequence[Task]) -> Change:
-    """A job with its first run, and its first list if it came with one."""
+    """Creates a job with its first run, and its first list if the request has one."""
     batches = [batch] if batch is not None else []
     return Change(
         (
@@ -153,13 +154,14 @@ def new_job(job: Job, run: Run, batch: Batch | None, tasks: Sequence[Task]) -> C
             event_log.of_job(job, EventType.JOB_CREATED, now=job.created_at),
             _run_created(run),
         ),
-        _effects(run, tasks),
+        (OpenQueue(run.run_id), *_enqueue(run, tasks)),
     )
 
 
 def new_run(job: Job, run: Run, batches: Sequence[Batch], tasks: Sequence[Task]) -> Change:
-    """Another run of a job that has none under way; the job is closed by it."""
-    guard = Guard(  # As it was read: only whoever closes the job tells of it.
+    """Creates a further run of a job without a live run, and closes the job."""
+    # The status as it was read, so that only the change that closes the job reports it.
+    guard = Guard(
         status_in=JOB_VISIBLE & {job.status},
         equals=(("active_run_id", None), ("runs_count", run.sequence - 1)),
     )
@@ -171,7 +173,10 @@ def new_run(job: Job, run: Run, batches: Sequence[Batch], tasks: Sequence[Task])
     }
     update = Update(JobKey(job.job_id), guard, values, {"runs_count": 1})
     told = [_run_created(run), *event_log.closed_event(job, now=run.created_at)]
-    return Change((update, *_run_writes(run, batches, tasks), *told), _effects(run, tasks))
+    return Change(
+        (update, *_run_writes(run, batches, tasks), *told),
+        (OpenQueue(run.run_id), *_enqueue(run, tasks)),
+    )
 
 
 def _run_created(run: Run) -> Insert:
@@ -207,7 +212,7 @@ def add_batch(
     ]
     if is_last:
         writes += event_log.closed_event(job, now=now)
-    return Change(tuple(writes), _effects(run, tasks))
+    return Change(tuple(writes), _enqueue(run, tasks))
 
 
 def _run_writes(run: Run, batches: Sequence[Batch], tasks: Sequence[Task]) -> list[Write]:
@@ -233,7 +238,7 @@ def _task_inserts(run: Run, tasks: Sequence[Task]) -> list[Insert]:
     ]
 
 
-def _effects(run: Run, tasks: Sequence[Task]) -> tuple[Enqueue, ...]:
+def _enqueue(run: Run, tasks: Sequence[Task]) -> tuple[Enqueue, ...]:
     refs = tuple(make_ref(run, task) for task in tasks if task.status not in TASK_TERMINAL)
     return (Enqueue(refs),) if refs else ()
 

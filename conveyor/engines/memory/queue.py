@@ -35,6 +35,9 @@ class MemoryQueue:
 
     async def open_run(self, run_id: RunId) -> None:
         await trio.lowlevel.checkpoint()
+        self.open_nowait(run_id)
+
+    def open_nowait(self, run_id: RunId) -> None:
         self._runs.setdefault(run_id, {})
 
     async def close_run(self, run_id: RunId) -> None:

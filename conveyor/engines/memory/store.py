@@ -29,6 +29,7 @@ from conveyor.domain.changes import (
     JobKey,
     Key,
     NoticeKey,
+    OpenQueue,
     R,
     Row,
     RunKey,
@@ -370,7 +371,10 @@ class MemoryStore(Tables):
             return refusal
         written = tuple(self._write(write) for write in change.writes)
         for effect in change.effects:
-            self._queue.enqueue_nowait(effect.refs)
+            if isinstance(effect, OpenQueue):
+                self._queue.open_nowait(effect.run_id)
+            else:
+                self._queue.enqueue_nowait(effect.refs)
         return Applied(written)
 
     def _write(self, write: Write) -> Row | None:

@@ -55,7 +55,7 @@ class SqliteQueue:
         self._clock = clock
 
     async def open_run(self, run_id: RunId) -> None:
-        await self._database.write(lambda connection: _open(connection, run_id))
+        await self._database.write(lambda connection: open_queue(connection, run_id))
 
     async def close_run(self, run_id: RunId) -> None:
         """Closes the queue in one step and clears it in several.
@@ -156,7 +156,8 @@ class SqliteQueue:
 def enqueue(connection: sqlite3.Connection, refs: Sequence[TaskRef], now: float) -> None:
     """Sends references. Creates a missing queue, because an effect must not fail."""
     numbers = {
-        run_id: _open(connection, run_id) for run_id in dict.fromkeys(ref.run_id for ref in refs)
+        run_id: open_queue(connection, run_id)
+        for run_id in dict.fromkeys(ref.run_id for ref in refs)
     }
     rows = [(numbers[ref.run_id], ref.job_id, ref.task_id, ref.shard, now) for ref in refs]
     connection.executemany(_PUT, rows)
@@ -173,7 +174,7 @@ def sweep(connection: sqlite3.Connection, queue_id: int) -> bool:
     return False
 
 
-def _open(connection: sqlite3.Connection, run_id: RunId) -> int:
+def open_queue(connection: sqlite3.Connection, run_id: RunId) -> int:
     queue_id = _queue_id(connection, run_id)
     if queue_id is not None:
         return queue_id

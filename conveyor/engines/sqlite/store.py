@@ -36,6 +36,7 @@ from conveyor.domain.changes import (
     Key,
     Missing,
     NoticeKey,
+    OpenQueue,
     R,
     Row,
     RunKey,
@@ -77,7 +78,7 @@ from conveyor.domain.queries import (
 from conveyor.engines.sqlite import sql
 from conveyor.engines.sqlite.database import Database
 from conveyor.engines.sqlite.disk_space import Space
-from conveyor.engines.sqlite.queue import enqueue
+from conveyor.engines.sqlite.queue import enqueue, open_queue
 from conveyor.engines.sqlite.sql import TABLES, columns_sql, fetch
 from conveyor.ports.clock import Clock
 from conveyor.ports.errors import RowDamaged
@@ -185,7 +186,10 @@ def _apply(connection: sqlite3.Connection, change: Change, now: float) -> Verdic
     if rows is None:
         return refusal_for(connection, change.writes)
     for effect in change.effects:
-        enqueue(connection, effect.refs, now)
+        if isinstance(effect, OpenQueue):
+            open_queue(connection, effect.run_id)
+        else:
+            enqueue(connection, effect.refs, now)
     return Applied(tuple(rows))
 
 

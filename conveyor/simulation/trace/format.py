@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from conveyor.domain.changes import Applied, Change, Chunk, Insert, Update, Verdict, Write
+from conveyor.domain.changes import Applied, Change, Chunk, Enqueue, Insert, Update, Verdict, Write
 from conveyor.domain.queries import TaskPage
 
 _PLAIN = (str, int, float, bool, type(None))
@@ -28,7 +28,7 @@ def _commit(args: Sequence[Any], verdicts: Sequence[Verdict]) -> str:
 
 def _change(change: Change, verdict: Verdict) -> str:
     writes = " + ".join(map(_write, change.writes))
-    refs = sum(len(effect.refs) for effect in change.effects)
+    refs = sum(len(effect.refs) for effect in change.effects if isinstance(effect, Enqueue))
     sent = f" and {refs} refs" if refs else ""
     return f"{writes}{sent} -> {_verdict(verdict)}"
 

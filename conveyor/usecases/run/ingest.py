@@ -121,7 +121,7 @@ async def seal(env: Context, batch: Batch) -> Ingested:
     # An earlier seal of unknown outcome was applied.
     if current.status is BatchStatus.SEALED:
         return Ingested.SEALED
-    verdict = await env.commit(ingestion.seal(current, run, now=env.now()))
+    verdict = await env.commit_with_events(ingestion.seal(current, run, now=env.now()))
     return Ingested.SEALED if isinstance(verdict, Applied) else Ingested.FENCED
 
 

@@ -242,7 +242,7 @@ def _renewed(batch: Batch, run: Run, previous: Run) -> Batch:
 async def _start(
     env: Context, job: Job, run: Run, batches: list[Batch], tasks: list[Task]
 ) -> Rerun:
-    verdict = await env.commit(admission.new_run(job, run, batches, tasks))
+    verdict = await env.commit_with_events(admission.new_run(job, run, batches, tasks))
     if not isinstance(verdict, Applied):
         # Refused: either an earlier attempt of this request created the run, or another rerun was
         # faster.

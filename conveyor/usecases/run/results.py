@@ -282,7 +282,7 @@ async def page(
     status: str,
     cursor: str | None,
     limit: int,
-    wanted: TaskFilter = EVERY_TASK,
+    task_filter: TaskFilter = EVERY_TASK,
 ) -> ResultPage:
     """Returns one page of a run's tasks in id order; exact once the run has ended. It may be short
     if matching tasks are rare: only a missing cursor means that nothing is left."""
@@ -290,8 +290,10 @@ async def page(
         raise InvalidArgument(f"status must be one of {', '.join(FILTERS)}.", pointer="/status")
     # The cursor's signature covers the scope, so a cursor works only for the list that issued it.
     scope = f"{job.caller}|{run.job_id}|{run.run_id}|{status}"
-    if not wanted.is_empty:
-        return await _search(env, run, status, wanted, cursor, limit, f"{scope}|{wanted.scope}")
+    if not task_filter.is_empty:
+        return await _search(
+            env, run, status, task_filter, cursor, limit, f"{scope}|{task_filter.scope}"
+        )
     after = None if cursor is None else await _position(env, run, cursor, scope)
     if await _is_none(env, run, status):
         return ResultPage([], None, await expiries_of(env, run))
@@ -318,14 +320,14 @@ async def _search(
     env: Context,
     run: Run,
     status: str,
-    wanted: TaskFilter,
+    task_filter: TaskFilter,
     cursor: str | None,
     limit: int,
     scope: str,
 ) -> ResultPage:
     """A page of the tasks that match a filter, or of all tasks in the order of the list."""
     sign = partial(env.secret_box.sign, purpose="cursor")
-    given = None if cursor is None else queries.read_cursor(cursor, scope=scope, sign=sign)
+    position_text = None if cursor is None else queries.read_cursor(cursor, scope=scope, sign=sign)
     query = TasksOf(
         job_id=run.job_id,
         run_id=run.run_id,
@@ -334,12 +336,14 @@ async def _search(
         limit=limit,
     )
     position: str | int | None
-    if wanted.in_list_order:
-        rows, position = await find_in_list_order(env, query, wanted, after=int(given or 0))
+    if task_filter.in_list_order:
+        rows, position = await find_in_list_order(
+            env, query, task_filter, after=int(position_text or 0)
+        )
     else:
-        after = None if given is None else TaskId(given)
+        after = None if position_text is None else TaskId(position_text)
         query = msgspec.structs.replace(query, after=after)
-        rows, position = await find_tasks(env, query, wanted)
+        rows, position = await find_tasks(env, query, task_filter)
     following = None
     if position is not None:
         following = queries.make_cursor(str(position), scope=scope, sign=sign)

@@ -62,7 +62,7 @@ async def _try_complete(env: Context, job_id: JobId, run_id: RunId) -> bool | Ag
     # The job was deleted meanwhile. Its deletion removes the run.
     if job is None:
         return True
-    verdict = await env.commit(termination.complete(job, run, totals, now=env.now()))
+    verdict = await env.commit_with_events(termination.complete(job, run, totals, now=env.now()))
     if not isinstance(verdict, Applied):
         return AGAIN
     # After the commit: a crash in between leaves a queue that the sweeper removes. The other order
@@ -172,7 +172,7 @@ async def _try_finish_stop(env: Context, job_id: JobId, run_id: RunId) -> Run | 
     if job is None:
         return run
     totals = await totals_of(env, run)
-    verdict = await env.commit(termination.finish_stop(job, run, totals, now=env.now()))
+    verdict = await env.commit_with_events(termination.finish_stop(job, run, totals, now=env.now()))
     if isinstance(verdict, Applied):
         await env.queue.close_run(run_id)
     # Return the row as it ended, by this call or another: the next attempt reads it.
@@ -204,7 +204,9 @@ async def _try_set_pause(env: Context, job: Job, state: PauseState) -> Run | Aga
     if run.pause_state is state:
         await env.signals.run_changed(run.job_id, run.run_id)
         return run
-    await env.commit(termination.set_pause(run, state, EventId(env.new_id()), now=env.now()))
+    await env.commit_with_events(
+        termination.set_pause(run, state, EventId(env.new_id()), now=env.now())
+    )
     # Return the row as it is now, set by this call or another: the next attempt reads it.
     return AGAIN
 
@@ -231,7 +233,7 @@ async def _try_delete_run(env: Context, caller: CallerId, job_id: str, run_id: s
         scrub_id=env.new_id(),
         now=env.now(),
     )
-    if not isinstance(await env.commit(change), Applied):
+    if not isinstance(await env.commit_with_events(change), Applied):
         return AGAIN
     # After the commit: a refused deletion must not stop the work.
     await env.signals.teardown(job.job_id, run.run_id, deadline_s=env.policy.teardown_s)

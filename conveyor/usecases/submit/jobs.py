@@ -158,7 +158,7 @@ async def _admit_staged(env: Context, job: Job, source: StagedList, total: int) 
 async def _admit(
     env: Context, job: Job, run: Run, batch: Batch | None, tasks: list[Task]
 ) -> Accepted:
-    verdict = await env.commit(admission.new_job(job, run, batch, tasks))
+    verdict = await env.commit_with_events(admission.new_job(job, run, batch, tasks))
     if isinstance(verdict, Stale):
         # A concurrent attempt with the same id was faster: finish its job instead.
         existing = await env.store.read(JobKey(job.job_id))
@@ -282,7 +282,7 @@ async def _try_delete(env: Context, caller: CallerId, job_id: str) -> Again | No
     if job.active_run_id is not None:
         active = await env.store.read(RunKey(job.job_id, job.active_run_id))
     change = termination.delete_job(job, active, scrub_id=env.new_id(), now=env.now())
-    if not isinstance(await env.commit(change), Applied):
+    if not isinstance(await env.commit_with_events(change), Applied):
         return AGAIN
     if active is not None:
         # After the commit: a refused deletion must not stop the work.
@@ -405,7 +405,7 @@ async def _admit_batch(
     env: Context, job: Job, run: Run, batch: Batch, tasks: list[Task], *, is_last: bool
 ) -> Batch:
     change = admission.add_batch(job, run, batch, tasks, is_last=is_last, now=batch.created_at)
-    if isinstance(await env.commit(change), Applied):
+    if isinstance(await env.commit_with_events(change), Applied):
         return batch
     # Refused: either a concurrent attempt of this request added the batch, or the job was closed.
     existing = await env.store.read(BatchKey(job.job_id, run.run_id, batch.batch_id))
@@ -446,14 +446,14 @@ async def _try_close(env: Context, caller: CallerId, job_id: str) -> Job | Again
     run = await latest_run(env, job)
     if run is None:
         # The next attempt finds the job closed, by this call or another, and returns it.
-        await env.commit(termination.close_ended(job, now=env.now()))
+        await env.commit_with_events(termination.close_ended(job, now=env.now()))
         return AGAIN
     change = termination.close(job, run, now=env.now())
-    if isinstance(await env.commit(change), Applied):
+    if isinstance(await env.commit_with_events(change), Applied):
         await runs.complete_if_done(env, job.job_id, run.run_id)
         await env.signals.run_changed(job.job_id, run.run_id)
         return await load_owned_job(env, caller, job_id)
     # `close` requires a live run. For an ended run only the job's row changes.
     if run.ended_at is not None:
-        await env.commit(termination.close_ended(job, now=env.now()))
+        await env.commit_with_events(termination.close_ended(job, now=env.now()))
     return AGAIN

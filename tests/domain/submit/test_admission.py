@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from conveyor.domain import errors, lifecycle, limits
-from conveyor.domain.changes import Change, Insert, JobKey, Row, RunKey, StatsKey, Update, Write
+from conveyor.domain.changes import (
+    Change,
+    Enqueue,
+    Insert,
+    JobKey,
+    OpenQueue,
+    Row,
+    RunKey,
+    StatsKey,
+    Update,
+    Write,
+)
 from conveyor.domain.ids import FIRST_BATCH, BatchId, task_id
 from conveyor.domain.model import (
     BatchStatus,
@@ -158,10 +169,12 @@ def test_only_tasks_that_must_run_are_sent_to_the_queue() -> None:
     run = a_run()
     tasks = tasks_of(run, specs(False, True, False))
 
-    (effect,) = admission.new_job(a_job(), run, None, tasks).effects
+    opened, effect = admission.new_job(a_job(), run, None, tasks).effects
 
+    assert opened == OpenQueue(run.run_id)
+    assert isinstance(effect, Enqueue)
     assert [ref.task_id for ref in effect.refs] == [tasks[0].task_id, tasks[2].task_id]
-    assert admission.new_job(a_job(), run, None, tasks[1:2]).effects == ()
+    assert admission.new_job(a_job(), run, None, tasks[1:2]).effects == (opened,)
 
 
 def test_a_list_with_a_source_stays_open_until_it_is_ingested() -> None:

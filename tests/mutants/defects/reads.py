@@ -19,7 +19,8 @@ from conveyor.domain.queries import Sign
 from conveyor.simulation.profiles import HASTY_KEYS
 from conveyor.simulation.swaps import combined, setting, swapping
 from conveyor.usecases.context import Context
-from conveyor.usecases.run.results import ResultPage
+from conveyor.usecases.run.results import EVERY_TASK, ResultPage
+from conveyor.usecases.run.task_search import TaskFilter
 from tests.mutants.mutant import Mutant
 
 
@@ -39,12 +40,20 @@ def _cursor_of_anything(read_cursor: Any) -> Any:
 
 def _one_too_far(page: Any) -> Any:
     async def mutated(
-        env: Context, job: Job, run: Run, *, status: str, cursor: str | None, limit: int
+        env: Context,
+        job: Job,
+        run: Run,
+        *,
+        status: str,
+        cursor: str | None,
+        limit: int,
+        task_filter: TaskFilter = EVERY_TASK,
     ) -> ResultPage:
-        shown: ResultPage = await page(env, job, run, status=status, cursor=cursor, limit=limit)
-        if shown.next_cursor is None:
+        ask = partial(page, env, job, run, status=status, cursor=cursor, task_filter=task_filter)
+        shown: ResultPage = await ask(limit=limit)
+        if shown.next_cursor is None or not task_filter.is_empty:
             return shown
-        longer = await page(env, job, run, status=status, cursor=cursor, limit=limit + 1)
+        longer = await ask(limit=limit + 1)
         scope = f"{job.caller}|{run.job_id}|{run.run_id}|{status}"
         sign = partial(env.secret_box.sign, purpose="cursor")
         further = queries.make_cursor(longer.tasks[-1].task_id, scope=scope, sign=sign)

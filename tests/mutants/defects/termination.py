@@ -10,6 +10,7 @@ import msgspec
 
 from conveyor.domain.changes import Change, Guard, Insert, NoticeKey, Update, Verdict
 from conveyor.domain.ids import CallerId, NoticeId, Random, RunId
+from conveyor.domain.lifecycle import CounterEvent
 from conveyor.domain.model import (
     Batch,
     DeletionIntent,
@@ -30,8 +31,8 @@ from conveyor.usecases.run.rerun import Rerun, RerunFilter
 from tests.mutants.mutant import Mutant
 
 
-def _no_gates(_: Any) -> Any:
-    def mutated(run: Run, event: str) -> tuple[Update, ...]:
+def _counters_unchanged(_: Any) -> Any:
+    def mutated(run: Run, event: CounterEvent) -> tuple[Update, ...]:
         return ()
 
     return mutated
@@ -149,7 +150,7 @@ MUTANTS = (
         window=68,
         invariants=(24, 34),
         what="A stop or delete does not shut the counters, and settles go on after it.",
-        apply=swapping("conveyor.domain.run.termination:_gates", _no_gates),
+        apply=swapping("conveyor.domain.run.termination:_change_counters", _counters_unchanged),
     ),
     Mutant(
         name="half_stops_stay",

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-from conveyor.domain.changes import AnyKey, Applied, Change, Chunk, Key, R, SettleChange, Verdict
+from conveyor.domain.changes import (
+    AnyKey,
+    Applied,
+    Change,
+    Chunk,
+    Key,
+    OpenQueue,
+    R,
+    SettleChange,
+    Verdict,
+)
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import TaskRef
 from conveyor.domain.queries import AnyQuery, Q, Query, TaskPage, TasksOf
@@ -69,7 +79,10 @@ class DynamoStore:
         # Effects of an applied change only, and after it: a reference must name an existing row.
         if isinstance(verdict, Applied):
             for effect in change.effects:
-                await self._send(effect.refs)
+                if isinstance(effect, OpenQueue):
+                    await self._queue.open_run(effect.run_id)
+                else:
+                    await self._send(effect.refs)
         return verdict
 
     async def put_chunk(self, chunk: Chunk) -> Verdict:
@@ -88,7 +101,8 @@ class DynamoStore:
         return await deletion.delete_expired(self._table, now)
 
     async def _send(self, refs: Sequence[TaskRef]) -> None:
-        """Sends references, and creates missing queues.
+        """Sends references. A queue is created together with its run; if it was lost since, or the
+        process that created the run stopped in between, it is created here.
 
         Raises Unavailable if the queue is removed again meanwhile, because its run ended.
         """
