@@ -112,7 +112,7 @@ def make_remote_world(gateway: PlanGateway, *, capacity: int = 200) -> World:
 
 def another_process(world: World, owner: str) -> World:
     """A second worker on the same engine and the same gateway."""
-    other = make_world(capacity=world.gate.capacity)
+    other = make_world(capacity=world.limiter.capacity)
     mail = Mailboxes()
     signals = LocalSignals(mail.discovery.address, mail.streamer.address)
     env = replace(world.env, process_id=owner, signals=signals)

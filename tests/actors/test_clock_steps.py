@@ -62,7 +62,7 @@ async def _nominal_times(world: World, job_id: JobId) -> list[float | None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead_s", [HOUR_S, 40 * DAY_S])
-async def test_a_schedule_fires_every_minute_while_the_clock_goes_ahead_and_comes_back(
+async def test_a_schedule_triggers_every_minute_while_the_clock_is_set_ahead_and_back(
     autojump_clock: MockClock, ahead_s: float
 ) -> None:
     clock = SetClock()

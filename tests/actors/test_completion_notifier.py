@@ -136,7 +136,7 @@ async def test_events_of_a_run_arrive_in_order_however_they_fail(
     assert arrived == sorted(arrived, reverse=True)
 
 
-async def test_a_receiver_that_never_comes_back_is_given_up_after_three_days(
+async def test_a_receiver_that_never_recovers_is_given_up_after_three_days(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()

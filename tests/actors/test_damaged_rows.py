@@ -161,7 +161,7 @@ async def test_a_number_that_is_no_number_fails_its_task_only(world: World) -> N
     assert (totals.successful, totals.failed) == (9, 1)
 
 
-async def test_a_row_that_is_damaged_after_its_end_is_shown_with_what_is_left_of_it(
+async def test_a_row_that_is_damaged_after_its_end_is_shown_with_its_readable_fields(
     world: World,
 ) -> None:
     accepted = await world.submit(urls(5))

@@ -1,4 +1,4 @@
-"""Lanes: room for a few at a time, none for who fails again and again, and a probe to find out."""
+"""DeliveryLimiter: a few attempts at a time per receiver, and single probes of one that fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fail(room: DeliveryLimiter, times: int, now: float = T0, url: str = URL) -> 
         room.release(CALLER, url, MISS, now=now)
 
 
-def test_a_receiver_has_room_for_a_few_and_gives_appointments_to_the_rest() -> None:
+def test_a_receiver_has_room_for_a_few_attempts_and_later_times_for_the_others() -> None:
     room = some_lanes()
     entered = [room.acquire(CALLER, URL, now=T0) for _ in range(4)]
 
@@ -43,7 +43,7 @@ def test_the_receivers_of_a_caller_share_its_room_and_other_callers_have_their_o
     assert room.acquire(CallerId("other"), URL, now=T0) is None
 
 
-def test_a_receiver_that_fails_again_and_again_is_left_alone_for_ever_longer() -> None:
+def test_a_receiver_that_fails_repeatedly_is_deferred_for_longer_each_time() -> None:
     room = some_lanes()
     fail(room, completion_notifier.DEFERRED_AFTER)
 
@@ -58,7 +58,7 @@ def test_a_receiver_that_fails_again_and_again_is_left_alone_for_ever_longer() -
     assert even_later.at >= T0 + 3 * completion_notifier.PROBE_S
 
 
-def test_a_sidelined_receiver_is_probed_by_one_at_a_time() -> None:
+def test_a_deferred_receiver_gets_one_probe_at_a_time() -> None:
     room = some_lanes()
     fail(room, completion_notifier.DEFERRED_AFTER)
     now = T0 + completion_notifier.PROBE_S
@@ -67,7 +67,7 @@ def test_a_sidelined_receiver_is_probed_by_one_at_a_time() -> None:
     assert isinstance(room.acquire(CALLER, URL, now=now), NotBefore)
 
 
-def test_a_delivery_ends_the_sidelining() -> None:
+def test_a_delivery_ends_the_deferral_of_its_receiver() -> None:
     room = some_lanes()
     fail(room, completion_notifier.DEFERRED_AFTER)
     now = T0 + completion_notifier.PROBE_S
@@ -78,7 +78,7 @@ def test_a_delivery_ends_the_sidelining() -> None:
     assert [room.acquire(CALLER, URL, now=now) for _ in range(2)] == [None, None]
 
 
-def test_a_try_that_was_not_made_says_nothing_of_the_receiver() -> None:
+def test_an_attempt_that_was_not_made_does_not_count_as_a_failure() -> None:
     room = some_lanes()
 
     for _ in range(10):
@@ -88,7 +88,7 @@ def test_a_try_that_was_not_made_says_nothing_of_the_receiver() -> None:
     assert room.acquire(CALLER, URL, now=T0) is None
 
 
-def test_what_is_known_of_receivers_is_bounded() -> None:
+def test_the_number_of_remembered_receivers_is_bounded() -> None:
     room = some_lanes()
 
     for number in range(completion_notifier.RECEIVERS_MAX + 100):

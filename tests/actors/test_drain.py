@@ -12,7 +12,7 @@ from actors.tree import Mailboxes
 from tests.actors.world import make_world, urls
 
 
-async def test_a_drained_worker_has_settled_what_it_began_and_holds_nothing(
+async def test_a_drained_worker_has_settled_its_tasks_and_holds_no_lease(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(think_s=20.0)
@@ -22,7 +22,7 @@ async def test_a_drained_worker_has_settled_what_it_began_and_holds_nothing(
         with trio.fail_after(30):
             while world.gateway.inflight_count < 50:
                 await trio.sleep(0.1)
-        await world.gate.drain()
+        await world.limiter.drain()
         leases = await world.engine.coordinator.count(accepted.run.run_id)
 
     begun = len(world.gateway.calls)
@@ -32,16 +32,16 @@ async def test_a_drained_worker_has_settled_what_it_began_and_holds_nothing(
     assert (await world.engine.queue.depth(accepted.run.run_id)).visible == 150
 
 
-async def test_what_a_drained_worker_left_is_fetched_once_by_the_next(
+async def test_the_rest_of_a_drained_worker_is_fetched_once_by_the_next(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(think_s=20.0)
     async with world.working():
         accepted = await world.submit(urls(120))
         await trio.sleep(5)
-        await world.gate.drain()
+        await world.limiter.drain()
 
-    heir = replace(world, mail=Mailboxes(), gate=FairLimiter(capacity=50))
+    heir = replace(world, mail=Mailboxes(), limiter=FairLimiter(capacity=50))
     async with heir.working():
         _, totals = await heir.ended(accepted)
 
@@ -49,7 +49,7 @@ async def test_what_a_drained_worker_left_is_fetched_once_by_the_next(
     assert set(world.gateway.calls.values()) == {1}
 
 
-async def test_a_lease_that_no_fetch_needs_is_given_back_while_others_go_on(
+async def test_idle_leases_of_a_draining_worker_are_released_while_fetches_continue(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(think_s=20.0)
@@ -59,7 +59,7 @@ async def test_a_lease_that_no_fetch_needs_is_given_back_while_others_go_on(
         await trio.sleep(10)
         await world.submit(urls(10, "later.example"))
         await trio.sleep(1)
-        nursery.start_soon(world.gate.drain)
+        nursery.start_soon(world.limiter.drain)
         await trio.sleep(12)
 
         held = await world.engine.coordinator.count(first.run.run_id)

@@ -55,7 +55,7 @@ class SlowBlobs:
         self.delete_prefix = blobs.delete_prefix
 
 
-async def test_every_export_that_was_asked_for_is_made(autojump_clock: MockClock) -> None:
+async def test_every_requested_export_is_made(autojump_clock: MockClock) -> None:
     world = make_world()
     run = await an_ended_run(world)
 

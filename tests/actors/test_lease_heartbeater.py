@@ -76,7 +76,7 @@ async def test_work_that_lost_its_lease_is_cancelled(autojump_clock: MockClock) 
     assert trio.current_time() < 2 * limits.HEARTBEAT_S
 
 
-async def test_work_whose_message_went_to_another_is_cancelled_before_it_would_have_come_back(
+async def test_work_is_cancelled_when_its_message_was_redelivered_elsewhere(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -104,7 +104,7 @@ async def test_work_whose_claim_was_taken_over_is_cancelled(autojump_clock: Mock
     assert trio.current_time() < limits.VISIBILITY_S
 
 
-async def test_released_work_is_left_alone(autojump_clock: MockClock) -> None:
+async def test_released_work_is_not_cancelled(autojump_clock: MockClock) -> None:
     world = make_world()
     lease_id, message, claim = await work_in_hand(world)
 
@@ -118,7 +118,7 @@ async def test_released_work_is_left_alone(autojump_clock: MockClock) -> None:
     assert trio.current_time() == pytest.approx(100)
 
 
-async def test_one_missed_beat_costs_nothing(autojump_clock: MockClock) -> None:
+async def test_one_failed_heartbeat_loses_nothing(autojump_clock: MockClock) -> None:
     world = make_world()
     faults = Faults()
     lease_id, message, claim = await work_in_hand(world)
@@ -152,7 +152,9 @@ async def test_a_missed_renewal_of_message_and_claim_costs_nothing(
     assert trio.current_time() == pytest.approx(200)
 
 
-async def test_what_is_over_before_it_is_due_is_not_extended(autojump_clock: MockClock) -> None:
+async def test_work_that_ends_before_its_renewal_is_due_is_not_extended(
+    autojump_clock: MockClock,
+) -> None:
     world = make_world()
     lease_id, message, claim = await work_in_hand(world)
     before = await world.env.store.read(settlement.task_key(message.ref))
@@ -171,7 +173,7 @@ async def test_what_is_over_before_it_is_due_is_not_extended(autojump_clock: Moc
     assert await world.env.coordinator.count(message.ref.run_id) == 1
 
 
-def test_a_beat_too_slow_for_the_lease_is_refused() -> None:
+def test_an_interval_that_is_too_long_for_the_lease_is_refused() -> None:
     with pytest.raises(AssertionError):
         LeaseHeartbeater(env=make_world().env, interval_s=limits.LEASE_TTL_S / 2)
 

@@ -45,7 +45,7 @@ class CountingStore:
         return getattr(self.inner, name)
 
 
-async def test_five_workers_look_through_the_live_runs_about_as_often_as_one(
+async def test_five_workers_sweep_the_live_runs_about_as_often_as_one(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -65,7 +65,7 @@ async def test_five_workers_look_through_the_live_runs_about_as_often_as_one(
     assert 20 <= looks.total() <= 45
 
 
-async def test_a_sweeper_that_dies_is_replaced_by_another_within_two_rounds(
+async def test_a_killed_sweeper_is_replaced_by_another_within_two_periods(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()

@@ -76,7 +76,7 @@ async def test_a_worker_fires_every_nominal_time_and_sees_its_run_through(
     assert set(world.gateway.calls.values()) == {10}
 
 
-async def test_a_time_sooner_than_the_next_look_is_not_slept_through(
+async def test_a_time_before_the_next_query_is_not_missed(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
@@ -113,7 +113,7 @@ async def test_after_days_of_absence_one_run_makes_up_for_all(autojump_clock: Mo
     assert (skip.first_at, skip.reason) == (first + 60, "missed")
 
 
-async def test_a_slow_run_is_given_way_to_or_waited_for(autojump_clock: MockClock) -> None:
+async def test_a_schedule_skips_or_waits_for_a_slow_run(autojump_clock: MockClock) -> None:
     world = make_world(think_s=150)
 
     async with world.working():

@@ -1,4 +1,4 @@
-"""What people are told about a run that waits, from the real actors in virtual time."""
+"""StatusReporter: what callers see about a run that waits, from the real actors."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from tests.actors.world import CALLER, World, a_miss, make_world, urls
 from tests.builders import RUN, T0
 
 
-async def outlook_of(world: World, accepted: Accepted) -> RunProgress:
+async def progress_of(world: World, accepted: Accepted) -> RunProgress:
     run = await world.run_of(accepted)
     return await load_progress(world.env, run, await totals_of(world.env, run))
 
 
 async def cause_of(world: World, accepted: Accepted) -> Waiting:
-    told = (await outlook_of(world, accepted)).waiting_on
-    assert told is not None
-    return told
+    progress = (await progress_of(world, accepted)).waiting_on
+    assert progress is not None
+    return progress
 
 
 async def test_without_a_worker_a_run_waits_for_one(autojump_clock: MockClock) -> None:
     world = make_world()
     accepted = await world.submit(urls(3))
 
-    told = await cause_of(world, accepted)
+    progress = await cause_of(world, accepted)
 
-    assert (told.reason, told.detail) == (WaitReason.NO_WORKERS, "no worker is running")
+    assert (progress.reason, progress.detail) == (WaitReason.NO_WORKERS, "no worker is running")
 
 
 async def test_a_worker_that_went_is_missed_at_once(
@@ -56,17 +56,17 @@ async def test_a_worker_that_went_is_missed_at_once(
     assert (await cause_of(world, accepted)).reason is WaitReason.NO_WORKERS
 
 
-async def test_a_run_at_its_cap_says_so_and_since_when(autojump_clock: MockClock) -> None:
+async def test_a_run_at_its_cap_reports_it_and_since_when(autojump_clock: MockClock) -> None:
     world = make_world(think_s=3)
     async with world.working():
         accepted = await world.submit(urls(60), max_inflight=4)
         await trio.sleep(20)
-        told = await cause_of(world, accepted)
+        progress = await cause_of(world, accepted)
         begun_at = (await world.run_of(accepted)).created_at
 
-    assert (told.reason, told.detail) == (WaitReason.JOB_CAP, "4 of 4 in flight")
-    assert told.since is not None
-    assert told.since - begun_at < 3
+    assert (progress.reason, progress.detail) == (WaitReason.JOB_CAP, "4 of 4 in flight")
+    assert progress.since is not None
+    assert progress.since - begun_at < 3
 
 
 async def test_the_time_left_is_about_right(autojump_clock: MockClock) -> None:
@@ -74,30 +74,32 @@ async def test_the_time_left_is_about_right(autojump_clock: MockClock) -> None:
     async with world.working():
         accepted = await world.submit(urls(400), max_inflight=4)
         await trio.sleep(40)
-        told = await outlook_of(world, accepted)
+        progress = await progress_of(world, accepted)
         totals = await totals_of(world.env, accepted.run)
 
-    assert told.eta_s is not None
+    assert progress.eta_s is not None
     left_s = (400 - totals.done) / 4
-    assert 0.8 * left_s < told.eta_s < 1.4 * left_s
+    assert 0.8 * left_s < progress.eta_s < 1.4 * left_s
 
 
-async def test_a_paused_run_says_so_and_has_no_time_left(autojump_clock: MockClock) -> None:
+async def test_a_paused_run_reports_it_and_has_no_estimated_end(autojump_clock: MockClock) -> None:
     world = make_world(think_s=1)
     async with world.working():
         accepted = await world.submit(urls(400), max_inflight=4)
         await trio.sleep(20)
         await runs.set_pause(world.env, CALLER, accepted.job.job_id, PauseState.PAUSED)
         await trio.sleep(5)
-        told = await outlook_of(world, accepted)
+        progress = await progress_of(world, accepted)
 
-    assert told.waiting_on is not None
-    assert told.waiting_on.reason is WaitReason.PAUSED
-    assert told.waiting_on.since is not None
-    assert told.eta_s is None
+    assert progress.waiting_on is not None
+    assert progress.waiting_on.reason is WaitReason.PAUSED
+    assert progress.waiting_on.since is not None
+    assert progress.eta_s is None
 
 
-async def test_tasks_between_tries_are_told_by_what_went_wrong(autojump_clock: MockClock) -> None:
+async def test_tasks_between_attempts_report_the_kind_of_their_last_failure(
+    autojump_clock: MockClock,
+) -> None:
     async def reason_for(miss: FailureReason) -> WaitReason:
         world = make_world(script=lambda request, attempt: a_miss(miss))
         async with world.working():
@@ -116,10 +118,10 @@ async def test_a_run_that_gets_no_slot_waits_for_the_others(autojump_clock: Mock
         await trio.sleep(1)
         accepted = await world.submit(urls(9))
         await trio.sleep(5)
-        told = await cause_of(world, accepted)
+        progress = await cause_of(world, accepted)
 
-    assert told.reason is WaitReason.WORKERS_BUSY
-    assert told.detail == "other runs use 2 of 3 slots"
+    assert progress.reason is WaitReason.WORKERS_BUSY
+    assert progress.detail == "other runs use 2 of 3 slots"
 
 
 async def test_an_ended_run_waits_for_nothing(autojump_clock: MockClock) -> None:
@@ -128,7 +130,7 @@ async def test_an_ended_run_waits_for_nothing(autojump_clock: MockClock) -> None
         accepted = await world.submit(urls(3))
         await world.ended(accepted)
 
-        assert await outlook_of(world, accepted) == RunProgress()
+        assert await progress_of(world, accepted) == RunProgress()
 
 
 class CountingCoordinator(MemoryCoordinator):
@@ -192,7 +194,7 @@ async def test_an_outage_of_the_coordinator_is_sat_out(autojump_clock: MockClock
         nursery.cancel_scope.cancel()
 
 
-def test_a_cause_that_comes_back_at_once_was_never_gone() -> None:
+def test_a_wait_reason_that_returns_at_once_keeps_its_start() -> None:
     wait_status = WaitStatus()
     wait_status.set_reason(RUN, WaitReason.JOB_CAP, at=T0)
     wait_status.set_reason(RUN, None, at=T0 + 5)

@@ -80,7 +80,7 @@ async def test_pages_are_paid_for_once_however_long_they_cannot_be_stored(
     assert world.gateway.calls.total() == 300
 
 
-async def test_a_run_that_waits_for_storage_says_so(autojump_clock: MockClock) -> None:
+async def test_a_run_that_waits_for_storage_reports_it(autojump_clock: MockClock) -> None:
     world, blobs = with_blobs(make_world(script=a_paid_page))
     blobs.error = StorageFull("no room on /secret/path")
 
@@ -119,7 +119,7 @@ async def test_recovery_is_found_by_single_probes(autojump_clock: MockClock) -> 
         blobs.error = None
 
 
-async def test_without_pages_in_hand_a_small_body_is_the_probe(autojump_clock: MockClock) -> None:
+async def test_without_held_pages_a_small_body_is_the_probe(autojump_clock: MockClock) -> None:
     world, blobs = with_blobs(make_world(script=a_paid_page))
 
     async with world.working():
@@ -137,7 +137,7 @@ async def test_without_pages_in_hand_a_small_body_is_the_probe(autojump_clock: M
     assert totals.successful == 50
 
 
-async def test_a_page_that_is_given_up_is_in_the_spending_and_in_the_history(
+async def test_a_discarded_page_is_counted_in_the_cost_and_in_the_history(
     autojump_clock: MockClock,
 ) -> None:
     world, blobs = with_blobs(make_world(script=a_paid_page))
@@ -259,7 +259,7 @@ async def test_one_page_that_the_storage_never_takes_fails_alone(
     assert [task.problem.code for task in failed if task.problem] == ["worker_crashed"]
 
 
-async def test_a_single_lost_write_stops_nobody(
+async def test_a_single_lost_write_stops_no_fetch(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults = Faults(before=Counter({"add": 1}))

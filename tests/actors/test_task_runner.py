@@ -35,7 +35,7 @@ from tests.actors.world import CALLER, a_miss, a_page, make_world, urls
 @pytest.mark.parametrize(
     "think_s", [limits.HEARTBEAT_S - 0.02, limits.HEARTBEAT_S, limits.HEARTBEAT_S + 0.02]
 )
-async def test_a_retry_that_is_settled_during_a_beat_comes_back_on_time(
+async def test_a_retry_that_is_settled_during_a_heartbeat_is_redelivered_on_time(
     autojump_clock: MockClock, think_s: float
 ) -> None:
     def script(request: ScrapeRequest, attempt: int) -> Outcome:
@@ -75,7 +75,9 @@ async def test_a_task_that_loses_its_worker_each_time_comes_to_an_end(
     assert world.gateway.calls.total() == 0
 
 
-async def test_a_task_that_somebody_else_holds_is_left_to_them(autojump_clock: MockClock) -> None:
+async def test_a_task_that_another_worker_has_claimed_is_not_fetched(
+    autojump_clock: MockClock,
+) -> None:
     world = make_world()
     accepted = await world.submit(urls(1))
     (message,) = await world.env.queue.receive(accepted.run.run_id, count_max=1, visibility_s=1)
@@ -121,7 +123,7 @@ async def test_tasks_that_the_store_had_no_room_for_are_back_long_before_a_claim
     assert trio.current_time() < limits.CLAIM_TTL_S / 2
 
 
-async def test_what_a_site_asks_for_in_retry_after_is_honoured(autojump_clock: MockClock) -> None:
+async def test_the_retry_after_of_a_site_is_honoured(autojump_clock: MockClock) -> None:
     times: list[float] = []
 
     def script(request: ScrapeRequest, attempt: int) -> Outcome:
@@ -139,7 +141,7 @@ async def test_what_a_site_asks_for_in_retry_after_is_honoured(autojump_clock: M
     assert 77.0 <= second - first < 80.0
 
 
-async def test_a_deferred_task_comes_back_on_time_with_its_cost_and_without_an_attempt(
+async def test_a_deferred_task_is_redelivered_on_time_with_its_cost_and_without_an_attempt(
     autojump_clock: MockClock,
 ) -> None:
     times: list[float] = []
@@ -223,7 +225,7 @@ class RememberingCoordinator:
         return await self.inner.list_status(subject)
 
 
-async def test_work_that_lost_its_lease_is_handed_back_at_once(autojump_clock: MockClock) -> None:
+async def test_work_that_lost_its_lease_is_released_at_once(autojump_clock: MockClock) -> None:
     world = make_world(think_s=25)
     forgetful = RememberingCoordinator(world.env.coordinator)
     world = replace(world, env=replace(world.env, coordinator=forgetful))

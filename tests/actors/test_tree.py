@@ -32,7 +32,7 @@ async def test_every_task_of_a_run_is_fetched_once_and_settled(autojump_clock: M
     assert (await world.engine.queue.depth(run.run_id)).visible == 0
 
 
-async def test_a_stop_ends_the_work_and_lets_go_of_everything(autojump_clock: MockClock) -> None:
+async def test_a_stop_ends_the_work_and_releases_everything(autojump_clock: MockClock) -> None:
     world = make_world(capacity=50, think_s=3_600)
 
     async with world.working() as supervisor:
@@ -53,7 +53,7 @@ async def test_a_stop_ends_the_work_and_lets_go_of_everything(autojump_clock: Mo
         assert await world.tasks(accepted) == rows
 
 
-async def test_work_in_flight_at_shutdown_is_handed_back_and_done_by_the_next_worker(
+async def test_work_in_flight_at_shutdown_is_released_and_finished_by_the_next_worker(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world(capacity=20, think_s=10)

@@ -104,7 +104,7 @@ class World:
     mail: Mailboxes
     gateway: ScriptedGateway
     notifier: RecordingNotifier
-    gate: FairLimiter
+    limiter: FairLimiter
     metrics: Metrics
 
     def supervisor(self) -> Supervisor:
@@ -113,7 +113,7 @@ class World:
             self.mail,
             gateway=self.gateway,
             notifier=self.notifier,
-            limiter=self.gate,
+            limiter=self.limiter,
             metrics=self.metrics,
         )
 
@@ -222,7 +222,7 @@ def make_world(
         mail=mail,
         gateway=gateway,
         notifier=RecordingNotifier(),
-        gate=FairLimiter(capacity=capacity),
+        limiter=FairLimiter(capacity=capacity),
         metrics=make_metrics(CollectorRegistry()),
     )
 

@@ -47,7 +47,7 @@ async def test_a_plan_is_kept_to_and_used(autojump_clock: MockClock, plan: int) 
     assert max(gateway.paid.values()) == 1
 
 
-async def test_a_run_that_waits_for_the_plan_says_so(autojump_clock: MockClock) -> None:
+async def test_a_run_that_waits_for_the_plan_reports_it(autojump_clock: MockClock) -> None:
     world = make_remote_world(PlanGateway(plan=3, think_s=20))
 
     async with world.working():
@@ -82,7 +82,7 @@ async def test_a_process_that_starts_later_learns_the_limit_from_the_others(
         await trio.sleep(25)
         async with other.working():
             await trio.sleep(20)
-            assert other.gate.inflight_count + world.gate.inflight_count <= 21
+            assert other.limiter.inflight_count + world.limiter.inflight_count <= 21
             await world.ended(accepted)
 
     assert gateway.working_max == 20
@@ -350,7 +350,7 @@ async def test_calls_are_made_while_marks_cannot_be_read(autojump_clock: MockClo
     assert totals.successful == 50
 
 
-async def test_a_process_that_starts_after_another_was_stopped_uses_what_is_left_of_the_plan(
+async def test_a_process_that_starts_after_another_was_stopped_uses_the_rest_of_the_plan(
     autojump_clock: MockClock,
 ) -> None:
     gateway = PlanGateway(plan=10)

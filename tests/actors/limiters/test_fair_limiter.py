@@ -107,9 +107,9 @@ async def test_a_run_of_twice_the_weight_gets_twice_the_slots() -> None:
 
 @dataclass(slots=True, eq=False)
 class Pages:
-    """Callers whose fetches never end by themselves, in a gate; `interrupted` are the preempted."""
+    """Callers whose fetches never end by themselves; `interrupted` are the preempted ones."""
 
-    gate: FairLimiter
+    limiter: FairLimiter
     nursery: trio.Nursery
     is_paid: bool = False
     begun: Counter[CallerId] = field(default_factory=Counter)
@@ -117,7 +117,7 @@ class Pages:
 
     async def hoard(self, caller: CallerId) -> None:
         while True:
-            slots = await self.gate.acquire(caller, RunId(caller), weight=1, count_max=50)
+            slots = await self.limiter.acquire(caller, RunId(caller), weight=1, count_max=50)
             for _ in range(slots):
                 self.nursery.start_soon(self._fetch, caller)
 
@@ -126,12 +126,12 @@ class Pages:
         fetch = None
         with trio.CancelScope() as scope:
             if not self.is_paid:
-                fetch = self.gate.allow_preemption(caller, scope.cancel, receives=1)
+                fetch = self.limiter.allow_preemption(caller, scope.cancel, receives=1)
             await trio.sleep_forever()
         self.interrupted.append((caller, number))
         assert fetch is not None
-        self.gate.forbid_preemption(fetch)
-        self.gate.release(caller, RunId(caller), 1)
+        self.limiter.forbid_preemption(fetch)
+        self.limiter.release(caller, RunId(caller), 1)
 
 
 @pytest.mark.parametrize("callers_count", [1, 5, 40, 100])
@@ -170,7 +170,9 @@ async def test_the_latest_fetches_of_the_largest_holder_are_interrupted(
     assert 0 not in numbers
 
 
-async def test_callers_that_hold_their_fair_part_are_left_alone(autojump_clock: MockClock) -> None:
+async def test_callers_that_hold_their_fair_part_are_not_preempted(
+    autojump_clock: MockClock,
+) -> None:
     limiter = FairLimiter(capacity=30)
     async with trio.open_nursery() as nursery:
         pages = Pages(limiter, nursery)
@@ -274,7 +276,7 @@ async def test_a_slot_granted_to_a_waiter_that_is_cancelled_at_that_moment_is_no
     assert await limiter.acquire(A, RunId("3"), weight=1, count_max=100) == taken
 
 
-async def test_a_task_that_steps_aside_makes_room_for_another() -> None:
+async def test_a_task_that_begins_to_write_frees_its_slot() -> None:
     limiter = FairLimiter(capacity=1)
     await limiter.acquire(A, RunId("1"), weight=1, count_max=1)
 
@@ -283,7 +285,7 @@ async def test_a_task_that_steps_aside_makes_room_for_another() -> None:
     assert await limiter.acquire(B, RunId("2"), weight=1, count_max=1) == 1
 
 
-async def test_no_more_step_aside_than_one_caller_may_fetch() -> None:
+async def test_no_more_tasks_write_at_once_than_one_caller_may_fetch() -> None:
     limiter = FairLimiter(capacity=1)
     await limiter.acquire(A, RunId("1"), weight=1, count_max=1)
     limiter.begin_write(A, RunId("1"))
@@ -294,7 +296,7 @@ async def test_no_more_step_aside_than_one_caller_may_fetch() -> None:
     assert limiter.begin_write(A, RunId("1"))
 
 
-async def test_a_gate_that_drains_lets_nobody_in_and_waits_for_the_last_to_leave() -> None:
+async def test_a_draining_limiter_grants_no_slot_and_waits_for_the_last_release() -> None:
     limiter = FairLimiter(capacity=2)
     await limiter.acquire(A, RunId("1"), weight=1, count_max=2)
     limiter.begin_write(A, RunId("1"))

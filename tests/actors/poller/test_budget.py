@@ -63,7 +63,7 @@ async def test_a_run_spends_its_budget_and_not_a_credit_more(autojump_clock: Moc
     assert (await budget_of(world, accepted)).left == 5
 
 
-async def test_a_run_that_waits_for_its_budget_goes_on_when_it_is_raised(
+async def test_a_run_that_waits_for_its_budget_continues_when_the_budget_is_raised(
     autojump_clock: MockClock,
 ) -> None:
     world = a_priced_world(price=10)
@@ -93,7 +93,9 @@ async def test_a_run_that_waits_for_its_budget_can_be_stopped(autojump_clock: Mo
     assert stopped.totals.successful == 10
 
 
-async def test_what_calls_did_not_cost_pays_for_others(autojump_clock: MockClock) -> None:
+async def test_the_unspent_part_of_a_reservation_pays_for_other_calls(
+    autojump_clock: MockClock,
+) -> None:
     world = a_priced_world(price=25, cost=1)
 
     async with world.working():
@@ -105,7 +107,9 @@ async def test_what_calls_did_not_cost_pays_for_others(autojump_clock: MockClock
     assert (await budget_of(world, accepted)).left == 24
 
 
-async def test_tries_that_fail_and_are_charged_for_are_paid_too(autojump_clock: MockClock) -> None:
+async def test_failed_attempts_that_are_charged_for_count_against_the_budget(
+    autojump_clock: MockClock,
+) -> None:
     world = a_priced_world(price=10, misses=True)
 
     async with world.working():
@@ -192,7 +196,7 @@ async def test_a_payment_whose_answer_was_lost_is_not_made_twice(
     assert (await budget_of(world, accepted)).left == 1_000 - spent
 
 
-async def test_what_was_given_back_with_a_lost_answer_is_taken_anew(
+async def test_a_part_that_was_returned_with_a_lost_answer_is_reserved_again(
     autojump_clock: MockClock,
 ) -> None:
     world = a_priced_world()

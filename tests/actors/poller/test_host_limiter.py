@@ -134,7 +134,7 @@ async def test_a_full_host_costs_no_second_receive_and_no_attempt(
     assert hosts.begun[ONE][-1] - hosts.begun[ONE][0] < 300 * 0.5 / 2 * 1.2
 
 
-async def test_what_finds_no_room_to_park_comes_back_about_when_it_has_its_turn(
+async def test_a_message_that_cannot_be_held_returns_about_when_it_has_its_turn(
     autojump_clock: MockClock,
 ) -> None:
     world, hosts = a_host_world(think_s=0.5)
@@ -150,7 +150,7 @@ async def test_what_finds_no_room_to_park_comes_back_about_when_it_has_its_turn(
     assert hosts.begun[ONE][-1] - hosts.begun[ONE][0] < count * 0.5 / 4 * 1.2
 
 
-async def test_parked_messages_stay_out_of_other_hands_however_long_it_takes(
+async def test_held_messages_stay_hidden_for_as_long_as_they_wait(
     autojump_clock: MockClock,
 ) -> None:
     world, _ = a_host_world(think_s=2 * limits.VISIBILITY_S)
@@ -166,7 +166,7 @@ async def test_parked_messages_stay_out_of_other_hands_however_long_it_takes(
     assert receives_per_task(world, 6) <= 1
 
 
-async def test_parked_messages_are_there_for_others_when_the_run_is_paused(
+async def test_held_messages_are_released_when_the_run_is_paused(
     autojump_clock: MockClock,
 ) -> None:
     world, _ = a_host_world(think_s=1.0)
@@ -186,7 +186,7 @@ async def test_parked_messages_are_there_for_others_when_the_run_is_paused(
     assert paused.visible in {parked.hidden, parked.hidden - 1}  # One may have been under way.
 
 
-async def test_parked_messages_are_there_for_others_when_the_worker_ends(
+async def test_held_messages_are_released_when_the_worker_ends(
     autojump_clock: MockClock,
 ) -> None:
     world, _ = a_host_world(think_s=1.0)
@@ -217,7 +217,7 @@ async def test_tasks_of_other_hosts_do_not_wait_behind_a_full_one(
     assert hosts.busy_max[ONE] == 1
 
 
-async def test_a_fetch_that_takes_long_keeps_its_place_at_the_host(
+async def test_a_long_fetch_keeps_its_lease_at_the_host(
     autojump_clock: MockClock,
 ) -> None:
     world, hosts = a_host_world(think_s=3 * limits.LEASE_TTL_S)
@@ -233,7 +233,9 @@ async def test_a_fetch_that_takes_long_keeps_its_place_at_the_host(
 
 
 @pytest.mark.parametrize("holds", [1, 3])
-async def test_places_of_a_process_that_died_age_out(autojump_clock: MockClock, holds: int) -> None:
+async def test_host_leases_of_a_killed_process_age_out(
+    autojump_clock: MockClock, holds: int
+) -> None:
     world, _ = a_host_world()
     accepted = await world.submit(urls(9, ONE), host_limits=HostLimits(HostLimit(concurrency=3)))
     pool = HostPool(accepted.job.job_id, ONE, cap=3)

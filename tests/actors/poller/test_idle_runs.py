@@ -20,17 +20,17 @@ async def _open_job(world: World) -> Accepted:
     return accepted
 
 
-def _looks_count(world: World) -> float:
+def _receive_count(world: World) -> float:
     return world.metrics.registry.get_sample_value("conveyor_queue_receives_total") or 0.0
 
 
-async def test_an_idle_open_run_is_hardly_looked_at(autojump_clock: MockClock) -> None:
+async def test_an_idle_open_run_is_polled_at_most_twice_a_minute(autojump_clock: MockClock) -> None:
     world = make_world()
     async with world.working():
         await _open_job(world)
-        before = _looks_count(world)
+        before = _receive_count(world)
         await trio.sleep(IDLE_S)
-        more_count = _looks_count(world) - before
+        more_count = _receive_count(world) - before
 
     assert more_count <= IDLE_S / 30
 

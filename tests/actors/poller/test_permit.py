@@ -34,7 +34,7 @@ async def a_pool(world: World, accepted: Accepted, *, faults: Faults | None = No
         env=env,
         job=accepted.job,
         run_id=run.run_id,
-        limiter=world.gate,
+        limiter=world.limiter,
         storage=StorageBreaker(env.random),
         calls=None,
         reservations=reservations,
@@ -63,7 +63,7 @@ async def test_a_permit_has_a_slot_and_a_lease_and_the_cap_bounds_them(
 
     permits = await take_permits(pool, 5)
 
-    assert len(permits) == CAP == world.gate.inflight_count
+    assert len(permits) == CAP == world.limiter.inflight_count
     assert await leases_of(world, pool.run_id) == CAP
     assert pool.free_count == 0
 
@@ -75,7 +75,7 @@ async def test_a_job_at_its_cap_leaves_no_slot_taken(autojump_clock: MockClock) 
     another = await a_pool(world, accepted)
 
     assert await another.acquire(1) == NoPermit(WaitReason.JOB_CAP)
-    assert world.gate.inflight_count == CAP
+    assert world.limiter.inflight_count == CAP
 
 
 async def test_a_page_that_has_arrived_passes_slot_and_lease_on_once(
@@ -86,11 +86,11 @@ async def test_a_page_that_has_arrived_passes_slot_and_lease_on_once(
     (permit,) = await take_permits(pool, 1)
 
     assert permit.release_early()
-    early = (world.gate.inflight_count, pool.inflight_count, pool.idle_leases)
+    early = (world.limiter.inflight_count, pool.inflight_count, pool.idle_leases)
     await permit.release()
 
     assert early == (0, 0, [permit.lease_id])
-    assert (world.gate.inflight_count, pool.inflight_count) == (0, 0)
+    assert (world.limiter.inflight_count, pool.inflight_count) == (0, 0)
     assert pool.idle_leases == [permit.lease_id]
 
 
@@ -104,9 +104,9 @@ async def test_slot_and_lease_stay_with_a_task_while_too_many_write(
     (second,) = await take_permits(pool, 1)
 
     assert not second.release_early()
-    assert world.gate.inflight_count == 1
+    assert world.limiter.inflight_count == 1
     await second.release()
-    assert world.gate.inflight_count == 0
+    assert world.limiter.inflight_count == 0
 
 
 async def test_the_next_permit_reuses_the_lease_of_the_last(autojump_clock: MockClock) -> None:
@@ -131,7 +131,7 @@ async def test_unused_permits_free_their_slots_and_keep_their_leases_for_the_nex
 
     pool.return_unused(permits)
 
-    assert world.gate.inflight_count == 0
+    assert world.limiter.inflight_count == 0
     assert await leases_of(world, pool.run_id) == len(pool.idle_leases) == 4
     await pool.release_unused()
     assert await leases_of(world, pool.run_id) == 0
@@ -188,7 +188,7 @@ async def test_an_unavailable_coordinator_leaves_no_slot_taken(autojump_clock: M
     with pytest.raises(Unavailable):
         await pool.acquire(2)
 
-    assert world.gate.inflight_count == 0
+    assert world.limiter.inflight_count == 0
 
 
 async def test_no_lease_is_taken_while_the_poller_waits_for_a_slot(
@@ -205,7 +205,7 @@ async def test_no_lease_is_taken_while_the_poller_waits_for_a_slot(
         assert await leases_of(world, pool.run_id) == 0
         nursery.cancel_scope.cancel()
 
-    assert world.gate.inflight_count == 1
+    assert world.limiter.inflight_count == 1
 
 
 async def test_a_draining_process_gives_no_permit_and_releases_its_leases(
@@ -215,7 +215,7 @@ async def test_a_draining_process_gives_no_permit_and_releases_its_leases(
     pool = await a_pool(world, await world.submit(urls(1)))
     (permit,) = await take_permits(pool, 1)
     await permit.release()
-    await world.gate.drain()
+    await world.limiter.drain()
 
     assert await pool.acquire(1) == NoPermit(retry_s=math.inf)
     assert await leases_of(world, pool.run_id) == 0

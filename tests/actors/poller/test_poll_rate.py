@@ -95,7 +95,9 @@ async def test_settles_and_receives_of_about_a_moment_go_together(
     assert calls["receive"] <= 130
 
 
-async def test_the_last_settle_waits_for_nobody(autojump_clock: MockClock) -> None:
+async def test_the_last_settle_is_written_without_waiting_for_others(
+    autojump_clock: MockClock,
+) -> None:
     world, _ = a_patient_world(think_s=0.1)
 
     async with world.working():
@@ -104,7 +106,7 @@ async def test_the_last_settle_waits_for_nobody(autojump_clock: MockClock) -> No
     assert trio.current_time() < PATIENT.settle_s / 2
 
 
-async def test_a_job_of_one_task_at_a_time_goes_on_as_soon_as_that_has_ended(
+async def test_a_job_with_a_cap_of_one_continues_as_soon_as_its_task_has_ended(
     autojump_clock: MockClock,
 ) -> None:
     world, _ = a_patient_world(think_s=0.1)
@@ -150,7 +152,7 @@ async def test_a_page_that_waits_to_be_settled_at_shutdown_is_settled(
     assert statuses == {quick: TaskStatus.SUCCESSFUL, slow: TaskStatus.PENDING}
 
 
-async def test_an_empty_queue_is_looked_into_with_one_lease(autojump_clock: MockClock) -> None:
+async def test_an_empty_queue_is_polled_with_one_lease(autojump_clock: MockClock) -> None:
     world = make_world(capacity=50)
     asked = AskedLeases(world.env.coordinator)
     world = replace(world, env=replace(world.env, coordinator=cast("Any", asked)))

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 from actors.runtime import bounded_cleanup
 
 
-async def test_clean_up_goes_on_although_the_task_is_cancelled(autojump_clock: MockClock) -> None:
+async def test_clean_up_continues_although_the_task_is_cancelled(autojump_clock: MockClock) -> None:
     steps: list[str] = []
 
     with trio.move_on_after(1.0):
@@ -34,7 +34,7 @@ async def test_clean_up_that_overruns_is_cut_off_and_logged(
     assert caplog.messages == ["flush cut off after 5.0 s"]
 
 
-async def test_clean_up_in_time_says_nothing(
+async def test_clean_up_in_time_logs_nothing(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with bounded_cleanup(5.0):

@@ -137,7 +137,7 @@ async def test_a_stopped_name_can_be_started_again_at_once(nursery: trio.Nursery
     assert journal == ["+a", "-a", "+a"]
 
 
-async def test_stopping_twice_and_stopping_nobody_are_harmless(
+async def test_stopping_twice_and_stopping_an_unknown_child_are_harmless(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     journal: list[str] = []
@@ -153,7 +153,7 @@ async def test_stopping_twice_and_stopping_nobody_are_harmless(
     assert journal == ["+a", "-a"]
 
 
-async def test_stop_says_so_when_the_child_ignores_its_grace(
+async def test_stop_returns_false_when_the_child_exceeds_its_grace(
     autojump_clock: MockClock, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     supervisor = await started(nursery)

@@ -97,7 +97,7 @@ async def test_a_node_survives_json(autojump_clock: MockClock, nursery: trio.Nur
     }
 
 
-async def test_a_tree_that_never_ran_can_be_looked_at() -> None:
+async def test_a_tree_that_never_ran_can_be_inspected() -> None:
     idle = Supervisor("idle", strategy=Strategy.ONE_FOR_ONE, children=[])
 
     assert render(tree(idle)) == "idle  waiting  (supervisor)"

@@ -31,7 +31,7 @@ async def double(inbox: Inbox[Double]) -> None:
         message.reply.send(message.number * 2)
 
 
-async def test_mail_is_read_in_the_order_it_was_told() -> None:
+async def test_messages_are_read_in_the_order_in_which_they_were_sent() -> None:
     mailbox = Mailbox[str](capacity=4)
 
     await mailbox.address.tell("first")
@@ -58,7 +58,7 @@ async def test_tell_waits_while_the_mailbox_is_full(nursery: trio.Nursery) -> No
     assert await inbox.receive() == "second"
 
 
-async def test_tell_nowait_says_what_found_no_room() -> None:
+async def test_tell_nowait_names_the_message_that_found_no_room() -> None:
     mailbox = Mailbox[str](capacity=1)
     mailbox.address.tell_nowait("first")
 
@@ -127,7 +127,7 @@ async def test_only_the_first_answer_counts() -> None:
     assert reply.result() == 1
 
 
-async def test_answering_an_asker_who_left_is_harmless(autojump_clock: MockClock) -> None:
+async def test_a_reply_after_the_deadline_of_the_ask_is_harmless(autojump_clock: MockClock) -> None:
     mailbox = Mailbox[Double](capacity=1)
     with pytest.raises(AskTimedOut):
         await mailbox.address.ask(lambda reply: Double(1, reply), deadline_s=1.0)

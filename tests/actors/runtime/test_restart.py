@@ -29,7 +29,7 @@ INTENSITY = Intensity(restarts_max=3, within_s=60.0, backoff_s=1.0, backoff_s_ma
         (Policy.TEMPORARY, Outcome.CRASHED, DoNotRestart()),
     ],
 )
-def test_the_policy_says_which_endings_call_for_a_restart(
+def test_the_policy_states_which_ends_cause_a_restart(
     policy: Policy, outcome: Outcome, verdict: Verdict
 ) -> None:
     assert decide_restart(policy, outcome, intensity=INTENSITY, restarts_at=(), now=0.0) == verdict
@@ -107,7 +107,7 @@ def test_a_negative_restart_count_is_refused() -> None:
         (Strategy.REST_FOR_ONE, (2, 3)),
     ],
 )
-def test_the_strategy_says_who_restarts_along(
+def test_the_strategy_states_which_siblings_restart_together(
     strategy: Strategy, siblings: tuple[int, ...]
 ) -> None:
     assert siblings_of(strategy, 1, 4) == siblings

@@ -140,7 +140,7 @@ async def test_a_very_overdue_child_is_reported_again_and_again(
     assert caplog.messages == ["child stubborn is overdue: grace was 1.0 s"] * 3
 
 
-async def test_cancellation_goes_on_past_the_supervisor(autojump_clock: MockClock) -> None:
+async def test_cancellation_reaches_the_caller_of_the_supervisor(autojump_clock: MockClock) -> None:
     reached: list[str] = []
 
     with trio.move_on_after(1.0) as scope:
@@ -190,7 +190,7 @@ async def test_a_crash_among_cancelled_tasks_of_a_child_is_still_seen_as_a_crash
     assert caplog.messages == ["child mixed crashed: Boom('in a group')"]
 
 
-async def test_a_stop_during_the_back_off_starts_nobody(autojump_clock: MockClock) -> None:
+async def test_a_stop_during_the_back_off_starts_no_child(autojump_clock: MockClock) -> None:
     journal: list[str] = []
 
     async def crash() -> None:
@@ -242,7 +242,7 @@ async def test_a_child_stopped_before_its_first_step_never_takes_it() -> None:
     assert journal == []
 
 
-async def test_a_supervisor_cancelled_before_it_runs_starts_nobody() -> None:
+async def test_a_supervisor_cancelled_before_it_runs_starts_no_child() -> None:
     journal: list[str] = []
 
     with trio.CancelScope() as scope:

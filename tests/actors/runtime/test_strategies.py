@@ -74,7 +74,7 @@ async def test_one_for_all_keeps_the_start_order_through_the_back_off(
     assert journal[4:] == ["+a", "+b"]
 
 
-async def test_under_one_for_one_a_sibling_in_back_off_holds_up_nobody(
+async def test_under_one_for_one_a_sibling_in_back_off_delays_no_other_child(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     journal: list[str] = []
@@ -92,7 +92,7 @@ async def test_under_one_for_one_a_sibling_in_back_off_holds_up_nobody(
     assert journal[5:] == ["+a"]
 
 
-async def test_children_that_crash_together_all_come_back_in_order(nursery: trio.Nursery) -> None:
+async def test_children_that_crash_together_restart_in_order(nursery: trio.Nursery) -> None:
     journal: list[str] = []
     cast = puppets("abc", journal)
     supervisor = await started(nursery, cast, Strategy.REST_FOR_ONE)
@@ -197,7 +197,7 @@ async def test_a_siblings_crash_does_not_cut_a_back_off_short(
     assert states(supervisor) == {"a": "running", "b": "running"}
 
 
-async def test_nobody_restarts_upon_an_elder_that_crashed_in_the_meantime(
+async def test_no_child_restarts_while_an_earlier_one_is_down(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     journal: list[str] = []

@@ -39,7 +39,7 @@ def crash_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
         (Policy.TEMPORARY, "finished", "finished"),
     ],
 )
-async def test_the_policy_decides_who_runs_again(
+async def test_the_policy_decides_which_children_restart(
     nursery: trio.Nursery, policy: Policy, after_return: str, after_crash: str
 ) -> None:
     cast = puppets("abc", [])
@@ -54,7 +54,9 @@ async def test_the_policy_decides_who_runs_again(
     assert states(supervisor) == {"a": after_return, "b": after_crash, "c": "running"}
 
 
-async def test_a_supervisor_returns_when_every_child_was_let_go(nursery: trio.Nursery) -> None:
+async def test_a_supervisor_returns_when_every_child_has_ended_permanently(
+    nursery: trio.Nursery,
+) -> None:
     cast = puppets("ab", [])
     supervisor = one_for_one(*(puppet.child(Policy.TRANSIENT) for puppet in cast.values()))
     returned = trio.Event()
@@ -171,7 +173,7 @@ async def test_a_crash_is_dealt_with_while_a_later_child_is_still_starting(
     assert states(supervisor) == {"first": "running", "shy": "starting"}
 
 
-async def test_restarts_are_put_off_longer_each_time(
+async def test_the_back_off_grows_with_each_restart(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     starts_at: list[float] = []
@@ -192,7 +194,7 @@ async def test_restarts_are_put_off_longer_each_time(
 
 @pytest.mark.parametrize("backoff_s", [0.0, 0.1])
 @pytest.mark.parametrize("restarts_max", [0, 1, 5])
-async def test_a_child_that_always_crashes_is_started_so_often_and_then_given_up(
+async def test_a_child_that_always_crashes_is_given_up_after_its_restarts(
     autojump_clock: MockClock, restarts_max: int, backoff_s: float
 ) -> None:
     """A supervisor that never gives up would have the child started on and on: such a child sleeps
@@ -319,7 +321,7 @@ async def test_a_crash_is_logged_once_with_its_traceback(
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-async def test_what_is_no_crash_passes_through_after_an_orderly_stop(
+async def test_an_exception_that_is_no_crash_is_raised_after_an_orderly_stop(
     nursery: trio.Nursery, kind: type[BaseException]
 ) -> None:
     journal: list[str] = []
@@ -337,7 +339,7 @@ async def test_what_is_no_crash_passes_through_after_an_orderly_stop(
     assert " ".join(journal) == "+a +b +c -b -c -a"
 
 
-async def test_unread_mail_survives_a_restart_and_the_message_in_hand_is_lost(
+async def test_unread_messages_survive_a_restart_and_the_message_in_progress_is_lost(
     nursery: trio.Nursery,
 ) -> None:
     seen: list[str] = []
@@ -362,7 +364,7 @@ async def test_unread_mail_survives_a_restart_and_the_message_in_hand_is_lost(
     assert seen == ["one", "two", "three", "four"]
 
 
-async def test_mail_told_while_the_actor_backs_off_is_read_when_it_is_back(
+async def test_messages_sent_during_a_back_off_are_read_after_the_restart(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     seen: list[str] = []
