@@ -11,7 +11,7 @@ import inspect
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar, cast
@@ -38,6 +38,7 @@ from conveyor.domain.model import Run
 from conveyor.domain.run.counters import Totals
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.engines.aws.client.client import Answer, AwsTransport, Params, RetryingAwsClient
+from conveyor.engines.aws.errors import NoResponse
 from conveyor.engines.aws.sqs import SqsQueue
 from conveyor.engines.memory import MemoryEngine
 from conveyor.engines.system import AesSecretBox
@@ -107,9 +108,31 @@ class Tally:
         self.empty_calls += not messages
 
 
+@dataclass(slots=True)
+class Link:
+    """The way from one process to everything that it shares with others."""
+
+    random: random.Random
+    sqs_s: float = 0.0
+    coordinator_s: float = 0.0
+    is_cut: bool = False
+    asked: Counter[str] = field(default_factory=Counter)
+
+    async def cross(self, seconds: float) -> None:
+        """Half of a round trip."""
+        if self.is_cut:
+            await trio.sleep_forever()
+        if seconds:
+            await trio.sleep(seconds * self.random.uniform(0.4, 0.6))
+
+    def to(self, port: P, seconds: float = 0.0) -> P:
+        """The port as it is seen from the other end of the link."""
+        return cast("P", _Distant(port, self, seconds))
+
+
 @dataclass(frozen=True, slots=True)
 class CountedPlane:
-    """A plane that tells how many messages each receive brought."""
+    """A transport that counts the messages of each receive."""
 
     transport: AwsTransport
     count: Callable[[int], None]
@@ -130,32 +153,32 @@ class CountedPlane:
             yield answer
 
 
-@dataclass(slots=True)
-class Link:
-    """The way from one process to everything that it shares with others."""
+@dataclass(frozen=True, slots=True)
+class DistantTransport:
+    """A transport at the other end of a link, for calls of SQS, which stream nothing."""
 
-    random: random.Random
-    sqs_s: float = 0.0
-    coordinator_s: float = 0.0
-    is_cut: bool = False
-    asked: Counter[str] = field(default_factory=Counter)
+    transport: AwsTransport
+    link: Link
 
-    async def cross(self, seconds: float) -> None:
-        """Half of a round trip."""
-        if self.is_cut:
-            await trio.sleep_forever()
-        if seconds:
-            await trio.sleep(seconds * self.random.uniform(0.4, 0.6))
+    async def call(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> Answer:
+        ends_at = trio.current_time() + deadline_s
+        await self._cross(ends_at, was_sent=False)
+        answer = await self.transport.call(service, operation, params, deadline_s=deadline_s)
+        await self._cross(ends_at, was_sent=True)
+        return answer
 
-    async def before(self, service: str, operation: str, params: Params) -> None:
-        await self.cross(self.sqs_s)
+    def open(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        return self.transport.open(service, operation, params, deadline_s=deadline_s)
 
-    async def after(self, service: str, operation: str, params: Params) -> None:
-        await self.cross(self.sqs_s)
-
-    def to(self, port: P, seconds: float = 0.0) -> P:
-        """The port as it is seen from the other end of the link."""
-        return cast("P", _Distant(port, self, seconds))
+    async def _cross(self, ends_at: float, *, was_sent: bool) -> None:
+        with trio.CancelScope(deadline=ends_at) as scope:
+            await self.link.cross(self.link.sqs_s)
+        if scope.cancelled_caught:
+            raise NoResponse("no answer before the deadline", was_sent=was_sent)
 
 
 class _Distant:
@@ -207,9 +230,8 @@ class Shared:
     def env(self, link: Link) -> Context:
         """The world as a process sees it at the end of its link."""
         client = RetryingAwsClient(
-            transport=CountedPlane(self.transport, self.tally.count),
+            transport=DistantTransport(CountedPlane(self.transport, self.tally.count), link),
             random=self.random,
-            faults=link,
         )
         mail = Mailboxes()
         return Context(

@@ -105,8 +105,6 @@ class Settings:
     row_days: int = limits.ROW_DAYS
     #: The log style, `text` or `json`; by default `json`, but `text` for `dev` on a terminal.
     log: str | None = None
-    #: For tests: the engine call before or after which the process kills itself.
-    crash_at: str | None = None
     role: str | None = None  #: The role of the program when no command is given.
     build: str = "unknown"  #: The build of the program, such as a commit; the image sets it.
     table: str = ""  #: The DynamoDB table of the AWS engine.
@@ -173,7 +171,6 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         ),
         row_days=read("CONVEYOR_ROW_DAYS", str(limits.ROW_DAYS), _between(1, limits.ROW_DAYS_MAX)),
         log=environ.get("CONVEYOR_LOG") or None,
-        crash_at=environ.get("CONVEYOR_CRASH_AT") or None,
         role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker", "init")) or None,
         build=read("CONVEYOR_BUILD", "unknown", str),
         table=read("CONVEYOR_TABLE", "", needed),
@@ -208,7 +205,6 @@ def environ_of(settings: Settings) -> dict[str, str]:
         "CONVEYOR_SECRET_KEY": settings.secret_key or "",
         "CONVEYOR_CONCURRENCY": str(settings.concurrency),
         "CONVEYOR_METRICS_PORT": "",
-        "CONVEYOR_CRASH_AT": "",
         "CONVEYOR_ROLE": "",
         "PYTHONSAFEPATH": "1",
     }

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from random import Random
+from typing import Protocol
+
+import trio
 
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.aws.client.auth import AwsAccess, Credentials, StaticAccess
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
-from conveyor.engines.aws.client.client import AwsTransport, CrashPoint, Faults, RetryingAwsClient
+from conveyor.engines.aws.client.client import Answer, AwsTransport, Params, RetryingAwsClient
 from conveyor.engines.aws.client.http_transport import HttpTransport
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.dynamodb import create_table
 from conveyor.engines.aws.dynamodb.keys import TTL
 from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.aws.engine import AwsEngine, Names, build_engine, check_resources
+from conveyor.engines.aws.errors import NoResponse
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
 from conveyor.ports.clock import Clock
@@ -46,21 +51,69 @@ async def a_lean_plane(access: AwsAccess) -> AsyncGenerator[HttpTransport, None]
 PLANES: dict[str, OpenPlane] = {"lean": a_lean_plane, "boto": open_boto_transport}
 
 
+class Faults(Protocol):
+    """Faults of one attempt. They may wait, or raise AwsError or NoResponse like a service."""
+
+    async def before(self, service: str, operation: str, params: Params) -> None:
+        """Runs before the attempt: the call has had no effect yet."""
+
+    async def after(self, service: str, operation: str, params: Params) -> None:
+        """Runs after the attempt: the call was applied, but the caller has no answer yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyTransport:
+    """A transport with faults around each call. A delay ends with the deadline, like a real one."""
+
+    transport: AwsTransport
+    faults: Faults
+
+    async def call(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> Answer:
+        ends_at = trio.current_time() + deadline_s
+        with _until(ends_at, was_sent=False):
+            await self.faults.before(service, operation, params)
+        answer = await self.transport.call(
+            service, operation, params, deadline_s=ends_at - trio.current_time()
+        )
+        with _until(ends_at, was_sent=True):
+            await self.faults.after(service, operation, params)
+        return answer
+
+    @asynccontextmanager
+    async def open(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> AsyncGenerator[Answer, None]:
+        ends_at = trio.current_time() + deadline_s
+        with _until(ends_at, was_sent=False):
+            await self.faults.before(service, operation, params)
+        async with self.transport.open(service, operation, params, deadline_s=deadline_s) as answer:
+            with _until(ends_at, was_sent=True):
+                await self.faults.after(service, operation, params)
+            yield answer
+
+
+@contextmanager
+def _until(ends_at: float, *, was_sent: bool) -> Iterator[None]:
+    with trio.CancelScope(deadline=ends_at) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise NoResponse("no answer before the deadline", was_sent=was_sent)
+
+
 def a_seam(
     transport: AwsTransport,
     *,
     faults: Faults | None = None,
-    crash: CrashPoint | None = None,
     deadline_s: float = CALL_TIMEOUT_S,
 ) -> RetryingAwsClient:
     """A seam with a meter of its own, which sees the bytes where the plane counts them."""
     meter = Meter(traffic=transport.traffic) if isinstance(transport, HttpTransport) else Meter()
     return RetryingAwsClient(
-        transport=transport,
+        transport=transport if faults is None else FaultyTransport(transport, faults),
         random=Random(1),
         meter=meter,
-        faults=faults,
-        crash=crash,
         deadline_s=deadline_s,
     )
 

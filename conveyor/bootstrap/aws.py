@@ -15,7 +15,6 @@ from actors.cross_process_signals import CrossProcessSignals, Tell, no_notificat
 from actors.runtime import Child
 from conveyor.config import Settings
 from conveyor.domain.ids import Random
-from conveyor.engines.aws.client.client import CrashPoint
 from conveyor.engines.aws.client.usage import Meter
 from conveyor.engines.aws.control_queue import listen_forever
 from conveyor.engines.aws.engine import AwsEngine, Names, SecretRow, create_resources, open_aws
@@ -54,7 +53,6 @@ async def open_shared(
     random: Random,
     owner: str,
     local: Signals,
-    crash: CrashPoint | None,
 ) -> AsyncGenerator[AwsRuntime, None]:
     """Opens the engine. `local` are the signals of this process's worker, to which the `listeners`
     pass on what they receive."""
@@ -66,7 +64,6 @@ async def open_shared(
             names,
             clock=clock,
             random=random,
-            crash=crash,
             with_sdk=settings.aws_plane == "boto",
             call_timeout_s=settings.aws_timeout_s,
         ) as engine,

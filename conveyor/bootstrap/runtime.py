@@ -36,16 +36,9 @@ from conveyor.engines.http.zenrows import ZenrowsGateway, has_key
 from conveyor.engines.sqlite import join_engine, open_engine
 from conveyor.engines.system import AesSecretBox, SystemClock, ThreadExecutor, load_or_create_secret
 from conveyor.engines.system.aes_secret_box import check_secret, refuse_lost_secret
-from conveyor.engines.system.crash_injection import (
-    BadCrashPoint,
-    CrashSwitch,
-    crashing,
-    parse_crash_point,
-)
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
 from conveyor.ports.blobs import Blobs
-from conveyor.ports.cache import Cache
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.errors import Unavailable
@@ -266,7 +259,6 @@ async def _open_shared_world(
         random=randomness,
         owner=owner,
         local=LocalSignals(mail.discovery.address, mail.streamer.address),
-        crash=None if settings.crash_at is None else _crash_switch(settings.crash_at),
     ) as shared:
         # An API process has no worker, so its signals go to other processes.
         signals = replace(shared.signals, local=None) if role == "api" else shared.signals
@@ -280,7 +272,7 @@ async def _open_shared_world(
                 process_id=owner,
                 signals=signals,
                 workflows=shared.workflows,
-                cache=_crashing_cache(settings, shared.cache),
+                cache=shared.cache,
                 is_apart=shared.is_away,
             )
             await _learn_newest_ids(env)
@@ -361,7 +353,7 @@ def make_env(
 ) -> Context:
     """Builds the context of the use cases on this engine."""
     targets = _targets(settings)
-    env = Context(
+    return Context(
         store=engine.store,
         queue=engine.queue,
         blobs=engine.blobs,
@@ -397,7 +389,6 @@ def make_env(
         ),
         executor=executor,
     )
-    return env if settings.crash_at is None else _crashing(env, settings.crash_at)
 
 
 def _shared_pace(settings: Settings) -> BatchingConfig:
@@ -408,30 +399,6 @@ def _shared_pace(settings: Settings) -> BatchingConfig:
         settle_max=settings.task_shard_count * limits.INLINE_TASKS_MAX,
         receive_share=0.05,
     )
-
-
-def _crash_switch(crash_at: str) -> CrashSwitch:
-    try:
-        return parse_crash_point(crash_at)
-    except BadCrashPoint as error:
-        raise BadSettings(f"CONVEYOR_CRASH_AT: {error}") from None
-
-
-def _crashing(env: Context, crash_at: str) -> Context:
-    switch = _crash_switch(crash_at)
-    return replace(
-        env,
-        store=crashing(env.store, "store", switch),
-        queue=crashing(env.queue, "queue", switch),
-        blobs=crashing(env.blobs, "blobs", switch),
-        coordinator=crashing(env.coordinator, "coordinator", switch),
-    )
-
-
-def _crashing_cache(settings: Settings, cache: Cache | None) -> Cache | None:
-    if cache is None or settings.crash_at is None:
-        return cache
-    return crashing(cache, "cache", _crash_switch(settings.crash_at))
 
 
 @contextmanager

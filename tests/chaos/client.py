@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from conveyor.cli.demo import Site
-from conveyor.engines.system.crash_injection import EXIT_CODE
+from tests.crash.injection import EXIT_CODE
 from tests.e2e.programs import Server, until
 from tests.e2e.receiver import Receiver
 
@@ -120,5 +120,5 @@ class Client:
         raise AssertionError(f"{method} {path} was not answered")
 
     def _start_again(self) -> None:
-        life = {"CONVEYOR_CRASH_AT": self.lives.pop(0)} if self.lives else {}
+        life = {"TEST_CRASH_AT": self.lives.pop(0)} if self.lives else {}
         self.server.start(**life)

@@ -190,7 +190,7 @@ STORIES = {
 def a_program(data_dir: Path, environ: dict[str, str], crash_at: str) -> Iterator[Server]:
     """`conveyor dev` with a crash switch for sites: on its first start only."""
     server = Server(data_dir, environ, module="tests.chaos.site_program", launch=fork)
-    server.start(CONVEYOR_CRASH_AT=crash_at)
+    server.start(TEST_CRASH_AT=crash_at)
     try:
         yield server
     finally:

@@ -3,7 +3,7 @@
 A site is an engine's method and the function of ours that calls it, `store.commit@usecases.stop`.
 Counting calls would not do: which is the fifth depends on what else goes on, who makes it does not.
 
-`CONVEYOR_CRASH_AT=record:FILE` notes every site that is passed, `SIDE:SITE` ends the process when
+`TEST_CRASH_AT=record:FILE` notes every site that is passed, `SIDE:SITE` ends the process when
 it is there for the first time.
 """
 
@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from conveyor.bootstrap import runtime
-from conveyor.cli.main import main
-from conveyor.engines.system import crash_injection
+from tests.crash import injection, program
 
 SIDES = ("before", "after")
 _NAMELESS = re.compile(r"\.<\w+>")  # A lambda is the function that it stands in.
 # A stream that one function opens and another reads to its end has the site of the first.
 _TAKEN_ON = {"usecases.streams._with_first": "usecases.streams.begun"}
-_BETWEEN = {crash_injection.__name__, "conveyor.usecases.context", __name__, "__main__"}
+_BETWEEN = {injection.__name__, "conveyor.usecases.context", __name__, "__main__"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class SiteSwitch:
 
     def passes(self, call: str, side: str) -> None:
         if side == self.side and site_of(call) == self.site:
-            os._exit(crash_injection.EXIT_CODE)
+            os._exit(injection.EXIT_CODE)
 
 
 def site_of(call: str) -> str:
@@ -68,8 +66,7 @@ def parse(text: str) -> Recorder | SiteSwitch:
 
 
 def run() -> None:
-    vars(runtime)["_crash_switch"] = parse
-    main()
+    program.run(parse)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.conformance.coordinators import a_space
-from tests.e2e.programs import KEY, until
+from tests.e2e.programs import KEY, program_for, until
 from tests.servers import ACCESS_KEY, SECRET_KEY
 
 Process = subprocess.Popen[bytes]
@@ -45,7 +45,7 @@ class Cloud:
         log = self.folder / f"{len(self.processes)}-{role}.log"
         with log.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "conveyor.cli.main", role],
+                [sys.executable, "-m", program_for(more), role],
                 env={**self.environ, **more},
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,11 @@ import httpx
 import trio
 
 from conveyor.cli.demo import Site, running_site
+from tests.crash.injection import PROGRAM, VARIABLE
 
 T = TypeVar("T")
+
+PRODUCT = "conveyor.cli.main"
 # Processes start slowly on a busy machine; a test that hangs ends by its own timeout.
 DEADLINE_S = 300.0
 KEY = {"X-API-Key": "tests"}
@@ -92,6 +95,11 @@ def spawn(module: str, arguments: Sequence[str], environ: dict[str, str], log: P
         )
 
 
+def program_for(environ: Mapping[str, str], module: str = PRODUCT) -> str:
+    """The module to run: the product, or the product with a crash switch."""
+    return PROGRAM if module == PRODUCT and VARIABLE in environ else module
+
+
 Launch = Callable[[str, Sequence[str], dict[str, str], Path], Process]
 
 
@@ -102,7 +110,7 @@ class Server:
     data_dir: Path
     environ: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
-    module: str = "conveyor.cli.main"
+    module: str = PRODUCT
     launch: Launch = spawn
     process: Process | None = None
     url: str = ""
@@ -113,7 +121,9 @@ class Server:
         seen = log.stat().st_size if log.exists() else 0
         environ = {**os.environ, **self._environ(), **self.environ, **more}
         log.touch()
-        self.process = self.launch(self.module, ("dev", *self.arguments), environ, log)
+        self.process = self.launch(
+            program_for(environ, self.module), ("dev", *self.arguments), environ, log
+        )
 
         def listening() -> str | None:
             with log.open("rb") as file:

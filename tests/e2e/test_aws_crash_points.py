@@ -210,7 +210,7 @@ def _waves(points: Sequence[Point]) -> Iterator[Sequence[Point]]:
 
 def _crash_apis(scene: Scene, wave: Sequence[Point], asked: list[Asked]) -> list[Point]:
     """Sends each request to a process that ends on its way; answers the points not passed."""
-    started = [(point, scene.cloud.start("api", CONVEYOR_CRASH_AT=str(point))) for point in wave]
+    started = [(point, scene.cloud.start("api", TEST_CRASH_AT=str(point))) for point in wave]
     missed = []
     for point, process in started:
         url = scene.cloud.url_of(process)
@@ -231,7 +231,7 @@ def _nobody(clients: ExitStack) -> httpx.Client:
 
 
 def _crash_workers(scene: Scene, wave: Sequence[Point]) -> list[Point]:
-    workers = [scene.cloud.start("worker", CONVEYOR_CRASH_AT=str(point)) for point in wave]
+    workers = [scene.cloud.start("worker", TEST_CRASH_AT=str(point)) for point in wave]
     with suppress(AssertionError):  # Those that did not are told.
         until(
             "the workers to crash",

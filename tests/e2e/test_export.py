@@ -70,7 +70,7 @@ def test_a_crash_at_an_engine_call_costs_a_walk_and_nothing_else(
         address = an_ended_run(server, site.urls(PAGES))
         server.stop()
 
-        server.start(CONVEYOR_CRASH_AT=point)
+        server.start(TEST_CRASH_AT=point)
         first = asked(server, address)
         until("the crash", lambda: server.has_ended() or None)
         server.start()

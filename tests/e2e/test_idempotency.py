@@ -96,7 +96,7 @@ def test_a_post_that_died_is_finished_by_its_repetition(
     tmp_path: Path, point: str | None, make: Callable[[Server, str], Post]
 ) -> None:
     with _prepared(tmp_path / "data", make) as (server, post):
-        server.start(**({"CONVEYOR_CRASH_AT": point} if point else {}))
+        server.start(**({"TEST_CRASH_AT": point} if point else {}))
         first = post.send(server)
         if point is None:
             server.kill()

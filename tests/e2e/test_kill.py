@@ -79,7 +79,7 @@ def test_a_crash_at_an_engine_call_loses_nothing(tmp_path: Path, point: str, pag
     server = Server(data)
     with a_site() as site:
         body = {"tasks": [{"url": url} for url in site.urls(pages)]}
-        server.start(CONVEYOR_CRASH_AT=point)
+        server.start(TEST_CRASH_AT=point)
         try:
             first = _submit(server, body)
             until("the crash", lambda: server.has_ended() or None)

@@ -38,7 +38,7 @@ def test_a_crash_on_the_way_of_a_long_list_ends_in_every_line_once(
     with a_site() as site:
         lines = [{"url": url, "metadata": {"note": "x" * 250}} for url in site.urls(LINES)]
         body = {"tasks": lines, "max_inflight": 1}
-        server.start(CONVEYOR_CRASH_AT=point)
+        server.start(TEST_CRASH_AT=point)
         try:
             first = _submit(server, body)
             until("the crash", lambda: server.has_ended() or None)

@@ -32,7 +32,7 @@ def test_a_crash_on_the_way_of_an_uploaded_list_loses_nothing(tmp_path: Path, po
     with a_site() as site:
         good = site.urls(LINES - 3)
         content = "\n".join([*good[:1000], "ftp://x", *good[1000:], "y", "http://"]).encode()
-        server.start(CONVEYOR_CRASH_AT=point)
+        server.start(TEST_CRASH_AT=point)
         try:
             first = _try(server, content)
             until("the crash", lambda: server.has_ended() or None)

@@ -27,7 +27,7 @@ def test_a_crash_around_a_fire_leaves_one_whole_run(tmp_path: Path, point: str) 
     data = tmp_path / "data"
     server = Server(data)
     with a_site() as site:
-        server.start(CONVEYOR_CRASH_AT=point)
+        server.start(TEST_CRASH_AT=point)
         try:
             soon = datetime.now(UTC) + timedelta(seconds=3)
             at = soon.strftime("%Y-%m-%dT%H:%M:%S")

@@ -17,7 +17,6 @@ from conveyor.engines.aws.client.client import (
     DEADLINE_S,
     AwsClient,
     AwsTransport,
-    CrashPoint,
     RetryingAwsClient,
 )
 from conveyor.engines.aws.client.http_transport import HttpTransport
@@ -75,7 +74,6 @@ async def open_aws(
     *,
     clock: Clock,
     random: Random,
-    crash: CrashPoint | None = None,
     with_sdk: bool = False,
     call_timeout_s: float = DEADLINE_S,
 ) -> AsyncGenerator[AwsEngine, None]:
@@ -98,7 +96,7 @@ async def open_aws(
         if with_sdk:
             transport = await stack.enter_async_context(open_boto_transport(access))
         client = RetryingAwsClient(
-            transport=transport, random=random, meter=meter, crash=crash, deadline_s=call_timeout_s
+            transport=transport, random=random, meter=meter, deadline_s=call_timeout_s
         )
         yield await build_engine(client, lean, names, clock=clock, random=random)
 

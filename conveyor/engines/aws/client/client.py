@@ -2,16 +2,16 @@
 (docs/engines.md, AWS client).
 
 The problem: retries in several layers multiply, and each service reports errors in its own way. So
-this module is the only layer that has deadlines, retries, metering, injected faults and the crash
-switch. Below it is a transport, which makes exactly one attempt: `HttpTransport` for data,
-`BotoTransport` for the other operations and as the reference. The simulator replaces the transport
-by models of the services, so the code of the engine runs there unchanged (decision 0021).
+this module is the only layer that has deadlines, retries and metering. Below it is a transport,
+which makes exactly one attempt: `HttpTransport` for data, `BotoTransport` for the other operations
+and as the reference. The simulator replaces the transport by models of the services, so the code of
+the engine runs there unchanged (decision 0021). Tests wrap the transport to inject faults.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -191,21 +191,6 @@ class AwsTransport(Protocol):
     ) -> AbstractAsyncContextManager[Answer]: ...
 
 
-class Faults(Protocol):
-    """Injected faults of tests. They may wait, or raise AwsError or NoResponse like a service."""
-
-    async def before(self, service: str, operation: str, params: Params) -> None:
-        """Runs before the attempt: the call has had no effect yet."""
-
-    async def after(self, service: str, operation: str, params: Params) -> None:
-        """Runs after the attempt: the call was applied, but the caller has no answer yet."""
-
-
-class CrashPoint(Protocol):
-    def passes(self, call: str, side: str) -> None:
-        """Ends the process if this call and this side of its effect are the crash point."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryingAwsClient:
     """The client over a transport. All clients of a process share `budget` and `meter`.
@@ -218,8 +203,6 @@ class RetryingAwsClient:
     random: Random
     budget: RetryBudget = field(default_factory=RetryBudget)
     meter: Meter | None = None
-    faults: Faults | None = None
-    crash: CrashPoint | None = None
     deadline_s: float = DEADLINE_S
 
     async def call(
@@ -280,20 +263,19 @@ class RetryingAwsClient:
     async def _attempt(
         self, ends_at: float, service: str, operation: str, params: Params
     ) -> Answer:
-        await self._before(ends_at, service, operation, params)
         left_s = ends_at - trio.current_time()
         try:
             answer = await self.transport.call(service, operation, params, deadline_s=left_s)
         except (AwsError, NoResponse) as error:
             self._count_failure(service, operation, params, error)
             raise
-        await self._after(ends_at, service, operation, params, answer)
+        if self.meter is not None:
+            self.meter.count(service, operation, params, answer)
         return answer
 
     async def _open(
         self, ends_at: float, service: str, operation: str, params: Params
     ) -> tuple[AbstractAsyncContextManager[Answer], Answer]:
-        await self._before(ends_at, service, operation, params)
         left_s = ends_at - trio.current_time()
         opened = self.transport.open(service, operation, params, deadline_s=left_s)
         try:
@@ -301,33 +283,9 @@ class RetryingAwsClient:
         except (AwsError, NoResponse) as error:
             self._count_failure(service, operation, params, error)
             raise
-        # The context is already open. If a fault is injected now, it must be closed here, because
-        # the caller never receives it.
-        try:
-            await self._after(ends_at, service, operation, params, answer)
-        except BaseException as error:
-            await _leave(opened, error)
-            raise
-        return opened, answer
-
-    async def _before(self, ends_at: float, service: str, operation: str, params: Params) -> None:
-        if self.crash is not None:
-            self.crash.passes(f"{service}.{operation}", "before")
-        if self.faults is not None:
-            with _until(ends_at, was_sent=False):
-                await self.faults.before(service, operation, params)
-
-    async def _after(
-        self, ends_at: float, service: str, operation: str, params: Params, answer: Answer
-    ) -> None:
-        # The meter first: the service bills the call even if a fault hides its answer.
         if self.meter is not None:
             self.meter.count(service, operation, params, answer)
-        if self.faults is not None:
-            with _until(ends_at, was_sent=True):
-                await self.faults.after(service, operation, params)
-        if self.crash is not None:
-            self.crash.passes(f"{service}.{operation}", "after")
+        return opened, answer
 
     def _deadline_s_of(self, service: str, params: Params) -> float:
         """Returns the deadline of a call. The wait of a long poll is added to it."""
@@ -340,15 +298,6 @@ class RetryingAwsClient:
     ) -> None:
         if self.meter is not None:
             self.meter.count_failure(service, operation, params, is_billed=is_billed(error))
-
-
-@contextmanager
-def _until(ends_at: float, *, was_sent: bool) -> Iterator[None]:
-    """Bounds an injected delay by the deadline, like a real delay."""
-    with trio.CancelScope(deadline=ends_at) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise NoResponse("no answer before the deadline", was_sent=was_sent)
 
 
 async def _leave(opened: AbstractAsyncContextManager[Answer], error: BaseException) -> None:

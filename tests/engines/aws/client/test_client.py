@@ -17,7 +17,6 @@ from conveyor.engines.aws.client.client import (
     RetryingAwsClient,
 )
 from conveyor.engines.aws.errors import AwsError, NoResponse, NotAllowed, NotApplied
-from conveyor.engines.system.crash_injection import CrashSwitch
 from conveyor.ports.errors import BlobMissing, QueueGone, StorageFull, Unavailable
 from tests.aws import a_seam
 from tests.engines.aws.scripted import LOST, THROTTLED, UNSENT, Said, ScriptedPlane
@@ -192,20 +191,6 @@ async def test_an_injected_fault_can_lose_the_answer_of_what_was_done(
         await a_seam(transport, faults=Losing()).call("dynamodb", "PutItem", GUARDED)
 
     assert len(transport.asked) == 1
-
-
-@pytest.mark.parametrize(("side", "asked"), [("before", 0), ("after", 1)])
-async def test_the_crash_switch_ends_on_either_side_of_the_effect(side: str, asked: int) -> None:
-    def end(code: int) -> None:
-        raise SystemExit(code)
-
-    transport = ScriptedPlane({})
-    switch = CrashSwitch("dynamodb.PutItem", 1, side, end=end)
-
-    with pytest.raises(SystemExit):
-        await a_seam(transport, crash=switch).call("dynamodb", "PutItem", PUT)
-
-    assert len(transport.asked) == asked
 
 
 async def test_a_body_that_breaks_off_while_it_streams_is_unavailable() -> None:

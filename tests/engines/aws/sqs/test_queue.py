@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
-from conveyor.engines.aws.client.client import Faults, Params, RetryingAwsClient
+from conveyor.engines.aws.client.client import Params, RetryingAwsClient
 from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.engines.aws.sqs import FOREIGN_RECEIVES_MAX, SqsQueue, make_control_queues
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth
-from tests.aws import a_seam
+from tests.aws import Faults, a_seam
 from tests.builders import OTHER_RUN, RUN, ManualClock, ServerClock, a_ref
 from tests.engines.aws.sqs.faulty_sqs import URL, SpoiltSqs
 

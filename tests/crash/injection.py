@@ -1,8 +1,9 @@
-"""The crash switch: ends the process at the n-th call of a named engine method
-(docs/operations.md, Settings).
+"""Crash injection: ends a process of a test at the n-th call of a named port method.
 
-`CONVEYOR_CRASH_AT=store.commit:3:after` ends the process after the third commit took effect and
-before its caller gets the answer. The process does not clean up, so that it ends like a killed one.
+`TEST_CRASH_AT=store.commit:3:after` ends the process after the third commit took effect and before
+its caller gets the answer. Calls of AWS are named by service and operation, as in
+`dynamodb.PutItem:1:before`. The process does not clean up, so that it ends like a killed one.
+`tests/crash/program.py` runs the product with its ports wrapped.
 """
 
 from __future__ import annotations
@@ -11,16 +12,27 @@ import inspect
 import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
+
+from conveyor.engines.aws.client.client import Answer, AwsTransport, Params
 
 P = TypeVar("P")
+
+VARIABLE = "TEST_CRASH_AT"
+PROGRAM = "tests.crash.program"
 
 EXIT_CODE = 137  # As after SIGKILL (128 + 9).
 
 
 class BadCrashPoint(ValueError):
     """The text is not `<call>:<n>:<before|after>`."""
+
+
+class Switch(Protocol):
+    def passes(self, call: str, side: str) -> None:
+        """Ends the process if this call and this side of its effect are the crash point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +62,13 @@ def parse_crash_point(text: str) -> CrashSwitch:
     return CrashSwitch(call, int(count), side)
 
 
-def crashing(port: P, name: str, switch: CrashSwitch) -> P:
+def crashing(port: P, name: str, switch: Switch) -> P:
     """Wraps a port, so that the switch sees each of its calls."""
     return cast("P", _Crashing(port, name, switch))
 
 
 class _Crashing:
-    def __init__(self, port: object, name: str, switch: CrashSwitch) -> None:
+    def __init__(self, port: object, name: str, switch: Switch) -> None:
         self._port = port
         self._name = name
         self._switch = switch
@@ -71,7 +83,7 @@ class _Crashing:
         return target
 
 
-def _crashing_call(target: Callable[..., Any], call: str, switch: CrashSwitch) -> Any:
+def _crashing_call(target: Callable[..., Any], call: str, switch: Switch) -> Any:
     async def guarded(*args: Any, **kwargs: Any) -> Any:
         switch.passes(call, "before")
         answer = await target(*args, **kwargs)
@@ -81,7 +93,7 @@ def _crashing_call(target: Callable[..., Any], call: str, switch: CrashSwitch) -
     return guarded
 
 
-def _crashing_stream(target: Callable[..., Any], call: str, switch: CrashSwitch) -> Any:
+def _crashing_stream(target: Callable[..., Any], call: str, switch: Switch) -> Any:
     async def guarded(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         switch.passes(call, "before")
         stream = target(*args, **kwargs)
@@ -93,3 +105,28 @@ def _crashing_stream(target: Callable[..., Any], call: str, switch: CrashSwitch)
         switch.passes(call, "after")
 
     return guarded
+
+
+@dataclass(frozen=True, slots=True)
+class CrashingTransport:
+    """An AWS transport whose calls the switch sees."""
+
+    transport: AwsTransport
+    switch: Switch
+
+    async def call(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> Answer:
+        self.switch.passes(f"{service}.{operation}", "before")
+        answer = await self.transport.call(service, operation, params, deadline_s=deadline_s)
+        self.switch.passes(f"{service}.{operation}", "after")
+        return answer
+
+    @asynccontextmanager
+    async def open(
+        self, service: str, operation: str, params: Params, *, deadline_s: float
+    ) -> AsyncGenerator[Answer, None]:
+        self.switch.passes(f"{service}.{operation}", "before")
+        async with self.transport.open(service, operation, params, deadline_s=deadline_s) as answer:
+            self.switch.passes(f"{service}.{operation}", "after")
+            yield answer

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import trio
 
-from conveyor.engines.system.crash_injection import (
-    BadCrashPoint,
-    CrashSwitch,
-    crashing,
-    parse_crash_point,
-)
 from conveyor.ports.blobs import Blobs
 from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
+from tests.crash.injection import (
+    BadCrashPoint,
+    CrashingTransport,
+    CrashSwitch,
+    crashing,
+    parse_crash_point,
+)
+from tests.engines.aws.scripted import ScriptedPlane
 
 CALLS = [
     (name, method)
@@ -98,3 +100,18 @@ async def test_other_calls_pass() -> None:
 def test_a_point_that_is_none_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadCrashPoint, match=r"store\.commit:1:after"):
         parse_crash_point(text)
+
+
+@pytest.mark.parametrize(("side", "asked"), [("before", 0), ("after", 1)])
+async def test_a_call_of_aws_is_within_reach_on_either_side_of_its_effect(
+    side: str, asked: int
+) -> None:
+    transport = ScriptedPlane({})
+    crashing_transport = CrashingTransport(
+        transport, CrashSwitch("dynamodb.PutItem", 1, side, end=end)
+    )
+
+    with pytest.raises(Ended):
+        await crashing_transport.call("dynamodb", "PutItem", {}, deadline_s=1.0)
+
+    assert len(transport.asked) == asked

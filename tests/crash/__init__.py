@@ -1,0 +1,1 @@
+"""Crash injection: the product with its ports wrapped, for tests that end a process."""

@@ -1,0 +1,64 @@
+"""The program with a crash switch: `python -m tests.crash.program dev`, with TEST_CRASH_AT set.
+
+Everything but the wrapped ports is the product.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from conveyor.bootstrap import runtime
+from conveyor.bootstrap.runtime import Runtime
+from conveyor.cli.main import main
+from conveyor.engines.aws import engine
+from conveyor.engines.aws.client.client import RetryingAwsClient
+from conveyor.usecases.context import Context
+from tests.crash.injection import VARIABLE, CrashingTransport, Switch, crashing, parse_crash_point
+
+Parse = Callable[[str], Switch]
+
+
+def run(parse: Parse = parse_crash_point) -> None:
+    """Runs the program. The composition root is wrapped, because it is where ports are chosen."""
+    crash_at = os.environ.pop(VARIABLE, "")
+    if crash_at:
+        _wrap(parse(crash_at))
+    main()
+
+
+def _wrap(switch: Switch) -> None:
+    make_env, make_client = runtime.make_env, RetryingAwsClient
+    open_shared_world = runtime._open_shared_world
+
+    def make_crashing_env(*arguments: Any) -> Context:
+        env = make_env(*arguments)
+        return replace(
+            env,
+            store=crashing(env.store, "store", switch),
+            queue=crashing(env.queue, "queue", switch),
+            blobs=crashing(env.blobs, "blobs", switch),
+            coordinator=crashing(env.coordinator, "coordinator", switch),
+        )
+
+    def make_crashing_client(*, transport: Any, **options: Any) -> Any:
+        return make_client(transport=CrashingTransport(transport, switch), **options)
+
+    @asynccontextmanager
+    async def open_crashing_world(*arguments: Any) -> AsyncGenerator[Runtime, None]:
+        async with open_shared_world(*arguments) as world:
+            cache = world.env.cache
+            if cache is not None:
+                cache = crashing(cache, "cache", switch)
+            yield replace(world, env=replace(world.env, cache=cache))
+
+    vars(runtime)["make_env"] = make_crashing_env
+    vars(runtime)["_open_shared_world"] = open_crashing_world
+    vars(engine)["RetryingAwsClient"] = make_crashing_client
+
+
+if __name__ == "__main__":
+    run()
