@@ -33,3 +33,24 @@ def test_a_row_is_found_by_its_key_through_an_index(
     plan = connection.execute(f"EXPLAIN QUERY PLAN SELECT * FROM {table.name} WHERE {where}")
 
     assert [step.split()[0] for *_, step in plan] == ["SEARCH"]
+
+
+def test_tables_have_the_names_that_every_release_uses() -> None:
+    assert sorted(table.name for table in TABLES.values()) == [
+        "batches",
+        "budgets",
+        "events",
+        "exports",
+        "feeds",
+        "job_inputs",
+        "jobs",
+        "key_records",
+        "notices",
+        "runs",
+        "schedules",
+        "scrubs",
+        "shares",
+        "signing_keys",
+        "stats",
+        "tasks",
+    ]
