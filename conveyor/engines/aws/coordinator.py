@@ -18,8 +18,8 @@ from conveyor.domain import limits
 from conveyor.domain.clock_step import is_unreal as is_ahead
 from conveyor.domain.ids import JobId, LeaseId, Random, RunId
 from conveyor.engines.aws.client.client import AwsClient
-from conveyor.engines.aws.dynamodb.gather import gather
 from conveyor.engines.aws.errors import AwsError
+from conveyor.engines.aws.gather import gather
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import HostPool
 

@@ -24,6 +24,7 @@ from conveyor.domain.ids import Random, RunId
 from conveyor.domain.model import TaskRef
 from conveyor.engines.aws.client.client import ATTEMPTS_MAX, Answer, AwsClient, Params, backoff_s
 from conveyor.engines.aws.errors import THROTTLES, AwsError
+from conveyor.engines.aws.gather import gather_results, unwrap_all
 from conveyor.ports.clock import Clock
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth, Message
@@ -115,7 +116,8 @@ class SqsQueue:
         by_run: defaultdict[RunId, list[TaskRef]] = defaultdict(list)
         for ref in refs:
             by_run[ref.run_id].append(ref)
-        unwrap_all(await gather_results([partial(self._send, *each) for each in by_run.items()]))
+        jobs = [partial(self._send, *refs_of_run) for refs_of_run in by_run.items()]
+        unwrap_all(await gather_results(jobs, parallel_max=CONCURRENT_CALLS_MAX))
 
     async def receive(self, run_id: RunId, *, count_max: int, visibility_s: float) -> list[Message]:
         # SQS returns at most ten messages per call and bills every call. A queue that was empty
@@ -126,7 +128,7 @@ class SqsQueue:
             partial(self._receive, run_id, min(ENTRIES_MAX, wanted - start), visibility_s)
             for start in starts
         ]
-        results = await gather_results(jobs)
+        results = await gather_results(jobs, parallel_max=CONCURRENT_CALLS_MAX)
         # Messages of successful calls are kept even if other calls failed: they are hidden now, and
         # no other worker would receive them before their time is over.
         messages = [each for result in results if isinstance(result, list) for each in result]
@@ -150,7 +152,8 @@ class SqsQueue:
         """Deletes messages. A receipt that SQS refuses belongs to a message that was deleted or
         received again, so it is ignored."""
         by_run = _by_run(messages)
-        unwrap_all(await gather_results([partial(self._delete, *each) for each in by_run.items()]))
+        jobs = [partial(self._delete, *receipts_of_run) for receipts_of_run in by_run.items()]
+        unwrap_all(await gather_results(jobs, parallel_max=CONCURRENT_CALLS_MAX))
         self._forget_receipts(messages)
 
     async def bounce(self, messages: Sequence[Message], *, delay_s: float) -> None:
@@ -216,7 +219,9 @@ class SqsQueue:
         """Sets when messages become visible. Returns the receipts that SQS refused."""
         by_run = _by_run(messages)
         jobs = [partial(self._change, run_id, group, delay_s) for run_id, group in by_run.items()]
-        return set().union(*unwrap_all(await gather_results(jobs)))
+        return set().union(
+            *unwrap_all(await gather_results(jobs, parallel_max=CONCURRENT_CALLS_MAX))
+        )
 
     async def _change(self, run_id: RunId, group: Sequence[Message], delay_s: float) -> set[str]:
         after = {"VisibilityTimeout": _whole(delay_s)}
@@ -314,7 +319,6 @@ _DEAD_RECEIPTS = frozenset(
 
 T = TypeVar("T")
 Entry = Mapping[str, Any]
-Failure = AwsError | QueueGone | Unavailable
 Ask = Callable[[str, Params], Awaitable[Answer]]
 
 
@@ -333,7 +337,7 @@ async def all_entries(
     ]
     return {
         at: code
-        for refused in unwrap_all(await gather_results(jobs))
+        for refused in unwrap_all(await gather_results(jobs, parallel_max=CONCURRENT_CALLS_MAX))
         for at, code in refused.items()
     }
 
@@ -369,42 +373,6 @@ def _is_final(failed: Entry) -> bool:
     return code not in THROTTLES and (
         failed.get("SenderFault", False) or code.removesuffix("Exception") in _DEAD_RECEIPTS
     )
-
-
-async def gather_results(
-    jobs: Sequence[Callable[[], Awaitable[T]]],
-) -> list[T | Failure]:
-    """Runs the jobs, a few at a time. Returns their results or errors, in order.
-
-    The error of one job does not cancel the others.
-    """
-    results: dict[int, T | Failure] = {}
-    numbers = iter(range(len(jobs)))
-
-    async def work() -> None:
-        for number in numbers:
-            try:
-                results[number] = await jobs[number]()
-            except (AwsError, QueueGone, Unavailable) as error:
-                results[number] = error
-
-    if len(jobs) == 1:
-        await work()
-    else:
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(CONCURRENT_CALLS_MAX, len(jobs))):
-                nursery.start_soon(work)
-    return [results[number] for number in range(len(jobs))]
-
-
-def unwrap_all(results: Sequence[T | Failure]) -> list[T]:
-    """Returns the results, or raises the first error."""
-    good: list[T] = []
-    for result in results:
-        if isinstance(result, Failure):
-            raise result
-        good.append(result)
-    return good
 
 
 # Names and attributes of queues, and their creation, which may be repeated.

@@ -23,7 +23,6 @@ from conveyor.domain.changes import (
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import Event, IdempotencyRecord, Run
 from conveyor.engines.aws.dynamodb import keys
-from conveyor.engines.aws.dynamodb.gather import gather
 from conveyor.engines.aws.dynamodb.items import Item, codec_of, pointer_item
 from conveyor.engines.aws.dynamodb.keys import BY_OWNER, Place
 from conveyor.engines.aws.dynamodb.queries import (
@@ -37,6 +36,7 @@ from conveyor.engines.aws.dynamodb.queries import (
 )
 from conveyor.engines.aws.dynamodb.table import Table, place_in
 from conveyor.engines.aws.dynamodb.transactions import apply
+from conveyor.engines.aws.gather import gather
 from conveyor.ports.errors import RowDamaged
 
 _PAGE = 500  # Items that one query reads ahead.

@@ -54,7 +54,6 @@ from conveyor.domain.queries import (
 )
 from conveyor.domain.schedule.schedule import Schedule
 from conveyor.engines.aws.dynamodb import keys
-from conveyor.engines.aws.dynamodb.gather import gather, slices
 from conveyor.engines.aws.dynamodb.items import Item, Params, codec_of
 from conveyor.engines.aws.dynamodb.keys import (
     BY_OWNER,
@@ -67,6 +66,7 @@ from conveyor.engines.aws.dynamodb.keys import (
     stamp,
 )
 from conveyor.engines.aws.dynamodb.table import Table, place_in
+from conveyor.engines.aws.gather import gather, slices
 
 READ_AT_ONCE_MAX = 1000  # Rows per call. DynamoDB itself ends a page at 1 MB.
 # Shards are not even, so a little less than an equal share is read from each. A larger share reads

@@ -26,9 +26,9 @@ from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import TaskRef
 from conveyor.domain.queries import AnyQuery, Q, Query, TaskPage, TasksOf
 from conveyor.engines.aws.dynamodb import deletion, ingest, queries, transactions
-from conveyor.engines.aws.dynamodb.gather import gather
 from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.aws.dynamodb.transactions import ThrottledWrite, apply_settles
+from conveyor.engines.aws.gather import gather
 from conveyor.ports.errors import PartlyUnavailable, QueueGone, Unavailable
 from conveyor.ports.queue import Queue
 

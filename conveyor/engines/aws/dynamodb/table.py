@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import trio
@@ -16,11 +17,11 @@ from conveyor.domain.ids import Random
 from conveyor.domain.model import Task
 from conveyor.engines.aws.client.client import ATTEMPTS_MAX, AwsClient, backoff_s
 from conveyor.engines.aws.client.usage import Meter
-from conveyor.engines.aws.dynamodb.gather import gather, slices
 from conveyor.engines.aws.dynamodb.items import Item, Params, codec_for, key_item
 from conveyor.engines.aws.dynamodb.keys import INDEXES, PK, SK, TTL, Place, item_key
 from conveyor.engines.aws.errors import AwsError, is_refused_for_now
-from conveyor.ports.errors import Unavailable
+from conveyor.engines.aws.gather import gather, gather_results, slices, unwrap_all
+from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.store import DamageLog
 
 # Adaptive concurrency: how many writes are sent to a shard at once.
@@ -82,20 +83,12 @@ async def write_shards(
     write: Write[W],
     random: Random,
 ) -> None:
-    failures: list[AwsError | Unavailable] = []
-
-    async def fill(shard: Shard, rows: deque[W]) -> None:
-        try:
-            await _write_shard(concurrency, shard, rows, write, random)
-        except (AwsError, Unavailable) as error:
-            # Collected, so that the failure of one shard does not cancel the writes of others.
-            failures.append(error)
-
-    async with trio.open_nursery() as nursery:
-        for shard, rows in by_shard.items():
-            nursery.start_soon(fill, shard, rows)
-    if failures:
-        raise failures[0]
+    # The failure of one shard does not cancel the writes of others.
+    jobs = [
+        partial(_write_shard, concurrency, shard, rows, write, random)
+        for shard, rows in by_shard.items()
+    ]
+    unwrap_all(await gather_results(jobs, parallel_max=len(jobs)))
 
 
 async def _write_shard(
@@ -124,23 +117,15 @@ async def _write_shard(
 
 async def _write_wave(wave: Sequence[W], write: Write[W]) -> list[tuple[W, Unavailable]]:
     """Writes a wave. Returns the rows that failed, with their errors."""
-    failed: list[tuple[W, Unavailable]] = []
-    refused: list[AwsError] = []
-
-    async def do(row: W) -> None:
-        try:
-            await write(row)
-        except Unavailable as error:
-            failed.append((row, error))
-        except AwsError as error:
-            refused.append(error)
-
-    async with trio.open_nursery() as nursery:
-        for row in wave:
-            nursery.start_soon(do, row)
+    results = await gather_results([partial(write, row) for row in wave], parallel_max=len(wave))
+    refused = [result for result in results if isinstance(result, AwsError | QueueGone)]
     if refused:
         raise refused[0]
-    return failed
+    return [
+        (row, result)
+        for row, result in zip(wave, results, strict=True)
+        if isinstance(result, Unavailable)
+    ]
 
 
 def _is_throttle(error: Unavailable) -> bool:

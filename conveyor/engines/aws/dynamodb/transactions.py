@@ -45,7 +45,6 @@ from conveyor.domain.changes import (
 )
 from conveyor.domain.damage import DamagedTask
 from conveyor.engines.aws.client.client import backoff_s
-from conveyor.engines.aws.dynamodb.gather import gather
 from conveyor.engines.aws.dynamodb.items import (
     Item,
     Params,
@@ -58,6 +57,7 @@ from conveyor.engines.aws.dynamodb.items import (
 )
 from conveyor.engines.aws.dynamodb.table import INVALID, ROUNDS_MAX, Table
 from conveyor.engines.aws.errors import AwsError, NotApplied
+from conveyor.engines.aws.gather import gather
 from conveyor.ports.errors import Unavailable
 
 Rows = dict[AnyKey, Any]
