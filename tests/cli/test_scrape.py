@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from conveyor.cli.demo import Site, is_flaky, is_missing
+from tests.cli.interruptions import interrupt_often
 from tests.cli.program import Ended, Program, finish, wait_until
 
 pytestmark = pytest.mark.slow
@@ -233,3 +234,11 @@ def test_a_list_of_results_that_cannot_be_put_in_place_is_told(
 
     assert ended.code == 2
     assert "out/results.jsonl is there" in ended.err
+
+
+def test_interruptions_at_random_moments_lose_nothing(tmp_path: Path, site: Site) -> None:
+    """`python -m tests.cli.interruptions` is the long form."""
+    figures = interrupt_often(tmp_path, site, 3, 200, seed=2)
+
+    assert (figures.wrong_pages, figures.tracebacks, figures.wrong_codes) == (0, 0, 0)
+    assert figures.refetched_max <= 0
