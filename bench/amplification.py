@@ -1,10 +1,10 @@
 """How often is a message received before it is run, at a cap, with permits and without?
 
-The seeds' experiment: 500 tasks, a cap of 5, 50 dispatchers in one process, real pollers on a real
-SQS engine. In the off arm a message is received first and the cap is found out afterwards; the
-local gate counts what runs here before a receive, and cools down; permits take a shared lease for
-each message before the receive, as the product does. The first two are wrappers around the ports of
-the same poller (bench/late_leases.py).
+The experiment of the reference design: 500 tasks, a cap of 5, 50 dispatchers in one process, real
+pollers on a real SQS engine. In the off arm a message is received first and the cap is found out
+afterwards; the local gate counts what runs here before a receive, and cools down; permits take a
+shared lease for each message before the receive, as the product does. The first two are wrappers
+around the ports of the same poller (bench/late_leases.py).
 Then 3,334 tasks and four processes' worth of dispatchers on one queue, and one of four killed.
 
 On a model of SQS in virtual time, and the same over the wire on a server that speaks SQS.
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
-    logging.disable(logging.WARNING)  # A killed process complains at length.
+    logging.disable(logging.WARNING)  # A killed process logs many warnings.
     print(DEFINITIONS)
     print(f"A model of SQS ({SQS_S * 1e3:.0f} ms a call, leases {LEASES_S * 1e3:.0f} ms):")
     modelled = run_all({**ONE_PROCESS, **PROCESSES, **KILLED}, in_model)
@@ -82,22 +82,22 @@ def main(arguments: list[str]) -> None:
 
 
 def run_all(arms: Mapping[str, Arm], run: Callable[[Arm, Watch], Drained]) -> Results:
-    """The arms in turn, each with its line as soon as it is done."""
+    """Runs one arm after the other and prints the line of each."""
     head()
     results = {}
     for key, arm in arms.items():
-        results[key] = (arm, run(arm, watching(arm)))
+        results[key] = (arm, run(arm, make_progress_line(arm)))
         show(*results[key])
-    print(verdict_on(results))
+    print(summarize(results))
     return results
 
 
-def verdict_on(results: Results) -> str:
-    """Whether every arm came to its end, and what was given up on the way."""
-    undone = [arm.name for arm, drained in results.values() if drained.done < drained.tasks]
-    if undone:
-        return f"  NOT complete: {', '.join(undone)}"
-    sizes = dict.fromkeys(f"{each.done:,}/{each.tasks:,}" for _, each in results.values())
+def summarize(results: Results) -> str:
+    """Returns a line that states whether every arm has ended all its tasks."""
+    incomplete = [arm.name for arm, drained in results.values() if drained.done < drained.tasks]
+    if incomplete:
+        return f"  NOT complete: {', '.join(incomplete)}"
+    sizes = dict.fromkeys(f"{drained.done:,}/{drained.tasks:,}" for _, drained in results.values())
     return (
         f"  every arm complete ({', '.join(sizes)}), 0 given up, 0 in the DLQ: run queues have none"
     )
@@ -108,7 +108,7 @@ def in_model(arm: Arm, watch: Watch) -> Drained:
 
 
 async def model(arm: Arm, watch: Watch = lambda done: None) -> Drained:
-    """The arm in virtual time: the caller brings a clock that jumps."""
+    """Runs an arm in virtual time. The caller provides a clock that jumps."""
     clock, randomness = VirtualClock(1_700_000_000.0), random.Random(1)
     memory = memory_engine(clock=clock, random=randomness)
     shared = Shared(
@@ -121,8 +121,8 @@ async def model(arm: Arm, watch: Watch = lambda done: None) -> Drained:
     return await drain(shared, arm, lambda: Link(randomness, SQS_S, LEASES_S), watch)
 
 
-def watching(arm: Arm) -> Watch:
-    """How far an arm is, on a terminal."""
+def make_progress_line(arm: Arm) -> Watch:
+    """Returns a function that shows the progress of an arm on a terminal."""
     if not sys.stderr.isatty():
         return lambda done: None
 
@@ -151,7 +151,7 @@ def show(arm: Arm, drained: Drained) -> None:
 
 
 def panels_of(where: str, results: Results) -> list[Panel]:
-    """One for each size of the experiment."""
+    """Returns one panel for each size of the experiment."""
     panels = []
     for tasks, cap, processes in dict.fromkeys(
         (arm.tasks, arm.cap, arm.processes) for arm, _ in results.values()

@@ -76,8 +76,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
-    """What an arm came to. `messages` is what the queue handed out, over all receives; `dead` are
-    tasks that ended otherwise than with a page. `lease_calls` asked for leases, where counted."""
+    """The result of an arm. `messages` counts the deliveries of the queue over all receives; `dead`
+    counts the tasks that ended without a page; `lease_calls` counts acquires, where measured."""
 
     tasks: int
     done: int
@@ -96,7 +96,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Tally:
-    """Counts what receive calls brought, whoever made them."""
+    """Counts the messages of all receive calls."""
 
     messages: int = 0
     calls: int = 0
@@ -131,8 +131,8 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class CountedPlane:
-    """A transport that counts the messages of each receive."""
+class CountingTransport:
+    """A transport that reports the number of messages of each receive."""
 
     transport: AwsTransport
     count: Callable[[int], None]
@@ -189,7 +189,7 @@ class _Distant:
 
     def __getattr__(self, method: str) -> Any:
         target: Callable[..., Awaitable[Any]] = getattr(self._port, method)
-        if not inspect.iscoroutinefunction(target):  # It asks nobody at the other end.
+        if not inspect.iscoroutinefunction(target):  # It does not cross the link.
             return target
 
         async def call(*args: Any, **kwargs: Any) -> Any:
@@ -204,7 +204,7 @@ class _Distant:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingGateway:
-    """A page for everybody, after a while."""
+    """Returns the same page for every URL, after `think_s`."""
 
     think_s: float
 
@@ -230,7 +230,7 @@ class Shared:
     def env(self, link: Link) -> Context:
         """The world as a process sees it at the end of its link."""
         client = RetryingAwsClient(
-            transport=DistantTransport(CountedPlane(self.transport, self.tally.count), link),
+            transport=CountingTransport(self.transport, self.tally.count),
             random=self.random,
         )
         mail = Mailboxes()
@@ -325,7 +325,7 @@ async def dispatch(env: Context, limiter: FairLimiter, arm: Arm, accepted: Accep
 async def drain(
     shared: Shared, arm: Arm, make_link: Callable[[], Link], watch: Callable[[int], None]
 ) -> Drained:
-    """The whole arm; `watch` is told how many tasks are done."""
+    """Runs an arm to its end. `watch` is called with the number of ended tasks."""
     processes = [
         Process(make_link(), FairLimiter(capacity=arm.dispatchers)) for _ in range(arm.processes)
     ]

@@ -99,7 +99,9 @@ class LateLeaseQueue:
 
     async def _release(self, messages: Sequence[Message]) -> None:
         leases = [
-            self._leases.pop(each.receipt) for each in messages if each.receipt in self._leases
+            self._leases.pop(message.receipt)
+            for message in messages
+            if message.receipt in self._leases
         ]
         if leases:
             await self._coordinator.release(leases)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import trio
 
-from bench.dispatch import CountedPlane, ThinkingGateway
+from bench.dispatch import CountingTransport, ThinkingGateway
 from conveyor.bootstrap.runtime import open_runtime
 from conveyor.cli.shutdown import STOP_S_MAX, cancel_on_signal
 from conveyor.config import load_settings
@@ -34,7 +34,9 @@ async def work(think_s: float) -> None:
         queue = world.env.queue
         assert isinstance(queue, SqsQueue)
         assert isinstance(queue.client, RetryingAwsClient)
-        queue.client = replace(queue.client, transport=CountedPlane(queue.client.transport, tell))
+        queue.client = replace(
+            queue.client, transport=CountingTransport(queue.client.transport, tell)
+        )
         nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX)
         await replace(world, gateway=ThinkingGateway(think_s)).worker().run()
 

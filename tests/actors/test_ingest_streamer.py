@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
+import pytest
 from trio.testing import MockClock
 
+from actors.messages import BatchOpened
 from conveyor.domain.model import RunStatus
 from conveyor.usecases.context import RuntimeConfig
 from tests.actors.world import make_world, urls
@@ -25,3 +28,22 @@ async def test_a_list_that_cannot_be_read_stops_its_run_with_a_reason(
 
     assert run.status is RunStatus.STOPPED
     assert run.stop_reason == "ingest_failed"
+
+
+async def test_a_batch_that_is_reported_several_times_is_ingested_once(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "actors.ingest_streamer")
+    world = make_world(think_s=0)
+    policy = RuntimeConfig(sync_tasks_max=100)
+    world = replace(world, env=replace(world.env, policy=policy))
+    accepted = await world.submit(urls(150))
+    opened = BatchOpened(accepted.job.job_id, accepted.run.run_id)
+    for _ in range(3):
+        world.mail.streamer.address.tell_nowait(opened)
+
+    async with world.working():
+        run, totals = await world.ended(accepted)
+
+    assert (run.status, totals.successful) == (RunStatus.COMPLETED, 150)
+    assert [record.getMessage() for record in caplog.records].count("batch ingested") == 1

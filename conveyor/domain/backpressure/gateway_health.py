@@ -229,6 +229,6 @@ def _keep(health: GatewayHealth, target: str, doubt: Doubt) -> GatewayHealth:
     doubts = {**health.doubts, target: doubt}
     if len(doubts) > TARGETS_KEPT_MAX:
         oldest = sorted(doubts, key=lambda name: doubts[name].last_at)
-        for each in oldest[: TARGETS_KEPT_MAX // 2]:
-            del doubts[each]
+        for name in oldest[: TARGETS_KEPT_MAX // 2]:
+            del doubts[name]
     return msgspec.structs.replace(health, doubts=doubts)
