@@ -22,6 +22,7 @@ from conveyor.domain.model import Notice
 from conveyor.domain.run.settlement import backoff_s
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.webhook_sender import WebhookSender
+from conveyor.telemetry import Metrics
 from conveyor.usecases import webhook
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, isolate
@@ -44,6 +45,7 @@ class CompletionNotifier:
     env: Context
     notifier: WebhookSender
     period_s: float = 1.0
+    metrics: Metrics | None = None
     # Due events per query. Events behind a full page are seen only if those on it are started or
     # postponed.
     page_max: int = 100
@@ -121,11 +123,28 @@ class CompletionNotifier:
                 outcome = done
         except Unavailable as error:
             log.warning("delivery not recorded", extra={"cause": str(error)})
+        else:
+            self._count(ready, outcome)
         finally:
             state.under_way.discard(ready.notice.notice_id)
             state.limiter.release(ready.job.caller, ready.receiver, outcome, now=self.env.now())
             # Wakes the loop: another event of this receiver may be waiting.
             state.room_made.set()
+
+    def _count(self, ready: DueDelivery, outcome: DeliveryOutcome | None) -> None:
+        is_delivered = outcome is not None and outcome.is_delivered
+        if self.metrics is not None:
+            self.metrics.webhook_deliveries.labels("delivered" if is_delivered else "failed").inc()
+        if not is_delivered:
+            notice = ready.notice
+            log.warning(
+                "webhook event not delivered",
+                extra={
+                    "event": notice.notice_id,
+                    "job": notice.job_id,
+                    "attempts": notice.attempts + 1,
+                },
+            )
 
 
 # DeliveryLimiter: how many attempts run at once to one receiver, and to all receivers of one caller

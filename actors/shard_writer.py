@@ -71,7 +71,7 @@ class ShardWriter:
     def _count(self, group: Sequence[Settle], verdicts: Sequence[SettleVerdict]) -> None:
         self.metrics.group_size.labels("settle").observe(len(group))
         for outcome, count in Counter(map(_outcome, group, verdicts)).items():
-            self.metrics.tasks_settled.labels(outcome).inc(count)
+            self.metrics.task_outcomes.labels(*outcome).inc(count)
 
     async def _gather(self, inbox: Inbox[ShardWriterMessage]) -> list[Settle]:
         """Collects a group of settles, so that one commit serves several. The wait delays no fetch,
@@ -160,9 +160,11 @@ class ShardWriter:
             log.warning("acks skipped", extra={"count": len(messages), "cause": str(error)})
 
 
-def _outcome(settle: Settle, verdict: SettleVerdict) -> str:
-    """Returns the metrics label: `settled` for an ended task, `retry` for one that is tried again,
-    or `refused`."""
+def _outcome(settle: Settle, verdict: SettleVerdict) -> tuple[str, str]:
+    """Returns the metrics labels: the result, and the reason if the task failed."""
     if not isinstance(verdict, Settled):
-        return "refused"
-    return "settled" if settle.message is not None else "retry"
+        return "refused", ""
+    if settle.message is None:
+        return "retried", ""
+    reason = settlement.failure_reason_of(settle.change)
+    return ("successful", "") if reason is None else ("failed", reason)

@@ -113,6 +113,8 @@ class WaitStatus:
 
 # How long the withdrawal at the end may take. Without it, the report ages out after STATUS_TTL_S.
 CLEANUP_S = 1.0
+# A run that makes no progress for this long is logged. Shorter waits are a normal part of retries.
+LONG_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +133,14 @@ class StatusReporter:
 
     async def run(self) -> None:
         published: dict[RunId, RunReport] = {}
+        told: dict[RunId, float] = {}
         renewed_at, read_at = -math.inf, trio.current_time()
         try:
             while True:
                 now = trio.current_time()
                 reports = self.wait_status.take_reports(self.env.now(), elapsed_s=now - read_at)
                 read_at = now
+                self._log_long_waits(reports, told)
                 is_due = now - renewed_at >= self.renew_s
                 # Between two renewals only changed reports are written.
                 changed = {
@@ -156,6 +160,30 @@ class StatusReporter:
         finally:
             with bounded_cleanup(CLEANUP_S), suppress(Unavailable):
                 await run_progress.withdraw_reports(self.env)
+
+    def _log_long_waits(self, reports: dict[RunId, RunReport], told: dict[RunId, float]) -> None:
+        """Logs a run that has waited for LONG_WAIT_S, once for each wait. `told` has the start of
+        the wait that was logged last."""
+        for run_id in told.keys() - reports.keys():
+            del told[run_id]
+        for run_id, report in reports.items():
+            is_told = report.since is None or told.get(run_id) == report.since
+            # A run at its own cap makes progress.
+            if report.reason in {None, WaitReason.JOB_CAP} or is_told:
+                continue
+            assert report.since is not None
+            waited_s = self.env.now() - report.since
+            if waited_s >= LONG_WAIT_S:
+                told[run_id] = report.since
+                log.warning(
+                    "run waits",
+                    extra={
+                        "run": run_id,
+                        "reason": report.reason,
+                        "detail": report.detail,
+                        "seconds": round(waited_s),
+                    },
+                )
 
     async def _publish(self, reports: dict[RunId, RunReport]) -> None:
         worker = WorkerReport(

@@ -269,8 +269,25 @@ class TaskRunner:
             return Deferred(reason=WaitReason.STORAGE, detail=self.storage.detail)
         request = tasks.request_for(self.env, work.job, attempt.task)
         work.permit.start_call()
+        started_at = trio.current_time()
         outcome = await self.gateway.scrape(request)
+        self._count_fetch(outcome, trio.current_time() - started_at)
         return work.permit.finish_call(outcome, request.url)
+
+    def _count_fetch(self, outcome: Outcome, duration_s: float) -> None:
+        fetches = self.metrics.fetches
+        fetches.seconds.observe(duration_s)
+        match outcome:
+            case Scraped():
+                status_class = f"{outcome.status // 100}xx"
+                fetches.body_bytes.inc(len(outcome.body))
+            case NotScraped():
+                status_class = f"{outcome.problem.status // 100}xx"
+            case Deferred():
+                status_class = "deferred"
+            case _:
+                assert_never(outcome)
+        fetches.responses.labels(status_class).inc()
 
     async def _apply_outcome(self, attempt: _Attempt) -> float | None:
         work, ref, outcome = attempt.work, attempt.work.message.ref, attempt.outcome

@@ -128,7 +128,7 @@ def worker_tree(
     server of a dev process."""
     intervals = env.policy.cadence
     completion_notifier = CompletionNotifier(
-        env=env, notifier=notifier, period_s=intervals.notices_s
+        env=env, notifier=notifier, period_s=intervals.notices_s, metrics=metrics
     )
     sweeper = ReconcileSweeper(
         env=env,
@@ -193,6 +193,7 @@ def fetch_children(
     discover_s: float | None = None,
 ) -> list[Child]:
     metrics.inflight.set_function(lambda: limiter.inflight_count)
+    metrics.slots.set_function(lambda: limiter.slots_count)
     wait_status = WaitStatus()
     storage = StorageBreaker(env.random)
     metrics.storage.away.set_function(lambda: storage.is_open)

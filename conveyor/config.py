@@ -105,6 +105,8 @@ class Settings:
     row_days: int = limits.ROW_DAYS
     #: The log style, `text` or `json`; by default `json`, but `text` for `dev` on a terminal.
     log: str | None = None
+    #: The least severe log lines of `dev`, `api` and `worker` that are written.
+    log_level: str = "info"
     role: str | None = None  #: The role of the program when no command is given.
     build: str = "unknown"  #: The build of the program, such as a commit; the image sets it.
     table: str = ""  #: The DynamoDB table of the AWS engine.
@@ -170,7 +172,8 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
             "CONVEYOR_BODY_DAYS", str(limits.BODY_DAYS), _between(1, limits.RESULT_TTL_DAYS_MAX)
         ),
         row_days=read("CONVEYOR_ROW_DAYS", str(limits.ROW_DAYS), _between(1, limits.ROW_DAYS_MAX)),
-        log=environ.get("CONVEYOR_LOG") or None,
+        log=read("CONVEYOR_LOG", "", _one_of("", "text", "json")) or None,
+        log_level=read("CONVEYOR_LOG_LEVEL", "info", _one_of("debug", "info", "warning", "error")),
         role=read("CONVEYOR_ROLE", "", _one_of("", "dev", "api", "worker", "init")) or None,
         build=read("CONVEYOR_BUILD", "unknown", str),
         table=read("CONVEYOR_TABLE", "", needed),

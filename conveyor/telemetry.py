@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TextIO
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -45,13 +51,38 @@ class StorageMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchMetrics:
+    """The metrics of fetches, by a direct or a remote gateway."""
+
+    seconds: Histogram
+    responses: Counter
+    body_bytes: Counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMetrics:
+    """What the store says about the live runs of all callers. An API process refreshes it when it
+    serves `/metrics`."""
+
+    live: Gauge
+    tasks: Gauge
+    oldest_waiting: Gauge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
     """All metrics of one registry."""
 
     registry: CollectorRegistry
     http_requests: Counter
     http_seconds: Histogram
-    tasks_settled: Counter
+    task_outcomes: Counter
+    fetches: FetchMetrics
+    webhook_deliveries: Counter
+    runs: RunMetrics
+    slots: Gauge
+    disk_free: Gauge
+    build_info: Gauge
     receives: Counter
     messages_delivered: Counter
     messages_bounced: Counter
@@ -67,6 +98,8 @@ class Metrics:
 
 def make_metrics(registry: CollectorRegistry) -> Metrics:
     """Creates all metrics. A registry accepts only one set, so each process calls this once."""
+    # A `_created` sample beside every counter says nothing that a scraper needs.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     return Metrics(
         registry=registry,
         http_requests=Counter(
@@ -78,14 +111,37 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
         http_seconds=Histogram(
             "conveyor_http_request_seconds",
             "Seconds from a request's headers to its answer's.",
-            ("method", "route"),
+            ("method",),
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         ),
-        tasks_settled=Counter(
-            "conveyor_tasks_settled",
-            "Tasks that reached an outcome.",
+        task_outcomes=Counter(
+            "conveyor_task_outcomes",
+            "Attempts that were settled: successful, failed (with the reason), retried later, or "
+            "refused because another worker was first.",
+            ("result", "reason"),
+            registry=registry,
+        ),
+        fetches=_make_fetch_metrics(registry),
+        webhook_deliveries=Counter(
+            "conveyor_webhook_deliveries",
+            "Attempts to deliver a webhook event: delivered or failed.",
             ("outcome",),
+            registry=registry,
+        ),
+        runs=_make_run_metrics(registry),
+        slots=Gauge(
+            "conveyor_slots", "Tasks that this process can fetch at once.", registry=registry
+        ),
+        disk_free=Gauge(
+            "conveyor_disk_free_bytes",
+            "Bytes that are free on the disk of the data directory.",
+            registry=registry,
+        ),
+        build_info=Gauge(
+            "conveyor_build_info",
+            "Always 1; the labels name the version and the build.",
+            ("version", "build"),
             registry=registry,
         ),
         receives=Counter(
@@ -133,6 +189,49 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
         ),
         storage=_make_storage_metrics(registry),
         gateway=_make_gateway_metrics(registry),
+    )
+
+
+def _make_fetch_metrics(registry: CollectorRegistry) -> FetchMetrics:
+    return FetchMetrics(
+        seconds=Histogram(
+            "conveyor_fetch_seconds",
+            "Seconds from the start of a fetch to its outcome.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        ),
+        responses=Counter(
+            "conveyor_fetch_responses",
+            "Outcomes of fetches by status class: of the page, or of the problem if there is none; "
+            "`deferred` if the call was put off.",
+            ("status_class",),
+            registry=registry,
+        ),
+        body_bytes=Counter(
+            "conveyor_fetch_body_bytes", "Bytes of the pages that were fetched.", registry=registry
+        ),
+    )
+
+
+def _make_run_metrics(registry: CollectorRegistry) -> RunMetrics:
+    return RunMetrics(
+        live=Gauge(
+            "conveyor_runs_live",
+            "Live runs: running, paused, or pending for want of tasks.",
+            ("state",),
+            registry=registry,
+        ),
+        tasks=Gauge(
+            "conveyor_tasks_unfinished",
+            "Tasks of live runs that have not ended: inflight, retrying or pending.",
+            ("state",),
+            registry=registry,
+        ),
+        oldest_waiting=Gauge(
+            "conveyor_tasks_oldest_waiting_seconds",
+            "Seconds since the start of the oldest live run with tasks that wait; 0 if none does.",
+            registry=registry,
+        ),
     )
 
 

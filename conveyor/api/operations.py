@@ -39,6 +39,7 @@ async def readyz(call: RequestContext) -> Response:
 
 
 async def metrics(call: RequestContext) -> Response:
+    await call.api.run_figures.refresh(call.env, call.api.metrics.runs)
     return Response(200, generate_latest(call.api.metrics.registry), CONTENT_TYPE_PLAIN_0_0_4)
 
 

@@ -11,6 +11,7 @@ import gc
 import hashlib
 import logging
 import random
+import shutil
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -18,13 +19,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import trio
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from actors.child_process import STOP_S, WorkerProcess
 from actors.limiters.fair_limiter import FairLimiter, slots_count
 from actors.poller.poller import WATCH_S
 from actors.runtime import Child, Intensity, Strategy, Supervisor, nest, tree
 from actors.tree import LocalSignals, Mailboxes, helper_tree, single_writer_mailboxes, worker_tree
+from conveyor import __version__
 from conveyor.api.server.auth import Authenticator, KeyList, Passthrough, WatchedKeys
 from conveyor.api.server.origin import Origins
 from conveyor.config import BadSettings, KeyFile, Settings, environ_of
@@ -339,8 +341,19 @@ def build_runtime(
             gateway=gateway,
             notifier=WebhookNotifier(guarded, now=env.now),
             gate=FairLimiter(capacity=settings.concurrency),
-            metrics=make_metrics(CollectorRegistry()),
+            metrics=_process_metrics(settings, env),
         )
+
+
+def _process_metrics(settings: Settings, env: Context) -> Metrics:
+    """Creates the metrics with those of the process itself: memory, descriptors, CPU, disk."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    metrics = make_metrics(registry)
+    metrics.build_info.labels(__version__, env.policy.build or "").set(1)
+    if settings.engine != AWS:
+        metrics.disk_free.set_function(lambda: shutil.disk_usage(settings.data_dir).free)
+    return metrics
 
 
 def make_env(

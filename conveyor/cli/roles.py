@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from functools import partial
@@ -37,7 +38,7 @@ API_DRAIN_S = 5.0
 def dev(settings: Settings, processes: int) -> None:
     """Run the service on this machine: API and worker in one process."""
     style = settings.log or ("text" if sys.stderr.isatty() else "json")
-    set_up_logging("text" if style == "text" else "json")
+    _set_up_logging(settings, style)
     refuse_taken_port(settings.host, settings.port)
     if settings.engine == AWS and processes > 1:
         raise click.ClickException("On the AWS engine more processes are more `conveyor worker`s.")
@@ -73,6 +74,11 @@ async def _end_on_signal(scope: trio.CancelScope) -> None:
     click.echo("Stopping: work in flight is handed back.", err=True)
 
 
+def _set_up_logging(settings: Settings, style: str | None) -> None:
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    set_up_logging("text" if style == "text" else "json", level=level)
+
+
 def announce(url: str) -> None:
     click.echo(f"Conveyor is listening on {url}", err=True)
     click.echo(f"The dashboard is at {url}/ui/", err=True)
@@ -103,7 +109,7 @@ def api(settings: Settings) -> None:
         raise click.ClickException(
             "An embedded engine has one owner: run `conveyor dev`, or set CONVEYOR_ENGINE=aws."
         )
-    set_up_logging("text" if settings.log == "text" else "json")
+    _set_up_logging(settings, settings.log)
     refuse_taken_port(settings.host, settings.port)
     run_command(_run_api, settings)
 
@@ -147,7 +153,7 @@ def worker(settings: Settings) -> None:
     On a data directory, help the process that owns it until that process ends. `scrape` and `dev`
     start such helpers themselves.
     """
-    set_up_logging("text" if settings.log == "text" else "json")
+    _set_up_logging(settings, settings.log)
     if settings.metrics_port is not None:
         refuse_taken_port(settings.host, settings.metrics_port, "CONVEYOR_METRICS_PORT")
     run_command(_work if settings.engine == AWS else run_helper, settings)

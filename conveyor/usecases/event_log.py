@@ -6,6 +6,7 @@ before, so no reader misses it.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,10 +17,12 @@ import trio
 from conveyor.domain import event_log
 from conveyor.domain.changes import Applied, Change, EventKey, FeedKey
 from conveyor.domain.ids import CallerId
-from conveyor.domain.model import Event
+from conveyor.domain.model import Event, EventType
 from conveyor.domain.queries import EventsOf, UnplacedEvents
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.store import Store
+
+log = logging.getLogger(__name__)
 
 # Other processes number events of the same caller, and each lost race costs one try. The sweeper
 # numbers what is left after the last one.
@@ -52,10 +55,32 @@ class EventWakeups:
 async def number_committed(store: Store, news: EventWakeups, change: Change) -> None:
     """Numbers the events of an applied change. The sweeper numbers those that are left."""
     events = event_log.events_in(change)
+    for event in events:
+        _log_event(event)
     if events:
         # The change is already applied. An error here would make the caller repeat it.
         with suppress(Unavailable):
             await _place(store, news, events)
+
+
+def _log_event(event: Event) -> None:
+    """One line for each step in the life of a run, in the process that committed it."""
+    fields = {"job": event.job_id, "run": event.run_id}
+    match event.event_type:
+        case EventType.RUN_CREATED:
+            log.info("run started", extra=fields)
+        case EventType.RUN_PAUSED:
+            log.info("run paused", extra=fields)
+        case EventType.RUN_RESUMED:
+            log.info("run resumed", extra=fields)
+        case EventType.RUN_COMPLETED:
+            log.info("run completed", extra=fields)
+        case EventType.RUN_STOPPED:
+            log.info("run stopped", extra=fields)
+        case EventType.RUN_FAILED:
+            log.warning("run failed", extra=fields)
+        case _:
+            log.debug("event", extra={**fields, "type": event.event_type})
 
 
 async def number_orphans(store: Store, news: EventWakeups, *, before: float) -> int:

@@ -64,7 +64,7 @@ async def test_there_is_health_and_nothing_for_callers(
 async def test_metrics_tell_what_the_engine_was_asked(caplog: pytest.LogCaptureFixture) -> None:
     metrics, meter = make_metrics(CollectorRegistry()), Meter()
     metrics.registry.register(EngineUsage(meter, {"found": 3}))
-    metrics.tasks_settled.labels("settled").inc(3)
+    metrics.task_outcomes.labels("successful", "").inc(3)
     meter.count("dynamodb", "PutItem", {"Item": {"pk": {"S": "x"}}}, {})
     meter.count_redis("renew")
     meter.rows_read, meter.rows_returned = 5, 4
@@ -73,7 +73,7 @@ async def test_metrics_tell_what_the_engine_was_asked(caplog: pytest.LogCaptureF
         _, body = await asked(port, b"GET /metrics HTTP/1.1\r\n\r\n")
 
     assert {
-        'conveyor_tasks_settled_total{outcome="settled"} 3.0',
+        'conveyor_task_outcomes_total{reason="",result="successful"} 3.0',
         'conveyor_engine_calls_total{call="dynamodb.PutItem"} 1.0',
         'conveyor_engine_calls_total{call="redis.renew"} 1.0',
         'conveyor_engine_capacity_units_total{kind="write"} 1.0',

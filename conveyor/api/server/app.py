@@ -82,6 +82,8 @@ OUTAGE_LOGGED = "request failed: storage unavailable"
 WORK_TIMEOUT_S = 55.0
 # A longer X-Request-ID is replaced: the value goes into logs and response headers.
 REQUEST_ID_CHARS_MAX = 128
+# Asked for every few seconds by load balancers and scrapers: no log line each.
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 
 # The most bytes of a body that the handler ignores.
 IGNORED_BYTES_MAX = 64 * 1024
@@ -179,7 +181,9 @@ async def _finish(metrics: Metrics, response: TrioResponse) -> TrioResponse:
     route = request.url_rule.rule if request.url_rule is not None else "none"
     seconds = trio.current_time() - g.begun_at
     metrics.http_requests.labels(method, route, str(response.status_code)).inc()
-    metrics.http_seconds.labels(method, route).observe(seconds)
+    metrics.http_seconds.labels(method).observe(seconds)
+    if route in PROBES:
+        return response
     fields = {"method": method, "route": route, "status": response.status_code}
     log.info("request", extra={**fields, "request_id": g.request_id, "seconds": round(seconds, 4)})
     return response

@@ -25,6 +25,7 @@ import msgspec
 import trio
 from quart import Request
 
+from conveyor.api.run_figures import RunFigures
 from conveyor.api.server.auth import Authenticator, Principal
 from conveyor.api.server.problem import LengthRequired, TooLarge, TooSlow, UnsupportedMedia
 from conveyor.api.server.quota import RequestQuotas
@@ -65,6 +66,7 @@ class Api:
     decoding: Decoding
     requests: RequestQuotas
     storage: StorageQuotas
+    run_figures: RunFigures = field(default_factory=RunFigures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -362,6 +362,14 @@ def may_be_drained(settled: Settled) -> bool:
     return settled.stats is None or settled.stats.done >= settled.stats.admitted
 
 
+def failure_reason_of(change: Change) -> FailureReason | None:
+    """Returns the reason that a settle counts its task as failed under; None if it does not."""
+    deltas = [write.deltas for write in change.writes if isinstance(write, Update)]
+    return next(
+        (reason for reason in FailureReason if any(reason in each for each in deltas)), None
+    )
+
+
 def _mine(task: Task, event: TaskEvent) -> Guard:
     return Guard(status_in=lifecycle.sources(TASK, event), equals=(("claim", task.claim),))
 

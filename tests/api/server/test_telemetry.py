@@ -100,11 +100,11 @@ def test_setting_up_again_does_not_write_lines_twice(root: logging.Logger) -> No
 def test_two_sets_of_metrics_share_nothing() -> None:
     one, two = make_metrics(CollectorRegistry()), make_metrics(CollectorRegistry())
 
-    one.tasks_settled.labels("successful").inc()
+    one.task_outcomes.labels("failed", "timeout").inc()
 
-    name = "conveyor_tasks_settled_total"
-    assert one.registry.get_sample_value(name, {"outcome": "successful"}) == 1
-    assert two.registry.get_sample_value(name, {"outcome": "successful"}) is None
+    name, labels = "conveyor_task_outcomes_total", {"result": "failed", "reason": "timeout"}
+    assert one.registry.get_sample_value(name, labels) == 1
+    assert two.registry.get_sample_value(name, labels) is None
 
 
 def test_equal_errors_are_limited_and_what_was_left_out_is_counted() -> None:
