@@ -4,13 +4,13 @@ BIN := .venv/bin
 # Most tests wait for processes and sockets more than they compute: two for each core.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 
-.PHONY: demo test check format docs mutants clean
+.PHONY: demo test check format docs screenshots mutants clean
 
 demo: .venv/.installed
 	$(BIN)/conveyor demo
 
-test: check .venv-servers/.installed .venv-localstack/.installed
-	@for package in redis-server strace iproute2=ip; do program=$${package##*=} package=$${package%%=*}; \
+test: check .venv-servers/.installed .venv-localstack/.installed .venv/axe.min.js
+	@for package in redis-server strace chromium iproute2=ip; do program=$${package##*=} package=$${package%%=*}; \
 		command -v $$program >/dev/null \
 		|| { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends $$package; } \
 		|| echo "$$package cannot be installed here: its tests are skipped"; done
@@ -32,6 +32,10 @@ format: .venv/.installed-test
 docs: .venv/.installed-test
 	$(BIN)/python -m tests.tidy.generate
 
+# Visits every page of the dashboard in Chromium, light, dark and narrow.
+screenshots: .venv/.installed-test .venv/axe.min.js
+	$(BIN)/python -m tests.ui.screenshots
+
 # When the simulator or the program has changed, other seeds kill the mutants.
 mutants: .venv/.installed-test
 	$(BIN)/python -m tests.mutants --record tests/mutants/kills.json
@@ -43,6 +47,12 @@ mutants: .venv/.installed-test
 .venv/.installed-test: pyproject.toml constraints.txt | .venv/bin/pip
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aws,test]'
 	touch .venv/.installed $@
+
+# The accessibility checker that the browser tests run.
+.venv/axe.min.js: | .venv/bin/pip
+	npm pack --silent axe-core@4.14.0 --pack-destination .venv \
+		&& tar -xzf .venv/axe-core-4.14.0.tgz -C .venv --strip-components=1 package/axe.min.js \
+		|| echo "axe-core cannot be fetched here: accessibility is not checked"
 
 # Emulators of AWS pin what we pin otherwise, so they live in environments of their own.
 .venv-servers/.installed: tests/servers.txt

@@ -73,6 +73,7 @@ def _environment() -> Environment:
         "short": short,
         "percent": percent,
         "money": money,
+        "sentence": sentence,
     }
     made.globals |= {
         "version": conveyor.__version__,
@@ -160,6 +161,11 @@ def moment(text: str | None) -> str:
     if text is None:
         return NOTHING
     return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def sentence(text: str) -> str:
+    """A detail of the API as a sentence."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def short(text: str, length: int = 60) -> str:

@@ -1,0 +1,169 @@
+"""The dashboard in a real browser, against a real server on the embedded engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.ui.stage import Stage, a_stage, set_the_scene
+
+pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import Browser, BrowserContext, Dialog, Page, Request, expect
+
+from tests.ui.chromium import AXE, a_chromium, find_chromium, violations
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed"),
+]
+WAIT_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with a_stage(tmp_path_factory.mktemp("ui") / "data") as stage:
+        set_the_scene(stage)
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with a_chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def context(browser: Browser, stage: Stage, request: Any) -> Iterator[BrowserContext]:
+    options = getattr(request, "param", {})
+    context = browser.new_context(base_url=stage.url, **options)
+    context.set_default_timeout(WAIT_MS)
+    yield context
+    context.close()
+
+
+def a_page(context: BrowserContext, stage: Stage) -> tuple[Page, list[str]]:
+    """A page, and the requests that it makes to other sites. What a preview asks of the site of its
+    author is refused by the browser; `leaks` has what gets there."""
+    page = context.new_page()
+    elsewhere: list[str] = []
+
+    def hear(request: Request) -> None:
+        if not request.url.startswith((f"{stage.url}/", f"{stage.elsewhere}/")):
+            elsewhere.append(request.url)
+
+    page.on("request", hear)
+    return page, elsewhere
+
+
+def test_every_page_is_accessible_and_asks_no_other_site(
+    context: BrowserContext, stage: Stage
+) -> None:
+    page, elsewhere = a_page(context, stage)
+    refused: list[str] = []
+    page.on("console", lambda line: refused.append(line.text) if line.type == "error" else None)
+    found: list[str] = []
+
+    for name, path in stage.paths.items():
+        response = page.goto(path)
+        assert response is not None
+        assert response.status == 200, name
+        if name == "task":
+            refused.clear()  # What the preview of a hostile page was not allowed to do.
+        if AXE.exists():
+            found += [f"{name}: {line}" for line in violations(page)]
+
+    assert found == []
+    assert elsewhere == stage.leaks == []
+    assert refused == []
+
+
+def test_an_open_page_follows_its_run(context: BrowserContext, stage: Stage) -> None:
+    page, _ = a_page(context, stage)
+    page.goto(stage.paths["run-paused"])
+    expect(page.locator("#connection")).to_have_text("live", timeout=WAIT_MS)
+    job_id = stage.paths["run-paused"].split("/")[3]
+
+    stage.call("POST", f"/v1/jobs/{job_id}/resume")
+    expect(page.get_by_text("Resume the run to continue.")).to_be_hidden(timeout=WAIT_MS)
+    stage.call("POST", f"/v1/jobs/{job_id}/pause")
+    expect(page.get_by_text("Resume the run to continue.")).to_be_visible(timeout=WAIT_MS)
+
+    assert page.get_by_role("button", name="Resume").is_visible()
+
+
+def test_a_lost_connection_is_shown_and_made_again(context: BrowserContext, stage: Stage) -> None:
+    page, _ = a_page(context, stage)
+    page.goto(stage.paths["overview"])
+    expect(page.locator("#connection")).to_have_text("live", timeout=WAIT_MS)
+
+    page.evaluate(
+        "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    expect(page.locator("#connection")).to_have_text("paused", timeout=WAIT_MS)
+    stage.submit("made while hidden", ["item/1"])
+    page.evaluate(
+        "Object.defineProperty(document, 'hidden', {value: false, configurable: true});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    expect(page.locator("#connection")).to_have_text("live", timeout=WAIT_MS)
+
+    expect(page.get_by_text("made while hidden").first).to_be_visible(timeout=WAIT_MS)
+
+
+@pytest.mark.parametrize("context", [{"java_script_enabled": False}], indirect=True)
+def test_a_job_is_run_without_scripts(context: BrowserContext, stage: Stage) -> None:
+    page, _ = a_page(context, stage)
+    page.goto("/ui/jobs/new")
+    page.get_by_label("URLs, one a line").fill(f"{stage.site}/slow/1\nnot a url")
+    page.get_by_label("Name", exact=True).fill("by hand")
+
+    page.get_by_role("button", name="Check and estimate").click()
+    assert page.get_by_text("1 valid lines, 1 invalid.").is_visible()
+    page.get_by_label("URLs, one a line").fill(f"{stage.site}/slow/1\n{stage.site}/slow/2")
+    page.get_by_role("button", name="Submit").click()
+    assert page.get_by_text("The job was submitted.").is_visible()
+    page.get_by_role("button", name="Pause").click()
+    assert page.get_by_text("Paused", exact=True).is_visible()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Stop").click()
+    assert page.get_by_role("heading", name="The run is stopped").is_visible()
+    page.get_by_role("link", name="To the run").click()
+    page.get_by_role("link", name="Delete run").click()
+    page.get_by_role("button", name="Delete").click()
+
+    assert page.get_by_role("heading", name="by hand").is_visible()
+
+
+def test_a_hostile_page_in_the_preview_runs_nothing(context: BrowserContext, stage: Stage) -> None:
+    page, elsewhere = a_page(context, stage)
+    dialogs: list[str] = []
+
+    def hear(dialog: Dialog) -> None:
+        dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("dialog", hear)
+
+    page.goto(stage.paths["task"])
+    page.locator("iframe").scroll_into_view_if_needed()
+    preview = page.frame_locator("iframe").get_by_role("heading", name="Garden chair")
+    preview.wait_for()
+    page.goto(f"{stage.paths['task']}/preview")
+    page.get_by_role("heading", name="Garden chair").wait_for()
+
+    assert "taken over" not in page.title()
+    assert page.url.endswith("/preview")
+    assert (elsewhere, dialogs, stage.leaks) == ([], [], [])
+
+
+def test_the_keyboard_reaches_the_content_first(context: BrowserContext, stage: Stage) -> None:
+    page, _ = a_page(context, stage)
+    page.goto("/ui/")
+
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+
+    assert page.evaluate("document.activeElement.id") == "main"
