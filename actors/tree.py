@@ -192,12 +192,9 @@ def fetch_children(
     metrics: Metrics,
     discover_s: float | None = None,
 ) -> list[Child]:
-    metrics.inflight.set_function(lambda: limiter.inflight_count)
-    metrics.slots.set_function(lambda: limiter.slots_count)
     wait_status = WaitStatus()
     storage = StorageBreaker(env.random)
-    metrics.storage.away.set_function(lambda: storage.is_open)
-    metrics.storage.pages_held.set_function(lambda: storage.held_count)
+    _watch(metrics, limiter, storage)
     runner = TaskRunner(
         env=env,
         gateway=gateway,
@@ -254,3 +251,11 @@ def fetch_children(
             run=StatusReporter(env=env, wait_status=wait_status, limiter=limiter).run,
         ),
     ]
+
+
+def _watch(metrics: Metrics, limiter: FairLimiter, storage: StorageBreaker) -> None:
+    """Lets each scrape read the current state of what limits fetches."""
+    metrics.inflight.set_function(lambda: limiter.inflight_count)
+    metrics.slots.set_function(lambda: limiter.slots_count)
+    metrics.storage.away.set_function(lambda: storage.is_open)
+    metrics.storage.pages_held.set_function(lambda: storage.held_count)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, Protocol, TextIO
 
 from prometheus_client import (
@@ -60,6 +61,14 @@ class FetchMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramMetrics:
+    """What runs, and on which disk."""
+
+    build_info: Gauge
+    disk_free: Gauge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetrics:
     """What the store says about the live runs of all callers. An API process refreshes it when it
     serves `/metrics`."""
@@ -81,8 +90,7 @@ class Metrics:
     webhook_deliveries: Counter
     runs: RunMetrics
     slots: Gauge
-    disk_free: Gauge
-    build_info: Gauge
+    program: ProgramMetrics
     receives: Counter
     messages_delivered: Counter
     messages_bounced: Counter
@@ -100,92 +108,65 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
     """Creates all metrics. A registry accepts only one set, so each process calls this once."""
     # A `_created` sample beside every counter says nothing that a scraper needs.
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    counter = partial(Counter, registry=registry)
+    gauge = partial(Gauge, registry=registry)
+    histogram = partial(Histogram, registry=registry)
     return Metrics(
         registry=registry,
-        http_requests=Counter(
-            "conveyor_http_requests",
-            "HTTP requests answered.",
-            ("method", "route", "status"),
-            registry=registry,
+        http_requests=counter(
+            "conveyor_http_requests", "HTTP requests answered.", ("method", "route", "status")
         ),
-        http_seconds=Histogram(
+        http_seconds=histogram(
             "conveyor_http_request_seconds",
             "Seconds from a request's headers to its answer's.",
             ("method",),
             buckets=LATENCY_BUCKETS_S,
-            registry=registry,
         ),
-        task_outcomes=Counter(
+        task_outcomes=counter(
             "conveyor_task_outcomes",
             "Attempts that were settled: successful, failed (with the reason), retried later, or "
             "refused because another worker was first.",
             ("result", "reason"),
-            registry=registry,
         ),
         fetches=_make_fetch_metrics(registry),
-        webhook_deliveries=Counter(
+        webhook_deliveries=counter(
             "conveyor_webhook_deliveries",
             "Attempts to deliver a webhook event: delivered or failed.",
             ("outcome",),
-            registry=registry,
         ),
         runs=_make_run_metrics(registry),
-        slots=Gauge(
-            "conveyor_slots", "Tasks that this process can fetch at once.", registry=registry
+        slots=gauge("conveyor_slots", "Tasks that this process can fetch at once."),
+        program=_make_program_metrics(registry),
+        receives=counter("conveyor_queue_receives", "Receive calls made on run queues."),
+        messages_delivered=counter(
+            "conveyor_queue_messages_delivered", "Messages that receive calls brought."
         ),
-        disk_free=Gauge(
-            "conveyor_disk_free_bytes",
-            "Bytes that are free on the disk of the data directory.",
-            registry=registry,
+        messages_bounced=counter(
+            "conveyor_queue_messages_bounced", "Messages that were put back unused."
         ),
-        build_info=Gauge(
-            "conveyor_build_info",
-            "Always 1; the labels name the version and the build.",
-            ("version", "build"),
-            registry=registry,
-        ),
-        receives=Counter(
-            "conveyor_queue_receives", "Receive calls made on run queues.", registry=registry
-        ),
-        messages_delivered=Counter(
-            "conveyor_queue_messages_delivered",
-            "Messages that receive calls brought.",
-            registry=registry,
-        ),
-        messages_bounced=Counter(
-            "conveyor_queue_messages_bounced",
-            "Messages that were put back unused.",
-            registry=registry,
-        ),
-        quota_refusals=Counter(
+        quota_refusals=counter(
             "conveyor_quota_refusals",
             "Requests that were refused because a quota was used up.",
             ("quota",),
-            registry=registry,
         ),
-        fetches_preempted=Counter(
+        fetches_preempted=counter(
             "conveyor_fetches_preempted",
             "Fetches that were interrupted for a caller with fewer slots.",
-            registry=registry,
         ),
-        inflight=Gauge("conveyor_tasks_inflight", "Tasks being fetched now.", registry=registry),
-        group_size=Histogram(
+        inflight=gauge("conveyor_tasks_inflight", "Tasks being fetched now."),
+        group_size=histogram(
             "conveyor_group_size",
             "Changes that were committed together.",
             ("kind",),
             buckets=GROUP_BUCKETS,
-            registry=registry,
         ),
-        invariant_violations=Counter(
+        invariant_violations=counter(
             "conveyor_invariant_violations",
             "Things that must never happen and did.",
             ("invariant",),
-            registry=registry,
         ),
-        coordinator_away=Gauge(
-            "conveyor_coordinator_away",
-            "1 while this process keeps to its own share of every cap.",
-            registry=registry,
+        coordinator_away=gauge(
+            "conveyor_coordinator_away", "1 while this process keeps to its own share of every cap."
         ),
         storage=_make_storage_metrics(registry),
         gateway=_make_gateway_metrics(registry),
@@ -209,6 +190,22 @@ def _make_fetch_metrics(registry: CollectorRegistry) -> FetchMetrics:
         ),
         body_bytes=Counter(
             "conveyor_fetch_body_bytes", "Bytes of the pages that were fetched.", registry=registry
+        ),
+    )
+
+
+def _make_program_metrics(registry: CollectorRegistry) -> ProgramMetrics:
+    return ProgramMetrics(
+        build_info=Gauge(
+            "conveyor_build_info",
+            "Always 1; the labels name the version and the build.",
+            ("version", "build"),
+            registry=registry,
+        ),
+        disk_free=Gauge(
+            "conveyor_disk_free_bytes",
+            "Bytes that are free on the disk of the data directory.",
+            registry=registry,
         ),
     )
 

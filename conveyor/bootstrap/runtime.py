@@ -350,9 +350,9 @@ def _process_metrics(settings: Settings, env: Context) -> Metrics:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = make_metrics(registry)
-    metrics.build_info.labels(__version__, env.policy.build or "").set(1)
+    metrics.program.build_info.labels(__version__, env.policy.build or "").set(1)
     if settings.engine != AWS:
-        metrics.disk_free.set_function(lambda: shutil.disk_usage(settings.data_dir).free)
+        metrics.program.disk_free.set_function(lambda: shutil.disk_usage(settings.data_dir).free)
     return metrics
 
 
