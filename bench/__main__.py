@@ -16,7 +16,7 @@ QUESTIONS = {
     "amplification": "How often is a message received before it is run, at a cap?",
     "export": "How long does an export take, and how much memory, beside a bare zipfile?",
     "httpclient": "What does one request cost our pool, aiohttp and httpx?",
-    "cost": "What do a million tasks cost on AWS, beside the seeds' design?",
+    "cost": "What do a million tasks cost on AWS, beside the reference design?",
     "scale": "Where is the next limit of a fleet on AWS, and what lifts it?",
     "awsclient": "What does one call to AWS cost our lean client, and aioboto3?",
     "walk": "Which modules and functions does one task pass, from POST to result and webhook?",

@@ -15,8 +15,8 @@ from statistics import median
 
 import msgspec
 
+from bench.aws_stub import a_stub
 from bench.awsclient_variants import CALLS
-from bench.awsstub import a_stub
 from bench.svg_chart import Panel, draw, is_whole, place_of
 
 ARMS = ("lean", "seam", "metered", "aioboto3")

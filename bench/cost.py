@@ -1,9 +1,10 @@
-"""What do a million tasks cost on AWS, in calls, capacity units and dollars, beside the seeds?
+"""What do a million tasks cost on AWS, in calls, capacity units and dollars, beside another design?
 
 Conveyor's worker drains a large job over servers that stand in for AWS, and its meter counts each
-call for the step that it is made for; only the site is made up. The seeds' design is reckoned for
-the same job from their description. Bodies on S3 cost both the same, so they are shown and left out
-of sums. What a worker asks by the clock, whether there is work or not, is shown by the second.
+call for the step that it is made for; only the site is made up. The cost of the reference design
+(reference_design.py) is computed for the same job from its description. Bodies on S3 cost both
+the same, so they are shown and left out of sums. Calls that a worker makes by the clock are
+shown per second.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Sums(msgspec.Struct, frozen=True):
 
 
 class Arms(NamedTuple):
-    """The seeds as they ran at first, the seeds with their fix (its mean), and us."""
+    """The reference design as it was first, with its later fix (the mean), and Conveyor."""
 
     ungated: Sums
     gated: Sums
@@ -188,12 +189,12 @@ def main(arguments: list[str]) -> None:
         a_cloud(Path(folder).resolve()) as settings,
     ):
         measured = trio.run(measure, settings, load)
-    seeds, ungated = (
+    reference, ungated = (
         seeds_path(inflight=load.inflight, page_s=load.page_s, receives=RECEIVES[name])
         for name in ("mean", "ungated")
     )
-    arms = Arms(sums_of(ungated), sums_of(seeds), measured.sums())
-    show_seeds(seeds, load)
+    arms = Arms(sums_of(ungated), sums_of(reference), measured.sums())
+    show_reference(reference, load)
     show(measured)
     compare(measured.sums(), load)
     draw_all(place_of("cost", is_whole=is_whole(parser, options)), measured, arms)
@@ -201,8 +202,8 @@ def main(arguments: list[str]) -> None:
         print(msgspec.json.encode(_line(arms)).decode())
 
 
-def sums_of(seeds: Sequence[Step]) -> Sums:
-    counted = [step for step in seeds if not step.is_s3]
+def sums_of(reference: Sequence[Step]) -> Sums:
+    counted = [step for step in reference if not step.is_s3]
     return Sums(
         calls=sum(step.calls for step in counted),
         write_units=sum(step.write_units for step in counted),
@@ -233,12 +234,14 @@ def _row(name: str, sums: Sums, why: str = "") -> str:
 _HEAD = f"{'calls':>24}{'writes':>9}{'reads':>9}{'USD/1M':>9}"
 
 
-def show_seeds(seeds: Sequence[Step], load: Load) -> None:
-    print(f"The seeds, {load.inflight} in flight, pages of {load.page_s:g} s: a task\n{_HEAD}")
-    for step in seeds:
+def show_reference(reference: Sequence[Step], load: Load) -> None:
+    print(
+        f"Reference design, {load.inflight} in flight, pages of {load.page_s:g} s: a task\n{_HEAD}"
+    )
+    for step in reference:
         each = Sums(step.calls, step.write_units, step.read_units, step.usd_per_million)
         print(_row(step.name, each, step.why))
-    print(_row("without bodies", sums_of(seeds)))
+    print(_row("without bodies", sums_of(reference)))
 
 
 def show(measured: Measured) -> None:
@@ -270,7 +273,7 @@ def _of_one_task(usage: Usage, count: int) -> Sums:
 
 
 def compare(ours: Sums, load: Load) -> None:
-    print("\nThe seeds to Conveyor, by how often they receive a message:")
+    print("\nThe reference design to Conveyor, by how often it receives a message:")
     print(f"{'receives':>16}{'calls':>9}{'writes':>9}{'USD/1M':>9}{'ratio':>8}")
     for name, receives in RECEIVES.items():
         theirs = sums_of(seeds_path(inflight=load.inflight, page_s=load.page_s, receives=receives))
@@ -283,7 +286,11 @@ def compare(ours: Sums, load: Load) -> None:
 
 def draw_all(figure: Path, measured: Measured, arms: Arms) -> None:
     load = measured.load
-    names = ("the seeds, without a gate", "the seeds, with theirs", "Conveyor")
+    names = (
+        "reference design, no limit",
+        "reference design, with its limit",
+        "Conveyor",
+    )
     totals = [
         Panel("calls a task", [(name, each.calls) for name, each in zip(names, arms, strict=True)]),
         Panel(

@@ -170,10 +170,10 @@ class Fleet:
 async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
     """Everybody at work; callers go through the process of the first worker."""
     draw, clock = random.Random(seed), VirtualClock(EPOCH_S)
-    fate = FaultSource(random=draw, pessimism=plan.pessimism)
+    fault_source = FaultSource(random=draw, pessimism=plan.pessimism)
     model, redis = (
-        AwsModel(clock=clock, fault_source=fate),
-        MeteredRedis(clock=clock, fault_source=fate),
+        AwsModel(clock=clock, fault_source=fault_source),
+        MeteredRedis(clock=clock, fault_source=fault_source),
     )
     meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
     redis.meter = meter

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from bench.ingest_model import SHARD_COUNTS, Modelled, ingest_modelled
 from bench.ingest_variants import Ingested, run_arm
-from bench.ingestmodel import SHARD_COUNTS, Modelled, ingest_modelled
 from bench.svg_chart import Panel, draw, is_whole, place_of
 
 SIZES = (10_000, 100_000, 1_000_000)

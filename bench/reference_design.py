@@ -1,4 +1,4 @@
-"""The seeds' design as data: what one task costs on its way, step by step, as they describe it.
+"""The reference design as data: what one task costs, step by step, as its description says.
 
 Reckoned kindly where they are silent: every row fits into one write unit, no write is refused or
 tried again, whatever can go in a batch does, and the event rows that they keep beside their tasks

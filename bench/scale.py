@@ -24,7 +24,7 @@ import trio
 from trio.testing import MockClock
 
 from bench.fleet import LONG, Fleet, Plan, a_fleet
-from bench.scaletable import COLD, PARTITION_WRITES, SMALL, Arm, Measured, keep, show, write_all
+from bench.scale_table import COLD, PARTITION_WRITES, SMALL, Arm, Measured, keep, show, write_all
 from conveyor.domain.changes import RunKey
 from conveyor.domain.lifecycle import RUN_LIVE
 from conveyor.ports.errors import Unavailable

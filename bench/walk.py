@@ -52,7 +52,7 @@ from actors.shard_writer import ShardWriter
 from actors.status_reporter import StatusReporter
 from actors.task_runner import TaskRunner
 from actors.tree import LocalSignals, single_writer_mailboxes
-from bench.calltrace import BY_REQUEST, IGNORED, CallTrace, code_of
+from bench.call_trace import BY_REQUEST, IGNORED, CallTrace, code_of
 from conveyor.api.server.server import HttpServer
 from conveyor.bootstrap.aws import names_of, open_on
 from conveyor.bootstrap.runtime import AWS, Runtime, make_env, open_runtime
@@ -205,10 +205,10 @@ async def _aws_world() -> AsyncGenerator[Runtime, None]:
         allow_private_targets=True,
     )
     clock, draw, mail = SystemClock(), random.Random(1), single_writer_mailboxes()
-    fate = FaultSource(random=draw)
+    fault_source = FaultSource(random=draw)
     model, redis = (
-        AwsModel(clock=clock, fault_source=fate),
-        RedisModel(clock=clock, fault_source=fate),
+        AwsModel(clock=clock, fault_source=fault_source),
+        RedisModel(clock=clock, fault_source=fault_source),
     )
     client, names = RetryingAwsClient(transport=model, random=draw), names_of(settings)
     await check_resources(client, names, region="us-east-1")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from conveyor.api.server.origin import Network, parse_networks
+from conveyor.api.server.auth import Network, parse_networks
 from conveyor.domain import limits
 from conveyor.domain.backpressure.budget import MICROS, micros_from
 from conveyor.domain.errors import ConveyorError

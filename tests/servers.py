@@ -11,14 +11,14 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-
-import pytest
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVERS = ROOT / ".venv-servers" / "bin"
@@ -45,6 +45,20 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
+def fail(complaint: str) -> NoReturn:
+    """Fails the test. A benchmark, which runs without pytest, ends instead."""
+    if (pytest := sys.modules.get("pytest")) is not None:
+        pytest.fail(complaint)
+    raise SystemExit(complaint)
+
+
+def skip(complaint: str) -> NoReturn:
+    """Skips the test. A benchmark ends instead."""
+    if (pytest := sys.modules.get("pytest")) is not None:
+        pytest.skip(complaint)
+    raise SystemExit(complaint)
+
+
 def found(program: str | Path) -> str:
     """The path of a server's program; without it the test is skipped, or fails in CI.
 
@@ -55,8 +69,8 @@ def found(program: str | Path) -> str:
     if path is None or not is_whole:
         complaint = f"{Path(program).name} is not installed: run `make test`"
         if os.environ.get("CI") == "true":
-            pytest.fail(complaint)
-        pytest.skip(complaint)
+            fail(complaint)
+        skip(complaint)
     return path
 
 
@@ -91,7 +105,7 @@ def _wait_until(ready: Callable[[], bool], server: subprocess.Popen[bytes], log:
     until = time.monotonic() + START_S
     while not ready():
         if server.poll() is not None or time.monotonic() > until:
-            pytest.fail(f"{server.args!r} did not start:\n{log.read_text()[-2000:]}")
+            fail(f"{server.args!r} did not start:\n{log.read_text()[-2000:]}")
         time.sleep(0.05)
 
 

@@ -18,7 +18,10 @@ from conveyor.usecases.submit.jobs import Submission
 
 
 async def submit(
-    call: RequestContext, asked: Submission, work_of: Callable[[RequestContext], Work], job_id: str
+    call: RequestContext,
+    submission: Submission,
+    work_of: Callable[[RequestContext], Work],
+    job_id: str,
 ) -> Response:
     """Runs a submit without storing anything.
 
@@ -29,20 +32,20 @@ async def submit(
         await work_of(_with_env(call, env))(job_id)
 
     try:
-        begun = await rehearse(call.env, work)
+        trial = await rehearse(call.env, work)
     except InvalidTasks:
-        begun, would_answer = Rehearsed(), InvalidTasks.status
+        trial, would_answer = Rehearsed(), InvalidTasks.status
     else:
-        would_answer = _answer_to(begun.run)
-    seen = await dry_run.preview_submit(call.env, asked)
+        would_answer = _answer_to(trial.run)
+    preview = await dry_run.preview_submit(call.env, submission)
     body = SubmitDryRunResponse(
         dry_run=True,
         would_answer=would_answer,
-        valid_tasks=seen.valid if asked.input_id is None else begun.planned,
-        invalid_tasks_count=seen.invalid,
-        invalid_reasons=seen.reasons,
-        invalid_tasks=seen.invalid_tasks,
-        estimate=_estimate(seen.price),
+        valid_tasks=preview.valid if submission.input_id is None else trial.planned,
+        invalid_tasks_count=preview.invalid,
+        invalid_reasons=preview.reasons,
+        invalid_tasks=preview.invalid_tasks,
+        estimate=_estimate(preview.price),
     )
     return json_reply(body)
 
@@ -58,14 +61,14 @@ async def rerun(
 
     run = (await rehearse(call.env, rerun_in)).run
     assert run is not None
-    seen = await dry_run.preview_rerun(call.env, call.caller, call.ids["job_id"], choice, run)
+    preview = await dry_run.preview_rerun(call.env, call.caller, call.ids["job_id"], choice, run)
     body = RerunDryRunResponse(
         dry_run=True,
         would_answer=_answer_to(run),
-        rerun_of=seen.rerun_of,
-        retried_tasks=seen.retried,
-        inherited_tasks=seen.inherited,
-        estimate=None if seen.price is None else _estimate(seen.price),
+        rerun_of=preview.rerun_of,
+        retried_tasks=preview.retried,
+        inherited_tasks=preview.inherited,
+        estimate=None if preview.price is None else _estimate(preview.price),
     )
     return json_reply(body)
 

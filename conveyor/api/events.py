@@ -22,39 +22,39 @@ from conveyor.usecases import event_log
 STREAM = "text/event-stream"
 LATEST = "latest"
 # A stream is woken by events of its own process only. It polls for events of other processes at
-# this interval. The reads of all streams of a process are bounded: with more than LOOKS_PER_S_MAX
+# this interval. The reads of all streams of a process are bounded: with more than POLLS_PER_S_MAX
 # streams, each one polls less often.
 POLL_S = 1.0
-LOOKS_PER_S_MAX = 50
+POLLS_PER_S_MAX = 50
 # Any number of so many digits fits into 64 bits.
-PLACE_DIGITS_MAX = 15
+POSITION_DIGITS_MAX = 15
 
 
 async def list_events(call: RequestContext) -> Response | Download:
     limit = call.limit(default=limits.EVENT_ROWS, limit_max=limits.EVENT_ROWS_MAX)
     if STREAM in call.headers.get("accept", ""):
-        given = call.headers.get("last-event-id") or call.parameter("after")
+        position = call.headers.get("last-event-id") or call.parameter("after")
         headers = {"Content-Type": STREAM, "X-Accel-Buffering": "no"}
-        after = await _place(call, given)
+        after = await _position_of(call, position)
         held = call.api.requests.hold_stream(call.caller, call.address)
         return Download(_stream(call, after, held), headers, timeout_s=None)
-    after = await _place(call, call.parameter("after"))
+    after = await _position_of(call, call.parameter("after"))
     rows = await event_log.page(call.env.store, call.caller, after=after, limit=limit)
     last = rows[-1].seq if rows else after
     return json_reply(ListEventsResponse([event_view(row) for row in rows], str(last)))
 
 
-async def _place(call: RequestContext, given: str | None) -> int:
-    if given is None:
+async def _position_of(call: RequestContext, position: str | None) -> int:
+    if position is None:
         return 0
-    if given == LATEST:
+    if position == LATEST:
         return await event_log.newest(call.env.store, call.caller)
-    if not (given.isascii() and given.isdigit() and len(given) <= PLACE_DIGITS_MAX):
+    if not (position.isascii() and position.isdigit() and len(position) <= POSITION_DIGITS_MAX):
         raise InvalidArgument(
-            "after must be the id of an event, or latest for what comes from now on.",
+            "after must be the id of an event, or latest for new events only.",
             pointer="/after",
         )
-    return int(given)
+    return int(position)
 
 
 async def _stream(call: RequestContext, after: int, held: Held) -> AsyncGenerator[bytes, None]:
@@ -76,27 +76,27 @@ async def _pieces(call: RequestContext, after: int) -> AsyncGenerator[bytes, Non
     while call.api.is_ready():
         # Take the ticket before the read, so that an event during the read ends the wait below.
         news = call.env.news.ticket(call.caller)
-        rows = await _look(call, after)
+        rows = await _poll(call, after)
         for row in rows:
             yield _frame(row)
             after = row.seq
         if rows:
             silent_since = trio.current_time()
             continue
-        with trio.move_on_after(_look_s(call)):
+        with trio.move_on_after(_poll_interval_s(call)):
             await news.wait()
         if trio.current_time() - silent_since >= limits.EVENT_HEARTBEAT_S:
             silent_since = trio.current_time()
             yield b": still here\n\n"
 
 
-def _look_s(call: RequestContext) -> float:
+def _poll_interval_s(call: RequestContext) -> float:
     """The poll interval of one stream: never longer than the interval of the heartbeats."""
-    shared_s = call.env.news.streams_count / LOOKS_PER_S_MAX
+    shared_s = call.env.news.streams_count / POLLS_PER_S_MAX
     return min(max(POLL_S, shared_s), limits.EVENT_HEARTBEAT_S)
 
 
-async def _look(call: RequestContext, after: int) -> list[Event]:
+async def _poll(call: RequestContext, after: int) -> list[Event]:
     try:
         return await event_log.page(
             call.env.store, call.caller, after=after, limit=limits.EVENT_ROWS
@@ -113,7 +113,7 @@ def _frame(row: Event) -> bytes:
 AFTER = Parameter(
     "after",
     {"type": "string"},
-    "Only events behind this one, or `latest` for what comes from now on.",
+    "Only events after this one, or `latest` for new events only.",
 )
 EVENTS = Parameter(
     "limit",
@@ -123,7 +123,7 @@ EVENTS = Parameter(
         "maximum": limits.EVENT_ROWS_MAX,
         "default": limits.EVENT_ROWS,
     },
-    "How many to answer with at most.",
+    "The largest number of rows in the response.",
 )
 
 ROUTES: tuple[Route, ...] = (
@@ -132,7 +132,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/events",
         name="listEvents",
         tag="events",
-        summary="What happened to your jobs, in order; a stream with `Accept: text/event-stream`",
+        summary="List the events of your jobs in order; a stream with `Accept: text/event-stream`",
         does=Query(list_events),
         answers={200: ListEventsResponse},
         query=(AFTER, EVENTS),

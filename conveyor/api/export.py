@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncGenerator
 from functools import partial
 
-from conveyor.api.results import REDIRECT, direct_reply, logging_damage, tell_damage
+from conveyor.api.results import REDIRECT, direct_reply, log_damage_while_sending, logging_damage
 from conveyor.api.route import Access, Command, Parameter, Query, Route
 from conveyor.api.server.problem import BadRange
 from conveyor.api.server.request import Download, RequestContext, Response, Work, json_reply
@@ -68,7 +68,10 @@ async def get_content(call: RequestContext) -> Response | Download:
     token = call.parameter("token")
     export = await (_own(call) if token is None else _by_link(call, token))
     if export.key is None:
-        raise Conflict("The file is not there yet.", code="export_not_ready")
+        raise Conflict(
+            "The export is not complete. Poll it until its status is completed.",
+            code="export_not_ready",
+        )
     media_type, name = ENCODERS[export.format].media_type, export_file_name(export)
     direct = await direct_reply(
         call, export.key, content_type=media_type, name=name, until=export.expires_at
@@ -83,9 +86,9 @@ async def get_content(call: RequestContext) -> Response | Download:
         "Accept-Ranges": "bytes",
         "ETag": f'"{export.sha256}"',
     }
-    what = {"export": export.export_id, "run": export.run_id, "blob": export.key}
-    with logging_damage(what):
-        pieces = tell_damage(await _body_of(call, export, start, end), what)
+    fields = {"export": export.export_id, "run": export.run_id, "blob": export.key}
+    with logging_damage(fields):
+        pieces = log_damage_while_sending(await _body_of(call, export, start, end), fields)
     if end - start == export.size_bytes:
         return Download(pieces, headers, timeout_s=DOWNLOAD_S)
     headers["Content-Range"] = f"bytes {start}-{end - 1}/{export.size_bytes}"
@@ -111,13 +114,13 @@ def _link_to(call: RequestContext, export: Export) -> str:
     return f"{call.base_url}{path}?token={exports.link_token(call.env, export)}"
 
 
-def _part(wanted: str | None, size_bytes: int) -> tuple[int, int]:
+def _part(range_header: str | None, size_bytes: int) -> tuple[int, int]:
     """Returns the requested part as [start, end). Unsupported ranges return the whole file."""
-    asked = _RANGE.match(wanted or "")
-    if asked is None:
+    match = _RANGE.match(range_header or "")
+    if match is None:
         return 0, size_bytes
-    start = int(asked[1])
-    end = size_bytes if asked[2] is None else min(int(asked[2]) + 1, size_bytes)
+    start = int(match[1])
+    end = size_bytes if match[2] is None else min(int(match[2]) + 1, size_bytes)
     if start >= size_bytes:
         raise BadRange(f"The file has {size_bytes} bytes.")
     return (start, end) if start < end else (0, size_bytes)
@@ -143,9 +146,9 @@ async def _body_of(
 FORMAT = Parameter(
     "format",
     {"type": "string", "enum": list(ExportFormat), "default": ExportFormat.ZIP},
-    "What kind of file to make.",
+    "The format of the file.",
 )
-TOKEN = Parameter("token", {"type": "string"}, "From a `download_url`; stands in for the API key.")
+TOKEN = Parameter("token", {"type": "string"}, "From a `download_url`; replaces the API key.")
 
 _EXPORTS = "/v1/jobs/{job_id}/runs/{run_id}/exports"
 
@@ -155,7 +158,7 @@ ROUTES: tuple[Route, ...] = (
         path=_EXPORTS,
         name="startResultsExport",
         tag="runs",
-        summary="Ask for the results of an ended run as one file",
+        summary="Start an export of the results of an ended run as one file",
         does=Command(start),
         answers={202: StartExportResponse},
         problems=(410,),
@@ -166,7 +169,7 @@ ROUTES: tuple[Route, ...] = (
         path=_EXPORTS + "/{export_id}",
         name="getResultsExport",
         tag="runs",
-        summary="Show how far an export is, with a link to the file once it is made",
+        summary="Show the progress of an export, with a link to its complete file",
         does=Query(get),
         answers={200: ExportResponse},
     ),
@@ -175,7 +178,7 @@ ROUTES: tuple[Route, ...] = (
         path=_EXPORTS + "/{export_id}/content",
         name="getResultsExportContent",
         tag="runs",
-        summary="Fetch the file of an export, all of it or from some byte on",
+        summary="Download the file of an export, or a range of it",
         does=Query(get_content),
         answers={200: "*/*", 206: "*/*", 302: None},
         problems=(409, 416),

@@ -172,8 +172,8 @@ def _metadata_from(request: SubmitJobRequest) -> dict[str, str] | None:
         return admission.check_metadata(request.metadata)
     except Refusal as refusal:
         raise InvalidArgument(
-            f"metadata holds up to {limits.METADATA_KEYS_MAX} texts of up to "
-            f"{limits.METADATA_VALUE_CHARS_MAX} characters under printable names.",
+            f"metadata may have up to {limits.METADATA_KEYS_MAX} values of up to "
+            f"{limits.METADATA_VALUE_CHARS_MAX} characters, with printable names.",
             pointer="/metadata",
             code=refusal.reason,
         ) from None
@@ -197,7 +197,7 @@ class LongSubmit(StreamingSubmit):
     ) -> Work:
         request = decode_submit(body)
         if request.tasks is None and tasks is not None:
-            raise malformed("it names a long list of tasks twice", pointer="/tasks")
+            raise malformed("it names tasks twice", pointer="/tasks")
         submission = submission_from(self.call, request)
         if tasks is not None and request.file_input_id is not None:
             raise _both_lists()
@@ -237,12 +237,12 @@ async def list_jobs(call: RequestContext) -> Response:
         return json_reply(ListJobsResponse(found, position))
     # The query asks for one row more than the page, which shows whether another page follows.
     rows = await call.env.store.find(query)
-    shown = [await cached_job_response(call.env, job) for job in rows[:limit]]
-    more = len(rows) > limit
-    following = (
-        queries.make_cursor(rows[limit - 1].job_id, scope=scope, sign=sign) if more else None
+    views = [await cached_job_response(call.env, job) for job in rows[:limit]]
+    has_more = len(rows) > limit
+    next_cursor = (
+        queries.make_cursor(rows[limit - 1].job_id, scope=scope, sign=sign) if has_more else None
     )
-    return json_reply(ListJobsResponse(shown, following))
+    return json_reply(ListJobsResponse(views, next_cursor))
 
 
 def _job_status_from(text: str) -> JobStatus:
@@ -342,8 +342,12 @@ async def _set_host_limits(call: RequestContext, given: HostLimits | None, _: st
     return json_reply(await show_job(call.env, job))
 
 
-JOB_STATUS = Parameter("status", {"type": "string", "enum": list(JobStatus)}, "Only such jobs.")
-JOB_TYPE = Parameter("type", {"type": "string", "enum": list(JobType)}, "Only such jobs.")
+JOB_STATUS = Parameter(
+    "status", {"type": "string", "enum": list(JobStatus)}, "Only jobs with this value."
+)
+JOB_TYPE = Parameter(
+    "type", {"type": "string", "enum": list(JobType)}, "Only jobs with this value."
+)
 JOB_EXTERNAL_ID = Parameter(
     "external_id", {"type": "string"}, "Only jobs that were submitted with this `external_id`."
 )
@@ -391,7 +395,7 @@ ROUTES: tuple[Route, ...] = (
         path=_JOB,
         name="deleteJob",
         tag="jobs",
-        summary="Delete a job with everything it made",
+        summary="Delete a job with its runs and results",
         does=Command(unchecked(delete_job)),
         answers={202: None},
     ),
@@ -409,7 +413,7 @@ ROUTES: tuple[Route, ...] = (
         path=_JOB + "/close",
         name="closeJob",
         tag="jobs",
-        summary="Close an open job: no more tasks will come",
+        summary="Close an open job: it accepts no more tasks",
         does=Command(unchecked(close)),
         answers={200: JobResponse},
     ),
@@ -436,7 +440,7 @@ ROUTES: tuple[Route, ...] = (
         path=_JOB + "/budget",
         name="setJobBudget",
         tag="jobs",
-        summary="Change the budget; a run that waits for it goes on",
+        summary="Change the budget; a run that waits for it continues",
         does=Command(set_budget, BudgetInput),
         answers={200: JobResponse},
         problems=(409,),

@@ -55,7 +55,7 @@ async def docs(call: RequestContext) -> Response:
 async def actors(call: RequestContext) -> Response:
     """Shows the tree of actors, if the process enables it: it names runs of every caller."""
     if call.api.inspect is None:
-        raise NotFound("There is nothing at this address.")
+        raise NotFound("This path does not exist. See /docs.")
     return Response(200, msgspec.json.encode(call.api.inspect()))
 
 
@@ -72,11 +72,11 @@ async def list_quotas(call: RequestContext) -> Response:
         Quota.STREAMS: call.api.requests.held_count(Quota.STREAMS, call.caller),
         Quota.AUDITS: call.api.requests.held_count(Quota.AUDITS, call.caller),
     }
-    shown = [
+    rows = [
         QuotaResponse(name=quota, limit=limits.limit(quota), used=used.get(quota))
         for quota in Quota
     ]
-    return json_reply(QuotasResponse(shown))
+    return json_reply(QuotasResponse(rows))
 
 
 ROUTES: tuple[Route, ...] = (
@@ -85,7 +85,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/quotas",
         name="listQuotas",
         tag="operations",
-        summary="The quotas of this server, and what of them you have in use",
+        summary="Show the quotas of this server and your use of them",
         does=Query(list_quotas),
         answers={200: QuotasResponse},
     ),
@@ -94,7 +94,7 @@ ROUTES: tuple[Route, ...] = (
         path="/healthz",
         name="getHealth",
         tag="operations",
-        summary="Whether the process is alive",
+        summary="Show whether the process is alive",
         does=Query(healthz),
         answers={200: HealthResponse},
         access=Access.PUBLIC,
@@ -104,7 +104,7 @@ ROUTES: tuple[Route, ...] = (
         path="/readyz",
         name="getReadiness",
         tag="operations",
-        summary="Whether the process wants traffic",
+        summary="Show whether the process is ready for requests",
         does=Query(readyz),
         answers={200: HealthResponse},
         problems=(503,),
@@ -145,7 +145,7 @@ ROUTES: tuple[Route, ...] = (
         path="/debug/actors",
         name="getActors",
         tag="operations",
-        summary="The live supervision tree, where the operator shows it",
+        summary="Show the tree of actors, if the operator enables it",
         does=Query(actors),
         answers={200: "application/json"},
         problems=(404,),

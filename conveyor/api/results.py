@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 import msgspec
 
-from conveyor.api import task_search
 from conveyor.api.route import CURSOR, Access, Parameter, Query, Route
 from conveyor.api.server.problem import MEDIA_TYPE
 from conveyor.api.server.request import Download, RequestContext, Response, json_reply
 from conveyor.domain import limits
-from conveyor.domain.errors import NotFound, ResultDamaged
-from conveyor.domain.model import Job, Result, Run, Task
+from conveyor.domain.errors import InvalidArgument, NotFound, ResultDamaged
+from conveyor.domain.model import FailureReason, Job, Result, Run, Task
 from conveyor.domain.queries import TasksOf
 from conveyor.domain.submit.scraper_params import content_type_for, extension_for
 from conveyor.schemas.responses import (
+    HostResponse,
     ListHostsResponse,
     ListResultsResponse,
     TaskHistoryResponse,
@@ -26,9 +26,40 @@ from conveyor.schemas.responses import (
 from conveyor.schemas.views import history_view, result_view
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, load_task, require_latest_run
 from conveyor.usecases.run import results
-from conveyor.usecases.run.task_search import sum_hosts
+from conveyor.usecases.run.results import HostFigures, TaskFilter, sum_hosts
 
 log = logging.getLogger(__name__)
+
+
+def _filter_from(call: RequestContext) -> TaskFilter:
+    reason, host, text = (call.parameter(name) for name in ("reason", "host", "text"))
+    order = call.parameter("order")
+    if reason is not None and reason not in set(FailureReason):
+        raise InvalidArgument(
+            f"reason must be one of {', '.join(FailureReason)}.", pointer="/reason"
+        )
+    if order not in {None, "id", "list"}:
+        raise InvalidArgument("order must be id or list.", pointer="/order")
+    return TaskFilter(
+        reason=None if reason is None else FailureReason(reason),
+        host=None if host is None else host.lower(),
+        text=None if text is None else text.lower(),
+        in_list_order=order == "list",
+    )
+
+
+def _host_view(figures: HostFigures) -> HostResponse:
+    return HostResponse(
+        host=figures.host,
+        total=figures.total,
+        successful=figures.successful,
+        failed=figures.failed,
+        inflight=figures.inflight,
+        bytes=figures.bytes,
+        credits=figures.credits,
+        failure_reasons=dict(figures.reasons),
+        median_s=None if figures.median_s is None else round(figures.median_s, 3),
+    )
 
 
 async def list_results(call: RequestContext) -> Response:
@@ -38,16 +69,16 @@ async def list_results(call: RequestContext) -> Response:
         call.env,
         job,
         run,
-        status=_given(call.parameter("status"), "all"),
+        status=_default(call.parameter("status"), "all"),
         cursor=call.parameter("cursor"),
         limit=limit,
-        task_filter=task_search.filter_from(call),
+        task_filter=_filter_from(call),
     )
-    shown = [
+    views = [
         result_view(job, task, _link_to(call, run, task), is_expired=page.expiries.is_over(task))
         for task in page.tasks
     ]
-    return json_reply(ListResultsResponse(shown, page.next_cursor))
+    return json_reply(ListResultsResponse(views, page.next_cursor))
 
 
 async def get_task(call: RequestContext) -> Response:
@@ -66,8 +97,8 @@ async def list_hosts(call: RequestContext) -> Response:
     )
     with call.api.requests.hold_audit(call.caller):
         figures, is_complete = await sum_hosts(call.env, query)
-    shown = [task_search.host_view(each) for each in figures]
-    return json_reply(ListHostsResponse(shown, is_complete))
+    views = [_host_view(host) for host in figures]
+    return json_reply(ListHostsResponse(views, is_complete))
 
 
 async def get_history(call: RequestContext) -> Response:
@@ -88,10 +119,12 @@ async def get_content(call: RequestContext) -> Response | Download:
     )
     if direct is not None:
         return direct
-    what = {"job": run.job_id, "run": run.run_id, "task": task.task_id, "blob": task.result.key}
-    with logging_damage(what):
+    fields = {"job": run.job_id, "run": run.run_id, "task": task.task_id, "blob": task.result.key}
+    with logging_damage(fields):
         pieces = await results.body_of(call.env, task.result)
-    return Download(tell_damage(pieces, what), _headers_of(task.result, content_type, name))
+    return Download(
+        log_damage_while_sending(pieces, fields), _headers_of(task.result, content_type, name)
+    )
 
 
 async def _run_of(call: RequestContext) -> tuple[Job, Run]:
@@ -110,7 +143,7 @@ async def _run_by_link(call: RequestContext, token: str) -> tuple[Job, Run]:
     )
 
 
-def _given(value: str | None, default: str) -> str:
+def _default(value: str | None, default: str) -> str:
     return default if value is None else value
 
 
@@ -166,34 +199,49 @@ def logging_damage(what: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except ResultDamaged as error:
-        _tell(logging.ERROR, "a stored body is damaged", what, error)
+        _log(logging.ERROR, "a stored body is damaged", what, error)
         raise
     except NotFound as error:
-        _tell(logging.WARNING, "a stored body is missing", what, error)
+        _log(logging.WARNING, "a stored body is missing", what, error)
         raise
 
 
-async def tell_damage(
-    pieces: AsyncGenerator[bytes, None], what: Mapping[str, str]
+async def log_damage_while_sending(
+    pieces: AsyncGenerator[bytes, None], fields: Mapping[str, str]
 ) -> AsyncGenerator[bytes, None]:
     """As `logging_damage`, for a body that is being sent. The error aborts the connection, so that
     the client sees an incomplete body."""
     try:
-        with logging_damage(what):
+        with logging_damage(fields):
             async for piece in pieces:
                 yield piece
     finally:
         await pieces.aclose()
 
 
-def _tell(level: int, message: str, what: Mapping[str, str], error: Exception) -> None:
+def _log(level: int, message: str, what: Mapping[str, str], error: Exception) -> None:
     log.log(level, message, extra={**what, "cause": str(error)})
 
 
+TASK_FILTERS = (
+    Parameter(
+        "reason",
+        {"type": "string", "enum": list(FailureReason)},
+        "Only tasks that failed for this reason. With this or the next filters a page may be "
+        "short; only a missing `next_cursor` means that nothing is left.",
+    ),
+    Parameter("host", {"type": "string"}, "Only tasks of this host."),
+    Parameter("text", {"type": "string"}, "Only tasks whose URL contains this text."),
+    Parameter(
+        "order",
+        {"type": "string", "enum": ["id", "list"], "default": "id"},
+        f"`list`: in the order of the submitted list; for up to {limits.ORDERED_ROWS_MAX:,} tasks.",
+    ),
+)
 ROWS = Parameter(
     "limit",
     {"type": "integer", "minimum": 1, "maximum": limits.PAGE_ROWS_MAX, "default": limits.PAGE_ROWS},
-    "How many to answer with at most.",
+    "The largest number of rows in the response.",
 )
 RESULT_STATUS = Parameter(
     "status",
@@ -201,11 +249,11 @@ RESULT_STATUS = Parameter(
     "Only tasks like these; `processing` are all that have not ended, `inflight` those that are "
     "being fetched.",
 )
-TOKEN = Parameter("token", {"type": "string"}, "From a `result_url`; stands in for the API key.")
+TOKEN = Parameter("token", {"type": "string"}, "From a `result_url`; replaces the API key.")
 REDIRECT = Parameter(
     "redirect",
     {"type": "boolean", "default": False},
-    "Where the storage can hand it out itself, answer with a redirect to there.",
+    "Redirect to the storage, if the storage can serve the body itself.",
 )
 
 _JOB = "/v1/jobs/{job_id}"
@@ -220,7 +268,7 @@ ROUTES: tuple[Route, ...] = (
         summary="Page through the tasks of the latest run",
         does=Query(list_results),
         answers={200: ListResultsResponse},
-        query=(RESULT_STATUS, *task_search.FILTERS, ROWS, CURSOR),
+        query=(RESULT_STATUS, *TASK_FILTERS, ROWS, CURSOR),
         gives={"task_id": "/results/0/task_id"},
     ),
     Route(
@@ -231,7 +279,7 @@ ROUTES: tuple[Route, ...] = (
         summary="Page through the tasks of a run",
         does=Query(list_results),
         answers={200: ListResultsResponse},
-        query=(RESULT_STATUS, *task_search.FILTERS, ROWS, CURSOR),
+        query=(RESULT_STATUS, *TASK_FILTERS, ROWS, CURSOR),
         gives={"task_id": "/results/0/task_id"},
     ),
     Route(
@@ -281,7 +329,7 @@ ROUTES: tuple[Route, ...] = (
         path=_JOB + "/tasks/{task_id}/history",
         name="getLatestRunTaskHistory",
         tag="tasks",
-        summary="Show every try at a task of the latest run",
+        summary="Show every attempt at a task of the latest run",
         does=Query(get_history),
         answers={200: TaskHistoryResponse},
     ),
@@ -290,7 +338,7 @@ ROUTES: tuple[Route, ...] = (
         path=_RUN + "/tasks/{task_id}/history",
         name="getRunTaskHistory",
         tag="tasks",
-        summary="Show every try at a task",
+        summary="Show every attempt at a task",
         does=Query(get_history),
         answers={200: TaskHistoryResponse},
     ),

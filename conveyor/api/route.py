@@ -72,7 +72,7 @@ class Parameter:
 DRY_RUN = Parameter(
     "dry_run",
     {"type": "boolean", "default": False},
-    "Only tell what would happen (200); nothing is created, and an Idempotency-Key is not used.",
+    "Only report what the request would do (200). Nothing is created, no Idempotency-Key is used.",
 )
 
 
@@ -97,10 +97,10 @@ class Route:
 
 # Query parameters that several routes share.
 CURSOR = Parameter(
-    "cursor", {"type": "string", "minLength": 1}, "The `next_cursor` of the page before."
+    "cursor", {"type": "string", "minLength": 1}, "The `next_cursor` of the previous page."
 )
 LIMIT = Parameter(
     "limit",
     {"type": "integer", "minimum": 1, "maximum": limits.LIST_ROWS_MAX, "default": limits.LIST_ROWS},
-    "How many to answer with at most.",
+    "The largest number of rows in the response.",
 )

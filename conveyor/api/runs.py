@@ -57,11 +57,17 @@ async def cached_run_response(env: Context, run: Run) -> RunResponse:
 
 
 async def _view(env: Context, run: Run, totals: Totals) -> RunResponse:
-    seen = await run_progress.load_progress(env, run, totals)
+    progress = await run_progress.load_progress(env, run, totals)
     budget = await budget_of(env, run)
-    shown = msgspec.structs.replace(run, expires_at=results.run_instant(env, run))
+    expiring = msgspec.structs.replace(run, expires_at=results.run_instant(env, run))
     return run_view(
-        shown, totals, seen.inflight, seen.waiting_on, seen.eta_s, budget, seen.rate_per_s
+        expiring,
+        totals,
+        progress.inflight,
+        progress.waiting_on,
+        progress.eta_s,
+        budget,
+        progress.rate_per_s,
     )
 
 
@@ -75,11 +81,11 @@ async def list_runs(call: RequestContext) -> Response:
     before = None if cursor is None else int(queries.read_cursor(cursor, scope=scope, sign=sign))
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, before=before, limit=limit + 1)
     rows = await env.store.find(query)
-    shown = [await cached_run_response(env, run) for run in rows[:limit]]
+    views = [await cached_run_response(env, run) for run in rows[:limit]]
     if len(rows) <= limit:
-        return json_reply(ListJobRunsResponse(shown, None))
-    following = queries.make_cursor(str(rows[limit - 1].sequence), scope=scope, sign=sign)
-    return json_reply(ListJobRunsResponse(shown, following))
+        return json_reply(ListJobRunsResponse(views, None))
+    next_cursor = queries.make_cursor(str(rows[limit - 1].sequence), scope=scope, sign=sign)
+    return json_reply(ListJobRunsResponse(views, next_cursor))
 
 
 async def get_run(call: RequestContext) -> Response:
@@ -128,16 +134,16 @@ async def get_audit(call: RequestContext) -> Response:
     job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
     run = await load_owned_run(call.env, job, call.ids["run_id"])
     with call.api.requests.hold_audit(call.caller):
-        seen = await audit.audit(call.env, run)
+        findings = await audit.audit(call.env, run)
     body = AuditResponse(
         job_id=run.job_id,
         run_id=run.run_id,
-        ok=seen.is_ok,
-        live=seen.is_live,
-        counts=seen.counts,
-        differences=seen.differences,
-        bodies_checked=seen.bodies,
-        bad_bodies=seen.bad_bodies,
+        ok=findings.is_ok,
+        live=findings.is_live,
+        counts=findings.counts,
+        differences=findings.differences,
+        bodies_checked=findings.bodies,
+        bad_bodies=findings.bad_bodies,
     )
     return json_reply(body)
 
@@ -226,21 +232,22 @@ def _is_bare(text: str) -> bool:
 
 
 def _texts(call: RequestContext, name: str) -> list[str] | None:
-    given = call.parameter(name)
-    return None if given is None else [text.strip() for text in given.split(",")]
+    value = call.parameter(name)
+    return None if value is None else [text.strip() for text in value.split(",")]
 
 
 _STATUSES = "|".join(TaskStatus)
 RETRY = Parameter(
     "status",
     {"type": "string", "pattern": rf"^({_STATUSES})(,({_STATUSES}))*$"},
-    f"Start only these over and inherit the rest: a comma-separated list of "
+    f"Repeat only tasks with these statuses, and inherit the others: a comma-separated list of "
     f"{', '.join(TaskStatus)}.",
 )
 REASON = Parameter(
     "reason",
     {"type": "string"},
-    f"Of those, only tasks that failed so: a comma-separated list of {', '.join(FailureReason)}.",
+    "Of those, only tasks that failed for one of these reasons: a comma-separated list of "
+    f"{', '.join(FailureReason)}.",
 )
 HOST = Parameter(
     "host", {"type": "string"}, "Of those, only tasks of these hosts, separated by commas."
@@ -255,7 +262,7 @@ ROUTES: tuple[Route, ...] = (
         path=_JOB + "/stop",
         name="stopJob",
         tag="jobs",
-        summary="Stop the latest run, with a receipt for what was let go",
+        summary="Stop the latest run, with a receipt for the released tasks",
         does=Command(unchecked(stop)),
         answers={200: RunResponse},
     ),
@@ -335,7 +342,7 @@ ROUTES: tuple[Route, ...] = (
         path=_RUN + "/audit",
         name="auditJobRun",
         tag="runs",
-        summary="Recount a run from its rows, and read some of its bodies again",
+        summary="Count a run again from its rows, and check some of its bodies",
         does=Query(get_audit),
         answers={200: AuditResponse},
         problems=(503,),

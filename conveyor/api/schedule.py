@@ -75,8 +75,8 @@ def replace(call: RequestContext) -> Work:
 
 async def _replace(call: RequestContext, rule: Rule, overlap: Overlap, _: str) -> Response:
     job_id = call.ids["job_id"]
-    found = await schedules.replace(call.env, call.caller, job_id, rule, overlap)
-    return json_reply(await show_job(call.env, found.job))
+    scheduled = await schedules.replace(call.env, call.caller, job_id, rule, overlap)
+    return json_reply(await show_job(call.env, scheduled.job))
 
 
 def set_state(call: RequestContext) -> Work:
@@ -84,8 +84,8 @@ def set_state(call: RequestContext) -> Work:
 
 
 async def _set_state(call: RequestContext, state: ScheduleStatus, _: str) -> Response:
-    found = await schedules.set_state(call.env, call.caller, call.ids["job_id"], state)
-    return json_reply(await show_job(call.env, found.job))
+    scheduled = await schedules.set_state(call.env, call.caller, call.ids["job_id"], state)
+    return json_reply(await show_job(call.env, scheduled.job))
 
 
 _SCHEDULE = "/v1/jobs/{job_id}/schedule"

@@ -65,7 +65,7 @@ async def upload(call: RequestContext, pieces: AsyncIterable[bytes]) -> Response
     return json_reply(UploadResponse(size_bytes=stored.size_bytes, sha256=stored.sha256))
 
 
-TOKEN = Parameter("token", {"type": "string"}, "Stands in for the API key.")
+TOKEN = Parameter("token", {"type": "string"}, "Replaces the API key.")
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -73,7 +73,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/job_inputs",
         name="createJobInput",
         tag="job_inputs",
-        summary="Make a slot to upload a list to",
+        summary="Create a slot for the upload of a list",
         does=Command(create_input, CreateJobInputRequest),
         answers={201: CreateJobInputResponse},
     ),
@@ -82,7 +82,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/job_inputs/{input_id}/upload",
         name="uploadJobInput",
         tag="job_inputs",
-        summary="Upload a list, plain or as gzip, in the place of any that was there",
+        summary="Upload a list, plain or as gzip; it replaces an earlier upload",
         does=Upload(upload, limits.UPLOAD_BYTES_MAX),
         answers={200: UploadResponse},
         problems=(411, 507),

@@ -39,21 +39,21 @@ from conveyor.usecases.context import Context
 
 
 def webhook_from(
-    env: Context, given: WebhookInput | WebhookConfigInput, *, pointer: str = ""
+    env: Context, webhook: WebhookInput | WebhookConfigInput, *, pointer: str = ""
 ) -> Webhook:
     """Checks a webhook against the target policy, and returns it.
 
     The policy applies with every gateway, because this process itself sends webhooks. `pointer` is
     the JSON pointer of the webhook in the request.
     """
-    why = _why_not(env.policy.webhooks, given.url)
+    why = _why_not(env.policy.webhooks, webhook.url)
     if why is not None:
         raise InvalidArgument(
             f"The webhook must be a public https URL: {why}.",
             pointer=f"{pointer}/url",
             code="callback_url_must_be_https",
         )
-    return Webhook(given.url, given.signature)
+    return Webhook(webhook.url, webhook.signature)
 
 
 def _why_not(policy: TargetPolicy, url: str) -> str | None:
@@ -115,8 +115,8 @@ async def list_deliveries(call: RequestContext) -> Response:
         cursor=call.parameter("cursor"),
         limit=call.limit(default=limits.LIST_ROWS, limit_max=limits.LIST_ROWS_MAX),
     )
-    shown = [delivery_view(notice) for notice in page.notices]
-    return json_reply(ListDeliveriesResponse(shown, page.next_cursor))
+    deliveries = [delivery_view(notice) for notice in page.notices]
+    return json_reply(ListDeliveriesResponse(deliveries, page.next_cursor))
 
 
 async def redeliver(call: RequestContext, _: str) -> Response:
@@ -131,8 +131,8 @@ async def list_keys(call: RequestContext) -> Response:
 
 
 async def rotate_key(call: RequestContext, kid: str) -> Response:
-    made = await webhooks.rotate(call.env, call.caller, kid=kid)
-    return json_reply(created_view(made.key, made.secret), 201)
+    created = await webhooks.rotate(call.env, call.caller, kid=kid)
+    return json_reply(created_view(created.key, created.secret), 201)
 
 
 async def cancel_rotation(call: RequestContext, _: str) -> Response:
@@ -162,7 +162,7 @@ ROUTES: tuple[Route, ...] = (
         path=_WEBHOOK,
         name="putJobWebhook",
         tag="jobs",
-        summary="Set the webhook of a job, for every delivery not made yet",
+        summary="Set the webhook of a job, for every delivery that is still due",
         does=Command(put_webhook, WebhookConfigInput),
         answers={200: WebhookResponse},
     ),
@@ -171,7 +171,7 @@ ROUTES: tuple[Route, ...] = (
         path=_WEBHOOK,
         name="deleteJobWebhook",
         tag="jobs",
-        summary="Remove the webhook of a job and drop what was not delivered",
+        summary="Remove the webhook of a job and its undelivered events",
         does=Command(unchecked(delete_webhook)),
         answers={204: None},
     ),
@@ -180,7 +180,7 @@ ROUTES: tuple[Route, ...] = (
         path=_WEBHOOK + "/deliveries",
         name="listJobWebhookDeliveries",
         tag="jobs",
-        summary="List the events of a job and the tries at delivering them, newest first",
+        summary="List the webhook events of a job and their delivery attempts, newest first",
         does=Query(list_deliveries),
         answers={200: ListDeliveriesResponse},
         query=(LIMIT, CURSOR),
@@ -190,7 +190,7 @@ ROUTES: tuple[Route, ...] = (
         path=_WEBHOOK + "/deliveries/{event_id}/redeliver",
         name="redeliverJobWebhookEvent",
         tag="jobs",
-        summary="Deliver an event once more",
+        summary="Deliver an event again",
         does=Command(unchecked(redeliver)),
         answers={202: DeliveryResponse},
     ),
@@ -199,7 +199,7 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/webhook/test",
         name="testWebhook",
         tag="webhook",
-        summary="Send a test event to a receiver and tell how it took it",
+        summary="Send a test event to a receiver and show the result",
         does=Command(test_webhook, WebhookInput),
         answers={200: WebhookTestResponse},
     ),
@@ -217,7 +217,7 @@ ROUTES: tuple[Route, ...] = (
         path=_KEYS + "/rotate",
         name="rotateHMACKey",
         tag="hmac",
-        summary="Make the first signing key, or a candidate to follow it",
+        summary="Create the first signing key, or a candidate for the next one",
         does=Command(unchecked(rotate_key), is_secret=True),
         answers={201: HmacKeyCreated},
     ),
@@ -226,7 +226,7 @@ ROUTES: tuple[Route, ...] = (
         path=_KEYS + "/rotate",
         name="cancelHMACRotation",
         tag="hmac",
-        summary="Drop the candidate",
+        summary="Delete the candidate",
         does=Command(unchecked(cancel_rotation)),
         answers={204: None},
         problems=(409,),

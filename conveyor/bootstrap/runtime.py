@@ -27,8 +27,7 @@ from actors.poller.poller import WATCH_S
 from actors.runtime import Child, Intensity, Strategy, Supervisor, nest, tree
 from actors.tree import LocalSignals, Mailboxes, helper_tree, single_writer_mailboxes, worker_tree
 from conveyor import __version__
-from conveyor.api.server.auth import Authenticator, KeyList, Passthrough, WatchedKeys
-from conveyor.api.server.origin import Origins
+from conveyor.api.server.auth import Authenticator, KeyList, Origins, Passthrough, WatchedKeys
 from conveyor.config import BadSettings, KeyFile, Settings, environ_of
 from conveyor.domain import ids, limits
 from conveyor.domain.submit.target import TargetPolicy

@@ -20,7 +20,7 @@ connection (bench/results/httpclient.svg):
 
 How one request passes the modules:
 
-1. `request` encodes the request and refuses headers that would change its framing.
+1. `exchange` encodes the request and refuses headers that would change its framing.
 2. `connection_limits` grants a slot of the caller at the origin, then a slot of the pool, and
    returns an idle connection of this caller if there is one.
 3. Without an idle connection, `resolver` resolves the name and checks every address, and `pool`

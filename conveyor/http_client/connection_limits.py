@@ -154,11 +154,11 @@ class ConnectionLimits:
         Connections that are expired, closed by the peer, or have unread bytes are closed here.
         """
         while origin.idle:
-            wire = origin.idle.pop()
-            del self._idle[wire]
-            if wire.idle_until > now and wire.is_quiet():
-                return wire
-            self._close_idle_wire(origin, wire)
+            stream = origin.idle.pop()
+            del self._idle[stream]
+            if stream.idle_until > now and stream.is_quiet():
+                return stream
+            self._close_idle_stream(origin, stream)
         return None
 
     def distrust(self, origin: OriginPool) -> None:
@@ -167,13 +167,13 @@ class ConnectionLimits:
         if len(self._distrusted) > DISTRUSTED_MAX:
             self._distrusted.popitem(last=False)
         while origin.idle:
-            wire = origin.idle.pop()
-            del self._idle[wire]
-            wire.close()
+            stream = origin.idle.pop()
+            del self._idle[stream]
+            stream.close()
 
-    def _close_idle_wire(self, origin: OriginPool, wire: TcpStream | TlsStream) -> None:
-        has_unread = wire.has_unread()
-        wire.close()
+    def _close_idle_stream(self, origin: OriginPool, stream: TcpStream | TlsStream) -> None:
+        has_unread = stream.has_unread()
+        stream.close()
         if has_unread:
             self.distrust(origin)
 
@@ -185,14 +185,14 @@ class ConnectionLimits:
         while self._idle and self._leased + len(self._idle) > self._limits.connections_max:
             self._drop_oldest()
 
-    def return_connection(self, origin: OriginPool, wire: TcpStream | TlsStream) -> None:
+    def return_connection(self, origin: OriginPool, stream: TcpStream | TlsStream) -> None:
         now = trio.current_time()
         if self._distrusted and self._distrusted.get(origin.key, now) > now:
-            wire.close()
+            stream.close()
             return
-        wire.idle_until = now + self._limits.keep_alive_s
-        origin.idle.append(wire)
-        self._idle[wire] = origin
+        stream.idle_until = now + self._limits.keep_alive_s
+        origin.idle.append(stream)
+        self._idle[stream] = origin
         self._drop_expired(now)
         if not self._is_reaping:
             self._is_reaping = True
@@ -222,10 +222,10 @@ class ConnectionLimits:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        wire, origin = self._idle.popitem(last=False)
+        stream, origin = self._idle.popitem(last=False)
         # The oldest connection of the pool is also the oldest of its origin, so it is the first.
         origin.idle.popleft()
-        self._close_idle_wire(origin, wire)
+        self._close_idle_stream(origin, stream)
         self._forget(origin)
 
     def _origin(self, key: OriginKey) -> OriginPool:

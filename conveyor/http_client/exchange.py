@@ -1,4 +1,4 @@
-"""One request and its response on a connection: framing, and the timer of all waits.
+"""One request and its response on a connection: values, framing, and the timer of all waits.
 
 If two parsers can disagree about the end of a body, an attacker can smuggle a response, and a
 connection gets out of step. The parser, which is httptools with stricter rules, therefore refuses a
@@ -12,14 +12,18 @@ is left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Protocol
 
 import httptools
+import msgspec
 import trio
 
+from conveyor.domain import limits
+from conveyor.domain.submit.target import Target
 from conveyor.http_client.connection_limits import Rate
 from conveyor.http_client.errors import (
     TOO_LATE,
@@ -30,8 +34,109 @@ from conveyor.http_client.errors import (
     TimedOut,
     TooSlow,
 )
-from conveyor.http_client.request import Upload
 from conveyor.http_client.stream import TcpStream, TlsStream
+
+Headers = Sequence[tuple[str, str]]
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_BODYLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+# A header name is a `token` of RFC 9110, 5.6.2.
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
+# A header value has no control character but the tab: CR or LF would start another header. It has
+# no surrogate, which cannot be encoded. \Z and not $: $ would accept a line feed at the end.
+_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*\Z")
+# The client writes these itself. A caller that sets them could change where a request ends.
+_FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade"})
+
+
+def wants_every_body(_status: int) -> bool:
+    return True
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request.
+
+    If `wants_body(status)`, the response has the whole decoded body, of at most `body_bytes_max`
+    bytes. Of any other response only the first 64 KiB are read. A timeout of None means the
+    timeout of the pool. `partition` names the caller: two partitions share no connection and no
+    TLS session.
+    """
+
+    method: str
+    target: Target
+    partition: str = ""
+    headers: Headers = ()
+    body: bytes | None = None
+    deadline_s: float = limits.SCRAPE_DEADLINE_S
+    body_bytes_max: int = limits.BODY_BYTES_MAX
+    wants_body: Callable[[int], bool] = wants_every_body
+    connect_timeout_s: float | None = None
+    read_timeout_s: float | None = None
+
+    @property
+    def is_idempotent(self) -> bool:
+        return self.method in {"GET", "HEAD"}
+
+    def __repr__(self) -> str:
+        # Queries and headers contain secrets, and logs contain reprs.
+        return f"Request({self.method} {self.target.scheme}://{self.target.authority})"
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """A body of known length in pieces. It can be sent only once."""
+
+    pieces: AsyncIterator[bytes]
+    size_bytes: int
+
+
+class Response(msgspec.Struct, frozen=True):
+    """A response. Header names are in lower case. `is_whole` is False if the body was cut."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+    is_whole: bool = True
+
+    def header(self, name: bytes) -> str | None:
+        for key, value in self.headers:
+            if key == name:
+                return _text_from(value)
+        return None
+
+
+def encode_request(request: Request, upload_bytes: int | None = None) -> bytes:
+    """Encodes head and body in one piece, so that one send, and if it fits one packet, is enough.
+
+    `upload_bytes` is the length of a body that the caller sends afterwards. Raises BadRequest.
+    """
+    if request.method not in _METHODS:
+        raise BadRequest("the method is not supported")
+    target = request.target
+    lines = [f"{request.method} {target.path_and_query} HTTP/1.1\r\nHost: {target.authority}\r\n"]
+    for name, value in request.headers:
+        if not is_header(name, value) or name.lower() in _FRAMING:
+            raise BadRequest("a request header is not allowed")
+        lines.append(f"{name}: {value}\r\n")
+    body = request.body
+    if upload_bytes is not None:
+        lines.append(f"Content-Length: {upload_bytes}\r\n")
+    elif body is not None or request.method not in _BODYLESS_METHODS:
+        lines.append(f"Content-Length: {len(body or b'')}\r\n")
+    lines.append("\r\n")
+    head = "".join(lines).encode()
+    return head + body if body else head
+
+
+def is_header(name: str, value: str) -> bool:
+    return _TOKEN.match(name) is not None and _VALUE.match(value) is not None
+
+
+def _text_from(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
 
 # Bounds the memory and the CPU time of a head.
 HEADERS_MAX = 256
@@ -39,8 +144,8 @@ HEADERS_MAX = 256
 # headers or chunk extensions until the deadline.
 OVERHEAD_BYTES_MAX = 128 * 1024
 # The least efficient honest framing is a chunk of one byte: six bytes on the connection.
-_WIRE_PER_BODY_BYTE = 6
-_BODYLESS = frozenset({204, 304})
+_RECEIVED_PER_BODY_BYTE = 6
+_BODYLESS_STATUSES = frozenset({204, 304})
 
 
 class ResponseParser:
@@ -55,7 +160,7 @@ class ResponseParser:
         "_is_keep_alive",
         "_is_until_close",
         "_parser",
-        "_wire_bytes",
+        "_received_bytes",
         "content_length",
         "encodings",
         "headers",
@@ -79,7 +184,7 @@ class ResponseParser:
         self._is_keep_alive = False
         self._is_until_close = False
         self._fields: list[tuple[bytes, bytes]] = []
-        self._wire_bytes = 0
+        self._received_bytes = 0
         self._body_bytes = 0
         self._parser = httptools.HttpResponseParser(self)
 
@@ -104,17 +209,17 @@ class ResponseParser:
 
     @property
     def has_started(self) -> bool:
-        return self._wire_bytes > 0
+        return self._received_bytes > 0
 
     def feed(self, data: bytes) -> None:
-        self._wire_bytes += len(data)
+        self._received_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             raise BadResponse("the server switched protocols") from None
         except httptools.HttpParserError as error:
             self._judge(error)
-        overhead = self._wire_bytes - _WIRE_PER_BODY_BYTE * self._body_bytes
+        overhead = self._received_bytes - _RECEIVED_PER_BODY_BYTE * self._body_bytes
         if overhead > OVERHEAD_BYTES_MAX and not self.is_done:
             raise BadResponse("headers or framing are too large")
 
@@ -159,7 +264,7 @@ class ResponseParser:
             return
         self.headers = headers
         self._frame()
-        if not self._has_body or self.status in _BODYLESS:
+        if not self._has_body or self.status in _BODYLESS_STATUSES:
             # These headers describe the body that a GET would have returned.
             self.content_length = None
             self.encodings.clear()
@@ -201,7 +306,7 @@ class ResponseParser:
                 raise BadResponse("the Content-Length leaves the length in doubt")
             self.content_length = int(lengths[0])
         else:
-            self._is_until_close = self.status not in _BODYLESS
+            self._is_until_close = self.status not in _BODYLESS_STATUSES
 
     def _judge(self, error: httptools.HttpParserError) -> None:
         if self.is_done:
@@ -283,33 +388,33 @@ class Exchange:
     """
 
     __slots__ = (
-        "_patience_s",
         "_rate",
         "_rate_since",
         "_received_bytes",
+        "_timer",
+        "_wait_s",
         "_waiting_since",
-        "_watch",
         "deadline",
         "is_early",
-        "reply",
-        "wire",
+        "parser",
+        "stream",
     )
 
     def __init__(
         self,
-        wire: TcpStream | TlsStream,
-        reply: ResponseParser,
-        watch: DeadlineTimer,
+        stream: TcpStream | TlsStream,
+        parser: ResponseParser,
+        timer: DeadlineTimer,
         *,
         deadline: float,
-        patience_s: float,
+        wait_s: float,
     ) -> None:
-        self.wire = wire
-        self.reply = reply
+        self.stream = stream
+        self.parser = parser
         self.deadline = deadline
         self.is_early = False
-        self._watch = watch
-        self._patience_s = patience_s
+        self._timer = timer
+        self._wait_s = wait_s
         self._rate: Rate | None = None
         self._received_bytes = 0
         self._rate_since: float | None = None
@@ -327,7 +432,7 @@ class Exchange:
         """Changes the rate without a restart. It applies to the current wait as well."""
         self._rate = rate
         if self._waiting_since is not None:
-            self._watch.expect(self.wire, self._until(self._waiting_since))
+            self._timer.expect(self.stream, self._until(self._waiting_since))
 
     def excuse(self, seconds: float) -> None:
         """Excludes `seconds` from the measurement: the client did not read during this time."""
@@ -337,7 +442,7 @@ class Exchange:
     async def send(self, data: bytes, upload: Upload | None = None) -> None:
         """Sends the request and reads until the head of the response has arrived."""
         self._start_timer()
-        await self.wire.send(data)
+        await self.stream.send(data)
         if upload is not None:
             try:
                 await self._send_all(upload)
@@ -345,7 +450,7 @@ class Exchange:
                 # The peer may have sent its refusal before it closed the connection on the body.
                 self._start_timer()
         await self._receive()
-        while not self.reply.is_head_done:
+        while not self.parser.is_head_done:
             await self.read_more()
 
     async def _send_all(self, upload: Upload) -> None:
@@ -357,9 +462,9 @@ class Exchange:
             # Bytes beyond the announced length would be read by the peer as the next request.
             if left < 0:
                 break
-            self.is_early = self.is_early or not self.wire.is_quiet()
+            self.is_early = self.is_early or not self.stream.is_quiet()
             self._start_timer()
-            await self.wire.send(piece)
+            await self.stream.send(piece)
             self.stop_timer()
         if left:
             raise BadRequest("the body is not as long as was announced")
@@ -381,7 +486,7 @@ class Exchange:
 
     async def _receive_in_time(self, since: float) -> int:
         while True:
-            self._watch.expect(self.wire, self._until(since))
+            self._timer.expect(self.stream, self._until(since))
             try:
                 return await self._receive()
             except TimedOut:
@@ -395,18 +500,18 @@ class Exchange:
 
     def stop_timer(self) -> None:
         """The caller calls this before it does anything that is not a wait for the peer."""
-        self._watch.forget(self.wire)
+        self._timer.forget(self.stream)
 
     def _start_timer(self) -> None:
-        """Gives the peer `patience_s` from now, but not beyond the total deadline."""
+        """Gives the peer `wait_s` from now, but not beyond the total deadline."""
         now = trio.current_time()
         if now >= self.deadline:
             raise TimedOut(TOO_LATE)
-        self._watch.expect(self.wire, min(now + self._patience_s, self.deadline))
+        self._timer.expect(self.stream, min(now + self._wait_s, self.deadline))
 
     def _until(self, since: float) -> float:
         """The time at which a wait that began at `since` is too long."""
-        return min(since + self._patience_s, self.deadline, self._slow_at())
+        return min(since + self._wait_s, self.deadline, self._slow_at())
 
     def _slow_at(self) -> float:
         if self._rate is None or self._rate_since is None:
@@ -414,11 +519,11 @@ class Exchange:
         return self._rate_since + self._rate.seconds_for(self._received_bytes)
 
     async def _receive(self) -> int:
-        data = await self.wire.receive()
+        data = await self.stream.receive()
         if data:
-            self.reply.feed(data)
+            self.parser.feed(data)
         else:
-            self.reply.end_of_stream()
+            self.parser.end_of_stream()
         return len(data)
 
 
@@ -437,20 +542,20 @@ def until(deadline: float) -> Iterator[None]:
 class StreamingResponse:
     """The head of a response. Iteration yields its body, not decoded and without a size limit."""
 
-    def __init__(self, reading: Exchange) -> None:
-        self._reading = reading
-        self.status = reading.reply.status
-        self.headers: Sequence[tuple[bytes, bytes]] = reading.reply.headers
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.status = exchange.parser.status
+        self.headers: Sequence[tuple[bytes, bytes]] = exchange.parser.headers
 
     def __aiter__(self) -> StreamingResponse:
         return self
 
     async def __anext__(self) -> bytes:
-        reading = self._reading
-        while not (data := reading.reply.take()):
-            if reading.reply.is_done:
+        exchange = self._exchange
+        while not (data := exchange.parser.take()):
+            if exchange.parser.is_done:
                 raise StopAsyncIteration
-            await reading.read_more()
+            await exchange.read_more()
             # The time that the consumer needs between two pieces is not a delay of the peer.
-            reading.stop_timer()
+            exchange.stop_timer()
         return data

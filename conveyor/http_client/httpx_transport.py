@@ -25,9 +25,8 @@ from conveyor.http_client.errors import (
     TimedOut,
     TlsFailed,
 )
-from conveyor.http_client.exchange import StreamingResponse
+from conveyor.http_client.exchange import Request, StreamingResponse, Upload
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.request import Request, Upload
 from conveyor.http_client.response_body import decoder_for
 
 # Request headers that the pool writes itself.
@@ -58,7 +57,7 @@ class PoolTransport(httpx.AsyncBaseTransport):
             raise httpx.UnsupportedProtocol(target.detail, request=request)
         body, upload = await _content_of(request)
         timeouts: dict[str, Any] = request.extensions.get("timeout", {})
-        asked = Request(
+        pool_request = Request(
             method=request.method,
             target=target,
             headers=[
@@ -72,7 +71,7 @@ class PoolTransport(httpx.AsyncBaseTransport):
         opened = AsyncExitStack()
         async with _letting_go(upload):
             with _translating(request):
-                incoming = await opened.enter_async_context(self._pool.open(asked, upload))
+                incoming = await opened.enter_async_context(self._pool.open(pool_request, upload))
         kept = [pair for pair in incoming.headers if pair[0] not in _OF_THE_WIRE]
         stream = _Body(request, opened, incoming, self._body_bytes_max)
         return httpx.Response(incoming.status, headers=kept, stream=stream)
@@ -138,10 +137,10 @@ def _translating(request: httpx.Request) -> Iterator[None]:
     try:
         yield
     except FetchFailed as error:
-        raise _translated(error, request) from error
+        raise _to_httpx_error(error, request) from error
 
 
-def _translated(error: FetchFailed, request: httpx.Request) -> httpx.TransportError:
+def _to_httpx_error(error: FetchFailed, request: httpx.Request) -> httpx.TransportError:
     match error:
         case TimedOut():
             return httpx.ReadTimeout(error.detail, request=request)

@@ -30,12 +30,12 @@ _DECODERS = Bounds.fixed(2, 1)
 class LargeBody:
     """A body that is arriving and may turn out to be large."""
 
-    __slots__ = ("_permits", "is_held", "partition", "reading", "since")
+    __slots__ = ("_permits", "exchange", "is_held", "partition", "since")
 
-    def __init__(self, permits: LargeBodies, partition: str, reading: Exchange) -> None:
+    def __init__(self, permits: LargeBodies, partition: str, exchange: Exchange) -> None:
         self._permits = permits
         self.partition = partition
-        self.reading = reading
+        self.exchange = exchange
         self.is_held = False
         self.since = 0.0
 
@@ -65,21 +65,21 @@ class LargeBodies:
 
     async def acquire(self, body: LargeBody) -> None:
         if not self.shares.acquire_nowait(body.partition):
-            body.reading.stop_timer()
-            with until(body.reading.deadline):
+            body.exchange.stop_timer()
+            with until(body.exchange.deadline):
                 await self.shares.acquire(body.partition)
         body.is_held = True
         body.since = trio.current_time()
         self._held[body] = None
-        # Measure anew: the bytes so far arrived under the lower rate for small bodies.
-        body.reading.require_rate(self._limits.large_body_rate_min)
+        # Restart the measurement: the bytes so far arrived under the lower rate for small bodies.
+        body.exchange.require_rate(self._limits.large_body_rate_min)
         self._set_rates()
 
     def _set_rates(self) -> None:
         limits, is_crowded = self._limits, self.shares.is_contended
         rate = limits.crowded_body_rate_min if is_crowded else limits.large_body_rate_min
         for body in self._held:
-            body.reading.change_rate(rate)
+            body.exchange.change_rate(rate)
 
 
 class Decoding:

@@ -9,7 +9,7 @@ The package docstring explains the design. The laws:
   Unless the peers are trusted, it does not reuse a connection after a request with a body, after a
   HEAD, or after an interim response. A peer that sent more bytes than one response gets a new
   connection for each request for the next `DISTRUST_S` seconds.
-- The pool sends only a GET or HEAD twice, and only if the kept connection was lost before the
+- The pool sends only a GET or HEAD twice, and only if the idle connection was lost before the
   first byte of the response.
 - No environment variable sets a proxy.
 
@@ -45,8 +45,12 @@ from conveyor.http_client.errors import (
 from conveyor.http_client.exchange import (
     DeadlineTimer,
     Exchange,
+    Request,
+    Response,
     ResponseParser,
     StreamingResponse,
+    Upload,
+    encode_request,
     until,
 )
 from conveyor.http_client.large_bodies import (
@@ -56,7 +60,6 @@ from conveyor.http_client.large_bodies import (
     LargeBodies,
     LargeBody,
 )
-from conveyor.http_client.request import Request, Response, Upload, encode_request
 from conveyor.http_client.resolver import Lookup, Resolver
 from conveyor.http_client.response_body import EXCERPT_BYTES, WholeBody, excerpt, too_large
 from conveyor.http_client.stream import TcpStream, TlsStream, connect
@@ -115,13 +118,13 @@ class Dialer:
         assert failure is not None
         raise failure
 
-    def remember(self, target: Target, partition: str, wire: TcpStream | TlsStream) -> None:
+    def remember(self, target: Target, partition: str, stream: TcpStream | TlsStream) -> None:
         """Stores the TLS session of a connection that has delivered a response.
 
         In TLS 1.3 the server sends the session ticket after the handshake, so it is not available
         earlier.
         """
-        session = wire.session if isinstance(wire, TlsStream) else None
+        session = stream.session if isinstance(stream, TlsStream) else None
         if session is None:
             return
         key = (partition, target.origin)
@@ -132,20 +135,20 @@ class Dialer:
         self._sessions[key] = session
 
     async def _open(self, target: Target, partition: str, address: str) -> TcpStream | TlsStream:
-        wire = TcpStream(await self._connect(address, target.port))
+        stream = TcpStream(await self._connect(address, target.port))
         if not target.is_tls:
-            return wire
+            return stream
         try:
             session = self._sessions.get((partition, target.origin))
-            inside = TlsStream(wire, self._context(), target.host, session)
+            inside = TlsStream(stream, self._context(), target.host, session)
             await inside.start()
         except TlsFailed as error:
-            wire.close()
+            stream.close()
             if error.is_untrusted:
                 check_descriptors()  # OpenSSL also reports this when it cannot open a file.
             raise
         except BaseException:
-            wire.close()
+            stream.close()
             raise
         return inside
 
@@ -180,7 +183,7 @@ class HttpPool:
         self.policy = policy
         self._limits = limits
         self._slots = ConnectionLimits(limits)
-        self._watch = DeadlineTimer()
+        self._timer = DeadlineTimer()
         self._large = LargeBodies(limits)
         self._decoding = Decoding(executor)
         self._resolver = Resolver(policy, lookup)
@@ -218,21 +221,21 @@ class HttpPool:
                 origin = await self._slots.acquire(key)
             now = trio.current_time()
         try:
-            kept = self._slots.pop_idle(origin, now)
-            if kept is not None:
-                reading = self._reading(kept, request, deadline)
+            idle = self._slots.pop_idle(origin, now)
+            if idle is not None:
+                exchange = self._make_exchange(idle, request, deadline)
                 try:
-                    return await self._exchange(origin, reading, request, head)
+                    return await self._exchange(origin, exchange, request, head)
                 except ConnectionLost:
                     # A server may close an idle connection at any time. The request is repeated
                     # on a new connection only if a repetition is safe.
-                    if reading.reply.has_started or not request.is_idempotent:
+                    if exchange.parser.has_started or not request.is_idempotent:
                         raise
-            wire = await self._dialed(request, deadline)
-            reading = self._reading(wire, request, deadline)
-            response = await self._exchange(origin, reading, request, head)
+            stream = await self._dial(request, deadline)
+            exchange = self._make_exchange(stream, request, deadline)
+            response = await self._exchange(origin, exchange, request, head)
             # After the response: a TLS 1.3 server sends its session tickets after the handshake.
-            self._dialer.remember(request.target, request.partition, wire)
+            self._dialer.remember(request.target, request.partition, stream)
             return response
         finally:
             self._slots.release(origin)
@@ -251,17 +254,17 @@ class HttpPool:
         with until(deadline):
             origin = await self._slots.acquire((request.partition, request.target.origin))
         try:
-            reading = await self._asked(origin, request, head, deadline, upload)
+            exchange = await self._open_response(origin, request, head, deadline, upload)
             try:
-                yield StreamingResponse(reading)
+                yield StreamingResponse(exchange)
             finally:
-                reading.stop_timer()
-                reading.reply.close()
-                self._keep_or_close(origin, reading, has_body=bool(request.body or upload))
+                exchange.stop_timer()
+                exchange.parser.close()
+                self._keep_or_close(origin, exchange, has_body=bool(request.body or upload))
         finally:
             self._slots.release(origin)
 
-    async def _asked(
+    async def _open_response(
         self,
         origin: OriginPool,
         request: Request,
@@ -269,19 +272,19 @@ class HttpPool:
         deadline: float,
         upload: Upload | None,
     ) -> Exchange:
-        """Returns an exchange whose response head has arrived, over a kept or a new connection."""
-        kept = self._slots.pop_idle(origin, trio.current_time())
-        if kept is not None:
-            reading = self._reading(kept, request, deadline)
+        """Returns an exchange whose response head has arrived, over an idle or a new connection."""
+        idle = self._slots.pop_idle(origin, trio.current_time())
+        if idle is not None:
+            exchange = self._make_exchange(idle, request, deadline)
             try:
-                return await _answered(reading, head, upload)
+                return await _send(exchange, head, upload)
             except ConnectionLost:
-                if reading.reply.has_started or upload is not None or not request.is_idempotent:
+                if exchange.parser.has_started or upload is not None or not request.is_idempotent:
                     raise
-        wire = await self._dialed(request, deadline)
-        return await _answered(self._reading(wire, request, deadline), head, upload)
+        stream = await self._dial(request, deadline)
+        return await _send(self._make_exchange(stream, request, deadline), head, upload)
 
-    async def _dialed(self, request: Request, deadline: float) -> TcpStream | TlsStream:
+    async def _dial(self, request: Request, deadline: float) -> TcpStream | TlsStream:
         with until(deadline):
             # Evict before the connect, so that the new socket stays within `connections_max`.
             self._slots.evict_idle()
@@ -289,75 +292,77 @@ class HttpPool:
                 request.target, request.partition, request.connect_timeout_s
             )
 
-    def _reading(self, wire: TcpStream | TlsStream, request: Request, deadline: float) -> Exchange:
-        reply = ResponseParser(has_body=request.method != "HEAD")
-        patience_s = request.read_timeout_s
-        if patience_s is None:
-            patience_s = self._limits.read_timeout_s
-        return Exchange(wire, reply, self._watch, deadline=deadline, patience_s=patience_s)
+    def _make_exchange(
+        self, stream: TcpStream | TlsStream, request: Request, deadline: float
+    ) -> Exchange:
+        parser = ResponseParser(has_body=request.method != "HEAD")
+        wait_s = request.read_timeout_s
+        if wait_s is None:
+            wait_s = self._limits.read_timeout_s
+        return Exchange(stream, parser, self._timer, deadline=deadline, wait_s=wait_s)
 
     async def _exchange(
-        self, origin: OriginPool, reading: Exchange, request: Request, head: bytes
+        self, origin: OriginPool, exchange: Exchange, request: Request, head: bytes
     ) -> Response:
-        wire, reply = reading.wire, reading.reply
+        stream, parser = exchange.stream, exchange.parser
         try:
-            await reading.send(head)
-            if request.wants_body(reply.status):
-                response = await self._whole(reading, request)
+            await exchange.send(head)
+            if request.wants_body(parser.status):
+                response = await self._whole(exchange, request)
             else:
-                reading.require_rate(self._limits.body_rate_min)
-                response = await _shortened(reading)
+                exchange.require_rate(self._limits.body_rate_min)
+                response = await _excerpt_response(exchange)
         except BaseException:
             # Cancellation included: a connection in the middle of a response is never reused.
-            wire.close()
+            stream.close()
             raise
         finally:
-            reading.stop_timer()
-            reply.close()
-        self._keep_or_close(origin, reading, has_body=bool(request.body))
+            exchange.stop_timer()
+            parser.close()
+        self._keep_or_close(origin, exchange, has_body=bool(request.body))
         return response
 
-    def _keep_or_close(self, origin: OriginPool, reading: Exchange, *, has_body: bool) -> None:
+    def _keep_or_close(self, origin: OriginPool, exchange: Exchange, *, has_body: bool) -> None:
         # The peer may still send bytes that the next request would read as its response.
-        may_owe_bytes = (has_body or reading.reply.has_oddities) and not self._limits.trusts_peers
-        if reading.reply.is_reusable and not reading.is_early and not may_owe_bytes:
-            self._slots.return_connection(origin, reading.wire)
+        may_owe_bytes = (has_body or exchange.parser.has_oddities) and not self._limits.trusts_peers
+        if exchange.parser.is_reusable and not exchange.is_early and not may_owe_bytes:
+            self._slots.return_connection(origin, exchange.stream)
             return
-        reading.wire.close()
-        if reading.reply.has_surplus:
+        exchange.stream.close()
+        if exchange.parser.has_surplus:
             self._slots.distrust(origin)
 
-    async def _whole(self, reading: Exchange, request: Request) -> Response:
-        reply = reading.reply
-        if reply.is_done and not reply.encodings:
+    async def _whole(self, exchange: Exchange, request: Request) -> Response:
+        parser = exchange.parser
+        if parser.is_done and not parser.encodings:
             # Most pages arrive in one read together with their head. They need no WholeBody.
-            page = reply.take()
+            page = parser.take()
             if len(page) <= request.body_bytes_max:
-                return Response(reply.status, reply.headers, page)
+                return Response(parser.status, parser.headers, page)
             raise too_large(request.body_bytes_max)
-        body = WholeBody(reply.encodings, request.body_bytes_max)
+        body = WholeBody(parser.encodings, request.body_bytes_max)
         # Refuse an announced length before the first read: the transfer would be wasted.
-        body.expect(reply.content_length)
-        reading.require_rate(self._limits.body_rate_min)
-        permit = LargeBody(self._large, request.partition, reading)
+        body.expect(parser.content_length)
+        exchange.require_rate(self._limits.body_rate_min)
+        permit = LargeBody(self._large, request.partition, exchange)
         try:
             while True:
-                data = reply.take()
+                data = parser.take()
                 if data and body.add(data):
-                    await self._decode(body, reading, request.partition, permit)
-                if reply.is_done:
+                    await self._decode(body, exchange, request.partition, permit)
+                if parser.is_done:
                     break
                 # The permit is taken when the body *is* large, not when the site announces it:
                 # an announcement costs the site nothing and would block other callers.
                 if max(body.size, body.encoded_bytes) > self._limits.large_body_bytes:
                     await permit.acquire()
-                await reading.read_more()
+                await exchange.read_more()
         finally:
             permit.close()
-        return Response(reply.status, reply.headers, body.finish())
+        return Response(parser.status, parser.headers, body.finish())
 
     async def _decode(
-        self, body: WholeBody, reading: Exchange, partition: str, permit: LargeBody
+        self, body: WholeBody, exchange: Exchange, partition: str, permit: LargeBody
     ) -> None:
         """Decodes the added bytes: a small page in the event loop, a larger one in the executor."""
         is_small = body.encoded_bytes <= INLINE_ENCODED_BYTES_MAX
@@ -365,41 +370,41 @@ class HttpPool:
             return
         # Decoding is not a wait for the peer: the timer stops, and `excuse` below subtracts the
         # time from the peer's minimum rate.
-        reading.stop_timer()
+        exchange.stop_timer()
         begun_at = trio.current_time()
         is_more = True
         while is_more:
             if body.size > self._limits.large_body_bytes:
                 await permit.acquire()
-            with until(reading.deadline):
+            with until(exchange.deadline):
                 is_more = await self._decoding.run(partition, body.decode_step)
-        reading.excuse(trio.current_time() - begun_at)
+        exchange.excuse(trio.current_time() - begun_at)
 
 
-async def _answered(reading: Exchange, head: bytes, upload: Upload | None) -> Exchange:
+async def _send(exchange: Exchange, head: bytes, upload: Upload | None) -> Exchange:
     try:
-        await reading.send(head, upload)
+        await exchange.send(head, upload)
     except BaseException:
-        reading.stop_timer()
-        reading.reply.close()
-        reading.wire.close()
+        exchange.stop_timer()
+        exchange.parser.close()
+        exchange.stream.close()
         raise
-    reading.stop_timer()
-    return reading
+    exchange.stop_timer()
+    return exchange
 
 
-async def _shortened(reading: Exchange) -> Response:
+async def _excerpt_response(exchange: Exchange) -> Response:
     """Reads at most the first 64 KiB of a body that the caller does not want.
 
     If the body ends within this size, the connection can be reused.
     """
-    reply = reading.reply
-    encoded = reply.take()
+    parser = exchange.parser
+    encoded = parser.take()
     try:
-        while not reply.is_done and len(encoded) <= EXCERPT_BYTES:
-            await reading.read_more()
-            encoded += reply.take()
+        while not parser.is_done and len(encoded) <= EXCERPT_BYTES:
+            await exchange.read_more()
+            encoded += parser.take()
     except (ConnectionLost, BadResponse):
         pass  # The status is known. The excerpt is optional, so its loss is no error.
-    body = excerpt(reply.encodings, encoded)
-    return Response(reply.status, reply.headers, body, is_whole=reply.is_done)
+    body = excerpt(parser.encodings, encoded)
+    return Response(parser.status, parser.headers, body, is_whole=parser.is_done)

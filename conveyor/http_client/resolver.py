@@ -61,10 +61,10 @@ def system_lookup() -> Lookup:
 
     async def lookup(host: str) -> Sequence[str]:
         # For a name as bytes, the socket module skips its own IDNA, a second and laxer parser.
-        found = await trio.to_thread.run_sync(
+        entries = await trio.to_thread.run_sync(
             _getaddrinfo, host.encode("ascii"), abandon_on_cancel=True, limiter=limiter
         )
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     return lookup
 
@@ -108,7 +108,7 @@ class Resolver:
             raise ForbiddenTarget(refusal)
         host = target.host
         if _is_literal(host):
-            return self._checked([host])
+            return self._check_addresses([host])
         while True:
             answer = self._answers.get(host)
             if answer is not None and answer[0] > trio.current_time():
@@ -129,12 +129,12 @@ class Resolver:
         if key in self._queued:
             await self._queued[key].wait()
             return
-        begun = self._queued[key] = trio.Event()
+        queued = self._queued[key] = trio.Event()
         try:
             await self._shares.acquire(partition)
         finally:
             del self._queued[key]
-            begun.set()
+            queued.set()
         if host in self._pending or self._is_known(host):
             self._shares.release(partition)
             return
@@ -150,7 +150,7 @@ class Resolver:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deprioritise, partition, question)
             try:
-                self._remember(host, self._checked(await self._look_up(host)), CACHE_TTL_S)
+                self._remember(host, self._check_addresses(await self._look_up(host)), CACHE_TTL_S)
             except OutOfResources as shortage:
                 question.failure = shortage  # Not cached: it is no property of the name.
             except FetchFailed as failure:
@@ -197,7 +197,7 @@ class Resolver:
                 raise
             raise NameNotResolved("the resolver failed", is_temporary=True) from error
 
-    def _checked(self, addresses: Sequence[str]) -> tuple[str, ...]:
+    def _check_addresses(self, addresses: Sequence[str]) -> tuple[str, ...]:
         if not addresses:
             raise NameNotResolved("the host name has no address", is_temporary=False)
         for address in addresses:

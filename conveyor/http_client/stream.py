@@ -226,7 +226,7 @@ class TlsStream:
         while not self._is_over:
             if not self._incoming.pending:
                 await self._fill()
-            pieces = self._decrypted()
+            pieces = self._decrypt()
             await self._flush()
             if pieces:
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -242,7 +242,7 @@ class TlsStream:
             return False
         self._incoming.write(data)
         try:
-            return bool(self._decrypted())
+            return bool(self._decrypt())
         except ConnectionLost:
             return False
 
@@ -252,7 +252,7 @@ class TlsStream:
     def close(self) -> None:
         self._wire.close()
 
-    def _decrypted(self) -> list[bytes]:
+    def _decrypt(self) -> list[bytes]:
         """Returns all data that can be decrypted now.
 
         OpenSSL reads no more input than one record needs. If it does not ask for more, it holds no

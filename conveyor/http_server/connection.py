@@ -161,7 +161,7 @@ class Connection:
         if exchange.is_client_gone or (exchange.has_begun and not exchange.is_complete):
             return False
         if not exchange.has_begun:
-            failed = InternalError("Something went wrong on our side.")
+            failed = InternalError("The server failed before it sent a response.")
             await self._refuse(exchange.refusal or failed)
             return False
         if not exchange.keeps_alive:
@@ -324,7 +324,7 @@ class Listener:
             self._by_address[_network_of(connection.client_address)] += 1
             connections.start_soon(self._converse, connection)
         else:
-            connections.start_soon(self._turn_away, connection, refusal)
+            connections.start_soon(self._refuse, connection, refusal)
 
     def _find_refusal(self, connection: Connection) -> Refused | None:
         """Returns why this connection is refused, or None. It may close another one for it."""
@@ -359,11 +359,11 @@ class Listener:
         finally:
             self._forget(connection)
 
-    async def _turn_away(self, connection: Connection, refusal: Refused) -> None:
-        is_told = self._refusal_count < _REFUSALS_MAX
+    async def _refuse(self, connection: Connection, refusal: Refused) -> None:
+        has_response = self._refusal_count < _REFUSALS_MAX
         self._refusal_count += 1
         try:
-            work = partial(connection.refuse, refusal) if is_told else connection.abort
+            work = partial(connection.refuse, refusal) if has_response else connection.abort
             await self._run_connection(work)
         finally:
             self._refusal_count -= 1

@@ -95,12 +95,12 @@ def parse_head(head: bytes) -> Head:
     request_line, *lines = head.split(b"\r\n")
     method, target, minor_version = _parse_request_line(request_line)
     headers = _parse_headers(lines)
-    found: dict[bytes, bytes] = {}
+    by_name: dict[bytes, bytes] = {}
     for name, value in headers:
-        if name in _UNIQUE and name in found:
+        if name in _UNIQUE and name in by_name:
             raise MalformedRequest(f"Send one {name.decode().title()} header.")
-        found[name] = value
-    if minor_version == 1 and b"host" not in found:
+        by_name[name] = value
+    if minor_version == 1 and b"host" not in by_name:
         raise MalformedRequest("The Host header is missing.")
     path, _, query = target.partition(b"?")
     return Head(
@@ -109,11 +109,11 @@ def parse_head(head: bytes) -> Head:
         query=query,
         minor_version=minor_version,
         headers=headers,
-        length_bytes=_find_length(found, minor_version),
-        expects_continue=minor_version == 1 and found.get(b"expect", b"").lower() == _EXPECTED,
+        length_bytes=_find_length(by_name, minor_version),
+        expects_continue=minor_version == 1 and by_name.get(b"expect", b"").lower() == _EXPECTED,
         # The server never upgrades. The connection of a client that asks for it is closed, because
         # the client may send another protocol next.
-        wants_close=minor_version == 0 or b"upgrade" in found or _has_close(headers),
+        wants_close=minor_version == 0 or b"upgrade" in by_name or _has_close(headers),
     )
 
 
@@ -147,8 +147,8 @@ def _parse_headers(lines: list[bytes]) -> tuple[tuple[bytes, bytes], ...]:
     return tuple(headers)
 
 
-def _find_length(found: dict[bytes, bytes], minor_version: int) -> int | None:
-    coding, length = found.get(b"transfer-encoding"), found.get(b"content-length")
+def _find_length(by_name: dict[bytes, bytes], minor_version: int) -> int | None:
+    coding, length = by_name.get(b"transfer-encoding"), by_name.get(b"content-length")
     if coding is not None:
         if length is not None:
             raise MalformedRequest("Content-Length and Transfer-Encoding exclude each other.")

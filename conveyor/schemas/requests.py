@@ -325,21 +325,23 @@ def list_spec_of(request: CreateJobInputRequest) -> ListSpec:
     list_format = ListFormat(request.format or request.type)
     if list_format is not ListFormat.CSV:
         if request.csv is not None:
-            raise InvalidArgument(f"A list of {list_format} has no csv.", pointer="/csv")
+            raise InvalidArgument(
+                f"csv is only for lists in the csv format, not {list_format}.", pointer="/csv"
+            )
         return ListSpec(list_format)
     if request.csv is None:
-        raise InvalidArgument("Say which column holds the url, in csv.fields.", pointer="/csv")
+        raise InvalidArgument("csv.fields must name the column of the URL.", pointer="/csv")
     return _csv_spec_of(request.csv)
 
 
-def _csv_spec_of(given: CsvInput) -> ListSpec:
+def _csv_spec_of(csv: CsvInput) -> ListSpec:
     spec = ListSpec(
         ListFormat.CSV,
-        url=given.fields.url,
-        external_id=given.fields.external_id,
-        header=given.header or False,
-        delimiter=given.delimiter or ",",
-        quote=given.quote or '"',
+        url=csv.fields.url,
+        external_id=csv.fields.external_id,
+        header=csv.header or False,
+        delimiter=csv.delimiter or ",",
+        quote=csv.quote or '"',
     )
     for name in ("delimiter", "quote"):
         mark: str = getattr(spec, name)
@@ -350,7 +352,7 @@ def _csv_spec_of(given: CsvInput) -> ListSpec:
     for name in ("url", "external_id"):
         if isinstance(getattr(spec, name), str) and not spec.header:
             raise InvalidArgument(
-                "A column is named by its position where there is no header.",
+                "Without a header, a column must be named by its position.",
                 pointer=f"/csv/fields/{name}",
             )
     return spec
@@ -374,14 +376,14 @@ def drafts_of(tasks: list[TaskInput], *, start: int = 0) -> list[TaskDraft]:
             external_id=task.external_id,
             metadata=task.metadata,
             method=task.method,
-            body=None if task.body is msgspec.UNSET else _checked(index, task.body),
+            body=None if task.body is msgspec.UNSET else _check_body(index, task.body),
             params=task.zenrows_params,
         )
         for index, task in enumerate(tasks, start)
     ]
 
 
-def _checked(index: int, body: msgspec.Raw) -> msgspec.Raw:
+def _check_body(index: int, body: msgspec.Raw) -> msgspec.Raw:
     # The domain refuses a longer body for its length, so its depth need not be computed.
     if len(memoryview(body)) <= limits.TASK_BODY_BYTES_MAX and is_too_deep(bytes(body)):
         why = f"it is nested more than {limits.JSON_DEPTH_MAX} deep"
@@ -421,7 +423,7 @@ def _invalid(message: str) -> InvalidArgument:
     """Converts an error message of msgspec: its path becomes a JSON pointer."""
     what, _, path = message.rpartition(_AT) if _AT in message else (message, "", "")
     if what.startswith("Number out of range"):
-        return malformed("it has a number that no double can hold")
+        return malformed("it has a number that is too large")
     pointer = "".join(f"/{name or index}" for name, index in _STEP.findall(path))
     named = _FIELD.match(what)
     if named is not None:
@@ -464,34 +466,37 @@ def _pairs_off(brackets: bytes) -> bool:
     return not brackets
 
 
-def cap_from(given: BudgetInput, *, at: str = "/budget") -> BudgetCap:
+def cap_from(budget: BudgetInput, *, at: str = "/budget") -> BudgetCap:
     """Returns the cap. `at` is the JSON pointer of the budget in the request."""
-    if (given.credits is None) == (given.cost is None):
-        raise InvalidArgument("A budget is in credits or in cost, one of them.", pointer=at)
-    if given.credits is not None:
-        return BudgetCap(Unit.CREDITS, given.credits)
-    amount = micros_from(given.cost or "")
+    if (budget.credits is None) == (budget.cost is None):
+        raise InvalidArgument("A budget needs either credits or cost.", pointer=at)
+    if budget.credits is not None:
+        return BudgetCap(Unit.CREDITS, budget.credits)
+    amount = micros_from(budget.cost or "")
     if not amount:
-        raise InvalidArgument("A budget is more than nothing.", pointer=f"{at}/cost")
+        raise InvalidArgument("The cost of a budget must be more than 0.", pointer=f"{at}/cost")
     return BudgetCap(Unit.COST, amount)
 
 
-def host_limits_from(given: HostLimitsInput | None) -> HostLimits | None:
-    if given is None:
+def host_limits_from(limits_input: HostLimitsInput | None) -> HostLimits | None:
+    if limits_input is None:
         return None
-    hosts = {_host_from(name): _limit_from(limit) for name, limit in given.hosts.items()}
-    every = HostLimit(given.concurrency, given.rate_per_s)
-    if every == HostLimit() and not hosts:
-        raise InvalidArgument("host_limits says nothing.", pointer="/host_limits")
-    return HostLimits(every, hosts)
+    hosts = {_host_from(name): _limit_from(limit) for name, limit in limits_input.hosts.items()}
+    default = HostLimit(limits_input.concurrency, limits_input.rate_per_s)
+    if default == HostLimit() and not hosts:
+        raise InvalidArgument("host_limits must have at least one limit.", pointer="/host_limits")
+    return HostLimits(default, hosts)
 
 
 def _host_from(name: str) -> str:
     target = parse_url(f"http://{name}/")
     if isinstance(target, BadUrl) or target.port != 80 or target.path_and_query != "/":
-        raise InvalidArgument("A host is a name or an address.", pointer="/host_limits/hosts")
+        raise InvalidArgument(
+            "A host must be a name or an address, without a port or a path.",
+            pointer="/host_limits/hosts",
+        )
     return target.host
 
 
-def _limit_from(given: HostLimitInput) -> HostLimit:
-    return HostLimit(given.concurrency, given.rate_per_s)
+def _limit_from(limit: HostLimitInput) -> HostLimit:
+    return HostLimit(limit.concurrency, limit.rate_per_s)

@@ -109,42 +109,45 @@ class SkippedFires(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def rule_from(given: JobSchedule, *, pointer: str, now: float) -> Rule:
+def rule_from(schedule: JobSchedule, *, pointer: str, now: float) -> Rule:
     """Returns the rule of a schedule. Raises InvalidArgument for an invalid rule."""
     rules = [
-        rule for rule in (given.at, given.rate, given.calendar, given.cron) if rule is not None
+        rule
+        for rule in (schedule.at, schedule.rate, schedule.calendar, schedule.cron)
+        if rule is not None
     ]
     if len(rules) != 1:
         detail = "A schedule has exactly one of at, rate, calendar and cron."
         raise InvalidArgument(detail, pointer=pointer)
     try:
-        rule = _rule(given, now)
+        rule = _rule(schedule, now)
         check_rule(rule)
     except BadRule as error:
         raise InvalidArgument(error.detail, pointer=f"{pointer}/{error.field}") from None
     return rule
 
 
-def _rule(given: JobSchedule, now: float) -> Rule:
-    if given.rate is not None:
+def _rule(schedule: JobSchedule, now: float) -> Rule:
+    if schedule.rate is not None:
         # Whole seconds, because a nominal time is part of the id of its run.
-        return Rate(given.rate.every, RateUnit(given.rate.unit), float(int(now)))
-    if given.timezone is None:
-        raise BadRule("timezone", "timezone must be given: times on the wall mean nothing without.")
-    if given.at is not None:
-        return At(given.at, given.timezone)
-    if given.cron is not None:
-        return Cron(given.cron, given.timezone)
-    assert given.calendar is not None
-    return _calendar(given.calendar, given.timezone)
+        return Rate(schedule.rate.every, RateUnit(schedule.rate.unit), float(int(now)))
+    if schedule.timezone is None:
+        raise BadRule("timezone", "Send a timezone: a time of day needs one.")
+    if schedule.at is not None:
+        return At(schedule.at, schedule.timezone)
+    if schedule.cron is not None:
+        return Cron(schedule.cron, schedule.timezone)
+    assert schedule.calendar is not None
+    return _calendar(schedule.calendar, schedule.timezone)
 
 
-def _calendar(given: CalendarInput, timezone: str) -> Calendar:
-    cadence = given.cadence
-    chosen = [each for each in (cadence.daily, cadence.weekly, cadence.monthly) if each is not None]
+def _calendar(calendar: CalendarInput, timezone: str) -> Calendar:
+    cadence = calendar.cadence
+    choices = (cadence.daily, cadence.weekly, cadence.monthly)
+    chosen = [choice for choice in choices if choice is not None]
     if len(chosen) != 1:
         raise BadRule("calendar/cadence", "cadence has exactly one of daily, weekly and monthly.")
-    times = tuple(dict.fromkeys(given.times_of_day))
+    times = tuple(dict.fromkeys(calendar.times_of_day))
     match chosen[0]:
         case Weekly(days=names):
             return Calendar(times, timezone, weekdays=tuple(dict.fromkeys(names)))

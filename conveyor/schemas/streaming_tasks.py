@@ -109,11 +109,11 @@ class StreamingTaskParser:
             self._at = token.end()
         self._keep(self._at)
         if len(self._envelope) + len(self._rest) > limits.LONG_BODY_LINE_BYTES_MAX:
-            raise _too_long("what stands beside a long list of tasks", None)
+            raise _too_long("the part of the body outside of tasks", None)
 
     def _open_list(self, at: int) -> None:
         if self._has_list:
-            raise malformed("it names a long list of tasks twice", pointer="/tasks")
+            raise malformed("it names tasks twice", pointer="/tasks")
         self._keep(at)
         self._has_list = self._is_in_list = True
         self._depth = 0
@@ -130,41 +130,43 @@ class StreamingTaskParser:
                 flat = _FLAT_LINES.match(rest, at)
                 assert flat is not None
                 at, end = flat.end(), max(end, flat.end())
-            found = _TO_BRACKET.match(rest, at)
-            if found is None:
+            match = _TO_BRACKET.match(rest, at)
+            if match is None:
                 break
-            bracket = found[1]
+            bracket = match[1]
             if bracket in b"{[":
                 depth += 1
             elif depth:
                 depth -= 1
-                end = end if depth else found.end()
+                end = end if depth else match.end()
             else:
-                return self._close_list(found.start(1))
-            at = found.end()
+                return self._close_list(match.start(1))
+            at = match.end()
         self._rest, self._at, self._depth = rest[end:], at - end, depth
         if len(self._rest) > limits.LONG_BODY_LINE_BYTES_MAX:
             raise _too_long("a line of tasks", f"/tasks/{self.count}")
-        return self._decoded(rest[:end]) if end else []
+        return self._decode(rest[:end]) if end else []
 
     def _close_list(self, at: int) -> list[TaskDraft]:
         last, self._rest = self._rest[:at], self._rest[at:]
         # `_rest` begins with the bracket that closes the list, so the depth there is 2: the object
         # of the body, and the list.
         self._is_in_list, self._at, self._depth = False, 0, 2
-        return self._decoded(last) if not self.count or last.strip() else []
+        return self._decode(last) if not self.count or last.strip() else []
 
-    def _decoded(self, lines: bytes) -> list[TaskDraft]:
+    def _decode(self, lines: bytes) -> list[TaskDraft]:
         # Every piece of lines but the first begins with the comma after the previous line.
         if self.count:
             comma = _COMMA.match(lines)
             if comma is None or not lines[comma.end() :].strip():
-                raise malformed("a comma is missing or too many", pointer=f"/tasks/{self.count}")
+                raise malformed(
+                    "a comma is missing, or there is one too many", pointer=f"/tasks/{self.count}"
+                )
             lines = lines[comma.end() :]
         try:
             tasks = decode_strictly(_LINES, b"[" + lines + b"]")
         except InvalidArgument as error:
-            raise self._placed(error) from None
+            raise self._with_position(error) from None
         start, self.count = self.count, self.count + len(tasks)
         if self.count > limits.TASKS_MAX:
             raise InvalidArgument(
@@ -172,7 +174,7 @@ class StreamingTaskParser:
             )
         return drafts_of(tasks, start=start)
 
-    def _placed(self, error: InvalidArgument) -> InvalidArgument:
+    def _with_position(self, error: InvalidArgument) -> InvalidArgument:
         """Converts the pointer of an error from the piece to the whole list."""
         number, _, field = (error.pointer or "").lstrip("/").partition("/")
         pointer = f"/tasks/{self.count + int(number)}" if number.isdigit() else "/tasks"

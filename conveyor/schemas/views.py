@@ -159,12 +159,12 @@ def job_view(job: Job, latest_run: RunResponse | None) -> JobResponse:
     )
 
 
-def scheduled_view(shown: JobResponse, schedule: Schedule, now: float) -> JobResponse:
+def scheduled_view(view: JobResponse, schedule: Schedule, now: float) -> JobResponse:
     """Adds the schedule and the next nominal time to a job."""
     next_at = upcoming(schedule, now)
     return msgspec.structs.replace(
-        shown,
-        updated_at=max(shown.updated_at, instant(schedule.updated_at)),
+        view,
+        updated_at=max(view.updated_at, instant(schedule.updated_at)),
         schedule=schedule_view(schedule),
         schedule_state=schedule.status,
         next_scheduled_run=None if next_at is None else instant(next_at),
@@ -283,15 +283,17 @@ def budget_view(budget: Budget | None) -> BudgetResponse | None:
     return BudgetResponse(left=budget.left / MICROS, cost=budget.cap / MICROS)
 
 
-def host_limits_view(given: HostLimits | None) -> HostLimitsInput | None:
-    if given is None:
+def host_limits_view(host_limits: HostLimits | None) -> HostLimitsInput | None:
+    if host_limits is None:
         return None
     hosts = {
         name: HostLimitInput(concurrency=limit.concurrency, rate_per_s=limit.rate_per_s)
-        for name, limit in given.hosts.items()
+        for name, limit in host_limits.hosts.items()
     }
-    every = given.every
-    return HostLimitsInput(concurrency=every.concurrency, rate_per_s=every.rate_per_s, hosts=hosts)
+    default = host_limits.every
+    return HostLimitsInput(
+        concurrency=default.concurrency, rate_per_s=default.rate_per_s, hosts=hosts
+    )
 
 
 def keys_view(keys: SigningKeys | None) -> HmacKeyList:
@@ -318,7 +320,7 @@ def delivery_view(notice: Notice) -> DeliveryResponse:
         status=notice.status,
         occurred_at=instant(notice.occurred_at),
         attempts=notice.attempts,
-        tries=[_try_view(each) for each in notice.tries],
+        tries=[_try_view(attempt) for attempt in notice.tries],
         next_try_at=instant(notice.due_at) if is_waiting else None,
         last_error=notice.last_error,
         channel=notice.channel,
@@ -333,10 +335,10 @@ def _meta(key: SigningKey) -> HmacKeyMeta:
     return HmacKeyMeta(key.kid, instant(key.created_at))
 
 
-def _try_view(each: DeliveryAttempt) -> DeliveryTry:
+def _try_view(attempt: DeliveryAttempt) -> DeliveryTry:
     return DeliveryTry(
-        at=instant(each.at),
-        elapsed_ms=milliseconds(each.duration_s),
-        status_code=each.status,
-        error=each.error,
+        at=instant(attempt.at),
+        elapsed_ms=milliseconds(attempt.duration_s),
+        status_code=attempt.status,
+        error=attempt.error,
     )

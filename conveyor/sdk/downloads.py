@@ -39,8 +39,8 @@ from conveyor.domain.export.formats import TASK_FIELD, LastLine
 from conveyor.domain.submit.target import BadUrl, Target, TargetPolicy, join, parse_url
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import FetchFailed
+from conveyor.http_client.exchange import Headers, Request, Response
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.request import Headers, Request, Response
 from conveyor.sdk.errors import ApiError, RetryPolicy, SdkError, Unreachable, error_from
 from conveyor.sdk.operations import Call
 

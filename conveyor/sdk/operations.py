@@ -64,8 +64,8 @@ class Choice:
     hosts: Iterable[str] | None = None
 
     def query(self) -> dict[str, str]:
-        given = {"status": self.statuses, "reason": self.reasons, "host": self.hosts}
-        return {name: ",".join(texts) for name, texts in given.items() if texts is not None}
+        query = {"status": self.statuses, "reason": self.reasons, "host": self.hosts}
+        return {name: ",".join(texts) for name, texts in query.items() if texts is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +210,13 @@ def list_results(
 
 
 def get_history(job_id: str, task_id: str, run_id: str | None) -> Call[TaskHistoryResponse]:
-    path = _run_path(job_id, run_id, "tasks", _checked(task_id, "task"), "history")
+    path = _run_path(job_id, run_id, "tasks", _check_text(task_id, "task"), "history")
     return Call("GET", path, TaskHistoryResponse)
 
 
 def get_content(job_id: str, task_id: str, run_id: str | None) -> Call[None]:
     """The response is the stored body, of any type."""
-    path = _run_path(job_id, run_id, "tasks", _checked(task_id, "task"), "content")
+    path = _run_path(job_id, run_id, "tasks", _check_text(task_id, "task"), "content")
     return Call("GET", path, type(None), _REDIRECT)
 
 
@@ -239,7 +239,7 @@ def list_deliveries(job_id: str, *, limit: int, cursor: str | None) -> Call[List
 
 
 def redeliver(job_id: str, event_id: str) -> Call[DeliveryResponse]:
-    path = _path(job_id, "webhook", "deliveries", _checked(event_id, "event"), "redeliver")
+    path = _path(job_id, "webhook", "deliveries", _check_text(event_id, "event"), "redeliver")
     return Call("POST", path, DeliveryResponse)
 
 
@@ -270,13 +270,13 @@ def start_export(job_id: str, run_id: str, kind: str) -> Call[StartExportRespons
 
 
 def get_export(job_id: str, run_id: str, export_id: str) -> Call[ExportResponse]:
-    path = _run_path(job_id, run_id, "exports", _checked(export_id, "export"))
+    path = _run_path(job_id, run_id, "exports", _check_text(export_id, "export"))
     return Call("GET", path, ExportResponse)
 
 
 def get_export_content(job_id: str, run_id: str, export_id: str) -> Call[None]:
     """The response is the file."""
-    path = _run_path(job_id, run_id, "exports", _checked(export_id, "export"), "content")
+    path = _run_path(job_id, run_id, "exports", _check_text(export_id, "export"), "content")
     return Call("GET", path, type(None), _REDIRECT)
 
 
@@ -285,17 +285,17 @@ def tasks_of(tasks: Iterable[str | TaskInput]) -> list[TaskInput]:
 
 
 def _path(job_id: str, *rest: str) -> str:
-    return "/".join(("/v1/jobs", _checked(job_id, "job"), *rest))
+    return "/".join(("/v1/jobs", _check_text(job_id, "job"), *rest))
 
 
 def _run_path(job_id: str, run_id: str | None, *rest: str) -> str:
     """Returns the path for a run. Without a run id, it means the latest run."""
     if run_id is None:
         return _path(job_id, *rest)
-    return _path(job_id, "runs", _checked(run_id, "run"), *rest)
+    return _path(job_id, "runs", _check_text(run_id, "run"), *rest)
 
 
-def _checked(text: str, what: str) -> str:
+def _check_text(text: str, what: str) -> str:
     """Refuses a text that is no id: with a slash or dots, it would change the path."""
     if _ID.match(text) is None:
         raise BadId(f"{text[:80]!r} is not the id of a {what}.")
@@ -303,8 +303,8 @@ def _checked(text: str, what: str) -> str:
 
 
 def _query(status: str | None, limit: int, cursor: str | None) -> dict[str, str]:
-    given = {"status": status, "limit": str(limit), "cursor": cursor}
-    return {name: value for name, value in given.items() if value is not None}
+    query = {"status": status, "limit": str(limit), "cursor": cursor}
+    return {name: value for name, value in query.items() if value is not None}
 
 
 def _lean(struct: msgspec.Struct) -> dict[str, Any]:

@@ -19,8 +19,8 @@ import trio
 
 from conveyor.domain.submit.target import BadUrl, parse_url
 from conveyor.http_client.errors import FetchFailed
+from conveyor.http_client.exchange import Request, Response
 from conveyor.http_client.httpx_transport import PoolTransport
-from conveyor.http_client.request import Request, Response
 from conveyor.schemas.responses import UploadTarget
 from conveyor.sdk.connection import PIECE_BYTES, check_key, check_url
 from conveyor.sdk.downloads import (

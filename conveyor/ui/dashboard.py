@@ -20,7 +20,7 @@ from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioResponse
 
 from conveyor.api.server import problem
-from conveyor.api.server.origin import Origins
+from conveyor.api.server.auth import Origins
 from conveyor.api.server.quota import group_address
 from conveyor.api.server.request import Api, Download, Response
 from conveyor.domain.errors import InvalidTasks, NotFound, Refused, Unauthenticated
@@ -205,7 +205,7 @@ class Site:
         if isinstance(error, Forbidden):
             shown = _forbidden(str(error))
         else:
-            if not problem.is_foreseen(error):
+            if not problem.is_expected(error):
                 log.error("page failed", exc_info=error, extra={"request_id": g.request_id})
             answered = problem.answer_for(error, request_id=g.request_id)
             shown = msgspec.json.decode(answered.content, type=ProblemResponse)

@@ -10,9 +10,8 @@ from conveyor.domain.changes import Applied, BudgetKey, RunKey
 from conveyor.domain.errors import Conflict, InvalidArgument
 from conveyor.domain.ids import CallerId
 from conveyor.domain.model import Job, Run
-from conveyor.usecases.context import Context
+from conveyor.usecases.context import AGAIN, Again, Context, retry_or_refuse
 from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
 
 
 def check_cap(env: Context, cap: BudgetCap | None) -> None:

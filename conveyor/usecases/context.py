@@ -6,13 +6,16 @@ or random number from anywhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeVar
 
 import trio
 
 from conveyor.domain import ids, limits
 from conveyor.domain.changes import Applied, Change, Verdict
+from conveyor.domain.errors import Conflict
 from conveyor.domain.event_log import events_in
 from conveyor.domain.ids import Random
 from conveyor.domain.quota import Quotas
@@ -22,13 +25,15 @@ from conveyor.ports.blobs import Blobs
 from conveyor.ports.cache import Cache
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator, Signals
-from conveyor.ports.executor import Executor, T
+from conveyor.ports.executor import Executor
 from conveyor.ports.queue import Queue
 from conveyor.ports.secret_box import SecretBox
 from conveyor.ports.store import Store
 from conveyor.ports.webhook_sender import WorkflowCallback
 from conveyor.usecases import event_log
 from conveyor.usecases.event_log import EventWakeups
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,3 +172,43 @@ class Context:
             # that numbers its events. The sweeper numbers the events if this process stops here.
             await event_log.number_committed(self.store, self.news, change)
         return verdict
+
+
+# Optimistic retry: read, decide, commit, and start again if another writer was faster
+# (docs/engines.md, Changes and guards). A failed guard only shows that the rows have changed, so
+# each attempt starts with its first read. There is no pause between attempts: if one fails, another
+# writer has made progress.
+
+# Ends the loop for a guard that can never hold, and for a row that many writers change all the
+# time.
+ATTEMPTS_MAX = 50
+
+
+class Again(Enum):
+    """The result of an attempt that must be repeated: its rows were changed by another writer, or
+    the attempt has changed them itself and must read the new rows."""
+
+    AGAIN = "again"
+
+
+AGAIN = Again.AGAIN
+
+Attempt = Callable[[], Awaitable[T | Again]]
+
+
+async def retry(attempt: Attempt[T]) -> T | Again:
+    """Returns the first result of an attempt, or AGAIN if no attempt has one."""
+    for _ in range(ATTEMPTS_MAX):
+        result = await attempt()
+        if not isinstance(result, Again):
+            return result
+    return AGAIN
+
+
+async def retry_or_refuse(subject: str, attempt: Attempt[T]) -> T:
+    """Like `retry`, for a caller's request: raises Conflict if no attempt has a result. `subject`
+    begins the sentence: "The run is"."""
+    result = await retry(attempt)
+    if isinstance(result, Again):
+        raise Conflict(f"{subject} changing too fast; try again.", retry_after_s=1)
+    return result

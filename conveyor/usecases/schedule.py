@@ -20,9 +20,8 @@ from conveyor.domain.queries import DueSchedules
 from conveyor.domain.schedule import trigger
 from conveyor.domain.schedule.schedule import Overlap, Rule, Schedule, ScheduleStatus, next_after
 from conveyor.usecases import budget
-from conveyor.usecases.context import Context
+from conveyor.usecases.context import AGAIN, Again, Context, retry, retry_or_refuse
 from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.optimistic import AGAIN, Again, retry, retry_or_refuse
 from conveyor.usecases.submit import staging, upload
 from conveyor.usecases.submit.jobs import Submission, job_from, with_shards_for
 

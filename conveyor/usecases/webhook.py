@@ -41,9 +41,8 @@ from conveyor.domain.webhook.delivery import try_out_payload
 from conveyor.domain.webhook.signature import SECRET_BYTES, Secret
 from conveyor.ports.secret_box import CannotUnseal
 from conveyor.ports.webhook_sender import Callback, Delivered, Message, NotDelivered, WebhookSender
-from conveyor.usecases.context import Context
+from conveyor.usecases.context import AGAIN, Again, Context, retry_or_refuse
 from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
 from conveyor.usecases.run.results import owner_scope
 from conveyor.usecases.submit import staging
 

@@ -12,8 +12,7 @@ import trio
 from conveyor import __version__
 from conveyor.api.server import app as application
 from conveyor.api.server.app import ROUTES, make_app
-from conveyor.api.server.auth import KeyList, Passthrough
-from conveyor.api.server.origin import Origins
+from conveyor.api.server.auth import KeyList, Origins, Passthrough
 from conveyor.domain.changes import Change, Verdict
 from conveyor.domain.errors import Unauthenticated
 from conveyor.ports.errors import StorageFull, Unavailable

@@ -1,4 +1,4 @@
-"""A desk to use the SDK at: a client, a site, a receiver, a folder, and jobs made on demand."""
+"""A server to use the SDK at: a client, a site, a receiver, a folder, and jobs made on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISSING = 7
 
 
 @dataclass
-class Desk:
+class ContractServer:
     """A client, a site to scrape, a receiver of webhooks and a folder; jobs are made on demand."""
 
     client: Any

@@ -18,7 +18,7 @@ from zenrows.batch import ZenRowsBatchClient
 
 from tests.api import contract
 from tests.contract.sdk_table import TABLE, Use, names_of, public_names
-from tests.contract.server import Desk
+from tests.contract.server import ContractServer
 from tests.e2e.cloud import a_cloud
 from tests.e2e.programs import a_server, a_site
 
@@ -76,19 +76,19 @@ def judge(engine: str) -> Judge:
 
 
 @pytest.fixture(scope="module")
-def desk(
+def server(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     engine: str,
     judge: Judge,
     receiver: str,
-) -> Iterator[Desk]:
+) -> Iterator[ContractServer]:
     folder = tmp_path_factory.mktemp("sdk")
     with a_site() as site, _serving(request, engine, folder) as url:
         hooks = {"event_hooks": {"response": [judge]}}
         base_url = f"{url}/v1"
         with ZenRowsBatchClient("anna", base_url=base_url, retries=0, httpx_args=hooks) as client:
-            yield Desk(client, site.urls(100), receiver, folder)
+            yield ContractServer(client, site.urls(100), receiver, folder)
 
 
 @contextmanager
@@ -108,24 +108,24 @@ def test_the_table_names_every_public_name_of_the_sdk() -> None:
 
 
 @pytest.mark.parametrize("use", dict.fromkeys(TABLE.values()), ids=lambda use: names_of(use)[0])
-def test_the_sdk_works(desk: Desk, engine: str, use: Use, record_property: Any) -> None:
+def test_the_sdk_works(server: ContractServer, engine: str, use: Use, record_property: Any) -> None:
     for name in names_of(use):
         record_property("sdk_method", f"{name} on {engine}")
-    use(desk)
+    use(server)
 
 
 def test_every_operation_of_the_contract_was_answered(
-    desk: Desk, judge: Judge, engine: str, record_property: Any
+    server: ContractServer, judge: Judge, engine: str, record_property: Any
 ) -> None:
     """Runs last; what the uses above do not reach, the SDK itself never calls: asked here."""
-    http = desk.client._t._client
-    job_id, run_id, task_id = desk.job.job_id, desk.run.run_id, desk.page.task_id
+    http = server.client._t._client
+    job_id, run_id, task_id = server.job.job_id, server.run.run_id, server.page.task_id
     for path in (f"/jobs/{job_id}", f"/jobs/{job_id}/runs/{run_id}"):
         assert http.get(f"{path}/tasks/{task_id}/content").is_success
-    assert http.post(f"/jobs/{desk.an_open_job().job_id}/cancel").is_success
+    assert http.post(f"/jobs/{server.an_open_job().job_id}/cancel").is_success
     if not judge.seen >= {("POST", "/jobs"), ("POST", "/hmac/keys/rotate")}:
         for use in dict.fromkeys(TABLE.values()):
-            use(desk)
+            use(server)
 
     wanted = _operations()
     missing = [op for op in wanted if not any(_matches(op, seen) for seen in judge.seen)]

@@ -8,8 +8,8 @@ import pytest
 
 from conveyor.domain.submit.target import Target, TargetPolicy, parse_url
 from conveyor.http_client.connection_limits import PoolLimits
+from conveyor.http_client.exchange import Request
 from conveyor.http_client.pool import HttpPool, default_tls
-from conveyor.http_client.request import Request
 
 MakePool = Callable[..., HttpPool]
 # Loading the certificates takes longer than most of these tests.

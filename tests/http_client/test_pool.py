@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from conveyor.http_client.errors import ConnectFailed, ConnectionLost, TimedOut
+from conveyor.http_client.exchange import Request
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.request import Request
 from conveyor.http_client.stream import connect
 from tests.http_client.conftest import MakePool, get, target
 from tests.http_client.server import Peer, answering, answering_then_closing, raw_server, reply

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.http_client.errors import BadResponse, ConnectionLost, FetchFailed
-from conveyor.http_client.exchange import ResponseParser
+from conveyor.http_client.exchange import Request, Response, ResponseParser
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.request import Request, Response
 from tests.http_client.conftest import TLS, get, target
 from tests.http_client.server import answering_then_closing, chunked, raw_server, reply
 

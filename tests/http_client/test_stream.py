@@ -19,8 +19,8 @@ from cryptography.x509.oid import NameOID
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import TimedOut, TlsFailed
+from conveyor.http_client.exchange import Request
 from conveyor.http_client.pool import HttpPool, default_tls
-from conveyor.http_client.request import Request
 from tests.http_client.conftest import get, target
 from tests.http_client.server import Peer, answering, raw_server, reply
 

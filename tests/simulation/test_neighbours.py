@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from conveyor.domain.submit.target import Target, parse_url
 from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.http_client.errors import BodyTooLarge, ConnectFailed
-from conveyor.http_client.request import Request
+from conveyor.http_client.exchange import Request
 from conveyor.ports.errors import StorageFull, Unavailable
 from conveyor.simulation.backends.storage_outage import PIECE, storage_error
 from conveyor.simulation.client_history import History

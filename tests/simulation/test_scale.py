@@ -7,7 +7,7 @@ from trio.testing import MockClock
 
 from bench.fleet import Plan
 from bench.scale import Load, measure
-from bench.scaletable import COLD, Measured
+from bench.scale_table import COLD, Measured
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conveyor.domain.errors import Conflict
-from conveyor.usecases.optimistic import AGAIN, ATTEMPTS_MAX, Again, retry, retry_or_refuse
+from conveyor.usecases.context import AGAIN, ATTEMPTS_MAX, Again, retry, retry_or_refuse
 
 
 class Attempts:

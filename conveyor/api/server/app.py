@@ -32,9 +32,8 @@ from conveyor.api import (
 )
 from conveyor.api.route import DRY_RUN, Access, Command, Query, Route, Upload
 from conveyor.api.server import problem
-from conveyor.api.server.auth import Authenticator, Passthrough, Principal, read_key
+from conveyor.api.server.auth import Authenticator, Origins, Passthrough, Principal, read_key
 from conveyor.api.server.openapi import make_document
-from conveyor.api.server.origin import Origins
 from conveyor.api.server.problem import Answered, NotReady, OutOfTime
 from conveyor.api.server.quota import RequestQuotas, group_address
 from conveyor.api.server.request import (
@@ -192,7 +191,7 @@ async def _finish(metrics: Metrics, response: TrioResponse) -> TrioResponse:
 async def _on_error(metrics: Metrics, error: Exception) -> TrioResponse:
     if isinstance(error, QuotaExceeded):
         metrics.quota_refusals.labels(error.quota).inc()
-    if not problem.is_foreseen(error):
+    if not problem.is_expected(error):
         log.error("request failed", exc_info=error, extra={"request_id": g.request_id})
     elif isinstance(error, Unavailable):
         _log_outage(error)

@@ -25,14 +25,14 @@ _ABOUT = (
     "Errors are problem details after RFC 9457."
 )
 _TAGS = {
-    "jobs": "Lists of URLs, and what holds for all of them.",
+    "jobs": "Lists of URLs with common settings.",
     "runs": "Executions of a job.",
     "job_inputs": "Lists that are uploaded before they are submitted.",
     "tasks": "Single URLs of a run, and their bodies.",
-    "events": "What happened, in order.",
-    "webhook": "Trying a receiver out.",
+    "events": "The event log.",
+    "webhook": "Tests of a receiver.",
     "hmac": "The keys that sign webhooks.",
-    "operations": "For those who run the service.",
+    "operations": "For the operator of the service.",
 }
 _PATTERNS = {
     "job_id": ULID_PATTERN,
@@ -120,12 +120,12 @@ def _path_parameters(route: Route) -> list[dict[str, Any]]:
 def _query_parameters(route: Route) -> list[dict[str, Any]]:
     return [
         {
-            "name": each.name,
+            "name": parameter.name,
             "in": "query",
-            "schema": dict(each.schema),
-            "description": each.description,
+            "schema": dict(parameter.schema),
+            "description": parameter.description,
         }
-        for each in route.query
+        for parameter in route.query
     ]
 
 
@@ -133,7 +133,7 @@ def _headers(route: Route) -> list[dict[str, Any]]:
     if route.method != "POST":
         return []
     schema = {"type": "string", "pattern": _IDEMPOTENCY_KEY}
-    about = "The same key with the same request happens once, and is answered the same each time."
+    about = "A request is executed once per key. A repetition gets the same response."
     return [{"name": "Idempotency-Key", "in": "header", "schema": schema, "description": about}]
 
 
@@ -168,9 +168,9 @@ def _links(route: Route, routes: tuple[Route, ...]) -> dict[str, Any]:
     known = {name: f"$request.path.{name}" for name in _NAMES.findall(route.path)}
     known |= {name: f"$response.body#{pointer}" for name, pointer in route.gives.items()}
     links = {
-        each.name: {"operationId": each.name, "parameters": {name: known[name] for name in asked}}
-        for each in routes
-        if (asked := set(_NAMES.findall(each.path))) <= set(known) and asked & set(route.gives)
+        other.name: {"operationId": other.name, "parameters": {name: known[name] for name in names}}
+        for other in routes
+        if (names := set(_NAMES.findall(other.path))) <= set(known) and names & set(route.gives)
     }
     return {"links": links} if links else {}
 

@@ -81,14 +81,24 @@ class Kind:
     retry_after_s: float | None = None
 
 
-INTERNAL = Kind(500, "internal", "Internal error", "Something went wrong on our side.")
+INTERNAL = Kind(
+    500,
+    "internal",
+    "Internal error",
+    "The server failed. The operator finds the cause in its log, under the request id.",
+)
 
 # The first matching row applies. Unavailable is last, because the other two are subclasses of it. A
 # retry does not help with a damaged storage, so that row has no Retry-After.
 WORLD: tuple[tuple[type[Exception], Kind], ...] = (
     (
         StorageFull,
-        Kind(507, "storage_full", "Storage is full", "There is no room left; nothing was created."),
+        Kind(
+            507,
+            "storage_full",
+            "Storage is full",
+            "The storage of this server is full. Nothing was created. Try again later.",
+        ),
     ),
     (
         StorageDamaged,
@@ -96,21 +106,32 @@ WORLD: tuple[tuple[type[Exception], Kind], ...] = (
             503,
             "storage_damaged",
             "Storage is damaged",
-            "What is stored cannot be read; the operator of this server has to mend it.",
+            "Stored data cannot be read. The operator of this server must repair it.",
         ),
     ),
     (
         Unavailable,
-        Kind(503, "unavailable", "Temporarily unavailable", "The storage did not answer.", 2),
+        Kind(
+            503,
+            "unavailable",
+            "Temporarily unavailable",
+            "The storage did not answer. Send the request again.",
+            2,
+        ),
     ),
 )
 
 HTTP: dict[int, Kind] = {
-    400: Kind(400, "invalid_argument", "Invalid request", "The request cannot be read."),
-    404: Kind(404, "not_found", "Not found", "There is nothing at this address."),
-    405: Kind(405, "method_not_allowed", "Method not allowed", "See the Allow header."),
+    400: Kind(400, "invalid_argument", "Invalid request", "The request is malformed."),
+    404: Kind(404, "not_found", "Not found", "This path does not exist. See /docs."),
+    405: Kind(
+        405,
+        "method_not_allowed",
+        "Method not allowed",
+        "The path does not support this method. See the Allow header.",
+    ),
     408: Kind(408, TooSlow.code, TooSlow.title, "The body did not arrive in time."),
-    413: Kind(413, TooLarge.code, TooLarge.title, "The body is larger than is allowed."),
+    413: Kind(413, TooLarge.code, TooLarge.title, "The body is larger than the limit."),
 }
 
 
@@ -130,10 +151,10 @@ def answer_for(error: Exception, *, request_id: str) -> Answered:
     if isinstance(error, HTTPException):
         return _http(error, request_id)
     kind = next((kind for family, kind in WORLD if isinstance(error, family)), INTERNAL)
-    return _answered(_problem_from(kind, request_id), kind.retry_after_s)
+    return _encode(_problem_from(kind, request_id), kind.retry_after_s)
 
 
-def is_foreseen(error: Exception) -> bool:
+def is_expected(error: Exception) -> bool:
     return isinstance(error, (Refused, HTTPException, *(family for family, _ in WORLD)))
 
 
@@ -158,7 +179,7 @@ def _refusal(refusal: Refused, request_id: str) -> Answered:
         invalid_tasks=invalid,
         quota=refusal.quota if isinstance(refusal, QuotaExceeded) else None,
     )
-    return _answered(problem, refusal.retry_after_s)
+    return _encode(problem, refusal.retry_after_s)
 
 
 def _http(error: HTTPException, request_id: str) -> Answered:
@@ -169,7 +190,7 @@ def _http(error: HTTPException, request_id: str) -> Answered:
     if known is None:
         phrase = HTTPStatus(status).phrase
         known = Kind(status, phrase.lower().replace(" ", "_"), phrase, phrase + ".")
-    answered = _answered(_problem_from(known, request_id), known.retry_after_s)
+    answered = _encode(_problem_from(known, request_id), known.retry_after_s)
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         answered.headers["Allow"] = ", ".join(sorted(error.valid_methods))
     return answered
@@ -186,7 +207,7 @@ def _problem_from(kind: Kind, request_id: str) -> ProblemResponse:
     )
 
 
-def _answered(problem: ProblemResponse, retry_after_s: float | None) -> Answered:
+def _encode(problem: ProblemResponse, retry_after_s: float | None) -> Answered:
     headers = {}
     if retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))

@@ -155,8 +155,8 @@ class RequestQuotas:
         for key in full:
             del self._buckets[key]
         for address, callers in list(self._callers.items()):
-            kept = {each: at for each, at in callers.items() if at > now - CALLER_S}
-            if kept:
-                self._callers[address] = kept
+            recent = {caller: at for caller, at in callers.items() if at > now - CALLER_S}
+            if recent:
+                self._callers[address] = recent
             else:
                 del self._callers[address]

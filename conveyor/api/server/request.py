@@ -99,7 +99,7 @@ class RequestContext:
         """Returns a query parameter. A parameter that occurs twice is refused."""
         values = self.query.get(name, ())
         if len(values) > 1:
-            raise InvalidArgument(f"{name} may be given once.", pointer=f"/{name}")
+            raise InvalidArgument(f"Send {name} only once.", pointer=f"/{name}")
         return values[0] if values else None
 
     @property
@@ -174,7 +174,7 @@ def require_json(request: Request) -> None:
         raise UnsupportedMedia("Send the body as application/json.")
     charset = request.mimetype_params.get("charset", "utf-8").lower()
     if charset not in {"utf-8", "utf8"}:
-        raise UnsupportedMedia("JSON is UTF-8; leave the charset out.")
+        raise UnsupportedMedia("JSON must be UTF-8. Omit the charset.")
 
 
 def require_plain(request: Request) -> None:
@@ -196,7 +196,7 @@ async def body_pieces(
     """
     encoding = _encoding(request)
     if encoding not in {_PLAIN, _GZIP}:
-        raise UnsupportedMedia("Send the body as it is, or as gzip.")
+        raise UnsupportedMedia("Send the body plain or as gzip.")
     async with aclosing(_pieces(request, bytes_max, sent)) as pieces:
         if encoding == _PLAIN:
             async for piece in pieces:
@@ -259,23 +259,23 @@ async def take_body(request: Request, *, bytes_max: int) -> AsyncGenerator[bytes
     """Yields the body, no faster than the caller consumes it. It requires a Content-Length."""
     left = request.content_length
     if left is None:
-        raise LengthRequired("Say how long the body is, with a Content-Length.")
+        raise LengthRequired("Send a Content-Length with the length of the body.")
     async with aclosing(_pieces(request, bytes_max, Sent())) as pieces:
         async for piece in pieces:
             left -= len(piece)
             yield piece
     if left:
-        raise InvalidArgument("The body is not as long as its Content-Length says.")
+        raise InvalidArgument("The length of the body differs from its Content-Length.")
 
 
 async def _pieces(request: Request, bytes_max: int, sent: Sent) -> AsyncGenerator[bytes, None]:
     if request.content_length is not None and request.content_length > bytes_max:
         raise _too_large(bytes_max)
     size_bytes = 0
-    begun = trio.current_time()
+    begun_at = trio.current_time()
     body = aiter(request.body)
     while True:
-        deadline = begun + BODY_TIMEOUT_S + size_bytes / BYTES_PER_S_MIN
+        deadline = begun_at + BODY_TIMEOUT_S + size_bytes / BYTES_PER_S_MIN
         piece = b""
         with trio.move_on_at(deadline) as scope:
             piece = await anext(body, b"")

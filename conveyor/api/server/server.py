@@ -74,13 +74,13 @@ class HttpServer:
         with trio.CancelScope(shield=True):
             await app.startup()
             listeners = await trio.open_tcp_listeners(self.port, host=self.host, backlog=BACKLOG)
-            for each in listeners:  # Accepted sockets inherit the option.
+            for tcp_listener in listeners:  # Accepted sockets inherit the option.
                 size = (trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-                each.socket.setsockopt(*size)
+                tcp_listener.socket.setsockopt(*size)
             listener = Listener(
-                _logged(cast("Application", app)),
+                _logging_errors(cast("Application", app)),
                 connections_max=self.connections_max or count_connections_max(),
-                run_connection=_end_alone,
+                run_connection=_run_logged,
                 is_proxy=self.is_proxy,
             )
             task_status.started(listeners[0].socket.getsockname()[1])
@@ -93,7 +93,7 @@ def count_connections_max() -> int:
     return CONNECTIONS_MAX if soft < 0 else max(8, min(CONNECTIONS_MAX, soft // 2))
 
 
-def _logged(app: Application) -> Application:
+def _logging_errors(app: Application) -> Application:
     """Logs an error that the application raises. The connection then answers 500."""
 
     async def application(scope: Event, receive: Receive, send: Send) -> None:
@@ -105,7 +105,7 @@ def _logged(app: Application) -> Application:
     return application
 
 
-async def _end_alone(work: Callable[[], Awaitable[None]]) -> None:
+async def _run_logged(work: Callable[[], Awaitable[None]]) -> None:
     try:
         await work()
     except Exception as error:  # noqa: BLE001

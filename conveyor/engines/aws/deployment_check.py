@@ -18,8 +18,8 @@ from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.dynamodb.keys import INDEXES, PK, SK
 from conveyor.engines.aws.errors import AwsError, NotAllowed
 from conveyor.engines.aws.sqs import CONTROL, RUN_ATTRIBUTES, make, url_of
+from conveyor.http_client.exchange import Request
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.request import Request
 from conveyor.ports.errors import BlobMissing, QueueGone, Unavailable
 from conveyor.schemas.responses import Finding
 

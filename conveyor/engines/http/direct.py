@@ -25,8 +25,8 @@ from conveyor.engines.http.failure_mapping import (
     parse_retry_after,
 )
 from conveyor.http_client.errors import FetchFailed
+from conveyor.http_client.exchange import Request, Response
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.request import Request, Response
 from conveyor.http_client.response_body import ACCEPT_ENCODING
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped, ScrapeRequest
 

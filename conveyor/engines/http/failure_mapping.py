@@ -25,7 +25,7 @@ from conveyor.http_client.errors import (
     TlsFailed,
     TooSlow,
 )
-from conveyor.http_client.request import Response
+from conveyor.http_client.exchange import Response
 from conveyor.ports.gateway import Deferred, NotScraped
 
 _TITLES = {

@@ -19,8 +19,8 @@ from conveyor.domain.webhook.signature import signature_headers
 from conveyor.engines.http.direct import USER_AGENT
 from conveyor.engines.http.failure_mapping import parse_retry_after
 from conveyor.http_client.errors import FetchFailed, NameNotResolved, OutOfResources, TimedOut
+from conveyor.http_client.exchange import Request, Response
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.request import Request, Response
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered, Unresolved
 

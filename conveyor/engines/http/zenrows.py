@@ -45,8 +45,8 @@ from conveyor.http_client.errors import (
     TlsFailed,
     TooSlow,
 )
+from conveyor.http_client.exchange import Request, Response
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.request import Request, Response
 from conveyor.http_client.response_body import ACCEPT_ENCODING
 from conveyor.ports.gateway import (
     Contact,

@@ -26,7 +26,7 @@ from conveyor.http_client.errors import (
     TimedOut,
     TlsFailed,
 )
-from conveyor.http_client.request import Request, Response
+from conveyor.http_client.exchange import Request, Response
 from conveyor.simulation.client_history import CURRENT_FETCH, Delivery, Fetch, History
 from conveyor.simulation.environment.gateway import GatewayModel, is_wanted, url_of
 from conveyor.simulation.faults.faults import Fault, Faults

@@ -18,7 +18,7 @@ import trio
 
 from conveyor.engines.http.direct import allowed_statuses
 from conveyor.http_client.errors import ConnectFailed, FetchFailed
-from conveyor.http_client.request import Request, Response
+from conveyor.http_client.exchange import Request, Response
 from conveyor.simulation.client_history import GatewayRefusal, History
 from conveyor.simulation.faults.faults import Fault, Faults
 

@@ -23,9 +23,8 @@ from conveyor.domain.run import termination
 from conveyor.domain.run.counters import Totals
 from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.errors import Unavailable
-from conveyor.usecases.context import Context
+from conveyor.usecases.context import AGAIN, Again, Context, retry, retry_or_refuse
 from conveyor.usecases.lookup import latest_run, load_owned_job, load_owned_run, totals_of
-from conveyor.usecases.optimistic import AGAIN, Again, retry, retry_or_refuse
 from conveyor.usecases.run import run_progress
 
 # Interval of lease counts during a stop. The caller waits for the response, so it is short; each

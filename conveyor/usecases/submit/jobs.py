@@ -38,7 +38,7 @@ from conveyor.domain.submit import admission
 from conveyor.domain.submit.admission import AdmissionMode, Secrets, TaskDraft
 from conveyor.domain.submit.scraper_params import Params, derive_format
 from conveyor.usecases import budget as budgets
-from conveyor.usecases.context import Context
+from conveyor.usecases.context import AGAIN, Again, Context, retry_or_refuse
 from conveyor.usecases.lookup import (
     is_tombstone,
     latest_run,
@@ -46,7 +46,6 @@ from conveyor.usecases.lookup import (
     require_latest_run,
     totals_of,
 )
-from conveyor.usecases.optimistic import AGAIN, Again, retry_or_refuse
 from conveyor.usecases.run import ingest, results, runs
 from conveyor.usecases.submit import staging, upload
 from conveyor.usecases.submit.staging import OnInvalid, StagedTasks

@@ -19,8 +19,7 @@ from conveyor.domain.queries import Sign
 from conveyor.simulation.profiles import HASTY_KEYS
 from conveyor.simulation.swaps import combined, setting, swapping
 from conveyor.usecases.context import Context
-from conveyor.usecases.run.results import EVERY_TASK, ResultPage
-from conveyor.usecases.run.task_search import TaskFilter
+from conveyor.usecases.run.results import EVERY_TASK, ResultPage, TaskFilter
 from tests.mutants.mutant import Mutant
 
 

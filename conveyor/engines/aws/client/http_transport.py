@@ -55,9 +55,8 @@ from conveyor.http_client.errors import (
     OutOfResources,
     TlsFailed,
 )
-from conveyor.http_client.exchange import StreamingResponse
+from conveyor.http_client.exchange import Request, StreamingResponse, Upload
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.request import Request, Upload
 
 # The largest answer that is held in memory. Larger objects must be read with `open`.
 WHOLE_BODY_BYTES_MAX = 64 * 1024 * 1024

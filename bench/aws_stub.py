@@ -83,7 +83,7 @@ async def serve() -> None:
 
 @contextmanager
 def a_stub() -> Iterator[str]:
-    command = (sys.executable, "-m", "bench.awsstub")
+    command = (sys.executable, "-m", "bench.aws_stub")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

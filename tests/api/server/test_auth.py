@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conveyor.api.server.app import make_app
-from conveyor.api.server.auth import KEYS_LOOK_S, KeyList, WatchedKeys
+from conveyor.api.server.auth import KEYS_CHECK_S, KeyList, WatchedKeys
 from conveyor.config import BadSettings, KeyFile
 from conveyor.domain.errors import Unauthenticated
 from tests.api.world import ANNA, SECRET, World
@@ -24,7 +24,7 @@ class Now:
         return self.at_s
 
     def advance(self) -> None:
-        self.at_s += KEYS_LOOK_S
+        self.at_s += KEYS_CHECK_S
 
 
 @pytest.fixture

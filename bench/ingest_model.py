@@ -73,8 +73,8 @@ def ingest_modelled(shards: int, count: int) -> Modelled:
 async def _ingest(shards: int, count: int) -> Modelled:
     assert count % limits.CHUNK_TASKS == 0, "whole chunks"
     random, clock, progress = Random(shards), VirtualClock(1_700_000_000.0), Progress()
-    fate = FaultSource(random=random, pessimism=CALM)
-    model = AwsModel(clock=clock, fault_source=fate)
+    fault_source = FaultSource(random=random, pessimism=CALM)
+    model = AwsModel(clock=clock, fault_source=fault_source)
     client = RetryingAwsClient(transport=model, random=random, meter=Meter())
     await check_resources(client, NAMES, region="eu-west-1")
     engine = await build_engine(client, model, NAMES, clock=clock, random=random)
@@ -93,7 +93,7 @@ async def _ingest(shards: int, count: int) -> Modelled:
     drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(count)]
     asked = jobs.Submission(drafts=drafts)
     accepted = await jobs.submit(env, CallerId("bench"), asked, job_id=JobId(env.new_id()))
-    fate.pessimism = LIMITS
+    fault_source.pessimism = LIMITS
     progress.at.clear()
     (batch,) = await ingest.open_batches_of(env, accepted.job.job_id, accepted.run.run_id)
     await reconcile.finish_batch(env, batch)
@@ -103,4 +103,4 @@ async def _ingest(shards: int, count: int) -> Modelled:
     assert run is not None
     assert run.total == count, f"{run.total} of {count} lines"
     rows = (len(progress.at) - half) * limits.CHUNK_TASKS
-    return Modelled(shards, count, rows / seconds, fate.fired["dynamodb.throttled"])
+    return Modelled(shards, count, rows / seconds, fault_source.fired["dynamodb.throttled"])

@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from conveyor.http_client.errors import TimedOut
+from conveyor.http_client.exchange import Request, Upload
 from conveyor.http_client.pool import HttpPool
-from conveyor.http_client.request import Request, Upload
 from tests.http_client.conftest import MakePool, get, target
 from tests.http_client.server import Peer, answering, raw_server, reply
 
@@ -247,11 +247,11 @@ async def test_a_cancelled_wait_in_a_full_pool_leaves_no_slot_behind(make_pool: 
     pool = make_pool(connections_max=2, connections_per_origin_max=1)
     async with raw_server(answering(reply(b"page"))) as server:
         for _ in range(5):
-            lane = pool._slots.acquire_nowait(("a", target(server.url()).origin))
-            assert lane is not None
+            origin = pool._slots.acquire_nowait(("a", target(server.url()).origin))
+            assert origin is not None
             with trio.move_on_after(0.001) as scope:
                 await pool.fetch(get(server.url(), partition="a"))
             assert scope.cancelled_caught
-            pool._slots.release(lane)
+            pool._slots.release(origin)
 
         assert (await pool.fetch(get(server.url(), partition="a"))).body == b"page"

@@ -10,8 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from conveyor.api.server.app import make_app
-from conveyor.api.server.auth import Passthrough
-from conveyor.api.server.origin import Origins, parse_networks
+from conveyor.api.server.auth import Origins, Passthrough, parse_networks
 from conveyor.telemetry import make_metrics
 from tests.api.world import SECRET, World
 
