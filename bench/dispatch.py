@@ -230,7 +230,7 @@ class Shared:
     def env(self, link: Link) -> Context:
         """The world as a process sees it at the end of its link."""
         client = RetryingAwsClient(
-            transport=CountingTransport(self.transport, self.tally.count),
+            transport=DistantTransport(CountingTransport(self.transport, self.tally.count), link),
             random=self.random,
         )
         mail = Mailboxes()
