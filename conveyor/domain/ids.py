@@ -85,8 +85,8 @@ def _spelt(number: int) -> str:
 
 def _number_of(ulid: str) -> int:
     number = 0
-    for each in ulid:
-        number = number * 32 + _CROCKFORD.index(each)
+    for character in ulid:
+        number = number * 32 + _CROCKFORD.index(character)
     return number
 
 

@@ -42,9 +42,9 @@ async def pull_back(env: Context) -> int:
     exports = await env.store.find(DueExports(due_by=by, limit=_ROWS_MAX))
     scrubs = await env.store.find(DueScrubs(due_by=by, limit=_ROWS_MAX))
     changes: list[Change | None] = [
-        *(delivery.pull_back(each, now=now) for each in notices),
-        *(progress.pull_back(each, now=now) for each in exports),
-        *(_scrub_sooner(each, now) for each in scrubs),
+        *(delivery.pull_back(notice, now=now) for notice in notices),
+        *(progress.pull_back(export, now=now) for export in exports),
+        *(_scrub_sooner(scrub, now) for scrub in scrubs),
     ]
     due = [change for change in changes if change is not None]
     for change in due:
@@ -71,7 +71,7 @@ async def batches_from_ahead(env: Context) -> list[Batch]:
     now = env.now()
     query = BatchesIn(statuses=statuses, idle_since=now + _AHEAD_S, limit=_ROWS_MAX)
     found = await env.store.find(query)
-    return [each for each in found if clock_step.is_unreal(each.updated_at, now=now, ttl_s=0.0)]
+    return [batch for batch in found if clock_step.is_unreal(batch.updated_at, now=now, ttl_s=0.0)]
 
 
 async def realign_schedules(env: Context) -> int:

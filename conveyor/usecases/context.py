@@ -77,8 +77,9 @@ class RuntimeConfig:
     pinned on their rows.
 
     `at_once_max` is how many tasks the engine takes in one transaction with their job.
-    `chunk_tasks` is how many tasks one step of an ingest or of a page walk takes. `targets` limits
-    what direct fetches may reach; it is None if a remote gateway fetches. `has_gateway_key` is True
+    `chunk_tasks` is how many tasks one step of an ingest or of a page walk takes. A page reads at
+    most `rows_read_max` rows, and an audit at most `audit_bodies_max` bodies. `targets` limits what
+    direct fetches may reach; it is None if a remote gateway fetches. `has_gateway_key` is True
     if that gateway is called with the operator's key instead of the callers' keys. `webhooks`
     limits what deliveries may reach. `knows_costs` is True if the gateway has prices in money.
 
@@ -92,8 +93,9 @@ class RuntimeConfig:
 
     sync_tasks_max: int = limits.SYNC_TASKS_MAX
     at_once_max: int = limits.INLINE_TASKS_MAX
-    # Read at construction, not at import: tests and the simulator replace the limit.
-    chunk_tasks: int = field(default_factory=lambda: limits.CHUNK_TASKS)
+    chunk_tasks: int = limits.CHUNK_TASKS
+    rows_read_max: int = limits.ROWS_READ_MAX
+    audit_bodies_max: int = limits.AUDIT_BODIES_MAX
     shard_count: int = limits.TASK_SHARD_COUNT
     max_inflight: int = limits.MAX_INFLIGHT
     targets: TargetPolicy | None = field(default_factory=TargetPolicy)

@@ -79,16 +79,16 @@ async def run_once_per_key(
     one. After a crash the next request gets the same id and finishes the same object. A final
     refusal is a response too. Any other error releases the key.
     """
-    begun = await _begin(env, request, subject or env.new_id())
-    if isinstance(begun, StoredResponse):
-        return begun
+    existing = await _begin(env, request, subject or env.new_id())
+    if isinstance(existing, StoredResponse):
+        return existing
     try:
-        answer = await _run_handler(work, begun.subject, to_answer)
+        answer = await _run_handler(work, existing.subject, to_answer)
     except BaseException:
         # Shielded, because a disconnected client cancels the request. If the release fails too, the
         # claim lapses; the first error is the one to raise.
         with suppress(Unavailable), trio.move_on_after(_LET_GO_S, shield=True):
-            await env.commit(idempotency.release(begun))
+            await env.commit(idempotency.release(existing))
         raise
     return await _store_response(env, request, answer)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from conveyor.domain import limits
 from conveyor.domain.changes import JobKey, RunKey, TaskKey
 from conveyor.domain.errors import NotFound
 from conveyor.domain.ids import CallerId, JobId, RunId, TaskId, is_task_id, is_ulid
@@ -110,7 +109,7 @@ async def pages_of(
             after=after,
             limit=limit,
         )
-        page = await env.store.page_tasks(query, read_max=limits.ROWS_READ_MAX)
+        page = await env.store.page_tasks(query, read_max=env.policy.rows_read_max)
         # A page may be empty although more follow: `read_max` bounds the rows read, not the rows
         # found.
         if page.tasks:

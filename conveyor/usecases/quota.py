@@ -203,7 +203,7 @@ class StorageQuotas:
     def _account(self, caller: CallerId) -> _Account:
         if len(self._accounts) > _SLOTS_MAX:
             # An account with running requests holds their lock and must stay.
-            busy = {each: a for each, a in self._accounts.items() if a.pending_count}
+            busy = {caller: a for caller, a in self._accounts.items() if a.pending_count}
             self._accounts = busy
         return self._accounts.setdefault(caller, _Account())
 
@@ -270,10 +270,10 @@ class StorageQuotas:
         account.jobs, account.counted_at = jobs, now
         account.use = Use(
             jobs=len(jobs),
-            live_runs=sum(each.job.active_run_id is not None for each in jobs.values()),
-            open_jobs=sum(each.job.status is JobStatus.OPEN for each in jobs.values()),
-            tasks=sum(each.tasks for each in jobs.values()),
-            bytes=sum(each.bytes for each in jobs.values()),
+            live_runs=sum(use.job.active_run_id is not None for use in jobs.values()),
+            open_jobs=sum(use.job.status is JobStatus.OPEN for use in jobs.values()),
+            tasks=sum(use.tasks for use in jobs.values()),
+            bytes=sum(use.bytes for use in jobs.values()),
         )
         return account.use
 

@@ -182,8 +182,8 @@ async def _try_fire(env: Context, job_id: JobId) -> Fired | Again:
     assert schedule.next_fire_at is not None
     # Derived from the nominal time, so that two schedulers cannot create two runs for one time.
     run_id = fire_id(job_id, schedule.next_fire_at)
-    made = await env.store.read(RunKey(job_id, run_id)) is not None
-    decided = trigger.trigger(job, schedule, run_id, made=made, now=env.now())
+    exists = await env.store.read(RunKey(job_id, run_id)) is not None
+    decided = trigger.trigger(job, schedule, run_id, exists=exists, now=env.now())
     if decided is None:
         return Fired.WAITING
     if not isinstance(await env.commit_with_events(decided.change), Applied):

@@ -106,7 +106,7 @@ async def send_test(
     secrets = await open_secrets(env, caller) if webhook.signature else ()
     # The time is taken from the id, so that a repeated request produces the same payload.
     payload = try_out_payload(event_id, minted_at(event_id))
-    begun = trio.current_time()
+    started_s = trio.current_time()
     outcome = await notifier.deliver(
         Message(
             event_id=event_id,
@@ -116,7 +116,7 @@ async def send_test(
             secrets=secrets,
         )
     )
-    return Tested(event_id, outcome, trio.current_time() - begun)
+    return Tested(event_id, outcome, trio.current_time() - started_s)
 
 
 async def get(env: Context, caller: CallerId, job_id: str) -> Webhook:
@@ -233,9 +233,9 @@ async def rotate(env: Context, caller: CallerId, *, kid: str) -> NewKey:
 
 async def _try_rotate(env: Context, caller: CallerId, kid: str) -> NewKey | Again:
     keys = await keys_of(env, caller)
-    made = _find(keys, kid)
-    if made is not None:
-        return NewKey(made, _unseal(env, caller, made).key)
+    existing = _find(keys, kid)
+    if existing is not None:
+        return NewKey(existing, _unseal(env, caller, existing).key)
     if keys is not None and keys.candidate is not None:
         raise Conflict(
             "A candidate key is waiting: finalize or cancel that rotation first.",
@@ -391,12 +391,12 @@ async def deliver(
     assert isinstance(claimed, Notice)
     # The wall clock for the log, Trio's clock for the duration: the wall clock may be set
     # meanwhile.
-    at, begun = env.now(), trio.current_time()
+    at, started_s = env.now(), trio.current_time()
     if isinstance(ready.to, Webhook):
         outcome = await _post(env, notifier, ready.notice, ready.to, ready.job.caller)
     else:
         outcome = await _call_back(env, ready.notice, ready.to, ready.job)
-    duration_s = trio.current_time() - begun
+    duration_s = trio.current_time() - started_s
     await env.commit(_recorded(env, claimed, outcome, at, duration_s))
     return DeliveryOutcome(isinstance(outcome, Delivered), duration_s)
 
@@ -419,10 +419,10 @@ async def postpone(env: Context, postponed: Sequence[DeferredDelivery]) -> None:
     now = env.now()
     await env.store.commit(
         [
-            delivery.defer_for_receiver(each.notice, until=each.until, now=now)
-            if each.is_deferred
-            else delivery.postpone(each.notice, until=each.until)
-            for each in postponed
+            delivery.defer_for_receiver(deferred.notice, until=deferred.until, now=now)
+            if deferred.is_deferred
+            else delivery.postpone(deferred.notice, until=deferred.until)
+            for deferred in postponed
         ]
     )
 

@@ -44,6 +44,11 @@ RETIRED = frozenset(
     ]
 )
 
+# Participles and pronouns that say nothing about the value. Not names of variables in the folders
+# that are free of them; elsewhere in a text they are ordinary English.
+VAGUE = frozenset(["each", "told", "begun", "given", "asked", "shown", "kept", "made"])
+FREE_OF_VAGUE = ("conveyor/domain", "conveyor/usecases")
+
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -72,6 +77,32 @@ def test_no_name_uses_a_retired_word() -> None:
     ]
 
     assert found == []
+
+
+def vague_in(tree: ast.Module) -> list[str]:
+    """Variables and parameters, but not attributes and keywords, which other modules name."""
+    return [
+        name
+        for node in ast.walk(tree)
+        if (name := getattr(node, "id", None) or getattr(node, "arg", None)) in VAGUE
+        and isinstance(node, ast.Name | ast.arg)
+    ]
+
+
+def test_variables_are_nouns_of_what_they_hold() -> None:
+    found = [
+        f"{module.name}: {name}"
+        for module in modules(*FREE_OF_VAGUE)
+        for name in vague_in(module.tree)
+    ]
+
+    assert found == []
+
+
+def test_a_vague_variable_would_be_noticed() -> None:
+    tree = ast.parse("def f(given): return [each for each in given if told.made]")
+
+    assert sorted(set(vague_in(tree))) == ["each", "given", "told"]
 
 
 @pytest.mark.parametrize("name", ["_new_desk", "TollGate", "LANES_MAX", "doorbell"])

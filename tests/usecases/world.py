@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from conveyor.domain.changes import JobKey, RunKey
@@ -84,6 +84,11 @@ def a_world(*, shard_count: int = 4) -> World:
         ),
     )
     return World(clock=clock, engine=engine, signals=signals, env=env)
+
+
+def with_config(env: Context, **numbers: int) -> Context:
+    """The same ports with other numbers."""
+    return replace(env, policy=replace(env.policy, **numbers))  # type: ignore[arg-type]
 
 
 def some_drafts(count: int, prefix: str = "p") -> list[TaskDraft]:

@@ -74,7 +74,7 @@ def shards_of(task_ids: Sequence[TaskId], shard_count: int) -> list[int]:
     if shard_count == 1 or not count:
         return [0] * count
     columns, width = "".join(task_ids).encode(), len(task_ids[0])
-    assert all(len(each) == width for each in task_ids), "ids of several lengths"
+    assert all(len(task_id) == width for task_id in task_ids), "ids of several lengths"
     shards = bytearray(_SHARD_BYTES * count)
     ones = int.from_bytes((1).to_bytes(_SHARD_BYTES, "little") * count, "little")
     value, mask = ones * _BASIS, ones * _BITS
@@ -82,7 +82,7 @@ def shards_of(task_ids: Sequence[TaskId], shard_count: int) -> list[int]:
         shards[::_SHARD_BYTES] = columns[place::width]
         value = ((value ^ int.from_bytes(shards, "little")) * _PRIME) & mask
     hashes = struct.unpack(f"<{count}Q", value.to_bytes(len(shards), "little"))
-    return [each % shard_count for each in hashes]
+    return [value % shard_count for value in hashes]
 
 
 def pin_shard_count(*, tasks_count: int, is_open: bool, configured: int, sync_max: int) -> int:

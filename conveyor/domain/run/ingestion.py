@@ -181,11 +181,11 @@ def seal(batch: Batch, run: Run, *, now: float) -> Change:
     """Adds the count of the batch to the total of the run, once: every line has a row and a ref."""
     inherited = frozenset(batch.source_run_ids) | frozenset(run.source_run_ids)
     run_values = {"updated_at": now, "source_run_ids": tuple(sorted(inherited))}
-    told: list[Insert] = []
+    events: list[Insert] = []
     if run.ingest_status is not None:
         run_values["ingest_status"] = IngestStatus.DONE
         identity = event_id(f"{run.run_id}:{batch.batch_id}", EventType.INGEST_DONE)
-        told = [
+        events = [
             event_log.of_run(
                 run, EventType.INGEST_DONE, now=now, identity=identity, tasks=batch.done
             )
@@ -214,7 +214,7 @@ def seal(batch: Batch, run: Run, *, now: float) -> Change:
                     "planned": batch.done - batch.total,
                 },
             ),
-            *told,
+            *events,
         )
     )
 

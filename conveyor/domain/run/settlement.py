@@ -366,7 +366,7 @@ def failure_reason_of(change: Change) -> FailureReason | None:
     """Returns the reason that a settle counts its task as failed under; None if it does not."""
     deltas = [write.deltas for write in change.writes if isinstance(write, Update)]
     return next(
-        (reason for reason in FailureReason if any(reason in each for each in deltas)), None
+        (reason for reason in FailureReason if any(reason in attempt for attempt in deltas)), None
     )
 
 
@@ -467,5 +467,5 @@ def retry_delay_s(
     """Returns a delay that doubles per attempt, with jitter, and never less than Retry-After."""
     backoff = BACKOFF[reason]
     ceiling = backoff_s(attempt - 1, first_s=backoff.first_s, delay_s_max=backoff.delay_s_max)
-    asked = min(max(retry_after_s or 0.0, 0.0), RETRY_AFTER_S_MAX)
-    return max(jitter_s(ceiling, random), asked)
+    requested_s = min(max(retry_after_s or 0.0, 0.0), RETRY_AFTER_S_MAX)
+    return max(jitter_s(ceiling, random), requested_s)

@@ -115,13 +115,13 @@ def delete_run(
 ) -> Change:
     """Hides the run immediately. A deletion in the background removes its rows and bodies."""
     values: dict[str, Any] = {"updated_at": now}
-    told: list[Insert] = []
+    events: list[Insert] = []
     if job.latest_run_id == run.run_id:
         values["latest_run_id"] = next_latest
     if job.active_run_id == run.run_id:
         values["active_run_id"] = None
         values |= {"status": lifecycle.target(JOB, JobEvent.CLOSED)}
-        told = event_log.closed_event(job, now=now)
+        events = event_log.closed_event(job, now=now)
     guard = Guard(
         status_in=lifecycle.sources(JOB, JobEvent.DELETED) & {job.status},
         equals=(("latest_run_id", job.latest_run_id), ("active_run_id", job.active_run_id)),
@@ -135,7 +135,7 @@ def delete_run(
             *(_close_counters(run) if run.status in RUN_LIVE else ()),
             _scrub(job, run.run_id, scrub_id, now),
             event_log.of_run(run, EventType.RUN_DELETED, now=now),
-            *told,
+            *events,
         )
     )
 
@@ -169,8 +169,8 @@ def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Ch
         writes += [Update(_key(active), live, _gone(now)), *_close_counters(active)]
     if job.type is JobType.SCHEDULED:
         writes.append(Delete(ScheduleKey(job.job_id)))
-    told = event_log.job_deleted(job, now=now)
-    return Change((*writes, _scrub(job, None, scrub_id, now), told))
+    deleted = event_log.job_deleted(job, now=now)
+    return Change((*writes, _scrub(job, None, scrub_id, now), deleted))
 
 
 def close(job: Job, run: Run, *, now: float) -> Change:

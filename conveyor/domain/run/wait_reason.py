@@ -115,10 +115,10 @@ def explain(facts: RunFacts) -> Waiting | None:
     reason = _cause(facts)
     if reason is None:
         return None
-    begun = [seen.since for seen in facts.sightings if seen.reason is reason and seen.since]
-    told = [seen.detail for seen in facts.sightings if seen.reason is reason and seen.detail]
-    detail = told[0] if told else _detail(facts, reason)
-    return Waiting(reason, detail, min(begun, default=None))
+    since = [seen.since for seen in facts.sightings if seen.reason is reason and seen.since]
+    details = [seen.detail for seen in facts.sightings if seen.reason is reason and seen.detail]
+    detail = details[0] if details else _detail(facts, reason)
+    return Waiting(reason, detail, min(since, default=None))
 
 
 def _cause(facts: RunFacts) -> WaitReason | None:

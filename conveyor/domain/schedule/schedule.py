@@ -258,10 +258,10 @@ def parse_cron(expression: str) -> CronTable:
     minute, hour, day, month, weekday = fields
     minutes, hours = _numbers(minute, _MINUTE), _numbers(hour, _HOUR)
     return CronTable(
-        minutes=tuple(60 * each + minute for each in sorted(hours) for minute in sorted(minutes)),
+        minutes=tuple(60 * hour + minute for hour in sorted(hours) for minute in sorted(minutes)),
         days=_numbers(day, _DAY),
         months=_numbers(month, _MONTH),
-        weekdays=frozenset(each % 7 for each in _numbers(weekday, _WEEKDAY)),
+        weekdays=frozenset(number % 7 for number in _numbers(weekday, _WEEKDAY)),
         is_either=not day.startswith("*") and not weekday.startswith("*"),
     )
 
@@ -370,7 +370,9 @@ def _instants(ordinal: int, minutes: tuple[int, ...], zone: str) -> tuple[float,
     the wall times.
     """
     midnight = _midnight(ordinal)
-    return tuple(sorted(instant_of(midnight + timedelta(minutes=each), zone) for each in minutes))
+    return tuple(
+        sorted(instant_of(midnight + timedelta(minutes=minute), zone) for minute in minutes)
+    )
 
 
 def _midnight(ordinal: int) -> datetime:

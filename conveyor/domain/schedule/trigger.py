@@ -51,17 +51,17 @@ def is_due(schedule: Schedule, *, now: float) -> bool:
 
 
 def trigger(
-    job: Job, schedule: Schedule, run_id: RunId, *, made: bool, now: float
+    job: Job, schedule: Schedule, run_id: RunId, *, exists: bool, now: float
 ) -> TriggerResult | None:
     """Decides about a nominal time that is due. None means: wait until the live run has ended.
 
-    `made`: its run exists already. Nominal times that passed meanwhile are skipped: one run
+    `exists`: the time has a run already. Nominal times that passed meanwhile are skipped: one run
     replaces all of them, however late it is.
     """
     nominal = _nominal(schedule)
     missed = _skipped(schedule, now)
     # The second condition covers a run that was deleted before the clock was set back.
-    if made or nominal == schedule.last_fire_at:
+    if exists or nominal == schedule.last_fire_at:
         return TriggerResult(_advanced(schedule, missed, now), None)
     if job.active_run_id is not None:
         if schedule.overlap is Overlap.QUEUE:

@@ -172,9 +172,9 @@ def new_run(job: Job, run: Run, batches: Sequence[Batch], tasks: Sequence[Task])
         "updated_at": run.created_at,
     }
     update = Update(JobKey(job.job_id), guard, values, {"runs_count": 1})
-    told = [_run_created(run), *event_log.closed_event(job, now=run.created_at)]
+    events = [_run_created(run), *event_log.closed_event(job, now=run.created_at)]
     return Change(
-        (update, *_run_writes(run, batches, tasks), *told),
+        (update, *_run_writes(run, batches, tasks), *events),
         (OpenQueue(run.run_id), *_enqueue(run, tasks)),
     )
 
@@ -317,13 +317,13 @@ def check_task(
 
 def _check_size(spec: TaskSpec, headers: dict[str, str] | None, body: bytes | None) -> None:
     """Engines write many tasks in one transaction, and a transaction has its limits."""
-    brought = sum(_bytes_of(each) for each in (spec.metadata, spec.params, headers) if each)
+    brought = sum(_bytes_of(texts) for texts in (spec.metadata, spec.params, headers) if texts)
     if brought + len(body or b"") + len(spec.url.encode()) > limits.TASK_BYTES_MAX:
         raise Refusal("task_too_large")
 
 
-def _bytes_of(given: Mapping[str, str]) -> int:
-    return sum(len(key.encode()) + len(value.encode()) for key, value in given.items())
+def _bytes_of(texts: Mapping[str, str]) -> int:
+    return sum(len(key.encode()) + len(value.encode()) for key, value in texts.items())
 
 
 def invalid_task(index: int, refusal: Refusal) -> InvalidTask:
@@ -375,15 +375,17 @@ def _shortened(url: str) -> str:
     if "@" in url.partition("?")[0]:
         head = head.partition("://")[0]
     head = head.encode("ascii", errors="backslashreplace").decode()
-    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in head)
+    return "".join(
+        character if character.isprintable() else f"\\x{ord(character):02x}" for character in head
+    )
 
 
-def _check_task_params(given: object) -> tuple[dict[str, str] | None, dict[str, str] | None]:
-    if given is None:
+def _check_task_params(value: object) -> tuple[dict[str, str] | None, dict[str, str] | None]:
+    if value is None:
         return None, None
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise Refusal("invalid_param_value", "zenrows_params")
-    params: ParamInput = given
+    params: ParamInput = value
     try:
         checked = check_params(params)
     except InvalidParam as error:
@@ -391,10 +393,10 @@ def _check_task_params(given: object) -> tuple[dict[str, str] | None, dict[str, 
     return checked.values or None, checked.headers
 
 
-def _check_method(given: object, params: Mapping[str, str]) -> Method:
-    name = given.upper() if isinstance(given, str) else ""
+def _check_method(value: object, params: Mapping[str, str]) -> Method:
+    name = value.upper() if isinstance(value, str) else ""
     if name not in Method.__members__:
-        raise Refusal("unsupported_method", str(given)[:20])
+        raise Refusal("unsupported_method", str(value)[:20])
     method = Method(name)
     clash = sorted(NOT_WITH_POST & params.keys())
     if method is Method.POST and clash:
@@ -418,29 +420,29 @@ def _check_body(raw: msgspec.Raw | None, method: Method) -> tuple[bytes | None, 
     return bytes(raw), "application/json"
 
 
-def _check_external_id(given: object) -> str | None:
-    if given is None:
+def _check_external_id(value: object) -> str | None:
+    if value is None:
         return None
-    if not isinstance(given, str) or _EXTERNAL_ID.fullmatch(given) is None:
-        raise Refusal("invalid_external_id", str(given)[:64])
-    return given
+    if not isinstance(value, str) or _EXTERNAL_ID.fullmatch(value) is None:
+        raise Refusal("invalid_external_id", str(value)[:64])
+    return value
 
 
-def check_metadata(given: object) -> dict[str, str] | None:
-    if given is None:
+def check_metadata(metadata: object) -> dict[str, str] | None:
+    if metadata is None:
         return None
-    if not isinstance(given, dict) or len(given) > limits.METADATA_KEYS_MAX:
+    if not isinstance(metadata, dict) or len(metadata) > limits.METADATA_KEYS_MAX:
         raise Refusal("metadata_too_large")
-    for key, value in given.items():
+    for key, value in metadata.items():
         if not key or len(key) > limits.METADATA_KEY_CHARS_MAX or not key.isprintable():
             raise Refusal("metadata_key_invalid", key[:64])
         if not isinstance(value, str) or len(value) > limits.METADATA_VALUE_CHARS_MAX:
             raise Refusal("metadata_too_large", key[:64])
         if not _is_storable(value) or not _is_storable(key):
             raise Refusal("metadata_key_invalid", key[:64].encode(errors="replace").decode())
-    if _bytes_of(given) > limits.METADATA_BYTES_MAX:
+    if _bytes_of(metadata) > limits.METADATA_BYTES_MAX:
         raise Refusal("metadata_too_large")
-    return given or None
+    return metadata or None
 
 
 def _is_storable(text: str) -> bool:

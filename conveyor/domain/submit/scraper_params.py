@@ -117,11 +117,11 @@ class Params(msgspec.Struct, frozen=True):
     headers: dict[str, str] | None
 
 
-def check_params(given: ParamInput) -> Params:
+def check_params(params: ParamInput) -> Params:
     """The canonical form of what a caller sent; InvalidParam for the first thing wrong in it."""
     values: dict[str, str] = {}
     headers: dict[str, str] | None = None
-    for key, value in given.items():
+    for key, value in params.items():
         if key not in PARAMS:
             raise InvalidParam("unknown_param", key, f"There is no parameter {key[:64]!r}.")
         if key == "custom_headers":

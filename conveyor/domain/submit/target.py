@@ -263,16 +263,16 @@ def _without_dots(reference: str) -> str:
     path, mark, query = reference.partition("?")
     if "/." not in path:
         return reference
-    kept: list[str] = []
+    resolved: list[str] = []
     segments = path.split("/")[1:]
     for segment in segments:
         if segment == "..":
-            del kept[-1:]
+            del resolved[-1:]
         elif segment != ".":
-            kept.append(segment)
+            resolved.append(segment)
     if segments[-1] in {".", ".."}:
-        kept.append("")
-    return "/" + "/".join(kept) + mark + query
+        resolved.append("")
+    return "/" + "/".join(resolved) + mark + query
 
 
 def _malformed(detail: str) -> BadUrl:
@@ -444,7 +444,7 @@ def embedded_addresses(ip: IPv6Address) -> tuple[IPv4Address, ...]:
         found.extend((number >> 64, ~number))
     if (number >> 32) & 0xFFFFFFFF in _ISATAP:
         found.append(number)
-    return tuple(IPv4Address(each & 0xFFFFFFFF) for each in found)
+    return tuple(IPv4Address(number & 0xFFFFFFFF) for number in found)
 
 
 def _translated(number: int) -> tuple[int, ...]:

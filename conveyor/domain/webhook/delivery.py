@@ -66,7 +66,7 @@ def failed(
 ) -> Change:
     if is_over(notice, now=now):
         return receiver_gone(notice, tried)
-    failures = 1 + sum(each.at >= notice.due_since for each in notice.tries)
+    failures = 1 + sum(attempt.at >= notice.due_since for attempt in notice.tries)
     delay_s = next_delivery_s(failures, retry_after_s=retry_after_s, random=random)
     return _tried(notice, tried, NoticeEvent.RETRIED, {"due_at": now + delay_s})
 
@@ -78,7 +78,7 @@ def postpone(notice: Notice, *, until: float) -> Change:
 
 def pull_back(notice: Notice, *, now: float) -> Change | None:
     """Makes a notice due now if it is deferred for longer than possible: the clock was ahead."""
-    failures = sum(each.at >= notice.due_since for each in notice.tries)
+    failures = sum(attempt.at >= notice.due_since for attempt in notice.tries)
     is_told_to_wait = bool(notice.tries) and notice.tries[-1].status in _MAY_ASK_FOR_TIME
     ttl_s = PUT_OFF_S_MAX
     if failures:

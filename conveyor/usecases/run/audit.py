@@ -9,7 +9,6 @@ from contextlib import aclosing
 import msgspec
 import trio
 
-from conveyor.domain import limits
 from conveyor.domain.changes import RunKey
 from conveyor.domain.errors import NotFound
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
@@ -39,7 +38,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def audit(env: Context, run: Run) -> Audit:
-    """Reads every row once, page by page, and up to `AUDIT_BODIES_MAX` bodies completely."""
+    """Reads every row once, page by page, and up to `audit_bodies_max` bodies completely."""
     before, expiries = await totals_of(env, run), await expiries_of(env, run)
     counts: Counter[str] = Counter()
     sample: list[Task] = []
@@ -74,7 +73,7 @@ async def audit(env: Context, run: Run) -> Audit:
 def _consider(env: Context, sample: list[Task], row: Task, number: int) -> None:
     """Reservoir sampling: each row with a body has the same chance to be in the sample. `number` is
     how many such rows were seen so far."""
-    if len(sample) < limits.AUDIT_BODIES_MAX:
+    if len(sample) < env.policy.audit_bodies_max:
         sample.append(row)
         return
     place = int(env.random.uniform(0, number))

@@ -58,9 +58,9 @@ async def acquire_batch(env: Context, batch: Batch) -> Batch | None:
     verdict = await env.commit(ingestion.acquire_batch(batch, now=env.now()))
     if not isinstance(verdict, Applied):
         return None
-    (taken,) = verdict.rows
-    assert isinstance(taken, Batch)
-    return taken
+    (acquired,) = verdict.rows
+    assert isinstance(acquired, Batch)
+    return acquired
 
 
 async def fail_batch(env: Context, batch: Batch, detail: str) -> None:
@@ -233,18 +233,18 @@ async def prefetch_each(
     they are, not in an exception group.
     """
     # No buffer: `send` returns when the item is received, so memory holds two chunks at most.
-    made, taken = trio.open_memory_channel[T](0)
+    sender, receiver = trio.open_memory_channel[T](0)
     failures: list[ConveyorError | ValueError] = []
     are_all_made = are_all_used = False
 
     async def make() -> None:
         nonlocal are_all_made
         # Not `async with`: a cancellation at its checkpoint would hide the error that was raised.
-        with made:
+        with sender:
             try:
                 async with aclosing(source) as things:
                     async for thing in things:
-                        await made.send(thing)
+                        await sender.send(thing)
                 are_all_made = True
             except (ConveyorError, ValueError) as error:
                 failures.append(error)
@@ -252,7 +252,7 @@ async def prefetch_each(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(make)
         try:
-            async for thing in taken:
+            async for thing in receiver:
                 if not await use(thing):
                     # The maker may wait in `send` for a receiver that will not come.
                     nursery.cancel_scope.cancel()

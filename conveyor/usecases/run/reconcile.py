@@ -386,4 +386,4 @@ async def _is_all_of_job(env: Context, job: Job, run: Run) -> bool:
     if job.type is JobType.SCHEDULED:
         return False
     query = RunsOf(job_id=job.job_id, statuses=RUN_VISIBLE, limit=2)
-    return [each.run_id for each in await env.store.find(query)] == [run.run_id]
+    return [visible.run_id for visible in await env.store.find(query)] == [run.run_id]

@@ -100,7 +100,9 @@ def _counted(totals: Totals, run: Run, source: RowsOf) -> RerunCount:
     }
     # Only failed tasks have a reason.
     if source.reasons is not None:
-        counts = {TaskStatus.FAILED: sum(totals.reasons.get(each, 0) for each in source.reasons)}
+        counts = {
+            TaskStatus.FAILED: sum(totals.reasons.get(reason, 0) for reason in source.reasons)
+        }
     named = {status: counts.get(status, 0) for status in source.retry}
     ended = sum(count for status, count in named.items() if status in TASK_TERMINAL)
     return RerunCount(named=sum(named.values()), restarted=ended + unfinished)
@@ -135,9 +137,9 @@ async def rerun(
     job = await load_owned_job(env, caller, job_id)
     # First: a repeated request must not be refused by checks that its own first attempt has made
     # fail.
-    begun = await env.store.read(RunKey(job.job_id, run_id))
-    if begun is not None:
-        return await _resume(env, job, begun)
+    existing = await env.store.read(RunKey(job.job_id, run_id))
+    if existing is not None:
+        return await _resume(env, job, existing)
     choice = RerunFilter(retry=retry, reasons=reasons, hosts=hosts)
     if choice.is_everything and job.type is JobType.SCHEDULED:
         return await _by_hand(env, job, run_id)
@@ -246,10 +248,10 @@ async def _start(
     if not isinstance(verdict, Applied):
         # Refused: either an earlier attempt of this request created the run, or another rerun was
         # faster.
-        begun = await env.store.read(RunKey(job.job_id, run.run_id))
-        if begun is None:
+        existing = await env.store.read(RunKey(job.job_id, run.run_id))
+        if existing is None:
             raise Conflict("Another run of this job was started.", code="run_not_terminal")
-        run = begun
+        run = existing
     return await _resume(env, await load_owned_job(env, job.caller, job.job_id), run)
 
 

@@ -67,7 +67,7 @@ async def find_tasks(
     A page ends after about ROWS_READ_MAX rows, however rare the matching tasks are.
     """
     tasks: list[Task] = []
-    position, left = query.after, limits.ROWS_READ_MAX
+    position, left = query.after, env.policy.rows_read_max
     while left > 0:
         page = msgspec.structs.replace(query, after=position, limit=limits.PAGE_ROWS_MAX)
         found = await env.store.page_tasks(page, read_max=left)
@@ -103,7 +103,7 @@ async def _walk(env: Context, query: TasksOf) -> AsyncIterator[Task]:
     count = 0
     while True:
         page = msgspec.structs.replace(query, after=position, limit=limits.PAGE_ROWS_MAX)
-        found = await env.store.page_tasks(page, read_max=limits.ROWS_READ_MAX)
+        found = await env.store.page_tasks(page, read_max=env.policy.rows_read_max)
         for task in found.tasks:
             yield task
         count += len(found.tasks)
@@ -157,7 +157,7 @@ async def sum_hosts(env: Context, query: TasksOf) -> tuple[list[HostFigures], bo
     count = 0
     while count < limits.HOST_ROWS_MAX:
         page = msgspec.structs.replace(query, after=position, limit=limits.PAGE_ROWS_MAX)
-        found = await env.store.page_tasks(page, read_max=limits.ROWS_READ_MAX)
+        found = await env.store.page_tasks(page, read_max=env.policy.rows_read_max)
         for task in found.tasks:
             host = host_of(task.url) or ""
             figures.setdefault(host, HostFigures(host)).add(task)
@@ -165,7 +165,7 @@ async def sum_hosts(env: Context, query: TasksOf) -> tuple[list[HostFigures], bo
         position = found.until
         if position is None:
             break
-    by_failures = sorted(figures.values(), key=lambda each: (-each.failed, -each.total, each.host))
+    by_failures = sorted(figures.values(), key=lambda host: (-host.failed, -host.total, host.host))
     return by_failures[: limits.HOSTS_SHOWN_MAX], position is None
 
 
@@ -199,12 +199,14 @@ class ResultExpiry(msgspec.Struct, frozen=True):
 
 
 async def expiries_of(env: Context, run: Run) -> ResultExpiry:
-    made = [run]
+    runs = [run]
     for source_run_id in run.source_run_ids:
         source = await env.store.read(RunKey(run.job_id, source_run_id))
         if source is not None:
-            made.append(source)
-    instants = {each.run_id: each.expires_at for each in made if each.expires_at is not None}
+            runs.append(source)
+    instants = {
+        source.run_id: source.expires_at for source in runs if source.expires_at is not None
+    }
     return ResultExpiry(run.run_id, instants, _body_s(env), env.now())
 
 
@@ -219,19 +221,19 @@ def _body_s(env: Context) -> float:
     return env.policy.body_days * _DAY_S
 
 
-def ttl_days(env: Context, asked: int | None) -> int:
+def ttl_days(env: Context, days: int | None) -> int:
     """Returns for how many days the results of a job are kept. Raises InvalidArgument for more than
     `body_days`."""
     days_max = env.policy.body_days
-    if asked is None:
+    if days is None:
         return min(limits.RESULT_TTL_DAYS, days_max)
-    if asked > days_max:
+    if days > days_max:
         raise InvalidArgument(
             f"This server keeps bodies for at most {days_max} days: result_ttl_days must be "
             f"from 1 to {days_max}.",
             pointer="/result_ttl_days",
         )
-    return asked
+    return days
 
 
 def run_instant(env: Context, run: Run) -> float | None:
@@ -445,7 +447,7 @@ async def page(
         # One row more than the page shows whether another page follows.
         limit=limit + 1,
     )
-    found = await env.store.page_tasks(query, read_max=limits.ROWS_READ_MAX)
+    found = await env.store.page_tasks(query, read_max=env.policy.rows_read_max)
     rows = found.tasks[:limit]
     until = rows[-1].task_id if len(found.tasks) > limit else found.until
     following = None

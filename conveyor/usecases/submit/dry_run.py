@@ -61,7 +61,7 @@ class RerunPreview(msgspec.Struct, frozen=True, kw_only=True):
 async def preview_submit(env: Context, request: Submission) -> SubmitPreview:
     """Validates every line as a submit would. The caller has rehearsed the submit before."""
     reasons: Counter[str] = Counter()
-    shown: list[InvalidTask] = []
+    refusals: list[InvalidTask] = []
     price = FREE
     for index, draft in enumerate(request.drafts):
         # A long list must not block heartbeats and other requests of this process.
@@ -72,15 +72,15 @@ async def preview_submit(env: Context, request: Submission) -> SubmitPreview:
         except Refusal as refusal:
             invalid = admission.invalid_task(index, refusal)
             reasons[invalid.reason] += 1
-            if len(shown) < limits.INVALID_TASKS_SHOWN_MAX:
-                shown.append(invalid)
+            if len(refusals) < limits.INVALID_TASKS_SHOWN_MAX:
+                refusals.append(invalid)
         else:
             price += _price(env, {**request.params.values, **(spec.params or {})})
     valid = len(request.drafts) - reasons.total()
     return SubmitPreview(
         valid=valid,
         reasons=dict(reasons),
-        invalid_tasks=shown,
+        invalid_tasks=refusals,
         price=price,
     )
 

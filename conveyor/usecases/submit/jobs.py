@@ -308,16 +308,16 @@ async def add_tasks(
     """Admits one more list. If a batch with this id exists, finishes that batch instead."""
     job, run = await _fed_run(env, caller, job_id)
     # First: a repeated request must find its batch even if the job was closed since.
-    begun = await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
-    if begun is None:
+    existing = await env.store.read(BatchKey(job.job_id, run.run_id, batch_id))
+    if existing is None:
         _refuse_unless_open(job, run)
         if not drafts:
             raise InvalidArgument("Give at least one task, or use /close.", pointer="/tasks")
         batch, tasks = await _batch_of(env, job, run, drafts, batch_id, on_invalid)
-        begun = await _admit_batch(env, job, run, batch, tasks, is_last=is_last)
-    elif begun.status is BatchStatus.OPEN and not _is_later(env, begun):
-        begun = await ingest.acquire_batch(env, begun) or begun
-    return await _finish_batch(env, job, run, begun)
+        existing = await _admit_batch(env, job, run, batch, tasks, is_last=is_last)
+    elif existing.status is BatchStatus.OPEN and not _is_later(env, existing):
+        existing = await ingest.acquire_batch(env, existing) or existing
+    return await _finish_batch(env, job, run, existing)
 
 
 async def find_batch(

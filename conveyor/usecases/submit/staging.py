@@ -189,8 +189,8 @@ class StreamingValidator:
             for index in clashing
         ]
         count = self._invalid_count + (self._posts_count if clash else 0)
-        shown = sorted([*self._invalid, *refusals], key=lambda invalid: invalid.index)
-        raise_if_invalid(shown, count=count, of=self.count)
+        invalid_tasks = sorted([*self._invalid, *refusals], key=lambda invalid: invalid.index)
+        raise_if_invalid(invalid_tasks, count=count, of=self.count)
 
     def refuse_growth(self, bytes_sent: int) -> None:
         """Raises GrowsTooMuch if the list needs far more storage than the bytes that were sent."""
@@ -232,5 +232,8 @@ async def delete_if_unreferenced(env: Context, job: Job, source: StagedList) -> 
     batch = await env.store.read(BatchKey(job.job_id, source.origin_run_id, source.origin_batch_id))
     schedule = await env.store.read(ScheduleKey(job.job_id))
     used = [row.source for row in (batch, schedule) if row is not None]
-    if not any(isinstance(each, StagedList) and each.key == source.key for each in used):
+    if not any(
+        isinstance(used_source, StagedList) and used_source.key == source.key
+        for used_source in used
+    ):
         await env.blobs.delete_prefix(source.key.rpartition("/")[0])

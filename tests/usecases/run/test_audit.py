@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import pytest
-
-from conveyor.domain import limits
 from conveyor.domain.model import Run
 from conveyor.domain.queries import TaskPage, TasksOf
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import audit
 from tests.usecases.faults import Fault, FaultyStore, When
-from tests.usecases.world import a_world, add, submit, work
+from tests.usecases.world import a_world, add, submit, with_config, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +25,14 @@ class BusyStore(FaultyStore):
         return page
 
 
-async def test_a_run_that_goes_on_meanwhile_still_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CHUNK_TASKS", 10)
+async def test_a_run_that_goes_on_meanwhile_still_passes() -> None:
     world = a_world()
     accepted = await submit(world.env, 40, is_open=True)
     await add(world.env, accepted.job, 20)
     await work(world.env, accepted.run, count=5)
     never = Fault(at=10**9, when=When.BEFORE)
     store = BusyStore(world.env.store, never, world.env, accepted.run)
-    env = replace(world.env, store=store)
+    env = replace(with_config(world.env, chunk_tasks=10), store=store)
 
     seen = await audit.audit(env, accepted.run)
 
@@ -44,14 +40,11 @@ async def test_a_run_that_goes_on_meanwhile_still_passes(monkeypatch: pytest.Mon
     assert 5 < seen.counts["done"] < 60
 
 
-async def test_only_so_many_bodies_are_read_from_all_over_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(limits, "AUDIT_BODIES_MAX", 5)
+async def test_only_so_many_bodies_are_read_from_all_over_the_run() -> None:
     world = a_world()
     accepted = await submit(world.env, 60)
     await work(world.env, accepted.run)
 
-    seen = await audit.audit(world.env, accepted.run)
+    seen = await audit.audit(with_config(world.env, audit_bodies_max=5), accepted.run)
 
     assert (seen.bodies, seen.is_ok) == (5, True)

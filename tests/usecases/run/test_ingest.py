@@ -7,7 +7,6 @@ from contextlib import suppress
 import pytest
 import trio
 
-from conveyor.domain import limits
 from conveyor.domain.changes import Applied, BatchKey
 from conveyor.domain.ids import FIRST_BATCH, JobId
 from conveyor.domain.model import Batch, BatchStatus, IngestStatus, RunStatus
@@ -19,15 +18,24 @@ from conveyor.usecases.run.ingest import Ingested
 from conveyor.usecases.submit.jobs import Accepted
 from tests.builders import CALLER, ManualClock, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
-from tests.usecases.world import LATER_FROM, check_counters, rows_of, run_of, submit, work
+from tests.usecases.world import (
+    LATER_FROM,
+    World,
+    check_counters,
+    rows_of,
+    run_of,
+    submit,
+    with_config,
+    work,
+)
 
 COUNT = LATER_FROM
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def env(world: World) -> Context:
     """Several steps per list, without long lists."""
-    monkeypatch.setattr(limits, "CHUNK_TASKS", 100)
+    return with_config(world.env, chunk_tasks=100)
 
 
 async def batch_of(env: Context, accepted: Accepted) -> Batch:

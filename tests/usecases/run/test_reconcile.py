@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from conveyor.domain import limits
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import RunStatus
 from conveyor.domain.run import settlement, termination
@@ -20,7 +19,7 @@ from conveyor.usecases.run import ingest, reconcile, runs, tasks
 from conveyor.usecases.submit import jobs
 from tests.builders import CALLER, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
-from tests.usecases.world import LATER_FROM, PAGE, check_counters, run_of, submit, work
+from tests.usecases.world import LATER_FROM, PAGE, check_counters, run_of, submit, with_config, work
 
 
 async def test_a_completion_that_nobody_looked_for_is_found(env: Context) -> None:
@@ -65,9 +64,9 @@ async def test_lost_messages_are_sent_again(env: Context) -> None:
 
 
 async def test_lost_messages_are_sent_again_where_few_are_left_among_many(
-    env: Context, monkeypatch: pytest.MonkeyPatch
+    env: Context,
 ) -> None:
-    monkeypatch.setattr(limits, "ROWS_READ_MAX", 7)
+    env = with_config(env, rows_read_max=7)
     accepted = await submit(env, 120)
     await work(env, accepted.run, count=117)
     await env.queue.close_run(accepted.run.run_id)

@@ -12,7 +12,7 @@ from conveyor.usecases.context import Context
 from conveyor.usecases.run import results
 from conveyor.usecases.submit.jobs import Accepted
 from tests.builders import ManualClock
-from tests.usecases.world import World, body_of, missing, rows_of, submit, work
+from tests.usecases.world import World, body_of, missing, rows_of, submit, with_config, work
 
 
 async def pages(env: Context, accepted: Accepted, *, status: str, limit: int) -> list[list[str]]:
@@ -51,7 +51,7 @@ async def test_a_filter_shows_only_its_statuses(env: Context) -> None:
         for status in results.FILTERS
     }
 
-    assert counts == {"all": 10, "successful": 3, "failed": 3, "processing": 4}
+    assert counts == {"all": 10, "successful": 3, "failed": 3, "processing": 4, "inflight": 0}
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ async def test_where_the_counters_know_of_none_no_task_is_looked_at(
 
 @pytest.mark.parametrize("limit", [1, 3, 40])
 async def test_what_is_rare_is_found_by_its_cursors_over_pages_that_hold_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch, limit: int
+    world: World, limit: int
 ) -> None:
-    monkeypatch.setattr(limits, "ROWS_READ_MAX", 5)
-    accepted = await submit(world.env, 40)
-    await work(world.env, accepted.run, missing([3, 4, 31]))
+    env = with_config(world.env, rows_read_max=5)
+    accepted = await submit(env, 40)
+    await work(env, accepted.run, missing([3, 4, 31]))
 
-    found = await pages(world.env, accepted, status="failed", limit=limit)
+    found = await pages(env, accepted, status="failed", limit=limit)
 
-    rows = await rows_of(world.env, accepted.run)
+    rows = await rows_of(env, accepted.run)
     failed = sorted(row.task_id for row in rows if row.status is TaskStatus.FAILED)
     assert [task for page in found for task in page] == failed
     assert [] in found

@@ -31,17 +31,25 @@ from conveyor.usecases.submit.jobs import Accepted, Submission
 from conveyor.usecases.submit.upload import slot_key
 from tests.builders import CALLER, ManualClock, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
-from tests.usecases.world import OTHER_CALLER, check_counters, rows_of, run_of, work
+from tests.usecases.world import (
+    OTHER_CALLER,
+    World,
+    check_counters,
+    rows_of,
+    run_of,
+    with_config,
+    work,
+)
 
 TEXT = ListSpec(ListFormat.TEXT)
 COUNT = 250
 LIST = b"".join(b"https://example.com/%d\n" % number for number in range(COUNT))
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def env(world: World) -> Context:
     """Several steps per list, without long lists."""
-    monkeypatch.setattr(limits, "CHUNK_TASKS", 100)
+    return with_config(world.env, chunk_tasks=100)
 
 
 async def _stream(content: bytes) -> AsyncIterator[bytes]:
