@@ -62,10 +62,11 @@ from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.aws.client.client import RetryingAwsClient
 from conveyor.engines.aws.control_queue import listen_forever
 from conveyor.engines.aws.engine import build_engine, check_resources
+from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.redis.fallback_coordinator import FallbackCoordinator
-from conveyor.engines.system import SystemClock, ThreadExecutor
+from conveyor.engines.system import SystemClock
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
 from conveyor.http_server.connection import Listener
@@ -218,7 +219,7 @@ async def _aws_world() -> AsyncGenerator[Runtime, None]:
     async with open_on(
         settings, engine, redis.link(), random=draw, owner=owner, local=local
     ) as shared:
-        env = make_env(settings, shared, clock, draw, mail, ThreadExecutor())
+        env = make_env(settings, shared, clock, draw, mail, ThreadExecutor(COMPUTE_THREADS_MAX))
         env = replace(
             env,
             process_id=owner,
@@ -242,7 +243,9 @@ async def _aws_world() -> AsyncGenerator[Runtime, None]:
 
 
 def _pool() -> closing[HttpPool]:
-    pool = HttpPool(TargetPolicy(allow_private=True), PoolLimits(), executor=ThreadExecutor())
+    pool = HttpPool(
+        TargetPolicy(allow_private=True), PoolLimits(), executor=ThreadExecutor(COMPUTE_THREADS_MAX)
+    )
     return closing(pool)
 
 

@@ -31,11 +31,12 @@ from conveyor.api.server.auth import Authenticator, KeyList, Origins, Passthroug
 from conveyor.config import BadSettings, KeyFile, Settings, environ_of
 from conveyor.domain import ids, limits
 from conveyor.domain.submit.target import TargetPolicy
+from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.webhook import WebhookNotifier
 from conveyor.engines.http.zenrows import ZenrowsGateway, has_key
 from conveyor.engines.sqlite import join_engine, open_engine
-from conveyor.engines.system import AesSecretBox, SystemClock, ThreadExecutor, load_or_create_secret
+from conveyor.engines.system import AesSecretBox, SystemClock, load_or_create_secret
 from conveyor.engines.system.aes_secret_box import check_secret, refuse_lost_secret
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
@@ -330,7 +331,7 @@ def build_runtime(
     mail: Mailboxes,
 ) -> Iterator[Runtime]:
     """Builds everything around an engine."""
-    env = make_env(settings, engine, clock, randomness, mail, ThreadExecutor())
+    env = make_env(settings, engine, clock, randomness, mail, ThreadExecutor(COMPUTE_THREADS_MAX))
     # Webhooks have a connection pool of their own, so that scraping cannot use up its connections.
     with _pool(_targets(settings), PoolLimits()) as guarded, _gateway(settings, env) as gateway:
         yield Runtime(
@@ -429,7 +430,7 @@ def _gateway(settings: Settings, env: Context) -> Iterator[Gateway]:
 
 @contextmanager
 def _pool(targets: TargetPolicy, pool_limits: PoolLimits) -> Iterator[HttpPool]:
-    pool = HttpPool(targets, pool_limits, executor=ThreadExecutor())
+    pool = HttpPool(targets, pool_limits, executor=ThreadExecutor(COMPUTE_THREADS_MAX))
     try:
         yield pool
     finally:

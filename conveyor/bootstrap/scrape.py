@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from conveyor.config import Settings
 from conveyor.domain import limits
 from conveyor.domain.submit.target import TargetPolicy
+from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.engines.http.proxy import RotatingGateway, parse_proxy, proxied_gateway
-from conveyor.engines.system.thread_executor import ThreadExecutor
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool, default_tls
 from conveyor.ports.gateway import Gateway
@@ -37,7 +37,7 @@ def open_scrape_gateway(
     tls = _unverified_tls() if is_insecure else None
     policy = TargetPolicy(allow_private=settings.allow_private_targets)
     pool_limits = _pool_limits(slots, timeout_s)
-    executor = ThreadExecutor()
+    executor = ThreadExecutor(COMPUTE_THREADS_MAX)
     with ExitStack() as stack:
 
         def pool(policy: TargetPolicy) -> HttpPool:

@@ -15,8 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import outcome
 import trio
 
-from conveyor.engines.sqlite.errors import is_busy
-from conveyor.engines.sqlite.executor import Volume
+from conveyor.engines.executor import Volume
 from conveyor.simulation.faults.faults import Fault, Faults
 from conveyor.simulation.faults.power_cut import SyncLog
 
@@ -47,9 +46,12 @@ class VirtualExecutor:
         trio.lowlevel.spawn_system_task(self._later, work, then)
 
     def start_when_unlocked(
-        self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
+        self,
+        work: Callable[[], T],
+        then: Callable[[outcome.Outcome[T]], object],
+        is_locked: Callable[[Exception], bool],
     ) -> None:
-        trio.lowlevel.spawn_system_task(self._in_turn, work, then)
+        trio.lowlevel.spawn_system_task(self._in_turn, work, then, is_locked)
 
     def linger(self, seconds: float) -> None:
         """Waiting here would stop the world; the moment before the work stands for it."""
@@ -69,10 +71,17 @@ class VirtualExecutor:
         then(result)
 
     async def _in_turn(
-        self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
+        self,
+        work: Callable[[], T],
+        then: Callable[[outcome.Outcome[T]], object],
+        is_locked: Callable[[Exception], bool],
     ) -> None:
         result = outcome.capture(work)
-        while isinstance(result, outcome.Error) and is_busy(result.error):
+        while (
+            isinstance(result, outcome.Error)
+            and isinstance(result.error, Exception)
+            and is_locked(result.error)
+        ):
             await trio.sleep(_TURN_S)
             result = outcome.capture(work)
         then(result)

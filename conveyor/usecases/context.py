@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -120,10 +120,10 @@ class RuntimeConfig:
 class InlineExecutor:
     """Runs work in the calling task, for tests and the simulator, which have no threads."""
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         # A thread executor always has a checkpoint, so this one has one too.
         await trio.lowlevel.checkpoint()
-        return work()
+        return work(*arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

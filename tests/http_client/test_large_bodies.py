@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from conveyor.domain.submit.target import TargetPolicy
-from conveyor.engines.system import ThreadExecutor
+from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.http_client.connection_limits import PoolLimits, Rate
 from conveyor.http_client.errors import BadEncoding, BodyTooLarge, TimedOut, TooSlow
 from conveyor.http_client.large_bodies import Decoding
@@ -144,7 +144,7 @@ class Recording:
     """Threads, and which of them did the work."""
 
     def __init__(self) -> None:
-        self._threads = ThreadExecutor()
+        self._threads = ThreadExecutor(COMPUTE_THREADS_MAX)
         self.count = 0
         self.idents: set[int] = set()
 
@@ -190,7 +190,9 @@ async def test_a_small_body_that_grows_is_decoded_in_another_thread() -> None:
 
 
 async def test_work_without_output_ends_the_fetch_and_closes_its_connection() -> None:
-    pool = HttpPool(TargetPolicy(allow_private=True), tls=TLS, executor=ThreadExecutor())
+    pool = HttpPool(
+        TargetPolicy(allow_private=True), tls=TLS, executor=ThreadExecutor(COMPUTE_THREADS_MAX)
+    )
     async with raw_server(answering(encoded_reply(gzip.compress(b"") * 50_000))) as server:
         with pytest.raises(BadEncoding):
             await pool.fetch(get(server.url()))

@@ -15,7 +15,7 @@ import trio
 from actors.poller.host_limiter import HostLimiter
 from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.model import Result
-from conveyor.engines.files import sync_directory
+from conveyor.engines.executor import sync_directory
 from conveyor.engines.sqlite import blobs, pack_files
 from conveyor.ports.gateway import Scraped
 from conveyor.simulation.faults.power_cut import SyncLog

@@ -25,7 +25,7 @@ import msgspec
 from conveyor import __version__
 from conveyor.domain.errors import ConveyorError
 from conveyor.domain.model import Result
-from conveyor.engines.files import sync_directory
+from conveyor.engines.executor import sync_directory
 from conveyor.engines.sqlite.blobs import path_of_file
 from conveyor.engines.sqlite.pack_files import Place, packed_place
 

@@ -34,10 +34,9 @@ import msgspec
 import outcome
 import trio
 
-from conveyor.engines.files import sync_directory
+from conveyor.engines.executor import DiskExecutor, sync_directory
 from conveyor.engines.sqlite.disk_space import Space
 from conveyor.engines.sqlite.errors import raise_translated_os
-from conveyor.engines.sqlite.executor import BlockingExecutor
 from conveyor.engines.sqlite.pack_files import MARK, PackFiles, Place, packed_place
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobMissing, BlobTooLarge, StorageDamaged, Unavailable
@@ -88,7 +87,7 @@ class _Put(msgspec.Struct, eq=False):
 
 class FileBlobs:
     def __init__(
-        self, data_dir: Path, random: Random, executor: BlockingExecutor, space: Space
+        self, data_dir: Path, random: Random, executor: DiskExecutor, space: Space
     ) -> None:
         self._root = str(data_dir / "blobs")
         self._temp_dir = str(data_dir / "temp")
@@ -446,7 +445,7 @@ class Scratch:
             Path(self.path).unlink()
 
 
-async def run_blocking(executor: BlockingExecutor, step: Callable[..., T], *arguments: Any) -> T:
+async def run_blocking(executor: DiskExecutor, step: Callable[..., T], *arguments: Any) -> T:
     """Runs one blocking step and translates its OSError into an error of the port.
 
     Errors of the caller's iterator do not pass through here, so they stay untranslated.
@@ -457,7 +456,7 @@ async def run_blocking(executor: BlockingExecutor, step: Callable[..., T], *argu
         raise_translated_os(error)
 
 
-async def fill(executor: BlockingExecutor, scratch: Scratch, pieces: AsyncIterable[bytes]) -> None:
+async def fill(executor: DiskExecutor, scratch: Scratch, pieces: AsyncIterable[bytes]) -> None:
     """Writes all pieces and syncs the file. Errors of the iterator pass through unchanged."""
     gathered: list[bytes] = []
     size_bytes = 0

@@ -18,6 +18,7 @@ from sqlite3 import Connection
 
 import trio
 
+from conveyor.engines.executor import DiskExecutor
 from conveyor.engines.sqlite import disk_space
 from conveyor.engines.sqlite.disk_space import Space
 from conveyor.engines.sqlite.errors import (
@@ -30,7 +31,6 @@ from conveyor.engines.sqlite.errors import (
     raise_translated,
     unusable,
 )
-from conveyor.engines.sqlite.executor import BlockingExecutor
 from conveyor.engines.sqlite.group_commit import GroupCommitter, Op, T
 from conveyor.ports.errors import Unavailable
 
@@ -76,7 +76,7 @@ class Database:
     """A read sees all commits that were made before it, by any process."""
 
     def __init__(
-        self, connection: Connection, path: Path, executor: BlockingExecutor, space: Space
+        self, connection: Connection, path: Path, executor: DiskExecutor, space: Space
     ) -> None:
         writer = GroupCommitter(
             connection, executor, on_error=self._on_error, on_commit=self._on_commit
@@ -163,7 +163,7 @@ class Database:
 
 @asynccontextmanager
 async def open_database(
-    path: Path, prepare: Callable[[Connection], None], executor: BlockingExecutor, space: Space
+    path: Path, prepare: Callable[[Connection], None], executor: DiskExecutor, space: Space
 ) -> AsyncIterator[Database]:
     """Opens the file, runs `prepare` before any other access, and closes the file cleanly."""
     connection = await executor.run(_prepared, path, prepare, space)

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from sqlite3 import Connection
 
+from conveyor.engines.executor import DiskExecutor, Volume
 from conveyor.engines.sqlite.errors import raise_translated_os
-from conveyor.engines.sqlite.executor import BlockingExecutor, Volume
 from conveyor.ports.errors import StorageFull
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Space:
     body arrives. That body is already paid for, so it may use half of the space below the floor.
     """
 
-    def __init__(self, data_dir: Path, executor: BlockingExecutor) -> None:
+    def __init__(self, data_dir: Path, executor: DiskExecutor) -> None:
         self._data_dir = str(data_dir)
         self._blobs_dir = str(data_dir / "blobs")
         self._reserve = str(data_dir / RESERVE_FILE)

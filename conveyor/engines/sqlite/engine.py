@@ -20,7 +20,7 @@ import trio
 
 from conveyor.domain import limits
 from conveyor.domain.run.settlement import RETRY_AFTER_S_MAX
-from conveyor.engines.files import sync_directory
+from conveyor.engines.executor import DiskExecutor, ThreadExecutor, sync_directory
 from conveyor.engines.sqlite.blobs import FileBlobs
 from conveyor.engines.sqlite.coordinator import SqliteCoordinator
 from conveyor.engines.sqlite.database import Health, check_current, migrate, open_database
@@ -32,7 +32,6 @@ from conveyor.engines.sqlite.errors import (
     is_full,
     unusable,
 )
-from conveyor.engines.sqlite.executor import BlockingExecutor, ThreadExecutor
 from conveyor.engines.sqlite.queue import SqliteQueue, sweep
 from conveyor.engines.sqlite.store import SqliteStore
 from conveyor.ports.clock import Clock
@@ -60,7 +59,7 @@ async def open_engine(
     clock: Clock,
     random: Random,
     owner: str,
-    executor: BlockingExecutor | None = None,
+    executor: DiskExecutor | None = None,
 ) -> AsyncIterator[EmbeddedEngine]:
     """Opens the directory as its owner: creates or migrates it, and recovers.
 
@@ -85,7 +84,7 @@ async def open_engine(
 
 @asynccontextmanager
 async def join_engine(
-    data_dir: Path, *, clock: Clock, random: Random, executor: BlockingExecutor | None = None
+    data_dir: Path, *, clock: Clock, random: Random, executor: DiskExecutor | None = None
 ) -> AsyncIterator[EmbeddedEngine]:
     """Opens a directory that another process owns. Raises WrongSchema if it is not ready."""
     if not (data_dir / _DATABASE).exists():
@@ -102,7 +101,7 @@ async def _serving(
     prepare: Callable[[sqlite3.Connection], None],
     clock: Clock,
     random: Random,
-    executor: BlockingExecutor,
+    executor: DiskExecutor,
 ) -> AsyncIterator[EmbeddedEngine]:
     space = Space(data_dir, executor)
     async with open_database(data_dir / _DATABASE, prepare, executor, space) as database:

@@ -33,13 +33,14 @@ from __future__ import annotations
 import sqlite3
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import outcome
 import trio
 
+from conveyor.engines.executor import DiskExecutor, ThreadExecutor
 from conveyor.engines.sqlite.errors import is_busy, raise_translated
-from conveyor.engines.sqlite.executor import BlockingExecutor, ThreadExecutor
 from conveyor.ports.errors import Unavailable
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class GroupCommitter:
     def __init__(
         self,
         connection: sqlite3.Connection,
-        executor: BlockingExecutor | None = None,
+        executor: DiskExecutor | None = None,
         *,
         on_error: Callable[[BaseException], bool] = lambda _: False,
         on_commit: Callable[[], None] = lambda: None,
@@ -172,7 +173,8 @@ class GroupCommitter:
         if isinstance(begun, outcome.Error) and is_busy(begun.error):
             # Another process holds the write lock. The writer thread waits for it, because the
             # Trio thread must not block.
-            self._start(self._executor.start_when_unlocked, self._begin_immediate, self._begun)
+            start = partial(self._executor.start_when_unlocked, is_locked=is_busy)
+            self._start(start, self._begin_immediate, self._begun)
         else:
             self._begun(begun)
 

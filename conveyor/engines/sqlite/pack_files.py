@@ -31,9 +31,8 @@ import msgspec
 import outcome
 import trio
 
-from conveyor.engines.files import sync_directory
+from conveyor.engines.executor import DiskExecutor, sync_directory
 from conveyor.engines.sqlite.errors import raise_translated_os
-from conveyor.engines.sqlite.executor import BlockingExecutor
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import Unavailable
 
@@ -98,7 +97,7 @@ class PackFiles:
         root: str,
         random: Random,
         make_directory: Callable[[str], None],
-        executor: BlockingExecutor,
+        executor: DiskExecutor,
         *,
         check_room: Callable[[int], None],
     ) -> None:

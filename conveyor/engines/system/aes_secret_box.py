@@ -16,7 +16,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from pathlib import Path
 
-from conveyor.engines.files import sync_directory
+from conveyor.engines.executor import sync_directory
 from conveyor.ports.secret_box import CannotUnseal, SecretBox, WrongSecret, make_check, opens_check
 
 SECRET_BYTES = 32

@@ -15,9 +15,9 @@ from random import Random
 import pytest
 
 from conveyor.domain.changes import Change, Delete, Insert
+from conveyor.engines.executor import ThreadExecutor, Volume
 from conveyor.engines.sqlite import EmbeddedEngine, open_engine
 from conveyor.engines.sqlite.disk_space import FLOOR_BYTES_MAX, RESERVE_BYTES_MAX, Space
-from conveyor.engines.sqlite.executor import ThreadExecutor, Volume
 from conveyor.engines.sqlite.group_commit import GroupCommitter
 from conveyor.ports.errors import StorageFull, Unavailable
 from tests.builders import ManualClock, a_job, a_scrub, keep, key_of

@@ -13,8 +13,8 @@ import pytest
 import trio
 import trio.testing
 
+from conveyor.engines.executor import ThreadExecutor
 from conveyor.engines.sqlite.errors import raise_translated, raise_translated_os
-from conveyor.engines.sqlite.executor import ThreadExecutor
 from conveyor.engines.sqlite.group_commit import GroupCommitter, Op
 from conveyor.ports.errors import StorageFull, Unavailable
 

@@ -6,9 +6,9 @@ import sqlite3
 from pathlib import Path
 from random import Random
 
+from conveyor.engines.executor import ThreadExecutor
 from conveyor.engines.sqlite import open_engine
 from conveyor.engines.sqlite.disk_space import Space, rewrite_once
-from conveyor.engines.sqlite.executor import ThreadExecutor
 from tests.builders import JOB, ManualClock, a_job, a_run, a_task, keep
 
 

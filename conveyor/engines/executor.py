@@ -1,32 +1,33 @@
-"""The blocking executor: runs work that may block, in threads or, in the simulator, inline
+"""ThreadExecutor: runs blocking work and long computation in threads; and durable names of files
 (docs/engines.md, Embedded engine).
 
-All work of this engine that waits for a disk goes through this protocol. The simulator has virtual
-time and no threads, so it replaces the executor and runs the work inline.
+All work of the embedded engine that waits for a disk goes through DiskExecutor. The simulator has
+virtual time and no threads, so it replaces the executor and runs the work inline.
 """
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 import outcome
 import trio
 
-from conveyor.engines.sqlite.errors import is_busy
 from conveyor.ports.errors import is_resource_shortage
-
-T = TypeVar("T")
+from conveyor.ports.executor import Executor, T
 
 # The pause between tries while another process holds the write lock. SQLite's own busy handler
 # sleeps up to 100 ms between tries, and the lock may be free for most of that time.
 _TURN_POLL_S = 0.0003
 # At least 9 s in all. Then the error of the last try is reported.
 _TURN_POLLS_MAX = 30_000
+
+
+# Threads for computation. More would take more CPU time from the Trio thread.
+COMPUTE_THREADS_MAX = 2
 
 
 class Volume(msgspec.Struct, frozen=True):
@@ -36,12 +37,12 @@ class Volume(msgspec.Struct, frozen=True):
     total_bytes: int
 
 
-class BlockingExecutor(Protocol):
-    """Laws:
+class DiskExecutor(Executor, Protocol):
+    """Laws, besides those of Executor:
 
     - `run` and `start` do the work once, and deliver its outcome on the Trio thread.
     - `start_when_unlocked` is `start` for work that another process may block by a lock. It
-      repeats the work while SQLite reports that the database is busy.
+      repeats the work while it raises an error that `is_locked` recognises.
     - `linger` is called by running work. It may wait, so that more callers can join.
     - `measure_volume` returns at once, for the volume of the directory.
     """
@@ -55,7 +56,10 @@ class BlockingExecutor(Protocol):
     ) -> None: ...
 
     def start_when_unlocked(
-        self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
+        self,
+        work: Callable[[], T],
+        then: Callable[[outcome.Outcome[T]], object],
+        is_locked: Callable[[Exception], bool],
     ) -> None: ...
 
     def linger(self, seconds: float) -> None: ...
@@ -64,13 +68,16 @@ class BlockingExecutor(Protocol):
 
 
 class ThreadExecutor:
-    """The executor of a real process."""
+    """The executor of a real process. `threads_max` bounds the threads of `run`."""
+
+    def __init__(self, threads_max: int | None = None) -> None:
+        self._limiter = None if threads_max is None else trio.CapacityLimiter(threads_max)
 
     async def run(
         self, work: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
     ) -> T:
         try:
-            return await trio.to_thread.run_sync(work, *arguments, limiter=limiter)
+            return await trio.to_thread.run_sync(work, *arguments, limiter=limiter or self._limiter)
         except RuntimeError as error:
             if not is_resource_shortage(error):
                 raise
@@ -93,14 +100,17 @@ class ThreadExecutor:
             deliver(outcome.capture(work))
 
     def start_when_unlocked(
-        self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]
+        self,
+        work: Callable[[], T],
+        then: Callable[[outcome.Outcome[T]], object],
+        is_locked: Callable[[Exception], bool],
     ) -> None:
         def wait_for_turn() -> T:
             for _ in range(_TURN_POLLS_MAX):
                 try:
                     return work()
-                except sqlite3.OperationalError as error:
-                    if not is_busy(error):
+                except Exception as error:
+                    if not is_locked(error):
                         raise
                     time.sleep(_TURN_POLL_S)
             return work()
@@ -113,3 +123,12 @@ class ThreadExecutor:
     def measure_volume(self, directory: str) -> Volume:
         found = os.statvfs(directory)
         return Volume(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
+def sync_directory(directory: str) -> None:
+    """Syncs a directory. A sync of the file alone does not make its name durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
