@@ -59,7 +59,7 @@ class DiskExecutor(Executor, Protocol):
         self,
         work: Callable[[], T],
         then: Callable[[outcome.Outcome[T]], object],
-        is_locked: Callable[[Exception], bool],
+        is_locked: Callable[[BaseException], bool],
     ) -> None: ...
 
     def linger(self, seconds: float) -> None: ...
@@ -103,17 +103,16 @@ class ThreadExecutor:
         self,
         work: Callable[[], T],
         then: Callable[[outcome.Outcome[T]], object],
-        is_locked: Callable[[Exception], bool],
+        is_locked: Callable[[BaseException], bool],
     ) -> None:
         def wait_for_turn() -> T:
+            result: outcome.Outcome[T] = outcome.capture(work)
             for _ in range(_TURN_POLLS_MAX):
-                try:
-                    return work()
-                except Exception as error:
-                    if not is_locked(error):
-                        raise
-                    time.sleep(_TURN_POLL_S)
-            return work()
+                if not (isinstance(result, outcome.Error) and is_locked(result.error)):
+                    break
+                time.sleep(_TURN_POLL_S)
+                result = outcome.capture(work)
+            return result.unwrap()
 
         self.start(wait_for_turn, then)
 

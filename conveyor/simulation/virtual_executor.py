@@ -49,7 +49,7 @@ class VirtualExecutor:
         self,
         work: Callable[[], T],
         then: Callable[[outcome.Outcome[T]], object],
-        is_locked: Callable[[Exception], bool],
+        is_locked: Callable[[BaseException], bool],
     ) -> None:
         trio.lowlevel.spawn_system_task(self._in_turn, work, then, is_locked)
 
@@ -74,14 +74,10 @@ class VirtualExecutor:
         self,
         work: Callable[[], T],
         then: Callable[[outcome.Outcome[T]], object],
-        is_locked: Callable[[Exception], bool],
+        is_locked: Callable[[BaseException], bool],
     ) -> None:
         result = outcome.capture(work)
-        while (
-            isinstance(result, outcome.Error)
-            and isinstance(result.error, Exception)
-            and is_locked(result.error)
-        ):
+        while isinstance(result, outcome.Error) and is_locked(result.error):
             await trio.sleep(_TURN_S)
             result = outcome.capture(work)
         then(result)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from typing import Any
 
 from conveyor.domain import limits
 from conveyor.domain.errors import ConveyorError
@@ -26,15 +27,15 @@ from conveyor.engines.aws.coordinator import DynamoCoordinator
 from conveyor.engines.aws.dynamodb import DynamoStore, create_table
 from conveyor.engines.aws.dynamodb.keys import INDEXES
 from conveyor.engines.aws.dynamodb.table import Table
-from conveyor.engines.aws.errors import AwsError, NoResponse
+from conveyor.engines.aws.errors import AwsError, NoResponse, NotAllowed
 from conveyor.engines.aws.s3 import Presigner, S3Blobs, make_bucket
 from conveyor.engines.aws.sqs import CONTROL, SqsQueue, find_control_queues, make_control_queues
-from conveyor.engines.aws.step_functions import StepFunctions
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.pool import HttpPool
 from conveyor.ports.clock import Clock
-from conveyor.ports.errors import QueueGone
+from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.secret_box import SecretBox, WrongSecret, make_check, opens_check
+from conveyor.ports.webhook_sender import Callback, Delivered, NotDelivered
 
 # Connections per service endpoint. Fewer would make calls wait; idle ones are closed by the pool.
 CONNECTIONS_MAX = 512
@@ -216,3 +217,49 @@ class SecretRow:
         except AwsError as error:
             if error.code != _REFUSED:
                 raise
+
+
+# Step Functions: ends the task of a state machine that waits for a run (SPEC.md 4.16).
+
+
+ERROR_PREFIX = "Conveyor."
+# The task has ended, never existed, or does not accept this output. A retry changes nothing.
+_FINAL = frozenset(
+    {
+        "InvalidOutput",
+        "InvalidToken",
+        "TaskDoesNotExist",
+        "TaskTimedOut",
+        "ValidationException",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFunctions:
+    client: AwsClient
+
+    async def call_back(self, callback: Callback) -> Delivered | NotDelivered:
+        try:
+            await self.client.call("stepfunctions", *_request_for(callback))
+        except AwsError as error:
+            why = f"step_functions:{error.code}"
+            return NotDelivered(why, error.status, gone=error.code in _FINAL)
+        # Before Unavailable, which is its base class: the operator sees the code of the refusal.
+        except NotAllowed as error:
+            return NotDelivered(f"step_functions:{error.code}", error.status)
+        except Unavailable:
+            return NotDelivered("transport_error:step functions")
+        return Delivered(200)
+
+
+def _request_for(callback: Callback) -> tuple[str, dict[str, Any]]:
+    if callback.is_success:
+        return "SendTaskSuccess", {"taskToken": callback.token, "output": callback.payload}
+    # A state machine can catch an error by its name, such as Conveyor.run.stopped.
+    error = ERROR_PREFIX + callback.event_type
+    return "SendTaskFailure", {
+        "taskToken": callback.token,
+        "error": error,
+        "cause": callback.payload,
+    }

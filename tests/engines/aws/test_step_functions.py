@@ -13,8 +13,8 @@ import trio
 from conveyor.engines.aws.client.auth import StaticAccess
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import RetryingAwsClient
+from conveyor.engines.aws.engine import StepFunctions
 from conveyor.engines.aws.errors import AwsError
-from conveyor.engines.aws.step_functions import StepFunctions
 from conveyor.ports.webhook_sender import Callback, Delivered, NotDelivered
 from tests.aws import PLANES, REGION, a_lean_plane, a_seam, an_access
 from tests.engines.aws.client.test_strict_signatures import a_user

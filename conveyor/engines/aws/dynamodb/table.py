@@ -179,14 +179,14 @@ class Table:
 
     async def get_all(self, keys: Sequence[AnyKey]) -> dict[AnyKey, Any]:
         """Returns the rows that exist, as of their last commits."""
-        wanted = list(dict.fromkeys(keys))
-        if len(wanted) == 1:
-            row = await self.get(wanted[0])
-            return {} if row is None else {wanted[0]: row}
-        found = await self.get_items([item_key(key) for key in wanted])
+        unique_keys = list(dict.fromkeys(keys))
+        if len(unique_keys) == 1:
+            row = await self.get(unique_keys[0])
+            return {} if row is None else {unique_keys[0]: row}
+        found = await self.get_items([item_key(key) for key in unique_keys])
         return {
             key: codec_for(key).from_item(item)
-            for key in wanted
+            for key in unique_keys
             if (item := found.get(item_key(key))) is not None
         }
 
