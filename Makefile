@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Most tests wait for processes and sockets more than they compute: two for each core.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 
-.PHONY: demo test check format docs screenshots mutants clean
+.PHONY: demo test check format docs screenshots mutants clean test-deploy
 
 demo: .venv/.installed
 	$(BIN)/conveyor demo
@@ -40,6 +40,21 @@ screenshots: .venv/.installed-test .venv/axe.min.js
 mutants: .venv/.installed-test
 	$(BIN)/python -m tests.mutants --record tests/mutants/kills.json
 
+# The image, both templates on a local AWS, containers, backups and linters: beside `make test`, because
+# it builds an image and needs podman. BASE may name another base image, for machines without a registry.
+test-deploy: .venv/.installed-test .venv-servers/.installed .venv-deploy/.installed
+	@command -v podman buildah promtool caddy >/dev/null || { apt-get update && RUNLEVEL=1 apt-get install -y \
+		--no-install-recommends buildah podman runc uidmap containernetworking-plugins catatonit prometheus caddy; }
+	tests/deploy/build_image.sh
+	.venv-deploy/bin/hadolint deploy/Dockerfile
+	.venv-servers/bin/cfn-lint -i W1030 -- deploy/aws/*.yaml
+	CONVEYOR_TEST_IMAGE=localhost/conveyor:test $(BIN)/pytest tests/deploy
+
+.venv-deploy/.installed: tests/deploy/tools.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/pip
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
@@ -72,4 +87,4 @@ mutants: .venv/.installed-test
 		|| { apt-get update && apt-get install -y python3-venv && $(PYTHON) -m venv .venv; }
 
 clean:
-	rm -rf .venv .venv-servers .venv-localstack build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-results
+	rm -rf .venv .venv-servers .venv-localstack .venv-deploy build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-results

@@ -25,7 +25,7 @@ from conveyor.ports.errors import Unavailable
 from conveyor.usecases import clock_repairs
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, isolate
-from conveyor.usecases.run import reconcile
+from conveyor.usecases.run import demand, reconcile
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +135,8 @@ class ReconcileSweeper:
 
     async def _sweep_runs(self, drained: dict[RunId, Run]) -> None:
         repairs = await reconcile.sweep_runs(self.env, drained)
+        if self.env.policy.measures_demand:
+            await demand.publish(self.env, repairs.demand)
         if repairs.completed or repairs.stopped or repairs.resent:
             log.info(
                 "runs repaired",

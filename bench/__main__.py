@@ -18,6 +18,7 @@ QUESTIONS = {
     "httpclient": "What does one request cost our pool, aiohttp and httpx?",
     "cost": "What do a million tasks cost on AWS, beside the reference design?",
     "scale": "Where is the next limit of a fleet on AWS, and what lifts it?",
+    "autoscaling": "Which metric should workers on AWS be scaled by?",
     "awsclient": "What does one call to AWS cost our lean client, and aioboto3?",
     "walk": "Which modules and functions does one task pass, from POST to result and webhook?",
 }

@@ -63,6 +63,7 @@ class Plan:
     shards: int
     table_writes: float
     think_s: float
+    scaling: str | None = None
 
     @property
     def pessimism(self) -> FaultRates:
@@ -83,6 +84,7 @@ class Plan:
             gateway_url="https://gateway.example/",
             task_shard_count=self.shards,
             concurrency=self.slots,
+            scaling=self.scaling,
             sync_tasks_max=100,  # A part of a long list is treated as one: staged, and in shards.
         )
 
@@ -179,15 +181,13 @@ async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
     redis.meter = meter
     redis.primary.kept_s = 0.0  # It never fails over here: what it could take back fills gigabytes.
     names = names_of(plan.settings)
-    await check_resources(_a_seam(model, draw, meter), names, region="us-east-1")
-    watch = await build_engine(
-        _a_seam(model, draw, Meter()), model, names, clock=clock, random=draw
-    )
+    await check_resources(a_seam(model, draw, meter), names, region="us-east-1")
+    watch = await build_engine(a_seam(model, draw, Meter()), model, names, clock=clock, random=draw)
     gateway = SlowGateway(plan.think_s, draw, calls_max=PLAN_SLOTS * plan.workers * plan.slots)
     async with AsyncExitStack() as stack:
         worlds = [
             await stack.enter_async_context(
-                _a_worker(plan, _a_seam(model, draw, meter), model, redis, gateway, draw)
+                a_worker(plan, a_seam(model, draw, meter), model, redis, gateway, draw)
             )
             for _ in range(plan.workers)
         ]
@@ -205,13 +205,13 @@ async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
         nursery.cancel_scope.cancel()
 
 
-def _a_seam(model: AwsModel, draw: random.Random, meter: Meter) -> RetryingAwsClient:
+def a_seam(model: AwsModel, draw: random.Random, meter: Meter) -> RetryingAwsClient:
     """Every process has a retry budget of its own; what all of them pay is one bill."""
     return RetryingAwsClient(transport=model, random=draw, meter=meter)
 
 
 @asynccontextmanager
-async def _a_worker(
+async def a_worker(
     plan: Plan,
     client: RetryingAwsClient,
     model: AwsModel,

@@ -140,7 +140,7 @@ async def measure(plan: Plan, load: Load, seed: int, tell: Tell) -> Measured:
         calls, units, usd = Counter(meter.calls), meter.write_units, meter.price_millionths
         served, throttled = fleet.gateway.served, fired["dynamodb.throttled"]
         slots = plan.workers * plan.slots
-        long = await _insist(lambda: fleet.submit(LONG, count, max_inflight=slots))
+        long = await insist(lambda: fleet.submit(LONG, count, max_inflight=slots))
         small: list[float] = []
         async with trio.open_nursery() as nursery:
             gap_s = count * plan.think_s / slots / load.callers
@@ -203,7 +203,7 @@ async def _drain(fleet: Fleet, job: Accepted, count: int, slots: int, tell: Tell
     done, steady_max = 0, min(STEADY[1] * count, count - slots)
     while done < count:
         await trio.sleep(LOOK_S)
-        done = await _insist(lambda: _done(fleet, job))
+        done = await insist(lambda: _done(fleet, job))
         tell(done, count)
         if done >= STEADY[0] * count and (len(marks) < 2 or done <= steady_max):
             gateway, written = fleet.gateway, Counter(fleet.written())
@@ -226,13 +226,13 @@ async def _note(fleet: Fleet, caller: str, small: list[float]) -> None:
 async def _time(fleet: Fleet, caller: str) -> float:
     """How long a short list takes, as its caller sees it."""
     began = trio.current_time()
-    job = await _insist(lambda: fleet.submit(caller, SMALL, max_inflight=SMALL))
-    while await _insist(lambda: _is_live(fleet, job)):
+    job = await insist(lambda: fleet.submit(caller, SMALL, max_inflight=SMALL))
+    while await insist(lambda: _is_live(fleet, job)):
         await trio.sleep(LOOK_S)
     return trio.current_time() - began
 
 
-async def _insist(ask: Callable[[], Awaitable[T]]) -> T:
+async def insist(ask: Callable[[], Awaitable[T]]) -> T:
     """As clients do: who is told that the table is too busy asks again."""
     while True:
         try:

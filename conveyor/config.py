@@ -74,7 +74,7 @@ class Settings:
     #: A file with one API key per line, for `keys`; `#` starts a comment. The program reads the
     #: file again when it changes.
     api_keys_file: Path | None = None
-    #: API keys separated by spaces or commas, for `keys` on platforms that inject secrets as
+    #: API keys separated by spaces, for `keys` on platforms that inject secrets as
     #: variables. Each has at least 16 characters, 8 of them different.
     api_keys: frozenset[str] = field(default=frozenset(), repr=False)
     #: The key with which operators sign in to the dashboard. They see the jobs of all callers, and
@@ -96,6 +96,10 @@ class Settings:
     #: Port of `CONVEYOR_HOST` on which a `worker` of the AWS engine serves `/metrics` and
     #: `/healthz`; 0 picks a free one; without it the worker listens on no port.
     metrics_port: int | None = None
+    #: The name of the deployment, where its workers are scaled by demand. With it, a `worker`
+    #: measures the demand, shows it in `/metrics`, and logs it once a minute in the embedded metric
+    #: format of CloudWatch.
+    scaling: str | None = None
     #: Seconds that a `worker` lets its fetches continue after SIGTERM; at least 20 s less than the
     #: time until it is killed.
     drain_s: int = limits.DRAIN_S
@@ -167,6 +171,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
             "CONVEYOR_CONCURRENCY", str(limits.CONCURRENCY), _between(1, limits.MAX_INFLIGHT_MAX)
         ),
         metrics_port=read("CONVEYOR_METRICS_PORT", "", _port_if_given),
+        scaling=read("CONVEYOR_SCALING", "", str) or None,
         drain_s=read("CONVEYOR_DRAIN_S", str(limits.DRAIN_S), _between(0, limits.DRAIN_S)),
         body_days=read(
             "CONVEYOR_BODY_DAYS", str(limits.BODY_DAYS), _between(1, limits.RESULT_TTL_DAYS_MAX)
@@ -352,7 +357,7 @@ def _api_keys_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def _api_keys(text: str) -> frozenset[str]:
-    keys = frozenset(re.split(r"[\s,]+", text.strip())) - {""}
+    keys = frozenset(text.split())
     for number, key in enumerate(sorted(keys), start=1):
         # The message must not contain the key.
         if len(key) < KEY_CHARS_MIN or len(set(key)) < KEY_DISTINCT_MIN:

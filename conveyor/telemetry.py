@@ -99,6 +99,7 @@ class Metrics:
     inflight: Gauge
     group_size: Histogram
     invariant_violations: Counter
+    demand_percent: Gauge
     coordinator_away: Gauge
     gateway: GatewayMetrics
     storage: StorageMetrics
@@ -164,6 +165,9 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
             "conveyor_invariant_violations",
             "Things that must never happen and did.",
             ("invariant",),
+        ),
+        demand_percent=gauge(
+            "conveyor_demand_percent", "Demand for slots, in percent of the slots of all workers."
         ),
         coordinator_away=gauge(
             "conveyor_coordinator_away", "1 while this process keeps to its own share of every cap."

@@ -394,6 +394,7 @@ def make_env(
             body_days=settings.body_days,
             row_days=settings.row_days,
             build=settings.build,
+            measures_demand=settings.scaling is not None,
             quotas=settings.quotas,
             pace=_shared_pace(settings) if settings.engine == AWS else BatchingConfig(),
             cadence=AWS_POLL_INTERVALS if settings.engine == AWS else PollIntervals(),

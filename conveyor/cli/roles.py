@@ -11,6 +11,7 @@ from functools import partial
 import click
 import trio
 
+from actors.demand_reporter import DemandReporter
 from actors.runtime import Child, Strategy, Supervisor
 from conveyor.api.server.server import GRACE_S, HttpServer
 from conveyor.bootstrap.runtime import AWS, Runtime, create_resources, join_world, open_runtime
@@ -168,7 +169,7 @@ async def _work(settings: Settings) -> None:
             await world.drain()
 
         nursery.start_soon(cancel_on_signal, nursery.cancel_scope, STOP_S_MAX, drain)
-        supervisor = world.worker(*_monitoring(world, draining))
+        supervisor = world.worker(*_monitoring(world, draining), *_scaling(world))
         nursery.start_soon(end_if_failed, supervisor)
         await supervisor.run()
 
@@ -186,6 +187,19 @@ def _monitoring(world: Runtime, draining: trio.Event) -> list[Child]:
         is_ready=lambda: not draining.is_set(),
     )
     return [Child("monitor", run=monitor.run, reports_ready=True)]
+
+
+def _scaling(world: Runtime) -> list[Child]:
+    if world.settings.scaling is None:
+        return []
+    reporter = DemandReporter(
+        env=world.env,
+        metrics=world.metrics,
+        deployment=world.settings.scaling,
+        # A line of its own: the logger would make it a field of its JSON.
+        emit=partial(click.echo, err=True),
+    )
+    return [Child("demand_reporter", run=reporter.run)]
 
 
 async def run_helper(settings: Settings) -> None:

@@ -112,6 +112,8 @@ class RuntimeConfig:
     cadence: PollIntervals = PollIntervals()
     quotas: Quotas = field(default_factory=Quotas)
     build: str = "unknown"
+    # Costs a few reads for each live run and sweep, so only where workers are scaled by it.
+    measures_demand: bool = False
 
     def path_for(self, tasks_count: int) -> AdmissionMode:
         return choose_path(tasks_count, at_once_max=self.at_once_max, sync_max=self.sync_tasks_max)

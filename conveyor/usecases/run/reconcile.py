@@ -28,11 +28,12 @@ from conveyor.domain.model import Batch, DeletionIntent, Job, JobType, Run, RunS
 from conveyor.domain.queries import BatchesIn, DueExpiries, DueScrubs, RunsIn, RunsOf
 from conveyor.domain.run import ingestion, termination
 from conveyor.ports.errors import QueueGone, Unavailable
+from conveyor.ports.queue import Depth
 from conveyor.usecases import event_log
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import isolate
 from conveyor.usecases.lookup import pages_of, totals_of
-from conveyor.usecases.run import ingest, runs
+from conveyor.usecases.run import demand, ingest, runs
 from conveyor.usecases.run.ingest import Ingested
 from conveyor.usecases.submit import jobs, staging, upload
 
@@ -61,12 +62,13 @@ _UNPLACED_S = 2.0
 
 
 class SweepResult(msgspec.Struct):
-    """The number of repairs of one sweep."""
+    """The number of repairs of one sweep, and the demand of all live runs, in slots."""
 
     completed: int = 0
     stopped: int = 0
     resent: int = 0
     scrubbed: int = 0
+    demand: int = 0
 
 
 async def stalled_batches(env: Context, *, idle_s: float) -> list[Batch]:
@@ -166,7 +168,10 @@ async def _repair(env: Context, run: Run, repairs: SweepResult) -> bool:
     elif await _is_drained(env, run):
         return True
     else:
-        repairs.resent += await _resend(env, run)
+        depth = await env.queue.depth(run.run_id)
+        if env.policy.measures_demand:
+            repairs.demand += await demand.of_run(env, run, depth)
+        repairs.resent += await _resend(env, run, depth)
     return False
 
 
@@ -177,7 +182,7 @@ async def _is_drained(env: Context, run: Run) -> bool:
     return totals.admitted == totals.done == run.planned
 
 
-async def _resend(env: Context, run: Run) -> int:
+async def _resend(env: Context, run: Run, depth: Depth) -> int:
     """Sends the references again if a run has unfinished tasks but no message at all.
 
     Only then, because a slow queue must not be flooded. A task in progress has a hidden message, so
@@ -185,7 +190,6 @@ async def _resend(env: Context, run: Run) -> int:
     rows may exist before they count, and a task that is not admitted must not end. If another
     process ends the run meanwhile, its queue is removed and nothing is left to send to.
     """
-    depth = await env.queue.depth(run.run_id)
     if depth.visible or depth.hidden:
         return 0
     if not await runs.ensure_queue(env, run.job_id, run.run_id):

@@ -328,7 +328,7 @@ async def create_table(client: AwsClient, name: str) -> None:
     Raises WrongTable if a table of that name has other keys.
     """
     try:
-        await client.call("dynamodb", "CreateTable", _definition(name))
+        await client.call("dynamodb", "CreateTable", definition(name))
     except AwsError as error:
         if error.code != _THERE:
             raise
@@ -354,7 +354,7 @@ async def _is_ready(client: AwsClient, name: str) -> bool:
 
 
 def _check_keys(name: str, table: dict[str, Any]) -> None:
-    wanted = _definition(name)
+    wanted = definition(name)
     indexes = {each["IndexName"]: each for each in table.get("GlobalSecondaryIndexes", ())}
     pairs = [(wanted["KeySchema"], table.get("KeySchema"))]
     for index in wanted["GlobalSecondaryIndexes"]:
@@ -382,7 +382,7 @@ async def _let_rows_expire(client: AwsClient, name: str) -> None:
     )
 
 
-def _definition(name: str) -> dict[str, Any]:
+def definition(name: str) -> dict[str, Any]:
     """Returns the definition of the table.
 
     Indexes contain keys only, because every row that an index names is read again by its key.

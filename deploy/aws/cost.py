@@ -1,0 +1,123 @@
+"""Prints what a deployment of service.yaml costs a month, idle and at a million pages a day.
+
+    python3 deploy/aws/cost.py [--pages 1000000] [--page-kb 20] [--workers 2] [--redis] [--spot]
+
+Prices are the list prices of us-east-1 below. The calls of a page come from `python -m bench cost`.
+Traffic into AWS is free; results that callers download, taxes and free tiers are not included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+
+HOURS = 730
+DAYS = 30.4
+
+# USD, us-east-1, on demand, Linux on x86.
+FARGATE_VCPU_HOUR = 0.04048
+FARGATE_GB_HOUR = 0.004445
+SPOT_SHARE = 0.30  # Spot is about 70 % cheaper.
+ALB_HOUR = 0.0225
+ALB_LCU_HOUR = 0.008
+IPV4_HOUR = 0.005
+REDIS_NODE_HOUR = {"cache.t4g.micro": 0.0128}  # Valkey; two nodes.
+DYNAMODB_WRITE_MILLION = 0.625
+DYNAMODB_READ_MILLION = 0.125
+DYNAMODB_GB_MONTH = 0.25
+PITR_GB_MONTH = 0.20
+SQS_MILLION = 0.40
+S3_PUT_THOUSAND = 0.005
+S3_GB_MONTH = 0.023
+LOGS_GB = 0.50
+ALARM_MONTH = 0.10
+DASHBOARD_MONTH = 3.00
+METRIC_MONTH = 0.30
+SECRET_MONTH = 0.40
+
+# Of one page with Redis on ten workers (bench/results/scale.md).
+WRITES_PAGE = 7.0
+READS_PAGE = 1.2
+SQS_CALLS_PAGE = 2.25
+LOG_BYTES_PAGE = 10
+ROW_BYTES_PAGE = 1_200
+BODY_DAYS = 30
+ROW_DAYS = 60
+# Of an idle worker: polling for webhooks, schedules, exports and runs.
+IDLE_READS_WORKER_S = 3.0
+IDLE_SQS_WORKER_S = 0.05
+
+
+@dataclass(frozen=True)
+class Size:
+    tasks: float
+    vcpu: float
+    gb: float
+
+    def month(self) -> float:
+        return self.tasks * HOURS * (self.vcpu * FARGATE_VCPU_HOUR + self.gb * FARGATE_GB_HOUR)
+
+
+def bill(
+    pages_day: float, page_kb: float, workers: float, redis: bool, spot: bool
+) -> dict[str, float]:
+    pages = pages_day * DAYS
+    api, fleet = Size(2, 0.5, 1), Size(workers, 1, 2)
+    on_spot = max(0.0, workers - 2) * 0.75 if spot else 0.0
+    discount = Size(on_spot, 1, 2).month() * (1 - SPOT_SHARE)
+    seconds = HOURS * 3600
+    rows_gb = pages_day * ROW_DAYS * ROW_BYTES_PAGE / 1e9
+    return {
+        "API, 2 tasks of 0.5 vCPU and 1 GB": api.month(),
+        f"workers, {workers:g} of 1 vCPU and 2 GB": fleet.month() - discount,
+        "load balancer": HOURS * (ALB_HOUR + ALB_LCU_HOUR * (0.1 + pages_day / 1e7)),
+        "public addresses": HOURS * IPV4_HOUR * (2 + workers + 2),
+        "Redis, 2 x cache.t4g.micro": 2 * HOURS * REDIS_NODE_HOUR["cache.t4g.micro"] * redis,
+        "DynamoDB requests": (
+            pages * (WRITES_PAGE * DYNAMODB_WRITE_MILLION + READS_PAGE * DYNAMODB_READ_MILLION)
+            + workers * seconds * IDLE_READS_WORKER_S * DYNAMODB_READ_MILLION
+        )
+        / 1e6,
+        "DynamoDB storage and recovery": rows_gb * (DYNAMODB_GB_MONTH + PITR_GB_MONTH),
+        "SQS": (pages * SQS_CALLS_PAGE + workers * seconds * IDLE_SQS_WORKER_S) * SQS_MILLION / 1e6,
+        "S3 requests": pages * S3_PUT_THOUSAND / 1e3,
+        "S3 storage": pages_day * BODY_DAYS * page_kb * 1e3 / 1e9 * S3_GB_MONTH,
+        "logs, metrics, alarms, secrets": (
+            (0.2 + pages * LOG_BYTES_PAGE / 1e9) * LOGS_GB
+            + 6 * ALARM_MONTH
+            + DASHBOARD_MONTH
+            + 5 * METRIC_MONTH
+            + 4 * SECRET_MONTH
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--pages", type=float, default=1e6, help="pages a day under load")
+    parser.add_argument("--page-kb", type=float, default=20.0, help="KB of a body")
+    parser.add_argument("--workers", type=float, default=2.0, help="workers on average under load")
+    parser.add_argument("--redis", action="store_true", help="with RedisNodeType=cache.t4g.micro")
+    parser.add_argument("--spot", action="store_true", help="with WorkerSpot=true")
+    options = parser.parse_args()
+    idle = bill(0, options.page_kb, 2, options.redis, options.spot)
+    loaded = bill(options.pages, options.page_kb, options.workers, options.redis, options.spot)
+    lines = [f"| USD a month | idle | {options.pages:,.0f} pages a day |", "|---|---|---|"]
+    for name, cost in loaded.items():
+        resting = idle.get(name, next(v for k, v in idle.items() if k[:6] == name[:6]))
+        if cost or resting:
+            lines.append(f"| {name} | {resting:,.2f} | {cost:,.2f} |")
+    total = sum(loaded.values())
+    lines.append(f"| **total** | **{sum(idle.values()):,.0f}** | **{total:,.0f}** |")
+    per_million = (
+        (total - sum(idle.values())) / (options.pages * DAYS) * 1e6 if options.pages else 0
+    )
+    lines.append(f"\nEach further million pages: {per_million:,.2f} USD.")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

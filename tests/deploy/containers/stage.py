@@ -1,0 +1,298 @@
+"""A local AWS with both stacks, and the tasks of the service stack as containers.
+
+A container gets exactly the environment, the secrets and the role credentials that its task
+definition names, and the same restrictions. Only what a local machine needs is added: the address
+and the certificate of the local AWS, ports of its own, and leave to fetch from this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from tests.deploy.templates import ROOT, load
+from tests.servers import SERVERS, free_port, running
+
+IMAGE = os.environ.get("CONVEYOR_TEST_IMAGE", "localhost/conveyor:test")
+TOOLS = ROOT / ".venv-deploy" / "bin"
+ACCOUNT, REGION = "111122223333", "us-east-1"
+ULIMITS = ("--ulimit", "nofile=10000:10000", "--ulimit", "nproc=10000:10000")
+PATIENCE_S = 300.0
+
+
+def until(what: str, holds: Callable[[], Any]) -> Any:
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not (value := holds()):
+        assert time.monotonic() < give_up_at, f"{what} did not happen"
+        time.sleep(0.2)
+    return value
+
+
+@dataclass(slots=True)
+class Container:
+    name: str
+    port: int
+    log: Path
+
+    def stop(self, *, within_s: int = 120) -> None:
+        """Sends SIGTERM, as ECS does, and waits for the end."""
+        subprocess.run(
+            ["podman", "stop", "--time", str(within_s), self.name], check=True, capture_output=True
+        )
+
+    def text(self) -> str:
+        shown = subprocess.run(
+            ["podman", "logs", self.name], capture_output=True, text=True, check=False
+        )
+        return shown.stdout + shown.stderr
+
+
+@dataclass(slots=True)
+class Stage:
+    folder: Path
+    endpoint: str
+    certificate: Path
+    decisions: Path
+    containers: list[Container] = field(default_factory=list)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of an administrator of the account."""
+        return {
+            "PATH": f"{TOOLS}:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "AWS_ACCESS_KEY_ID": ACCOUNT,
+            "AWS_SECRET_ACCESS_KEY": "local",
+            "AWS_REGION": REGION,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_CA_BUNDLE": str(self.certificate),
+        }
+
+    def aws(self, *arguments: str) -> Any:
+        command = [str(TOOLS / "aws"), "--region", REGION, "--output", "json", *arguments]
+        ended = subprocess.run(
+            command, env=self.environ, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout) if ended.stdout.strip() else None
+
+    def deploy(self, *parameters: str) -> str:
+        """`deploy.sh`, as an operator runs it. Autoscaling is not offered by the local AWS."""
+        script = ROOT / "deploy" / "aws" / "deploy.sh"
+        ended = subprocess.run(
+            [str(script), "Autoscaling=false", *parameters],
+            env={**self.environ, "IMAGE": IMAGE},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    def allow_batches(self) -> None:
+        """The local AWS wants an action for each batch call. On AWS the plain action covers it."""
+        actions = ["SendMessageBatch", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"]
+        for role in ("api", "worker"):
+            allowed = actions[:1] if role == "api" else actions
+            self.put_policy(role, "local-dialect", [f"sqs:{action}" for action in allowed])
+
+    def put_policy(self, role: str, name: str, actions: list[str]) -> None:
+        statement = {"Effect": "Allow", "Action": actions, "Resource": "*"}
+        self.put_document(role, name, {"Version": "2012-10-17", "Statement": [statement]})
+
+    def put_document(self, role: str, name: str, document: dict[str, Any]) -> None:
+        self.aws(
+            *("iam", "put-role-policy", "--role-name", self.role_name(role)),
+            *("--policy-name", name, "--policy-document", json.dumps(document)),
+        )
+
+    def document(self, role: str) -> dict[str, Any]:
+        """The policy of a role as CloudFormation made it."""
+        found = self.aws(
+            *("iam", "get-role-policy", "--role-name", self.role_name(role)),
+            *("--policy-name", role),
+        )["PolicyDocument"]
+        document: dict[str, Any] = json.loads(unquote(found)) if isinstance(found, str) else found
+        return document
+
+    def role_name(self, role: str) -> str:
+        name: str = self.definition(role)["taskRoleArn"].rpartition("/")[2]
+        return name
+
+    def outputs(self, stack: str) -> dict[str, str]:
+        (found,) = self.aws("cloudformation", "describe-stacks", "--stack-name", stack)["Stacks"]
+        return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+
+    def secret(self, name: str) -> str:
+        arn = self.outputs("conveyor-data")[name]
+        text: str = self.aws("secretsmanager", "get-secret-value", "--secret-id", arn)[
+            "SecretString"
+        ]
+        return text
+
+    def definition(self, role: str) -> dict[str, Any]:
+        found = self.aws("ecs", "describe-task-definition", "--task-definition", f"conveyor-{role}")
+        definition: dict[str, Any] = found["taskDefinition"]
+        return definition
+
+    def credentials(self, role_arn: str) -> dict[str, str]:
+        keys = self.aws(
+            "sts", "assume-role", "--role-arn", role_arn, "--role-session-name", "task"
+        )["Credentials"]
+        return {
+            "AWS_ACCESS_KEY_ID": keys["AccessKeyId"],
+            "AWS_SECRET_ACCESS_KEY": keys["SecretAccessKey"],
+            "AWS_SESSION_TOKEN": keys["SessionToken"],
+        }
+
+    def task_environ(self, role: str, port: int) -> dict[str, str]:
+        """What ECS would give the container, and what only this machine needs."""
+        definition = self.definition(role)
+        (container,) = definition["containerDefinitions"]
+        environ = {each["name"]: each["value"] for each in container["environment"]}
+        # The local AWS drops the secrets of a task definition, so the template is read.
+        (listed,) = load("service.yaml")["Resources"][f"{role.title()}Task"]["Properties"][
+            "ContainerDefinitions"
+        ]
+        names = {"CONVEYOR_SECRET_KEY": "SecretKey"}
+        if any("Fn::If" in each and "ApiKeys" in str(each) for each in listed["Secrets"]):
+            names["CONVEYOR_API_KEYS"] = "ApiKeys"
+        secrets = {variable: self.secret(name) for variable, name in names.items()}
+        only_here = {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_CA_BUNDLE": "/ca.pem",
+            "SSL_CERT_FILE": "/ca.pem",
+            "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on",
+            "CONVEYOR_AWS_TIMEOUT_S": "60",
+            "CONVEYOR_METRICS_PORT" if role == "worker" else "CONVEYOR_PORT": str(port),
+            "CONVEYOR_PUBLIC_URL": f"http://127.0.0.1:{port}",
+            "CONVEYOR_TRUSTED_PROXIES": "",
+        }
+        return {**environ, **secrets, **self.credentials(definition["taskRoleArn"]), **only_here}
+
+    def command(self, name: str, environ: dict[str, str], *, role: str) -> list[str]:
+        (listed,) = load("service.yaml")["Resources"][f"{role.title()}Task"]["Properties"][
+            "ContainerDefinitions"
+        ]
+        assert listed["ReadonlyRootFilesystem"] is True
+        return [
+            *("podman", "--runtime", "runc", "run", "--name", name, "--network", "host", "--init"),
+            *("--read-only", "--read-only-tmpfs=false", "--cap-drop", "all", *ULIMITS),
+            *("--user", listed["User"], "--volume", f"{self.certificate}:/ca.pem:ro"),
+            *(f"--env={variable}={value}" for variable, value in environ.items()),
+        ]
+
+    def start(self, role: str, **more: str) -> Container:
+        port, name = free_port(), f"conveyor-test-{role}-{free_port()}"
+        environ = {**self.task_environ(role, port), **more}
+        container = Container(name, port, self.folder / f"{name}.log")
+        command = [*self.command(name, environ, role=role), "--detach", IMAGE]
+        subprocess.run(command, check=True, capture_output=True)
+        self.containers.append(container)
+        until(f"{name} to be ready", lambda: self._is_ready(container))
+        return container
+
+    def run(self, role: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """A command in a container of this role, to its end."""
+        environ = {**self.task_environ(role, free_port()), **more}
+        name = f"conveyor-test-run-{free_port()}"
+        command = [*self.command(name, environ, role=role), "--rm", IMAGE, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def _is_ready(self, container: Container) -> bool:
+        url = f"http://127.0.0.1:{container.port}/readyz"
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def denials(self) -> list[str]:
+        return [line for line in self._lines() if not line.startswith("Allow")]
+
+    def used(self, role: str) -> Counter[str]:
+        """The actions that a role was allowed, with how often."""
+        name = self.role_name(role)
+        used: Counter[str] = Counter()
+        for line in self._lines():
+            decision, principal, action, _ = line.split(" ", 3)
+            if decision == "Allow" and principal == name:
+                used[action] += 1
+        return used
+
+    def _lines(self) -> list[str]:
+        return self.decisions.read_text().splitlines()
+
+    def end(self) -> None:
+        for container in self.containers:
+            container.log.write_text(container.text())
+            subprocess.run(
+                ["podman", "rm", "-f", "-t", "0", container.name], capture_output=True, check=False
+            )
+        self.containers.clear()
+
+
+@contextmanager
+def a_stage(folder: Path) -> Iterator[Stage]:
+    port = free_port()
+    certificate = _make_certificate(folder)
+    decisions = folder / "decisions"
+    decisions.touch()
+    environ = {
+        "BIND_HOST": "127.0.0.1",
+        "GATEWAY_PORT": str(port),
+        "AUTH": "true",
+        "USE_SSL": "1",
+        "MINISTACK_SSL_CERT": str(certificate),
+        "MINISTACK_SSL_KEY": str(folder / "key.pem"),
+        "DECISIONS": str(decisions),
+    }
+    command = [str(SERVERS / "python"), str(Path(__file__).with_name("recording_ministack.py"))]
+    with running(command, folder / "aws", _answers_tls(port), environ):
+        stage = Stage(folder, f"https://127.0.0.1:{port}", certificate, decisions)
+        try:
+            yield stage
+        finally:
+            stage.end()
+
+
+def _answers_tls(port: int) -> Callable[[], bool]:
+    context = ssl._create_unverified_context()
+
+    def ask() -> bool:
+        url = f"https://127.0.0.1:{port}/_ministack/health"
+        try:
+            with urllib.request.urlopen(url, timeout=2, context=context):
+                return True
+        except OSError:
+            return False
+
+    return ask
+
+
+def _make_certificate(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    certificate = folder / "ca.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-keyout", str(folder / "key.pem"), "-out", str(certificate), "-subj", "/CN=local"),
+            *("-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    folder.chmod(0o755)
+    certificate.chmod(0o644)
+    return certificate

@@ -1,0 +1,106 @@
+"""The files of deploy/ against the program: settings, metrics, probes and the image."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from conveyor.config import settings_from
+from conveyor.engines.aws.client.usage import Meter
+from conveyor.telemetry import EngineUsage, make_metrics
+from tests.deploy.templates import ROOT
+
+DEPLOY = ROOT / "deploy"
+SAMPLES = ("", "_total", "_bucket", "_sum", "_count")
+
+
+def _metric_names() -> set[str]:
+    registry = CollectorRegistry()
+    make_metrics(registry)
+    registry.register(EngineUsage(Meter(), {}))
+    families = [family.name for family in registry.collect()]
+    return {f"{name}{suffix}" for name in families for suffix in SAMPLES}
+
+
+def _named_in(path: Path) -> set[str]:
+    return set(re.findall(r"\bconveyor_[a-z_]+", path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "name", ["monitoring/alerts.yml", "monitoring/dashboard.json", "kubernetes/conveyor.yaml"]
+)
+def test_every_metric_that_is_named_exists(name: str) -> None:
+    named = _named_in(DEPLOY / name)
+
+    assert named
+    assert named - _metric_names() == set()
+
+
+def test_every_alert_has_a_rule_test() -> None:
+    alerts = re.findall(r"alert: (\w+)", (DEPLOY / "monitoring/alerts.yml").read_text())
+    tested = re.findall(r"alertname: (\w+)", (DEPLOY / "monitoring/alerts_test.yml").read_text())
+
+    assert set(alerts) == set(tested)
+
+
+def test_the_rules_do_what_their_tests_say() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: make test-deploy does")
+
+    for command in (("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")):
+        subprocess.run([promtool, *command], cwd=DEPLOY / "monitoring", check=True)
+
+
+def _manifests() -> Iterator[dict[str, object]]:
+    yield from yaml.safe_load_all((DEPLOY / "kubernetes/conveyor.yaml").read_text())
+
+
+@pytest.mark.parametrize("role", ["api", "worker"])
+def test_the_program_accepts_the_config_map(role: str) -> None:
+    (config,) = [each["data"] for each in _manifests() if each["kind"] == "ConfigMap"]
+    secrets = {"CONVEYOR_SECRET_KEY": "s" * 64, "CONVEYOR_API_KEYS": "0123456789abcdef"}
+
+    settings = settings_from({**config, **secrets, "CONVEYOR_ROLE": role})  # type: ignore[dict-item]
+
+    assert (settings.role, settings.engine, settings.metrics_port) == (role, "aws", 9090)
+
+
+def test_probes_and_shutdown_fit_the_program() -> None:
+    text = (DEPLOY / "kubernetes/conveyor.yaml").read_text()
+
+    assert text.count("path: /readyz") == text.count("readinessProbe") == 2
+    assert text.count("terminationGracePeriodSeconds: 120") == 2
+    assert text.count("readOnlyRootFilesystem: true") == 2
+
+
+def test_the_compose_file_runs_the_service_without_privileges() -> None:
+    service = yaml.safe_load((DEPLOY / "box/compose.yaml").read_text())["services"]["conveyor"]
+
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["init"] is True
+    assert "ports" not in service  # Only Caddy is reached from outside.
+    assert settings_from({"CONVEYOR_ROLE": service["environment"]["CONVEYOR_ROLE"]}).role == "dev"
+
+
+def test_the_image_installs_dependencies_before_the_program() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+
+    assert text.index("pip install -r requirements.txt") < text.index("COPY conveyor conveyor")
+    assert "USER 10001:10001" in text
+    assert re.search(r"(SECRET|PASSWORD|TOKEN)", text) is None
+
+
+def test_the_dashboard_is_a_dashboard() -> None:
+    dashboard = json.loads((DEPLOY / "monitoring/dashboard.json").read_text())
+
+    assert [panel["targets"] for panel in dashboard["panels"] if not panel["targets"]] == []

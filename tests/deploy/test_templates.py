@@ -1,0 +1,159 @@
+"""The templates against the program: what `conveyor init` creates, what the program reads, and what
+it is allowed (docs/deploy.md, On AWS). What emulators drop is compared here too."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from conveyor.config import settings_from
+from conveyor.engines.aws.dynamodb import table
+from conveyor.engines.aws.dynamodb.keys import TTL
+from conveyor.engines.aws.s3 import PRIVATE, lifecycle
+from conveyor.engines.aws.sqs import CONTROL, DEAD, RECEIVES_MAX, RUN_ATTRIBUTES
+from tests.deploy.templates import AWS, actions_of, load
+from tests.servers import SERVERS, found
+
+DATA, SERVICE = load("data.yaml")["Resources"], load("service.yaml")["Resources"]
+BODY_DAYS = 30
+
+
+def test_the_table_is_what_init_creates() -> None:
+    ours = dict(DATA["Table"]["Properties"])
+    made = table.definition("t")
+
+    assert {name: ours[name] for name in made if name != "TableName"} == {
+        name: value for name, value in made.items() if name != "TableName"
+    }
+    assert ours["TimeToLiveSpecification"] == {"AttributeName": TTL, "Enabled": True}
+
+
+def test_the_bucket_has_the_rules_that_init_sets() -> None:
+    ours = DATA["Bucket"]["Properties"]
+    rules = ours["LifecycleConfiguration"]["Rules"]
+
+    assert [_as_init(rule) for rule in rules] == lifecycle(BODY_DAYS)
+    assert ours["PublicAccessBlockConfiguration"] == PRIVATE
+
+
+def _as_init(rule: dict[str, Any]) -> dict[str, Any]:
+    """A lifecycle rule of CloudFormation in the form of the API."""
+    days = rule.get("ExpirationInDays")
+    kept: dict[str, Any] = {
+        name: rule[name]
+        for name in ("AbortIncompleteMultipartUpload", "NoncurrentVersionExpiration")
+        if name in rule
+    }
+    if days is not None:
+        kept["Expiration"] = {"Days": BODY_DAYS if days == {"Ref": "BodyDays"} else days}
+    return {
+        "ID": rule["Id"],
+        "Status": rule["Status"],
+        "Filter": {"Prefix": rule.get("Prefix", "")},
+        **kept,
+    }
+
+
+@pytest.mark.parametrize(("queue", "name"), [("ControlQueue", CONTROL), ("DeadQueue", DEAD)])
+def test_the_queues_are_those_that_init_creates(queue: str, name: str) -> None:
+    ours = DATA[queue]["Properties"]
+
+    assert ours["QueueName"] == {"Fn::Sub": f"${{QueuePrefix}}{name}"}
+    assert {each: str(ours[each]) for each in RUN_ATTRIBUTES} == RUN_ATTRIBUTES
+    if queue == "ControlQueue":
+        assert ours["RedrivePolicy"] == {
+            "deadLetterTargetArn": {"Fn::GetAtt": ["DeadQueue", "Arn"]},
+            "maxReceiveCount": RECEIVES_MAX,
+        }
+
+
+def test_data_outlives_its_stack() -> None:
+    for resource in DATA.values():
+        assert (resource["DeletionPolicy"], resource["UpdateReplacePolicy"]) == ("Retain", "Retain")
+
+
+@pytest.mark.parametrize("task", ["ApiTask", "WorkerTask"])
+def test_the_program_accepts_the_environment_of_a_task(task: str) -> None:
+    (container,) = SERVICE[task]["Properties"]["ContainerDefinitions"]
+    environ = {
+        each["Name"]: _example(each["Name"], each["Value"]) for each in container["Environment"]
+    }
+    secrets = {secret["Name"] for secret in _secrets(container)}
+
+    settings = settings_from({**environ, **dict.fromkeys(secrets, SECRET)})
+
+    assert settings.role == container["Name"]
+    assert settings.engine == "aws"
+    assert not {name for name in (*environ, *secrets) if _is_unknown(name)}
+    # Drain and grace must end before ECS kills the task.
+    assert settings.drain_s + 20 <= container["StopTimeout"]
+
+
+SECRET = "rediss://:0123456789abcdef@redis.example:6379"
+EXAMPLES = {
+    "CONVEYOR_BODY_DAYS": "30",
+    "CONVEYOR_CONCURRENCY": "200",
+    "CONVEYOR_AUTH": "keys",
+    "CONVEYOR_GATEWAY_URL": "direct",
+    "CONVEYOR_TRUSTED_PROXIES": "10.90.0.0/16",
+    "CONVEYOR_PUBLIC_URL": "https://scrape.example",
+}
+
+
+def _example(name: str, value: object) -> str:
+    return value if isinstance(value, str) else EXAMPLES.get(name, "example")
+
+
+def _secrets(container: dict[str, Any]) -> list[dict[str, Any]]:
+    listed = container["Secrets"]
+    return [each["Fn::If"][1] if "Fn::If" in each else each for each in listed]
+
+
+def _is_unknown(name: str) -> bool:
+    text = (AWS.parents[1] / "conveyor" / "config.py").read_text()
+    return name.startswith("CONVEYOR_") and f'"{name}"' not in text
+
+
+def test_tasks_run_without_privileges() -> None:
+    for task in ("ApiTask", "WorkerTask"):
+        (container,) = SERVICE[task]["Properties"]["ContainerDefinitions"]
+        assert container["ReadonlyRootFilesystem"] is True
+        assert container["User"] == "10001:10001"
+        assert container["LinuxParameters"] == {
+            "InitProcessEnabled": True,
+            "Capabilities": {"Drop": ["ALL"]},
+        }
+
+
+def test_an_update_does_not_reset_a_scaled_service_and_a_failed_one_rolls_back() -> None:
+    for service in ("ApiService", "WorkerService"):
+        properties = SERVICE[service]["Properties"]
+        assert "DesiredCount" not in properties
+        breaker = properties["DeploymentConfiguration"]["DeploymentCircuitBreaker"]
+        assert breaker == {"Enable": True, "Rollback": True}
+
+
+def test_no_role_may_do_everything() -> None:
+    for role in ("ExecutionRole", "ApiRole", "WorkerRole"):
+        assert not {action for action in actions_of(role) if "*" in action}
+
+
+@pytest.mark.parametrize("name", ["data.yaml", "service.yaml"])
+def test_every_parameter_is_documented(name: str) -> None:
+    parameters = load(name)["Parameters"]
+    document = (AWS.parents[1] / "docs" / "deploy.md").read_text()
+
+    assert [each for each in parameters if not parameters[each].get("Description")] == []
+    assert [each for each in parameters if f"`{each}`" not in document] == []
+
+
+@pytest.mark.slow
+def test_cfn_lint_accepts_the_templates() -> None:
+    # W1030: the default of SubnetIds is empty; it is used only with an existing VPC.
+    command = [found(SERVERS / "cfn-lint"), "-i", "W1030", "--", *map(str, AWS.glob("*.yaml"))]
+
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout) == (0, "")

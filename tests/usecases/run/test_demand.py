@@ -1,0 +1,70 @@
+"""The demand for workers: what the live runs could have in flight, beside the slots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from conveyor.domain.model import PauseState
+from conveyor.domain.run.wait_reason import RunReport, WaitReason, WorkerReport
+from conveyor.usecases.context import Context
+from conveyor.usecases.run import demand, reconcile, runs
+from conveyor.usecases.run.demand import Demand
+from conveyor.usecases.run.run_progress import publish_reports
+from tests.builders import CALLER
+from tests.usecases.world import submit
+
+
+@pytest.fixture
+def measuring(env: Context) -> Context:
+    return replace(env, policy=replace(env.policy, measures_demand=True, max_inflight=100))
+
+
+async def test_a_run_wants_its_backlog_up_to_its_cap(measuring: Context) -> None:
+    await submit(measuring, 30)
+    await submit(measuring, 240)
+
+    assert (await reconcile.sweep_runs(measuring)).demand == 30 + 100
+
+
+async def test_a_paused_run_wants_nothing(measuring: Context) -> None:
+    accepted = await submit(measuring, 30)
+    await runs.set_pause(measuring, CALLER, accepted.job.job_id, PauseState.PAUSED)
+
+    assert (await reconcile.sweep_runs(measuring)).demand == 0
+
+
+async def test_a_run_that_more_workers_cannot_help_wants_what_it_has(measuring: Context) -> None:
+    accepted = await submit(measuring, 30)
+    await measuring.coordinator.acquire(
+        accepted.job.job_id, accepted.run.run_id, count_max=4, cap=100, ttl_s=60
+    )
+    report = RunReport(WaitReason.HOST_CAP, since=measuring.now())
+    await publish_reports(measuring, WorkerReport(50, 4), {accepted.run.run_id: report})
+
+    assert (await reconcile.sweep_runs(measuring)).demand == 4
+
+
+async def test_every_process_reads_the_same_percentage(measuring: Context) -> None:
+    await publish_reports(measuring, WorkerReport(300, 20), {})
+    other = replace(measuring, process_id="other")
+    await publish_reports(other, WorkerReport(300, 40), {})
+    await demand.publish(other, 480)
+
+    found = [await demand.load(each) for each in (measuring, other)]
+
+    assert found == [Demand(480, 600, 60)] * 2
+    assert found[0].percent == 80.0
+
+
+async def test_a_draining_worker_has_no_slots(measuring: Context) -> None:
+    await publish_reports(measuring, WorkerReport(300, 20, draining=True), {})
+
+    assert (await demand.load(measuring)).slots == 0
+
+
+async def test_without_the_setting_a_sweep_measures_nothing(env: Context) -> None:
+    await submit(env, 30)
+
+    assert (await reconcile.sweep_runs(env)).demand == 0
