@@ -197,6 +197,11 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
     )
 
 
+def wants_colour() -> bool:
+    """Whether a terminal may be coloured (no-color.org)."""
+    return not os.environ.get("NO_COLOR")
+
+
 def protect_imports() -> None:
     """Prevents child Python processes from importing modules from the working directory."""
     os.environ["PYTHONSAFEPATH"] = "1"

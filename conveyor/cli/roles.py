@@ -6,7 +6,10 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import click
 import trio
@@ -27,6 +30,23 @@ from conveyor.telemetry import set_up_logging
 API_DRAIN_S = 5.0
 
 
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def address_options(command: F) -> F:
+    """Adds --host and --port."""
+    host = click.option("--host", help="Address to listen on, instead of CONVEYOR_HOST.")
+    port = click.option(
+        "--port", type=click.IntRange(0, 65535), help="Port, instead of CONVEYOR_PORT; 0 is free."
+    )
+    return host(port(command))
+
+
+def at_address(settings: Settings, host: str | None, port: int | None) -> Settings:
+    settings = settings if host is None else replace(settings, host=host)
+    return settings if port is None else replace(settings, port=port)
+
+
 @click.command()
 @click.option(
     "--processes",
@@ -35,9 +55,11 @@ API_DRAIN_S = 5.0
     show_default=True,
     help="Processes that fetch, this one included.",
 )
+@address_options
 @click.pass_obj
-def dev(settings: Settings, processes: int) -> None:
+def dev(settings: Settings, processes: int, host: str | None, port: int | None) -> None:
     """Run the service on this machine: API and worker in one process."""
+    settings = at_address(settings, host, port)
     style = settings.log or ("text" if sys.stderr.isatty() else "json")
     _set_up_logging(settings, style)
     refuse_taken_port(settings.host, settings.port)
@@ -103,9 +125,11 @@ def refuse_taken_port(host: str, port: int, setting: str = "CONVEYOR_PORT") -> N
 
 
 @click.command()
+@address_options
 @click.pass_obj
-def api(settings: Settings) -> None:
+def api(settings: Settings, host: str | None, port: int | None) -> None:
     """Run the API only. `conveyor worker` processes the tasks."""
+    settings = at_address(settings, host, port)
     if settings.engine != AWS:
         raise click.ClickException(
             "An embedded engine has one owner: run `conveyor dev`, or set CONVEYOR_ENGINE=aws."

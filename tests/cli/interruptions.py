@@ -43,6 +43,7 @@ class Figures:
     wrong_codes: int = 0
     slowest_exit_s: float = 0.0
     wrong_pages: int = 0
+    first_traceback: str = ""
 
     @property
     def hits(self) -> int:
@@ -51,6 +52,9 @@ class Figures:
 
 def interrupt_often(folder: Path, site: Site, count: int, pages: int, seed: int) -> Figures:
     chance, figures = random.Random(seed), Figures()
+    # A shell lets its background jobs ignore Ctrl-C, and the command would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     numbers = [
         number
         for number in range(pages * 2)
@@ -88,7 +92,9 @@ def _interrupt_once(
             process.send_signal(how)
         sent_at = time.monotonic()
         _, err = process.communicate(timeout=PATIENCE_S)
-    figures.tracebacks += "Traceback" in err
+    if "Traceback" in err:
+        figures.tracebacks += 1
+        figures.first_traceback = figures.first_traceback or err[-2000:]
     if process.returncode == 0:
         figures.too_late += 1
         return False

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conveyor.cli.scrape.display import Seen, plain_line, render
+from conveyor.cli.scrape.display import Seen, plain_line, render, unstyled
 from conveyor.cli.scrape.inputs import BadList, InputOptions, find_duplicates, read_pages
 from conveyor.cli.scrape.page_names import BadPattern, check_pattern, make_namer
 from conveyor.cli.scrape.pages import Page, fingerprint
@@ -149,9 +149,7 @@ SEEN = Seen(
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_line_of_the_display_is_wider_than_the_terminal(width: int) -> None:
-    from conveyor.cli.scrape.display import _STYLE
-
-    lines = [_STYLE.sub("", line) for line in render(SEEN, width)]
+    lines = [unstyled(line) for line in render(SEEN, width)]
 
     assert max(map(len, lines)) <= width
     assert lines[0].startswith("4,321 of 10,000   43%")

@@ -8,6 +8,7 @@ from itertools import islice
 import click
 
 from conveyor.cli.jobs.context import (
+    JOB,
     ServerGroup,
     Session,
     counted,
@@ -65,7 +66,7 @@ def list_jobs(session: Session, status: str | None, limit: int, as_json: bool) -
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @json_option
 @click.pass_obj
 def show(session: Session, job: str, as_json: bool) -> None:
@@ -76,7 +77,7 @@ def show(session: Session, job: str, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @json_option
 @click.pass_obj
 def watch(session: Session, job: str, as_json: bool) -> None:
@@ -88,7 +89,7 @@ def watch(session: Session, job: str, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @json_option
 @click.pass_obj
 def stop(session: Session, job: str, as_json: bool) -> None:
@@ -104,7 +105,7 @@ def stop(session: Session, job: str, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @json_option
 @click.pass_obj
 def pause(session: Session, job: str, as_json: bool) -> None:
@@ -113,7 +114,7 @@ def pause(session: Session, job: str, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @json_option
 @click.pass_obj
 def resume(session: Session, job: str, as_json: bool) -> None:
@@ -122,7 +123,7 @@ def resume(session: Session, job: str, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.option(
     "--status",
     metavar="STATUS,...",
@@ -159,7 +160,7 @@ def rerun(
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @json_option
 @click.pass_obj
 def close(session: Session, job: str, as_json: bool) -> None:
@@ -169,7 +170,7 @@ def close(session: Session, job: str, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.argument("budget", type=budget_from, metavar="UNIT=AMOUNT")
 @json_option
 @click.pass_obj
@@ -183,7 +184,7 @@ def budget(session: Session, job: str, budget: BudgetInput, as_json: bool) -> No
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def delete(session: Session, job: str, yes: bool) -> None:

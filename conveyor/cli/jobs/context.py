@@ -16,6 +16,9 @@ from conveyor.sdk.errors import UNEXPECTED
 
 F = TypeVar("F", bound=Callable[..., object])
 
+# The ids are ULIDs.
+JOB_ID_CHARS = 26
+JOBS_SHOWN = 10
 # A file or a pipe has no width. With this width, no line is shortened or wrapped there.
 PIPE_COLUMNS = 10_000
 
@@ -51,6 +54,29 @@ class Session:
 
     def write_json(self, value: msgspec.Struct) -> None:
         click.echo(msgspec.json.encode(value).decode())
+
+
+class _JobId(click.ParamType[str]):
+    """The id of a job, or the beginning of it that no other job has."""
+
+    name = "job"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if len(value) >= JOB_ID_CHARS or ctx is None or not value.isalnum():
+            return value
+        session = ctx.find_object(Session)
+        if session is None:
+            return value
+        found = [
+            job.job_id for job in session.client.list() if job.job_id.startswith(value.upper())
+        ]
+        if len(found) > 1:
+            shown = "\n  ".join(found[:JOBS_SHOWN])
+            self.fail(f"{len(found)} jobs begin with {value}:\n  {shown}", param, ctx)
+        return found[0] if found else value
+
+
+JOB = _JobId()
 
 
 def counted(count: int, noun: str) -> str:

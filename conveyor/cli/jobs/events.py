@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from conveyor.cli.jobs.context import Session, counted, json_option
+from conveyor.cli.jobs.context import JOB, Session, counted, json_option
 from conveyor.cli.jobs.tables import moment, outcome_table, plain
 from conveyor.cli.progress import Report, note_of, progress
 from conveyor.domain.model import PauseState, RunStatus
@@ -60,7 +60,7 @@ def _event_line(event: EventResponse) -> Text:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.option("--run", metavar="RUN", help="Another run than the latest.")
 @json_option
 @click.pass_obj

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from conveyor.cli.jobs.context import Session, counted, json_option
+from conveyor.cli.jobs.context import JOB, Session, counted, json_option
 from conveyor.cli.progress import progress
 from conveyor.domain.export.export import ExportFormat, ExportStatus, Manifest
 from conveyor.sdk import ExportResponse, RunResponse
@@ -24,7 +24,7 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.option(
     "--format",
     "kind",

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from conveyor.cli.jobs.context import Session, counted, json_option
+from conveyor.cli.jobs.context import JOB, Session, counted, json_option
 from conveyor.cli.jobs.tables import results_table
 from conveyor.cli.progress import progress
 from conveyor.cli.scrape.folder import LIST_NAME
@@ -39,7 +39,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.option("--run", "run_id", metavar="RUN", help="Another run than the latest.")
 @click.option("--status", type=click.Choice(list(FILTERS)), help="Only tasks like these.")
 @click.option(
@@ -76,7 +76,7 @@ def results(
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.option(
     "-o",
     "--output",

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict, TypeVar, Unpack
 
 import click
 
-from conveyor.cli.jobs.context import Session, json_option
+from conveyor.cli.jobs.context import JOB, Session, json_option
 from conveyor.cli.jobs.tables import job_page
 from conveyor.sdk import JobSchedule, RateInput
 
@@ -79,7 +79,7 @@ def schedule_from(options: ScheduleOptions) -> JobSchedule | None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @schedule_options
 @click.option("--pause", "state", flag_value="paused", help="Fire no more for now.")
 @click.option("--resume", "state", flag_value="active", help="Fire again.")

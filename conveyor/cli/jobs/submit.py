@@ -5,20 +5,46 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Unpack
+from typing import Any, TypedDict, Unpack
 
 import click
+import msgspec
 
-from conveyor.cli.jobs.context import Session, counted, json_option
+from conveyor.cli.jobs.context import JOB, Session, counted, json_option
 from conveyor.cli.jobs.events import submit_told, watch_run
 from conveyor.cli.jobs.schedule import ScheduleOptions, schedule_from, schedule_options
 from conveyor.cli.limit_options import LimitOptions, host_limits, limit_options
-from conveyor.cli.url_list import SHOWN_MAX, read_lines
+from conveyor.cli.scrape.command import (
+    SHOWN_MAX,
+    headers_from,
+    input_options,
+    input_options_from,
+    request_options,
+)
+from conveyor.cli.scrape.inputs import read_pages
+from conveyor.cli.scrape.pages import Page
 from conveyor.domain import limits
 from conveyor.sdk import ApiError, SubmitJobRequest, TaskInput, WebhookInput
 
 
-class _Options(ScheduleOptions, LimitOptions):
+class _Input(TypedDict):
+    """How the list is read."""
+
+    input_format: str | None
+    url_column: str | None
+    id_column: str | None
+    delimiter: str | None
+    skip_invalid: bool
+
+
+class _Options(ScheduleOptions, LimitOptions, _Input):
+    header: dict[str, str]
+    user_agent: str | None
+    cookie: tuple[str, ...]
+    method: str | None
+    data: str | None
+    param: dict[str, str]
+    accept_status: list[int]
     name: str | None
     external_id: str | None
     is_open: bool
@@ -28,23 +54,12 @@ class _Options(ScheduleOptions, LimitOptions):
     max_inflight: int | None
     attempts: int | None
     priority: int
-    params: dict[str, str]
-
-
-def _params_from(
-    ctx: click.Context, option: click.Parameter, given: Sequence[str]
-) -> dict[str, str]:
-    params = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise click.BadParameter(f"{text!r} is not KEY=VALUE.", ctx, option)
-        params[name] = value
-    return params
 
 
 @click.command()
-@click.argument("source", metavar="FILE", required=False)
+@click.argument("sources", metavar="[FILE|URL]...", nargs=-1)
+@input_options
+@request_options
 @click.option("--name", help="What to call the job.")
 @click.option("--external-id", help="Your own id for the job.")
 @click.option("--open", "is_open", is_flag=True, help="More tasks will come, with `jobs add`.")
@@ -63,14 +78,6 @@ def _params_from(
     show_default=True,
     help="The job's weight among yours.",
 )
-@click.option(
-    "--param",
-    "params",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=_params_from,
-    help="A scraper parameter; may be given several times.",
-)
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only tell what would happen.")
 @schedule_options
 @limit_options
@@ -78,16 +85,21 @@ def _params_from(
 @json_option
 @click.pass_obj
 def submit(
-    session: Session, source: str | None, watch: bool, as_json: bool, **options: Unpack[_Options]
+    session: Session,
+    sources: tuple[str, ...],
+    watch: bool,
+    as_json: bool,
+    **options: Unpack[_Options],
 ) -> None:
-    """Submit the URLs in FILE as a job.
+    """Submit URLs, or the URLs in FILE, as a job.
 
-    FILE has one URL per line; - means standard input. With --open, FILE may be omitted and
-    lists added later. With --at, --every or --cron, the first run starts at that time.
+    FILE is text with one URL per line, CSV or NDJSON; - means standard input. With --open, FILE
+    may be omitted and lists added later. With --at, --every or --cron, the first run starts at
+    that time.
     """
-    if source is None and not options["is_open"]:
+    if not sources and not options["is_open"]:
         raise click.UsageError("Give a FILE with one URL a line, or - for standard input.")
-    lines = _lines_of(source) if source is not None else []
+    lines = _lines_of(sources, options) if sources else []
     if options["is_dry"]:
         seen = session.client.preview(_request(lines, options))
         session.answer(seen, submit_told(seen), as_json=as_json)
@@ -108,32 +120,40 @@ def submit(
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.argument("source", metavar="FILE")
+@input_options
 @click.option("--last", is_flag=True, help="Close the job behind this list.")
 @json_option
 @click.pass_obj
-def add(session: Session, job: str, source: str, last: bool, as_json: bool) -> None:
+def add(
+    session: Session, job: str, source: str, last: bool, as_json: bool, **options: Unpack[_Input]
+) -> None:
     """Add the URLs in FILE to an open job.
 
-    FILE has one URL per line; - means standard input.
+    FILE is text with one URL per line, CSV or NDJSON; - means standard input.
     """
-    lines = _lines_of(source)
+    lines = _lines_of([source], options)
     with _naming_lines(lines):
-        added = session.client.add_tasks(job, [url for _, url in lines], last=last)
+        added = session.client.add_tasks(job, list(map(_task_from, lines)), last=last)
     end = "The job is closed." if last else "The job is open for more."
     shown = f"{counted(added.accepted_tasks, 'task')} added. {end}"
     session.answer(added, shown, as_json=as_json)
 
 
-def _request(lines: Sequence[tuple[int, str]], options: _Options) -> SubmitJobRequest:
+def _request(lines: Sequence[Page], options: _Options) -> SubmitJobRequest:
     webhook, schedule = options["webhook"], schedule_from(options)
+    params: dict[str, Any] = dict(options["param"])
+    if options["accept_status"]:
+        params["allowed_status_codes"] = ",".join(map(str, options["accept_status"]))
+    if headers := headers_from(options):
+        params["custom_headers"] = headers
     return SubmitJobRequest(
         type="regular" if schedule is None else "scheduled",
         schedule=schedule,
         status="open" if options["is_open"] else "closed",
-        tasks=[TaskInput(url=url) for _, url in lines],
-        zenrows_params=options["params"] or None,
+        tasks=list(map(_task_from, lines)),
+        zenrows_params=params or None,
         external_id=options["external_id"],
         name=options["name"],
         webhook=WebhookInput(url=webhook, signature=options["sign"]) if webhook else None,
@@ -145,15 +165,40 @@ def _request(lines: Sequence[tuple[int, str]], options: _Options) -> SubmitJobRe
     )
 
 
-def _lines_of(source: str) -> list[tuple[int, str]]:
-    lines = read_lines(source)
-    if not lines:
-        raise click.ClickException(f"{source} holds no URL. Give one a line.")
-    return lines
+def _task_from(page: Page) -> TaskInput:
+    params: dict[str, Any] = dict(page.params or {})
+    if page.headers:
+        params["custom_headers"] = page.headers
+    task = TaskInput(
+        url=page.url,
+        external_id=page.id,
+        method=None if page.method == "GET" else page.method,
+        zenrows_params=params or None,
+    )
+    if page.body is None:
+        return task
+    is_json = page.content_type == "application/json"
+    body = page.body if is_json else msgspec.json.encode(page.body.decode(errors="replace"))
+    return msgspec.structs.replace(task, body=msgspec.Raw(body))
+
+
+def _lines_of(sources: Sequence[str], options: _Input) -> list[Page]:
+    """Returns the pages. The server judges the URLs; what is no line at all is refused here."""
+    pages = read_pages(sources, input_options_from(options), None).pages
+    if not pages:
+        raise click.ClickException(f"{sources[0]} holds no URL. Give one a line.")
+    bad = [page for page in pages if page.flaw is not None and not page.url]
+    if bad and not options["skip_invalid"]:
+        shown = [f"  line {page.line}: {page.flaw}" for page in bad[:SHOWN_MAX]]
+        count = f"{len(bad):,} of {len(pages):,} lines cannot be read:"
+        raise click.ClickException("\n".join([count, *shown]))
+    if options["skip_invalid"]:
+        pages = [page for page in pages if page.flaw is None]
+    return pages
 
 
 @contextmanager
-def _naming_lines(lines: Sequence[tuple[int, str]]) -> Iterator[None]:
+def _naming_lines(lines: Sequence[Page]) -> Iterator[None]:
     """Replaces the task indexes in an error of the server by the line numbers of the file."""
     try:
         yield
@@ -162,7 +207,7 @@ def _naming_lines(lines: Sequence[tuple[int, str]]) -> Iterator[None]:
             raise
         bad = error.invalid_tasks
         shown = [
-            f"  line {lines[task.index][0]}: {task.reason}: {task.value or lines[task.index][1]}"
+            f"  line {lines[task.index].line}: {task.reason}: {task.value or lines[task.index].url}"
             for task in bad[:SHOWN_MAX]
             if task.index < len(lines)
         ]

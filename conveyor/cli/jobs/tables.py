@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from conveyor.cli.jobs.context import JOB_ID_CHARS
 from conveyor.cli.progress import span
 from conveyor.domain.model import JobStatus, PauseState, RunStatus
 from conveyor.domain.schedule.schedule import ScheduleStatus
@@ -43,6 +44,8 @@ def moment(instant: str) -> str:
 
 def jobs_table(jobs: Iterable[JobResponse]) -> Table:
     table = _table("job", "name", "list", "run", "done", "failed", "created")
+    # Other commands need the whole id, so only the other columns may be cut.
+    table.columns[0].min_width = JOB_ID_CHARS
     for job in jobs:
         run = job.latest_run
         table.add_row(

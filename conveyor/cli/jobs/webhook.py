@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 import click
 from rich.table import Table
 
-from conveyor.cli.jobs.context import Session, json_option
+from conveyor.cli.jobs.context import JOB, Session, json_option
 from conveyor.cli.jobs.tables import moment, plain
 from conveyor.sdk import DeliveryResponse, WebhookInput, WebhookResponse
 
@@ -21,7 +21,7 @@ class _Options(TypedDict):
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @click.option("--set", "url", metavar="URL", help="Tell this address from now on.")
 @click.option("--sign", is_flag=True, help="With --set: sign what it is told.")
 @click.option("--remove", is_flag=True, help="Tell nobody; drop what was not delivered.")

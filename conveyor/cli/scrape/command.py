@@ -6,7 +6,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -295,19 +295,26 @@ def _run(
     return run_order(order, display, started_at).code
 
 
-def options_from(given: dict[str, Any]) -> ScrapeOptions:
-    from conveyor.cli.scrape.options import PageFormat, ScrapeOptions
-    from conveyor.cli.scrape.page_names import BadPattern, check_pattern
-    from conveyor.domain.submit.scraper_params import InvalidParam, check_params
-
+def headers_from(given: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the headers of every page."""
     headers = dict(given["header"])
     if given["user_agent"] is not None:
         headers["User-Agent"] = given["user_agent"]
     if given["cookie"]:
         headers["Cookie"] = "; ".join(given["cookie"])
+    return headers
+
+
+def options_from(given: Mapping[str, Any]) -> ScrapeOptions:
+    from conveyor.cli.scrape.options import PageFormat, ScrapeOptions
+    from conveyor.cli.scrape.page_names import BadPattern, check_pattern
+    from conveyor.domain.submit.scraper_params import InvalidParam, check_params
+
+    headers = headers_from(given)
+    params = {**given["param"], **({"custom_headers": headers} if headers else {})}
     try:
         check_pattern(given["name"])
-        checked = check_params({**given["param"], "custom_headers": headers})
+        checked = check_params(params)
     except (BadPattern, InvalidParam) as error:
         raise click.UsageError(str(error)) from None
     return ScrapeOptions(
@@ -340,11 +347,11 @@ def _given_fields(ctx: click.Context) -> frozenset[str]:
     )
 
 
-def input_options_from(given: dict[str, Any]) -> InputOptions:
+def input_options_from(given: Mapping[str, Any]) -> InputOptions:
     from conveyor.cli.scrape.inputs import InputOptions
     from conveyor.domain.model import ListFormat
 
-    body, method = _data(given["data"]), given["method"]
+    body, method = _data(given.get("data")), given.get("method")
     if body is not None and method is None:
         method = "POST"
     if body is not None and method == "GET":

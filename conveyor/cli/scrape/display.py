@@ -17,6 +17,7 @@ from typing import TextIO
 
 from conveyor.cli.scrape.hosts import Host
 from conveyor.cli.scrape.scraper import Progress, Scraper
+from conveyor.config import wants_colour
 
 DRAW_S = 0.2
 PLAIN_S = 5.0
@@ -136,10 +137,12 @@ def render(seen: Seen, width: int) -> list[str]:
     filled = round(share * room)
     bar = f"{CYAN}{'━' * filled}{DIM}{'─' * (room - filled)}{PLAIN}"
     lines = [f"{BOLD}{head}{PLAIN}{bar}"]
-    facts = [f"{seen.rate:,.0f} pages/s", f"{size(seen.size_bytes)}", f"{size(seen.bytes_rate)}/s"]
-    facts += [f"{seen.inflight:,} in flight", span(seen.elapsed_s)]
+    # The last ones are cut on a narrow terminal.
+    facts = [f"{seen.rate:,.0f} pages/s"]
     if seen.left_s is not None and seen.done < seen.total:
         facts.append(f"{span(seen.left_s)} left")
+    facts += [size(seen.size_bytes), f"{size(seen.bytes_rate)}/s"]
+    facts += [f"{seen.inflight:,} in flight", span(seen.elapsed_s)]
     lines.append(_fit("  ".join(facts), width))
     if seen.failed:
         reasons = ", ".join(f"{count:,} {error}" for error, count in seen.failures)
@@ -191,6 +194,10 @@ def size(count: float) -> str:
     return f"{count:,.1f} GB"
 
 
+def unstyled(text: str) -> str:
+    return _STYLE.sub("", text)
+
+
 class Display:
     """Writes to stderr. It draws over its own lines, and only on a terminal."""
 
@@ -198,6 +205,7 @@ class Display:
         self._out = out or sys.stderr
         self.is_quiet = is_quiet
         self.is_terminal = self._out.isatty()
+        self._has_colour = wants_colour()
         self._drawn = 0
         self._plain_at = time.monotonic() + PLAIN_S
 
@@ -229,8 +237,11 @@ class Display:
         if self.is_quiet:
             return
         self.clear()
-        self._out.write(f"{text if self.is_terminal else _STYLE.sub('', text)}\n")
+        self._out.write(f"{self._coloured(text)}\n")
         self._out.flush()
+
+    def _coloured(self, text: str) -> str:
+        return text if self.is_terminal and self._has_colour else unstyled(text)
 
     def clear(self) -> None:
         if self._drawn:
@@ -240,7 +251,7 @@ class Display:
 
     def _draw(self, lines: Sequence[str]) -> None:
         up = f"\x1b[{self._drawn}F" if self._drawn else ""
-        text = "".join(f"\x1b[2K{line}\n" for line in lines)
+        text = "".join(f"\x1b[2K{self._coloured(line)}\n" for line in lines)
         self._out.write(f"{up}{text}\x1b[J")
         self._out.flush()
         self._drawn = len(lines)

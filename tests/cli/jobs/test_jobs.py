@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+from io import StringIO
 from typing import Any
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from conveyor.cli.demo import Site
+from conveyor.cli.jobs.tables import jobs_table
+from conveyor.sdk import JobResponse
 from tests.cli.program import Ended, Program, finish, wait_until
 
 pytestmark = pytest.mark.slow
@@ -283,3 +288,33 @@ def test_delete_with_yes_does_not_ask(caller: Program, site: Site) -> None:
     assert ended.code == 0
     assert "?" not in ended.err
     assert caller.run("jobs", "list", "--json").out == ""
+
+
+def test_a_job_may_be_named_by_the_beginning_of_its_id(caller: Program, site: Site) -> None:
+    job_id = submit(caller, site, 0)
+
+    shown = caller.run("jobs", "show", job_id[:22], "--json")
+    listed = caller.run("jobs", "list", "--json")
+    screen = StringIO()
+    Console(width=60, file=screen).print(
+        jobs_table([msgspec.json.decode(listed.lines[0], type=JobResponse)])
+    )
+
+    assert json.loads(shown.out)["job_id"] == job_id
+    assert job_id in screen.getvalue()
+
+
+def test_a_csv_with_headers_of_its_own_is_submitted(caller: Program, site: Site) -> None:
+    url = f"http://127.0.0.1:{site.port}/page/1"
+    caller.write("list.csv", "sku,url", f"a1,{url}")
+
+    ended = caller.run(
+        *("jobs", "submit", "list.csv", "--id-column", "sku", "-H", "X-A: b"),
+        *("--accept-status", "404", "--watch", "--json"),
+    )
+
+    assert ended.code == 0
+    job = json.loads(caller.run("jobs", "list", "--json").lines[0])
+    assert job["zenrows_params"]["allowed_status_codes"] == "404"
+    results = caller.run("jobs", "results", job["job_id"], "--json")
+    assert json.loads(results.lines[0])["external_id"] == "a1"
