@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
 import msgspec
 
 from conveyor.api.route import Parameter
@@ -107,13 +110,13 @@ async def find_matching(
     A page may be short: it ends after JOBS_READ_MAX rows, however rare the matching jobs are.
     """
     if wanted.is_live:
-        return await _show(env, await _live_jobs(env, query), query.limit, wanted)
+        return await _show(env, _live_jobs(env, query), query.limit, wanted)
     shown: list[JobResponse] = []
     position = query.before
     for _ in range(limits.JOBS_READ_MAX // limits.LIST_ROWS_MAX):
         page = msgspec.structs.replace(query, before=position, limit=limits.LIST_ROWS_MAX)
         rows = await env.store.find(page)
-        found, until = await _show(env, rows, query.limit - len(shown), wanted)
+        found, until = await _show(env, _each(rows), query.limit - len(shown), wanted)
         shown += found
         if until is not None:
             return shown, until
@@ -124,18 +127,19 @@ async def find_matching(
 
 
 async def _show(
-    env: Context, jobs: list[Job], count: int, wanted: JobFilter
+    env: Context, jobs: AsyncGenerator[Job, None], count: int, wanted: JobFilter
 ) -> tuple[list[JobResponse], JobId | None]:
     """The first `count` jobs that match, and the last of them if others may follow."""
     shown: list[JobResponse] = []
-    for job in jobs:
-        if not wanted.matches_name(job) or not await _may_match(env, job, wanted):
-            continue
-        response = await cached_job_response(env, job)
-        if wanted.matches(response):
-            shown.append(response)
-            if len(shown) == count:
-                return shown, job.job_id
+    async with aclosing(jobs):
+        async for job in jobs:
+            if not wanted.matches_name(job) or not await _may_match(env, job, wanted):
+                continue
+            response = await cached_job_response(env, job)
+            if wanted.matches(response):
+                shown.append(response)
+                if len(shown) == count:
+                    return shown, job.job_id
     return shown, None
 
 
@@ -148,8 +152,14 @@ async def _may_match(env: Context, job: Job, wanted: JobFilter) -> bool:
     return run is not None and wanted.may_match(run)
 
 
-async def _live_jobs(env: Context, query: JobsOf) -> list[Job]:
-    """The caller's jobs with a live run, newest first. Engines find live runs by an index."""
+async def _each(jobs: list[Job]) -> AsyncGenerator[Job, None]:
+    for job in jobs:
+        yield job
+
+
+async def _live_jobs(env: Context, query: JobsOf) -> AsyncGenerator[Job, None]:
+    """The caller's jobs with a live run, newest first. Engines find live runs by an index; a job is
+    read only when it is asked for."""
     ids: set[JobId] = set()
     after: RunId | None = None
     for _ in range(_LIVE_RUNS_MAX // _PAGE):
@@ -160,8 +170,10 @@ async def _live_jobs(env: Context, query: JobsOf) -> list[Job]:
         after = runs[-1].run_id
     if query.before is not None:
         ids = {job_id for job_id in ids if job_id < query.before}
-    found = [await env.store.read(JobKey(job_id)) for job_id in sorted(ids, reverse=True)]
-    return [job for job in found if job is not None and _is_asked_for(job, query)]
+    for job_id in sorted(ids, reverse=True):
+        job = await env.store.read(JobKey(job_id))
+        if job is not None and _is_asked_for(job, query):
+            yield job
 
 
 def _is_asked_for(job: Job, query: JobsOf) -> bool:

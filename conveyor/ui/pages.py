@@ -15,7 +15,6 @@ from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
 from conveyor.domain.model import Run
 from conveyor.domain.queries import RunsIn
 from conveyor.schemas.responses import JobResponse
-from conveyor.ui import charts
 from conveyor.ui.client import LocalClient
 from conveyor.ui.render import PREVIEW_HEADERS
 from conveyor.ui.system import engine_calls, tree_lines, workers
@@ -65,7 +64,6 @@ async def overview(visit: Visit) -> Page:
         "cost": sum(run.stats.spend.cost for run in shown),
         "slots": sum(worker.capacity for worker in staff),
         "busy": sum(worker.inflight for worker in staff),
-        "chart": await charts.of_jobs(visit, [job.job_id for job in (*live, *recent)]),
     }
     return Page("overview.html", values)
 
@@ -238,7 +236,6 @@ async def run(visit: Visit) -> Page:
         await client.get("listRunResults", ids, status="failed", limit="10") if failed else None
     )
     values["failures"] = sample.results if sample else []
-    values["chart"] = await charts.of_run(client, ids)
     values["export"] = await _export(visit, client, ids)
     return Page("run.html", values)
 

@@ -24,7 +24,6 @@ class SystemView:
 
     engine: str = ""
     tree: Callable[[], Node] | None = None
-    disk_bytes: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,3 +74,7 @@ async def test_the_life_of_a_run_is_logged(world: World, caplog: pytest.LogCaptu
         "run started",
         "run stopped",
     ]
+
+
+async def test_no_pattern_of_the_document_looks_ahead(world: World) -> None:
+    assert b"(?" not in (await world.get("/openapi.json")).body

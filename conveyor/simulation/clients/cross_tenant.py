@@ -20,6 +20,7 @@ BODIES: Mapping[str, Any] = {
     "updateJobSchedule": {"rate": {"every": 1, "unit": "minute"}},
     "updateScheduleState": {"schedule_state": "paused"},
     "setJobBudget": {"credits": 5},
+    "setJobHostLimits": {"concurrency": 2},
     "putJobWebhook": {"url": "https://receiver.example/", "signature": False},
 }
 _HOLE = re.compile(r"\{(\w+)\}")
