@@ -7,6 +7,7 @@ has every block, so that a browser that lost its connection misses nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,10 @@ INTERVAL_S = 1.0
 HEARTBEAT_S = 15.0
 # Streams of the same page share what was built this recently.
 _FRESH_S = 0.8
+# A page that takes long to build is built less often: building takes at most a twenty-fifth of the
+# time, so that watching a run does not slow it down. Even so, a page is never older than this.
+_BUILD_SHARE = 25
+_FRESH_S_MAX = 10.0
 _KEPT_MAX = 256
 
 Build = Callable[[Visit], Awaitable[Any]]
@@ -34,7 +39,7 @@ Build = Callable[[Visit], Awaitable[Any]]
 @dataclass(slots=True)
 class _Shared:
     lock: trio.Lock = field(default_factory=trio.Lock)
-    built_at: float = -1.0
+    fresh_until: float = -math.inf
     blocks: dict[str, str] = field(default_factory=dict)
 
 
@@ -52,9 +57,12 @@ class SharedFragments:
                 self.pages.clear()
             shared = self.pages.setdefault(key, _Shared())
         async with shared.lock:
-            if trio.current_time() - shared.built_at >= _FRESH_S:
+            began_at = trio.current_time()
+            if began_at >= shared.fresh_until:
                 shared.blocks = await build()
-                shared.built_at = trio.current_time()
+                now = trio.current_time()
+                fresh_s = max(_FRESH_S, (now - began_at) * _BUILD_SHARE)
+                shared.fresh_until = now + min(fresh_s, _FRESH_S_MAX)
             return shared.blocks
 
 
