@@ -110,7 +110,7 @@ async def test_without_a_proxy_that_works_the_page_says_so() -> None:
 
     assert isinstance(failure, NotScraped)
     assert (failure.problem.code, failure.retryable) == ("proxy_failed", True)
-    assert "http://127.0.0.1:1 cannot be reached" in failure.problem.detail
+    assert failure.problem.detail == "the proxy http://127.0.0.1:1 cannot be reached"
 
 
 def test_proxies_are_named_by_url() -> None:
