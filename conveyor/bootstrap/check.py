@@ -25,7 +25,7 @@ _FREE_BYTES_MIN = 256 * 1024 * 1024
 
 async def check_deployment(settings: Settings, role: str, random: Random) -> list[Finding]:
     """Returns every checked item. Items with a problem have a remedy."""
-    findings = _check_settings(settings)
+    findings = _check_settings(settings, role)
     if settings.engine != AWS:
         return findings + _check_directory(settings)
     with require_aws_extra():
@@ -64,7 +64,7 @@ async def check_deployment(settings: Settings, role: str, random: Random) -> lis
     return findings
 
 
-def _check_settings(settings: Settings) -> list[Finding]:
+def _check_settings(settings: Settings, role: str) -> list[Finding]:
     secret = Finding("secret key")
     if settings.secret_key is not None and not is_strong_secret(settings.secret_key):
         secret = Finding(
@@ -74,7 +74,9 @@ def _check_settings(settings: Settings) -> list[Finding]:
             "its key",
         )
     access = Finding("callers")
-    if settings.auth == "passthrough" and settings.gateway_url == DIRECT:
+    # A worker of the AWS engine takes no requests.
+    takes_requests = settings.engine != AWS or role == "api"
+    if takes_requests and settings.auth == "passthrough" and settings.gateway_url == DIRECT:
         access = Finding(
             "callers",
             "every key is accepted, and pages are fetched directly: whoever reaches the port can "
