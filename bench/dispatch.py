@@ -34,8 +34,7 @@ from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.backpressure.permits import IDLE_S_MIN, cooldown_s
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
-from conveyor.domain.model import Run
-from conveyor.domain.run.counters import Totals
+from conveyor.domain.model import Run, Totals
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.engines.aws.client.client import Answer, AwsTransport, Params, RetryingAwsClient
 from conveyor.engines.aws.errors import NoResponse

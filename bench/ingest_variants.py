@@ -25,7 +25,6 @@ from conveyor.config import Settings
 from conveyor.domain import ids, limits
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import FIRST_BATCH, JobId, RunId
-from conveyor.domain.run import counters
 from conveyor.usecases.run import ingest, reconcile
 
 RUN = RunId("01" + "0" * 24)
@@ -69,7 +68,7 @@ def bare(count: int, folder: Path) -> Ingested:
     for start in range(0, count, limits.CHUNK_TASKS):
         numbers = range(start, min(start + limits.CHUNK_TASKS, count))
         names = ids.task_ids(RUN, FIRST_BATCH, numbers)
-        shards = counters.shards_of(names, limits.TASK_SHARD_COUNT)
+        shards = ids.shards_of(names, limits.TASK_SHARD_COUNT)
         lines = list(zip(names, shards, numbers, strict=True))
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany(insert, [_row(*line, now) for line in lines])

@@ -17,10 +17,9 @@ from conveyor.domain.changes import RunKey
 from conveyor.domain.errors import InvalidArgument
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.lifecycle import RUN_VISIBLE
-from conveyor.domain.model import FailureReason, PauseState, Run, TaskStatus
+from conveyor.domain.model import FailureReason, PauseState, Run, TaskStatus, Totals
 from conveyor.domain.queries import RunsOf
 from conveyor.domain.quota import Quota
-from conveyor.domain.run.counters import Totals
 from conveyor.domain.submit.target import host_of
 from conveyor.schemas.responses import (
     AuditResponse,

@@ -23,8 +23,7 @@ from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.changes import RunKey
 from conveyor.domain.ids import CallerId, JobId
 from conveyor.domain.lifecycle import RUN_LIVE
-from conveyor.domain.model import Job, Run
-from conveyor.domain.run.counters import Totals
+from conveyor.domain.model import Job, Run, Totals
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.process_status import RunLine, Snapshot, serve_snapshots
 from conveyor.usecases.budget import is_spent

@@ -25,8 +25,8 @@ from conveyor.domain.model import (
     Run,
     RunStatus,
     TaskStatus,
+    Totals,
 )
-from conveyor.domain.run.counters import Totals
 from conveyor.domain.schedule.schedule import ScheduleStatus
 
 Status = TypeVar("Status", bound=StrEnum)

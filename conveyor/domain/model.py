@@ -356,6 +356,20 @@ class ShardCounters(msgspec.Struct, frozen=True):
     stored_bytes: int = 0  #: Bytes of the bodies that the tasks stored.
 
 
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """The counters of a run: the sum of its stats rows."""
+
+    admitted: int = 0
+    done: int = 0
+    successful: int = 0
+    failed: int = 0
+    reasons: dict[str, int] = {}
+    credits: int = 0
+    cost_micros: int = 0
+    retrying: int = 0
+    stored_bytes: int = 0
+
+
 class Task(msgspec.Struct, frozen=True):
     run_id: RunId  #: The run of the task.
     task_id: TaskId  #: A hash of the line's origin.

@@ -20,6 +20,7 @@ from conveyor.domain.model import (
     BatchStatus,
     DeletionIntent,
     Event,
+    FailureReason,
     Job,
     JobInput,
     JobStatus,
@@ -31,6 +32,7 @@ from conveyor.domain.model import (
     ShardCounters,
     Task,
     TaskStatus,
+    Totals,
 )
 from conveyor.domain.schedule.schedule import Schedule, ScheduleStatus
 
@@ -89,6 +91,25 @@ class StatsOf(Query[ShardCounters], frozen=True, kw_only=True):
     job_id: JobId
     run_id: RunId
     shard_count: int
+
+
+def sum_stats(rows: list[ShardCounters]) -> Totals:
+    reasons = {
+        reason.value: count
+        for reason in FailureReason
+        if (count := sum(getattr(row, reason.value) for row in rows))
+    }
+    return Totals(
+        admitted=sum(row.admitted for row in rows),
+        done=sum(row.done for row in rows),
+        successful=sum(row.successful for row in rows),
+        failed=sum(row.failed for row in rows),
+        reasons=reasons,
+        credits=sum(row.credits for row in rows),
+        cost_micros=sum(row.cost_micros for row in rows),
+        retrying=sum(row.retrying for row in rows),
+        stored_bytes=sum(row.stored_bytes for row in rows),
+    )
 
 
 class JobsOf(Query[Job], frozen=True, kw_only=True):

@@ -27,9 +27,9 @@ from conveyor.domain.model import (
     SigningKeys,
     Task,
     TaskStatus,
+    Totals,
     Webhook,
 )
-from conveyor.domain.run.counters import Totals
 from conveyor.domain.run.wait_reason import Waiting
 from conveyor.domain.schedule.schedule import Schedule, Skip, upcoming
 from conveyor.schemas.requests import BudgetInput, HostLimitInput, HostLimitsInput

@@ -9,11 +9,10 @@ from collections.abc import AsyncGenerator
 
 from conveyor.domain.changes import JobKey, RunKey, TaskKey
 from conveyor.domain.errors import NotFound
-from conveyor.domain.ids import CallerId, JobId, RunId, TaskId, is_task_id, is_ulid
+from conveyor.domain.ids import CallerId, JobId, RunId, TaskId, is_task_id, is_ulid, shard_of
 from conveyor.domain.lifecycle import JOB_VISIBLE, RUN_VISIBLE
-from conveyor.domain.model import Job, Run, Task, TaskStatus
-from conveyor.domain.queries import StatsOf, TasksOf
-from conveyor.domain.run.counters import Totals, shard_of, sum_stats
+from conveyor.domain.model import Job, Run, Task, TaskStatus, Totals
+from conveyor.domain.queries import StatsOf, TasksOf, sum_stats
 from conveyor.usecases.context import Context
 
 _NO_JOB = "There is no such job."

@@ -19,9 +19,8 @@ from conveyor.domain.backpressure.budget import Price
 from conveyor.domain.changes import RunKey
 from conveyor.domain.errors import make_problem
 from conveyor.domain.ids import CallerId, JobId, RunId
-from conveyor.domain.model import FailureReason, Run, Task, Webhook
+from conveyor.domain.model import FailureReason, Run, Task, Totals, Webhook
 from conveyor.domain.queries import TasksOf
-from conveyor.domain.run.counters import Totals
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.memory import MemoryEngine, memory_engine

@@ -16,8 +16,8 @@ from conveyor.domain.model import (
     NoticeStatus,
     RunStatus,
     TaskStatus,
+    Totals,
 )
-from conveyor.domain.run.counters import Totals
 from tests.builders import T0, a_run
 
 # Written out by hand, so that a slip in a table shows up as a difference.

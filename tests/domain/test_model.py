@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conveyor.domain.model import FailureReason, ShardCounters
-from conveyor.domain.run.counters import Totals, sum_stats
+from conveyor.domain.model import FailureReason, ShardCounters, Totals
+from conveyor.domain.queries import sum_stats
 from tests.builders import a_stats
 
 

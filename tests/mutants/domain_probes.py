@@ -15,9 +15,8 @@ from conveyor.domain.errors import InvalidArgument, make_problem
 from conveyor.domain.export import progress
 from conveyor.domain.idempotency import Request
 from conveyor.domain.ids import FIRST_BATCH, BatchId, CallerId
-from conveyor.domain.model import DeliveryAttempt, StagedList, TaskSpec, TaskStatus
+from conveyor.domain.model import DeliveryAttempt, StagedList, TaskSpec, TaskStatus, Totals
 from conveyor.domain.run import ingestion, settlement, termination
-from conveyor.domain.run.counters import Totals
 from conveyor.domain.run.settlement import Cost, Settled
 from conveyor.domain.submit import admission
 from conveyor.domain.webhook import delivery

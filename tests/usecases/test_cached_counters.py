@@ -12,9 +12,8 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain import limits
-from conveyor.domain.model import Job, PauseState, Run, ShardCounters
+from conveyor.domain.model import Job, PauseState, Run, ShardCounters, Totals
 from conveyor.domain.queries import StatsOf
-from conveyor.domain.run.counters import Totals
 from conveyor.engines.redis.cache import ANSWER_S, RedisCache
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.store import Store

@@ -10,10 +10,18 @@ from conveyor.domain.changes import JobKey, RunKey
 from conveyor.domain.errors import make_problem
 from conveyor.domain.ids import BatchId, CallerId, JobId, RunId
 from conveyor.domain.lifecycle import TASK_TERMINAL
-from conveyor.domain.model import CounterState, FailureReason, Job, Run, Task, TaskRef, TaskStatus
+from conveyor.domain.model import (
+    CounterState,
+    FailureReason,
+    Job,
+    Run,
+    Task,
+    TaskRef,
+    TaskStatus,
+    Totals,
+)
 from conveyor.domain.queries import StatsOf, TasksOf
 from conveyor.domain.run import settlement
-from conveyor.domain.run.counters import Totals
 from conveyor.domain.run.settlement import AlreadyDone, Claimed, Settled
 from conveyor.domain.submit.admission import TaskDraft
 from conveyor.domain.submit.target import TargetPolicy

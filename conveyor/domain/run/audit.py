@@ -13,8 +13,7 @@ import msgspec
 
 from conveyor.domain.ids import TaskId
 from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
-from conveyor.domain.model import FailureReason, Run, Task, TaskStatus
-from conveyor.domain.run.counters import Totals
+from conveyor.domain.model import FailureReason, Run, Task, TaskStatus, Totals
 
 
 class Difference(msgspec.Struct, frozen=True):

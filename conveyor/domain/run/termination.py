@@ -48,8 +48,8 @@ from conveyor.domain.model import (
     PauseState,
     Run,
     RunFailure,
+    Totals,
 )
-from conveyor.domain.run.counters import Totals
 from conveyor.domain.webhook.delivery import run_facts, run_payload, task_summary
 
 _EVENT_OF = {

@@ -12,8 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from conveyor.domain.lifecycle import accepts_settles
-from conveyor.domain.model import PauseState, Run
-from conveyor.domain.run.counters import Totals
+from conveyor.domain.model import PauseState, Run, Totals
 
 
 class WaitReason(StrEnum):

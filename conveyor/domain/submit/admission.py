@@ -32,7 +32,7 @@ from conveyor.domain.changes import (
     Write,
 )
 from conveyor.domain.errors import InvalidTask, make_problem
-from conveyor.domain.ids import BatchId, RunId, task_ids
+from conveyor.domain.ids import BatchId, RunId, shards_of, task_ids
 from conveyor.domain.lifecycle import (
     ACCEPTS_LISTS,
     JOB,
@@ -58,7 +58,6 @@ from conveyor.domain.model import (
     TaskSpec,
     TaskStatus,
 )
-from conveyor.domain.run.counters import shards_of
 from conveyor.domain.submit.scraper_params import (
     NOT_WITH_POST,
     InvalidParam,

@@ -16,8 +16,15 @@ from conveyor.domain import clock_step, lifecycle, limits
 from conveyor.domain.changes import Change, Guard, NoticeKey, Update
 from conveyor.domain.ids import Random, notice_id
 from conveyor.domain.lifecycle import NOTICE, NoticeEvent
-from conveyor.domain.model import DeliveryAttempt, Job, Notice, NoticeChannel, Run, RunStatus
-from conveyor.domain.run.counters import Totals
+from conveyor.domain.model import (
+    DeliveryAttempt,
+    Job,
+    Notice,
+    NoticeChannel,
+    Run,
+    RunStatus,
+    Totals,
+)
 
 RETRY_SCHEDULE_S: Sequence[float] = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)
 RETRY_AFTER_S_MAX = 24 * 3600.0

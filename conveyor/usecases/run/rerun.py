@@ -27,10 +27,10 @@ from conveyor.domain.model import (
     Source,
     Task,
     TaskStatus,
+    Totals,
 )
 from conveyor.domain.queries import BatchesOf, TasksOf
 from conveyor.domain.run import ingestion
-from conveyor.domain.run.counters import Totals
 from conveyor.domain.schedule import trigger
 from conveyor.domain.submit import admission
 from conveyor.domain.submit.admission import AdmissionMode

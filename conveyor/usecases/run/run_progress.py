@@ -17,10 +17,9 @@ from conveyor.domain import limits
 from conveyor.domain.changes import JobKey
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import RUN_LIVE, accepts_settles, displayed_status
-from conveyor.domain.model import Run, RunStatus
+from conveyor.domain.model import Run, RunStatus, Totals
 from conveyor.domain.queries import RunsIn
 from conveyor.domain.run import wait_reason
-from conveyor.domain.run.counters import Totals
 from conveyor.domain.run.wait_reason import RunFacts, RunReport, Waiting, WorkerReport
 from conveyor.ports.cache import Cache, CachedValue, ReadTicket
 from conveyor.ports.errors import Unavailable

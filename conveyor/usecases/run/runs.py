@@ -17,10 +17,9 @@ from conveyor.domain.changes import Applied, JobKey, RunKey
 from conveyor.domain.errors import Conflict, NotFound
 from conveyor.domain.ids import CallerId, EventId, JobId, RunId, is_ulid
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
-from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus
+from conveyor.domain.model import Job, PauseState, Run, RunFailure, RunStatus, Totals
 from conveyor.domain.queries import BatchesOf, RunsOf
 from conveyor.domain.run import termination
-from conveyor.domain.run.counters import Totals
 from conveyor.ports.coordinator import TeardownResult
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.context import AGAIN, Again, Context, retry, retry_or_refuse

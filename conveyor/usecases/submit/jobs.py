@@ -16,7 +16,7 @@ from conveyor.domain.backpressure.budget import BudgetCap
 from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.changes import Applied, BatchKey, JobKey, RunKey, Stale
 from conveyor.domain.errors import Conflict, InvalidArgument
-from conveyor.domain.ids import FIRST_BATCH, BatchId, CallerId, JobId, RunId
+from conveyor.domain.ids import FIRST_BATCH, BatchId, CallerId, JobId, RunId, pin_shard_count
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
@@ -29,11 +29,11 @@ from conveyor.domain.model import (
     StagedList,
     Task,
     TaskSpec,
+    Totals,
     Webhook,
 )
 from conveyor.domain.quota import BAD_TASK_BYTES, GROWTH_FREE_BYTES, GROWTH_MAX
 from conveyor.domain.run import termination
-from conveyor.domain.run.counters import Totals, pin_shard_count
 from conveyor.domain.submit import admission
 from conveyor.domain.submit.admission import AdmissionMode, Secrets, TaskDraft
 from conveyor.domain.submit.scraper_params import Params, derive_format

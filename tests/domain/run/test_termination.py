@@ -30,10 +30,10 @@ from conveyor.domain.model import (
     Run,
     RunFailure,
     RunStatus,
+    Totals,
     Webhook,
 )
 from conveyor.domain.run import termination
-from conveyor.domain.run.counters import Totals
 from tests.builders import JOB, OTHER_RUN, RUN, T0, a_job, a_run
 
 HOOKED = a_job(

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from conveyor.domain.model import PauseState, RunStatus
-from conveyor.domain.run.counters import Totals
+from conveyor.domain.model import PauseState, RunStatus, Totals
 from conveyor.domain.run.wait_reason import (
     RunFacts,
     RunReport,

@@ -22,7 +22,7 @@ from conveyor.domain.changes import (
     Update,
     Write,
 )
-from conveyor.domain.ids import FIRST_BATCH, BatchId, task_id
+from conveyor.domain.ids import FIRST_BATCH, BatchId, shard_of, task_id
 from conveyor.domain.model import (
     BatchStatus,
     CounterState,
@@ -36,7 +36,6 @@ from conveyor.domain.model import (
     TaskSpec,
     TaskStatus,
 )
-from conveyor.domain.run.counters import shard_of
 from conveyor.domain.submit import admission
 from conveyor.domain.submit.admission import AdmissionMode, choose_path
 from tests.builders import OTHER_RUN, RUN, T0, a_job, a_run

@@ -10,9 +10,8 @@ import msgspec
 from conveyor.domain.changes import ANY, Change, Update
 from conveyor.domain.ids import RunId
 from conveyor.domain.lifecycle import RUN_LIVE
-from conveyor.domain.model import Batch, Job, Run, Task
+from conveyor.domain.model import Batch, Job, Run, Task, Totals
 from conveyor.domain.queries import RunsIn
-from conveyor.domain.run.counters import Totals
 from conveyor.domain.run.settlement import Settled
 from conveyor.simulation.faults.faults import Fault
 from conveyor.simulation.models.fault_rates import FaultRates, SqsFaults

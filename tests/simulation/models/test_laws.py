@@ -15,11 +15,10 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain.changes import Applied, BatchKey, Chunk, Stale
-from conveyor.domain.ids import FIRST_BATCH, LeaseId
+from conveyor.domain.ids import FIRST_BATCH, LeaseId, shard_of
 from conveyor.domain.model import Result, Task, TaskRef
 from conveyor.domain.queries import StatsOf, TasksOf
 from conveyor.domain.run import settlement
-from conveyor.domain.run.counters import shard_of
 from conveyor.domain.run.settlement import Claimed, Cost
 from conveyor.engines.aws.engine import AwsEngine
 from conveyor.engines.redis.coordinator import RedisCoordinator

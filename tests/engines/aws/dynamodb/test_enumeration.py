@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from conveyor.domain.changes import Change, Insert, TaskKey
-from conveyor.domain.ids import FIRST_BATCH, TaskId, task_ids
+from conveyor.domain.ids import FIRST_BATCH, TaskId, shards_of, task_ids
 from conveyor.domain.model import Task, TaskStatus
 from conveyor.domain.queries import TasksOf
-from conveyor.domain.run.counters import shards_of
 from conveyor.engines.aws.dynamodb import DynamoStore
 from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.memory import MemoryQueue

@@ -12,11 +12,10 @@ import msgspec
 import pytest
 
 from conveyor.domain.changes import Applied, BatchKey, Chunk, JobKey, Stale
-from conveyor.domain.ids import FIRST_BATCH
+from conveyor.domain.ids import FIRST_BATCH, shard_of
 from conveyor.domain.model import Batch, Result, Task
 from conveyor.domain.queries import StatsOf, TasksOf
 from conveyor.domain.run import settlement
-from conveyor.domain.run.counters import shard_of
 from conveyor.domain.run.settlement import Claimed, Cost, Settled
 from conveyor.engines.aws.client.client import Answer, AwsClient, Params
 from conveyor.engines.aws.dynamodb import DynamoStore, create_table

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conveyor.domain.ids import FIRST_BATCH, TaskId, task_id, task_ids
-from conveyor.domain.run.counters import pin_shard_count, shard_of, shards_of
+from conveyor.domain.ids import (
+    FIRST_BATCH,
+    TaskId,
+    pin_shard_count,
+    shard_of,
+    shards_of,
+    task_id,
+    task_ids,
+)
 from tests.builders import RUN
 
 ids = st.text(st.characters(max_codepoint=127), min_size=1, max_size=40).map(TaskId)
