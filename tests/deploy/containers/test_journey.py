@@ -21,6 +21,8 @@ from tests.deploy.templates import actions_of
 # Granted, and not used by this journey.
 KEPT = {
     "ApiRole": {
+        "s3:ListBucket": "a missing object is 404 instead of 403",
+        "s3:DeleteObject": "removes a staged list whose submit was refused",
         "dynamodb:BatchWriteItem": "removes claims of keys in bulk when a submit is refused late",
         "dynamodb:DeleteItem": "drops an idempotency claim whose request could not start",
         "s3:AbortMultipartUpload": "ends a streamed list that breaks off",
