@@ -366,7 +366,7 @@ def failure_reason_of(change: Change) -> FailureReason | None:
     """Returns the reason that a settle counts its task as failed under; None if it does not."""
     deltas = [write.deltas for write in change.writes if isinstance(write, Update)]
     return next(
-        (reason for reason in FailureReason if any(reason in attempt for attempt in deltas)), None
+        (reason for reason in FailureReason if any(reason in delta for delta in deltas)), None
     )
 
 
