@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 import click
@@ -75,6 +76,9 @@ def cli(ctx: click.Context) -> None:
     from conveyor.config import BadSettings, load_settings, protect_imports
 
     protect_imports()
+    if ctx.invoked_subcommand in {"jobs", "webhooks"}:
+        # These handle Ctrl-C themselves, as an exception: a watch says how to look again.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         ctx.obj = load_settings()
     except BadSettings as error:
