@@ -258,7 +258,7 @@ class RunPoller:
                 state.host_limiter.record_duration(work.permit.host, state.task_s)
             await work.permit.release()
 
-    # The parts of the page above: receiving and claiming.
+    # Receiving and claiming: the steps of `_receive_and_claim`.
 
     async def _receive(self, state: PollerState, count_max: int) -> list[AdmittedMessage]:
         """Returns up to `count_max` messages that may be worked on. Held messages come first: they
