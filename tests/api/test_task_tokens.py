@@ -11,7 +11,7 @@ from conveyor.api.server.app import make_app
 from conveyor.api.server.auth import Passthrough
 from conveyor.telemetry import make_metrics
 from tests.api.world import SECRET, World, make_world
-from tests.usecases.test_task_tokens import Machine
+from tests.usecases.test_webhook_task_tokens import Machine
 
 TOKEN = "AQCEAAAAKgAAAAMAAAAA+/="
 TASKS = [{"url": "https://example.com/"}]

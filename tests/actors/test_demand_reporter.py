@@ -11,12 +11,13 @@ from trio.testing import MockClock
 from actors.demand_reporter import DemandReporter
 from conveyor.domain.run.wait_reason import WorkerReport
 from conveyor.telemetry import make_metrics
-from conveyor.usecases.context import Context
 from conveyor.usecases.run import demand
 from conveyor.usecases.run.run_progress import publish_reports
+from tests.usecases.world import a_world
 
 
-async def test_each_minute_has_a_line_and_a_gauge(env: Context, autojump_clock: MockClock) -> None:
+async def test_each_minute_has_a_line_and_a_gauge(autojump_clock: MockClock) -> None:
+    env = a_world().env
     lines: list[str] = []
     metrics = make_metrics(CollectorRegistry())
     reporter = DemandReporter(env=env, metrics=metrics, emit=lines.append, deployment="prod")

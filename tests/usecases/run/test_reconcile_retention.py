@@ -20,7 +20,7 @@ from conveyor.usecases.run.rerun import rerun
 from conveyor.usecases.submit import jobs
 from tests.builders import CALLER, ManualClock
 from tests.usecases.faults import Fault, When, with_fault
-from tests.usecases.run.test_result_expiry import DAY, an_ended_run, bodies_of
+from tests.usecases.run.test_results_expiry import DAY, an_ended_run, bodies_of
 from tests.usecases.world import rows_of, run_of, work
 
 

@@ -23,7 +23,7 @@ from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.dry_run import rehearse
 from conveyor.usecases.submit.jobs import Submission
 from tests.builders import CALLER, T0, ManualClock, a_ulid
-from tests.usecases.run.test_result_expiry import DAY
+from tests.usecases.run.test_results_expiry import DAY
 from tests.usecases.scheduled import HOURLY
 from tests.usecases.test_export import asked, file_of, lines_of
 from tests.usecases.world import (
