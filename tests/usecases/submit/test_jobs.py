@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import msgspec
 import pytest
 import trio
 
 from conveyor.domain.changes import JobKey
-from conveyor.domain.errors import InvalidArgument, InvalidTasks, NotFound
-from conveyor.domain.ids import FIRST_BATCH, JobId, RunId
+from conveyor.domain.errors import InvalidArgument, InvalidTasks
+from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import IngestStatus, JobStatus, RunStatus
 from conveyor.domain.submit.admission import TaskDraft
-from conveyor.domain.submit.scraper_params import Params
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.context import Context
-from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.run import ingest, tasks
-from conveyor.usecases.submit import jobs, staging
+from conveyor.usecases.run import ingest
+from conveyor.usecases.submit import jobs
 from conveyor.usecases.submit.jobs import Accepted, Submission
 from tests.builders import CALLER, a_ulid
 from tests.usecases.faults import Fault, When, with_fault
 from tests.usecases.world import (
     LATER_FROM,
-    OTHER_CALLER,
     SignalLog,
     check_counters,
     rows_of,
@@ -118,16 +114,6 @@ async def test_one_bad_line_refuses_the_list_and_creates_nothing(env: Context) -
     assert await env.store.read(JobKey(job_id)) is None
 
 
-async def test_only_the_first_hundred_bad_lines_are_named(env: Context) -> None:
-    drafts = [TaskDraft(url="nope")] * 250
-
-    with pytest.raises(InvalidTasks) as refusal:
-        await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=JobId(env.new_id()))
-
-    assert len(refusal.value.invalid_tasks) == 100
-    assert "250 of 250" in refusal.value.detail
-
-
 @pytest.mark.parametrize("count", THREE_PATHS)
 async def test_submitting_again_under_the_same_id_finds_the_same_job(
     env: Context, count: int
@@ -190,73 +176,6 @@ async def test_submits_under_one_id_at_the_same_time_make_one_job(env: Context, 
         await _ingest_what_is_open(env, job_id, answers[0].run.run_id)
         run = await run_of(env, answers[0].run)
         assert (await check_counters(env, run)).admitted == run.total == count
-
-
-async def test_a_foreign_or_deleted_job_is_no_job(env: Context) -> None:
-    mine = await submit(env, 1)
-    gone = await submit(env, 1)
-    await jobs.delete(env, CALLER, gone.job.job_id)
-
-    assert (await load_owned_job(env, CALLER, mine.job.job_id)).job_id == mine.job.job_id
-    answers = []
-    for caller, job_id in (
-        (OTHER_CALLER, mine.job.job_id),
-        (CALLER, gone.job.job_id),
-        (CALLER, a_ulid(77)),
-        (CALLER, "../" + mine.job.job_id),
-    ):
-        with pytest.raises(NotFound) as refusal:
-            await load_owned_job(env, caller, job_id)
-        answers.append(refusal.value.detail)
-    assert len(set(answers)) == 1
-
-
-async def test_secrets_are_sealed_on_every_row_and_opened_for_the_fetch(env: Context) -> None:
-    draft = TaskDraft(
-        url="https://example.com/",
-        method="POST",
-        body=msgspec.Raw(b'"CANARY-body"'),
-        params={"custom_headers": {"Cookie": "CANARY-task"}},
-    )
-    request = Submission(
-        drafts=[draft, *some_drafts(1)],
-        params=Params({"wait": "5"}, {"Authorization": "CANARY-job"}),
-        api_key="CANARY-key",
-    )
-
-    accepted = await jobs.submit(env, CALLER, request, job_id=JobId(env.new_id()))
-    posted, plain = sorted(await rows_of(env, accepted.run), key=lambda row: row.index)
-
-    stored = msgspec.json.encode([accepted.job, posted, plain])
-    assert b"CANARY" not in stored
-    to_send = tasks.request_for(env, accepted.job, posted)
-    assert (to_send.headers, to_send.body) == ({"Cookie": "CANARY-task"}, b"CANARY-body")
-    assert to_send.auth == "CANARY-key"
-    assert to_send.params == {"wait": "5"}
-    assert tasks.request_for(env, accepted.job, plain).headers == {"Authorization": "CANARY-job"}
-
-
-async def test_a_staged_list_keeps_secrets_sealed(env: Context) -> None:
-    drafts = [
-        TaskDraft(url="https://example.com/", params={"custom_headers": {"Cookie": "CANARY"}})
-    ] * 120
-
-    accepted = await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=JobId(env.new_id()))
-
-    key = f"sources/{accepted.job.job_id}/{accepted.run.run_id}/{FIRST_BATCH}"
-    text = b"".join([piece async for piece in env.blobs.open(key)])
-    assert text.count(b"\n") == 120
-    assert b"CANARY" not in text
-
-
-async def test_a_sealed_secret_opens_for_its_own_job_only(env: Context) -> None:
-    one, other = await submit(env, 1, api_key="k"), await submit(env, 1, api_key="k")
-
-    opened = staging.unseal_secrets(env, one.job, "auth", one.job.auth_sealed)
-
-    assert opened.body == b"k"
-    with pytest.raises(Exception, match="another place"):
-        staging.unseal_secrets(env, other.job, "auth", one.job.auth_sealed)
 
 
 async def test_the_queue_of_a_run_is_created_with_it(env: Context) -> None:

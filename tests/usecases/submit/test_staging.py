@@ -1,20 +1,29 @@
-"""Bad lines that may be skipped: tasks that have failed already, counted like any other."""
+"""Staging: bad lines refuse a list or become failed tasks, and secrets are stored sealed."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import msgspec
 import pytest
 
+from conveyor.domain.changes import BatchKey
 from conveyor.domain.errors import InvalidTasks
-from conveyor.domain.ids import BatchId, JobId, RunId
-from conveyor.domain.model import RunStatus, TaskStatus
+from conveyor.domain.ids import FIRST_BATCH, BatchId, JobId, RunId
+from conveyor.domain.model import Job, RunStatus, StagedList, TaskStatus
+from conveyor.domain.quota import GrowsTooMuch
 from conveyor.domain.submit.admission import TaskDraft
+from conveyor.domain.submit.scraper_params import NOT_WITH_POST, Params
+from conveyor.ports.errors import BlobMissing
 from conveyor.usecases.context import Context
-from conveyor.usecases.run import ingest, reconcile, rerun
+from conveyor.usecases.run import ingest, reconcile, rerun, tasks
 from conveyor.usecases.run.ingest import open_batches_of
-from conveyor.usecases.submit import jobs
+from conveyor.usecases.submit import jobs, staging
 from conveyor.usecases.submit.jobs import Accepted, Submission
-from conveyor.usecases.submit.staging import OnInvalid
+from conveyor.usecases.submit.staging import OnInvalid, StreamingValidator
 from tests.builders import CALLER
+from tests.usecases import world
 from tests.usecases.world import LATER_FROM, check_counters, rows_of, run_of, some_drafts, work
 
 BAD = [
@@ -133,3 +142,138 @@ async def test_without_leave_to_skip_the_list_is_refused(env: Context) -> None:
 
     assert "4 of 10 tasks" in caught.value.detail
     assert [task.index for task in caught.value.invalid_tasks] == [0, 1, 2, 3]
+
+
+async def test_only_the_first_hundred_bad_lines_are_named(env: Context) -> None:
+    drafts = [TaskDraft(url="nope")] * 250
+
+    with pytest.raises(InvalidTasks) as refusal:
+        await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=JobId(env.new_id()))
+
+    assert len(refusal.value.invalid_tasks) == 100
+    assert "250 of 250" in refusal.value.detail
+
+
+async def test_secrets_are_sealed_on_every_row_and_opened_for_the_fetch(env: Context) -> None:
+    draft = TaskDraft(
+        url="https://example.com/",
+        method="POST",
+        body=msgspec.Raw(b'"CANARY-body"'),
+        params={"custom_headers": {"Cookie": "CANARY-task"}},
+    )
+    request = Submission(
+        drafts=[draft, *some_drafts(1)],
+        params=Params({"wait": "5"}, {"Authorization": "CANARY-job"}),
+        api_key="CANARY-key",
+    )
+
+    accepted = await jobs.submit(env, CALLER, request, job_id=JobId(env.new_id()))
+    posted, plain = sorted(await rows_of(env, accepted.run), key=lambda row: row.index)
+
+    stored = msgspec.json.encode([accepted.job, posted, plain])
+    assert b"CANARY" not in stored
+    to_send = tasks.request_for(env, accepted.job, posted)
+    assert (to_send.headers, to_send.body) == ({"Cookie": "CANARY-task"}, b"CANARY-body")
+    assert to_send.auth == "CANARY-key"
+    assert to_send.params == {"wait": "5"}
+    assert tasks.request_for(env, accepted.job, plain).headers == {"Authorization": "CANARY-job"}
+
+
+async def test_a_staged_list_keeps_secrets_sealed(env: Context) -> None:
+    drafts = [
+        TaskDraft(url="https://example.com/", params={"custom_headers": {"Cookie": "CANARY"}})
+    ] * 120
+
+    accepted = await jobs.submit(env, CALLER, Submission(drafts=drafts), job_id=JobId(env.new_id()))
+
+    key = f"sources/{accepted.job.job_id}/{accepted.run.run_id}/{FIRST_BATCH}"
+    text = b"".join([piece async for piece in env.blobs.open(key)])
+    assert text.count(b"\n") == 120
+    assert b"CANARY" not in text
+
+
+async def test_a_sealed_secret_opens_for_its_own_job_only(env: Context) -> None:
+    one, other = await world.submit(env, 1, api_key="k"), await world.submit(env, 1, api_key="k")
+
+    opened = staging.unseal_secrets(env, one.job, "auth", one.job.auth_sealed)
+
+    assert opened.body == b"k"
+    with pytest.raises(Exception, match="another place"):
+        staging.unseal_secrets(env, other.job, "auth", one.job.auth_sealed)
+
+
+def validator_for(env: Context, job: Job, drafts: list[TaskDraft]) -> StreamingValidator:
+    """A validator that took these lines in two parts."""
+    validator = StreamingValidator(env, job)
+    validator.take(drafts[:2])
+    validator.take(drafts[2:])
+    return validator
+
+
+async def test_lines_that_arrive_in_parts_are_numbered_as_one_list(env: Context) -> None:
+    job = (await submit(env, [], is_open=True)).job
+    validator = validator_for(env, job, [*some_drafts(3), *BAD])
+
+    with pytest.raises(InvalidTasks) as refusal:
+        validator.refuse_invalid(OnInvalid.REJECT, {})
+
+    assert [line.index for line in refusal.value.invalid_tasks] == [3, 4, 5, 6]
+    assert "4 of 7 tasks" in refusal.value.detail
+    validator.refuse_invalid(OnInvalid.SKIP, {})
+
+
+async def test_post_lines_are_refused_if_the_parameters_that_follow_exclude_them(
+    env: Context,
+) -> None:
+    job = (await submit(env, [], is_open=True)).job
+    drafts = [*some_drafts(3), TaskDraft(url="https://example.com/", method="POST")]
+    validator = validator_for(env, job, drafts)
+    excludes_post = dict.fromkeys(NOT_WITH_POST, "true")
+
+    validator.refuse_invalid(OnInvalid.REJECT, {"wait": "5"})
+    with pytest.raises(InvalidTasks) as refusal:
+        validator.refuse_invalid(OnInvalid.SKIP, excludes_post)
+
+    (line,) = refusal.value.invalid_tasks
+    assert (line.index, line.reason) == (3, "method_param_conflict")
+
+
+async def test_a_list_that_needs_far_more_storage_than_was_sent_is_refused(env: Context) -> None:
+    job = (await submit(env, [], is_open=True)).job
+    drafts = some_drafts(400)
+
+    with pytest.raises(GrowsTooMuch):
+        await staging.check_tasks(env, job, drafts, OnInvalid.REJECT, bytes_sent=1_000)
+
+    assert (
+        len(await staging.check_tasks(env, job, drafts, OnInvalid.REJECT, bytes_sent=9_000)) == 400
+    )
+
+
+async def test_a_staged_list_is_deleted_unless_a_batch_names_it(env: Context) -> None:
+    accepted = await submit(env, mixed(LATER_FROM))
+    job, run_id = accepted.job, accepted.run.run_id
+    batch = await env.store.read(BatchKey(job.job_id, run_id, FIRST_BATCH))
+    unused = staging.staging_key(env, job, run_id, FIRST_BATCH)
+    await staging.stage_stream(env, unused, lines_of(b"one", b"two"))
+    assert batch is not None
+    assert isinstance(batch.source, StagedList)
+
+    for source in (unused, batch.source):
+        await staging.delete_if_unreferenced(env, job, source)
+
+    assert await is_stored(env, batch.source.key)
+    assert not await is_stored(env, unused.key)
+
+
+async def lines_of(*lines: bytes) -> AsyncIterator[bytes]:
+    for line in lines:
+        yield line
+
+
+async def is_stored(env: Context, key: str) -> bool:
+    try:
+        async with aclosing(env.blobs.open(key)) as pieces:
+            return [piece async for piece in pieces] != []
+    except BlobMissing:
+        return False

@@ -1,0 +1,172 @@
+"""Lookup: callers find what is theirs, and every task of a run is on one page."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import pytest
+
+from conveyor.domain.errors import NotFound
+from conveyor.domain.ids import RunId, TaskId
+from conveyor.domain.model import Run, Task, TaskStatus
+from conveyor.usecases import lookup
+from conveyor.usecases.context import Context
+from conveyor.usecases.run import runs
+from conveyor.usecases.run.rerun import rerun
+from conveyor.usecases.submit import jobs
+from conveyor.usecases.submit.jobs import Accepted
+from tests.builders import CALLER, a_ulid
+from tests.usecases.scheduled import schedule
+from tests.usecases.world import OTHER_CALLER, missing, rows_of, submit, with_config, work
+
+
+async def a_job_with_two_runs(env: Context) -> tuple[Accepted, Run]:
+    first = await submit(env, 2)
+    await work(env, first.run)
+    second = await rerun(env, CALLER, first.job.job_id, run_id=RunId(env.new_id()))
+    await work(env, second.run)
+    return first, second.run
+
+
+async def pages(
+    env: Context,
+    run: Run,
+    *,
+    statuses: frozenset[TaskStatus] | None = None,
+    after: TaskId | None = None,
+    limit: int | None = None,
+) -> list[list[Task]]:
+    walk = lookup.pages_of(env, run, statuses=statuses, after=after, limit=limit)
+    async with aclosing(walk) as found:
+        return [page async for page in found]
+
+
+async def test_a_foreign_or_deleted_job_is_no_job(env: Context) -> None:
+    mine = await submit(env, 1)
+    gone = await submit(env, 1)
+    await jobs.delete(env, CALLER, gone.job.job_id)
+
+    assert (await lookup.load_owned_job(env, CALLER, mine.job.job_id)).job_id == mine.job.job_id
+    answers = []
+    for caller, job_id in (
+        (OTHER_CALLER, mine.job.job_id),
+        (CALLER, gone.job.job_id),
+        (CALLER, a_ulid(77)),
+        (CALLER, "../" + mine.job.job_id),
+    ):
+        with pytest.raises(NotFound) as refusal:
+            await lookup.load_owned_job(env, caller, job_id)
+        answers.append(refusal.value.detail)
+    assert len(set(answers)) == 1
+
+
+async def test_a_deleted_job_is_a_tombstone_for_its_owner_only(env: Context) -> None:
+    kept, gone = await submit(env, 1), await submit(env, 1)
+    await jobs.delete(env, CALLER, gone.job.job_id)
+
+    assert await lookup.is_tombstone(env, CALLER, gone.job.job_id)
+    assert not await lookup.is_tombstone(env, OTHER_CALLER, gone.job.job_id)
+    assert not await lookup.is_tombstone(env, CALLER, kept.job.job_id)
+    assert not await lookup.is_tombstone(env, CALLER, "no id")
+
+
+async def test_a_run_is_found_in_its_own_job_until_it_is_deleted(env: Context) -> None:
+    first, latest = await a_job_with_two_runs(env)
+    other = await submit(env, 1)
+
+    run = await lookup.load_owned_run(env, first.job, first.run.run_id)
+    await runs.delete_run(env, CALLER, first.job.job_id, first.run.run_id)
+
+    assert run.run_id == first.run.run_id
+    assert (await lookup.load_owned_run(env, first.job, latest.run_id)).run_id == latest.run_id
+    for job, run_id in (
+        (first.job, first.run.run_id),
+        (other.job, latest.run_id),
+        (first.job, a_ulid(77)),
+        (first.job, "no id"),
+    ):
+        with pytest.raises(NotFound):
+            await lookup.load_owned_run(env, job, run_id)
+
+
+async def test_a_signed_link_ends_with_its_run_and_with_its_job(env: Context) -> None:
+    first, latest = await a_job_with_two_runs(env)
+    job_id = first.job.job_id
+
+    async def is_visible(run_id: RunId) -> bool:
+        try:
+            job, run = await lookup.visible_run(env, job_id, run_id, absent="The link is over.")
+        except NotFound:
+            return False
+        return (job.job_id, run.run_id) == (job_id, run_id)
+
+    seen = [await is_visible(first.run.run_id), await is_visible(latest.run_id)]
+    await runs.delete_run(env, CALLER, job_id, first.run.run_id)
+    seen += [await is_visible(first.run.run_id), await is_visible(latest.run_id)]
+    await jobs.delete(env, CALLER, job_id)
+    seen += [await is_visible(latest.run_id)]
+
+    assert seen == [True, True, False, True, False]
+
+
+async def test_the_latest_run_of_a_job_is_the_one_that_started_last(env: Context) -> None:
+    first, latest = await a_job_with_two_runs(env)
+    job = await lookup.load_owned_job(env, CALLER, first.job.job_id)
+    unfired = await schedule(env)
+
+    assert (await lookup.require_latest_run(env, job)).run_id == latest.run_id
+    assert await lookup.latest_run(env, unfired) is None
+    with pytest.raises(NotFound):
+        await lookup.require_latest_run(env, unfired)
+
+
+async def test_a_task_is_found_by_its_id_in_any_shard(env: Context) -> None:
+    accepted = await submit(env, 20, is_open=True)
+    rows = await rows_of(env, accepted.run)
+
+    found = [await lookup.load_task(env, accepted.run, row.task_id) for row in rows]
+
+    assert found == rows
+    assert len({row.shard for row in rows}) > 1
+    for task_id in ("no id", "../x", "0" * len(rows[0].task_id)):
+        with pytest.raises(NotFound):
+            await lookup.load_task(env, accepted.run, task_id)
+
+
+async def test_totals_are_summed_over_all_shards(env: Context) -> None:
+    accepted = await submit(env, 20, is_open=True)
+    await work(env, accepted.run, missing([0, 1]))
+
+    totals = await lookup.totals_of(env, accepted.run)
+
+    assert (totals.admitted, totals.successful, totals.failed) == (20, 18, 2)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 20, 21, None])
+async def test_a_walk_yields_every_task_once_in_id_order(env: Context, limit: int | None) -> None:
+    accepted = await submit(env, 20, is_open=True)
+
+    found = await pages(env, accepted.run, limit=limit)
+
+    ids = [task.task_id for page in found for task in page]
+    assert ids == sorted(row.task_id for row in await rows_of(env, accepted.run))
+    assert all(len(page) <= (limit or 20) for page in found)
+
+
+async def test_a_walk_continues_after_the_task_that_it_is_given(env: Context) -> None:
+    accepted = await submit(env, 5)
+    ids = sorted(row.task_id for row in await rows_of(env, accepted.run))
+
+    (page,) = await pages(env, accepted.run, after=ids[1])
+
+    assert [task.task_id for task in page] == ids[2:]
+
+
+async def test_a_walk_finds_rare_tasks_and_yields_no_empty_page(env: Context) -> None:
+    accepted = await submit(env, 30)
+    await work(env, accepted.run, missing([29]))
+    narrow = with_config(env, rows_read_max=3)
+
+    found = await pages(narrow, accepted.run, statuses=frozenset({TaskStatus.FAILED}))
+
+    assert [[task.index for task in page] for page in found] == [[29]]
