@@ -1,4 +1,4 @@
-"""Glances at a live run: cheap, a second old at most, and never a step back."""
+"""Progress of a run: why it waits, who works, and cached counters that never fall."""
 
 from __future__ import annotations
 
@@ -12,18 +12,26 @@ import trio
 from trio.testing import MockClock
 
 from conveyor.domain import limits
+from conveyor.domain.ids import RunId
 from conveyor.domain.model import Job, PauseState, Run, ShardCounters, Totals
 from conveyor.domain.queries import StatsOf
+from conveyor.domain.run.wait_reason import RunReport, WaitReason, WorkerReport
 from conveyor.engines.redis.cache import ANSWER_S, RedisCache
+from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.errors import Unavailable
 from conveyor.ports.store import Store
 from conveyor.simulation.models.fault_rates import CallFaults, RedisFaults
 from conveyor.usecases.context import Context
-from conveyor.usecases.lookup import load_owned_job
-from conveyor.usecases.run import runs
-from conveyor.usecases.run.run_progress import WAIT_TIMEOUT_S, cached_totals, invalidate_totals
+from conveyor.usecases.lookup import load_owned_job, totals_of
+from conveyor.usecases.run import run_progress, runs
+from conveyor.usecases.run.run_progress import (
+    WAIT_TIMEOUT_S,
+    RunProgress,
+    cached_totals,
+    invalidate_totals,
+)
 from conveyor.usecases.submit import jobs
-from tests.builders import CALLER, a_run, a_stats
+from tests.builders import CALLER, ManualClock, a_run, a_stats
 from tests.simulation.models.worlds import World
 from tests.usecases.world import a_world, add, run_of, submit, work
 
@@ -276,3 +284,92 @@ async def test_the_stores_own_trouble_is_told(redis: World, autojump_clock: Mock
 
     with pytest.raises(Unavailable, match="the table"):
         await cached_totals(env, a_run())
+
+
+class LostCoordinator:
+    """A coordinator that does not answer."""
+
+    async def count(self, run_id: RunId) -> int:
+        raise Unavailable("away")
+
+
+async def progress_of(env: Context, run: Run) -> RunProgress:
+    return await run_progress.load_progress(env, run, await totals_of(env, run))
+
+
+async def test_progress_comes_from_leases_and_from_the_reports_of_all_processes(
+    env: Context,
+) -> None:
+    run = (await submit(env, 100, max_inflight=4)).run
+    await env.coordinator.acquire(run.job_id, run.run_id, count_max=9, cap=4, ttl_s=60)
+    for process_id, rate in (("p-1", 0.5), ("p-2", 1.5)):
+        process = replace(env, process_id=process_id)
+        report = RunReport(WaitReason.JOB_CAP, since=7.0, rate=rate)
+        await run_progress.publish_reports(process, WorkerReport(50, 4), {run.run_id: report})
+
+    progress = await progress_of(env, run)
+
+    assert progress.waiting_on is not None
+    assert (progress.waiting_on.reason, progress.waiting_on.since) == (WaitReason.JOB_CAP, 7.0)
+    assert (progress.inflight, progress.rate_per_s, progress.eta_s) == (4, 2.0, 50.0)
+
+
+async def test_reports_that_are_not_renewed_are_forgotten(env: Context, clock: ManualClock) -> None:
+    run = (await submit(env, 2)).run
+    report = RunReport(rate=1.0)
+    await run_progress.publish_reports(env, WorkerReport(50, 1), {run.run_id: report})
+
+    clock.advance(limits.STATUS_TTL_S + 1)
+    progress = await progress_of(env, run)
+
+    assert progress.waiting_on is not None
+    assert progress.waiting_on.reason is WaitReason.NO_WORKERS
+    assert (progress.rate_per_s, await run_progress.live_workers(env)) == (0.0, [])
+
+
+async def test_an_ended_run_and_an_outage_have_empty_progress(env: Context) -> None:
+    live, ended = (await submit(env, 1)).run, (await submit(env, 1)).run
+    await work(env, ended)
+    away = replace(env, coordinator=cast("Coordinator", LostCoordinator()))
+
+    assert await progress_of(env, await run_of(env, ended)) == RunProgress()
+    assert await progress_of(away, live) == RunProgress()
+    assert await progress_of(env, live) != RunProgress()
+
+
+async def test_a_worker_that_withdraws_is_no_longer_listed(env: Context) -> None:
+    processes = [replace(env, process_id=name) for name in ("p-2", "p-1")]
+    for process in processes:
+        report = WorkerReport(50, 0, worker=process.process_id)
+        await run_progress.publish_reports(process, report, {})
+    before = await run_progress.live_workers(env)
+
+    await run_progress.withdraw_reports(processes[0])
+
+    assert [report.worker for report in before] == ["p-1", "p-2"]
+    assert [report.worker for report in await run_progress.live_workers(env)] == ["p-1"]
+
+
+async def test_abandoned_calls_are_summed_over_processes_until_they_must_have_ended(
+    env: Context, clock: ManualClock
+) -> None:
+    run, other = (await submit(env, 1)).run, (await submit(env, 1)).run
+    for process_id, count in (("p-1", 2), ("p-2", 3)):
+        await run_progress.leave_abandoned(replace(env, process_id=process_id), run.run_id, count)
+
+    counts = [await run_progress.count_abandoned(env, each.run_id) for each in (run, other)]
+    clock.advance(limits.SCRAPE_DEADLINE_S + 1)
+
+    assert counts == [5, 0]
+    assert await run_progress.count_abandoned(env, run.run_id) == 0
+
+
+async def test_the_overview_lists_live_runs_with_their_counters(env: Context) -> None:
+    live, ended = (await submit(env, 3)).run, (await submit(env, 1)).run
+    await work(env, ended)
+    await work(env, live, count=2)
+
+    (shown,) = await run_progress.live_runs(env, limit=10)
+
+    assert (shown.run.run_id, shown.totals.done) == (live.run_id, 2)
+    assert shown.outlook == await progress_of(env, shown.run)

@@ -1,0 +1,211 @@
+"""Storage quotas: counted from rows, and exceeded by one request at most."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from conveyor.domain.errors import Conflict
+from conveyor.domain.export.export import ExportFormat
+from conveyor.domain.ids import InputId, RunId
+from conveyor.domain.model import ListFormat, ListSpec
+from conveyor.domain.quota import Quota, QuotaExceeded, Quotas
+from conveyor.usecases import export as exports
+from conveyor.usecases.context import Context
+from conveyor.usecases.quota import JOB_S, TURN_S, StorageQuotas, Use
+from conveyor.usecases.run import runs
+from conveyor.usecases.run.rerun import rerun
+from conveyor.usecases.submit import jobs, upload
+from tests.builders import CALLER, ManualClock
+from tests.usecases.world import OTHER_CALLER, PAGE, run_of, submit, work
+
+DAY_S = 86_400.0
+
+
+def quotas_of(env: Context, **by_name: int | None) -> StorageQuotas:
+    return StorageQuotas(env, Quotas({Quota(name): limit for name, limit in by_name.items()}))
+
+
+async def not_begun() -> None:
+    return None
+
+
+async def begun() -> object:
+    return "the row of the first attempt"
+
+
+@asynccontextmanager
+async def admitted(quotas: StorageQuotas, *by: Quota) -> AsyncGenerator[None, None]:
+    async with quotas.admit(CALLER, by, not_begun, bytes_sent=100):
+        yield
+
+
+async def test_a_caller_is_counted_by_what_it_has_stored(env: Context) -> None:
+    ended = await submit(env, 3)
+    await work(env, ended.run)
+    await submit(env, 2, is_open=True)
+    gone = await submit(env, 7)
+    await jobs.delete(env, CALLER, gone.job.job_id)
+    quotas = quotas_of(env)
+
+    use = await quotas.count(CALLER)
+
+    stored = 3 * len(PAGE.body)
+    assert use == Use(jobs=2, live_runs=1, open_jobs=1, tasks=5, bytes=stored)
+    assert await quotas.count(OTHER_CALLER) == Use()
+
+
+async def test_expired_bodies_do_not_count(env: Context, clock: ManualClock) -> None:
+    ended = await submit(env, 3, result_ttl_days=1)
+    await work(env, ended.run)
+
+    clock.advance(DAY_S + 1)
+
+    assert (await quotas_of(env).count(CALLER)).bytes == 0
+
+
+async def test_a_deleted_run_is_counted_until_its_job_is_counted_again(
+    env: Context, autojump_clock: MockClock
+) -> None:
+    first = await submit(env, 3)
+    await work(env, first.run)
+    second = await rerun(env, CALLER, first.job.job_id, run_id=RunId(env.new_id()))
+    await work(env, second.run)
+    quotas = quotas_of(env)
+    before = await quotas.count(CALLER)
+
+    await runs.delete_run(env, CALLER, first.job.job_id, first.run.run_id)
+    await trio.sleep(JOB_S)
+
+    assert (before.tasks, (await quotas.count(CALLER)).tasks) == (6, 3)
+
+
+@pytest.mark.parametrize(
+    ("quota", "limit"),
+    [
+        (Quota.LIVE_RUNS, 1),
+        (Quota.OPEN_JOBS, 1),
+        (Quota.STORED_TASKS, 3),
+        (Quota.STORED_BYTES, len(PAGE.body)),
+    ],
+)
+async def test_a_caller_at_its_limit_is_refused_and_one_below_it_is_not(
+    env: Context, quota: Quota, limit: int
+) -> None:
+    accepted = await submit(env, 3, is_open=True)
+    await work(env, accepted.run, count=1)
+
+    with pytest.raises(QuotaExceeded, match=f"quota {quota} is used up"):
+        async with admitted(quotas_of(env, **{quota: limit}), quota):
+            pytest.fail("the request was admitted")
+
+    async with admitted(quotas_of(env, **{quota: limit + 1}), quota):
+        pass
+
+
+async def test_only_the_quotas_of_the_request_refuse_it(env: Context) -> None:
+    await submit(env, 1, is_open=True)
+    quotas = quotas_of(env, live_runs=9, open_jobs=1)
+
+    async with admitted(quotas, Quota.LIVE_RUNS):
+        pass
+
+
+async def test_a_request_that_has_begun_is_not_refused(env: Context) -> None:
+    await submit(env, 1)
+    quotas = quotas_of(env, live_runs=1)
+
+    async with quotas.admit(CALLER, [Quota.LIVE_RUNS], begun, bytes_sent=100):
+        pass
+
+
+async def test_near_a_limit_requests_of_two_processes_are_admitted_one_at_a_time(
+    env: Context, autojump_clock: MockClock
+) -> None:
+    together = together_max = refused = 0
+
+    async def request(quotas: StorageQuotas) -> None:
+        nonlocal together, together_max, refused
+        try:
+            async with admitted(quotas, Quota.LIVE_RUNS):
+                together += 1
+                together_max = max(together, together_max)
+                await trio.sleep(0.2)
+                await submit(env, 1)
+                together -= 1
+        except QuotaExceeded:
+            refused += 1
+
+    async with trio.open_nursery() as nursery:
+        for process in (quotas_of(env, live_runs=3), quotas_of(env, live_runs=3)):
+            for _ in range(4):
+                nursery.start_soon(request, process)
+
+    assert (together_max, refused) == (1, 5)
+    assert (await quotas_of(env).count(CALLER)).live_runs == 3
+
+
+async def test_a_request_whose_turn_does_not_come_may_try_again(
+    env: Context, autojump_clock: MockClock
+) -> None:
+    here, there = quotas_of(env, live_runs=2), quotas_of(env, live_runs=2)
+
+    async with admitted(there, Quota.LIVE_RUNS):
+        started_at = trio.current_time()
+        with pytest.raises(Conflict) as refusal:
+            async with admitted(here, Quota.LIVE_RUNS):
+                pytest.fail("the request was admitted")
+        waited_s = trio.current_time() - started_at
+
+    assert (refusal.value.retry_after_s, waited_s) == (1, TURN_S)
+    async with admitted(here, Quota.LIVE_RUNS):
+        pass
+
+
+async def test_a_request_that_fails_gives_its_turn_back(env: Context) -> None:
+    here, there = quotas_of(env, live_runs=1), quotas_of(env, live_runs=1)
+
+    with pytest.raises(ZeroDivisionError):
+        async with admitted(here, Quota.LIVE_RUNS):
+            raise ZeroDivisionError
+
+    with trio.fail_after(TURN_S / 2):
+        async with admitted(there, Quota.LIVE_RUNS):
+            pass
+
+
+async def test_exports_are_limited_run_by_run(env: Context) -> None:
+    full, other = await submit(env, 1), await submit(env, 1)
+    for accepted in (full, other):
+        await work(env, accepted.run)
+    run = await run_of(env, full.run)
+    await exports.start(
+        env, CALLER, run.job_id, run.run_id, ExportFormat.JSONL, export_id=env.new_id()
+    )
+    quotas = quotas_of(env, exports_per_run=1)
+
+    with pytest.raises(QuotaExceeded, match="exports_per_run"):
+        async with quotas.admit_export(CALLER, run.run_id, not_begun):
+            pytest.fail("the export was admitted")
+
+    async with quotas.admit_export(CALLER, other.run.run_id, not_begun):
+        pass
+    async with quotas.admit_export(CALLER, run.run_id, begun):
+        pass
+
+
+async def test_file_inputs_are_limited_caller_by_caller(env: Context) -> None:
+    await upload.create(env, CALLER, ListSpec(ListFormat.TEXT), input_id=InputId(env.new_id()))
+    quotas = quotas_of(env, upload_slots=1)
+
+    with pytest.raises(QuotaExceeded, match="upload_slots"):
+        async with quotas.admit_slot(CALLER, not_begun):
+            pytest.fail("the file input was admitted")
+
+    async with quotas.admit_slot(OTHER_CALLER, not_begun):
+        pass
+    assert (await quotas.count_slots(CALLER), await quotas.count_slots(OTHER_CALLER)) == (1, 0)
