@@ -51,3 +51,52 @@ def test_no_test_uses_a_mocking_library() -> None:
     ]
 
     assert found == []
+
+
+# Where a reader finds the tests of a module: in the file of its own name, and in files whose names
+# begin with it (`test_webhook_keys.py` for `webhook.py`).
+TESTED_FOLDERS = {"conveyor/usecases/": "tests/usecases/", "actors/": "tests/actors/"}
+# The modules without such a file, and why.
+TESTED_ELSEWHERE = {
+    "actors/messages.py": "only types; each is tested with the actor that receives it",
+    "actors/limiters/api_key_limiter.py": (
+        "has one user, CallLimiter; test_call_limiter.py tests both with a whole worker"
+    ),
+}
+
+
+def stem_of(module: Module) -> str:
+    return module.name.rpartition("/")[2].removesuffix(".py")
+
+
+def untested_modules() -> set[str]:
+    test_files = {module.name for module in modules("tests")}
+    return {
+        module.name
+        for code, tests in TESTED_FOLDERS.items()
+        for module in modules(code.rstrip("/"))
+        if stem_of(module) != "__init__"
+        for folder in [tests + module.name.removeprefix(code).rpartition("/")[0]]
+        if f"{folder.rstrip('/')}/test_{stem_of(module)}.py" not in test_files
+    }
+
+
+def test_every_actor_and_use_case_has_a_test_file_of_its_own_name() -> None:
+    assert untested_modules() == TESTED_ELSEWHERE.keys()
+
+
+def test_every_test_file_of_use_cases_begins_with_the_name_of_a_module() -> None:
+    stems = {
+        (module.name.removeprefix("conveyor/").rpartition("/")[0], stem_of(module))
+        for module in modules("conveyor/usecases")
+    }
+    strangers = [
+        module.name
+        for module in modules("tests/usecases")
+        if stem_of(module).startswith("test_")
+        for folder in [module.name.removeprefix("tests/").rpartition("/")[0]]
+        for name in [stem_of(module).removeprefix("test_")]
+        if not any(folder == where and f"{name}_".startswith(f"{stem}_") for where, stem in stems)
+    ]
+
+    assert strangers == []
