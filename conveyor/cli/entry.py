@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import resource
@@ -53,6 +54,7 @@ def install_handlers() -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _exit_interrupted)
     signal.signal(signal.SIGALRM, _exit_stuck)
+    atexit.register(_ignore_signals)
 
 
 def set_deadline(seconds: int) -> None:
@@ -74,6 +76,16 @@ def raise_descriptor_limit() -> None:
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _ignore_signals() -> None:
+    """Called when all threads have ended and only memory is left to free.
+
+    The interpreter then removes its handlers, so a signal would kill the process and hide an exit
+    status that is decided.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _exit_terminated(number: int, _: FrameType | None) -> None:

@@ -2,7 +2,8 @@
 
 `python -m tests.cli.interruptions --kills 60` runs the long form and prints the figures. A list of
 pages is scraped again and again, each time with a random number of kills and Ctrl-Cs at any moment
-from the start of the process to its exit; at the end each folder must be whole.
+from the first line of the program to its exit; at the end each folder must be whole. Before that
+line, the interpreter itself answers a Ctrl-C: it is killed, or shows a traceback of its own start.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conveyor.cli.demo import Site, is_flaky, is_missing, is_slow, site_in_a_thread
-from tests.cli.program import Program
+from tests.cli.program import Program, catches_sigterm, wait_until
 
 CONCURRENCY = 20
 # The longest time after its start at which a command is interrupted; most lists end before.
@@ -86,8 +87,9 @@ def _interrupt_once(
     """Starts the command and interrupts it. Returns False if it ended by itself."""
     how = chance.choice([signal.SIGKILL, signal.SIGINT])
     with program.start(*command) as process:
+        wait_until(lambda: catches_sigterm(process.pid) or process.poll() is not None)
         try:
-            process.wait(chance.uniform(0.15, WINDOW_S))
+            process.wait(chance.uniform(0.0, WINDOW_S))
         except subprocess.TimeoutExpired:
             process.send_signal(how)
         sent_at = time.monotonic()

@@ -80,6 +80,13 @@ def wait_until(holds: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def catches_sigterm(pid: int) -> bool:
+    """Whether the program has installed its handlers: the interpreter has none for SIGTERM."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
 @contextmanager
 def dev_server(folder: Path, **settings: str) -> Iterator[str]:
     """`conveyor dev` on a free port; yields its URL and sees to it that it stops in peace."""

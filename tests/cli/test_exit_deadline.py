@@ -144,6 +144,24 @@ def test_a_sigterm_while_the_program_loads_ends_it(tmp_path: Path) -> None:
     assert ended.returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_last_step_does_not_change_the_exit_status(number: int) -> None:
+    # An object of a module is deleted when the interpreter has removed its signal handlers.
+    ending = (
+        "import os, sys\n"
+        "from conveyor.cli import entry\n"
+        "class Late:\n"
+        f"    def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, {int(number)})\n"
+        "late = Late()\n"
+        "entry.install_handlers()\n"
+        "sys.exit(7)\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", ending], check=False, timeout=60)
+
+    assert ended.returncode == 7
+
+
 def test_the_program_is_entered_where_signals_are_handled_first() -> None:
     text = Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8")
 
