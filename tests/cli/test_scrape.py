@@ -79,7 +79,7 @@ def test_a_missing_page_is_exit_1_and_the_others_are_there(program: Program, sit
     ended = program.run("scrape", "list.txt", "-o", "out", "--json")
 
     assert ended.code == 1
-    assert "conveyor scrape list.txt -o out --retry-failed" in ended.err
+    assert "conveyor scrape -o out --retry-failed" in ended.err
     summary = summary_of(ended)
     assert (summary["total"], summary["successful"], summary["failed"]) == (3, 2, 1)
     rows = results_in(program.folder / "out")

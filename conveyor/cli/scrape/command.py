@@ -60,6 +60,13 @@ def _pairs(sign: str, form: str) -> Callable[[click.Context, click.Parameter, An
     return parse
 
 
+def _method(_: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    method = None if given is None else given.upper()
+    if method not in {None, "GET", "POST"}:
+        raise click.BadParameter("Only GET and POST fetch pages.", param=option)
+    return method
+
+
 def _statuses(_: click.Context, option: click.Parameter, given: str | None) -> list[int]:
     words = [] if given is None else given.split(",")
     if not all(word.strip().isdigit() and len(word.strip()) == 3 for word in words):
@@ -113,7 +120,7 @@ request_options = _grouped(
     click.option("-A", "--user-agent", metavar="TEXT", help="Send this User-Agent."),
     click.option("-b", "--cookie", metavar="NAME=VALUE", multiple=True, help="Send this cookie."),
     click.option(
-        "-X", "--method", type=click.Choice(["GET", "POST"], case_sensitive=False), help="Method."
+        "-X", "--method", metavar="GET|POST", callback=_method, help="Method of every request."
     ),
     click.option("-d", "--data", metavar="TEXT", help="Body, or @FILE; implies POST."),
     click.option(
@@ -272,7 +279,7 @@ def _run(
         display.phase(f"Reading {sources[0]}")
         page_list = _read(settings, sources, given, display)
         if given["dry_run"]:
-            return _show_plan(page_list)
+            return _show_plan(page_list, dedup=given["dedup"])
     elif given["dry_run"] or given["update"]:
         raise click.UsageError("Give the list, too.")
     order = Order(
@@ -281,7 +288,7 @@ def _run(
         options=options,
         source=" ".join(sources)[:200],
         page_list=page_list,
-        command=_command(sources, given),
+        command=_command(given),
         given=_given_fields(ctx),
         data_dir=given["data_dir"],
         processes=_processes(given),
@@ -362,7 +369,7 @@ def input_options_from(given: Mapping[str, Any]) -> InputOptions:
         url_column=given["url_column"],
         id_column=given["id_column"],
         delimiter=given["delimiter"],
-        method=None if method is None else method.upper(),
+        method=method,
         body=body,
         content_type=None if body is None else _content_type(body),
     )
@@ -417,11 +424,18 @@ def _read(
     return found
 
 
-def _show_plan(page_list: PageList) -> int:
+def _show_plan(page_list: PageList, *, dedup: bool) -> int:
     from collections import Counter
 
-    hosts = Counter(host for host in page_list.hosts if host)
-    click.echo(f"{hosts.total():,} pages of {len(hosts):,} hosts would be fetched.")
+    from conveyor.cli.scrape.display import counted
+    from conveyor.cli.scrape.inputs import find_duplicates
+
+    repeated = find_duplicates(page_list.pages) if dedup else {}
+    hosts = Counter(
+        host for index, host in enumerate(page_list.hosts) if host and index not in repeated
+    )
+    total = f"{counted(hosts.total(), 'page')} of {counted(len(hosts), 'host')}"
+    click.echo(f"{total} would be fetched.")
     for host, count in hosts.most_common(SHOWN_MAX):
         click.echo(f"  {count:>9,}  {host}")
     return 0
@@ -481,12 +495,9 @@ def _budget(settings: Settings, given: str | None) -> Any:
     return cap
 
 
-def _command(sources: Sequence[str], given: dict[str, Any]) -> str:
-    """Returns the command that names the same list and folder."""
-    words = ["conveyor", "scrape", *(source for source in sources if source != "-")]
-    if len(shlex.join(words)) > 200:
-        words = words[:2]
-    words += ["-o", str(given["output"])]
+def _command(given: dict[str, Any]) -> str:
+    """Returns the command that names the same folder, which remembers its list."""
+    words = ["conveyor", "scrape", "-o", str(given["output"])]
     if given["data_dir"] is not None:
         words += ["--data-dir", str(given["data_dir"])]
     return shlex.join(words)

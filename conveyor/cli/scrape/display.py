@@ -194,6 +194,10 @@ def size(count: float) -> str:
     return f"{count:,.1f} GB"
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def unstyled(text: str) -> str:
     return _STYLE.sub("", text)
 
@@ -265,9 +269,9 @@ def summary_lines(
     counts = [f"{progress.successful:,} successful"]
     counts.append(f"{RED}{progress.failed:,} failed{PLAIN}" if progress.failed else "0 failed")
     if invalid:
-        counts.append(f"{invalid:,} invalid lines")
+        counts.append(counted(invalid, "invalid line"))
     if duplicates:
-        counts.append(f"{duplicates:,} duplicates")
-    head = f"{BOLD}{progress.total:,} pages{PLAIN}: {', '.join(counts)}"
+        counts.append(counted(duplicates, "duplicate"))
+    head = f"{BOLD}{counted(progress.total, 'page')}{PLAIN}: {', '.join(counts)}"
     now = f"{progress.fetched:,} fetched now in {seconds:,.1f} s, {rate:,.0f} pages/s"
     return [head, f"{size(progress.size_bytes)}; {now}"]

@@ -12,6 +12,7 @@ import hashlib
 import mmap
 import os
 import time
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -196,7 +197,10 @@ class Folder:
         try:
             size = os.stat(path).st_size
             if line.offset is not None:
-                return size >= line.offset + (line.length or 0)
+                length = line.length or 0
+                if size < line.offset + length:
+                    return False
+                return not checks_digest or _has_record(path, line.offset, length, line.sha256)
             if size != line.bytes:
                 return False
             return not checks_digest or _sha256_of(path) == line.sha256
@@ -293,6 +297,31 @@ def _write_all(descriptor: int, content: bytes) -> None:
 def _sha256_of(path: str) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _Body(msgspec.Struct):
+    body: str | None = None
+    body_base64: bytes = b""
+
+
+def _has_record(path: str, offset: int, length: int, digest: str | None) -> bool:
+    """Whether the record of pages.jsonl or pages.warc.gz is whole and has the page."""
+    with open(path, "rb") as file:
+        record = os.pread(file.fileno(), length, offset)
+    try:
+        body = _body_in(record)
+    except (ValueError, zlib.error, msgspec.DecodeError):
+        return False
+    return hashlib.sha256(body).hexdigest() == digest
+
+
+def _body_in(record: bytes) -> bytes:
+    if not record.startswith(b"\x1f\x8b"):
+        found = msgspec.json.decode(record, type=_Body)
+        return found.body_base64 if found.body is None else found.body.encode()
+    # The head of the record, that of the answer, and the body with an empty line.
+    _, _, rest = zlib.decompress(record, 31).split(b"\r\n\r\n", 2)
+    return rest[:-4]
 
 
 def boot_id() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import count
@@ -43,6 +44,8 @@ class Format(Protocol):
 
     def flush(self) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class PageFiles:
     """One file per page: written under a temporary name, then renamed."""
@@ -74,6 +77,9 @@ class PageFiles:
     def flush(self) -> None:
         return None
 
+    def close(self) -> None:
+        return None
+
 
 class PageRecords:
     """All pages in one file. Bytes behind the last line of results.jsonl are of a page that was
@@ -93,6 +99,9 @@ class PageRecords:
 
     def flush(self) -> None:
         self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class _JsonPage(msgspec.Struct, omit_defaults=True):
@@ -196,13 +205,14 @@ class PageWriter:
 
     async def run(self) -> None:
         """Writes groups until it is cancelled. A group that has begun is finished."""
-        while True:
-            await self._has_group.wait()
-            group, is_written = self._group, self._is_written
-            self._group, self._is_written, self._has_group = [], trio.Event(), trio.Event()
-            with trio.CancelScope(shield=True):
-                await self._write(group)
-            is_written.set()
+        with closing(self._format):
+            while True:
+                await self._has_group.wait()
+                group, is_written = self._group, self._is_written
+                self._group, self._is_written, self._has_group = [], trio.Event(), trio.Event()
+                with trio.CancelScope(shield=True):
+                    await self._write(group)
+                is_written.set()
 
     async def _write(self, group: list[tuple[Answer, bytes]]) -> None:
         try:

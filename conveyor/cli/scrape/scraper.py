@@ -268,8 +268,6 @@ class Scraper:
             self.progress.size_bytes += line.bytes or 0
         elif line.status == PageStatus.FAILED:
             self.progress.failures[line.error or "other"] += 1
-        else:
-            self.progress.total -= 1
 
     def _successful_line(self, answer: Answer) -> ResultLine:
         page = self._pages[answer.index]

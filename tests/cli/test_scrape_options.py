@@ -1,0 +1,329 @@
+"""The options of `conveyor scrape`, each one against a site on this machine."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import signal
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from click.testing import CliRunner, Result
+from warcio.archiveiterator import ArchiveIterator
+
+from conveyor.cli.scrape.command import scrape
+from conveyor.cli.scrape.folder import FolderState
+from conveyor.config import Settings
+from tests.cli.program import Program, catches_sigterm, finish, wait_until
+
+Scrape = Callable[..., Result]
+BINARY = bytes(range(256))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers by the path. The server remembers the requests, and robots.txt."""
+
+    protocol_version = "HTTP/1.1"
+    server: OptionsSite
+
+    def _answer(self) -> None:
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length).decode()
+        if self.path == "/robots.txt":
+            self._send(200, self.server.robots.encode(), "text/plain")
+            return
+        self.server.asked.append((self.command, self.path, body))
+        if self.path.startswith("/busy") and len(self.server.asked) == 1:
+            self._send(429, b"later", "text/plain", {"Retry-After": "0"})
+        elif self.path.startswith("/missing"):
+            self._send(404, b"none", "text/plain")
+        elif self.path.startswith("/binary"):
+            self._send(200, BINARY, "image/png")
+        else:
+            self._send(200, f"<p>{self.path}</p>".encode(), "text/html")
+
+    do_GET = do_POST = _answer  # noqa: N815
+
+    def _send(
+        self, status: int, body: bytes, kind: str, headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, **(headers or {})}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+class OptionsSite(ThreadingHTTPServer):
+    daemon_threads = True
+    asked: list[tuple[str, str, str]]
+    robots: str
+    scheme = "http"
+
+    def url(self, path: str) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.server_port}{path}"
+
+    def paths(self) -> list[str]:
+        return [path for _, path, _ in self.asked]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[OptionsSite]:
+    with OptionsSite(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def site(running: OptionsSite) -> OptionsSite:
+    running.asked, running.robots = [], ""
+    return running
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scrape:
+    """Runs the command in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(allow_private_targets=True)
+
+    def invoke(*args: str, stdin: bytes | None = None) -> Result:
+        ended = CliRunner().invoke(scrape, [*args], obj=settings, input=stdin)
+        if ended.exception is not None and not isinstance(ended.exception, SystemExit):
+            raise ended.exception
+        return ended
+
+    return invoke
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+# Formats.
+
+
+def test_jsonl_has_a_line_per_page_and_goes_on(
+    run: Scrape, site: OptionsSite, tmp_path: Path
+) -> None:
+    urls = [site.url("/a"), site.url("/binary"), site.url("/missing")]
+    folder = tmp_path / "out"
+    assert run(*urls, "-o", "out", "--format", "jsonl").exit_code == 1
+
+    ended = run("-o", "out", "--retry-failed", "--accept-status", "404")
+
+    assert ended.exit_code == 0
+    content = (folder / "pages.jsonl").read_bytes()
+    pages = {row["index"]: row for row in map(json.loads, content.splitlines())}
+    assert pages[0]["body"] == "<p>/a</p>"
+    assert base64.b64decode(pages[1]["body_base64"]) == BINARY
+    assert (pages[2]["body"], pages[2]["http_status"]) == ("none", 404)
+    for row in rows_in(folder):
+        record = content[row["offset"] : row["offset"] + row["length"]]
+        assert json.loads(record)["index"] == row["index"]
+    assert site.paths().count("/a") == 1
+
+
+def test_a_page_that_was_cut_off_leaves_no_bytes_in_a_shared_file(
+    run: Scrape, site: OptionsSite, tmp_path: Path
+) -> None:
+    run(site.url("/a"), site.url("/b"), "-o", "out", "--format", "jsonl", "-c", "1")
+    pages, results = tmp_path / "out/pages.jsonl", tmp_path / "out/results.jsonl"
+    whole = pages.read_bytes()
+    results.write_text(results.read_text().splitlines(keepends=True)[0])
+    pages.write_bytes(whole[:-5])
+
+    assert run("-o", "out").exit_code == 0
+
+    assert pages.read_bytes() == whole
+    assert site.paths() == ["/a", "/b", "/b"]
+
+
+def test_warc_can_be_read_by_others(run: Scrape, site: OptionsSite, tmp_path: Path) -> None:
+    ended = run(site.url("/a"), site.url("/binary"), "-o", "out", "--format", "warc")
+
+    assert ended.exit_code == 0
+    with (tmp_path / "out/pages.warc.gz").open("rb") as file:
+        found = {
+            record.rec_headers["WARC-Target-URI"]: record.content_stream().read()
+            for record in ArchiveIterator(file)
+            if record.rec_type == "response"
+        }
+    assert found == {site.url("/a"): b"<p>/a</p>", site.url("/binary"): BINARY}
+    row = rows_in(tmp_path / "out")[1]
+    content = (tmp_path / "out/pages.warc.gz").read_bytes()
+    member = content[row["offset"] : row["offset"] + row["length"]]
+    assert gzip.decompress(member).endswith(BINARY + b"\r\n\r\n")
+
+
+def test_a_shared_file_has_one_writer(run: Scrape, site: OptionsSite) -> None:
+    ended = run(site.url("/a"), "--format", "warc", "--processes", "2")
+
+    assert ended.exit_code == 2
+    assert "written by one process" in ended.output
+
+
+# After a restart of the machine.
+
+
+@pytest.mark.parametrize("page_format", ["files", "jsonl", "warc"])
+def test_after_a_reboot_a_page_with_another_digest_is_fetched_again(
+    run: Scrape, site: OptionsSite, tmp_path: Path, page_format: str
+) -> None:
+    run(site.url("/a"), site.url("/b"), "-o", "out", "--format", page_format, "-c", "1")
+    folder = tmp_path / "out"
+    row = rows_in(folder)[0]
+    damaged = folder / row["file"]
+    content = damaged.read_bytes()
+    start, length = row.get("offset", 0), row.get("length", len(content))
+    damaged.write_bytes(content[:start] + bytes(length) + content[start + length :])
+    assert run("-o", "out").exit_code == 0
+    assert site.paths() == ["/a", "/b"]
+    state = folder / ".conveyor/scrape.json"
+    saved = msgspec.json.decode(state.read_bytes(), type=FolderState)
+    state.write_bytes(msgspec.json.encode(msgspec.structs.replace(saved, boot_id="earlier")))
+
+    ended = run("-o", "out")
+
+    assert ended.exit_code == 0
+    assert site.paths() == ["/a", "/b", "/a"]
+    row = rows_in(folder)[0]
+    assert row["sha256"] == hashlib.sha256(b"<p>/a</p>").hexdigest()
+
+
+# What is fetched.
+
+
+def test_dedup_fetches_equal_requests_once_and_counts_them_once(
+    run: Scrape, site: OptionsSite, tmp_path: Path
+) -> None:
+    urls = [site.url("/a"), site.url("/b"), site.url("/a")]
+
+    first = run(*urls, "-o", "out", "--dedup", "--json")
+    again = run(*urls, "-o", "out", "--json")
+
+    assert sorted(site.paths()) == ["/a", "/b"]
+    assert [row["status"] for row in rows_in(tmp_path / "out")][2] == "duplicate"
+    for ended in (first, again):
+        assert ended.exit_code == 0
+        assert json.loads(ended.stdout)["total"] == 2
+        assert "2 pages: 2 successful, 0 failed, 1 duplicate" in ended.stderr
+
+
+def test_invalid_lines_are_counted_alike_each_time(
+    run: Scrape, site: OptionsSite, tmp_path: Path
+) -> None:
+    (tmp_path / "list.txt").write_text(f"{site.url('/a')}\nnone\n")
+
+    first = run("list.txt", "-o", "out", "--skip-invalid", "--json")
+    again = run("list.txt", "-o", "out", "--skip-invalid", "--json")
+
+    for ended in (first, again):
+        assert ended.exit_code == 0
+        summary = json.loads(ended.stdout)
+        assert (summary["total"], summary["successful"], summary["invalid"]) == (1, 1, 1)
+    row = rows_in(tmp_path / "out")[1]
+    assert (row["status"], row["error"], row["detail"][:6]) == ("invalid", "malformed_url", "line 2")
+
+
+def test_dry_run_fetches_and_writes_nothing(
+    run: Scrape, site: OptionsSite, tmp_path: Path
+) -> None:
+    ended = run(site.url("/a"), site.url("/a"), "-o", "out", "--dry-run", "--dedup")
+
+    assert ended.exit_code == 0
+    assert "1 page of 1 host would be fetched." in ended.stdout
+    assert site.asked == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_page_larger_than_max_bytes_fails(run: Scrape, site: OptionsSite, tmp_path: Path) -> None:
+    ended = run(site.url("/binary"), site.url("/a"), "-o", "out", "--max-bytes", "200")
+
+    assert ended.exit_code == 1
+    rows = rows_in(tmp_path / "out")
+    assert (rows[0]["error"], rows[1]["status"]) == ("body_too_large", "successful")
+    assert "200" in rows[0]["detail"]
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "big", "1.5M", "1T", ""])
+def test_a_size_that_is_none_is_refused(run: Scrape, site: OptionsSite, size: str) -> None:
+    ended = run(site.url("/a"), "--max-bytes", size)
+
+    assert ended.exit_code == 2
+    assert "500k, 10M or 1000000" in ended.output
+
+
+def test_data_is_posted(run: Scrape, site: OptionsSite) -> None:
+    ended = run(site.url("/a"), "-o", "out", "-d", '{"q": 1}')
+
+    assert ended.exit_code == 0
+    assert site.asked == [("POST", "/a", '{"q": 1}')]
+
+
+@pytest.mark.parametrize("method", ["HEAD", "put", "DELETE", "PATCH"])
+def test_a_method_that_brings_no_page_is_refused(
+    run: Scrape, site: OptionsSite, tmp_path: Path, method: str
+) -> None:
+    (tmp_path / "list.ndjson").write_text(json.dumps({"url": site.url("/a"), "method": method}))
+
+    named = run(site.url("/a"), "-X", method)
+    listed = run("list.ndjson")
+
+    assert named.exit_code != 0 != listed.exit_code
+    assert "Only GET and POST fetch pages" in named.output
+    assert f"line 1: unsupported_method: {method}" in listed.output
+    assert site.asked == []
+
+
+def test_the_command_that_retries_needs_no_other_option(run: Scrape, site: OptionsSite) -> None:
+    """The list was read with options that make its requests."""
+    ended = run(site.url("/missing"), "-o", "out", "-d", "q=1", "--attempts", "1")
+    (line,) = (line for line in ended.stderr.splitlines() if line.startswith("Retry them:"))
+
+    again = run(*line.partition("conveyor scrape ")[2].split())
+
+    assert "1 failed" in again.stderr
+    assert site.asked == [("POST", "/missing", "q=1")] * 2
+
+
+# Input.
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_standard_input_may_be_gzip(
+    run: Scrape, site: OptionsSite, pack: Callable[[bytes], bytes]
+) -> None:
+    text = f"{site.url('/a')}\n{site.url('/b')}\n".encode()
+
+    ended = run("-", "-o", "out", stdin=pack(text))
+
+    assert ended.exit_code == 0
+    assert sorted(site.paths()) == ["/a", "/b"]
+
+
+def test_gzip_that_is_cut_off_is_told(run: Scrape, site: OptionsSite, tmp_path: Path) -> None:
+    text = "".join(f"{site.url(f'/{number}')}\n" for number in range(200)).encode()
+    (tmp_path / "list.txt.gz").write_bytes(gzip.compress(text)[:-40])
+
+    program = Program(tmp_path, {"CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"})
+    ended = program.run("scrape", "list.txt.gz", "-o", "out")
+
+    assert ended.code == 2
+    assert "list.txt.gz" in ended.err
+    assert site.asked == []
