@@ -5,11 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import io
 import json
-import signal
-import ssl
-import subprocess
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,14 +14,13 @@ from typing import Any
 
 import msgspec
 import pytest
-import trio
 from click.testing import CliRunner, Result
 from warcio.archiveiterator import ArchiveIterator
 
 from conveyor.cli.scrape.command import scrape
 from conveyor.cli.scrape.folder import FolderState
 from conveyor.config import Settings
-from tests.cli.program import Program, catches_sigterm, finish, wait_until
+from tests.cli.program import Program
 
 Scrape = Callable[..., Result]
 BINARY = bytes(range(256))
@@ -238,12 +233,14 @@ def test_invalid_lines_are_counted_alike_each_time(
         summary = json.loads(ended.stdout)
         assert (summary["total"], summary["successful"], summary["invalid"]) == (1, 1, 1)
     row = rows_in(tmp_path / "out")[1]
-    assert (row["status"], row["error"], row["detail"][:6]) == ("invalid", "malformed_url", "line 2")
+    assert (row["status"], row["error"], row["detail"][:6]) == (
+        "invalid",
+        "malformed_url",
+        "line 2",
+    )
 
 
-def test_dry_run_fetches_and_writes_nothing(
-    run: Scrape, site: OptionsSite, tmp_path: Path
-) -> None:
+def test_dry_run_fetches_and_writes_nothing(run: Scrape, site: OptionsSite, tmp_path: Path) -> None:
     ended = run(site.url("/a"), site.url("/a"), "-o", "out", "--dry-run", "--dedup")
 
     assert ended.exit_code == 0
