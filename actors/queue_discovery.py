@@ -255,7 +255,7 @@ class QueueDiscovery:
         is_complete = await self._stop_poller(state, message.run_id)
         # A remote gateway continues a call after the connection closes. A direct fetch ends with
         # it.
-        abandoned = held if self.env.policy.targets is None else 0
+        abandoned = held if self.env.config.targets is None else 0
         message.reply.send(TeardownResult(held, abandoned, complete=is_complete))
 
     async def _is_held(self, run: Run) -> bool:

@@ -135,7 +135,7 @@ class ReconcileSweeper:
 
     async def _sweep_runs(self, drained: dict[RunId, Run]) -> None:
         repairs = await reconcile.sweep_runs(self.env, drained)
-        if self.env.policy.measures_demand:
+        if self.env.config.measures_demand:
             await demand.publish(self.env, repairs.demand)
         if repairs.completed or repairs.stopped or repairs.resent:
             log.info(

@@ -76,7 +76,7 @@ class ShardWriter:
     async def _gather(self, inbox: Inbox[ShardWriterMessage]) -> list[Settle]:
         """Collects a group of settles, so that one commit serves several. The wait delays no fetch,
         because a task that settles has passed its slot on."""
-        pace = self.env.policy.pace
+        pace = self.env.config.pace
         group = [await inbox.receive()]
         ends_at = trio.current_time() + pace.settle_s
         while True:

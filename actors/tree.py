@@ -126,7 +126,7 @@ def worker_tree(
 ) -> Supervisor:
     """Builds a whole worker. The children in `also` start last and stop first, such as the HTTP
     server of a dev process."""
-    intervals = env.policy.cadence
+    intervals = env.config.cadence
     completion_notifier = CompletionNotifier(
         env=env, notifier=notifier, period_s=intervals.notices_s, metrics=metrics
     )
@@ -173,7 +173,7 @@ def helper_tree(
             gateway=gateway,
             limiter=limiter,
             metrics=metrics,
-            discover_s=env.policy.cadence.helper_discover_s,
+            discover_s=env.config.cadence.helper_discover_s,
         ),
     )
 
@@ -206,7 +206,7 @@ def fetch_children(
     )
     # Only a remote gateway has a limit and outages of its own. For direct fetches there is no call
     # limiter.
-    calls = CallLimiter(env, metrics) if env.policy.targets is None else None
+    calls = CallLimiter(env, metrics) if env.config.targets is None else None
     pollers = DynamicSupervisor("runs", stop_grace_s=POLLER_GRACE_S, exhaustion=OnExhausted.DROP)
 
     def make_poller(job: Job, run: Run, mailbox: Mailbox[PollerMessage]) -> Child:
@@ -235,7 +235,7 @@ def fetch_children(
         env=env,
         pollers=pollers,
         make_poller=make_poller,
-        delta_s=discover_s or env.policy.cadence.discover_s,
+        delta_s=discover_s or env.config.cadence.discover_s,
     )
     return [
         Child("lease_heartbeater", run=LeaseHeartbeater(env=env).run, mailbox=mail.heartbeater),

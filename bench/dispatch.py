@@ -243,7 +243,7 @@ class Shared:
             signals=LocalSignals(mail.discovery.address, mail.streamer.address),
             random=self.random,
             process_id="bench",
-            policy=RuntimeConfig(at_once_max=100_000),
+            config=RuntimeConfig(at_once_max=100_000),
         )
 
     async def submit(self, env: Context, arm: Arm) -> Accepted:

@@ -88,7 +88,7 @@ async def _ingest(shards: int, count: int) -> Modelled:
         signals=progress,
         random=random,
         process_id="bench",
-        policy=RuntimeConfig(sync_tasks_max=1, shard_count=shards),
+        config=RuntimeConfig(sync_tasks_max=1, shard_count=shards),
     )
     drafts = [TaskDraft(url=f"https://example.com/{number}") for number in range(count)]
     asked = jobs.Submission(drafts=drafts)

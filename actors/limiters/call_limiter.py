@@ -70,7 +70,7 @@ class CallLimiter:
     def limiter_for(self, job: Job) -> ApiKeyLimiter:
         """Returns the limiter of the key with which the job's calls are made: the caller's key, or
         the key in the gateway's URL, which all callers share."""
-        is_own = job.auth_sealed is not None and not self._env.policy.has_gateway_key
+        is_own = job.auth_sealed is not None and not self._env.config.has_gateway_key
         name = job.caller if is_own else SHARED_KEY
         limiter = self._limiters.get(name)
         if limiter is None:

@@ -194,7 +194,7 @@ class PermitPool:
             free_slots=self.limiter.capacity,
             cap=self.job.max_inflight,
             inflight=self.inflight_count,
-            batch_max=self.env.policy.pace.receive_max,
+            batch_max=self.env.config.pace.receive_max,
         )
 
     @property
@@ -342,7 +342,7 @@ class PermitPool:
         stop, or the stop notices the leases. Where a stop waits for workers whose leases may be
         invisible (`unseen_s`), the read is not necessary.
         """
-        if self.env.policy.unseen_s or not self.idle_leases:
+        if self.env.config.unseen_s or not self.idle_leases:
             return
         run = await self.env.store.read(RunKey(self.job.job_id, self.run_id))
         if run is None or run.status not in RUN_LIVE or run.stop_requested_at is not None:

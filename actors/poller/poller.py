@@ -399,7 +399,7 @@ class RunPoller:
         """Waits a moment for more free permits, so that one receive fetches several messages."""
         is_throttled = any(isinstance(work.claim, Throttled) for work in assignments)
         await trio.sleep(THROTTLE_PAUSE_S if is_throttled else GATHER_S)
-        share = self.env.policy.pace.receive_share
+        share = self.env.config.pace.receive_share
         if share:
             # A quarter of all tasks: waiting for more would leave too many permits unused.
             enough = min(RECEIVE_ENOUGH, -(-state.permits.parallel_max // 4))

@@ -27,7 +27,7 @@ PAGE_HEADERS = {
 
 
 async def healthz(call: RequestContext) -> Response:
-    return json_reply(HealthResponse("ok", __version__, call.env.policy.build))
+    return json_reply(HealthResponse("ok", __version__, call.env.config.build))
 
 
 async def readyz(call: RequestContext) -> Response:

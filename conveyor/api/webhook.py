@@ -46,7 +46,7 @@ def webhook_from(
     The policy applies with every gateway, because this process itself sends webhooks. `pointer` is
     the JSON pointer of the webhook in the request.
     """
-    why = _why_not(env.policy.webhooks, webhook.url)
+    why = _why_not(env.config.webhooks, webhook.url)
     if why is not None:
         raise InvalidArgument(
             f"The webhook must be a public https URL: {why}.",

@@ -350,7 +350,7 @@ def _process_metrics(settings: Settings, env: Context) -> Metrics:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = make_metrics(registry)
-    metrics.program.build_info.labels(__version__, env.policy.build or "").set(1)
+    metrics.program.build_info.labels(__version__, env.config.build or "").set(1)
     if settings.engine != AWS:
         metrics.program.disk_free.set_function(lambda: shutil.disk_usage(settings.data_dir).free)
     return metrics
@@ -376,7 +376,7 @@ def make_env(
         signals=LocalSignals(mail.discovery.address, mail.streamer.address),
         random=randomness,
         process_id=ids.mint_ulid(clock.now(), randomness),
-        policy=RuntimeConfig(
+        config=RuntimeConfig(
             sync_tasks_max=settings.sync_tasks_max,
             # A DynamoDB transaction has at most a hundred items, and the counters of each shard are
             # one of them.

@@ -234,20 +234,20 @@ class Process:
         stage, options = self.stage, self._release()
         settings = settings_of(options)
         env = make_env(settings, ports, self.clock, self.random, mail, InlineExecutor())
-        policy = replace(
-            env.policy,
+        config = replace(
+            env.config,
             at_once_max=options.at_once_max,
             chunk_tasks=options.chunk_tasks,
             cadence=_cadence(options),
             pace=replace(
-                env.policy.pace,
+                env.config.pace,
                 receive_max=options.receive_max,
-                settle_max=options.settle_max or env.policy.pace.settle_max,
+                settle_max=options.settle_max or env.config.pace.settle_max,
             ),
         )
         env = replace(
             env,
-            policy=policy,
+            config=config,
             signals=self._signals(env, mail, ports.shared),
             cache=None if ports.shared is None else ports.shared.cache,
             is_apart=env.is_apart if ports.shared is None else ports.shared.is_away,

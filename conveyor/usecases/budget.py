@@ -16,7 +16,7 @@ from conveyor.usecases.lookup import load_owned_job
 
 def check_cap(env: Context, cap: BudgetCap | None) -> None:
     """Refuses a budget in money if the gateway has no prices in money."""
-    if cap is not None and cap.unit is Unit.COST and not env.policy.knows_costs:
+    if cap is not None and cap.unit is Unit.COST and not env.config.knows_costs:
         raise InvalidArgument(
             "The gateway has no known price in money; give the budget in credits."
         )

@@ -146,7 +146,7 @@ class Context:
     signals: Signals
     random: Random
     process_id: str
-    policy: RuntimeConfig = field(default_factory=RuntimeConfig)
+    config: RuntimeConfig = field(default_factory=RuntimeConfig)
     # Wakes event streams of this process only.
     news: EventWakeups = field(default_factory=EventWakeups)
     executor: Executor = field(default_factory=InlineExecutor)

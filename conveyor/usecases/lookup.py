@@ -98,7 +98,7 @@ async def pages_of(
 ) -> AsyncGenerator[list[Task], None]:
     """Yields the tasks in id order. A page is never empty. Close the generator if you stop
     early."""
-    limit = limit or env.policy.chunk_tasks
+    limit = limit or env.config.chunk_tasks
     while True:
         query = TasksOf(
             job_id=run.job_id,
@@ -108,7 +108,7 @@ async def pages_of(
             after=after,
             limit=limit,
         )
-        page = await env.store.page_tasks(query, read_max=env.policy.rows_read_max)
+        page = await env.store.page_tasks(query, read_max=env.config.rows_read_max)
         # A page may be empty although more follow: `read_max` bounds the rows read, not the rows
         # found.
         if page.tasks:

@@ -106,7 +106,7 @@ def a_failure(report: GatewayReport) -> NotScraped:
 def make_remote_world(gateway: PlanGateway, *, capacity: int = 200) -> World:
     """A world whose pages are fetched by a gateway elsewhere."""
     world = make_world(capacity=capacity)
-    env = replace(world.env, policy=RuntimeConfig(targets=None))
+    env = replace(world.env, config=RuntimeConfig(targets=None))
     return replace(world, env=env, gateway=gateway)  # type: ignore[arg-type]
 
 

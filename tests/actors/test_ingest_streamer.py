@@ -18,8 +18,8 @@ async def test_a_list_that_cannot_be_read_stops_its_run_with_a_reason(
     autojump_clock: MockClock,
 ) -> None:
     world = make_world()
-    policy = RuntimeConfig(sync_tasks_max=100)
-    world = replace(world, env=replace(world.env, policy=policy))
+    config = RuntimeConfig(sync_tasks_max=100)
+    world = replace(world, env=replace(world.env, config=config))
     accepted = await world.submit(urls(150))
     await world.env.blobs.delete_prefix(f"sources/{accepted.job.job_id}")
 
@@ -35,8 +35,8 @@ async def test_a_batch_that_is_reported_several_times_is_ingested_once(
 ) -> None:
     caplog.set_level(logging.INFO, "actors.ingest_streamer")
     world = make_world(think_s=0)
-    policy = RuntimeConfig(sync_tasks_max=100)
-    world = replace(world, env=replace(world.env, policy=policy))
+    config = RuntimeConfig(sync_tasks_max=100)
+    world = replace(world, env=replace(world.env, config=config))
     accepted = await world.submit(urls(150))
     opened = BatchOpened(accepted.job.job_id, accepted.run.run_id)
     for _ in range(3):

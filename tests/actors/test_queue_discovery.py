@@ -127,7 +127,7 @@ async def test_a_stop_counts_the_calls_that_a_remote_gateway_may_continue(
 ) -> None:
     async def receipt_of(targets: TargetPolicy | None) -> tuple[TeardownResult, int]:
         world = make_world(think_s=60)
-        world = replace(world, env=replace(world.env, policy=RuntimeConfig(targets=targets)))
+        world = replace(world, env=replace(world.env, config=RuntimeConfig(targets=targets)))
         async with world.working():
             accepted = await world.submit(urls(200))
             await trio.sleep(63)

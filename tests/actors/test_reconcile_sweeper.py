@@ -130,8 +130,8 @@ async def test_a_batch_without_an_ingester_is_resumed(
     autojump_clock: MockClock,
 ) -> None:
     world = without_signals(make_world(think_s=0))
-    policy = RuntimeConfig(sync_tasks_max=100)
-    world = replace(world, env=replace(world.env, policy=policy))
+    config = RuntimeConfig(sync_tasks_max=100)
+    world = replace(world, env=replace(world.env, config=config))
 
     async with world.working():
         await trio.sleep(1)

@@ -213,7 +213,7 @@ def make_world(
         signals=LocalSignals(mail.discovery.address, mail.streamer.address),
         random=randomness,
         process_id="tests",
-        policy=RuntimeConfig(targets=TargetPolicy()),
+        config=RuntimeConfig(targets=TargetPolicy()),
     )
     return World(
         env=env,

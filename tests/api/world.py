@@ -216,7 +216,7 @@ def _check(method: str, path: str, seen: Seen) -> None:
         contract.check(method, path.partition("?")[0], seen.status, media_type, seen.json)
 
 
-def make_world(*, blobs: Blobs | None = None, **policy: Any) -> World:
+def make_world(*, blobs: Blobs | None = None, **config: Any) -> World:
     clock = ManualClock()
     random = Random(7)
     engine = memory_engine(clock=clock, random=random)
@@ -230,7 +230,7 @@ def make_world(*, blobs: Blobs | None = None, **policy: Any) -> World:
         signals=SilentSignals(),
         random=random,
         process_id="test",
-        policy=RuntimeConfig(**{"targets": TargetPolicy(), **policy}),
+        config=RuntimeConfig(**{"targets": TargetPolicy(), **config}),
     )
     metrics = make_metrics(CollectorRegistry())
     is_ready = [True]

@@ -71,7 +71,7 @@ async def test_making_and_deleting_jobs_leaves_no_objects_behind(tmp_path: Path)
             for _ in range(ROUND):
                 await _make_and_delete(app, port)
             # Discovery forgets the mailboxes of ended runs at its next scan.
-            await trio.sleep(world.env.policy.cadence.discover_s + 1)
+            await trio.sleep(world.env.config.cadence.discover_s + 1)
             counts.append(_count_ours())
         nursery.cancel_scope.cancel()
 

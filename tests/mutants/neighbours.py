@@ -108,7 +108,7 @@ async def a_sweep_of_expired(env: Context) -> object:
 
     around: Any = SimpleNamespace(
         now=env.now,
-        policy=env.policy,
+        config=env.config,
         store=SimpleNamespace(find=find),
         blobs=SimpleNamespace(delete_prefix=delete_prefix),
         commit=commit,

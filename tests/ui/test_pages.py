@@ -342,8 +342,8 @@ async def test_a_delivery_is_made_again(world: World, anna: Browser) -> None:
 @pytest.mark.parametrize("reason", list(WaitReason))
 async def test_every_wait_reason_is_explained_on_the_page(reason: WaitReason) -> None:
     """A worker reports the reason, or the rows and leases have it."""
-    policy: dict[str, Any] = {"sync_tasks_max": 1, "at_once_max": 1} if reason == "ingest" else {}
-    world = make_ui_world(**policy)
+    config: dict[str, Any] = {"sync_tasks_max": 1, "at_once_max": 1} if reason == "ingest" else {}
+    world = make_ui_world(**config)
     anna = Browser(world)
     await anna.sign_in()
     submitted = await world.submit(2, max_inflight=1)

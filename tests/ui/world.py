@@ -93,9 +93,9 @@ def make_ui_world(
     rules: AccessRules = AccessRules(admin_key=ADMIN, viewer_key=WATCH),  # noqa: B008
     auth: Authenticator | None = None,
     dashboard: Dashboard | None = None,
-    **policy: Any,
+    **config: Any,
 ) -> World:
-    world = make_world(**policy)
+    world = make_world(**config)
     world.app = make_app(
         world.env,
         auth or Passthrough(SECRET),

@@ -108,7 +108,7 @@ async def test_a_rerun_starts_with_the_budget_that_the_job_has_by_then(world: Wo
 
 
 async def test_a_budget_in_money_needs_a_gateway_with_prices_in_money(world: World) -> None:
-    env = replace(world.env, policy=replace(world.env.policy, knows_costs=False))
+    env = replace(world.env, config=replace(world.env.config, knows_costs=False))
 
     with pytest.raises(InvalidArgument, match="credits"):
         await submit(env, 3, budget=BudgetCap(Unit.COST, 1))

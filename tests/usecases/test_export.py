@@ -139,7 +139,7 @@ async def test_inherited_results_are_exported_with_the_run_they_came_from(env: C
 
 @pytest.mark.parametrize("count", [0, 1, 499, 500, 501])
 async def test_pages_and_groups_of_any_size_lose_nothing(env: Context, count: int) -> None:
-    env = replace(env, policy=replace(env.policy, sync_tasks_max=1_000))
+    env = replace(env, config=replace(env.config, sync_tasks_max=1_000))
     accepted = await submit(env, count, is_open=count == 0)
     await work(env, accepted.run)
     if count == 0:

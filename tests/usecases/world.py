@@ -87,7 +87,7 @@ def a_world(*, shard_count: int = 4) -> World:
         signals=signals,
         random=Random(2),
         process_id="process-1",
-        policy=RuntimeConfig(
+        config=RuntimeConfig(
             sync_tasks_max=LATER_FROM, shard_count=shard_count, targets=TargetPolicy()
         ),
     )
@@ -96,7 +96,7 @@ def a_world(*, shard_count: int = 4) -> World:
 
 def with_config(env: Context, **numbers: int) -> Context:
     """The same ports with other numbers."""
-    return replace(env, policy=replace(env.policy, **numbers))  # type: ignore[arg-type]
+    return replace(env, config=replace(env.config, **numbers))  # type: ignore[arg-type]
 
 
 def some_drafts(count: int, prefix: str = "p") -> list[TaskDraft]:

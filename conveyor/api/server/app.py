@@ -130,8 +130,8 @@ def make_app(  # noqa: PLR0913 (ports and options, each by name)
         document=_document(),
         decoding=Decoding(env.executor),
         # If any key is accepted, a client can invent any number of callers. Count addresses too.
-        requests=RequestQuotas(env.policy.quotas, counts_addresses=isinstance(auth, Passthrough)),
-        storage=StorageQuotas(env, env.policy.quotas),
+        requests=RequestQuotas(env.config.quotas, counts_addresses=isinstance(auth, Passthrough)),
+        storage=StorageQuotas(env, env.config.quotas),
     )
     app = QuartTrio("conveyor", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = limits.REQUEST_BYTES_MAX

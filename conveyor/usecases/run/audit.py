@@ -73,7 +73,7 @@ async def audit(env: Context, run: Run) -> Audit:
 def _consider(env: Context, sample: list[Task], row: Task, number: int) -> None:
     """Reservoir sampling: each row with a body has the same chance to be in the sample. `number` is
     how many such rows were seen so far."""
-    if len(sample) < env.policy.audit_bodies_max:
+    if len(sample) < env.config.audit_bodies_max:
         sample.append(row)
         return
     place = int(env.random.uniform(0, number))

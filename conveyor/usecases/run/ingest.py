@@ -191,7 +191,7 @@ async def _groups(
             for line in lines:
                 specs.append(_SPEC.decode(line))
                 position += len(line) + 1
-                if len(specs) == env.policy.chunk_tasks:
+                if len(specs) == env.config.chunk_tasks:
                     yield specs, position
                     specs = []
     if specs:

@@ -158,7 +158,7 @@ async def _close_queue(env: Context, run: Run) -> None:
 async def _repair(env: Context, run: Run, repairs: SweepResult) -> bool:
     """Repairs one run. Returns whether the run is open and all its tasks have ended."""
     if lifecycle.is_stopping(run):
-        await env.signals.teardown(run.job_id, run.run_id, deadline_s=env.policy.teardown_s)
+        await env.signals.teardown(run.job_id, run.run_id, deadline_s=env.config.teardown_s)
         # A conflict means that other processes keep changing the row. The next sweep tries again.
         with suppress(Conflict):
             await runs.finish_stop(env, run.job_id, run.run_id)
@@ -169,7 +169,7 @@ async def _repair(env: Context, run: Run, repairs: SweepResult) -> bool:
         return True
     else:
         depth = await env.queue.depth(run.run_id)
-        if env.policy.measures_demand:
+        if env.config.measures_demand:
             repairs.demand += await demand.of_run(env, run, depth)
         repairs.resent += await _resend(env, run, depth)
     return False
@@ -351,7 +351,7 @@ def is_old(env: Context, run: Run) -> bool:
 
 
 def _rows_until(env: Context, run: Run) -> float | None:
-    return None if run.expires_at is None else run.expires_at + env.policy.row_days * _DAY_S
+    return None if run.expires_at is None else run.expires_at + env.config.row_days * _DAY_S
 
 
 def swept(run: Run, *, sweep_at: float | None) -> Change:

@@ -188,7 +188,7 @@ async def _from_rows(
 ) -> Rerun:
     source = choice.of(previous)
     retried = (await count_matching(env, previous, source)).restarted
-    path = env.policy.path_for(previous.total)
+    path = env.config.path_for(previous.total)
     run = _next_run(env, job, previous, run_id, path=path)
     run = msgspec.structs.replace(run, planned=previous.total, retried=retried)
     tasks: list[Task] = []

@@ -67,7 +67,7 @@ async def find_tasks(
     A page ends after about ROWS_READ_MAX rows, however rare the matching tasks are.
     """
     tasks: list[Task] = []
-    position, left = query.after, env.policy.rows_read_max
+    position, left = query.after, env.config.rows_read_max
     while left > 0:
         page = msgspec.structs.replace(query, after=position, limit=limits.PAGE_ROWS_MAX)
         found = await env.store.page_tasks(page, read_max=left)
@@ -103,7 +103,7 @@ async def _walk(env: Context, query: TasksOf) -> AsyncIterator[Task]:
     count = 0
     while True:
         page = msgspec.structs.replace(query, after=position, limit=limits.PAGE_ROWS_MAX)
-        found = await env.store.page_tasks(page, read_max=env.policy.rows_read_max)
+        found = await env.store.page_tasks(page, read_max=env.config.rows_read_max)
         for task in found.tasks:
             yield task
         count += len(found.tasks)
@@ -157,7 +157,7 @@ async def sum_hosts(env: Context, query: TasksOf) -> tuple[list[HostFigures], bo
     count = 0
     while count < limits.HOST_ROWS_MAX:
         page = msgspec.structs.replace(query, after=position, limit=limits.PAGE_ROWS_MAX)
-        found = await env.store.page_tasks(page, read_max=env.policy.rows_read_max)
+        found = await env.store.page_tasks(page, read_max=env.config.rows_read_max)
         for task in found.tasks:
             host = host_of(task.url) or ""
             figures.setdefault(host, HostFigures(host)).add(task)
@@ -218,13 +218,13 @@ def _stored_after(task: Task) -> float:
 
 
 def _body_s(env: Context) -> float:
-    return env.policy.body_days * _DAY_S
+    return env.config.body_days * _DAY_S
 
 
 def ttl_days(env: Context, days: int | None) -> int:
     """Returns for how many days the results of a job are kept. Raises InvalidArgument for more than
     `body_days`."""
-    days_max = env.policy.body_days
+    days_max = env.config.body_days
     if days is None:
         return min(limits.RESULT_TTL_DAYS, days_max)
     if days > days_max:
@@ -447,7 +447,7 @@ async def page(
         # One row more than the page shows whether another page follows.
         limit=limit + 1,
     )
-    found = await env.store.page_tasks(query, read_max=env.policy.rows_read_max)
+    found = await env.store.page_tasks(query, read_max=env.config.rows_read_max)
     rows = found.tasks[:limit]
     until = rows[-1].task_id if len(found.tasks) > limit else found.until
     following = None

@@ -111,7 +111,7 @@ async def stop(
 async def _tear_down_workers(env: Context, run: Run) -> TeardownResult:
     """Ends the work on a run: in this process at once, in other processes as soon as they notice
     the request."""
-    deadline_s, began_at = env.policy.teardown_s, trio.current_time()
+    deadline_s, began_at = env.config.teardown_s, trio.current_time()
     receipt = TeardownResult()
     # An outage of the coordinator must not prevent the stop: then the receipt is not complete.
     with trio.move_on_after(deadline_s), suppress(Unavailable):
@@ -119,7 +119,7 @@ async def _tear_down_workers(env: Context, run: Run) -> TeardownResult:
         await _wait_no_leases(env, run)
         # A worker without a connection to the coordinator holds leases that are not counted. Wait
         # until it must have noticed the stop.
-        await trio.sleep_until(began_at + env.policy.unseen_s)
+        await trio.sleep_until(began_at + env.config.unseen_s)
         return await _with_abandoned(env, run, receipt)
     return await _with_abandoned(env, run, msgspec.structs.replace(receipt, complete=False))
 
@@ -127,7 +127,7 @@ async def _tear_down_workers(env: Context, run: Run) -> TeardownResult:
 async def _with_abandoned(env: Context, run: Run, receipt: TeardownResult) -> TeardownResult:
     """Adds the calls that a remote gateway continues: those that pollers interrupted, and those of
     pollers that have not ended yet, which hold leases."""
-    if env.policy.targets is not None:
+    if env.config.targets is not None:
         return receipt
     try:
         count = await run_progress.count_abandoned(env, run.run_id)
@@ -234,7 +234,7 @@ async def _try_delete_run(env: Context, caller: CallerId, job_id: str, run_id: s
     if not isinstance(await env.commit_with_events(change), Applied):
         return AGAIN
     # After the commit: a refused deletion must not stop the work.
-    await env.signals.teardown(job.job_id, run.run_id, deadline_s=env.policy.teardown_s)
+    await env.signals.teardown(job.job_id, run.run_id, deadline_s=env.config.teardown_s)
     await env.queue.close_run(run.run_id)
     return None
 

@@ -68,7 +68,7 @@ async def preview_submit(env: Context, request: Submission) -> SubmitPreview:
         if index % limits.CHUNK_TASKS == limits.CHUNK_TASKS - 1:
             await trio.lowlevel.checkpoint()
         try:
-            spec, _ = admission.check_task(index, draft, request.params.values, env.policy.targets)
+            spec, _ = admission.check_task(index, draft, request.params.values, env.config.targets)
         except Refusal as refusal:
             invalid = admission.invalid_task(index, refusal)
             reasons[invalid.reason] += 1
@@ -112,7 +112,7 @@ async def preview_rerun(
 
 def _price(env: Context, params: Mapping[str, str]) -> PriceRange:
     """Direct fetches cost no credits."""
-    return budget.price_of(params) if env.policy.targets is None else FREE
+    return budget.price_of(params) if env.config.targets is None else FREE
 
 
 # Rehearsal: runs a use case up to its first commit, which does not happen (docs/api.md, Dry run).

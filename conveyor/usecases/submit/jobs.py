@@ -131,7 +131,7 @@ async def _admit_upload(env: Context, job: Job, input_id: str) -> Accepted:
 
 async def _admit_list(env: Context, job: Job, specs: list[TaskSpec]) -> Accepted:
     run, total = _first_run(env, job), len(specs)
-    if env.policy.path_for(total) is not AdmissionMode.AT_ONCE:
+    if env.config.path_for(total) is not AdmissionMode.AT_ONCE:
         source = await staging.stage(env, job.job_id, run.run_id, FIRST_BATCH, specs)
         return await _admit_staged(env, job, source, total)
     run = msgspec.structs.replace(run, planned=total, total=total)
@@ -143,7 +143,7 @@ async def _admit_list(env: Context, job: Job, specs: list[TaskSpec]) -> Accepted
 
 
 async def _admit_staged(env: Context, job: Job, source: StagedList, total: int) -> Accepted:
-    is_later = env.policy.path_for(total) is AdmissionMode.LATER
+    is_later = env.config.path_for(total) is AdmissionMode.LATER
     run = msgspec.structs.replace(
         _first_run(env, job),
         planned=total,
@@ -221,7 +221,7 @@ def job_from(env: Context, caller: CallerId, request: Submission, job_id: JobId)
         name=request.name,
         metadata=request.metadata,
         webhook=request.webhook,
-        max_inflight=request.max_inflight or env.policy.max_inflight,
+        max_inflight=request.max_inflight or env.config.max_inflight,
         max_attempts=request.max_attempts or limits.MAX_ATTEMPTS,
         priority=request.priority,
         result_ttl_days=results.ttl_days(env, request.result_ttl_days),
@@ -242,8 +242,8 @@ def with_shards_for(env: Context, job: Job, tasks_count: int) -> Job:
     shard_count = pin_shard_count(
         tasks_count=tasks_count,
         is_open=job.status is JobStatus.OPEN,
-        configured=env.policy.shard_count,
-        sync_max=env.policy.sync_tasks_max,
+        configured=env.config.shard_count,
+        sync_max=env.config.sync_tasks_max,
     )
     return msgspec.structs.replace(job, shard_count=shard_count)
 
@@ -285,7 +285,7 @@ async def _try_delete(env: Context, caller: CallerId, job_id: str) -> Again | No
         return AGAIN
     if active is not None:
         # After the commit: a refused deletion must not stop the work.
-        await env.signals.teardown(job.job_id, active.run_id, deadline_s=env.policy.teardown_s)
+        await env.signals.teardown(job.job_id, active.run_id, deadline_s=env.config.teardown_s)
         await env.queue.close_run(active.run_id)
     return None
 
@@ -391,7 +391,7 @@ async def _batch_of(
     specs = await staging.check_tasks(env, job, drafts, on_invalid)
     tasks: list[Task] = []
     source = None
-    if env.policy.path_for(len(specs)) is AdmissionMode.AT_ONCE:
+    if env.config.path_for(len(specs)) is AdmissionMode.AT_ONCE:
         tasks = admission.make_tasks(specs, (run.run_id, batch_id), run, now)
     else:
         # Staged before the batch that names it is committed, so that an accepted list is always
@@ -428,7 +428,7 @@ async def _finish_batch(env: Context, job: Job, run: Run, batch: Batch) -> Accep
 
 
 def _is_later(env: Context, batch: Batch) -> bool:
-    return env.policy.path_for(batch.total) is AdmissionMode.LATER
+    return env.config.path_for(batch.total) is AdmissionMode.LATER
 
 
 async def close(env: Context, caller: CallerId, job_id: str) -> Job:

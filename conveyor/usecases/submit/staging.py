@@ -103,12 +103,12 @@ def validate(env: Context, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
 
 def invalid_task(env: Context, index: int, draft: TaskDraft, refusal: Refusal) -> TaskSpec:
     """Returns an invalid line as a task that has already failed."""
-    return admission.refused_task(index, draft, refusal, env.policy.targets)
+    return admission.refused_task(index, draft, refusal, env.config.targets)
 
 
 def check(env: Context, job: Job, index: int, draft: TaskDraft) -> TaskSpec:
     """Validates one line and seals its secrets. Raises Refusal for an invalid one."""
-    spec, secrets = admission.check_task(index, draft, job.params, env.policy.targets)
+    spec, secrets = admission.check_task(index, draft, job.params, env.config.targets)
     if secrets is None:
         return spec
     sealed = seal_secrets(env, job.caller, job.job_id, "task", secrets)

@@ -38,7 +38,7 @@ _MAGIC_BYTES = 2
 async def groups(env: Context, source: UploadedList) -> AsyncGenerator[list[Line], None]:
     """Yields all lines in groups of `chunk_tasks`. Raises ListUnusable if the list as a whole
     cannot be read."""
-    size = env.policy.chunk_tasks
+    size = env.config.chunk_tasks
     reader = ListReader(source.spec)
     group: list[Line] = []
     async with aclosing(_slices(env, source)) as slices:
@@ -69,7 +69,7 @@ async def count_lines(env: Context, source: UploadedList) -> int:
                 # much cheaper.
                 if lines < limits.UPLOAD_EXACT_COUNT_MAX:
                     found = reader.feed(piece)
-                    while batch := await _take_lines(env, reader, found, env.policy.chunk_tasks):
+                    while batch := await _take_lines(env, reader, found, env.config.chunk_tasks):
                         lines += len(batch)
                 elif reader.is_gzip:
                     ends += await env.executor.run(partial(reader.count_ends, piece))

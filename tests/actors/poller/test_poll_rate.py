@@ -67,7 +67,7 @@ def a_patient_world(*, think_s: float, capacity: int = 50) -> tuple[World, Count
     world, calls = make_world(capacity=capacity), Counter[str]()
     env = replace(
         world.env,
-        policy=replace(world.env.policy, pace=PATIENT),
+        config=replace(world.env.config, pace=PATIENT),
         coordinator=cast("Any", Counting(world.env.coordinator, calls)),
         queue=cast("Any", Counting(world.env.queue, calls)),
     )

@@ -62,10 +62,10 @@ async def metered_env(ministack: str, redis: str) -> AsyncGenerator[tuple[Contex
     ):
         client = replace(a_seam(transport), meter=meter)
         queue = SqsQueue(client=client, clock=env.clock, random=Random(1), prefix=f"{space}-")
-        policy = replace(env.policy, sync_tasks_max=100, shard_count=SHARDS, pace=PACE)
+        config = replace(env.config, sync_tasks_max=100, shard_count=SHARDS, pace=PACE)
         store = DynamoStore(await a_table(client, space), queue)
         yield (
-            replace(env, store=store, queue=queue, coordinator=shared.coordinator, policy=policy),
+            replace(env, store=store, queue=queue, coordinator=shared.coordinator, config=config),
             meter,
         )
 

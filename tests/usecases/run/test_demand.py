@@ -18,7 +18,7 @@ from tests.usecases.world import submit
 
 @pytest.fixture
 def measuring(env: Context) -> Context:
-    return replace(env, policy=replace(env.policy, measures_demand=True, max_inflight=100))
+    return replace(env, config=replace(env.config, measures_demand=True, max_inflight=100))
 
 
 async def test_a_run_wants_its_backlog_up_to_its_cap(measuring: Context) -> None:

@@ -73,7 +73,7 @@ async def test_a_run_that_nobody_swept_in_time_loses_bodies_and_rows_together(
 
 
 async def test_the_days_are_a_setting(env: Context, clock: ManualClock) -> None:
-    env = replace(env, policy=replace(env.policy, row_days=1))
+    env = replace(env, config=replace(env.config, row_days=1))
     run = await an_ended_run(env, days=2)
     clock.advance(3 * DAY)
 

@@ -40,7 +40,7 @@ from tests.usecases.world import (
 
 
 def keeping(env: Context, days: int) -> Context:
-    return replace(env, policy=replace(env.policy, body_days=days))
+    return replace(env, config=replace(env.config, body_days=days))
 
 
 async def a_slow_run(env: Context, clock: ManualClock, *, days: int = 3) -> Run:

@@ -245,7 +245,7 @@ async def test_a_job_that_is_not_the_callers_cannot_be_stopped(env: Context) -> 
 async def test_a_stop_is_not_complete_before_unseen_workers_had_their_time(
     env: Context, autojump_clock: MockClock
 ) -> None:
-    patient = replace(env, policy=replace(env.policy, unseen_s=4.0))
+    patient = replace(env, config=replace(env.config, unseen_s=4.0))
     accepted = await submit(patient, 2)
     began_at = trio.current_time()
 
