@@ -134,7 +134,7 @@ def worker_tree(
         env=env,
         streamer=mail.streamer.address,
         period_s=intervals.sweeps_s,
-        deletion_period_s=intervals.scrubs_s,
+        deletion_period_s=intervals.deletions_s,
         batch_idle_s=intervals.stalled_s,
     )
     return Supervisor(

@@ -26,7 +26,7 @@ from trio.testing import MockClock
 
 from actors.demand_reporter import DemandReporter
 from actors.runtime import Child
-from bench.fleet import EPOCH_S, Fleet, MeteredRedis, Plan, SlowGateway, a_seam, a_worker
+from bench.fleet import EPOCH_S, Fleet, MeteredRedis, Plan, SlowGateway, a_worker, an_aws_client
 from bench.scale import insist
 from conveyor.bootstrap.aws import names_of
 from conveyor.bootstrap.runtime import Runtime
@@ -108,8 +108,12 @@ def by_cpu(scene: Scene) -> float:
 
 
 def by_slots(scene: Scene) -> float:
-    gates = [worker.world.gate for worker in scene.active]
-    return sum(gate.inflight_count / gate.slots_count for gate in gates) / len(gates) / 0.8
+    limiters = [worker.world.limiter for worker in scene.active]
+    return (
+        sum(limiter.inflight_count / limiter.slots_count for limiter in limiters)
+        / len(limiters)
+        / 0.8
+    )
 
 
 RULES: dict[str, Callable[[Scene], float]] = {
@@ -201,8 +205,10 @@ class Bench:
 
     async def _fleet(self) -> Fleet:
         first, names = self.scene.workers[0].world, names_of(self.plan.settings)
-        seam = a_seam(self.model, self.draw, Meter())
-        watch = await build_engine(seam, self.model, names, clock=first.env.clock, random=self.draw)
+        client = an_aws_client(self.model, self.draw, Meter())
+        watch = await build_engine(
+            client, self.model, names, clock=first.env.clock, random=self.draw
+        )
         return Fleet(
             plan=self.plan,
             model=self.model,
@@ -235,9 +241,9 @@ class Bench:
         return Measured(hours, drain_s, most, full_after_s)
 
     async def _work(self, *, task_status: trio.TaskStatus[None]) -> None:
-        scene, seam = self.scene, a_seam(self.model, self.draw, self.meter)
+        scene, client = self.scene, an_aws_client(self.model, self.draw, self.meter)
         async with a_worker(
-            self.plan, seam, self.model, self.redis, scene.gateway, self.draw
+            self.plan, client, self.model, self.redis, scene.gateway, self.draw
         ) as world:
             reporter = DemandReporter(
                 env=world.env, metrics=world.metrics, emit=scene.lines.append, deployment="bench"
@@ -275,8 +281,8 @@ async def measure(load: Load, rule: Callable[[Scene], float], scale: int, seed: 
     model = AwsModel(clock=clock, fault_source=fate)
     redis = MeteredRedis(clock=clock, fault_source=fate)
     redis.primary.kept_s = 0.0  # As in bench/fleet.py.
-    seam = a_seam(model, draw, Meter())
-    await check_resources(seam, names_of(plan.settings), region="us-east-1")
+    client = an_aws_client(model, draw, Meter())
+    await check_resources(client, names_of(plan.settings), region="us-east-1")
     scene = Scene(scale, SlowGateway(THINK_S, draw, calls_max=1_000_000))
     return await Bench(load, rule, scale, draw, plan, model, redis, scene).run()
 

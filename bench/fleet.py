@@ -181,13 +181,15 @@ async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
     redis.meter = meter
     redis.primary.kept_s = 0.0  # It never fails over here: what it could take back fills gigabytes.
     names = names_of(plan.settings)
-    await check_resources(a_seam(model, draw, meter), names, region="us-east-1")
-    watch = await build_engine(a_seam(model, draw, Meter()), model, names, clock=clock, random=draw)
+    await check_resources(an_aws_client(model, draw, meter), names, region="us-east-1")
+    watch = await build_engine(
+        an_aws_client(model, draw, Meter()), model, names, clock=clock, random=draw
+    )
     gateway = SlowGateway(plan.think_s, draw, calls_max=PLAN_SLOTS * plan.workers * plan.slots)
     async with AsyncExitStack() as stack:
         worlds = [
             await stack.enter_async_context(
-                a_worker(plan, a_seam(model, draw, meter), model, redis, gateway, draw)
+                a_worker(plan, an_aws_client(model, draw, meter), model, redis, gateway, draw)
             )
             for _ in range(plan.workers)
         ]
@@ -205,7 +207,7 @@ async def a_fleet(plan: Plan, seed: int) -> AsyncGenerator[Fleet, None]:
         nursery.cancel_scope.cancel()
 
 
-def a_seam(model: AwsModel, draw: random.Random, meter: Meter) -> RetryingAwsClient:
+def an_aws_client(model: AwsModel, draw: random.Random, meter: Meter) -> RetryingAwsClient:
     """Every process has a retry budget of its own; what all of them pay is one bill."""
     return RetryingAwsClient(transport=model, random=draw, meter=meter)
 
@@ -233,7 +235,7 @@ async def a_worker(
             mail=mail,
             gateway=gateway,
             notifier=NobodyToTell(),
-            gate=FairLimiter(capacity=plan.slots),
+            limiter=FairLimiter(capacity=plan.slots),
             metrics=make_metrics(CollectorRegistry()),
             listeners=shared.listeners,
         )

@@ -37,7 +37,7 @@ from conveyor.engines.system import SystemClock
 from conveyor.usecases.lookup import totals_of
 from conveyor.usecases.run import run_progress
 from conveyor.usecases.submit.jobs import Submission, submit
-from tests.aws import REGION, a_lean_plane, an_access
+from tests.aws import REGION, an_access, an_http_transport
 from tests.servers import (
     ACCESS_KEY,
     LOCALSTACK,
@@ -99,7 +99,7 @@ async def in_one_process(sqs: str, redis_url: str, arm: Arm, watch: Watch) -> Dr
     clock, randomness = SystemClock(), random.Random()
     space = f"bench-{randomness.getrandbits(32):08x}"
     async with (
-        a_lean_plane(an_access(sqs=sqs)) as transport,
+        an_http_transport(an_access(sqs=sqs)) as transport,
         open_redis(
             redis_url,
             random=randomness,

@@ -235,7 +235,7 @@ async def _aws_world() -> AsyncGenerator[Runtime, None]:
                 mail=mail,
                 gateway=DirectGateway(pages, now=env.now),
                 notifier=WebhookNotifier(webhooks, now=env.now),
-                gate=FairLimiter(capacity=settings.concurrency),
+                limiter=FairLimiter(capacity=settings.concurrency),
                 metrics=make_metrics(CollectorRegistry()),
                 listeners=shared.listeners,
                 meter=shared.meter,

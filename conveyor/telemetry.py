@@ -304,12 +304,12 @@ class Metered(Protocol):
 
 
 class EngineUsage(Collector):
-    """Exports the current counts of a shared engine at each scrape. `looks` counts reads of its
-    cache by their result."""
+    """Exports the current counts of a shared engine at each scrape. `cache_outcomes` counts reads
+    of its cache by their result."""
 
-    def __init__(self, metered: Metered, looks: Mapping[str, int]) -> None:
+    def __init__(self, metered: Metered, cache_outcomes: Mapping[str, int]) -> None:
         self._metered = metered
-        self._looks = looks
+        self._cache_outcomes = cache_outcomes
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         it = self._metered
@@ -320,7 +320,7 @@ class EngineUsage(Collector):
         yield _counts("call_retries", "Calls made again.", "call", it.retries)
         yield _counts("capacity_units", "Capacity units used.", "kind", units)
         yield _counts("rows", "Rows read, and of them returned.", "kind", rows)
-        yield _counts("cache_looks", "Looks into the cache.", "outcome", self._looks)
+        yield _counts("cache_looks", "Looks into the cache.", "outcome", self._cache_outcomes)
         yield CounterMetricFamily(
             "conveyor_engine_list_price_dollars",
             "What the calls cost by the list.",

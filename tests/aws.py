@@ -1,4 +1,4 @@
-"""Planes and seams for tests of the AWS engine, over the servers that stand in for AWS."""
+"""Transports and clients for tests of the AWS engine, over the servers that stand in for AWS."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REGION = "us-east-1"
 # Local servers on a busy machine may take longer than AWS ever does.
 CALL_TIMEOUT_S = 60.0
 
-OpenPlane = Callable[[AwsAccess], AbstractAsyncContextManager[AwsTransport]]
+OpenTransport = Callable[[AwsAccess], AbstractAsyncContextManager[AwsTransport]]
 
 
 def an_access(**endpoints: str) -> StaticAccess:
@@ -40,7 +40,7 @@ def an_access(**endpoints: str) -> StaticAccess:
 
 
 @asynccontextmanager
-async def a_lean_plane(access: AwsAccess) -> AsyncGenerator[HttpTransport, None]:
+async def an_http_transport(access: AwsAccess) -> AsyncGenerator[HttpTransport, None]:
     pool = HttpPool(TargetPolicy(allow_private=True), PoolLimits(trusts_peers=True))
     try:
         yield HttpTransport(access=access, pool=pool, now=time.time)
@@ -48,7 +48,7 @@ async def a_lean_plane(access: AwsAccess) -> AsyncGenerator[HttpTransport, None]
         pool.close()
 
 
-PLANES: dict[str, OpenPlane] = {"lean": a_lean_plane, "boto": open_boto_transport}
+TRANSPORTS: dict[str, OpenTransport] = {"lean": an_http_transport, "boto": open_boto_transport}
 
 
 class Faults(Protocol):
@@ -102,13 +102,13 @@ def _until(ends_at: float, *, was_sent: bool) -> Iterator[None]:
         raise NoResponse("no answer before the deadline", was_sent=was_sent)
 
 
-def a_seam(
+def an_aws_client(
     transport: AwsTransport,
     *,
     faults: Faults | None = None,
     deadline_s: float = CALL_TIMEOUT_S,
 ) -> RetryingAwsClient:
-    """A seam with a meter of its own, which sees the bytes where the plane counts them."""
+    """A client with a meter of its own, which sees the bytes where the transport counts them."""
     meter = Meter(traffic=transport.traffic) if isinstance(transport, HttpTransport) else Meter()
     return RetryingAwsClient(
         transport=transport if faults is None else FaultyTransport(transport, faults),

@@ -198,11 +198,11 @@ def a_notice(number: int = 1, **fields: Any) -> Notice:
     return msgspec.structs.replace(notice, **fields)
 
 
-def a_scrub(number: int = 1, **fields: Any) -> DeletionIntent:
-    scrub = DeletionIntent(
+def a_deletion_intent(number: int = 1, **fields: Any) -> DeletionIntent:
+    intent = DeletionIntent(
         job_id=JOB, run_id=None, scrub_id=f"scrub-{number}", shard_count=1, due_at=T0, passes_left=2
     )
-    return msgspec.structs.replace(scrub, **fields)
+    return msgspec.structs.replace(intent, **fields)
 
 
 def an_event(number: int = 1, **fields: Any) -> Event:

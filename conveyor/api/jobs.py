@@ -9,7 +9,16 @@ from functools import partial
 import msgspec
 
 from conveyor.api import dry_run, job_search, schedule
-from conveyor.api.route import CURSOR, DRY_RUN, LIMIT, Command, Parameter, Query, Route, unchecked
+from conveyor.api.route import (
+    CURSOR,
+    DRY_RUN,
+    LIMIT,
+    Command,
+    Parameter,
+    Query,
+    Route,
+    make_handler,
+)
 from conveyor.api.runs import STORAGE_QUOTAS, fresh_run_response
 from conveyor.api.schedule import cached_job_response, show_job
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
@@ -396,7 +405,7 @@ ROUTES: tuple[Route, ...] = (
         name="deleteJob",
         tag="jobs",
         summary="Delete a job with its runs and results",
-        does=Command(unchecked(delete_job)),
+        does=Command(make_handler(delete_job)),
         answers={202: None},
     ),
     Route(
@@ -414,7 +423,7 @@ ROUTES: tuple[Route, ...] = (
         name="closeJob",
         tag="jobs",
         summary="Close an open job: it accepts no more tasks",
-        does=Command(unchecked(close)),
+        does=Command(make_handler(close)),
         answers={200: JobResponse},
     ),
     Route(

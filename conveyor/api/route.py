@@ -43,7 +43,7 @@ class Command:
     long: type[StreamingSubmit] | None = None
 
 
-def unchecked(work: Callable[[RequestContext, str], Awaitable[Response]]) -> Write:
+def make_handler(work: Callable[[RequestContext, str], Awaitable[Response]]) -> Write:
     """Makes the handler of a command that has nothing to check before its work begins."""
 
     def handler(call: RequestContext) -> Work:

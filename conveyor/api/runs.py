@@ -10,7 +10,16 @@ from typing import TypeVar
 import msgspec
 
 from conveyor.api import dry_run
-from conveyor.api.route import CURSOR, DRY_RUN, LIMIT, Command, Parameter, Query, Route, unchecked
+from conveyor.api.route import (
+    CURSOR,
+    DRY_RUN,
+    LIMIT,
+    Command,
+    Parameter,
+    Query,
+    Route,
+    make_handler,
+)
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain import limits, queries
 from conveyor.domain.changes import RunKey
@@ -262,7 +271,7 @@ ROUTES: tuple[Route, ...] = (
         name="stopJob",
         tag="jobs",
         summary="Stop the latest run, with a receipt for the released tasks",
-        does=Command(unchecked(stop)),
+        does=Command(make_handler(stop)),
         answers={200: RunResponse},
     ),
     Route(
@@ -271,7 +280,7 @@ ROUTES: tuple[Route, ...] = (
         name="cancelJob",
         tag="jobs",
         summary="Another name for stop",
-        does=Command(unchecked(stop)),
+        does=Command(make_handler(stop)),
         answers={200: RunResponse},
     ),
     Route(
@@ -280,7 +289,7 @@ ROUTES: tuple[Route, ...] = (
         name="pauseJob",
         tag="jobs",
         summary="Pause the latest run",
-        does=Command(unchecked(pause)),
+        does=Command(make_handler(pause)),
         answers={200: RunResponse},
     ),
     Route(
@@ -289,7 +298,7 @@ ROUTES: tuple[Route, ...] = (
         name="resumeJob",
         tag="jobs",
         summary="Resume a paused run",
-        does=Command(unchecked(resume)),
+        does=Command(make_handler(resume)),
         answers={200: RunResponse},
     ),
     Route(
@@ -332,7 +341,7 @@ ROUTES: tuple[Route, ...] = (
         name="deleteJobRun",
         tag="runs",
         summary="Delete a run and its results",
-        does=Command(unchecked(delete_run)),
+        does=Command(make_handler(delete_run)),
         answers={202: None},
         problems=(409,),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from conveyor.api.route import CURSOR, LIMIT, Command, Query, Route, unchecked
+from conveyor.api.route import CURSOR, LIMIT, Command, Query, Route, make_handler
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
@@ -172,7 +172,7 @@ ROUTES: tuple[Route, ...] = (
         name="deleteJobWebhook",
         tag="jobs",
         summary="Remove the webhook of a job and its undelivered events",
-        does=Command(unchecked(delete_webhook)),
+        does=Command(make_handler(delete_webhook)),
         answers={204: None},
     ),
     Route(
@@ -191,7 +191,7 @@ ROUTES: tuple[Route, ...] = (
         name="redeliverJobWebhookEvent",
         tag="jobs",
         summary="Deliver an event again",
-        does=Command(unchecked(redeliver)),
+        does=Command(make_handler(redeliver)),
         answers={202: DeliveryResponse},
     ),
     Route(
@@ -218,7 +218,7 @@ ROUTES: tuple[Route, ...] = (
         name="rotateHMACKey",
         tag="hmac",
         summary="Create the first signing key, or a candidate for the next one",
-        does=Command(unchecked(rotate_key), is_secret=True),
+        does=Command(make_handler(rotate_key), is_secret=True),
         answers={201: HmacKeyCreated},
     ),
     Route(
@@ -227,7 +227,7 @@ ROUTES: tuple[Route, ...] = (
         name="cancelHMACRotation",
         tag="hmac",
         summary="Delete the candidate",
-        does=Command(unchecked(cancel_rotation)),
+        does=Command(make_handler(cancel_rotation)),
         answers={204: None},
         problems=(409,),
     ),
@@ -237,7 +237,7 @@ ROUTES: tuple[Route, ...] = (
         name="finalizeHMACKey",
         tag="hmac",
         summary="Make the candidate the active key",
-        does=Command(unchecked(finalize_key)),
+        does=Command(make_handler(finalize_key)),
         answers={200: HmacKeyFinalized},
     ),
 )

@@ -92,9 +92,10 @@ async def open_on(
     owner: str,
     local: Signals,
 ) -> AsyncGenerator[AwsRuntime, None]:
-    """Builds the ports of a process over any AWS plane and any Redis connection."""
+    """Builds the ports of a process over any AWS transport and any Redis connection."""
     listener = Child(
-        "porter", run=partial(listen_forever, engine.control_queue, local.batch_opened)
+        "control_queue_listener",
+        run=partial(listen_forever, engine.control_queue, local.batch_opened),
     )
     make = partial(_shared, settings, engine, local)
     if link is None:

@@ -63,7 +63,7 @@ AWS = "aws"
 # On AWS every query is billed, and every worker of a fleet makes it. Longer intervals than on the
 # embedded engine delay webhooks, schedules and exports by up to these seconds.
 AWS_POLL_INTERVALS = PollIntervals(
-    notices_s=5.0, schedules_s=5.0, exports_s=5.0, scrubs_s=30.0, sweeps_s=30.0
+    notices_s=5.0, schedules_s=5.0, exports_s=5.0, deletions_s=30.0, sweeps_s=30.0
 )
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Runtime:
     mail: Mailboxes
     gateway: Gateway
     notifier: WebhookSender
-    gate: FairLimiter
+    limiter: FairLimiter
     metrics: Metrics
     listeners: Sequence[Child] = ()
     meter: Metered | None = None
@@ -169,14 +169,14 @@ class Runtime:
     async def drain(self) -> None:
         """Starts no more work, and gives running work `drain_s` to end and settle."""
         with trio.move_on_after(self.settings.drain_s):
-            await self.gate.drain()
+            await self.limiter.drain()
 
     def helper(self) -> Supervisor:
         return helper_tree(
             self.env,
             self.mail,
             gateway=self.gateway,
-            limiter=self.gate,
+            limiter=self.limiter,
             metrics=self.metrics,
         )
 
@@ -220,7 +220,7 @@ class Runtime:
             self.mail,
             gateway=self.gateway,
             notifier=self.notifier,
-            limiter=self.gate,
+            limiter=self.limiter,
             metrics=self.metrics,
             also=(*self.listeners, *also),
         )
@@ -267,8 +267,8 @@ async def _open_shared_world(
         with build_runtime(settings, shared, clock, randomness, mail) as world:
             await shared.secret.check(world.env.secret_box)
             world.metrics.coordinator_away.set_function(shared.is_away)
-            looks = {} if shared.cache is None else shared.cache.looks
-            world.metrics.registry.register(EngineUsage(shared.meter, looks))
+            cache_outcomes = {} if shared.cache is None else shared.cache.outcomes
+            world.metrics.registry.register(EngineUsage(shared.meter, cache_outcomes))
             env = replace(
                 world.env,
                 process_id=owner,
@@ -340,7 +340,7 @@ def build_runtime(
             mail=mail,
             gateway=gateway,
             notifier=WebhookNotifier(guarded, now=env.now),
-            gate=FairLimiter(capacity=settings.concurrency),
+            limiter=FairLimiter(capacity=settings.concurrency),
             metrics=_process_metrics(settings, env),
         )
 

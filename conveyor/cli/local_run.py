@@ -123,8 +123,8 @@ async def snapshot(world: Runtime, role: str, supervisor: Supervisor) -> Snapsho
         pid=os.getpid(),
         role=role,
         version=__version__,
-        inflight=world.gate.inflight_count,
-        capacity=world.gate.slots_count,
+        inflight=world.limiter.inflight_count,
+        capacity=world.limiter.slots_count,
         tree=tree(supervisor),
         runs=runs,
     )

@@ -268,7 +268,7 @@ class Process:
             mail=mail,
             gateway=WatchedGateway(self._gateway(web, env), life, stage.history, stage.watcher),
             notifier=WebhookNotifier(cast("Any", web), now=env.now),
-            gate=FairLimiter(capacity=options.concurrency),
+            limiter=FairLimiter(capacity=options.concurrency),
             metrics=make_metrics(CollectorRegistry()),
             listeners=() if ports.shared is None else ports.shared.listeners,
         )
@@ -358,7 +358,7 @@ def _cadence(options: Options) -> PollIntervals:
     return PollIntervals(
         helper_discover_s=2.0,
         sweeps_s=options.sweep_s,
-        scrubs_s=options.look_s,
+        deletions_s=options.look_s,
         schedules_s=options.look_s,
         notices_s=options.look_s,
         exports_s=options.look_s,

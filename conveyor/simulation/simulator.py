@@ -317,7 +317,7 @@ def _is_at_rest(stage: SimContext) -> bool:
     return not (
         any(notice.status is NoticeStatus.DUE for notice in now.notices.values())
         or any(export.status in EXPORT_UNDONE for export in now.exports.values())
-        or any(scrub.due_at < now.now + 3600.0 for scrub in now.rows[ScrubKey].values())
+        or any(intent.due_at < now.now + 3600.0 for intent in now.rows[ScrubKey].values())
         or now.leases
     )
 

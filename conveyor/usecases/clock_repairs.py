@@ -40,11 +40,11 @@ async def pull_back(env: Context) -> int:
         DueNotices(statuses=delivery.WAITING, due_by=by, limit=_ROWS_MAX)
     )
     exports = await env.store.find(DueExports(due_by=by, limit=_ROWS_MAX))
-    scrubs = await env.store.find(DueScrubs(due_by=by, limit=_ROWS_MAX))
+    intents = await env.store.find(DueScrubs(due_by=by, limit=_ROWS_MAX))
     changes: list[Change | None] = [
         *(delivery.pull_back(notice, now=now) for notice in notices),
         *(progress.pull_back(export, now=now) for export in exports),
-        *(_scrub_sooner(scrub, now) for scrub in scrubs),
+        *(_delete_sooner(intent, now) for intent in intents),
     ]
     due = [change for change in changes if change is not None]
     for change in due:
@@ -53,15 +53,15 @@ async def pull_back(env: Context) -> int:
     return len(due) + await event_log.number_orphans(env.store, env.news, before=by)
 
 
-def _scrub_sooner(scrub: DeletionIntent, now: float) -> Change | None:
+def _delete_sooner(intent: DeletionIntent, now: float) -> Change | None:
     """Returns the change for a deletion that is due too far ahead. The two passes are minutes
     apart; after them the tombstone waits for TOMBSTONE_TTL_S."""
-    ttl_s = limits.SECOND_DELETION_PASS_S if scrub.passes_left else limits.TOMBSTONE_TTL_S
-    if not clock_step.is_unreal(scrub.due_at, now=now, ttl_s=ttl_s):
+    ttl_s = limits.SECOND_DELETION_PASS_S if intent.passes_left else limits.TOMBSTONE_TTL_S
+    if not clock_step.is_unreal(intent.due_at, now=now, ttl_s=ttl_s):
         return None
-    seen = Guard(equals=(("passes_left", scrub.passes_left), ("due_at", scrub.due_at)))
-    due_at = now if scrub.passes_left else now + ttl_s
-    return Change((Update(ScrubKey(scrub.scrub_id), seen, {"due_at": due_at}),))
+    seen = Guard(equals=(("passes_left", intent.passes_left), ("due_at", intent.due_at)))
+    due_at = now if intent.passes_left else now + ttl_s
+    return Change((Update(ScrubKey(intent.scrub_id), seen, {"due_at": due_at}),))
 
 
 async def batches_from_ahead(env: Context) -> list[Batch]:

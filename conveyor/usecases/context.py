@@ -66,7 +66,7 @@ class PollIntervals:
     notices_s: float = 1.0
     schedules_s: float = 1.0
     exports_s: float = 0.5
-    scrubs_s: float = 2.0
+    deletions_s: float = 2.0
     sweeps_s: float = 15.0
     stalled_s: float = 30.0
 

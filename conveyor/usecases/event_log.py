@@ -60,7 +60,7 @@ async def number_committed(store: Store, news: EventWakeups, change: Change) -> 
     if events:
         # The change is already applied. An error here would make the caller repeat it.
         with suppress(Unavailable):
-            await _place(store, news, events)
+            await _number_events(store, news, events)
 
 
 def _log_event(event: Event) -> None:
@@ -90,11 +90,11 @@ async def number_orphans(store: Store, news: EventWakeups, *, before: float) -> 
     for event in left:
         by_caller[event.caller].append(event)
     for events in by_caller.values():
-        await _place(store, news, events)
+        await _number_events(store, news, events)
     return len(left)
 
 
-async def _place(store: Store, news: EventWakeups, events: Sequence[Event]) -> None:
+async def _number_events(store: Store, news: EventWakeups, events: Sequence[Event]) -> None:
     caller = events[0].caller
     for _ in range(_TRIES):
         row = await store.read(FeedKey(caller))

@@ -409,7 +409,9 @@ async def fail_crashed(env: Context, notice: Notice) -> None:
         return
     now = env.now()
     tried = DeliveryAttempt(now, 0.0, None, "worker_crashed")
-    await env.commit(delivery.failed(row, tried, retry_after_s=None, now=now, random=env.random))
+    await env.commit(
+        delivery.record_failed(row, tried, retry_after_s=None, now=now, random=env.random)
+    )
 
 
 async def postpone(env: Context, postponed: Sequence[DeferredDelivery]) -> None:
@@ -484,10 +486,10 @@ def _recorded(
     env: Context, notice: Notice, outcome: Delivered | NotDelivered, at: float, duration_s: float
 ) -> Change:
     if isinstance(outcome, Delivered):
-        return delivery.delivered(notice, DeliveryAttempt(at, duration_s, outcome.status))
+        return delivery.record_delivered(notice, DeliveryAttempt(at, duration_s, outcome.status))
     tried = DeliveryAttempt(at, duration_s, outcome.status, outcome.error)
     if outcome.gone:
-        return delivery.receiver_gone(notice, tried)
-    return delivery.failed(
+        return delivery.record_receiver_gone(notice, tried)
+    return delivery.record_failed(
         notice, tried, retry_after_s=outcome.retry_after_s, now=env.now(), random=env.random
     )

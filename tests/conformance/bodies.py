@@ -16,7 +16,7 @@ from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.s3 import S3Blobs
 from conveyor.engines.system import SystemClock
 from conveyor.ports.blobs import Blobs
-from tests.aws import a_lean_plane, a_seam, an_access
+from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.builders import ManualClock
 from tests.conformance.engines import ENGINES
 
@@ -46,10 +46,10 @@ async def s3_blobs(url: str) -> AsyncIterator[S3Blobs]:
     access = an_access(s3=url)
     if url not in _MADE:
         async with open_boto_transport(access) as transport:
-            await a_seam(transport).call("s3", "CreateBucket", {"Bucket": BUCKET})
+            await an_aws_client(transport).call("s3", "CreateBucket", {"Bucket": BUCKET})
         _MADE.add(url)
-    async with a_lean_plane(access) as transport:
-        client = a_seam(transport)
+    async with an_http_transport(access) as transport:
+        client = an_aws_client(transport)
         try:
             yield S3Blobs(
                 client=client,

@@ -16,7 +16,7 @@ from conveyor.engines.redis.coordinator import RedisCoordinator
 from conveyor.ports.clock import Clock
 from conveyor.ports.coordinator import Coordinator
 from conveyor.simulation.models import FaultSource, RedisModel
-from tests.aws import a_lean_plane, a_seam, an_access
+from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.builders import ServerClock
 from tests.conformance.engines import ENGINES
 
@@ -76,8 +76,10 @@ async def _on_dynamo(
 ) -> AsyncGenerator[Coordinator, None]:
     """Clocks do not differ here, so nobody waits for those that do."""
     table = a_space()
-    async with a_lean_plane(an_access(dynamodb=request.getfixturevalue("ministack"))) as transport:
-        client = a_seam(transport)
+    async with an_http_transport(
+        an_access(dynamodb=request.getfixturevalue("ministack"))
+    ) as transport:
+        client = an_aws_client(transport)
         await client.call("dynamodb", "CreateTable", a_table_of_leases(table))
         yield DynamoCoordinator(client, table, clock=clock, random=Random(1), skew_s=0.0)
 

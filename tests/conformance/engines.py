@@ -24,7 +24,7 @@ from conveyor.ports.coordinator import Coordinator
 from conveyor.ports.queue import Queue
 from conveyor.ports.store import Store
 from conveyor.simulation.models import AwsModel, FaultSource
-from tests.aws import a_lean_plane, a_modelled_engine, a_seam, a_table, an_access
+from tests.aws import a_modelled_engine, a_table, an_access, an_aws_client, an_http_transport
 from tests.builders import ServerClock
 from tests.servers import a_ministack
 
@@ -79,8 +79,8 @@ def _ministack() -> str:
 async def _open_aws(data_dir: Path, clock: Clock, random: Random) -> AsyncIterator[Engine]:
     others = memory_engine(clock=clock, random=random)
     name = f"conveyor-{next(_tables)}"
-    async with a_lean_plane(an_access(dynamodb=_ministack())) as transport:
-        client = a_seam(transport)
+    async with an_http_transport(an_access(dynamodb=_ministack())) as transport:
+        client = an_aws_client(transport)
         yield AwsEngine(
             store=DynamoStore(await a_table(client, name), others.queue),
             queue=others.queue,
@@ -98,7 +98,7 @@ async def _open_modelled(data_dir: Path, clock: Clock, random: Random) -> AsyncI
     """The AWS engine, whole, over models of its services at their best; no clocks differ."""
     model = AwsModel(clock=ServerClock(clock), fault_source=FaultSource(random=random))
     engine = await a_modelled_engine(model, NAMES, clock=clock, random=random)
-    client = a_seam(model)
+    client = an_aws_client(model)
     leases = DynamoCoordinator(client, NAMES.table, clock=clock, random=random, skew_s=0.0)
     yield replace(engine, coordinator=leases)
 

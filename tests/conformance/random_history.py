@@ -45,12 +45,12 @@ from tests.builders import (
     ManualClock,
     a_batch,
     a_change,
+    a_deletion_intent,
     a_job,
     a_notice,
     a_record,
     a_run,
     a_schedule,
-    a_scrub,
     a_stats,
     a_task,
     add,
@@ -239,8 +239,10 @@ class Walker:
 
     async def plan_scrub(self, pick: int, other: int) -> object:
         job_id, run_id = some_run(pick)
-        scrub = a_scrub(pick, job_id=job_id, run_id=run_id, due_at=self.clock.now() + other)
-        return await self._commit([a_change(insert(scrub))])
+        intent = a_deletion_intent(
+            pick, job_id=job_id, run_id=run_id, due_at=self.clock.now() + other
+        )
+        return await self._commit([a_change(insert(intent))])
 
     async def plan_fire(self, pick: int, other: int) -> object:
         """A schedule that appears, or one that moves on if it is where it was thought to be."""

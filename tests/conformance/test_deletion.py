@@ -17,11 +17,11 @@ from tests.builders import (
     a_batch,
     a_budget,
     a_change,
+    a_deletion_intent,
     a_job,
     a_notice,
     a_record,
     a_run,
-    a_scrub,
     a_share,
     a_stats,
     a_task,
@@ -53,7 +53,7 @@ async def _left(store: Store, rows: list[Row]) -> list[Row]:
 
 async def test_scrubbing_a_run_removes_its_rows_and_no_others(store: Store) -> None:
     doomed, spared = _rows_of_run(RUN, 1), _rows_of_run(OTHER_RUN, 2)
-    intents: list[Row] = [a_job(), a_record(), a_scrub(run_id=RUN)]
+    intents: list[Row] = [a_job(), a_record(), a_deletion_intent(run_id=RUN)]
     await keep(store, *doomed, *spared, *intents)
 
     count = await store.delete_run_rows(JOB, RUN, limit=100)
@@ -65,7 +65,7 @@ async def test_scrubbing_a_run_removes_its_rows_and_no_others(store: Store) -> N
 
 async def test_scrubbing_a_job_removes_all_but_its_own_row_and_its_intents(store: Store) -> None:
     doomed = _rows_of_run(RUN, 1) + _rows_of_run(OTHER_RUN, 2)
-    intents: list[Row] = [a_job(), a_record(), a_scrub()]
+    intents: list[Row] = [a_job(), a_record(), a_deletion_intent()]
     foreign_run = RunId("01FOREIGN")
     foreign: list[Row] = [
         a_job(OTHER_JOB, caller=CallerId("caller-b")),

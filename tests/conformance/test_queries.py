@@ -45,11 +45,11 @@ from tests.builders import (
     ManualClock,
     a_batch,
     a_change,
+    a_deletion_intent,
     a_job,
     a_notice,
     a_run,
     a_schedule,
-    a_scrub,
     a_stats,
     a_task,
     a_ulid,
@@ -308,7 +308,7 @@ async def test_notices_of_a_job_come_newest_run_first_and_newest_first_within_it
 
 
 async def test_scrubs_whose_time_has_come_come_oldest_first(store: Store) -> None:
-    due = [a_scrub(9 - number, due_at=T0 + number) for number in range(4)]
+    due = [a_deletion_intent(9 - number, due_at=T0 + number) for number in range(4)]
     await keep(store, *reversed(due))
 
     found = await store.find(DueScrubs(due_by=T0 + 2, limit=10))

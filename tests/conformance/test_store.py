@@ -17,12 +17,12 @@ from tests.builders import (
     T0,
     a_batch,
     a_change,
+    a_deletion_intent,
     a_job,
     a_notice,
     a_record,
     a_ref,
     a_run,
-    a_scrub,
     a_stats,
     a_task,
     add,
@@ -44,7 +44,7 @@ BARE: list[Row] = [
     a_task(),
     a_record(),
     a_notice(),
-    a_scrub(),
+    a_deletion_intent(),
     some_keys(),
     an_input(),
 ]
@@ -247,7 +247,7 @@ async def test_a_delete_of_a_row_that_fails_its_guard_is_stale(store: Store) -> 
 
 async def test_a_delete_of_an_absent_row_is_fine(store: Store) -> None:
     verdicts = await store.commit(
-        [a_change(delete(a_scrub(), Guard(equals=(("passes_left", 2),))))]
+        [a_change(delete(a_deletion_intent(), Guard(equals=(("passes_left", 2),))))]
     )
 
     assert verdicts == [Applied((None,))]

@@ -20,7 +20,7 @@ from tests.crash.injection import (
     crashing,
     parse_crash_point,
 )
-from tests.engines.aws.scripted import ScriptedPlane
+from tests.engines.aws.scripted import ScriptedTransport
 
 CALLS = [
     (name, method)
@@ -106,7 +106,7 @@ def test_a_point_that_is_none_is_refused_with_an_example(text: str) -> None:
 async def test_a_call_of_aws_is_within_reach_on_either_side_of_its_effect(
     side: str, asked: int
 ) -> None:
-    transport = ScriptedPlane({})
+    transport = ScriptedTransport({})
     crashing_transport = CrashingTransport(
         transport, CrashSwitch("dynamodb.PutItem", 1, side, end=end)
     )

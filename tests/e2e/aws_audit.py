@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from conveyor.ports.errors import BlobMissing
-from tests.aws import a_lean_plane, a_seam, an_access
+from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.e2e.cloud import Cloud
 from tests.servers import redis_says
 
@@ -48,12 +48,12 @@ async def _rows_of(cloud: Cloud, kind: str) -> list[Row]:
 
 async def _scan(cloud: Cloud) -> list[Row]:
     found: list[Row] = []
-    async with a_lean_plane(
+    async with an_http_transport(
         an_access(dynamodb=cloud.environ["AWS_ENDPOINT_URL_DYNAMODB"])
     ) as transport:
         params: Row = {"TableName": cloud.environ["CONVEYOR_TABLE"], "ConsistentRead": True}
         while True:
-            answer = await a_seam(transport).call("dynamodb", "Scan", params)
+            answer = await an_aws_client(transport).call("dynamodb", "Scan", params)
             found += [_plain(item) for item in answer["Items"]]
             if not answer.get("LastEvaluatedKey"):
                 return found
@@ -127,8 +127,8 @@ def _of_jobs(rows: list[Row]) -> list[str]:
 async def _of_bodies(cloud: Cloud, rows: list[Row]) -> list[str]:
     found: list[str] = []
     visible = {r["run_id"] for r in rows if r["sk"].startswith("Run#") and r["status"] != "deleted"}
-    async with a_lean_plane(an_access(s3=cloud.environ["AWS_ENDPOINT_URL_S3"])) as transport:
-        client = a_seam(transport)
+    async with an_http_transport(an_access(s3=cloud.environ["AWS_ENDPOINT_URL_S3"])) as transport:
+        client = an_aws_client(transport)
         for row in rows:
             if not row["sk"].startswith("Task#") or row["status"] != "successful":
                 continue

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.aws import a_lean_plane, a_seam, an_access
+from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.e2e.cloud import Cloud, a_client, a_cloud, ended_run, run_of
 from tests.e2e.pages import some_pages
 from tests.e2e.programs import until
@@ -35,8 +35,8 @@ class Waiting:
 
     def start(self) -> str:
         async def start() -> str:
-            async with a_lean_plane(self.access) as transport:
-                machine = Machine(a_seam(transport))
+            async with an_http_transport(self.access) as transport:
+                machine = Machine(an_aws_client(transport))
                 token = await machine.start()
                 self.execution = machine.execution
                 return token
@@ -45,8 +45,8 @@ class Waiting:
 
     def end(self) -> dict[str, str]:
         async def end() -> dict[str, str]:
-            async with a_lean_plane(self.access) as transport:
-                machine = Machine(a_seam(transport))
+            async with an_http_transport(self.access) as transport:
+                machine = Machine(an_aws_client(transport))
                 machine.execution = self.execution
                 return await machine.end()
 

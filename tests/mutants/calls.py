@@ -1,4 +1,4 @@
-"""Probes of calls: what the engine on AWS asks of its services, before a seam that takes notes."""
+"""Probes of calls: what the engine on AWS asks of its services, noted by a recording client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.builders import JOB, RUN, T0, ManualClock, a_job, a_ref, a_task, key_
 
 
 @dataclass
-class NotedSeam:
+class RecordingClient:
     """Every row is a job of four shards; of a batch of reads all but the first are put off."""
 
     asked: list[tuple[str, Any]] = field(default_factory=list)
@@ -50,37 +50,37 @@ class NotedSeam:
         raise NotImplementedError
 
 
-def _table(client: NotedSeam) -> Table:
+def _table(client: RecordingClient) -> Table:
     return Table(name="table", client=client, random=Random(1))
 
 
-async def a_read(client: NotedSeam) -> object:
+async def a_read(client: RecordingClient) -> object:
     await _table(client).get(JobKey(JOB))
     return client.asked
 
 
-async def a_read_of_many(client: NotedSeam) -> object:
+async def a_read_of_many(client: RecordingClient) -> object:
     places = [("a", "1"), ("a", "2"), ("a", "3")]
     return list(await _table(client).get_items(places))
 
 
-async def a_page_behind_a_cursor(client: NotedSeam) -> object:
+async def a_page_behind_a_cursor(client: RecordingClient) -> object:
     query = TasksOf(job_id=JOB, run_id=RUN, shard_count=3, after=TaskId("x"), limit=10)
     await queries.find(_table(client), query)
     return len(client.asked)
 
 
-async def shards_to_scrub(client: NotedSeam) -> object:
+async def shards_to_delete(client: RecordingClient) -> object:
     return await deletion._shard_count(_table(client), JOB)
 
 
-async def a_release(client: NotedSeam) -> object:
+async def a_release(client: RecordingClient) -> object:
     coordinator = DynamoCoordinator(client, "table", clock=ManualClock(), random=Random(1))
     await coordinator.release([LeaseId("pool#3#token")])
     return client.asked
 
 
-async def a_settle(client: NotedSeam) -> object:
+async def a_settle(client: RecordingClient) -> object:
     result = Result("key", 1, "sha", "text/html", 200)
     change = settlement.succeed(a_ref(), a_task(claim=1), result, spent=Cost(), now=T0)
     assert isinstance(change, SettleChange)
@@ -88,7 +88,7 @@ async def a_settle(client: NotedSeam) -> object:
     return [operation for operation, _ in client.asked]
 
 
-async def two_at_once_for_one_lease(_: NotedSeam) -> object:
+async def two_at_once_for_one_lease(_: RecordingClient) -> object:
     model = RedisModel(clock=ManualClock(), fault_source=FaultSource(random=Random(1)))
     taken: list[LeaseId] = []
 
@@ -102,11 +102,11 @@ async def two_at_once_for_one_lease(_: NotedSeam) -> object:
     return len(taken)
 
 
-CALLS: dict[str, Callable[[NotedSeam], Awaitable[object]]] = {
+CALLS: dict[str, Callable[[RecordingClient], Awaitable[object]]] = {
     "rows_read_as_they_come": a_read,
     "leftovers_of_a_read_dropped": a_read_of_many,
     "page_drops_a_shard": a_page_behind_a_cursor,
-    "scrub_of_one_shard": shards_to_scrub,
+    "scrub_of_one_shard": shards_to_delete,
     "lease_released_by_anybody": a_release,
     "redis_counted_before_it_is_asked": two_at_once_for_one_lease,
     "count_apart_from_flip": a_settle,

@@ -80,7 +80,7 @@ def _taken_over() -> Any:
 
 def _failed_delivery() -> Any:
     tried = DeliveryAttempt(T0, 1.0, 500, "http_5xx:500")
-    return delivery.failed(a_notice(), tried, retry_after_s=None, now=T0, random=Random(1))
+    return delivery.record_failed(a_notice(), tried, retry_after_s=None, now=T0, random=Random(1))
 
 
 DECISIONS: dict[str, Callable[[], object]] = {
@@ -126,7 +126,7 @@ DECISIONS: dict[str, Callable[[], object]] = {
     "lost_workers_not_counted": lambda: settlement.lost_workers_problem(a_task(claim=100)),
     "gates_left_open": lambda: termination.request_stop(a_run(shard_count=2), reason=None, now=T0),
     "two_live_runs": lambda: admission.new_run(a_job(), a_run(sequence=2), [], []),
-    "one_scrub_only": lambda: termination.delete_job(a_job(), None, scrub_id="s", now=T0),
+    "one_scrub_only": lambda: termination.delete_job(a_job(), None, intent_id="s", now=T0),
     "webhook_tried_once": _failed_delivery,
     "cursor_for_anything": read_with_another_scope,
     "export_unfenced": lambda: progress.beat(an_export(), done=1, now=T0),

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from conveyor.simulation.swaps import PlaceGone, setting, swapping
-from tests.mutants.calls import CALLS, NotedSeam
+from tests.mutants.calls import CALLS, RecordingClient
 from tests.mutants.defects import MUTANTS
 from tests.mutants.domain_probes import DECISIONS
 from tests.mutants.edges import EDGES
@@ -70,7 +70,7 @@ async def probed(mutant: Mutant) -> object:
     if mutant.name in DECISIONS:
         return DECISIONS[mutant.name]()
     if mutant.name in CALLS:
-        return await CALLS[mutant.name](NotedSeam())
+        return await CALLS[mutant.name](RecordingClient())
     return await outcome_of({**DOINGS, **EDGES, **NEIGHBOURS}[mutant.name])
 
 

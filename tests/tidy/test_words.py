@@ -41,8 +41,14 @@ RETIRED = frozenset(
         "sideline",
         "sidelined",
         "rehearsal",
+        "scrub",
+        "scrubs",
+        "scrubbed",
+        "unchecked",
     ]
 )
+# Names that are stored, and the classes that are named after a stored kind of row.
+STORED = frozenset(["scrub_id", "ScrubKey", "DueScrubs"])
 
 # Participles and pronouns that say nothing about the value. Not names of variables in the folders
 # that are free of them; elsewhere in a text they are ordinary English.
@@ -65,7 +71,7 @@ def names_in(module: Module) -> set[str]:
 
 def retired_in(names: set[str]) -> list[str]:
     return sorted(
-        name for name in names if RETIRED & {word.lower() for word in _WORD.findall(name)}
+        name for name in names - STORED if RETIRED & {word.lower() for word in _WORD.findall(name)}
     )
 
 

@@ -22,7 +22,15 @@ from conveyor.usecases import schedule as schedules
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import reconcile, runs, tasks
 from conveyor.usecases.submit.jobs import Submission
-from tests.builders import CALLER, ManualClock, a_notice, a_record, a_scrub, an_export, keep
+from tests.builders import (
+    CALLER,
+    ManualClock,
+    a_deletion_intent,
+    a_notice,
+    a_record,
+    an_export,
+    keep,
+)
 from tests.usecases.world import LATER_FROM, run_of, submit, work
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3_600.0, 86_400.0
@@ -208,7 +216,7 @@ async def test_what_was_to_be_done_soon_is_due_after_a_step_back(
         env.store,
         a_notice(due_at=env.now() + 5),
         an_export(due_at=env.now() + limits.EXPORT_CLAIM_S, expires_at=env.now() + 12 * HOUR_S),
-        a_scrub(due_at=env.now() + limits.SECOND_DELETION_PASS_S, passes_left=1),
+        a_deletion_intent(due_at=env.now() + limits.SECOND_DELETION_PASS_S, passes_left=1),
     )
 
     clock.step(step_s)
@@ -229,8 +237,8 @@ async def test_what_waits_as_long_as_it_may_is_left_alone(env: Context) -> None:
         a_notice(1, due_at=now + delivery.PUT_OFF_S_MAX),
         a_notice(2, due_at=now + delivery.RETRY_AFTER_S_MAX, tries=(told_to_wait,)),
         an_export(due_at=now + limits.EXPORT_CLAIM_S, expires_at=now + 12 * HOUR_S),
-        a_scrub(1, due_at=now + limits.SECOND_DELETION_PASS_S, passes_left=1),
-        a_scrub(2, due_at=now + limits.TOMBSTONE_TTL_S, passes_left=0),
+        a_deletion_intent(1, due_at=now + limits.SECOND_DELETION_PASS_S, passes_left=1),
+        a_deletion_intent(2, due_at=now + limits.TOMBSTONE_TTL_S, passes_left=0),
     )
 
     assert await clock_repairs.pull_back(env) == 0

@@ -111,7 +111,7 @@ def set_pause(run: Run, state: PauseState, identity: EventId, *, now: float) -> 
 
 
 def delete_run(
-    job: Job, run: Run, *, next_latest: RunId | None, scrub_id: str, now: float
+    job: Job, run: Run, *, next_latest: RunId | None, intent_id: str, now: float
 ) -> Change:
     """Hides the run immediately. A deletion in the background removes its rows and bodies."""
     values: dict[str, Any] = {"updated_at": now}
@@ -133,14 +133,14 @@ def delete_run(
             ),
             Update(JobKey(job.job_id), guard, values),
             *(_close_counters(run) if run.status in RUN_LIVE else ()),
-            _scrub(job, run.run_id, scrub_id, now),
+            _insert_intent(job, run.run_id, intent_id, now),
             event_log.of_run(run, EventType.RUN_DELETED, now=now),
             *events,
         )
     )
 
 
-def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Change:
+def delete_job(job: Job, active: Run | None, *, intent_id: str, now: float) -> Change:
     """Makes the job a tombstone without customer data. A deletion in the background removes the
     rest.
     """
@@ -170,7 +170,7 @@ def delete_job(job: Job, active: Run | None, *, scrub_id: str, now: float) -> Ch
     if job.type is JobType.SCHEDULED:
         writes.append(Delete(ScheduleKey(job.job_id)))
     deleted = event_log.job_deleted(job, now=now)
-    return Change((*writes, _scrub(job, None, scrub_id, now), deleted))
+    return Change((*writes, _insert_intent(job, None, intent_id, now), deleted))
 
 
 def close(job: Job, run: Run, *, now: float) -> Change:
@@ -237,16 +237,16 @@ def _change_counters(run: Run, event: CounterEvent) -> tuple[Update, ...]:
     )
 
 
-def _scrub(job: Job, run_id: RunId | None, scrub_id: str, now: float) -> Insert:
-    scrub = DeletionIntent(
+def _insert_intent(job: Job, run_id: RunId | None, intent_id: str, now: float) -> Insert:
+    intent = DeletionIntent(
         job_id=job.job_id,
         run_id=run_id,
-        scrub_id=scrub_id,
+        scrub_id=intent_id,
         shard_count=job.shard_count,
         due_at=now,
         passes_left=2,
     )
-    return Insert(ScrubKey(scrub_id), scrub)
+    return Insert(ScrubKey(intent_id), intent)
 
 
 def _end(

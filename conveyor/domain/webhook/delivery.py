@@ -44,38 +44,38 @@ def claim(notice: Notice, *, now: float) -> Change:
     )
 
 
-def delivered(notice: Notice, tried: DeliveryAttempt) -> Change:
-    return _tried(
+def record_delivered(notice: Notice, attempt: DeliveryAttempt) -> Change:
+    return _record_attempt(
         notice,
-        tried,
+        attempt,
         NoticeEvent.DELIVERED,
         {"status": lifecycle.target(NOTICE, NoticeEvent.DELIVERED)},
     )
 
 
-def receiver_gone(notice: Notice, tried: DeliveryAttempt) -> Change:
+def record_receiver_gone(notice: Notice, attempt: DeliveryAttempt) -> Change:
     """Ends a notice whose receiver refuses it permanently."""
-    return _tried(
+    return _record_attempt(
         notice,
-        tried,
+        attempt,
         NoticeEvent.EXHAUSTED,
         {"status": lifecycle.target(NOTICE, NoticeEvent.EXHAUSTED)},
     )
 
 
-def failed(
+def record_failed(
     notice: Notice,
-    tried: DeliveryAttempt,
+    attempt: DeliveryAttempt,
     *,
     retry_after_s: float | None,
     now: float,
     random: Random,
 ) -> Change:
     if is_over(notice, now=now):
-        return receiver_gone(notice, tried)
-    failures = 1 + sum(attempt.at >= notice.due_since for attempt in notice.tries)
+        return record_receiver_gone(notice, attempt)
+    failures = 1 + sum(earlier.at >= notice.due_since for earlier in notice.tries)
     delay_s = next_delivery_s(failures, retry_after_s=retry_after_s, random=random)
-    return _tried(notice, tried, NoticeEvent.RETRIED, {"due_at": now + delay_s})
+    return _record_attempt(notice, attempt, NoticeEvent.RETRIED, {"due_at": now + delay_s})
 
 
 def postpone(notice: Notice, *, until: float) -> Change:
@@ -161,12 +161,12 @@ def _place(notice: Notice) -> tuple[float, str]:
     return notice.occurred_at, notice.notice_id
 
 
-def _tried(
-    notice: Notice, tried: DeliveryAttempt, event: NoticeEvent, values: dict[str, Any]
+def _record_attempt(
+    notice: Notice, attempt: DeliveryAttempt, event: NoticeEvent, values: dict[str, Any]
 ) -> Change:
-    log = (*notice.tries, tried)[-limits.WEBHOOK_TRIES_KEPT :]
+    log = (*notice.tries, attempt)[-limits.WEBHOOK_TRIES_KEPT :]
     return _update(
-        notice, event, {**values, "tries": log, "last_error": tried.error}, {"attempts": 1}
+        notice, event, {**values, "tries": log, "last_error": attempt.error}, {"attempts": 1}
     )
 
 

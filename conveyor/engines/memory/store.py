@@ -98,7 +98,7 @@ class Tables:
         self._stats: dict[Address, ShardCounters] = self._tables[StatsKey]
         self._tasks: dict[Address, Task] = self._tables[TaskKey]
         self._notices: dict[Address, Notice] = self._tables[NoticeKey]
-        self._scrubs: dict[Address, DeletionIntent] = self._tables[ScrubKey]
+        self._intents: dict[Address, DeletionIntent] = self._tables[ScrubKey]
         self._events: dict[Address, Event] = self._tables[EventKey]
         self._schedules: dict[Address, Schedule] = self._tables[ScheduleKey]
         self._exports: dict[Address, Export] = self._tables[ExportKey]
@@ -129,7 +129,7 @@ class Tables:
             case NoticesOf():
                 return self._notices_of(query)
             case DueScrubs():
-                return self._due_scrubs(query)
+                return self._due_deletions(query)
             case EventsOf():
                 return self._events_of(query)
             case UnplacedEvents():
@@ -222,8 +222,8 @@ class Tables:
         ]
         return sorted(found, key=_place, reverse=True)[: query.limit]
 
-    def _due_scrubs(self, query: DueScrubs) -> list[DeletionIntent]:
-        found = [scrub for scrub in self._scrubs.values() if scrub.due_at <= query.due_by]
+    def _due_deletions(self, query: DueScrubs) -> list[DeletionIntent]:
+        found = [intent for intent in self._intents.values() if intent.due_at <= query.due_by]
         return sorted(found, key=lambda each: (each.due_at, each.scrub_id))[: query.limit]
 
     def _events_of(self, query: EventsOf) -> list[Event]:

@@ -33,7 +33,7 @@ _ALL_MAY_STAND, _TEXTS_MAY_STAND, _NOTHING_MAY_STAND = range(3)
 
 
 class RedisCache:
-    """`looks` counts the calls of `get` by their outcome."""
+    """`outcomes` counts the calls of `get` by their outcome."""
 
     def __init__(
         self, link: RedisConnection, random: Random, *, space: str, answer_s: float = ANSWER_S
@@ -43,7 +43,7 @@ class RedisCache:
         self._keys = Keys(space)
         self._failed_at = float("-inf")
         self._answer_s = answer_s
-        self.looks: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
 
     async def get(
         self, name: str, version: str, *, ttl_s: float, insists: bool = False
@@ -59,9 +59,9 @@ class RedisCache:
         try:
             outcome, text = await self._run(_LOOK, name, args)
         except Unavailable:
-            self.looks["away"] += 1
+            self.outcomes["away"] += 1
             raise
-        self.looks[outcome] += 1
+        self.outcomes[outcome] += 1
         if outcome == "found":
             return CachedValue(text)
         return ticket if outcome == "yours" else None

@@ -31,7 +31,7 @@ _READS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FaultyTransport:
-    """See Plane."""
+    """See AwsTransport."""
 
     model: AwsModel
     life: ProcessFaults

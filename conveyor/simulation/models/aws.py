@@ -1,4 +1,4 @@
-"""AwsModel: DynamoDB, SQS and S3 of one world, as a plane that any number of seams may stand on."""
+"""AwsModel: DynamoDB, SQS and S3 of one world, as a transport for any number of clients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Service(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class AwsModel:
-    """See Plane. `clock` is the services' own; processes may have others."""
+    """See AwsTransport. `clock` is the services' own; processes may have others."""
 
     clock: Clock
     fault_source: FaultSource

@@ -41,7 +41,7 @@ from conveyor.usecases.submit import jobs, staging, upload
 _PAGE = 200
 # How much one slice of a deletion removes before the claim is renewed. A slice must end well within
 # DELETION_CLAIM_S, or another process takes the deletion over.
-_DELETION_ROWS, _SCRUB_BODIES = 2_000, 1_000
+_DELETION_ROWS, _DELETION_BODIES = 2_000, 1_000
 # How long one deletion continues before the next due one has its turn. With a larger value, one
 # large job delays the deletions of all other callers.
 _TURN_S = 10.0
@@ -67,7 +67,6 @@ class SweepResult(msgspec.Struct):
     completed: int = 0
     stopped: int = 0
     resent: int = 0
-    scrubbed: int = 0
     demand: int = 0
 
 
@@ -222,12 +221,12 @@ async def delete_due(env: Context) -> bool:
     one was left unfinished in this way.
     """
     is_left = False
-    for scrub in await env.store.find(DueScrubs(due_by=env.now(), limit=_PAGE)):
+    for intent in await env.store.find(DueScrubs(due_by=env.now(), limit=_PAGE)):
         done = await isolate(
-            partial(_delete_slice, env, scrub),
+            partial(_delete_slice, env, intent),
             "a scrub",
             expects=(Refused,),
-            extra={"scrub": scrub.scrub_id},
+            extra={"scrub": intent.scrub_id},
         )
         is_left |= done is False
     await upload.remove_expired(env)
@@ -235,19 +234,19 @@ async def delete_due(env: Context) -> bool:
     return is_left
 
 
-async def _delete_slice(env: Context, scrub: DeletionIntent) -> bool:
+async def _delete_slice(env: Context, intent: DeletionIntent) -> bool:
     """Continues one deletion for a turn. Returns True if it is done or another process has claimed
     it."""
     until = env.now() + _TURN_S
-    taken = await _claim(env, scrub, limits.DELETION_CLAIM_S)
+    taken = await _claim(env, intent, limits.DELETION_CLAIM_S)
     if taken is None:
         return True
     # Queues first, while the rows that name them still exist.
-    if scrub.run_id is None:
-        await _close_queues(env, scrub)
+    if intent.run_id is None:
+        await _close_queues(env, intent)
     else:
-        await env.queue.close_run(scrub.run_id)
-    async with aclosing(_delete_slices(env, scrub)) as bites:
+        await env.queue.close_run(intent.run_id)
+    async with aclosing(_delete_slices(env, intent)) as bites:
         async for _ in bites:
             is_turn_over = env.now() >= until
             # A claim of 0 s at the end of the turn makes the deletion due again at once.
@@ -258,11 +257,11 @@ async def _delete_slice(env: Context, scrub: DeletionIntent) -> bool:
     return True
 
 
-async def _claim(env: Context, scrub: DeletionIntent, claim_s: float) -> DeletionIntent | None:
+async def _claim(env: Context, intent: DeletionIntent, claim_s: float) -> DeletionIntent | None:
     """Claims a deletion until the claim lapses; then it is due again, so a lost process costs only
     time. Returns None if another process was faster."""
     change = Change(
-        (Update(ScrubKey(scrub.scrub_id), _unchanged(scrub), {"due_at": env.now() + claim_s}),)
+        (Update(ScrubKey(intent.scrub_id), _unchanged(intent), {"due_at": env.now() + claim_s}),)
     )
     verdict = await env.commit(change)
     if not isinstance(verdict, Applied):
@@ -272,38 +271,38 @@ async def _claim(env: Context, scrub: DeletionIntent, claim_s: float) -> Deletio
     return row
 
 
-def _unchanged(scrub: DeletionIntent) -> Guard:
-    return Guard(equals=(("passes_left", scrub.passes_left), ("due_at", scrub.due_at)))
+def _unchanged(intent: DeletionIntent) -> Guard:
+    return Guard(equals=(("passes_left", intent.passes_left), ("due_at", intent.due_at)))
 
 
-async def _delete_slices(env: Context, scrub: DeletionIntent) -> AsyncGenerator[None, None]:
+async def _delete_slices(env: Context, intent: DeletionIntent) -> AsyncGenerator[None, None]:
     """Deletes bodies, then rows, one slice per step, so that the claim can be renewed between
     steps."""
-    for prefix in _prefixes(scrub):
-        while await env.blobs.delete_prefix(prefix, limit=_SCRUB_BODIES):
+    for prefix in _prefixes(intent):
+        while await env.blobs.delete_prefix(prefix, limit=_DELETION_BODIES):
             yield
-    while await env.store.delete_run_rows(scrub.job_id, scrub.run_id, limit=_DELETION_ROWS):
+    while await env.store.delete_run_rows(intent.job_id, intent.run_id, limit=_DELETION_ROWS):
         yield
 
 
-def _prefixes(scrub: DeletionIntent) -> list[str]:
-    job = f"jobs/{scrub.job_id}"
-    if scrub.run_id is None:
-        return [job, f"sources/{scrub.job_id}"]
+def _prefixes(intent: DeletionIntent) -> list[str]:
+    job = f"jobs/{intent.job_id}"
+    if intent.run_id is None:
+        return [job, f"sources/{intent.job_id}"]
     return [
-        f"{job}/sources/{scrub.run_id}",  # Lists of earlier releases.
-        f"{job}/exports/{scrub.run_id}",
-        staging.sources_prefix(scrub.job_id, scrub.run_id),
-        f"{job}/runs/{scrub.run_id}",
+        f"{job}/sources/{intent.run_id}",  # Lists of earlier releases.
+        f"{job}/exports/{intent.run_id}",
+        staging.sources_prefix(intent.job_id, intent.run_id),
+        f"{job}/runs/{intent.run_id}",
     ]
 
 
-async def _close_queues(env: Context, scrub: DeletionIntent) -> None:
+async def _close_queues(env: Context, intent: DeletionIntent) -> None:
     """Removes the queues of all runs of the job, while the rows still name them."""
     before: int | None = None
     while True:
         query = RunsOf(
-            job_id=scrub.job_id, statuses=frozenset(RunStatus), before=before, limit=_PAGE
+            job_id=intent.job_id, statuses=frozenset(RunStatus), before=before, limit=_PAGE
         )
         page = await env.store.find(query)
         for run in page:
@@ -313,18 +312,18 @@ async def _close_queues(env: Context, scrub: DeletionIntent) -> None:
         before = page[-1].sequence
 
 
-def _next_pass(env: Context, scrub: DeletionIntent) -> Change:
-    key, seen = ScrubKey(scrub.scrub_id), _unchanged(scrub)
+def _next_pass(env: Context, intent: DeletionIntent) -> Change:
+    key, seen = ScrubKey(intent.scrub_id), _unchanged(intent)
     # The second pass removes what a worker wrote during the first: a fetch that had begun can still
     # store its body until its deadline and claim end.
-    if scrub.passes_left > 1:
+    if intent.passes_left > 1:
         values = {"due_at": env.now() + limits.SECOND_DELETION_PASS_S}
         return Change((Update(key, seen, values, {"passes_left": -1}),))
     # The deleted job's row stays as a tombstone, so that a repeated request still succeeds.
-    if scrub.run_id is None and scrub.passes_left == 1:
+    if intent.run_id is None and intent.passes_left == 1:
         values = {"due_at": env.now() + limits.TOMBSTONE_TTL_S}
         return Change((Update(key, seen, values, {"passes_left": -1}),))
-    tombstone = (Delete(JobKey(scrub.job_id)),) if scrub.run_id is None else ()
+    tombstone = (Delete(JobKey(intent.job_id)),) if intent.run_id is None else ()
     return Change((Delete(key, seen), *tombstone))
 
 

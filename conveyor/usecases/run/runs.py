@@ -228,7 +228,7 @@ async def _try_delete_run(env: Context, caller: CallerId, job_id: str, run_id: s
         job,
         run,
         next_latest=others[0].run_id if others else None,
-        scrub_id=env.new_id(),
+        intent_id=env.new_id(),
         now=env.now(),
     )
     if not isinstance(await env.commit_with_events(change), Applied):

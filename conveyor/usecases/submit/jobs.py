@@ -280,7 +280,7 @@ async def _try_delete(env: Context, caller: CallerId, job_id: str) -> Again | No
     active = None
     if job.active_run_id is not None:
         active = await env.store.read(RunKey(job.job_id, job.active_run_id))
-    change = termination.delete_job(job, active, scrub_id=env.new_id(), now=env.now())
+    change = termination.delete_job(job, active, intent_id=env.new_id(), now=env.now())
     if not isinstance(await env.commit_with_events(change), Applied):
         return AGAIN
     if active is not None:

@@ -13,7 +13,7 @@ from conveyor.engines.aws.sqs import SqsQueue
 from conveyor.engines.system import SystemClock
 from conveyor.ports.clock import Clock
 from conveyor.ports.queue import Queue
-from tests.aws import a_lean_plane, a_seam, an_access
+from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.conformance.engines import ENGINES
 
 _NUMBERS = itertools.count()
@@ -28,10 +28,12 @@ async def _of_engine(name: str, data_dir: Path, clock: Clock) -> AsyncIterator[Q
 @asynccontextmanager
 async def _emulated(url: str) -> AsyncIterator[Queue]:
     """Queues of its own, for all tests share the server and the ids of their runs."""
-    async with a_lean_plane(an_access(sqs=url)) as transport:
+    async with an_http_transport(an_access(sqs=url)) as transport:
         prefix = f"test-{next(_NUMBERS)}-"
         clock = SystemClock()
-        yield SqsQueue(client=a_seam(transport), clock=clock, random=Random(1), prefix=prefix)
+        yield SqsQueue(
+            client=an_aws_client(transport), clock=clock, random=Random(1), prefix=prefix
+        )
 
 
 QUEUES: dict[str, Callable[[Path, Clock], AbstractAsyncContextManager[Queue]]] = {

@@ -217,7 +217,7 @@ def test_a_stop_of_an_open_job_does_not_complete_it() -> None:
 def test_deleting_a_live_run_frees_and_closes_its_job() -> None:
     job = a_job(latest_run_id=RUN, active_run_id=RUN)
 
-    change = termination.delete_run(job, DONE, next_latest=OTHER_RUN, scrub_id="s", now=T0)
+    change = termination.delete_run(job, DONE, next_latest=OTHER_RUN, intent_id="s", now=T0)
 
     assert on_run(change).values["status"] is RunStatus.DELETED
     assert on_job(change).values["latest_run_id"] == OTHER_RUN
@@ -230,7 +230,7 @@ def test_deleting_an_ended_run_leaves_the_active_one_alone() -> None:
     job = a_job(latest_run_id=OTHER_RUN, active_run_id=OTHER_RUN)
     ended = a_run(status=RunStatus.COMPLETED, ended_at=T0)
 
-    change = termination.delete_run(job, ended, next_latest=OTHER_RUN, scrub_id="s", now=T0)
+    change = termination.delete_run(job, ended, next_latest=OTHER_RUN, intent_id="s", now=T0)
 
     assert on_job(change).values == {"updated_at": T0}
     assert gates(change) == []
@@ -239,7 +239,7 @@ def test_deleting_an_ended_run_leaves_the_active_one_alone() -> None:
 def test_deleting_a_run_is_refused_if_the_job_moved_on() -> None:
     job = a_job(latest_run_id=RUN, active_run_id=None)
 
-    change = termination.delete_run(job, DONE, next_latest=None, scrub_id="s", now=T0)
+    change = termination.delete_run(job, DONE, next_latest=None, intent_id="s", now=T0)
 
     assert set(on_job(change).guard.equals) == {("latest_run_id", RUN), ("active_run_id", None)}
     assert on_job(change).guard.status_in == frozenset({job.status})
@@ -248,7 +248,7 @@ def test_deleting_a_run_is_refused_if_the_job_moved_on() -> None:
 @pytest.mark.parametrize("with_active", [True, False])
 def test_deleting_a_job_leaves_a_tombstone_without_customer_data(with_active: bool) -> None:
     job = HOOKED
-    change = termination.delete_job(job, DONE if with_active else None, scrub_id="s", now=T0)
+    change = termination.delete_job(job, DONE if with_active else None, intent_id="s", now=T0)
 
     values = on_job(change).values
     assert values["status"] is JobStatus.DELETED
@@ -261,14 +261,14 @@ def test_deleting_a_job_leaves_a_tombstone_without_customer_data(with_active: bo
 
 @pytest.mark.parametrize("kind", list(JobType))
 def test_deleting_a_scheduled_job_ends_its_schedule_in_the_same_change(kind: JobType) -> None:
-    change = termination.delete_job(a_job(type=kind), None, scrub_id="s", now=T0)
+    change = termination.delete_job(a_job(type=kind), None, intent_id="s", now=T0)
 
     is_ended = Delete(ScheduleKey(a_job().job_id)) in change.writes
     assert is_ended is (kind is JobType.SCHEDULED)
 
 
 def test_deleting_a_job_shuts_its_live_run() -> None:
-    change = termination.delete_job(HOOKED, DONE, scrub_id="s", now=T0)
+    change = termination.delete_job(HOOKED, DONE, intent_id="s", now=T0)
 
     assert on_run(change).guard.status_in == lifecycle.RUN_LIVE
     assert on_run(change).values["status"] is RunStatus.DELETED
@@ -279,14 +279,14 @@ def test_deleting_a_job_shuts_its_live_run() -> None:
 @pytest.mark.parametrize("what", ["job", "run"])
 def test_a_deletion_leaves_the_intent_to_scrub_twice(what: str) -> None:
     if what == "job":
-        change = termination.delete_job(HOOKED, None, scrub_id="s", now=T0)
+        change = termination.delete_job(HOOKED, None, intent_id="s", now=T0)
     else:
-        change = termination.delete_run(HOOKED, DONE, next_latest=None, scrub_id="s", now=T0)
+        change = termination.delete_run(HOOKED, DONE, next_latest=None, intent_id="s", now=T0)
 
-    (scrub,) = _inserted(change, DeletionIntent)
-    assert scrub.passes_left == 2
-    assert scrub.due_at == T0
-    assert scrub.run_id == (None if what == "job" else RUN)
+    (intent,) = _inserted(change, DeletionIntent)
+    assert intent.passes_left == 2
+    assert intent.due_at == T0
+    assert intent.run_id == (None if what == "job" else RUN)
 
 
 def test_closing_needs_an_open_job_and_a_live_run() -> None:

@@ -25,12 +25,14 @@ def written(change: Change) -> Update:
 def failed_at(now: float, *tries: DeliveryAttempt) -> Update:
     notice = a_notice(tries=tries, claim=1)
     tried = DeliveryAttempt(now, 0.1, 500, "http_5xx:500")
-    return written(delivery.failed(notice, tried, retry_after_s=None, now=now, random=Random(1)))
+    return written(
+        delivery.record_failed(notice, tried, retry_after_s=None, now=now, random=Random(1))
+    )
 
 
 def test_a_claim_is_a_number_that_fences_whatever_follows() -> None:
     claimed = written(delivery.claim(a_notice(claim=4), now=T0))
-    recorded = written(delivery.delivered(a_notice(claim=5), DeliveryAttempt(T0, 0.1, 200)))
+    recorded = written(delivery.record_delivered(a_notice(claim=5), DeliveryAttempt(T0, 0.1, 200)))
 
     assert claimed.deltas == {"claim": 1}
     assert claimed.values == {"due_at": T0 + limits.WEBHOOK_CLAIM_S}
@@ -61,7 +63,9 @@ def test_a_redelivered_notice_starts_its_schedule_and_its_time_over() -> None:
     notice = a_notice(claim=10, tries=(MISS,) * 9, due_since=now)
 
     tried = DeliveryAttempt(now, 0.1, 500, "http_5xx:500")
-    write = written(delivery.failed(notice, tried, retry_after_s=None, now=now, random=Random(1)))
+    write = written(
+        delivery.record_failed(notice, tried, retry_after_s=None, now=now, random=Random(1))
+    )
 
     assert again.values["due_at"] == again.values["due_since"] == now
     assert again.deltas == {"claim": 1}

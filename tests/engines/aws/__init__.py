@@ -1,1 +1,1 @@
-"""What the AWS engine alone has: signatures, metering, retries, and two planes that agree."""
+"""What the AWS engine alone has: signatures, metering, retries, and two transports that agree."""

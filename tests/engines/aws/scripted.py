@@ -1,4 +1,4 @@
-"""A plane that says what a test wants it to say, and remembers what it was asked."""
+"""A transport that says what a test wants it to say, and remembers what it was asked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOST = NoResponse("the connection closed", was_sent=True)
 UNSENT = NoResponse("connection refused", was_sent=False)
 
 
-class ScriptedPlane:
+class ScriptedTransport:
     """Says its lines in order, the last one for ever."""
 
     def __init__(self, *lines: Said) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.coordinator import SKEW_S, DynamoCoordinator
-from tests.aws import a_lean_plane, a_seam, an_access
+from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.builders import JOB, RUN, ManualClock
 from tests.conformance.coordinators import a_space, a_table_of_leases
 
@@ -17,20 +17,20 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-async def seam(ministack: str) -> AsyncIterator[AwsClient]:
-    async with a_lean_plane(an_access(dynamodb=ministack)) as transport:
-        yield a_seam(transport)
+async def client(ministack: str) -> AsyncIterator[AwsClient]:
+    async with an_http_transport(an_access(dynamodb=ministack)) as transport:
+        yield an_aws_client(transport)
 
 
 async def test_who_is_ahead_of_time_takes_no_lease_that_its_holder_believes_in(
-    seam: AwsClient,
+    client: AwsClient,
 ) -> None:
     table = a_space()
-    await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
+    await client.call("dynamodb", "CreateTable", a_table_of_leases(table))
     clock, fast = ManualClock(), ManualClock()
     fast.advance(SKEW_S)
-    holder = DynamoCoordinator(seam, table, clock=clock, random=Random(1))
-    other = DynamoCoordinator(seam, table, clock=fast, random=Random(2))
+    holder = DynamoCoordinator(client, table, clock=clock, random=Random(1))
+    other = DynamoCoordinator(client, table, clock=fast, random=Random(2))
     [held] = await holder.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30)
 
     for each in (clock, fast):
@@ -44,13 +44,13 @@ async def test_who_is_ahead_of_time_takes_no_lease_that_its_holder_believes_in(
     assert await holder.renew([held], ttl_s=30) == frozenset({held})
 
 
-async def test_a_renewal_that_arrives_late_shortens_no_lease(seam: AwsClient) -> None:
+async def test_a_renewal_that_arrives_late_shortens_no_lease(client: AwsClient) -> None:
     """Its holder had given it up, and renewed since."""
     table = a_space()
-    await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
+    await client.call("dynamodb", "CreateTable", a_table_of_leases(table))
     clock, sent_before = ManualClock(), ManualClock()
-    holder = DynamoCoordinator(seam, table, clock=clock, random=Random(1))
-    late = DynamoCoordinator(seam, table, clock=sent_before, random=Random(1))
+    holder = DynamoCoordinator(client, table, clock=clock, random=Random(1))
+    late = DynamoCoordinator(client, table, clock=sent_before, random=Random(1))
     [held] = await holder.acquire(JOB, RUN, count_max=1, cap=1, ttl_s=30)
     clock.advance(20)
     assert await holder.renew([held], ttl_s=30) == frozenset()
@@ -63,14 +63,14 @@ async def test_a_renewal_that_arrives_late_shortens_no_lease(seam: AwsClient) ->
 
 
 async def test_a_mark_that_was_taken_back_is_gone_for_who_is_behind_the_time(
-    seam: AwsClient,
+    client: AwsClient,
 ) -> None:
     table = a_space()
-    await seam.call("dynamodb", "CreateTable", a_table_of_leases(table))
+    await client.call("dynamodb", "CreateTable", a_table_of_leases(table))
     clock, slow = ManualClock(), ManualClock()
     clock.advance(SKEW_S)
-    owner = DynamoCoordinator(seam, table, clock=clock, random=Random(1))
-    reader = DynamoCoordinator(seam, table, clock=slow, random=Random(2))
+    owner = DynamoCoordinator(client, table, clock=clock, random=Random(1))
+    reader = DynamoCoordinator(client, table, clock=slow, random=Random(2))
     await owner.put_status("owner", {"workers": "here"}, ttl_s=30)
     assert await reader.list_status("workers") == ["here"]
 

@@ -33,7 +33,7 @@ from conveyor.usecases.run import ingest, reconcile, tasks
 from conveyor.usecases.run.ingest import Ingested
 from conveyor.usecases.submit import jobs
 from tests.actors.world import make_world
-from tests.aws import a_lean_plane, a_seam, a_table, an_access
+from tests.aws import a_table, an_access, an_aws_client, an_http_transport
 from tests.conformance.coordinators import a_space
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ async def metered_env(ministack: str, redis: str) -> AsyncGenerator[tuple[Contex
     meter = Meter(indexes=[(index.pk, index.sk) for index in INDEXES])
     env, space = make_world().env, a_space()
     async with (
-        a_lean_plane(an_access(dynamodb=ministack, sqs=ministack)) as transport,
+        an_http_transport(an_access(dynamodb=ministack, sqs=ministack)) as transport,
         open_redis(
             redis,
             random=Random(1),
@@ -60,7 +60,7 @@ async def metered_env(ministack: str, redis: str) -> AsyncGenerator[tuple[Contex
             note=meter.count_redis,
         ) as shared,
     ):
-        client = replace(a_seam(transport), meter=meter)
+        client = replace(an_aws_client(transport), meter=meter)
         queue = SqsQueue(client=client, clock=env.clock, random=Random(1), prefix=f"{space}-")
         config = replace(env.config, sync_tasks_max=100, shard_count=SHARDS, pace=PACE)
         store = DynamoStore(await a_table(client, space), queue)

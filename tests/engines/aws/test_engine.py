@@ -8,7 +8,7 @@ import trio
 from conveyor.engines.aws.engine import SecretRow
 from conveyor.engines.system import AesSecretBox
 from conveyor.ports.secret_box import WrongSecret
-from tests.aws import a_lean_plane, a_seam, an_access
+from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.conformance.coordinators import a_space, a_table_of_leases
 
 pytestmark = pytest.mark.slow
@@ -18,8 +18,8 @@ OURS, OTHER = AesSecretBox(b"a" * 32), AesSecretBox(b"b" * 32)
 
 async def test_another_secret_is_refused_and_those_who_start_together_agree(ministack: str) -> None:
     table = a_space()
-    async with a_lean_plane(an_access(dynamodb=ministack)) as transport:
-        client = a_seam(transport)
+    async with an_http_transport(an_access(dynamodb=ministack)) as transport:
+        client = an_aws_client(transport)
         await client.call("dynamodb", "CreateTable", a_table_of_leases(table))
         row = SecretRow(client, table)
 

@@ -16,9 +16,9 @@ from conveyor.engines.aws.client.client import RetryingAwsClient
 from conveyor.engines.aws.engine import StepFunctions
 from conveyor.engines.aws.errors import AwsError
 from conveyor.ports.webhook_sender import Callback, Delivered, NotDelivered
-from tests.aws import PLANES, REGION, a_lean_plane, a_seam, an_access
+from tests.aws import REGION, TRANSPORTS, an_access, an_aws_client, an_http_transport
 from tests.engines.aws.client.test_strict_signatures import a_user
-from tests.engines.aws.scripted import LOST, THROTTLED, UNSENT, ScriptedPlane
+from tests.engines.aws.scripted import LOST, THROTTLED, UNSENT, ScriptedTransport
 from tests.servers import ACCESS_KEY
 
 NUMBERS = itertools.count()
@@ -31,13 +31,13 @@ def a_callback(token: str = "token", *, is_success: bool = True) -> Callback:
     )
 
 
-@pytest.fixture(params=PLANES)
-async def seam(
+@pytest.fixture(params=TRANSPORTS)
+async def client(
     request: pytest.FixtureRequest, ministack: str
 ) -> AsyncGenerator[RetryingAwsClient, None]:
     access = an_access(stepfunctions=ministack, sqs=ministack)
-    async with PLANES[request.param](access) as transport:
-        yield a_seam(transport)
+    async with TRANSPORTS[request.param](access) as transport:
+        yield an_aws_client(transport)
 
 
 class Machine:
@@ -83,11 +83,11 @@ class Machine:
 
 
 @pytest.mark.slow
-async def test_a_machine_that_waits_goes_on_with_the_summary(seam: RetryingAwsClient) -> None:
-    machine = Machine(seam)
+async def test_a_machine_that_waits_goes_on_with_the_summary(client: RetryingAwsClient) -> None:
+    machine = Machine(client)
     token = await machine.start()
 
-    told = await StepFunctions(seam).call_back(a_callback(token))
+    told = await StepFunctions(client).call_back(a_callback(token))
 
     end = await machine.end()
     assert told == Delivered(200)
@@ -97,12 +97,12 @@ async def test_a_machine_that_waits_goes_on_with_the_summary(seam: RetryingAwsCl
 
 @pytest.mark.slow
 async def test_a_machine_that_waits_fails_with_an_error_that_it_can_catch(
-    seam: RetryingAwsClient,
+    client: RetryingAwsClient,
 ) -> None:
-    machine = Machine(seam)
+    machine = Machine(client)
     token = await machine.start()
 
-    told = await StepFunctions(seam).call_back(a_callback(token, is_success=False))
+    told = await StepFunctions(client).call_back(a_callback(token, is_success=False))
 
     end = await machine.end()
     assert told == Delivered(200)
@@ -111,13 +111,13 @@ async def test_a_machine_that_waits_fails_with_an_error_that_it_can_catch(
 
 
 @pytest.mark.slow
-async def test_a_second_callback_is_refused_for_good(seam: RetryingAwsClient) -> None:
-    machine = Machine(seam)
+async def test_a_second_callback_is_refused_for_good(client: RetryingAwsClient) -> None:
+    machine = Machine(client)
     token = await machine.start()
-    await StepFunctions(seam).call_back(a_callback(token))
+    await StepFunctions(client).call_back(a_callback(token))
     await machine.end()
 
-    told = await StepFunctions(seam).call_back(a_callback(token))
+    told = await StepFunctions(client).call_back(a_callback(token))
 
     assert told == NotDelivered("step_functions:TaskDoesNotExist", 400, gone=True)
 
@@ -127,8 +127,8 @@ async def test_our_signature_is_taken_by_step_functions(strict_ministack: str) -
     keys = await a_user(strict_ministack, "caller-back")
     access = StaticAccess(REGION, keys, {"stepfunctions": strict_ministack})
 
-    async with a_lean_plane(access) as lean, open_boto_transport(access) as boto:
-        told = [await StepFunctions(a_seam(p)).call_back(a_callback()) for p in (lean, boto)]
+    async with an_http_transport(access) as lean, open_boto_transport(access) as boto:
+        told = [await StepFunctions(an_aws_client(p)).call_back(a_callback()) for p in (lean, boto)]
 
     assert told == [NotDelivered("step_functions:TaskDoesNotExist", 400, gone=True)] * 2
 
@@ -138,17 +138,17 @@ async def test_our_signature_is_taken_by_step_functions(strict_ministack: str) -
     ["InvalidOutput", "InvalidToken", "TaskDoesNotExist", "TaskTimedOut", "ValidationException"],
 )
 async def test_what_cannot_change_is_final(code: str) -> None:
-    refusing = ScriptedPlane(AwsError(code, "no"))
+    refusing = ScriptedTransport(AwsError(code, "no"))
 
-    told = await StepFunctions(a_seam(refusing)).call_back(a_callback())
+    told = await StepFunctions(an_aws_client(refusing)).call_back(a_callback())
 
     assert told == NotDelivered(f"step_functions:{code}", 400, gone=True)
 
 
 async def test_what_an_operator_can_mend_is_tried_again() -> None:
-    refusing = ScriptedPlane(AwsError("AccessDeniedException", "no"))
+    refusing = ScriptedTransport(AwsError("AccessDeniedException", "no"))
 
-    told = await StepFunctions(a_seam(refusing)).call_back(a_callback())
+    told = await StepFunctions(an_aws_client(refusing)).call_back(a_callback())
 
     assert told == NotDelivered("step_functions:AccessDeniedException", 400)
 
@@ -157,17 +157,17 @@ async def test_what_an_operator_can_mend_is_tried_again() -> None:
 async def test_a_moment_of_trouble_is_got_over(
     trouble: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
-    transport = ScriptedPlane(trouble, {})
+    transport = ScriptedTransport(trouble, {})
 
-    told = await StepFunctions(a_seam(transport)).call_back(a_callback())
+    told = await StepFunctions(an_aws_client(transport)).call_back(a_callback())
 
     assert told == Delivered(200)
 
 
 async def test_a_lost_answer_is_left_to_the_schedule() -> None:
-    transport = ScriptedPlane(LOST, {})
+    transport = ScriptedTransport(LOST, {})
 
-    told = await StepFunctions(a_seam(transport)).call_back(a_callback())
+    told = await StepFunctions(an_aws_client(transport)).call_back(a_callback())
 
     assert told == NotDelivered("transport_error:step functions")
     assert len(transport.asked) == 1

@@ -20,7 +20,7 @@ from conveyor.engines.sqlite import EmbeddedEngine, open_engine
 from conveyor.engines.sqlite.disk_space import FLOOR_BYTES_MAX, RESERVE_BYTES_MAX, Space
 from conveyor.engines.sqlite.group_commit import GroupCommitter
 from conveyor.ports.errors import StorageFull, Unavailable
-from tests.builders import ManualClock, a_job, a_scrub, keep, key_of
+from tests.builders import ManualClock, a_deletion_intent, a_job, keep, key_of
 
 MIB = 1024 * 1024
 
@@ -81,8 +81,8 @@ async def test_deletes_and_reads_are_not_refused_below_the_floor(data_dir: Path)
         await engine.blobs.put("jobs/j/a/b", [b"body"])
         executor.free_bytes = 0
 
-        scrub = Insert(key_of(a_scrub()), a_scrub())
-        await engine.store.commit((Change((scrub, Delete(key_of(a_job())))),))
+        intent = Insert(key_of(a_deletion_intent()), a_deletion_intent())
+        await engine.store.commit((Change((intent, Delete(key_of(a_job())))),))
 
         assert await engine.store.read(key_of(a_job())) is None
         assert await engine.blobs.delete_prefix("jobs/j") == 1

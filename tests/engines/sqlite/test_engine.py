@@ -24,9 +24,9 @@ from tests.builders import (
     RUN,
     T0,
     ManualClock,
+    a_deletion_intent,
     a_record,
     a_ref,
-    a_scrub,
     a_task,
     an_export,
     keep,
@@ -177,15 +177,15 @@ async def test_exports_in_the_making_are_due_at_once_and_those_that_are_over_are
 async def test_scrubs_in_hand_are_due_at_once_and_those_for_later_are_not(
     data_dir: Path, clock: ManualClock
 ) -> None:
-    in_hand = a_scrub(1, due_at=T0 + limits.DELETION_CLAIM_S)
-    second = a_scrub(2, due_at=T0 + limits.SECOND_DELETION_PASS_S)
+    in_hand = a_deletion_intent(1, due_at=T0 + limits.DELETION_CLAIM_S)
+    second = a_deletion_intent(2, due_at=T0 + limits.SECOND_DELETION_PASS_S)
     async with _opened(data_dir, clock) as engine:
         await keep(engine.store, in_hand, second)
 
         async with _after_a_crash(data_dir, clock) as survivor:
             due = await survivor.store.find(DueScrubs(due_by=clock.now(), limit=10))
 
-    assert [scrub.scrub_id for scrub in due] == [in_hand.scrub_id]
+    assert [intent.scrub_id for intent in due] == [in_hand.scrub_id]
 
 
 @pytest.mark.parametrize("sql", [recovery._LAPSE_CLAIMS, recovery._SHOW_MESSAGES])

@@ -82,9 +82,9 @@ def _needed_or_not(_: Any) -> Any:
     return mutated
 
 
-def _one_pass(scrub: Any) -> Any:
-    def mutated(job: Job, run_id: RunId | None, scrub_id: str, now: float) -> Insert:
-        insert: Insert = scrub(job, run_id, scrub_id, now)
+def _one_pass(insert_intent: Any) -> Any:
+    def mutated(job: Job, run_id: RunId | None, intent_id: str, now: float) -> Insert:
+        insert: Insert = insert_intent(job, run_id, intent_id, now)
         assert isinstance(insert.row, DeletionIntent)
         row = msgspec.structs.replace(insert.row, passes_left=1)
         return msgspec.structs.replace(insert, row=row)
@@ -110,13 +110,13 @@ def _tells(write: object) -> bool:
 def _no_second_try(_: Any) -> Any:
     def mutated(
         notice: Notice,
-        tried: DeliveryAttempt,
+        attempt: DeliveryAttempt,
         *,
         retry_after_s: float | None,
         now: float,
         random: Random,
     ) -> Change:
-        return delivery.receiver_gone(notice, tried)
+        return delivery.record_receiver_gone(notice, attempt)
 
     return mutated
 
@@ -138,7 +138,9 @@ def _recorded_first(post: Any) -> Any:
     ) -> Any:
         current = await env.store.read(NoticeKey(notice.notice_id))
         if current is not None:
-            await env.commit(delivery.delivered(current, DeliveryAttempt(env.now(), 0.0, 204)))
+            await env.commit(
+                delivery.record_delivered(current, DeliveryAttempt(env.now(), 0.0, 204))
+            )
         return await post(env, notifier, notice, webhook, caller)
 
     return mutated
@@ -210,7 +212,7 @@ MUTANTS = (
         window=77,
         invariants=(33,),
         what="What a worker stores after the scrub of a deleted job stays.",
-        apply=swapping("conveyor.domain.run.termination:_scrub", _one_pass),
+        apply=swapping("conveyor.domain.run.termination:_insert_intent", _one_pass),
         world={"temper": "tidy", "haste": 10.0, "workers_count": 2, "think_s": 5.0, "look_s": 5.0},
     ),
     Mutant(
@@ -233,7 +235,7 @@ MUTANTS = (
         window=103,
         invariants=(41,),
         what="A delivery that fails is not tried again.",
-        apply=swapping("conveyor.domain.webhook.delivery:failed", _no_second_try),
+        apply=swapping("conveyor.domain.webhook.delivery:record_failed", _no_second_try),
     ),
     Mutant(
         name="webhook_id_of_each_try",

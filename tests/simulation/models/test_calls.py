@@ -96,7 +96,7 @@ async def test_a_request_under_way_is_done_though_its_caller_is_cancelled(
     assert await there(world)
 
 
-async def test_through_the_seam_a_lost_answer_is_unknown_or_made_good(
+async def test_through_the_client_a_lost_answer_is_unknown_or_made_good(
     world: World, autojump_clock: MockClock
 ) -> None:
     world.suffers(CallFaults(lost_rate=1.0))

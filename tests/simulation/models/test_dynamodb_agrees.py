@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conveyor.engines.aws.client.client import AwsTransport
 from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.simulation.models import AwsModel, FaultSource
-from tests.aws import a_lean_plane, an_access
+from tests.aws import an_access, an_http_transport
 from tests.builders import ManualClock
 from tests.simulation.models.requests import TABLE, Call, calls
 
@@ -46,10 +46,10 @@ _definition = {
 
 
 class Table:
-    """One table behind a plane, and what came of the calls to it."""
+    """One table behind a transport, and what came of the calls to it."""
 
     def __init__(self, transport: AwsTransport, name: str) -> None:
-        self._plane = transport
+        self._transport = transport
         self._name = name
 
     async def ask(self, operation: str, params: Any) -> Any:
@@ -62,7 +62,7 @@ class Table:
     async def _call(self, operation: str, params: Any) -> Any:
         if operation == "Query":
             return await self._all_pages(params)
-        return await self._plane.call(
+        return await self._transport.call(
             "dynamodb", operation, self._here(params), deadline_s=DEADLINE_S
         )
 
@@ -71,7 +71,7 @@ class Table:
         items: list[Any] = []
         asked = dict(params)
         while True:
-            page = await self._plane.call(
+            page = await self._transport.call(
                 "dynamodb", "Query", self._here(asked), deadline_s=DEADLINE_S
             )
             items += page["Items"]
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
 async def _both(url: str, asked: list[Call]) -> None:
     name = f"agreed-{next(_names)}"  # Others have rows on this server too.
     model = AwsModel(clock=ManualClock(), fault_source=FaultSource(random=Random(1)))
-    async with a_lean_plane(an_access(dynamodb=url)) as server:
+    async with an_http_transport(an_access(dynamodb=url)) as server:
         for transport in (model, server):
             made = {"TableName": name, **_definition}
             await transport.call("dynamodb", "CreateTable", made, deadline_s=DEADLINE_S)

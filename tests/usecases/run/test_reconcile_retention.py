@@ -30,7 +30,7 @@ async def sweep(env: Context) -> None:
     await reconcile.remove_old_rows(env)
 
 
-async def scrub_fully(env: Context, clock: ManualClock) -> None:
+async def delete_fully(env: Context, clock: ManualClock) -> None:
     for _ in range(3):
         while await reconcile.delete_due(env):
             pass
@@ -49,7 +49,7 @@ async def test_rows_stay_for_their_days_and_then_nothing_is_left(
     rows_before = len(await rows_of(env, run))
     clock.advance(1)
     await sweep(env)
-    await scrub_fully(env, clock)
+    await delete_fully(env, clock)
 
     assert rows_before == 4
     with pytest.raises(NotFound):
@@ -66,7 +66,7 @@ async def test_a_run_that_nobody_swept_in_time_loses_bodies_and_rows_together(
     clock.advance(100 * DAY)
 
     await sweep(env)
-    await scrub_fully(env, clock)
+    await delete_fully(env, clock)
 
     assert await rows_of(env, run) == []
     assert await bodies_of(env, run) == 0

@@ -163,7 +163,7 @@ async def test_a_run_that_ends_or_is_being_ingested_is_always_read(
         await invalidate_totals(env, a_run(shard_count=SHARDS, **fields))
 
     assert store.asked == 3
-    assert not cast("RedisCache", env.cache).looks
+    assert not cast("RedisCache", env.cache).outcomes
 
 
 async def test_while_redis_is_away_the_store_is_read_and_little_time_is_lost(
@@ -186,7 +186,7 @@ async def test_while_redis_is_away_the_store_is_read_and_little_time_is_lost(
 
     assert seen == [1, 2, 3, 4, 5, 5]
     assert lost_s <= ANSWER_S
-    assert set(cast("RedisCache", env.cache).looks) == {"yours", "away"}
+    assert set(cast("RedisCache", env.cache).outcomes) == {"yours", "away"}
 
 
 async def test_who_holds_a_ticket_and_dies_keeps_nobody_waiting_for_long(
@@ -271,7 +271,7 @@ async def test_a_process_that_lost_redis_for_a_while_shows_nothing_older_than_it
         await trio.sleep(0.01)
 
     assert shown == sorted(shown)
-    assert cast("RedisCache", here.cache).looks["found"] > 0
+    assert cast("RedisCache", here.cache).outcomes["found"] > 0
 
 
 async def test_the_stores_own_trouble_is_told(redis: World, autojump_clock: MockClock) -> None:

@@ -1,4 +1,4 @@
-"""What the seam adds to a plane: retries within bounds, three outcomes, faults and crashes."""
+"""What the client adds to a transport: bounded retries, three outcomes, faults and crashes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from conveyor.engines.aws.client.client import (
 )
 from conveyor.engines.aws.errors import AwsError, NoResponse, NotAllowed, NotApplied
 from conveyor.ports.errors import BlobMissing, QueueGone, StorageFull, Unavailable
-from tests.aws import a_seam
-from tests.engines.aws.scripted import LOST, THROTTLED, UNSENT, Said, ScriptedPlane
+from tests.aws import an_aws_client
+from tests.engines.aws.scripted import LOST, THROTTLED, UNSENT, Said, ScriptedTransport
 
 PUT = {"TableName": "t", "Item": {"pk": {"S": "a"}}}
 GUARDED = {**PUT, "ConditionExpression": "attribute_not_exists(pk)"}
@@ -30,9 +30,9 @@ ONCE: dict[str, Any] = {"TransactItems": []}
 async def test_what_was_not_done_is_asked_again(
     failure: AwsError | NoResponse, autojump_clock: MockClock
 ) -> None:
-    transport = ScriptedPlane(failure, failure, {"done": True})
+    transport = ScriptedTransport(failure, failure, {"done": True})
 
-    answer = await a_seam(transport).call("dynamodb", "PutItem", GUARDED)
+    answer = await an_aws_client(transport).call("dynamodb", "PutItem", GUARDED)
 
     assert answer == {"done": True}
     assert len(transport.asked) == 3
@@ -56,10 +56,10 @@ async def test_what_was_not_done_is_asked_again(
 async def test_a_lost_answer_is_asked_for_again_only_if_twice_is_once(
     operation: str, params: Mapping[str, Any], attempts: int, autojump_clock: MockClock
 ) -> None:
-    transport = ScriptedPlane(LOST)
+    transport = ScriptedTransport(LOST)
 
     with pytest.raises(Unavailable):
-        await a_seam(transport).call("any", operation, params)
+        await an_aws_client(transport).call("any", operation, params)
 
     assert len(transport.asked) == attempts
 
@@ -72,7 +72,7 @@ async def test_a_call_that_was_turned_away_each_time_has_certainly_done_nothing(
     lines: list[Said], is_certain: bool, autojump_clock: MockClock
 ) -> None:
     with pytest.raises(Unavailable) as caught:
-        await a_seam(ScriptedPlane(*lines)).call("dynamodb", "PutItem", PUT)
+        await an_aws_client(ScriptedTransport(*lines)).call("dynamodb", "PutItem", PUT)
 
     assert isinstance(caught.value, NotApplied) == is_certain
 
@@ -80,7 +80,7 @@ async def test_a_call_that_was_turned_away_each_time_has_certainly_done_nothing(
 async def test_a_storm_of_failures_uses_up_the_budget_and_then_nobody_tries_again(
     autojump_clock: MockClock,
 ) -> None:
-    transport, budget = ScriptedPlane(THROTTLED), RetryBudget(left=50.0)
+    transport, budget = ScriptedTransport(THROTTLED), RetryBudget(left=50.0)
     client = RetryingAwsClient(transport=transport, random=Random(1), budget=budget)
 
     for _ in range(100):
@@ -92,7 +92,7 @@ async def test_a_storm_of_failures_uses_up_the_budget_and_then_nobody_tries_agai
 
 async def test_a_service_that_recovers_earns_the_budget_back(autojump_clock: MockClock) -> None:
     client = RetryingAwsClient(
-        transport=ScriptedPlane({}), random=Random(1), budget=RetryBudget(left=0.0)
+        transport=ScriptedTransport({}), random=Random(1), budget=RetryBudget(left=0.0)
     )
 
     for _ in range(7):
@@ -104,7 +104,7 @@ async def test_a_service_that_recovers_earns_the_budget_back(autojump_clock: Moc
 async def test_a_call_ends_within_its_deadline_however_often_it_is_tried(
     autojump_clock: MockClock,
 ) -> None:
-    class Slow(ScriptedPlane):
+    class Slow(ScriptedTransport):
         async def call(
             self, service: str, operation: str, params: Mapping[str, Any], *, deadline_s: float
         ) -> dict[str, Any]:
@@ -113,7 +113,7 @@ async def test_a_call_ends_within_its_deadline_however_often_it_is_tried(
 
     started_at = trio.current_time()
     with pytest.raises(Unavailable):
-        await a_seam(Slow({}), deadline_s=7.0).call("dynamodb", "GetItem", {})
+        await an_aws_client(Slow({}), deadline_s=7.0).call("dynamodb", "GetItem", {})
 
     assert trio.current_time() - started_at <= 7.0
 
@@ -134,7 +134,7 @@ async def test_a_refusal_is_raised_as_what_the_ports_promise(
     said: AwsError, raised: type[Exception], autojump_clock: MockClock
 ) -> None:
     with pytest.raises(raised):
-        await a_seam(ScriptedPlane(said)).call("any", "UpdateItem", {})
+        await an_aws_client(ScriptedTransport(said)).call("any", "UpdateItem", {})
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ async def test_a_refusal_is_raised_as_what_the_ports_promise(
 async def test_a_transaction_is_tried_again_when_conflicts_alone_cancelled_it(
     reasons: tuple[str, ...], attempts: int, autojump_clock: MockClock
 ) -> None:
-    transport = ScriptedPlane(AwsError("TransactionCanceledException", "", reasons=reasons))
+    transport = ScriptedTransport(AwsError("TransactionCanceledException", "", reasons=reasons))
 
     with pytest.raises((AwsError, Unavailable)):
-        await a_seam(transport).call("dynamodb", "TransactWriteItems", ONCE)
+        await an_aws_client(transport).call("dynamodb", "TransactWriteItems", ONCE)
 
     assert len(transport.asked) == attempts
 
@@ -173,10 +173,12 @@ class Stalling(Losing):
 
 
 async def test_an_injected_stall_ends_with_the_deadline(autojump_clock: MockClock) -> None:
-    transport = ScriptedPlane({})
+    transport = ScriptedTransport({})
 
     with pytest.raises(Unavailable):
-        await a_seam(transport, faults=Stalling(), deadline_s=7.0).call("dynamodb", "PutItem", PUT)
+        await an_aws_client(transport, faults=Stalling(), deadline_s=7.0).call(
+            "dynamodb", "PutItem", PUT
+        )
 
     assert trio.current_time() == pytest.approx(7.0, abs=0.1)
     assert transport.asked == []
@@ -185,10 +187,10 @@ async def test_an_injected_stall_ends_with_the_deadline(autojump_clock: MockCloc
 async def test_an_injected_fault_can_lose_the_answer_of_what_was_done(
     autojump_clock: MockClock,
 ) -> None:
-    transport = ScriptedPlane({})
+    transport = ScriptedTransport({})
 
     with pytest.raises(Unavailable):
-        await a_seam(transport, faults=Losing()).call("dynamodb", "PutItem", GUARDED)
+        await an_aws_client(transport, faults=Losing()).call("dynamodb", "PutItem", GUARDED)
 
     assert len(transport.asked) == 1
 
@@ -204,7 +206,7 @@ async def test_a_body_that_breaks_off_while_it_streams_is_unavailable() -> None:
                 pass
 
     body: Said = {"Body": breaking()}
-    client = a_seam(ScriptedPlane(body))
+    client = an_aws_client(ScriptedTransport(body))
 
     with pytest.raises(Unavailable):
         await read_all()
@@ -222,7 +224,7 @@ async def test_retries_wait_longer_and_longer_but_never_too_long(
             return 0
 
     waits: list[float] = []
-    client = RetryingAwsClient(transport=ScriptedPlane(THROTTLED), random=Most())
+    client = RetryingAwsClient(transport=ScriptedTransport(THROTTLED), random=Most())
 
     with pytest.raises(Unavailable):
         await client.call("dynamodb", "GetItem", {})

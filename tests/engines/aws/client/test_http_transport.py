@@ -1,4 +1,4 @@
-"""What the lean plane makes of answers that no emulator gives."""
+"""What the HTTP transport makes of answers that no emulator gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from conveyor.engines.aws.errors import NoResponse, NotAllowed
 from conveyor.ports.errors import Unavailable
-from tests.aws import a_lean_plane, a_seam, an_access
+from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.http_client.server import Handler, Peer, answering, raw_server, reply
 
 LONG_AGO = 1_000_000_000
@@ -29,9 +29,9 @@ def dated(request: bytes) -> bytes:
 async def test_a_clock_that_is_wrong_is_set_by_the_answer(autojump_clock: object) -> None:
     async with (
         raw_server(answering(SKEWED, reply(b"{}"))) as server,
-        a_lean_plane(an_access(dynamodb=server.url())) as transport,
+        an_http_transport(an_access(dynamodb=server.url())) as transport,
     ):
-        answer = await a_seam(transport).call("dynamodb", "ListTables", {})
+        answer = await an_aws_client(transport).call("dynamodb", "ListTables", {})
 
     assert answer == {}
     assert dated(server.requests[1]) == b"20010909"
@@ -41,10 +41,10 @@ async def test_a_signature_that_is_wrong_at_the_right_time_is_not_tried_again() 
     body = b'{"__type":"x#InvalidSignatureException","message":"no"}'
     async with (
         raw_server(answering(reply(body, status="400 Bad Request"))) as server,
-        a_lean_plane(an_access(dynamodb=server.url())) as transport,
+        an_http_transport(an_access(dynamodb=server.url())) as transport,
     ):
         with pytest.raises(NotAllowed, match="InvalidSignatureException"):
-            await a_seam(transport).call("dynamodb", "ListTables", {})
+            await an_aws_client(transport).call("dynamodb", "ListTables", {})
 
     assert len(server.requests) == 1
 
@@ -53,7 +53,7 @@ async def test_an_answer_that_fails_its_checksum_is_no_answer() -> None:
     damaged = reply(b"{}", headers={"x-amz-crc32": str(zlib.crc32(b"{}") ^ 1)})
     async with (
         raw_server(answering(damaged)) as server,
-        a_lean_plane(an_access(dynamodb=server.url())) as transport,
+        an_http_transport(an_access(dynamodb=server.url())) as transport,
     ):
         with pytest.raises(NoResponse, match="damaged"):
             await transport.call("dynamodb", "ListTables", {}, deadline_s=5.0)
@@ -63,11 +63,11 @@ async def test_an_upload_that_failed_behind_its_200_has_an_unknown_outcome() -> 
     late = b"<Error><Code>InternalError</Code><Message>sorry</Message></Error>"
     async with (
         raw_server(answering(reply(late))) as server,
-        a_lean_plane(an_access(s3=server.url())) as transport,
+        an_http_transport(an_access(s3=server.url())) as transport,
     ):
         params = {"Bucket": "b", "Key": "k", "UploadId": "u", "MultipartUpload": {"Parts": []}}
         with pytest.raises(Unavailable, match="InternalError"):
-            await a_seam(transport).call("s3", "CompleteMultipartUpload", params)
+            await an_aws_client(transport).call("s3", "CompleteMultipartUpload", params)
 
     assert len(server.requests) == 1
 
@@ -82,10 +82,10 @@ def hanging_up() -> Handler:
 async def test_a_connection_lost_after_the_request_leaves_the_outcome_unknown() -> None:
     async with (
         raw_server(hanging_up()) as server,
-        a_lean_plane(an_access(dynamodb=server.url())) as transport,
+        an_http_transport(an_access(dynamodb=server.url())) as transport,
     ):
         with pytest.raises(Unavailable):
-            await a_seam(transport).call("dynamodb", "UpdateItem", {})
+            await an_aws_client(transport).call("dynamodb", "UpdateItem", {})
 
     assert len(server.requests) == 1
 
@@ -93,7 +93,7 @@ async def test_a_connection_lost_after_the_request_leaves_the_outcome_unknown() 
 async def test_a_server_that_is_not_there_was_never_asked() -> None:
     async with raw_server(hanging_up()) as gone:
         pass
-    async with a_lean_plane(an_access(dynamodb=gone.url())) as transport:
+    async with an_http_transport(an_access(dynamodb=gone.url())) as transport:
         with pytest.raises(NoResponse) as caught:
             await transport.call("dynamodb", "UpdateItem", {}, deadline_s=5.0)
 
@@ -103,7 +103,7 @@ async def test_a_server_that_is_not_there_was_never_asked() -> None:
 async def test_a_body_that_is_left_early_closes_its_connection() -> None:
     async with (
         raw_server(answering(reply(b"x" * 300_000))) as server,
-        a_lean_plane(an_access(s3=server.url())) as transport,
+        an_http_transport(an_access(s3=server.url())) as transport,
     ):
         at = {"Bucket": "b", "Key": "k"}
         async with transport.open("s3", "GetObject", at, deadline_s=5.0) as answer:
@@ -116,7 +116,7 @@ async def test_a_body_that_is_left_early_closes_its_connection() -> None:
 async def test_a_body_that_is_read_to_its_end_keeps_its_connection() -> None:
     async with (
         raw_server(answering(reply(b"x" * 300_000))) as server,
-        a_lean_plane(an_access(s3=server.url())) as transport,
+        an_http_transport(an_access(s3=server.url())) as transport,
     ):
         at = {"Bucket": "b", "Key": "k"}
         async with transport.open("s3", "GetObject", at, deadline_s=5.0) as answer:
@@ -135,7 +135,7 @@ async def test_a_body_of_another_length_than_announced_is_not_passed_off_as_whol
 
     async with (
         raw_server(answering(reply())) as server,
-        a_lean_plane(an_access(s3=server.url())) as transport,
+        an_http_transport(an_access(s3=server.url())) as transport,
         aclosing(five()) as body,
     ):
         params = {"Bucket": "b", "Key": "k", "Body": body, "ContentLength": announced}
@@ -160,7 +160,7 @@ async def test_a_body_of_another_length_than_announced_is_not_passed_off_as_whol
 async def test_a_bucket_is_part_of_the_host_where_certificates_allow_it(
     endpoint: str, bucket: str, url: str
 ) -> None:
-    async with a_lean_plane(an_access(s3=endpoint)) as transport:
+    async with an_http_transport(an_access(s3=endpoint)) as transport:
         signed = await transport.presign(
             "GetObject", {"Bucket": bucket, "Key": "k/1"}, expires_s=60
         )

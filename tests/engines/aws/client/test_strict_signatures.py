@@ -7,7 +7,7 @@ import pytest
 from conveyor.engines.aws.client.auth import Credentials, StaticAccess
 from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.errors import NotAllowed
-from tests.aws import REGION, a_lean_plane, a_seam, an_access
+from tests.aws import REGION, an_access, an_aws_client, an_http_transport
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ ALLOW_ALL = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*"
 async def a_user(url: str, name: str) -> Credentials:
     """Keys of a user who may do anything: only those of users are checked."""
     async with open_boto_transport(an_access(iam=url)) as transport:
-        iam = a_seam(transport)
+        iam = an_aws_client(transport)
         await iam.call("iam", "CreateUser", {"UserName": name})
         policy = {"UserName": name, "PolicyName": "all", "PolicyDocument": ALLOW_ALL}
         await iam.call("iam", "PutUserPolicy", policy)
@@ -29,8 +29,8 @@ async def test_our_signature_is_taken_where_signatures_are_checked(strict_minist
     keys = await a_user(strict_ministack, "honest")
     access = StaticAccess(REGION, keys, {"dynamodb": strict_ministack})
 
-    async with a_lean_plane(access) as transport:
-        answer = await a_seam(transport).call("dynamodb", "ListTables", {})
+    async with an_http_transport(access) as transport:
+        answer = await an_aws_client(transport).call("dynamodb", "ListTables", {})
 
     assert answer == {"TableNames": []}
 
@@ -40,8 +40,8 @@ async def test_a_wrong_secret_is_refused_by_dynamodb(strict_ministack: str) -> N
     wrong = Credentials(keys.access_key, "guessed")
     access = StaticAccess(REGION, wrong, {"dynamodb": strict_ministack})
 
-    async with a_lean_plane(access) as transport:
+    async with an_http_transport(access) as transport:
         with pytest.raises(NotAllowed) as caught:
-            await a_seam(transport).call("dynamodb", "ListTables", {})
+            await an_aws_client(transport).call("dynamodb", "ListTables", {})
 
     assert caught.value.code == "InvalidSignatureException"

@@ -1,4 +1,4 @@
-"""Both planes do the same things to the same servers, and are told the same."""
+"""Both transports do the same things to the same servers, and are told the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conveyor.engines.aws.client.boto_transport import open_boto_transport
 from conveyor.engines.aws.client.client import AwsClient, RetryingAwsClient
 from conveyor.engines.aws.errors import AwsError, NotAllowed
 from conveyor.ports.errors import BlobMissing, QueueGone, Unavailable
-from tests.aws import PLANES, a_lean_plane, a_seam, an_access
+from tests.aws import TRANSPORTS, an_access, an_aws_client, an_http_transport
 from tests.servers import ACCESS_KEY
 
 pytestmark = pytest.mark.slow
@@ -62,11 +62,11 @@ class Script:
 
 
 @pytest.fixture
-async def seams(
+async def clients(
     request: pytest.FixtureRequest, access: StaticAccess
 ) -> AsyncGenerator[dict[str, RetryingAwsClient], None]:
-    async with a_lean_plane(access) as lean, open_boto_transport(access) as boto:
-        yield {"lean": a_seam(lean), "boto": a_seam(boto)}
+    async with an_http_transport(access) as lean, open_boto_transport(access) as boto:
+        yield {"lean": an_aws_client(lean), "boto": an_aws_client(boto)}
 
 
 @pytest.fixture
@@ -106,10 +106,12 @@ def row(number: int, **more: Any) -> dict[str, Any]:
 
 
 @over("dynamodb")
-async def test_both_planes_hear_the_same_of_dynamodb(seams: dict[str, RetryingAwsClient]) -> None:
+async def test_both_transports_hear_the_same_of_dynamodb(
+    clients: dict[str, RetryingAwsClient],
+) -> None:
     heard = {}
-    for name, client in seams.items():
-        table = await a_table(seams["boto"])
+    for name, client in clients.items():
+        table = await a_table(clients["boto"])
         do = Script(client, "dynamodb")
         values = {
             "B": {"S": "an attribute called B"},
@@ -161,9 +163,9 @@ async def test_both_planes_hear_the_same_of_dynamodb(seams: dict[str, RetryingAw
 
 
 @over("sqs")
-async def test_both_planes_hear_the_same_of_sqs(seams: dict[str, RetryingAwsClient]) -> None:
+async def test_both_transports_hear_the_same_of_sqs(clients: dict[str, RetryingAwsClient]) -> None:
     heard = {}
-    for name, client in seams.items():
+    for name, client in clients.items():
         do = Script(client, "sqs")
         url = (await do("CreateQueue", QueueName=f"queue-{next(NUMBERS)}"))["QueueUrl"]
         await do("SendMessage", QueueUrl=url, MessageBody="ünï☃ <&>")
@@ -206,10 +208,10 @@ async def pieces_of(data: bytes) -> AsyncIterator[bytes]:
 
 
 @over("s3")
-async def test_both_planes_hear_the_same_of_s3(seams: dict[str, RetryingAwsClient]) -> None:
+async def test_both_transports_hear_the_same_of_s3(clients: dict[str, RetryingAwsClient]) -> None:
     heard = {}
-    for name, client in seams.items():
-        bucket = await a_bucket(seams["boto"])
+    for name, client in clients.items():
+        bucket = await a_bucket(clients["boto"])
         do = Script(client, "s3")
         for key in KEYS:
             at = {"Bucket": bucket, "Key": key}
@@ -257,10 +259,10 @@ async def upload_in_parts(do: Script, bucket: str) -> None:
 
 
 @over("s3")
-@pytest.mark.parametrize("name", sorted(PLANES))
-async def test_a_body_streams_in_and_out(seams: dict[str, RetryingAwsClient], name: str) -> None:
-    client, data = seams[name], bytes(range(256)) * 10_000
-    at = {"Bucket": await a_bucket(seams["boto"]), "Key": "large"}
+@pytest.mark.parametrize("name", sorted(TRANSPORTS))
+async def test_a_body_streams_in_and_out(clients: dict[str, RetryingAwsClient], name: str) -> None:
+    client, data = clients[name], bytes(range(256)) * 10_000
+    at = {"Bucket": await a_bucket(clients["boto"]), "Key": "large"}
     body = {"Body": pieces_of(data), "ContentLength": len(data)}
 
     await client.call("s3", "PutObject", {**at, **body})
@@ -272,38 +274,38 @@ async def test_a_body_streams_in_and_out(seams: dict[str, RetryingAwsClient], na
 
 
 @over("s3")
-@pytest.mark.parametrize("name", sorted(PLANES))
+@pytest.mark.parametrize("name", sorted(TRANSPORTS))
 async def test_what_is_missing_is_told_before_the_body_is_opened(
-    seams: dict[str, RetryingAwsClient], name: str
+    clients: dict[str, RetryingAwsClient], name: str
 ) -> None:
-    bucket = await a_bucket(seams["boto"])
+    bucket = await a_bucket(clients["boto"])
 
     with pytest.raises(BlobMissing):
-        async with seams[name].open("s3", "GetObject", {"Bucket": bucket, "Key": "no"}):
+        async with clients[name].open("s3", "GetObject", {"Bucket": bucket, "Key": "no"}):
             pass
 
 
 @over("s3")
 async def test_a_wrong_key_is_refused_where_signatures_are_checked(
-    seams: dict[str, RetryingAwsClient], access: StaticAccess
+    clients: dict[str, RetryingAwsClient], access: StaticAccess
 ) -> None:
-    at = {"Bucket": await a_bucket(seams["boto"]), "Key": "a b/ü"}
-    await seams["lean"].call("s3", "PutObject", {**at, "Body": b"hello"})
+    at = {"Bucket": await a_bucket(clients["boto"]), "Key": "a b/ü"}
+    await clients["lean"].call("s3", "PutObject", {**at, "Body": b"hello"})
     stranger = StaticAccess(access.region, Credentials(ACCESS_KEY, "wrong"), access.endpoints)
 
-    async with a_lean_plane(stranger) as transport:
+    async with an_http_transport(stranger) as transport:
         with pytest.raises(NotAllowed, match="SignatureDoesNotMatch"):
-            await a_seam(transport).call("s3", "GetObject", at)
+            await an_aws_client(transport).call("s3", "GetObject", at)
 
 
 @over("s3")
 async def test_a_presigned_url_needs_no_key_of_its_own(
-    seams: dict[str, RetryingAwsClient], access: StaticAccess
+    clients: dict[str, RetryingAwsClient], access: StaticAccess
 ) -> None:
-    at = {"Bucket": await a_bucket(seams["boto"]), "Key": "a b/ü+%"}
-    await seams["lean"].call("s3", "PutObject", {**at, "Body": b"hello"})
+    at = {"Bucket": await a_bucket(clients["boto"]), "Key": "a b/ü+%"}
+    await clients["lean"].call("s3", "PutObject", {**at, "Body": b"hello"})
 
-    async with a_lean_plane(access) as transport:
+    async with an_http_transport(access) as transport:
         url = await transport.presign("GetObject", at, expires_s=60)
     forged = url[:-1] + ("0" if url[-1] != "0" else "1")
 

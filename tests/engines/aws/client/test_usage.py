@@ -9,8 +9,8 @@ import trio
 
 from conveyor.engines.aws.client.usage import STEP, Usage, capacity_of, item_bytes, sqs_requests_of
 from conveyor.engines.aws.errors import AwsError
-from tests.aws import a_seam
-from tests.engines.aws.scripted import THROTTLED, ScriptedPlane
+from tests.aws import an_aws_client
+from tests.engines.aws.scripted import THROTTLED, ScriptedTransport
 
 KILOBYTE = {"pk": {"S": "x" * 1022}}
 BIG = {"pk": {"S": "x" * 4095}}
@@ -83,7 +83,7 @@ def test_what_a_write_puts_into_indexes_is_counted(
 
 
 async def test_calls_count_for_the_step_that_they_are_made_for() -> None:
-    client = a_seam(ScriptedPlane({}))
+    client = an_aws_client(ScriptedTransport({}))
     assert client.meter is not None
 
     await client.call("sqs", "ReceiveMessage", {})
@@ -116,7 +116,7 @@ def test_every_64_kilobytes_of_messages_are_a_request(
 async def test_every_attempt_is_counted_and_a_throttled_one_costs_nothing(
     autojump_clock: object,
 ) -> None:
-    client = a_seam(ScriptedPlane(THROTTLED, {}))
+    client = an_aws_client(ScriptedTransport(THROTTLED, {}))
 
     await client.call("dynamodb", "PutItem", {"Item": KILOBYTE})
 
@@ -128,7 +128,7 @@ async def test_every_attempt_is_counted_and_a_throttled_one_costs_nothing(
 
 
 async def test_a_condition_that_did_not_hold_costs_all_the_same() -> None:
-    client = a_seam(ScriptedPlane(AwsError("ConditionalCheckFailedException", "")))
+    client = an_aws_client(ScriptedTransport(AwsError("ConditionalCheckFailedException", "")))
 
     with pytest.raises(AwsError):
         await client.call("dynamodb", "PutItem", {"Item": KILOBYTE})
@@ -138,7 +138,7 @@ async def test_a_condition_that_did_not_hold_costs_all_the_same() -> None:
 
 
 async def test_the_price_is_the_sum_of_what_the_list_says() -> None:
-    client = a_seam(ScriptedPlane({}))
+    client = an_aws_client(ScriptedTransport({}))
 
     await client.call("dynamodb", "PutItem", {"Item": KILOBYTE})
     await client.call("sqs", "ReceiveMessage", {})

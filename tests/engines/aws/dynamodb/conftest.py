@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from conveyor.engines.aws.dynamodb.table import Table
-from tests.aws import a_lean_plane, a_seam, a_table, an_access
+from tests.aws import a_table, an_access, an_aws_client, an_http_transport
 
 _numbers = count()
 
@@ -16,5 +16,5 @@ _numbers = count()
 @pytest.fixture
 async def table(ministack: str) -> AsyncIterator[Table]:
     name = f"rows-{next(_numbers)}"
-    async with a_lean_plane(an_access(dynamodb=ministack)) as transport:
-        yield await a_table(a_seam(transport), name)
+    async with an_http_transport(an_access(dynamodb=ministack)) as transport:
+        yield await a_table(an_aws_client(transport), name)

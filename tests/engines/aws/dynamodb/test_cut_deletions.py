@@ -15,7 +15,7 @@ from conveyor.engines.aws.errors import AwsError
 from conveyor.engines.memory import memory_engine
 from conveyor.ports.errors import Unavailable
 from conveyor.simulation.models import AwsModel, FaultSource
-from tests.aws import a_seam, a_table
+from tests.aws import a_table, an_aws_client
 from tests.builders import JOB, ManualClock, a_job, a_notice, a_run, keep
 
 
@@ -55,10 +55,10 @@ async def test_what_points_at_a_row_and_the_row_both_go_in_the_end(
     clock = ManualClock()
     model = AwsModel(clock=clock, fault_source=FaultSource(random=Random(1)))
     queue = memory_engine(clock=clock, random=Random(1)).queue
-    table = await a_table(a_seam(model), "rows")
+    table = await a_table(an_aws_client(model), "rows")
     store = DynamoStore(table, queue)
     await keep(store, a_job(), a_run(), a_notice())
-    cut_off = Table(name="rows", client=a_seam(CutOff(model, at)), random=Random(1))
+    cut_off = Table(name="rows", client=an_aws_client(CutOff(model, at)), random=Random(1))
 
     with pytest.raises(Unavailable):
         await DynamoStore(cut_off, queue).delete_run_rows(JOB, None, limit=100)

@@ -17,7 +17,7 @@ from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.memory import MemoryQueue
 from conveyor.simulation.models.aws import AwsModel
 from conveyor.simulation.models.fault_source import FaultSource
-from tests.aws import a_seam, a_table
+from tests.aws import a_table, an_aws_client
 from tests.builders import JOB, RUN, ManualClock, a_task
 
 SHARDS = 16
@@ -37,7 +37,7 @@ def spread(count: int) -> list[Task]:
 async def a_large_run(*, rare: Sequence[int] = ()) -> tuple[Table, DynamoStore, list[Task]]:
     """Every task pending, but some that have failed."""
     clock = ManualClock()
-    client = a_seam(AwsModel(clock=clock, fault_source=FaultSource(random=Random(1))))
+    client = an_aws_client(AwsModel(clock=clock, fault_source=FaultSource(random=Random(1))))
     table = await a_table(client, "conveyor")
     store = DynamoStore(table, MemoryQueue(clock=clock, random=Random(1)))
     rows = spread(ROWS)

@@ -15,7 +15,7 @@ PARTITION_WRITES = 100.0
 LIMITS = CapacityLimits(partition_writes=PARTITION_WRITES, table_writes=10_000)
 
 
-async def scrub_a_run(shard_count: int) -> float:
+async def delete_a_run(shard_count: int) -> float:
     """Virtual seconds for all of its rows."""
     world = World()
     await world.set_up()
@@ -37,6 +37,6 @@ async def scrub_a_run(shard_count: int) -> float:
 async def test_rows_go_about_as_fast_as_all_shards_together_take_it(
     shard_count: int, autojump_clock: MockClock
 ) -> None:
-    took_s = await scrub_a_run(shard_count)
+    took_s = await delete_a_run(shard_count)
 
     assert took_s < 1.5 * ROWS / (shard_count * PARTITION_WRITES)

@@ -15,14 +15,14 @@ from conveyor.engines.aws.dynamodb import table as tables
 from conveyor.engines.aws.dynamodb.table import Table
 from conveyor.engines.aws.sqs import ROUNDS_S_MAX, all_entries
 from conveyor.ports.errors import Unavailable
-from tests.aws import a_seam
-from tests.engines.aws.scripted import Said, ScriptedPlane
+from tests.aws import an_aws_client
+from tests.engines.aws.scripted import Said, ScriptedTransport
 
 SLOW_S = 8.0
 ROWS = "rows"
 
 
-class SlowPlane(ScriptedPlane):
+class SlowTransport(ScriptedTransport):
     async def call(
         self, service: str, operation: str, params: Mapping[str, Any], *, deadline_s: float
     ) -> dict[str, Any]:
@@ -52,8 +52,8 @@ async def test_deletes_that_are_done_slowly_and_never_whole_end_at_their_deadlin
     autojump_clock: MockClock,
 ) -> None:
     left: Said = {"UnprocessedItems": {ROWS: [{"DeleteRequest": {}}]}}
-    transport = SlowPlane(left)
-    table = Table(name=ROWS, client=a_seam(transport), random=Random(1))
+    transport = SlowTransport(left)
+    table = Table(name=ROWS, client=an_aws_client(transport), random=Random(1))
 
     with pytest.raises(Unavailable):
         await table.remove([("partition", "sort")])

@@ -30,7 +30,7 @@ from conveyor.engines.aws.errors import AwsError, NoResponse, NotApplied
 from conveyor.engines.memory import memory_engine
 from conveyor.engines.memory.queue import MemoryQueue
 from conveyor.ports.errors import PartlyUnavailable, Unavailable
-from tests.aws import a_seam
+from tests.aws import an_aws_client
 from tests.builders import (
     JOB,
     RUN,
@@ -47,7 +47,7 @@ from tests.builders import (
     ref_to,
     update,
 )
-from tests.engines.aws.scripted import LOST, THROTTLED, Said, ScriptedPlane
+from tests.engines.aws.scripted import LOST, THROTTLED, Said, ScriptedTransport
 
 NAME = "rows"
 
@@ -59,9 +59,9 @@ def cancelled(*reasons: str) -> AwsError:
 FAILED, FINE, CONFLICT = "ConditionalCheckFailed", "None", "TransactionConflict"
 
 
-def a_store(*lines: Said) -> tuple[DynamoStore, ScriptedPlane, Table]:
-    transport = ScriptedPlane(*lines)
-    table = Table(name=NAME, client=a_seam(transport), random=Random(1))
+def a_store(*lines: Said) -> tuple[DynamoStore, ScriptedTransport, Table]:
+    transport = ScriptedTransport(*lines)
+    table = Table(name=NAME, client=an_aws_client(transport), random=Random(1))
     queue = memory_engine(clock=ManualClock(), random=Random(1)).queue
     return DynamoStore(table, queue), transport, table
 
@@ -70,7 +70,7 @@ def found(*items: Mapping[str, Any]) -> dict[str, Any]:
     return {"Responses": {NAME: list(items)}}
 
 
-def operations(transport: ScriptedPlane) -> list[str]:
+def operations(transport: ScriptedTransport) -> list[str]:
     return [operation for _, operation, _ in transport.asked]
 
 

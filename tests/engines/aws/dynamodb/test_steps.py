@@ -42,7 +42,7 @@ SHARDS = 4
 
 
 class CutOff:
-    """A seam that dies at its n-th call, before or after the call is made."""
+    """A client that dies at its n-th call, before or after the call is made."""
 
     def __init__(self, client: AwsClient, *, at: int, side: str) -> None:
         self._client = client

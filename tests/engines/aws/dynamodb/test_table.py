@@ -10,8 +10,8 @@ from trio.testing import MockClock
 from conveyor.engines.aws.dynamodb.keys import INDEXES, PK, SK
 from conveyor.engines.aws.dynamodb.table import Table, WrongTable, create_table
 from conveyor.engines.aws.errors import AwsError
-from tests.aws import a_seam
-from tests.engines.aws.scripted import ScriptedPlane
+from tests.aws import an_aws_client
+from tests.engines.aws.scripted import ScriptedTransport
 
 
 @pytest.mark.slow
@@ -22,9 +22,9 @@ async def test_making_the_table_again_is_fine(table: Table) -> None:
 async def test_a_table_that_not_everybody_knows_yet_is_waited_for(
     autojump_clock: MockClock,
 ) -> None:
-    transport = ScriptedPlane({}, AwsError("ResourceNotFoundException", ""), _described(), {})
+    transport = ScriptedTransport({}, AwsError("ResourceNotFoundException", ""), _described(), {})
 
-    await create_table(a_seam(transport), "rows")
+    await create_table(an_aws_client(transport), "rows")
 
     asked = [operation for _, operation, _ in transport.asked]
     assert asked[:3] == ["CreateTable", "DescribeTable", "DescribeTable"]
@@ -32,22 +32,22 @@ async def test_a_table_that_not_everybody_knows_yet_is_waited_for(
 
 
 async def test_a_table_of_other_keys_is_refused() -> None:
-    transport = ScriptedPlane(
+    transport = ScriptedTransport(
         AwsError("ResourceInUseException", ""), _described(keys=("id", "sort"))
     )
 
     with pytest.raises(WrongTable, match="give CONVEYOR_TABLE another name"):
-        await create_table(a_seam(transport), "rows")
+        await create_table(an_aws_client(transport), "rows")
 
 
 async def test_a_table_whose_rows_expire_by_something_else_is_refused() -> None:
     expiry = {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires"}
-    transport = ScriptedPlane(
+    transport = ScriptedTransport(
         AwsError("ResourceInUseException", ""), _described(), {"TimeToLiveDescription": expiry}
     )
 
     with pytest.raises(WrongTable, match="by expires"):
-        await create_table(a_seam(transport), "rows")
+        await create_table(an_aws_client(transport), "rows")
 
 
 def _described(*, keys: tuple[str, str] = (PK, SK)) -> dict[str, Any]:

@@ -14,16 +14,16 @@ from conveyor.engines.aws.client.client import AwsClient
 from conveyor.engines.aws.errors import AwsError, NotAllowed
 from conveyor.engines.aws.s3 import PRIVATE, lifecycle, make_bucket
 from conveyor.usecases.submit import staging
-from tests.aws import REGION, a_seam, an_access
-from tests.engines.aws.scripted import ScriptedPlane
+from tests.aws import REGION, an_access, an_aws_client
+from tests.engines.aws.scripted import ScriptedTransport
 
 NUMBERS = itertools.count()
 
 
 @pytest.fixture
-async def seam(moto: str) -> AsyncIterator[AwsClient]:
+async def client(moto: str) -> AsyncIterator[AwsClient]:
     async with open_boto_transport(an_access(s3=moto)) as transport:
-        yield a_seam(transport)
+        yield an_aws_client(transport)
 
 
 @pytest.fixture
@@ -46,12 +46,12 @@ async def days_of(client: AwsClient, bucket: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-async def test_a_bucket_is_private_and_cleans_up_after_us(seam: AwsClient, bucket: str) -> None:
+async def test_a_bucket_is_private_and_cleans_up_after_us(client: AwsClient, bucket: str) -> None:
     for _ in range(2):
-        assert await make_bucket(seam, bucket, region=REGION, body_days=30) == []
+        assert await make_bucket(client, bucket, region=REGION, body_days=30) == []
 
-    rules = await rules_of(seam, bucket)
-    access = await seam.call("s3", "GetPublicAccessBlock", {"Bucket": bucket})
+    rules = await rules_of(client, bucket)
+    access = await client.call("s3", "GetPublicAccessBlock", {"Bucket": bucket})
 
     assert rules == lifecycle(30)
     assert access["PublicAccessBlockConfiguration"] == PRIVATE
@@ -59,45 +59,45 @@ async def test_a_bucket_is_private_and_cleans_up_after_us(seam: AwsClient, bucke
 
 @pytest.mark.slow
 async def test_bodies_go_by_their_age_and_the_lists_of_jobs_do_not(
-    seam: AwsClient, bucket: str
+    client: AwsClient, bucket: str
 ) -> None:
-    await make_bucket(seam, bucket, region=REGION, body_days=30)
+    await make_bucket(client, bucket, region=REGION, body_days=30)
 
-    assert await days_of(seam, bucket) == {"inputs/": 30, "jobs/": 30}
+    assert await days_of(client, bucket) == {"inputs/": 30, "jobs/": 30}
     assert not staging.source_key(JobId("j"), RunId("r"), FIRST_BATCH).startswith("jobs/")
 
 
 @pytest.mark.slow
-async def test_another_number_of_days_changes_the_rule(seam: AwsClient, bucket: str) -> None:
+async def test_another_number_of_days_changes_the_rule(client: AwsClient, bucket: str) -> None:
     for days in (30, 7, 365):
-        await make_bucket(seam, bucket, region=REGION, body_days=days)
+        await make_bucket(client, bucket, region=REGION, body_days=days)
 
-        assert await days_of(seam, bucket) == {"inputs/": 30, "jobs/": days}
+        assert await days_of(client, bucket) == {"inputs/": 30, "jobs/": days}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [["jobs/3/sources/5/0"], ["jobs/3/sources/3/try/0", "jobs/4/x"]])
 async def test_no_rule_reaches_lists_of_an_earlier_release(
-    seam: AwsClient, bucket: str, last: list[str]
+    client: AwsClient, bucket: str, last: list[str]
 ) -> None:
-    await seam.call("s3", "CreateBucket", {"Bucket": bucket})
+    await client.call("s3", "CreateBucket", {"Bucket": bucket})
     keys = ["inputs/1/list", "jobs/1/runs/1/a.1", "jobs/2/exports/1/1/1/file", "jobs/2/zzz"]
     for key in [*keys, *last, "sources/1/1/0"]:
-        await seam.call("s3", "PutObject", {"Bucket": bucket, "Key": key, "Body": b"x"})
+        await client.call("s3", "PutObject", {"Bucket": bucket, "Key": key, "Body": b"x"})
 
-    [remark] = await make_bucket(seam, bucket, region=REGION, body_days=30)
-    before = await days_of(seam, bucket)
-    await seam.call("s3", "DeleteObject", {"Bucket": bucket, "Key": last[0]})
-    after = await make_bucket(seam, bucket, region=REGION, body_days=30)
+    [remark] = await make_bucket(client, bucket, region=REGION, body_days=30)
+    before = await days_of(client, bucket)
+    await client.call("s3", "DeleteObject", {"Bucket": bucket, "Key": last[0]})
+    after = await make_bucket(client, bucket, region=REGION, body_days=30)
 
     assert "lists of an earlier release" in remark
     assert before == {"inputs/": 30}
-    assert (after, await days_of(seam, bucket)) == ([], {"inputs/": 30, "jobs/": 30})
+    assert (after, await days_of(client, bucket)) == ([], {"inputs/": 30, "jobs/": 30})
 
 
 @pytest.mark.slow
 async def test_rules_that_somebody_else_gave_the_bucket_are_kept(
-    seam: AwsClient, bucket: str
+    client: AwsClient, bucket: str
 ) -> None:
     logs = {
         "ID": "their-logs",
@@ -105,30 +105,30 @@ async def test_rules_that_somebody_else_gave_the_bucket_are_kept(
         "Filter": {"Prefix": "logs/"},
         "Expiration": {"Days": 7},
     }
-    await seam.call("s3", "CreateBucket", {"Bucket": bucket})
+    await client.call("s3", "CreateBucket", {"Bucket": bucket})
     theirs = {"Bucket": bucket, "LifecycleConfiguration": {"Rules": [logs]}}
-    await seam.call("s3", "PutBucketLifecycleConfiguration", theirs)
+    await client.call("s3", "PutBucketLifecycleConfiguration", theirs)
 
     for _ in range(2):
-        await make_bucket(seam, bucket, region=REGION, body_days=30)
+        await make_bucket(client, bucket, region=REGION, body_days=30)
 
-    assert await rules_of(seam, bucket) == [logs, *lifecycle(30)]
+    assert await rules_of(client, bucket) == [logs, *lifecycle(30)]
 
 
 async def test_a_bucket_of_somebody_else_is_refused(bucket: str) -> None:
-    transport = ScriptedPlane(
+    transport = ScriptedTransport(
         AwsError("BucketAlreadyExists", "taken", status=409),
         AwsError("Forbidden", "not yours", status=403),
     )
 
     with pytest.raises(NotAllowed, match="Forbidden"):
-        await make_bucket(a_seam(transport), bucket, region=REGION, body_days=30)
+        await make_bucket(an_aws_client(transport), bucket, region=REGION, body_days=30)
 
 
 async def test_a_bucket_is_made_in_the_region_that_is_asked_for(bucket: str) -> None:
-    transport = ScriptedPlane({})
+    transport = ScriptedTransport({})
 
-    await make_bucket(a_seam(transport), bucket, region="eu-west-1", body_days=30)
+    await make_bucket(an_aws_client(transport), bucket, region="eu-west-1", body_days=30)
 
     [_, operation, params] = transport.asked[0]
     assert operation == "CreateBucket"

@@ -22,10 +22,10 @@ from conveyor.engines.aws.s3 import S3Blobs
 from conveyor.engines.system import SystemClock
 from conveyor.ports.blobs import Stored
 from conveyor.ports.errors import BlobTooLarge, Unavailable
-from tests.aws import REGION, a_lean_plane, a_seam
+from tests.aws import REGION, an_aws_client, an_http_transport
 from tests.builders import ManualClock
 from tests.conformance.bodies import BUCKET, s3_blobs
-from tests.engines.aws.scripted import LOST, Said, ScriptedPlane
+from tests.engines.aws.scripted import LOST, Said, ScriptedTransport
 
 KEY = "inputs/1/list"
 PART = b"0123456789abcdef" * (512 * 1024)
@@ -200,14 +200,14 @@ def _meter_of(blobs: S3Blobs) -> Any:
     return blobs.client.meter
 
 
-def scripted(*lines: Said) -> tuple[S3Blobs, ScriptedPlane]:
-    transport = ScriptedPlane(*lines)
+def scripted(*lines: Said) -> tuple[S3Blobs, ScriptedTransport]:
+    transport = ScriptedTransport(*lines)
     return _blobs_over(transport), transport
 
 
 def _blobs_over(transport: Any, clock: ManualClock | None = None) -> S3Blobs:
     return S3Blobs(
-        client=a_seam(transport),
+        client=an_aws_client(transport),
         presigner=transport,
         clock=clock or ManualClock(),
         random=Random(1),
@@ -309,7 +309,7 @@ async def test_an_address_lives_no_longer_than_the_keys_that_sign_it(
     until = None if keys_live_s is None else clock.now() + keys_live_s
     keys = Credentials("AKIA", "secret", "token", until)
     access = StaticAccess(REGION, keys, {"s3": "https://s3.us-east-1.amazonaws.com"})
-    async with a_lean_plane(access) as transport:
+    async with an_http_transport(access) as transport:
         still = HttpTransport(access=access, pool=transport.pool, now=clock.now)
         url = await _blobs_over(still, clock).download_url(
             KEY, content_type="text/plain", filename="a.txt", expires_at=clock.now() + 900

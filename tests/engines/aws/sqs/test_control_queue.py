@@ -20,9 +20,9 @@ from conveyor.engines.aws.sqs import (
     make_control_queues,
 )
 from conveyor.ports.errors import QueueGone
-from tests.aws import a_lean_plane, a_seam, an_access
+from tests.aws import an_access, an_aws_client, an_http_transport
 from tests.builders import JOB, OTHER_RUN, RUN
-from tests.engines.aws.scripted import ScriptedPlane
+from tests.engines.aws.scripted import ScriptedTransport
 
 pytestmark = pytest.mark.slow
 
@@ -30,9 +30,9 @@ NUMBERS = itertools.count()
 
 
 @pytest.fixture
-async def seam(localstack: str) -> AsyncIterator[AwsClient]:
-    async with a_lean_plane(an_access(sqs=localstack)) as transport:
-        yield a_seam(transport)
+async def client(localstack: str) -> AsyncIterator[AwsClient]:
+    async with an_http_transport(an_access(sqs=localstack)) as transport:
+        yield an_aws_client(transport)
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def prefix() -> str:
 
 
 @pytest.fixture
-async def urls(seam: AwsClient, prefix: str) -> ControlQueues:
-    return await make_control_queues(seam, prefix)
+async def urls(client: AwsClient, prefix: str) -> ControlQueues:
+    return await make_control_queues(client, prefix)
 
 
 @pytest.fixture
-def bell(seam: AwsClient, urls: ControlQueues) -> ControlQueue:
-    return ControlQueue(client=seam, random=Random(1), control_url=urls.control_url)
+def bell(client: AwsClient, urls: ControlQueues) -> ControlQueue:
+    return ControlQueue(client=client, random=Random(1), control_url=urls.control_url)
 
 
 def told(rings: list[ControlMessage]) -> set[tuple[str, str]]:
@@ -55,30 +55,30 @@ def told(rings: list[ControlMessage]) -> set[tuple[str, str]]:
 
 
 async def test_making_the_control_queues_again_is_fine(
-    seam: AwsClient, prefix: str, urls: ControlQueues
+    client: AwsClient, prefix: str, urls: ControlQueues
 ) -> None:
-    assert await make_control_queues(seam, prefix) == urls
-    assert await find_control_queues(seam, prefix) == urls
+    assert await make_control_queues(client, prefix) == urls
+    assert await find_control_queues(client, prefix) == urls
 
 
 async def test_control_queues_that_were_never_made_are_missing(
-    seam: AwsClient, prefix: str
+    client: AwsClient, prefix: str
 ) -> None:
     with pytest.raises(QueueGone):
-        await find_control_queues(seam, prefix)
+        await find_control_queues(client, prefix)
 
 
 async def test_control_queues_that_another_release_made_are_set_right(
-    seam: AwsClient, prefix: str
+    client: AwsClient, prefix: str
 ) -> None:
     params = {"QueueName": f"{prefix}control", "Attributes": {"MessageRetentionPeriod": "60"}}
-    older = await seam.call("sqs", "CreateQueue", params)
+    older = await client.call("sqs", "CreateQueue", params)
 
-    urls = await make_control_queues(seam, prefix)
+    urls = await make_control_queues(client, prefix)
 
     assert urls.control_url == older["QueueUrl"]
     params = {"QueueUrl": urls.control_url, "AttributeNames": ["RedrivePolicy"]}
-    said = await seam.call("sqs", "GetQueueAttributes", params)
+    said = await client.call("sqs", "GetQueueAttributes", params)
     assert "control-dead" in said["Attributes"]["RedrivePolicy"]
 
 
@@ -86,9 +86,11 @@ async def test_control_queues_that_seem_to_be_missing_when_new_are_waited_for(
     autojump_clock: MockClock,
 ) -> None:
     url, gone = {"QueueUrl": "http://queue"}, AwsError("QueueDoesNotExist", "")
-    transport = ScriptedPlane(url, gone, gone, {"Attributes": {"QueueArn": "arn"}}, url, gone, {})
+    transport = ScriptedTransport(
+        url, gone, gone, {"Attributes": {"QueueArn": "arn"}}, url, gone, {}
+    )
 
-    urls = await make_control_queues(a_seam(transport), "new-")
+    urls = await make_control_queues(an_aws_client(transport), "new-")
 
     assert urls == ControlQueues("http://queue", "http://queue")
 
@@ -107,9 +109,9 @@ async def test_a_ring_is_heard_until_it_is_answered(bell: ControlQueue) -> None:
 
 
 async def test_ringing_where_nobody_listens_any_more_is_fine(
-    seam: AwsClient, bell: ControlQueue, urls: ControlQueues
+    client: AwsClient, bell: ControlQueue, urls: ControlQueues
 ) -> None:
-    await seam.call("sqs", "DeleteQueue", {"QueueUrl": urls.control_url})
+    await client.call("sqs", "DeleteQueue", {"QueueUrl": urls.control_url})
 
     await bell.batch_opened(JOB, RUN)
 
@@ -121,25 +123,25 @@ async def test_ringing_where_nobody_listens_any_more_is_fine(
     "body", ['{"v":2}', '{"v":1,"kind":"other","job_id":"j","run_id":"r"}', "?"]
 )
 async def test_what_nobody_understands_goes_to_the_dead_queue(
-    seam: AwsClient, bell: ControlQueue, urls: ControlQueues, body: str
+    client: AwsClient, bell: ControlQueue, urls: ControlQueues, body: str
 ) -> None:
-    await seam.call("sqs", "SendMessage", {"QueueUrl": urls.control_url, "MessageBody": body})
+    await client.call("sqs", "SendMessage", {"QueueUrl": urls.control_url, "MessageBody": body})
     hurried = {"QueueUrl": urls.control_url, "Attributes": {"VisibilityTimeout": "0"}}
-    await seam.call("sqs", "SetQueueAttributes", hurried)
+    await client.call("sqs", "SetQueueAttributes", hurried)
 
     heard = [await bell.receive(wait_s=0) for _ in range(RECEIVES_MAX + 1)]
     params = {"QueueUrl": urls.dead_url, "WaitTimeSeconds": 2}
-    dead = await seam.call("sqs", "ReceiveMessage", params)
+    dead = await client.call("sqs", "ReceiveMessage", params)
 
     assert heard == [[]] * (RECEIVES_MAX + 1)
     assert [message["Body"] for message in dead["Messages"]] == [body]
 
 
 async def test_the_dead_queue_takes_what_was_received_too_often(
-    seam: AwsClient, urls: ControlQueues
+    client: AwsClient, urls: ControlQueues
 ) -> None:
     params = {"QueueUrl": urls.control_url, "AttributeNames": ["RedrivePolicy"]}
 
-    policy = (await seam.call("sqs", "GetQueueAttributes", params))["Attributes"]["RedrivePolicy"]
+    policy = (await client.call("sqs", "GetQueueAttributes", params))["Attributes"]["RedrivePolicy"]
 
     assert json.loads(policy)["maxReceiveCount"] == RECEIVES_MAX

@@ -12,7 +12,7 @@ from conveyor.engines.aws.errors import AwsError, NoResponse
 from conveyor.engines.aws.sqs import FOREIGN_RECEIVES_MAX, SqsQueue, make_control_queues
 from conveyor.ports.errors import QueueGone, Unavailable
 from conveyor.ports.queue import Depth
-from tests.aws import Faults, a_seam
+from tests.aws import Faults, an_aws_client
 from tests.builders import OTHER_RUN, RUN, ManualClock, ServerClock, a_ref
 from tests.engines.aws.sqs.faulty_sqs import URL, SpoiltSqs
 
@@ -28,7 +28,7 @@ def sqs(clock: ManualClock) -> SpoiltSqs:
 
 
 def a_queue(sqs: SpoiltSqs, faults: Faults | None = None) -> SqsQueue:
-    client = a_seam(sqs, faults=faults)
+    client = an_aws_client(sqs, faults=faults)
     return SqsQueue(client=client, clock=sqs.clock, random=Random(1), prefix="conveyor-")
 
 

@@ -1,4 +1,4 @@
-"""SqsQueue over both planes and two servers: the little that each of them can show in real time."""
+"""SqsQueue over both transports and two servers: what each of them can show in real time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from conveyor.engines.aws.sqs import SqsQueue
 from conveyor.engines.system import SystemClock
 from conveyor.ports.queue import Depth
-from tests.aws import PLANES, a_seam, an_access
+from tests.aws import TRANSPORTS, an_access, an_aws_client
 from tests.builders import RUN, a_ref
 
 pytestmark = pytest.mark.slow
@@ -24,9 +24,9 @@ NUMBERS = itertools.count()
 async def queue(request: pytest.FixtureRequest) -> AsyncIterator[SqsQueue]:
     server, _, plane_name = request.param.partition("-")
     access = an_access(sqs=request.getfixturevalue(server))
-    async with PLANES[plane_name](access) as transport:
+    async with TRANSPORTS[plane_name](access) as transport:
         yield SqsQueue(
-            client=a_seam(transport),
+            client=an_aws_client(transport),
             clock=SystemClock(),
             random=Random(1),
             prefix=f"trip-{next(NUMBERS)}-",
