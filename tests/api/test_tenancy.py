@@ -19,6 +19,7 @@ BODIES = {
     "updateJobSchedule": {"rate": {"every": 1, "unit": "day"}},
     "updateScheduleState": {"schedule_state": "paused"},
     "setJobBudget": {"credits": 1},
+    "setJobHostLimits": {"concurrency": 1},
 }
 
 

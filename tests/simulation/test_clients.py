@@ -34,9 +34,12 @@ def test_no_route_is_left_unmentioned_by_clients(route: Route) -> None:
     package = Path(conveyor.simulation.clients.__file__).parent
     told = "".join(path.read_text() for path in package.glob("*.py"))
 
-    assert route.path.rpartition("/")[2] in {"{job_id}", "{run_id}", "{export_id}"} or (
-        route.path.rpartition("/")[2] in told
-    )
+    assert route.path.rpartition("/")[2] in {
+        "{job_id}",
+        "{run_id}",
+        "{task_id}",
+        "{export_id}",
+    } or (route.path.rpartition("/")[2] in told)
 
 
 @pytest.mark.parametrize("route", FOREIGN_ROUTES, ids=lambda each: each.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,13 +25,24 @@ def find_chromium() -> str | None:
 def a_chromium() -> Iterator[Browser]:
     path = find_chromium()
     assert path is not None
-    with sync_playwright() as playwright:
+    with plain_asyncio(), sync_playwright() as playwright:
         # Chromium's own sandbox does not start as root, which CI is.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:
             yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def plain_asyncio() -> Iterator[None]:
+    """Gives Playwright an event loop of asyncio itself. trio-asyncio, which other tests import,
+    would give it one that runs on Trio, and Playwright breaks that loop and every later test."""
+    asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(None)
 
 
 def violations(page: Any) -> list[str]:
