@@ -74,13 +74,17 @@ async def test_events_are_numbered_when_their_change_is_applied(env: Context) ->
     assert woken.is_set()
 
 
-async def test_a_change_that_is_not_applied_reports_no_event(env: Context) -> None:
+async def test_a_change_that_is_not_applied_reports_no_event(
+    env: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", event_log.__name__)
     await env.commit(a_change(insert(a_job())))
     change = a_change(insert(a_job()), insert(an_event(1)))
 
     assert isinstance(await env.commit_with_events(change), Stale)
 
     assert await events_of(env) == []
+    assert caplog.records == []
 
 
 async def test_a_change_with_events_is_not_committed_without_their_numbers(env: Context) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 
+from conveyor.domain.changes import Key, R, TaskKey
 from conveyor.domain.errors import NotFound
 from conveyor.domain.ids import RunId, TaskId
 from conveyor.domain.model import Run, Task, TaskStatus
+from conveyor.ports.store import Store
 from conveyor.usecases import lookup
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import runs
@@ -120,11 +124,24 @@ async def test_the_latest_run_of_a_job_is_the_one_that_started_last(env: Context
         await lookup.require_latest_run(env, unfired)
 
 
+@dataclass(slots=True)
+class ShardedStore:
+    """A store that finds a task only in its own shard, as one with partitions does."""
+
+    inner: Store
+
+    async def read(self, key: Key[R]) -> R | None:
+        row = await self.inner.read(key)
+        is_elsewhere = isinstance(key, TaskKey) and isinstance(row, Task) and row.shard != key.shard
+        return None if is_elsewhere else row
+
+
 async def test_a_task_is_found_by_its_id_in_any_shard(env: Context) -> None:
     accepted = await submit(env, 20, is_open=True)
     rows = await rows_of(env, accepted.run)
+    sharded = replace(env, store=cast("Store", ShardedStore(env.store)))
 
-    found = [await lookup.load_task(env, accepted.run, row.task_id) for row in rows]
+    found = [await lookup.load_task(sharded, accepted.run, row.task_id) for row in rows]
 
     assert found == rows
     assert len({row.shard for row in rows}) > 1

@@ -338,16 +338,15 @@ async def test_an_ended_run_and_an_outage_have_empty_progress(env: Context) -> N
 
 
 async def test_a_worker_that_withdraws_is_no_longer_listed(env: Context) -> None:
-    processes = [replace(env, process_id=name) for name in ("p-2", "p-1")]
-    for process in processes:
-        report = WorkerReport(50, 0, worker=process.process_id)
-        await run_progress.publish_reports(process, report, {})
+    for process_id, worker in (("p-1", "zoe"), ("p-2", "ada")):
+        process = replace(env, process_id=process_id)
+        await run_progress.publish_reports(process, WorkerReport(50, 0, worker=worker), {})
     before = await run_progress.live_workers(env)
 
-    await run_progress.withdraw_reports(processes[0])
+    await run_progress.withdraw_reports(replace(env, process_id="p-2"))
 
-    assert [report.worker for report in before] == ["p-1", "p-2"]
-    assert [report.worker for report in await run_progress.live_workers(env)] == ["p-1"]
+    assert [report.worker for report in before] == ["ada", "zoe"]
+    assert [report.worker for report in await run_progress.live_workers(env)] == ["zoe"]
 
 
 async def test_abandoned_calls_are_summed_over_processes_until_they_must_have_ended(
