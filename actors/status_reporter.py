@@ -133,14 +133,14 @@ class StatusReporter:
 
     async def run(self) -> None:
         published: dict[RunId, RunReport] = {}
-        told: dict[RunId, float] = {}
+        logged: dict[RunId, float] = {}
         renewed_at, read_at = -math.inf, trio.current_time()
         try:
             while True:
                 now = trio.current_time()
                 reports = self.wait_status.take_reports(self.env.now(), elapsed_s=now - read_at)
                 read_at = now
-                self._log_long_waits(reports, told)
+                self._log_long_waits(reports, logged)
                 is_due = now - renewed_at >= self.renew_s
                 # Between two renewals only changed reports are written.
                 changed = {
@@ -161,20 +161,20 @@ class StatusReporter:
             with bounded_cleanup(CLEANUP_S), suppress(Unavailable):
                 await run_progress.withdraw_reports(self.env)
 
-    def _log_long_waits(self, reports: dict[RunId, RunReport], told: dict[RunId, float]) -> None:
+    def _log_long_waits(self, reports: dict[RunId, RunReport], logged: dict[RunId, float]) -> None:
         """Logs a run that has waited for LONG_WAIT_S, once for each wait. `told` has the start of
         the wait that was logged last."""
-        for run_id in told.keys() - reports.keys():
-            del told[run_id]
+        for run_id in logged.keys() - reports.keys():
+            del logged[run_id]
         for run_id, report in reports.items():
-            is_told = report.since is None or told.get(run_id) == report.since
+            is_told = report.since is None or logged.get(run_id) == report.since
             # A run at its own cap makes progress.
             if report.reason in {None, WaitReason.JOB_CAP} or is_told:
                 continue
             assert report.since is not None
             waited_s = self.env.now() - report.since
             if waited_s >= LONG_WAIT_S:
-                told[run_id] = report.since
+                logged[run_id] = report.since
                 log.warning(
                     "run waits",
                     extra={

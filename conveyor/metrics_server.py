@@ -88,5 +88,5 @@ async def _head_of(stream: trio.SocketStream) -> bytes:
 
 def _reply(request: bytes, status: str, kind: str, body: bytes) -> bytes:
     head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-    shown = b"" if request.startswith(b"HEAD ") else body
-    return f"{head}Connection: close\r\n\r\n".encode() + shown
+    content = b"" if request.startswith(b"HEAD ") else body
+    return f"{head}Connection: close\r\n\r\n".encode() + content

@@ -332,8 +332,8 @@ def _counts(
     name: str, help_text: str, label: str, values: Mapping[str, float]
 ) -> CounterMetricFamily:
     family = CounterMetricFamily(f"conveyor_engine_{name}", help_text, labels=[label])
-    for each, value in sorted(values.items()):
-        family.add_metric([each], value)
+    for label_value, value in sorted(values.items()):
+        family.add_metric([label_value], value)
     return family
 
 

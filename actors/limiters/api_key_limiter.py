@@ -436,8 +436,8 @@ class ApiKeyLimiter:
     def live_leases(self) -> list[LeaseId]:
         """Returns the leases to renew. Leases of interrupted calls are excluded: a renewal by
         LEASE_TTL_S would shorten their lives."""
-        kept = {permit.lease_id for permit in self.abandoned}
-        return sorted(lease_id for lease_id in self.leases if lease_id not in kept)
+        abandoned_ids = {permit.lease_id for permit in self.abandoned}
+        return sorted(lease_id for lease_id in self.leases if lease_id not in abandoned_ids)
 
     def forget_lease(self, lease_id: LeaseId) -> None:
         """Forgets a lease that was released or has aged out. A call under it continues."""

@@ -239,14 +239,14 @@ class HeldMessages:
             self._forget(lost)
 
     def _forget(self, receipts: frozenset[str]) -> None:
-        kept = [
+        remaining = [
             (host, message)
             for host, waiting in self._by_host.items()
             for message in waiting
             if message.receipt not in receipts
         ]
         self._by_host, self._count = {}, 0
-        for host, message in kept:
+        for host, message in remaining:
             self.hold(host, message)
 
     async def release_all(self) -> None:

@@ -57,8 +57,8 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
             return True
         return bool(self.run_statuses & (_SHOWN_LIVE if run.status in RUN_LIVE else {run.status}))
 
-    def matches(self, shown: JobResponse) -> bool:
-        run = shown.latest_run
+    def matches(self, job: JobResponse) -> bool:
+        run = job.latest_run
         if run is None:
             return self.run_statuses is None and not self.has_failures
         is_wanted = self.run_statuses is None or run.status in self.run_statuses
@@ -79,9 +79,9 @@ def _statuses_from(text: str | None) -> frozenset[RunStatus] | None:
         return None
     words = [word.strip() for word in text.split(",")]
     if not set(words) <= RUN_VISIBLE:
-        shown = ", ".join(sorted(RUN_VISIBLE))
+        statuses = ", ".join(sorted(RUN_VISIBLE))
         raise InvalidArgument(
-            f"run_status must be a comma-separated list of {shown}.", pointer="/run_status"
+            f"run_status must be a comma-separated list of {statuses}.", pointer="/run_status"
         )
     return frozenset(RunStatus(word) for word in words)
 
@@ -111,36 +111,36 @@ async def find_matching(
     """
     if wanted.is_live:
         return await _show(env, _live_jobs(env, query), query.limit, wanted)
-    shown: list[JobResponse] = []
+    responses: list[JobResponse] = []
     position = query.before
     for _ in range(limits.JOBS_READ_MAX // limits.LIST_ROWS_MAX):
         page = msgspec.structs.replace(query, before=position, limit=limits.LIST_ROWS_MAX)
         rows = await env.store.find(page)
-        found, until = await _show(env, _each(rows), query.limit - len(shown), wanted)
-        shown += found
+        found, until = await _show(env, _each(rows), query.limit - len(responses), wanted)
+        responses += found
         if until is not None:
-            return shown, until
+            return responses, until
         if len(rows) < limits.LIST_ROWS_MAX:
-            return shown, None
+            return responses, None
         position = rows[-1].job_id
-    return shown, position
+    return responses, position
 
 
 async def _show(
     env: Context, jobs: AsyncGenerator[Job, None], count: int, wanted: JobFilter
 ) -> tuple[list[JobResponse], JobId | None]:
     """The first `count` jobs that match, and the last of them if others may follow."""
-    shown: list[JobResponse] = []
+    responses: list[JobResponse] = []
     async with aclosing(jobs):
         async for job in jobs:
             if not wanted.matches_name(job) or not await _may_match(env, job, wanted):
                 continue
             response = await cached_job_response(env, job)
             if wanted.matches(response):
-                shown.append(response)
-                if len(shown) == count:
-                    return shown, job.job_id
-    return shown, None
+                responses.append(response)
+                if len(responses) == count:
+                    return responses, job.job_id
+    return responses, None
 
 
 async def _may_match(env: Context, job: Job, wanted: JobFilter) -> bool:

@@ -338,16 +338,16 @@ async def _set_budget(call: RequestContext, cap: BudgetCap, _: str) -> Response:
 
 
 def put_host_limits(call: RequestContext) -> Work:
-    given = host_limits_from(decode_host_limits(call.body))
-    return partial(_set_host_limits, call, given)
+    new_limits = host_limits_from(decode_host_limits(call.body))
+    return partial(_set_host_limits, call, new_limits)
 
 
 def delete_host_limits(call: RequestContext) -> Work:
     return partial(_set_host_limits, call, None)
 
 
-async def _set_host_limits(call: RequestContext, given: HostLimits | None, _: str) -> Response:
-    job = await host_limits.set_host_limits(call.env, call.caller, call.ids["job_id"], given)
+async def _set_host_limits(call: RequestContext, new_limits: HostLimits | None, _: str) -> Response:
+    job = await host_limits.set_host_limits(call.env, call.caller, call.ids["job_id"], new_limits)
     return json_reply(await show_job(call.env, job))
 
 

@@ -39,17 +39,17 @@ class RunFigures:
         states: Counter[str] = Counter()
         tasks: Counter[str] = Counter()
         oldest = env.now()
-        for each in live:
-            is_paused = each.run.pause_state is PauseState.PAUSED
-            states[PAUSED if is_paused else each.status] += 1
-            left = max(each.run.planned, each.totals.admitted) - each.totals.done
-            retrying = min(max(0, each.totals.retrying), left)
-            inflight = min(each.outlook.inflight, left - retrying)
+        for progress in live:
+            is_paused = progress.run.pause_state is PauseState.PAUSED
+            states[PAUSED if is_paused else progress.status] += 1
+            left = max(progress.run.planned, progress.totals.admitted) - progress.totals.done
+            retrying = min(max(0, progress.totals.retrying), left)
+            inflight = min(progress.outlook.inflight, left - retrying)
             tasks["retrying"] += retrying
             tasks["inflight"] += inflight
             tasks["pending"] += left - retrying - inflight
             if left > inflight:
-                oldest = min(oldest, each.run.created_at)
+                oldest = min(oldest, progress.run.created_at)
         for state in (RunStatus.RUNNING, RunStatus.PENDING, PAUSED):
             metrics.live.labels(state).set(states[state])
         for state in ("inflight", "retrying", "pending"):

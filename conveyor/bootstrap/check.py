@@ -109,7 +109,7 @@ async def _check_redis(settings: Settings) -> list[Finding]:
 
 def _check_directory(settings: Settings) -> list[Finding]:
     path = settings.data_dir.resolve()
-    existing = next(each for each in (path, *path.parents) if each.exists())
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
     return [
         _require(
             os.access(existing, os.W_OK | os.X_OK),

@@ -96,7 +96,7 @@ class Site:
     """Serves the pages `/page/<n>` and counts the requests of each."""
 
     port: int = 0
-    asked: Counter[int] = field(default_factory=Counter)
+    request_counts: Counter[int] = field(default_factory=Counter)
 
     def urls(self, count: int) -> list[str]:
         return [f"http://127.0.0.1:{self.port}/page/{number}" for number in range(count)]
@@ -105,9 +105,9 @@ class Site:
         number = _page_number(path)
         if number is None or is_missing(number):
             return _response("404 Not Found", b"<h1>There is no such page</h1>")
-        self.asked[number] += 1
+        self.request_counts[number] += 1
         await trio.sleep(SLOW_S if is_slow(number) else QUICK_S)
-        if is_flaky(number) and self.asked[number] == 1:
+        if is_flaky(number) and self.request_counts[number] == 1:
             return _response("503 Service Unavailable", b"<h1>Try again</h1>")
         return _page(number)
 

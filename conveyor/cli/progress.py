@@ -79,24 +79,24 @@ def progress(console: Console, title: str, total: int) -> Iterator[Report]:
         task_id = bar.add_task(title, total=total, failed="", note="")
 
         def report(completed: int, failed: int, total: int, note: str = "") -> None:
-            shown = f"{failed:,} failed" if failed else ""
-            bar.update(task_id, completed=completed, total=total, failed=shown, note=note)
+            failures = f"{failed:,} failed" if failed else ""
+            bar.update(task_id, completed=completed, total=total, failed=failures, note=note)
 
         yield report
 
 
 def _plain(console: Console, title: str) -> Report:
-    shown, noted = -PLAIN_STEP, ""
+    printed_share, noted = -PLAIN_STEP, ""
 
     def report(completed: int, failed: int, total: int, note: str = "") -> None:
-        nonlocal shown, noted
+        nonlocal printed_share, noted
         share = completed / total if total else 1.0
         cause = note.partition(";")[0]
         if cause and cause != noted:
             console.print(f"{title}: {note}")
         noted = cause or noted
-        if share - shown >= PLAIN_STEP or (share == 1.0 and shown < 1.0):
-            shown = share
+        if share - printed_share >= PLAIN_STEP or (share == 1.0 and printed_share < 1.0):
+            printed_share = share
             console.print(f"{title}: {completed:,} of {total:,} done, {failed:,} failed")
 
     return report

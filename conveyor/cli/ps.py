@@ -99,8 +99,8 @@ def _show_fleet(fleet: Fleet, *, as_json: bool) -> None:
     for worker in fleet.workers:
         state = "draining" if worker.draining else "running"
         # Workers of earlier releases report only their slots.
-        shown = (worker.worker or "-", worker.release or "-", f"{worker.inflight:,}")
-        table.add_row(*shown, f"{worker.capacity:,}", state)
+        cells = (worker.worker or "-", worker.release or "-", f"{worker.inflight:,}")
+        table.add_row(*cells, f"{worker.capacity:,}", state)
     if fleet.workers:
         console.print(table)
     else:

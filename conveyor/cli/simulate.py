@@ -28,7 +28,9 @@ CRASHED, NEVER_ENDED, VIOLATED, NEVER_STRUCK = 127, 128, 129, 126
 @click.option("--until-hours", type=float, help="How long faults last, in virtual hours.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Instead of the one that is drawn.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write the whole trace of a seed.")
-@click.option("--report", "kept", type=click.Path(path_type=Path), help="Keep what all came to.")
+@click.option(
+    "--report", "report_path", type=click.Path(path_type=Path), help="Keep what all came to."
+)
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
 def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     seed: int | None,
@@ -37,7 +39,7 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     until_hours: float | None,
     engine: str | None,
     trace: Path | None,
-    kept: Path | None,
+    report_path: Path | None,
     as_json: bool,
 ) -> None:
     """Run the real program from a seed, in virtual time, with faults; check all that must hold.
@@ -61,8 +63,8 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
             print_failure(report, _replay(report.options, until_hours))
         if trace is not None and len(wanted) == 1:
             trace.write_text("".join(f"{line}\n" for line in report.lines), encoding="utf-8")
-        if kept is not None and (summary.seeds % EVERY == 0 or summary.seeds == len(wanted)):
-            write_report(kept, summary, wanted)
+        if report_path is not None and (summary.seeds % EVERY == 0 or summary.seeds == len(wanted)):
+            write_report(report_path, summary, wanted)
     _conclude(summary)
     if as_json:
         click.echo(_in_json(summary))
@@ -88,7 +90,7 @@ def _replay(options: Options, hours: float | None) -> str:
 
 def print_failure(report: Report, replay: str) -> None:
     """Who did what to those that are named in what is wrong; and then what that is."""
-    wrongs = [f"{each.checker}: {each.what}" for each in report.violations]
+    wrongs = [f"{violation.checker}: {violation.what}" for violation in report.violations]
     wrongs += report.liveness_failures + report.crashes
     for line in story_of(report.lines, wrongs):
         click.echo(str(line), err=True)

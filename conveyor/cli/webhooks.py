@@ -34,8 +34,8 @@ def keys(session: Session, as_json: bool) -> None:
     if found.active is None and not as_json:
         session.remark("There is no signing key. `conveyor webhooks rotate` makes one.")
         return
-    shown = "\n".join([_line("active", found.active), _line("candidate", found.candidate)])
-    session.answer(found, shown, as_json=as_json)
+    text = "\n".join([_line("active", found.active), _line("candidate", found.candidate)])
+    session.answer(found, text, as_json=as_json)
 
 
 @webhooks.command()
@@ -46,9 +46,9 @@ def rotate(session: Session, as_json: bool) -> None:
 
     The secret is shown only once.
     """
-    made = session.client.rotate_hmac_key()
-    shown = f"key     {made.kid}\nsecret  {made.secret}"
-    session.answer(made, shown, as_json=as_json)
+    key = session.client.rotate_hmac_key()
+    text = f"key     {key.kid}\nsecret  {key.secret}"
+    session.answer(key, text, as_json=as_json)
     session.remark("Keep the secret: it is not shown again.")
 
 

@@ -61,7 +61,7 @@ class PoolTransport(httpx.AsyncBaseTransport):
             method=request.method,
             target=target,
             headers=[
-                each for each in request.headers.multi_items() if each[0].lower() not in _OURS
+                header for header in request.headers.multi_items() if header[0].lower() not in _OURS
             ],
             body=body,
             deadline_s=self._deadline_s,
@@ -72,9 +72,9 @@ class PoolTransport(httpx.AsyncBaseTransport):
         async with _letting_go(upload):
             with _translating(request):
                 incoming = await opened.enter_async_context(self._pool.open(pool_request, upload))
-        kept = [pair for pair in incoming.headers if pair[0] not in _OF_THE_WIRE]
+        headers = [pair for pair in incoming.headers if pair[0] not in _OF_THE_WIRE]
         stream = _Body(request, opened, incoming, self._body_bytes_max)
-        return httpx.Response(incoming.status, headers=kept, stream=stream)
+        return httpx.Response(incoming.status, headers=headers, stream=stream)
 
     async def aclose(self) -> None:
         self._pool.close()

@@ -425,11 +425,11 @@ def excerpt(encodings: list[bytes], encoded: bytes) -> bytes:
         decoder = decoder_for(encodings, EXCERPT_BYTES)
         if decoder is None:
             return encoded[:EXCERPT_BYTES]
-        kept = bytearray()
+        content = bytearray()
         # The event loop decodes this, so the input is small: 64 KiB can be much work, and few
         # callers read the excerpt.
         for piece in decoder.decode(encoded[:_EXCERPT_ENCODED_BYTES]):
-            kept += piece
+            content += piece
     except (BadEncoding, BodyTooLarge):
         return b""
-    return bytes(kept)
+    return bytes(content)

@@ -126,7 +126,7 @@ def create_input(request: CreateJobInputRequest) -> Call[CreateJobInputResponse]
 def _without_nulls(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
 
 
 def close(job_id: str) -> Call[JobResponse]:

@@ -165,8 +165,8 @@ class Gatekeeper:
             raise Forbidden("The form has expired. Open the page again and repeat.")
 
 
-def _is_same(given: str, known: str | None) -> bool:
-    return known is not None and hmac.compare_digest(given.encode(), known.encode())
+def _is_same(secret: str, known: str | None) -> bool:
+    return known is not None and hmac.compare_digest(secret.encode(), known.encode())
 
 
 def _is_local(arrival: Arrival) -> bool:

@@ -58,41 +58,41 @@ async def set_budget(visit: Visit) -> Redirect:
 
 def _budget_from(visit: Visit) -> dict[str, Any] | None:
     spent = visit.field("budget_credits"), visit.field("budget_cost")
-    given: dict[str, Any] = {}
+    budget: dict[str, Any] = {}
     if spent[0]:
-        given["credits"] = _number(spent[0])
+        budget["credits"] = _number(spent[0])
     if spent[1]:
-        given["cost"] = spent[1]
-    return given or None
+        budget["cost"] = spent[1]
+    return budget or None
 
 
 async def set_host_limit(visit: Visit) -> Redirect:
     """Changes the limit of one host, or of every host if none is named."""
     client = await visit.client_for(visit.ids["job_id"])
     job = await client.get("getJob", visit.ids)
-    given: dict[str, Any] = {"hosts": {}}
+    host_limits: dict[str, Any] = {"hosts": {}}
     if job.host_limits is not None:
-        given = {
+        host_limits = {
             "concurrency": job.host_limits.concurrency,
             "rate_per_s": job.host_limits.rate_per_s,
             "hosts": {
-                name: {"concurrency": each.concurrency, "rate_per_s": each.rate_per_s}
-                for name, each in job.host_limits.hosts.items()
+                name: {"concurrency": host_limit.concurrency, "rate_per_s": host_limit.rate_per_s}
+                for name, host_limit in job.host_limits.hosts.items()
             },
         }
     limit = _limit_from(visit)
     host = visit.field("host")
     if not host:
-        given |= {"concurrency": None, "rate_per_s": None, **limit}
+        host_limits |= {"concurrency": None, "rate_per_s": None, **limit}
     elif limit:
-        given["hosts"][host] = limit
+        host_limits["hosts"][host] = limit
     else:
-        given["hosts"].pop(host, None)
-    is_empty = not any(given.values())
+        host_limits["hosts"].pop(host, None)
+    is_empty = not any(host_limits.values())
     if is_empty:
         await client.do("deleteJobHostLimits", visit.ids)
     else:
-        await client.do("setJobHostLimits", visit.ids, body=given)
+        await client.do("setJobHostLimits", visit.ids, body=host_limits)
     back = visit.field("back")
     is_own = back.startswith("/ui/jobs/") and back.isprintable()
     return Redirect(back if is_own else f"/ui/jobs/{visit.ids['job_id']}?done=host_limits")
@@ -162,10 +162,10 @@ async def submit_job(visit: Visit) -> Page | Redirect:
 
 
 async def _submit(client: LocalClient, body: dict[str, Any], once: str) -> Redirect:
-    made = await client.do("submitJob", body=body, once=once or None)
-    if made.latest_run is None:
-        return Redirect(f"/ui/jobs/{made.job_id}?done=scheduled")
-    return Redirect(f"/ui/jobs/{made.job_id}/runs/{made.latest_run.run_id}?done=submitted")
+    job = await client.do("submitJob", body=body, once=once or None)
+    if job.latest_run is None:
+        return Redirect(f"/ui/jobs/{job.job_id}?done=scheduled")
+    return Redirect(f"/ui/jobs/{job.job_id}/runs/{job.latest_run.run_id}?done=submitted")
 
 
 def _urls_from(visit: Visit) -> str:

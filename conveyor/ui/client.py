@@ -74,14 +74,14 @@ class LocalClient:
                 reply = await work(subject)
                 return StoredResponse(reply.status, reply.content.decode())
 
-            asked = idempotency.Request(
+            request = idempotency.Request(
                 caller=self.principal.caller,
                 method=route.method,
                 path=f"/ui/{operation}",
                 key=once,
                 fingerprint=idempotency.fingerprint(content, repr(sorted(query.items())).encode()),
             )
-            stored = await run_once_per_key(self.api.env, asked, answer, _refusal)
+            stored = await run_once_per_key(self.api.env, request, answer, _refusal)
             return _decode(route, Response(stored.status, stored.body.encode()))
         raise OutOfTime("The work took too long; ask again.", retry_after_s=5)
 

@@ -152,15 +152,17 @@ class Site:
     async def stream(self) -> TrioResponse:
         """The changes of one page. The path of the page is matched as if it were requested."""
         session, viewer = self._identify()
-        asked = urlsplit(request.args.get("page", ""))
-        handler, ids = _match(asked.path)
+        page_url = urlsplit(request.args.get("page", ""))
+        handler, ids = _match(page_url.path)
         if viewer is None or handler is None:
             raise NotFound("There is nothing to follow at this address.")
         visit = self._visit(viewer, ids)
-        visit = replace(visit, query=live.read_query(asked.query))
+        visit = replace(visit, query=live.read_query(page_url.query))
         token = self.gate.form_token(session)
         values = partial(self._values, session, viewer)
-        frames = await live.follow(visit, handler, values, self.shared, f"{token}|{asked.geturl()}")
+        frames = await live.follow(
+            visit, handler, values, self.shared, f"{token}|{page_url.geturl()}"
+        )
         response = TrioResponse(frames, 200, content_type="text/event-stream")
         response.headers["X-Accel-Buffering"] = "no"
         response.timeout = None
@@ -203,15 +205,19 @@ class Site:
     async def show_error(self, error: Exception) -> TrioResponse:
         """Every error as a page. The API's own table decides about status and words."""
         if isinstance(error, Forbidden):
-            shown = _forbidden(str(error))
+            problem_response = _forbidden(str(error))
         else:
             if not problem.is_expected(error):
                 log.error("page failed", exc_info=error, extra={"request_id": g.request_id})
             answered = problem.answer_for(error, request_id=g.request_id)
-            shown = msgspec.json.decode(answered.content, type=ProblemResponse)
+            problem_response = msgspec.json.decode(answered.content, type=ProblemResponse)
         invalid = error.invalid_tasks if isinstance(error, InvalidTasks) else ()
         session, viewer = self._identify()
-        page = Page("error.html", {"problem": shown, "invalid_tasks": invalid}, shown.status)
+        page = Page(
+            "error.html",
+            {"problem": problem_response, "invalid_tasks": invalid},
+            problem_response.status,
+        )
         response = self._answer(page, session, viewer)
         if isinstance(error, Refused) and error.retry_after_s:
             response.headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
@@ -330,10 +336,10 @@ def _arrival() -> Arrival:
     )
 
 
-async def _read_form(asked: Request) -> tuple[dict[str, list[str]], dict[str, bytes]]:
-    asked.max_content_length = FORM_BYTES_MAX
-    form = await asked.form
-    files = await asked.files
+async def _read_form(form_request: Request) -> tuple[dict[str, list[str]], dict[str, bytes]]:
+    form_request.max_content_length = FORM_BYTES_MAX
+    form = await form_request.form
+    files = await form_request.files
     return form.to_dict(flat=False), {name: files[name].read() for name in files}
 
 

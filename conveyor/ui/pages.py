@@ -45,9 +45,9 @@ async def overview(visit: Visit) -> Page:
     waiting = [run for run in runs if run.stats.pending + run.stats.retrying]
     recent = await _recent_jobs(visit, JOBS_SHOWN)
     ended = [job.latest_run for job in recent if job.latest_run is not None]
-    shown = {run.run_id: run for run in (*runs, *ended)}.values()
+    all_runs = {run.run_id: run for run in (*runs, *ended)}.values()
     reasons: Counter[str] = Counter()
-    for run in shown:
+    for run in all_runs:
         reasons.update(run.stats.failure_reasons)
     staff = await workers(visit.env)
     values = {
@@ -58,10 +58,10 @@ async def overview(visit: Visit) -> Page:
         "inflight": sum(run.stats.inflight for run in runs),
         "oldest": min((run.created_at for run in waiting), default=None),
         "reasons": reasons.most_common(),
-        "done": sum(run.stats.completed for run in shown),
-        "failed": sum(run.stats.failed for run in shown),
-        "credits": sum(run.stats.spend.credits for run in shown),
-        "cost": sum(run.stats.spend.cost for run in shown),
+        "done": sum(run.stats.completed for run in all_runs),
+        "failed": sum(run.stats.failed for run in all_runs),
+        "credits": sum(run.stats.spend.credits for run in all_runs),
+        "cost": sum(run.stats.spend.cost for run in all_runs),
         "slots": sum(worker.capacity for worker in staff),
         "busy": sum(worker.inflight for worker in staff),
     }
@@ -115,12 +115,16 @@ async def _find_jobs(
 
 def _filtered(found: Any, text: str, chosen: str) -> list[JobResponse]:
     """Applies what the API was not asked: `waiting`, and all filters for operators."""
-    shown = [job for job in found if _is_chosen(job, chosen)]
+    chosen_jobs = [job for job in found if _is_chosen(job, chosen)]
     wanted = text.lower()
     return (
-        [job for job in shown if wanted in (job.name or "").lower() or text == job.external_id]
+        [
+            job
+            for job in chosen_jobs
+            if wanted in (job.name or "").lower() or text == job.external_id
+        ]
         if text
-        else shown
+        else chosen_jobs
     )
 
 
@@ -194,13 +198,13 @@ async def job(visit: Visit) -> Page | Redirect:
     """The job: its runs and its settings. A link without a run leads here."""
     client = await visit.client_for(visit.ids["job_id"])
     ids = {"job_id": visit.ids["job_id"]}
-    shown = await client.get("getJob", ids)
+    job_response = await client.get("getJob", ids)
     runs = await client.get("listJobRuns", ids, limit="50", cursor=visit.query.get("cursor"))
     values = {
-        "job": shown,
+        "job": job_response,
         "runs": runs.runs,
         "caller": client.principal.caller,
-        "more": _with(visit, f"/ui/jobs/{shown.job_id}", cursor=runs.next_cursor)
+        "more": _with(visit, f"/ui/jobs/{job_response.job_id}", cursor=runs.next_cursor)
         if runs.next_cursor
         else None,
         "done": visit.query.get("done", ""),
@@ -212,14 +216,15 @@ async def load_run(visit: Visit) -> tuple[LocalClient, dict[str, Any]]:
     """The job and the run of the path, for every page of a run."""
     client = await visit.client_for(visit.ids["job_id"])
     ids = {"job_id": visit.ids["job_id"], "run_id": visit.ids["run_id"]}
-    shown = await client.get("getJob", ids)
-    run = shown.latest_run
+    job_response = await client.get("getJob", ids)
+    run = job_response.latest_run
     if run is None or run.run_id != ids["run_id"]:
         run = await client.get("getJobRun", ids)
     return client, {
-        "job": shown,
+        "job": job_response,
         "run": run,
-        "is_latest": shown.latest_run is not None and shown.latest_run.run_id == run.run_id,
+        "is_latest": job_response.latest_run is not None
+        and job_response.latest_run.run_id == run.run_id,
         "base": f"/ui/jobs/{ids['job_id']}/runs/{ids['run_id']}",
         "caller": client.principal.caller,
         "done": visit.query.get("done", ""),
@@ -229,9 +234,9 @@ async def load_run(visit: Visit) -> tuple[LocalClient, dict[str, Any]]:
 async def run(visit: Visit) -> Page:
     client, values = await load_run(visit)
     ids = {"job_id": visit.ids["job_id"], "run_id": visit.ids["run_id"]}
-    shown = values["run"]
-    values["flying"] = [] if shown.terminal else await _in_flight(client, ids)
-    failed = shown.stats.failed
+    run_response = values["run"]
+    values["flying"] = [] if run_response.terminal else await _in_flight(client, ids)
+    failed = run_response.stats.failed
     sample = (
         await client.get("listRunResults", ids, status="failed", limit="10") if failed else None
     )
@@ -243,7 +248,7 @@ async def run(visit: Visit) -> Page:
 async def _in_flight(client: LocalClient, ids: Mapping[str, str]) -> list[Any]:
     """The tasks that are being fetched, the oldest first."""
     page = await client.get("listRunResults", ids, status="inflight", limit="100")
-    return sorted(page.results, key=lambda each: each.started_at or each.updated_at)[:10]
+    return sorted(page.results, key=lambda result: result.started_at or result.updated_at)[:10]
 
 
 async def _export(visit: Visit, client: LocalClient, ids: Mapping[str, str]) -> Any:
@@ -304,9 +309,9 @@ async def timeline(visit: Visit) -> Page:
 
 async def task(visit: Visit) -> Page:
     client, values = await load_run(visit)
-    shown = await client.get("getRunTask", visit.ids)
+    task_response = await client.get("getRunTask", visit.ids)
     history = await client.get("getRunTaskHistory", visit.ids)
-    return Page("task.html", {**values, "task": shown, "attempts": history.events})
+    return Page("task.html", {**values, "task": task_response, "attempts": history.events})
 
 
 async def preview(visit: Visit) -> Response:
@@ -340,8 +345,8 @@ async def new_job(visit: Visit) -> Page:
 
 async def confirm_delete_job(visit: Visit) -> Page:
     client = await visit.client_for(visit.ids["job_id"])
-    shown = await client.get("getJob", visit.ids)
-    return Page("delete.html", {"job": shown, "run": None})
+    job_response = await client.get("getJob", visit.ids)
+    return Page("delete.html", {"job": job_response, "run": None})
 
 
 async def confirm_delete_run(visit: Visit) -> Page:
@@ -393,6 +398,6 @@ def _stored_bytes(job: JobResponse) -> int:
 
 def _with(visit: Visit, path: str, **more: str | None) -> str:
     """A link to the same list with other parameters."""
-    given = {name: value for name, value in {**visit.query, **more}.items() if value}
-    given.pop("done", None)
-    return f"{path}?{urlencode(given)}" if given else path
+    parameters = {name: value for name, value in {**visit.query, **more}.items() if value}
+    parameters.pop("done", None)
+    return f"{path}?{urlencode(parameters)}" if parameters else path

@@ -57,7 +57,7 @@ _SIZES = ("B", "kB", "MB", "GB", "TB")
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -65,7 +65,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {
+    environment.filters |= {
         "number": number,
         "duration": duration,
         "size": size,
@@ -75,13 +75,13 @@ def _environment() -> Environment:
         "money": money,
         "sentence": sentence,
     }
-    made.globals |= {
+    environment.globals |= {
         "version": conveyor.__version__,
         "explain_wait": explain_wait,
         "FAILURES": FAILURES,
         "REMEDIES": REMEDIES,
     }
-    return made
+    return environment
 
 
 def template(name: str) -> Template:

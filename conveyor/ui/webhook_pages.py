@@ -80,8 +80,8 @@ async def test(visit: Visit) -> Page:
 
 async def rotate_key(visit: Visit) -> Page:
     """Answers with the secret, which is shown this once and never to an operator."""
-    made = await _own(visit).do("rotateHMACKey")
-    return Page(_TEMPLATE, {**await _values(visit), "secret": made})
+    key = await _own(visit).do("rotateHMACKey")
+    return Page(_TEMPLATE, {**await _values(visit), "secret": key})
 
 
 async def finalize_key(visit: Visit) -> Redirect:

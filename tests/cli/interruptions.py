@@ -64,7 +64,7 @@ def interrupt_often(folder: Path, site: Site, count: int, pages: int, seed: int)
     program = Program(folder, {"CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"})
     program.write("list.txt", *(f"http://127.0.0.1:{site.port}/page/{n}" for n in numbers))
     while figures.hits < count:
-        site.asked.clear()
+        site.request_counts.clear()
         out = f"out{figures.folders}"
         command = ["scrape", "list.txt", "-o", out, "-c", str(CONCURRENCY)]
         command += ["--processes", str(chance.choice([1, 2]))]
@@ -73,7 +73,7 @@ def interrupt_often(folder: Path, site: Site, count: int, pages: int, seed: int)
             hits_here += 1
         figures.folders += 1
         figures.pages += pages
-        again = site.asked.total() - pages
+        again = site.request_counts.total() - pages
         figures.refetched += again
         figures.refetched_max = max(figures.refetched_max, again - hits_here * CONCURRENCY)
         figures.wrong_pages += _count_wrong(folder / out, pages)

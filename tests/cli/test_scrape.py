@@ -117,7 +117,7 @@ def test_a_list_goes_on_where_it_was_interrupted(
     program.write("list.txt", *pages(site, *GOOD))
     command = ("scrape", "list.txt", "-o", "out", "-c", str(CONCURRENCY), "--json")
     with program.start(*command) as process:
-        wait_until(lambda: len(site.asked) > 60 or process.poll() is not None)
+        wait_until(lambda: len(site.request_counts) > 60 or process.poll() is not None)
         process.send_signal(how)
         interrupted = finish(process)
 
@@ -133,7 +133,7 @@ def test_a_list_goes_on_where_it_was_interrupted(
     assert "Going on with this list where it stopped" in ended.err
     assert summary_of(ended)["successful"] == len(GOOD)
     assert_whole(program.folder / "out", len(GOOD))
-    again = site.asked.total() - len(GOOD) - sum(map(is_flaky, GOOD))
+    again = site.request_counts.total() - len(GOOD) - sum(map(is_flaky, GOOD))
     # A page that was interrupted between its first answer and its retry starts over.
     assert 0 <= again <= 2 * CONCURRENCY
 
@@ -148,7 +148,7 @@ def test_a_finished_list_is_not_fetched_again(program: Program, site: Site) -> N
     assert (again.code, restarted.code) == (0, 0)
     assert "nothing was left to fetch" in again.err
     assert summary_of(again)["fetched"] == 0
-    assert site.asked == {0: 2, 1: 2}
+    assert site.request_counts == {0: 2, 1: 2}
 
 
 def test_failed_pages_are_retried_on_demand(program: Program, site: Site) -> None:
@@ -158,7 +158,7 @@ def test_failed_pages_are_retried_on_demand(program: Program, site: Site) -> Non
     again = program.run("scrape", "-o", "out", "--retry-failed")
 
     assert (once.code, again.code) == (1, 0)
-    assert site.asked == {0: 1, 3: 2}
+    assert site.request_counts == {0: 1, 3: 2}
     assert_whole(program.folder / "out", 2)
 
 
@@ -175,7 +175,7 @@ def test_a_folder_belongs_to_one_list(program: Program, site: Site) -> None:
     assert "another list (list.txt)" in refused.err
     assert "--update" in refused.err
     assert (updated.code, known.code) == (0, 0)
-    assert site.asked == {0: 1, 1: 1, 2: 1}
+    assert site.request_counts == {0: 1, 1: 1, 2: 1}
     assert_whole(program.folder / "out", 3)
 
 
@@ -187,7 +187,7 @@ def test_a_lost_page_is_fetched_again_and_no_other(program: Program, site: Site)
     ended = program.run("scrape", "list.txt", "-o", "out")
 
     assert ended.code == 0
-    assert site.asked == {0: 1, 1: 2, 2: 1}
+    assert site.request_counts == {0: 1, 1: 2, 2: 1}
     assert_whole(program.folder / "out", 3)
 
 
@@ -213,7 +213,7 @@ def test_two_lists_run_at_the_same_time_and_one_folder_has_one_owner(
     program.write("list.txt", *pages(site, *GOOD))
     program.write("other.txt", *pages(site, 0))
     with program.start("scrape", "list.txt", "-c", "1", "-o", "one") as process:
-        wait_until(lambda: len(site.asked) > 2 or process.poll() is not None)
+        wait_until(lambda: len(site.request_counts) > 2 or process.poll() is not None)
 
         second = program.run("scrape", "other.txt", "-o", "two")
         third = program.run("scrape", "list.txt", "-o", "one")

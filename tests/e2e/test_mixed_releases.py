@@ -94,7 +94,7 @@ def test_a_data_directory_of_the_previous_release_is_opened_and_its_run_finished
         tasks = [{"url": url} for url in site.urls(PAGES)]
         answer = server.call("POST", "/v1/jobs", json={"tasks": tasks, "max_inflight": 3})
         job_id = answer.json()["job_id"]
-        until("the first pages", lambda: len(site.asked) > 20)
+        until("the first pages", lambda: len(site.request_counts) > 20)
         server.kill()
 
         server = replace(server, environ=_tree(second, previous))

@@ -56,7 +56,7 @@ def test_a_killed_worker_process_is_replaced_and_nothing_is_lost(tmp_path: Path)
             job_id = server.call("POST", "/v1/jobs", json=body).json()["job_id"]
             for _ in range(3):
                 victim, *_ = until("helpers", lambda: helper_pids(server) or None)
-                until("progress", lambda: site.asked.total() > 50 or None)
+                until("progress", lambda: site.request_counts.total() > 50 or None)
                 os.kill(victim, signal.SIGKILL)
                 until("its end", partial(_is_gone, victim, server))
             run = until("the run to end", lambda: server.ended_run(job_id), deadline_s=150)

@@ -63,7 +63,7 @@ def test_a_terminated_server_hands_back_its_work_and_exits_cleanly(tmp_path: Pat
     assert code == 0
     assert run["stats"]["completed"] == 400
     # Once, and once more if it was cut off; a flaky page fails its first try besides.
-    assert all(count <= 2 + is_flaky(number) for number, count in site.asked.items())
+    assert all(count <= 2 + is_flaky(number) for number, count in site.request_counts.items())
 
 
 def _completed(job: dict[str, dict[str, dict[str, int]]]) -> int | None:

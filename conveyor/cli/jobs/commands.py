@@ -52,15 +52,15 @@ def list_jobs(session: Session, status: str | None, limit: int, as_json: bool) -
     With --json, print one line of JSON for each job.
     """
     found = session.client.list(status=status)
-    shown = list(islice(found, limit))
+    first_jobs = list(islice(found, limit))
     if as_json:
-        for job in shown:
+        for job in first_jobs:
             session.write_json(job)
         return
-    if not shown:
+    if not first_jobs:
         session.remark("There are no jobs. `conveyor jobs submit FILE` makes one.")
         return
-    session.out.print(jobs_table(shown))
+    session.out.print(jobs_table(first_jobs))
     if next(found, None) is not None:
         session.remark("There are more: --limit shows more of them.")
 
@@ -136,11 +136,11 @@ def resume(session: Session, job: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def rerun(
-    session: Session, /, job: str, dry_run: bool, watch: bool, as_json: bool, **given: str | None
+    session: Session, /, job: str, dry_run: bool, watch: bool, as_json: bool, **filters: str | None
 ) -> None:
     """Run a job again: all of it, or the tasks that the options select."""
     statuses, reasons, hosts = (
-        None if (text := given[name]) is None else text.split(",")
+        None if (text := filters[name]) is None else text.split(",")
         for name in ("status", "reason", "host")
     )
     if dry_run:
@@ -155,8 +155,8 @@ def rerun(
     if watch:
         session.remark(counts)
         sys.exit(watch_run(session, started.latest_run, as_json=as_json))
-    shown = f"Run {started.latest_run.run_id}: {counts}"
-    session.answer(started, shown, as_json=as_json)
+    message = f"Run {started.latest_run.run_id}: {counts}"
+    session.answer(started, message, as_json=as_json)
 
 
 @jobs.command()

@@ -42,12 +42,12 @@ class Session:
             out = Console(highlight=False, width=PIPE_COLUMNS)
         return cls(client, out, Console(stderr=True, highlight=False))
 
-    def answer(self, value: msgspec.Struct, shown: RenderableType, *, as_json: bool) -> None:
+    def answer(self, value: msgspec.Struct, rendering: RenderableType, *, as_json: bool) -> None:
         """Prints one value: as JSON for programs, or as `shown` for people."""
         if as_json:
             self.write_json(value)
         else:
-            self.out.print(Text(shown) if isinstance(shown, str) else shown)
+            self.out.print(Text(rendering) if isinstance(rendering, str) else rendering)
 
     def remark(self, text: str) -> None:
         self.err.print(Text(text), soft_wrap=True)
@@ -71,8 +71,8 @@ class _JobId(click.ParamType[str]):
             job.job_id for job in session.client.list() if job.job_id.startswith(value.upper())
         ]
         if len(found) > 1:
-            shown = "\n  ".join(found[:JOBS_SHOWN])
-            self.fail(f"{len(found)} jobs begin with {value}:\n  {shown}", param, ctx)
+            job_ids = "\n  ".join(found[:JOBS_SHOWN])
+            self.fail(f"{len(found)} jobs begin with {value}:\n  {job_ids}", param, ctx)
         return found[0] if found else value
 
 

@@ -81,9 +81,11 @@ def _audit_table(seen: AuditResponse) -> RenderableType:
     table.add_row("verdict", verdict)
     table.add_row("rows", f"{seen.counts['admitted']:,}")
     table.add_row("pages read", f"{seen.bodies_checked:,}")
-    for each in seen.differences:
-        told = f"{each.what} is {each.recorded:,}, but the rows say {each.counted:,}"
-        table.add_row("counter", Text(told, "red"))
+    for difference in seen.differences:
+        text = (
+            f"{difference.what} is {difference.recorded:,}, but the rows say {difference.counted:,}"
+        )
+        table.add_row("counter", Text(text, "red"))
     for bad in seen.bad_bodies[:BAD_BODIES_SHOWN_MAX]:
         table.add_row("page", Text(f"{bad.task_id} is {bad.problem}", "red"))
     if seen.live:
@@ -93,13 +95,13 @@ def _audit_table(seen: AuditResponse) -> RenderableType:
 
 def submit_told(seen: SubmitDryRunResponse) -> str:
     """The text for the dry run of a submit."""
-    told = f"{counted(seen.valid_tasks, 'task')} would be accepted. Nothing was created."
+    verdict = f"{counted(seen.valid_tasks, 'task')} would be accepted. Nothing was created."
     if seen.invalid_tasks_count:
         counts = sorted(seen.invalid_reasons.items())
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts)
         bad = counted(seen.invalid_tasks_count, "bad line")
-        told = f"It would be refused: {bad} ({reasons})."
-    return "\n".join([told, *_cost(seen.estimate)])
+        verdict = f"It would be refused: {bad} ({reasons})."
+    return "\n".join([verdict, *_cost(seen.estimate)])
 
 
 def rerun_told(seen: RerunDryRunResponse) -> str:

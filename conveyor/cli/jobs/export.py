@@ -28,7 +28,7 @@ class Saved(msgspec.Struct, frozen=True):
 @click.option(
     "--format",
     "kind",
-    type=click.Choice([each.value for each in ExportFormat]),
+    type=click.Choice([export_format.value for export_format in ExportFormat]),
     default=ExportFormat.ZIP.value,
     show_default=True,
     help="What kind of file.",
@@ -54,20 +54,20 @@ def export(
     """Save the results of a job as one file, and check it."""
     client = session.client
     run = client.run(job, run_id) if run_id else run_of(client.get(job))
-    made = _made(session, run, kind)
-    path = output or Path(made.file_name or f"{run.run_id}.{kind}")
+    response = _made(session, run, kind)
+    path = output or Path(response.file_name or f"{run.run_id}.{kind}")
     try:
-        saved = client.download_export(run.job_id, run.run_id, made.export_id, path)
-        if made.format is ExportFormat.CSV:
+        saved = client.download_export(run.job_id, run.run_id, response.export_id, path)
+        if response.format is ExportFormat.CSV:
             with replacing(manifest_path(path)) as file:
-                file.write(msgspec.json.encode(made.manifest))
+                file.write(msgspec.json.encode(response.manifest))
         manifest = verify_export(path)
     except OSError as error:
         raise click.ClickException(
             f"Cannot write to {error.filename or path}: {error.strerror}."
         ) from None
-    shown = f"{_counts(manifest)} are in {path}"
-    session.answer(Saved(str(path), saved.sha256, manifest), shown, as_json=as_json)
+    text = f"{_counts(manifest)} are in {path}"
+    session.answer(Saved(str(path), saved.sha256, manifest), text, as_json=as_json)
 
 
 @click.command()
@@ -77,23 +77,23 @@ def export(
 def verify(session: Session, file: Path, as_json: bool) -> None:
     """Check an exported file against its manifest. No server is needed."""
     manifest = verify_export(file)
-    shown = f"{file} is whole: {_counts(manifest)}."
-    session.answer(manifest, shown, as_json=as_json)
+    text = f"{file} is whole: {_counts(manifest)}."
+    session.answer(manifest, text, as_json=as_json)
 
 
 def _made(session: Session, run: RunResponse, kind: str) -> ExportResponse:
     client = session.client
-    asked = client.start_export(run.job_id, run.run_id, kind=kind)
+    started = client.start_export(run.job_id, run.run_id, kind=kind)
     with progress(session.err, "Exporting", run.stats.total) as show:
-        made = client.wait_for_export(
+        response = client.wait_for_export(
             run.job_id,
             run.run_id,
-            asked.export_id,
+            started.export_id,
             lambda export: show(export.done, 0, export.total),
         )
-    if made.status is not ExportStatus.COMPLETED:
-        raise click.ClickException(f"The export failed: {made.error}.")
-    return made
+    if response.status is not ExportStatus.COMPLETED:
+        raise click.ClickException(f"The export failed: {response.error}.")
+    return response
 
 
 def _counts(manifest: Manifest) -> str:

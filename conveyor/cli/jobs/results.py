@@ -66,11 +66,11 @@ def results(
         for result in islice(found, limit):
             session.write_json(result)
         return
-    shown = list(islice(found, limit or ROWS_SHOWN))
-    if not shown:
+    rows = list(islice(found, limit or ROWS_SHOWN))
+    if not rows:
         session.remark("There is no such task.")
         return
-    session.out.print(results_table(shown))
+    session.out.print(results_table(rows))
     if next(found, None) is not None:
         session.remark("There are more: --limit shows more of them, --json all.")
 
@@ -106,8 +106,8 @@ def download(session: Session, job: str, output: Path, run_id: str | None, as_js
         ) from None
     files = sum(1 for line in lines if line.file is not None)
     missing = sum(_is_missing(line) for line in lines)
-    shown = f"{counted(files, 'page')} and {LIST_NAME} are in {output}/"
-    session.answer(Summary(job, run.run_id, len(lines), files, missing), shown, as_json=as_json)
+    text = f"{counted(files, 'page')} and {LIST_NAME} are in {output}/"
+    session.answer(Summary(job, run.run_id, len(lines), files, missing), text, as_json=as_json)
     if not run.terminal:
         session.remark("The run has not ended: this is what it had so far.")
     if missing:

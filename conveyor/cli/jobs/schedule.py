@@ -28,12 +28,12 @@ class ScheduleOptions(TypedDict):
     overlap: Literal["skip", "queue"]
 
 
-def _every_from(ctx: click.Context, option: click.Parameter, given: str | None) -> RateInput | None:
-    if given is None:
+def _every_from(ctx: click.Context, option: click.Parameter, text: str | None) -> RateInput | None:
+    if text is None:
         return None
-    found = _EVERY.match(given)
+    found = _EVERY.match(text)
     if found is None:
-        raise click.BadParameter(f"{given!r} is not a time like 15m, 2h or 1d.", ctx, option)
+        raise click.BadParameter(f"{text!r} is not a time like 15m, 2h or 1d.", ctx, option)
     return RateInput(every=int(found[1]), unit=_UNITS[found[2]])
 
 
@@ -96,9 +96,9 @@ def schedule(
 
     `conveyor jobs rerun` starts a scheduled job by hand.
     """
-    asked = schedule_from(options)
-    if asked is not None:
-        session.client.set_schedule(job, asked)
+    schedule_input = schedule_from(options)
+    if schedule_input is not None:
+        session.client.set_schedule(job, schedule_input)
     if state is not None:
         session.client.set_schedule_state(job, state)
     found = session.client.get(job)

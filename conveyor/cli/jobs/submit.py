@@ -115,8 +115,8 @@ def submit(
         hint = f"`conveyor jobs add {job_id} FILE` adds more."
     if accepted.latest_run is None:
         hint = f"`conveyor jobs schedule {job_id}` shows when it fires."
-    shown = f"Job {job_id}: {counted(accepted.accepted_tasks, 'task')} accepted.\n{hint}"
-    session.answer(accepted, shown, as_json=as_json)
+    text = f"Job {job_id}: {counted(accepted.accepted_tasks, 'task')} accepted.\n{hint}"
+    session.answer(accepted, text, as_json=as_json)
 
 
 @click.command()
@@ -137,8 +137,8 @@ def add(
     with _naming_lines(lines):
         added = session.client.add_tasks(job, list(map(_task_from, lines)), last=last)
     end = "The job is closed." if last else "The job is open for more."
-    shown = f"{counted(added.accepted_tasks, 'task')} added. {end}"
-    session.answer(added, shown, as_json=as_json)
+    text = f"{counted(added.accepted_tasks, 'task')} added. {end}"
+    session.answer(added, text, as_json=as_json)
 
 
 def _request(lines: Sequence[Page], options: _Options) -> SubmitJobRequest:
@@ -189,9 +189,9 @@ def _lines_of(sources: Sequence[str], options: _Input) -> list[Page]:
         raise click.ClickException(f"{sources[0]} holds no URL. Give one a line.")
     bad = [page for page in pages if page.flaw is not None and not page.url]
     if bad and not options["skip_invalid"]:
-        shown = [f"  line {page.line}: {page.flaw}" for page in bad[:SHOWN_MAX]]
+        lines = [f"  line {page.line}: {page.flaw}" for page in bad[:SHOWN_MAX]]
         count = f"{len(bad):,} of {len(pages):,} lines cannot be read:"
-        raise click.ClickException("\n".join([count, *shown]))
+        raise click.ClickException("\n".join([count, *lines]))
     if options["skip_invalid"]:
         pages = [page for page in pages if page.flaw is None]
     return pages
@@ -206,12 +206,12 @@ def _naming_lines(lines: Sequence[Page]) -> Iterator[None]:
         if not error.invalid_tasks:
             raise
         bad = error.invalid_tasks
-        shown = [
+        flaws = [
             f"  line {lines[task.index].line}: {task.reason}: {task.value or lines[task.index].url}"
             for task in bad[:SHOWN_MAX]
             if task.index < len(lines)
         ]
         if len(bad) > SHOWN_MAX:
-            shown.append("  ... and more")
+            flaws.append("  ... and more")
         what = error.detail or error.title
-        raise click.ClickException("\n".join([what, *shown])) from None
+        raise click.ClickException("\n".join([what, *flaws])) from None

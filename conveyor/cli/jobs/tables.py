@@ -31,10 +31,10 @@ def plain(text: str | None, style: str = "") -> Text:
     """Shows foreign text without markup, and without control characters, which could move the
     cursor.
     """
-    shown = "".join(
+    printable = "".join(
         sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text or ""
     )
-    return Text(shown, style=style)
+    return Text(printable, style=style)
 
 
 def moment(instant: str) -> str:

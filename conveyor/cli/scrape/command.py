@@ -48,9 +48,9 @@ _REMEMBERED = {
 
 
 def _pairs(sign: str, form: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    def parse(ctx: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+    def parse(ctx: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
         pairs = {}
-        for text in given:
+        for text in texts:
             name, found, value = text.partition(sign)
             if not name.strip() or not found:
                 raise click.BadParameter(f"{text!r} is not {form}.", ctx, option)
@@ -60,26 +60,26 @@ def _pairs(sign: str, form: str) -> Callable[[click.Context, click.Parameter, An
     return parse
 
 
-def _method(_: click.Context, option: click.Parameter, given: str | None) -> str | None:
-    method = None if given is None else given.upper()
+def _method(_: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    method = None if value is None else value.upper()
     if method not in {None, "GET", "POST"}:
         raise click.BadParameter("Only GET and POST fetch pages.", param=option)
     return method
 
 
-def _statuses(_: click.Context, option: click.Parameter, given: str | None) -> list[int]:
-    words = [] if given is None else given.split(",")
+def _statuses(_: click.Context, option: click.Parameter, value: str | None) -> list[int]:
+    words = [] if value is None else value.split(",")
     if not all(word.strip().isdigit() and len(word.strip()) == 3 for word in words):
         raise click.BadParameter("is a list such as 404,410.", param=option)
     return [int(word) for word in words]
 
 
-def _bytes(_: click.Context, option: click.Parameter, given: str | None) -> int | None:
+def _bytes(_: click.Context, option: click.Parameter, value: str | None) -> int | None:
     """Reads a size such as 500k, 10M or 1000000."""
-    if given is None:
+    if value is None:
         return None
     units = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
-    text = given.strip().lower().removesuffix("b").removesuffix("i")
+    text = value.strip().lower().removesuffix("b").removesuffix("i")
     scale = units.get(text[-1:], 1)
     digits = text[:-1] if scale > 1 else text
     if not digits.isdigit() or not 1 <= int(digits) * scale <= limits.BODY_BYTES_MAX * 40:
@@ -244,7 +244,7 @@ output_options = _grouped(
 @request_options
 @fetch_options
 @click.pass_context
-def scrape(ctx: click.Context, /, sources: tuple[str, ...], **given: Any) -> None:
+def scrape(ctx: click.Context, /, sources: tuple[str, ...], **arguments: Any) -> None:
     """Scrape URLs, or the URLs in FILE (- for standard input), into a folder.
 
     FILE is text with one URL per line, CSV or NDJSON, plain or gzip. After Ctrl-C or a crash, the
@@ -253,93 +253,97 @@ def scrape(ctx: click.Context, /, sources: tuple[str, ...], **given: Any) -> Non
     started_at = time.monotonic()
     from conveyor.cli.scrape.display import Display
 
-    display = Display(is_quiet=given["quiet"])
-    sys.exit(_run(ctx, sources, given, display, started_at))
+    display = Display(is_quiet=arguments["quiet"])
+    sys.exit(_run(ctx, sources, arguments, display, started_at))
 
 
 def _run(
     ctx: click.Context,
     sources: tuple[str, ...],
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     display: Display,
     started_at: float,
 ) -> int:
     from conveyor.cli.scrape.run import Order, run_order
 
     settings: Settings = ctx.obj
-    if sum(given[action] for action in _ACTIONS) > 1:
+    if sum(arguments[action] for action in _ACTIONS) > 1:
         raise click.UsageError("Give one of --retry-failed, --restart and --update.")
-    if not sources and not (given["output"] / ".conveyor").exists() and not given["data_dir"]:
+    if (
+        not sources
+        and not (arguments["output"] / ".conveyor").exists()
+        and not arguments["data_dir"]
+    ):
         raise click.UsageError("Give a FILE with one URL a line, - for standard input, or URLs.")
-    options = options_from(given)
-    if given["insecure"]:
+    options = options_from(arguments)
+    if arguments["insecure"]:
         display.say("Warning: --insecure accepts any certificate, so pages may come from anyone.")
     page_list = None
     if sources:
         display.phase(f"Reading {sources[0]}")
-        page_list = _read(settings, sources, given, display)
-        if given["dry_run"]:
-            return _show_plan(page_list, dedup=given["dedup"])
-    elif given["dry_run"] or given["update"]:
+        page_list = _read(settings, sources, arguments, display)
+        if arguments["dry_run"]:
+            return _show_plan(page_list, dedup=arguments["dedup"])
+    elif arguments["dry_run"] or arguments["update"]:
         raise click.UsageError("Give the list, too.")
     order = Order(
         settings=settings,
-        folder=given["output"],
+        folder=arguments["output"],
         options=options,
         source=" ".join(sources)[:200],
         page_list=page_list,
-        command=_command(given),
-        given=_given_fields(ctx),
-        data_dir=given["data_dir"],
-        processes=_processes(given),
-        api_key=_api_key(settings, given["api_key"]),
-        budget=_budget(settings, given["budget"]),
-        retries_failed=given["retry_failed"],
-        restarts=given["restart"],
-        updates=given["update"],
-        as_json=given["as_json"],
+        command=_command(arguments),
+        given_options=_given_fields(ctx),
+        data_dir=arguments["data_dir"],
+        processes=_processes(arguments),
+        api_key=_api_key(settings, arguments["api_key"]),
+        budget=_budget(settings, arguments["budget"]),
+        retries_failed=arguments["retry_failed"],
+        restarts=arguments["restart"],
+        updates=arguments["update"],
+        as_json=arguments["as_json"],
     )
     return run_order(order, display, started_at).code
 
 
-def headers_from(given: Mapping[str, Any]) -> dict[str, str]:
+def headers_from(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Returns the headers of every page."""
-    headers = dict(given["header"])
-    if given["user_agent"] is not None:
-        headers["User-Agent"] = given["user_agent"]
-    if given["cookie"]:
-        headers["Cookie"] = "; ".join(given["cookie"])
+    headers = dict(arguments["header"])
+    if arguments["user_agent"] is not None:
+        headers["User-Agent"] = arguments["user_agent"]
+    if arguments["cookie"]:
+        headers["Cookie"] = "; ".join(arguments["cookie"])
     return headers
 
 
-def options_from(given: Mapping[str, Any]) -> ScrapeOptions:
+def options_from(arguments: Mapping[str, Any]) -> ScrapeOptions:
     from conveyor.cli.scrape.options import PageFormat, ScrapeOptions
     from conveyor.cli.scrape.page_names import BadPattern, check_pattern
     from conveyor.domain.submit.scraper_params import InvalidParam, check_params
 
-    headers = headers_from(given)
-    params = {**given["param"], **({"custom_headers": headers} if headers else {})}
+    headers = headers_from(arguments)
+    params = {**arguments["param"], **({"custom_headers": headers} if headers else {})}
     try:
-        check_pattern(given["name"])
+        check_pattern(arguments["name"])
         checked = check_params(params)
     except (BadPattern, InvalidParam) as error:
         raise click.UsageError(str(error)) from None
     return ScrapeOptions(
-        concurrency=given["concurrency"],
-        per_host=given["per_host"],
-        rate=given["rate"],
-        attempts=given["attempts"],
-        timeout_s=given["timeout"],
-        max_bytes=given["max_bytes"],
+        concurrency=arguments["concurrency"],
+        per_host=arguments["per_host"],
+        rate=arguments["rate"],
+        attempts=arguments["attempts"],
+        timeout_s=arguments["timeout"],
+        max_bytes=arguments["max_bytes"],
         headers=checked.headers or {},
         params=checked.values,
-        accept_status=given["accept_status"],
-        proxies=_proxies(given["proxy"]),
-        is_insecure=given["insecure"],
-        ignores_robots=given["ignore_robots"],
-        dedup=given["dedup"],
-        name=given["name"],
-        format=PageFormat(given["page_format"]),
+        accept_status=arguments["accept_status"],
+        proxies=_proxies(arguments["proxy"]),
+        is_insecure=arguments["insecure"],
+        ignores_robots=arguments["ignore_robots"],
+        dedup=arguments["dedup"],
+        name=arguments["name"],
+        format=PageFormat(arguments["page_format"]),
     )
 
 
@@ -354,21 +358,21 @@ def _given_fields(ctx: click.Context) -> frozenset[str]:
     )
 
 
-def input_options_from(given: Mapping[str, Any]) -> InputOptions:
+def input_options_from(arguments: Mapping[str, Any]) -> InputOptions:
     from conveyor.cli.scrape.inputs import InputOptions
     from conveyor.domain.model import ListFormat
 
-    body, method = _data(given.get("data")), given.get("method")
+    body, method = _data(arguments.get("data")), arguments.get("method")
     if body is not None and method is None:
         method = "POST"
     if body is not None and method == "GET":
         raise click.UsageError("--data needs --method POST.")
-    list_format = given["input_format"]
+    list_format = arguments["input_format"]
     return InputOptions(
         format=None if list_format is None else ListFormat(list_format),
-        url_column=given["url_column"],
-        id_column=given["id_column"],
-        delimiter=given["delimiter"],
+        url_column=arguments["url_column"],
+        id_column=arguments["id_column"],
+        delimiter=arguments["delimiter"],
         method=method,
         body=body,
         content_type=None if body is None else _content_type(body),
@@ -380,19 +384,19 @@ def _content_type(body: bytes) -> str:
     return "application/json" if is_json else "application/x-www-form-urlencoded"
 
 
-def _data(given: str | None) -> bytes | None:
-    if given is None:
+def _data(value: str | None) -> bytes | None:
+    if value is None:
         return None
-    if not given.startswith("@"):
-        return given.encode()
+    if not value.startswith("@"):
+        return value.encode()
     try:
-        return Path(given[1:]).read_bytes()
+        return Path(value[1:]).read_bytes()
     except OSError as error:
-        raise click.ClickException(f"Cannot read {given[1:]}: {error.strerror}.") from None
+        raise click.ClickException(f"Cannot read {value[1:]}: {error.strerror}.") from None
 
 
 def _read(
-    settings: Settings, sources: Sequence[str], given: dict[str, Any], display: Display
+    settings: Settings, sources: Sequence[str], arguments: dict[str, Any], display: Display
 ) -> PageList:
     from conveyor.bootstrap.scrape import DIRECT
     from conveyor.cli.scrape.inputs import read_pages
@@ -402,7 +406,7 @@ def _read(
     targets = TargetPolicy(allow_private=settings.allow_private_targets) if is_direct else None
     found = read_pages(
         sources,
-        input_options_from(given),
+        input_options_from(arguments),
         targets,
         lambda count: display.phase(f"Reading {sources[0]}: {count:,} lines"),
     )
@@ -411,16 +415,16 @@ def _read(
     if not found.pages:
         raise click.ClickException(f"{name} holds no URL. Give one a line.")
     if flawed:
-        shown = [f"  line {page.line}: {page.flaw}" for page in flawed[:SHOWN_MAX]]
+        lines = [f"  line {page.line}: {page.flaw}" for page in flawed[:SHOWN_MAX]]
         if len(flawed) > SHOWN_MAX:
-            shown.append(f"  ... and {len(flawed) - SHOWN_MAX:,} more")
+            lines.append(f"  ... and {len(flawed) - SHOWN_MAX:,} more")
         count = f"{len(flawed):,} of {len(found.pages):,} lines"
-        if len(flawed) == len(found.pages) and given["skip_invalid"]:
+        if len(flawed) == len(found.pages) and arguments["skip_invalid"]:
             raise click.ClickException(f"{name} holds no URL. Give one a line.")
-        if not given["skip_invalid"]:
+        if not arguments["skip_invalid"]:
             hint = "Mend them, or leave them out with --skip-invalid."
-            raise click.ClickException("\n".join([f"{count} are no usable URL:", *shown, hint]))
-        display.say("\n".join([f"{count} are left out:", *shown]))
+            raise click.ClickException("\n".join([f"{count} are no usable URL:", *lines, hint]))
+        display.say("\n".join([f"{count} are left out:", *lines]))
     return found
 
 
@@ -441,12 +445,12 @@ def _show_plan(page_list: PageList, *, dedup: bool) -> int:
     return 0
 
 
-def _proxies(given: Sequence[str]) -> list[str]:
+def _proxies(texts: Sequence[str]) -> list[str]:
     """Returns the URLs of proxies. What is no URL is a file with one URL a line."""
     from conveyor.bootstrap.scrape import check_proxy
 
     found: list[str] = []
-    for text in given:
+    for text in texts:
         if "://" in text:
             found.append(text)
             continue
@@ -464,40 +468,40 @@ def _proxies(given: Sequence[str]) -> list[str]:
     return found
 
 
-def _processes(given: dict[str, Any]) -> int | None:
-    processes: int | None = given["processes"]
-    if given["page_format"] != "files" and (processes or 1) > 1:
-        raise click.UsageError(f"--format {given['page_format']} is written by one process.")
+def _processes(arguments: dict[str, Any]) -> int | None:
+    processes: int | None = arguments["processes"]
+    if arguments["page_format"] != "files" and (processes or 1) > 1:
+        raise click.UsageError(f"--format {arguments['page_format']} is written by one process.")
     return processes
 
 
-def _api_key(settings: Settings, given: str | None) -> str | None:
+def _api_key(settings: Settings, api_key: str | None) -> str | None:
     from conveyor.bootstrap.scrape import gateway_has_key
 
-    if given is None and not gateway_has_key(settings):
+    if api_key is None and not gateway_has_key(settings):
         raise click.UsageError(
             "The gateway needs a key: give --api-key, or set CONVEYOR_API_KEY or ZENROWS_API_KEY."
         )
-    return given
+    return api_key
 
 
-def _budget(settings: Settings, given: str | None) -> Any:
-    if given is None:
+def _budget(settings: Settings, value: str | None) -> Any:
+    if value is None:
         return None
     from conveyor.bootstrap.scrape import DIRECT
     from conveyor.cli.limit_options import budget_from
     from conveyor.domain.backpressure.budget import Unit
     from conveyor.schemas.requests import cap_from
 
-    cap = cap_from(budget_from(given))
+    cap = cap_from(budget_from(value))
     if cap.unit is Unit.COST and settings.gateway_url != DIRECT and settings.credit_micros is None:
         raise click.UsageError("A budget in cost needs CONVEYOR_CREDIT_COST.")
     return cap
 
 
-def _command(given: dict[str, Any]) -> str:
+def _command(arguments: dict[str, Any]) -> str:
     """Returns the command that names the same folder, which remembers its list."""
-    words = ["conveyor", "scrape", "-o", str(given["output"])]
-    if given["data_dir"] is not None:
-        words += ["--data-dir", str(given["data_dir"])]
+    words = ["conveyor", "scrape", "-o", str(arguments["output"])]
+    if arguments["data_dir"] is not None:
+        words += ["--data-dir", str(arguments["data_dir"])]
     return shlex.join(words)

@@ -174,8 +174,8 @@ def _styled(style: str, text: str, width: int) -> str:
 
 
 def _fit(text: str, width: int) -> str:
-    shown = "".join(sign if sign.isprintable() else "?" for sign in text)
-    return shown if len(shown) <= width else f"{shown[: width - 1]}…"
+    printable = "".join(sign if sign.isprintable() else "?" for sign in text)
+    return printable if len(printable) <= width else f"{printable[: width - 1]}…"
 
 
 def span(seconds: float) -> str:

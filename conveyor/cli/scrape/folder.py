@@ -338,4 +338,4 @@ def boot_id() -> str:
 
 def changed_fixed_options(old: ScrapeOptions, new: ScrapeOptions) -> list[FixedOption]:
     """Returns the options that cannot change while the folder has pages."""
-    return [each for each in FixedOption if getattr(old, each) != getattr(new, each)]
+    return [option for option in FixedOption if getattr(old, option) != getattr(new, option)]

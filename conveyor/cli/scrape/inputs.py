@@ -229,10 +229,10 @@ def _csv_spec(source: str, first: str, options: InputOptions) -> ListSpec:
     )
 
 
-def _column(given: str | None) -> Column | None:
-    if given is None:
+def _column(name: str | None) -> Column | None:
+    if name is None:
         return None
-    return int(given) - 1 if given.isdigit() and int(given) > 0 else given
+    return int(name) - 1 if name.isdigit() and int(name) > 0 else name
 
 
 def _guessed_column(names: Sequence[str], *, has_header: bool, source: str) -> Column:

@@ -85,7 +85,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the command line asks for. `given` names the options that were given."""
+    """What the command line asks for. `given_options` names the options that were given."""
 
     settings: Settings
     folder: Path
@@ -93,7 +93,7 @@ class Order:
     source: str = ""
     page_list: PageList | None = None
     command: str = "conveyor scrape"
-    given: frozenset[str] = frozenset()
+    given_options: frozenset[str] = frozenset()
     data_dir: Path | None = None
     processes: int | None = None
     api_key: str | None = None
@@ -210,26 +210,26 @@ def _known_list(folder: Folder, state: FolderState, order: Order) -> Plan:
             f"{names} cannot change for a folder that has pages. Give another folder with -o, or "
             "start over with --restart."
         )
-    given = order.page_list
-    is_known = given is None or fingerprint(given.pages) in state.lists
+    page_list = order.page_list
+    is_known = page_list is None or fingerprint(page_list.pages) in state.lists
     if not is_known and not order.updates:
         raise FolderRefused(
             f"{folder.path} belongs to another list ({state.source}). Give another folder with -o, "
             "fetch only the new URLs with --update, or replace its pages with --restart."
         )
-    if given is not None and is_known and len(state.lists) == 1:
-        pages, hosts = given.pages, given.hosts
+    if page_list is not None and is_known and len(state.lists) == 1:
+        pages, hosts = page_list.pages, page_list.hosts
     else:
         pages = folder.load_pages()
         hosts = hosts_of(pages)
     folder.pages = pages
-    if given is not None and not is_known:
+    if page_list is not None and not is_known:
         known = {request_key(page) for page in pages}
-        for page, host in zip(given.pages, given.hosts, strict=True):
+        for page, host in zip(page_list.pages, page_list.hosts, strict=True):
             if request_key(page) not in known:
                 pages.append(page)
                 hosts.append(host)
-        state = msgspec.structs.replace(state, lists=[*state.lists, fingerprint(given.pages)])
+        state = msgspec.structs.replace(state, lists=[*state.lists, fingerprint(page_list.pages)])
         folder.begin(pages, msgspec.structs.replace(state, options=options))
     elif options != state.options:
         folder.save_state(msgspec.structs.replace(state, options=options))
@@ -238,8 +238,8 @@ def _known_list(folder: Folder, state: FolderState, order: Order) -> Plan:
 
 def _merged(remembered: ScrapeOptions, order: Order) -> ScrapeOptions:
     """Returns the remembered options with those that were given now."""
-    given = {name: getattr(order.options, name) for name in order.given}
-    return msgspec.structs.replace(remembered, **given)
+    values = {name: getattr(order.options, name) for name in order.given_options}
+    return msgspec.structs.replace(remembered, **values)
 
 
 def _settle_unfetchable(

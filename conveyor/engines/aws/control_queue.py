@@ -68,7 +68,7 @@ class ControlQueue:
         """
         params = {"MaxNumberOfMessages": ENTRIES_MAX, "WaitTimeSeconds": wait_s}
         answer = await self._ask("ReceiveMessage", params)
-        rings = [_ring(each) for each in answer.get("Messages", ())]
+        rings = [_ring(message) for message in answer.get("Messages", ())]
         return [ring for ring in rings if ring is not None]
 
     async def delete(self, rings: Sequence[ControlMessage]) -> None:

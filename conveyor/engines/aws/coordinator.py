@@ -142,8 +142,8 @@ class DynamoCoordinator:
 
     async def renew(self, lease_ids: Sequence[LeaseId], *, ttl_s: float) -> frozenset[LeaseId]:
         slots = _slots(lease_ids)
-        kept = await gather(lambda slot: self._extend(slot, ttl_s), slots)
-        live = {slot.lease_id for slot, is_kept in zip(slots, kept, strict=True) if is_kept}
+        extensions = await gather(lambda slot: self._extend(slot, ttl_s), slots)
+        live = {slot.lease_id for slot, is_kept in zip(slots, extensions, strict=True) if is_kept}
         return frozenset(lease_ids) - live
 
     async def _extend(self, slot: _Slot, ttl_s: float) -> bool:
@@ -266,7 +266,7 @@ class DynamoCoordinator:
 
 def _slots(lease_ids: Sequence[LeaseId]) -> list[_Slot]:
     parts = [lease_id.rsplit("#", 2) for lease_id in dict.fromkeys(lease_ids)]
-    return [_Slot(each[0], int(each[1]), each[2]) for each in parts if len(each) == 3]
+    return [_Slot(part[0], int(part[1]), part[2]) for part in parts if len(part) == 3]
 
 
 def _key(partition: str, sort: str) -> Item:

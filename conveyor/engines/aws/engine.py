@@ -147,12 +147,12 @@ async def check_resources(
 ) -> Sequence[str]:
     await create_table(client, names.table)
     left_out = await make_bucket(client, names.bucket, region=region, body_days=body_days)
-    made = await make_control_queues(client, names.queue_prefix)
+    queues = await make_control_queues(client, names.queue_prefix)
     return [
         f"table {names.table}",
         f"bucket {names.bucket}" + "".join(f" ({remark})" for remark in left_out),
-        f"control queue {made.control_url}",
-        f"dead queue {made.dead_url}",
+        f"control queue {queues.control_url}",
+        f"dead queue {queues.dead_url}",
     ]
 
 

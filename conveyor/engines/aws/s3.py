@@ -157,7 +157,7 @@ class S3Blobs:
         gone = 0
         while True:
             page = await self._call("ListObjectsV2", params)
-            keys = [each["Key"] for each in page.get("Contents", ())]
+            keys = [entry["Key"] for entry in page.get("Contents", ())]
             if keys:
                 await self._delete(keys)
                 gone += len(keys)
@@ -207,7 +207,7 @@ class S3Blobs:
             errors = (await self._call("DeleteObjects", params)).get("Errors", ())
             if not errors:
                 return
-            keys, code = [each["Key"] for each in errors], errors[0]["Code"]
+            keys, code = [error["Key"] for error in errors], errors[0]["Code"]
             await trio.sleep(backoff_s(attempt, self.random))
         raise Unavailable(f"s3.DeleteObjects: {len(keys)} objects could not be removed: {code}")
 
@@ -226,16 +226,16 @@ class S3Blobs:
 
 async def _parts(pieces: AsyncIterable[bytes], digest: _Digest) -> AsyncGenerator[bytes, None]:
     """Joins pieces to parts of the size that S3 requires. Only the last part may be shorter."""
-    number, kept = 0, bytearray()
+    number, buffer = 0, bytearray()
     async for piece in pieces:
         digest.take(piece)
-        kept += piece
-        while len(kept) >= (size := _part_bytes(number)):
-            yield bytes(kept[:size])
-            del kept[:size]
+        buffer += piece
+        while len(buffer) >= (size := _part_bytes(number)):
+            yield bytes(buffer[:size])
+            del buffer[:size]
             number += 1
-    if kept:
-        yield bytes(kept)
+    if buffer:
+        yield bytes(buffer)
 
 
 def _part_bytes(number: int) -> int:
@@ -346,9 +346,9 @@ async def _has_old_lists(client: AwsClient, bucket: str) -> bool:
     Such lists must not expire by age. The search makes one call per job and skips its bodies: in
     the order of keys the lists of a job come last.
     """
-    asked, after = {"Bucket": bucket, "Prefix": _JOBS, "MaxKeys": 1}, _JOBS
+    params, after = {"Bucket": bucket, "Prefix": _JOBS, "MaxKeys": 1}, _JOBS
     while True:
-        page = await client.call("s3", "ListObjectsV2", {**asked, "StartAfter": after})
+        page = await client.call("s3", "ListObjectsV2", {**params, "StartAfter": after})
         if not page.get("Contents"):
             return False
         key = page["Contents"][0]["Key"]

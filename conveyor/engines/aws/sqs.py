@@ -131,7 +131,7 @@ class SqsQueue:
         results = await gather_results(jobs, parallel_max=CONCURRENT_CALLS_MAX)
         # Messages of successful calls are kept even if other calls failed: they are hidden now, and
         # no other worker would receive them before their time is over.
-        messages = [each for result in results if isinstance(result, list) for each in result]
+        messages = [message for result in results if isinstance(result, list) for message in result]
         if messages:
             self._dry.discard(run_id)
         elif unwrap_all(results):
@@ -144,9 +144,11 @@ class SqsQueue:
         now = self.clock.steady()
         held = self._still_held(messages)
         refused = await self._set_visibility(held, visibility_s)
-        kept = [message for message in held if message.receipt not in refused]
-        self._hold(kept, now + visibility_s)
-        return frozenset(each.receipt for each in messages) - {each.receipt for each in kept}
+        extended = [message for message in held if message.receipt not in refused]
+        self._hold(extended, now + visibility_s)
+        return frozenset(message.receipt for message in messages) - {
+            message.receipt for message in extended
+        }
 
     async def ack(self, messages: Sequence[Message]) -> None:
         """Deletes messages. A receipt that SQS refuses belongs to a message that was deleted or
@@ -168,7 +170,8 @@ class SqsQueue:
             return Depth(visible=0, hidden=0)
         counts = answer["Attributes"]
         return Depth(
-            visible=int(counts[_VISIBLE]), hidden=sum(int(counts.get(each, 0)) for each in _HIDDEN)
+            visible=int(counts[_VISIBLE]),
+            hidden=sum(int(counts.get(attribute, 0)) for attribute in _HIDDEN),
         )
 
     async def _send(self, run_id: RunId, refs: Sequence[TaskRef]) -> None:
@@ -187,15 +190,15 @@ class SqsQueue:
         }
         answer = await self._ask(run_id, "ReceiveMessage", params)
         messages: list[Message] = []
-        for each in answer.get("Messages", ()):
-            receives = int(each["Attributes"][_RECEIVES])
-            match opened(each["Body"]):
+        for message in answer.get("Messages", ()):
+            receives = int(message["Attributes"][_RECEIVES])
+            match opened(message["Body"]):
                 case Undecodable.OTHER_RELEASE if receives < FOREIGN_RECEIVES_MAX:
                     log.warning("message of another schema version skipped", extra={"run": run_id})
                 case Undecodable():
-                    await self._move_to_dead_letter(run_id, each)
+                    await self._move_to_dead_letter(run_id, message)
                 case ref:
-                    messages.append(Message(each["ReceiptHandle"], ref, receives))
+                    messages.append(Message(message["ReceiptHandle"], ref, receives))
         self._hold(messages, until)
         return messages
 

@@ -215,16 +215,16 @@ def _public_headers(
     Dropped headers do not return if a later redirect leads to the first origin again: the site in
     between chose the URL of that request.
     """
-    kept: list[tuple[str, str]] = []
+    public_headers: list[tuple[str, str]] = []
     for name, value in headers:
         if name.lower() in _PUBLIC:
-            kept.append((name, value))
+            public_headers.append((name, value))
         elif name.lower() == "referer" and (target.is_tls or not source.is_tls):
             page = parse_url(value)
             if isinstance(page, Target) and (target.is_tls or not page.is_tls):
                 # As browsers do: the origin of the page, without path and query.
-                kept.append((name, f"{page.scheme}://{page.authority}/"))
-    return tuple(kept)
+                public_headers.append((name, f"{page.scheme}://{page.authority}/"))
+    return tuple(public_headers)
 
 
 def _bad_url(bad: BadUrl) -> NotScraped:

@@ -292,7 +292,7 @@ class RotatingGateway:
             self._next += 1
             if chosen.connector.bad_until <= now:
                 return chosen
-        return min(self._proxied, key=lambda each: each.connector.bad_until)
+        return min(self._proxied, key=lambda proxied: proxied.connector.bad_until)
 
     def _is_proxys_fault(self, outcome: Outcome, chosen: ProxiedGateway) -> bool:
         return (

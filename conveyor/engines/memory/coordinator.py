@@ -99,7 +99,7 @@ class MemoryCoordinator:
 
     def leases(self) -> list[tuple[str, str, float]]:
         """Returns the job, the run and the end of every live lease, for checkers."""
-        return [(each.job_id, each.run_id, each.expires_at) for each in self._live().values()]
+        return [(lease.job_id, lease.run_id, lease.expires_at) for lease in self._live().values()]
 
     def marks(self) -> list[tuple[str, str]]:
         """Returns every live status report with its subject, for checkers."""

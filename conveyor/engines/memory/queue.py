@@ -70,7 +70,7 @@ class MemoryQueue:
         # The order is by the instant at which a message became visible, so a bounced message goes
         # to the end of the queue.
         oldest = heapq.nsmallest(
-            count_max, visible, key=lambda each: (each.visible_at, each.number)
+            count_max, visible, key=lambda message: (message.visible_at, message.number)
         )
         return [self._deliver(entry, visible_at=now + visibility_s) for entry in oldest]
 
@@ -101,7 +101,10 @@ class MemoryQueue:
 
     def messages(self) -> dict[RunId, list[TaskRef]]:
         """Returns the references in every queue, for checkers."""
-        return {run_id: [each.ref for each in held.values()] for run_id, held in self._runs.items()}
+        return {
+            run_id: [message.ref for message in held.values()]
+            for run_id, held in self._runs.items()
+        }
 
     def _deliver(self, entry: _Entry, *, visible_at: float) -> Message:
         # The previous receipt becomes invalid: only the latest one may ack or extend.

@@ -201,7 +201,7 @@ class Tables:
             for batch in self._batches.values()
             if batch.status in query.statuses and batch.updated_at <= query.idle_since
         ]
-        in_order = sorted(found, key=lambda each: (each.updated_at, each.run_id, each.batch_id))
+        in_order = sorted(found, key=lambda batch: (batch.updated_at, batch.run_id, batch.batch_id))
         return in_order[: query.limit]
 
     def _due_notices(self, query: DueNotices) -> list[Notice]:
@@ -210,7 +210,7 @@ class Tables:
             for notice in self._notices.values()
             if notice.status in query.statuses and notice.due_at <= query.due_by
         ]
-        return sorted(found, key=lambda each: (each.due_at, each.notice_id))[: query.limit]
+        return sorted(found, key=lambda notice: (notice.due_at, notice.notice_id))[: query.limit]
 
     def _notices_of(self, query: NoticesOf) -> list[Notice]:
         found = [
@@ -224,7 +224,7 @@ class Tables:
 
     def _due_deletions(self, query: DueScrubs) -> list[DeletionIntent]:
         found = [intent for intent in self._intents.values() if intent.due_at <= query.due_by]
-        return sorted(found, key=lambda each: (each.due_at, each.scrub_id))[: query.limit]
+        return sorted(found, key=lambda intent: (intent.due_at, intent.scrub_id))[: query.limit]
 
     def _events_of(self, query: EventsOf) -> list[Event]:
         found = [
@@ -245,19 +245,19 @@ class Tables:
 
     def _due_schedules(self, query: DueSchedules) -> list[Schedule]:
         found = [
-            (each.next_fire_at, each.job_id, each)
-            for each in self._schedules.values()
-            if each.status in query.statuses
-            and each.next_fire_at is not None
-            and each.next_fire_at <= query.due_by
-            and (query.after is None or (each.next_fire_at, each.job_id) > query.after)
+            (schedule.next_fire_at, schedule.job_id, schedule)
+            for schedule in self._schedules.values()
+            if schedule.status in query.statuses
+            and schedule.next_fire_at is not None
+            and schedule.next_fire_at <= query.due_by
+            and (query.after is None or (schedule.next_fire_at, schedule.job_id) > query.after)
         ]
         in_order = sorted(found, key=lambda row: row[:2])
         return [schedule for _, _, schedule in in_order[: query.limit]]
 
     def _due_exports(self, query: DueExports) -> list[Export]:
         found = [export for export in self._exports.values() if export.due_at <= query.due_by]
-        return sorted(found, key=lambda each: (each.due_at, each.export_id))[: query.limit]
+        return sorted(found, key=lambda export: (export.due_at, export.export_id))[: query.limit]
 
     def _due_expiries(self, query: DueExpiries) -> list[Run]:
         found = [
@@ -269,7 +269,7 @@ class Tables:
 
     def _expired_inputs(self, query: ExpiredInputs) -> list[JobInput]:
         found = [slot for slot in self._inputs.values() if slot.expires_at <= query.expired_by]
-        return sorted(found, key=lambda each: (each.expires_at, each.input_id))[: query.limit]
+        return sorted(found, key=lambda upload: (upload.expires_at, upload.input_id))[: query.limit]
 
 
 def _place(notice: Notice) -> tuple[str, float, str]:

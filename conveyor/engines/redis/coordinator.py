@@ -126,7 +126,7 @@ class RedisCoordinator:
         with translating(self._deadline_s):
             for pools in self._by_job(lease_ids):
                 for key, members in pools.items():
-                    await self._link.drop(key, [member_name(each) for each in members])
+                    await self._link.drop(key, [member_name(member) for member in members])
 
     async def count(self, run_id: RunId) -> int:
         with translating(self._deadline_s):

@@ -103,9 +103,9 @@ class FallbackCoordinator:
                 return lost
         # Leases that are still live here count as renewed, because their work is running. A lease
         # that has ended stays lost.
-        kept = [lease_id for lease_id in lease_ids if lease_id in self._live()]
-        self._hold(kept, ttl_s)
-        return frozenset(lease_ids) - frozenset(kept)
+        live_ids = [lease_id for lease_id in lease_ids if lease_id in self._live()]
+        self._hold(live_ids, ttl_s)
+        return frozenset(lease_ids) - frozenset(live_ids)
 
     async def release(self, lease_ids: Sequence[LeaseId]) -> None:
         # Locally first: a later reconnect must not restore a released lease.
@@ -170,13 +170,13 @@ class FallbackCoordinator:
         await self._count_workers()
         # Repeated, because other tasks may acquire local leases while `restore` waits. The switch
         # back follows without a checkpoint, so no lease is missed.
-        told: set[LeaseId] = set()
-        while new := self._live() - told:
+        restored: set[LeaseId] = set()
+        while new := self._live() - restored:
             await self._remote.restore(sorted(new), ttl_s=limits.LEASE_TTL_S)
-            told |= new
+            restored |= new
         self._next_at.clear()
         self._away = trio.Event()
-        log.warning("coordinator available again", extra={"leases": len(told)})
+        log.warning("coordinator available again", extra={"leases": len(restored)})
 
     async def _count_workers(self) -> None:
         seen = len(await self._remote.list_status(self._workers_on))

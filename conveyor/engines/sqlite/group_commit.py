@@ -169,14 +169,14 @@ class GroupCommitter:
         self._group = group or None
         if not group:
             return
-        begun = outcome.capture(self._begin_immediate)
-        if isinstance(begun, outcome.Error) and is_busy(begun.error):
+        beginning = outcome.capture(self._begin_immediate)
+        if isinstance(beginning, outcome.Error) and is_busy(beginning.error):
             # Another process holds the write lock. The writer thread waits for it, because the
             # Trio thread must not block.
             start = partial(self._executor.start_when_unlocked, is_locked=is_busy)
             self._start(start, self._begin_immediate, self._begun)
         else:
-            self._begun(begun)
+            self._begun(beginning)
 
     def _gather(self) -> list[_Waiter]:
         """Returns the next group, early writes first.
@@ -189,9 +189,9 @@ class GroupCommitter:
         group = [*_take(self._waiting), *_take(self._patient)]
         return sorted(group, key=lambda waiter: not waiter.is_early)
 
-    def _begun(self, begun: outcome.Outcome[Any]) -> None:
-        if isinstance(begun, outcome.Error):
-            self._end(begun)
+    def _begun(self, beginning: outcome.Outcome[Any]) -> None:
+        if isinstance(beginning, outcome.Error):
+            self._end(beginning)
             return
         self._changes_before = self._connection.total_changes
         group = self._in_group()

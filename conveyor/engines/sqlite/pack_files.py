@@ -177,7 +177,7 @@ class PackFiles:
 
     def _close_released(self) -> None:
         released, self._released = self._released, set()
-        for prefix in [each for each in self._packs if _is_under(each, released)]:
+        for prefix in [pack for pack in self._packs if _is_under(pack, released)]:
             self._close(prefix)
 
     def _write_group(self) -> list[_PendingAppend]:

@@ -109,7 +109,7 @@ class SqliteQueue:
         taken = await self._database.write_early(op)
         if taken is None:
             raise QueueGone(run_id)
-        return [_message(run_id, each) for each in taken]
+        return [_message(run_id, row) for row in taken]
 
     async def extend(self, messages: Sequence[Message], *, visibility_s: float) -> frozenset[str]:
         receipts = [message.receipt for message in messages]

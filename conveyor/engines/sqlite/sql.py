@@ -156,7 +156,7 @@ def _coders(hint: Any) -> tuple[Convert, Convert] | None:
 def _bare(hint: Any) -> Any:
     """Returns the type without None, and the base type of a NewType."""
     if get_origin(hint) in {Union, types.UnionType}:
-        rest = [each for each in get_args(hint) if each is not types.NoneType]
+        rest = [argument for argument in get_args(hint) if argument is not types.NoneType]
         return _bare(rest[0]) if len(rest) == 1 else Union[tuple(rest)]  # noqa: UP007
     return hint.__supertype__ if isinstance(hint, NewType) else hint
 
@@ -275,8 +275,8 @@ def update(connection: sqlite3.Connection, write: Update) -> Row | bool:
         if not _is_no_text(error):
             raise
         # The row was written, but one of its texts is not UTF-8. `select` can read such a row.
-        shown: Row = select(connection, write.key)
-        return shown
+        current_row: Row = select(connection, write.key)
+        return current_row
     return False if row is None else table.from_row(row)
 
 

@@ -343,8 +343,8 @@ def find(
         read_max = limit + skipped
         rows, damages = _split(fetch(connection, table, text, [*parameters, read_max]))
         if len(damages) == skipped or len(rows) + len(damages) < read_max:
-            for each in damages:
-                note_damage(each)
+            for damage in damages:
+                note_damage(damage)
             return rows
         skipped = len(damages)
 

@@ -228,7 +228,7 @@ def test_a_paused_run_waits_until_it_is_resumed(caller: Program, site: Site) -> 
     with caller.start("jobs", "watch", job_id) as process:
         assert process.stderr is not None
         remarks = process.stderr.readline() + process.stderr.readline()
-        asked = len(site.asked)
+        asked = len(site.request_counts)
         resumed = caller.run("jobs", "resume", job_id, "--json")
         caller.run("jobs", "close", job_id)
         ended = finish(process)
@@ -244,7 +244,7 @@ def test_a_paused_run_waits_until_it_is_resumed(caller: Program, site: Site) -> 
 def test_a_stopped_run_keeps_what_it_has_and_can_be_run_on(caller: Program, site: Site) -> None:
     # So many pages that they cannot all be fetched before a slow machine has started a command.
     job_id = submit(caller, site, *range(5_000), options=("--max-inflight", "2"))
-    wait_until(lambda: len(site.asked) > 4)
+    wait_until(lambda: len(site.request_counts) > 4)
 
     stopped = told(caller.run("jobs", "stop", job_id, "--json"))
     rerun = caller.run("jobs", "rerun", job_id, "--status", "pending,processing", "--json")
@@ -263,7 +263,7 @@ def test_only_what_failed_is_run_again(caller: Program, site: Site) -> None:
 
     assert ended.code == 1
     assert "Over again: 1 task. Kept as they are: 2." in ended.err
-    assert site.asked == {0: 1, 1: 1}
+    assert site.request_counts == {0: 1, 1: 1}
 
 
 def test_delete_asks_first(caller: Program, site: Site) -> None:

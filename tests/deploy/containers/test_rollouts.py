@@ -14,7 +14,7 @@ PAGES = 1_500
 
 def test_workers_are_replaced_and_removed_during_a_run(stage: Stage, url: str, site: Site) -> None:
     headers = {"X-API-Key": stage.secret("ApiKeys")}
-    site.asked.clear()
+    site.request_counts.clear()
     with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
         tasks = [{"url": each} for each in site.urls(PAGES)]
         job_id = client.post("/v1/jobs", json={"tasks": tasks, "max_inflight": 20}).json()["job_id"]
@@ -38,7 +38,7 @@ def test_workers_are_replaced_and_removed_during_a_run(stage: Stage, url: str, s
         audit = client.get(f"/v1/jobs/{job_id}/runs/{ended['run_id']}/audit").json()
 
     expected = {n: 2 if is_flaky(n) else 1 for n in range(PAGES) if not is_missing(n)}
-    refetched = sum(site.asked[n] - count for n, count in expected.items())
+    refetched = sum(site.request_counts[n] - count for n, count in expected.items())
     stats = ended["stats"]
     print(f"pages {PAGES}, lost {PAGES - stats['completed']}, refetched {refetched}")
     assert (stats["completed"], stats["total"]) == (PAGES, PAGES)

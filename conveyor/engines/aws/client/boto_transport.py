@@ -134,6 +134,6 @@ def _refusal(response: Mapping[str, Any]) -> AwsError:
     said = response.get("Error", {})
     # SQS states the code of its old query protocol too, and botocore keeps it here.
     code = said.get("QueryErrorCode") or said.get("Code", "")
-    reasons = [each.get("Code") or "None" for each in response.get("CancellationReasons") or ()]
+    reasons = [reason.get("Code") or "None" for reason in response.get("CancellationReasons") or ()]
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
     return AwsError(_CODES.get(code, code), said.get("Message", ""), status=status, reasons=reasons)

@@ -134,8 +134,8 @@ class HttpTransport:
         self, service: str, operation: str, params: Mapping[str, Any], *, deadline_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
         assert service == "s3"
-        given = params.get("Body", b"")
-        upload = None if isinstance(given, bytes) else Upload(given, params["ContentLength"])
+        payload = params.get("Body", b"")
+        upload = None if isinstance(payload, bytes) else Upload(payload, params["ContentLength"])
         body = s3_protocol.body_of(operation, params) if upload is None else None
         request = await self._s3_request(operation, params, body, deadline_s)
         try:
@@ -295,7 +295,7 @@ class HttpTransport:
         # The code may have a namespace before `#` and a URL after `:`.
         code = str(said.get("__type", status)).rpartition("#")[2].partition(":")[0]
         message = said.get("message") or said.get("Message") or ""
-        reasons = [each.get("Code") or "None" for each in said.get("CancellationReasons") or ()]
+        reasons = [reason.get("Code") or "None" for reason in said.get("CancellationReasons") or ()]
         code = self._unskewed(code, headers)
         return AwsError(code, message, status=status, reasons=reasons)
 
@@ -336,12 +336,12 @@ def _check_crc32(headers: Headers, body: bytes) -> None:
 
 
 async def _first_bytes(pieces: AsyncIterator[bytes], bytes_max: int) -> bytes:
-    kept = bytearray()
+    content = bytearray()
     async for piece in pieces:
-        kept += piece
-        if len(kept) > bytes_max:
+        content += piece
+        if len(content) > bytes_max:
             raise NoResponse(f"the body is larger than {bytes_max} bytes", was_sent=True)
-    return bytes(kept)
+    return bytes(content)
 
 
 def _decode_binaries(value: Any) -> Any:
@@ -355,7 +355,7 @@ def _decode_binaries(value: Any) -> Any:
             if key == "B" and isinstance(inner, str) and len(value) == 1:
                 value[key] = b64decode(inner)
             elif key == "BS" and isinstance(inner, list) and len(value) == 1:
-                value[key] = [b64decode(each) for each in inner]
+                value[key] = [b64decode(text) for text in inner]
             else:
                 _decode_binaries(inner)
     elif isinstance(value, list):

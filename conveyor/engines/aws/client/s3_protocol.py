@@ -137,8 +137,8 @@ def answer_of(name: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) ->
         case "DeleteObjects":
             root = _parse(body)
             found = {
-                "Deleted": [_strings(each) for each in _all(root, "Deleted")],
-                "Errors": [_strings(each) for each in _all(root, "Error")],
+                "Deleted": [_strings(element) for element in _all(root, "Deleted")],
+                "Errors": [_strings(element) for element in _all(root, "Error")],
             }
             return {field: rows for field, rows in found.items() if rows}
         case "CreateMultipartUpload" | "CompleteMultipartUpload":
@@ -205,10 +205,10 @@ def _listing(root: ElementTree.Element) -> dict[str, Any]:
     }
     if "NextContinuationToken" in top:
         answer["NextContinuationToken"] = top["NextContinuationToken"]
-    rows = [_strings(each) for each in _all(root, "Contents")]
+    rows = [_strings(element) for element in _all(root, "Contents")]
     if rows:
         answer["Contents"] = [_object(row, is_escaped=is_escaped) for row in rows]
-    prefixes = [_strings(each)["Prefix"] for each in _all(root, "CommonPrefixes")]
+    prefixes = [_strings(element)["Prefix"] for element in _all(root, "CommonPrefixes")]
     if prefixes:
         answer["CommonPrefixes"] = [
             {"Prefix": unquote_plus(prefix) if is_escaped else prefix} for prefix in prefixes
@@ -250,7 +250,7 @@ def _copy_source(source: Mapping[str, str] | str) -> str:
 
 def _delete_xml(delete: Mapping[str, Any]) -> bytes:
     quiet = "<Quiet>true</Quiet>" if delete.get("Quiet") else ""
-    return _xml("Delete", quiet + "".join(_element("Object", each) for each in delete["Objects"]))
+    return _xml("Delete", quiet + "".join(_element("Object", entry) for entry in delete["Objects"]))
 
 
 def _element(name: str, fields: Mapping[str, Any]) -> str:

@@ -164,8 +164,8 @@ def capacity_of(
             return _units(size, READ_UNIT_BYTES) * _read_share(params), 0.0
         case "BatchGetItem":
             found = answer.get("Responses", {})
-            asked = params["RequestItems"]
-            return sum(_read_units(found.get(t, ()), asked[t]) for t in asked), 0.0
+            requests = params["RequestItems"]
+            return sum(_read_units(found.get(t, ()), requests[t]) for t in requests), 0.0
         case "TransactGetItems":
             items = [found.get("Item", {}) for found in answer.get("Responses", ())]
             # DynamoDB bills each item of a transaction twice: to prepare and to commit.
@@ -174,10 +174,12 @@ def capacity_of(
             return 0.0, _write_units(params, indexes)
         case "BatchWriteItem":
             wanted = [w for ws in params["RequestItems"].values() for w in ws]
-            writes = [write for each in wanted for write in each.values()]
+            writes = [write for request in wanted for write in request.values()]
             return 0.0, sum(_write_units(write, indexes) for write in writes)
         case "TransactWriteItems":
-            steps = [step for each in params["TransactItems"] for step in each.values()]
+            steps = [
+                step for transact_item in params["TransactItems"] for step in transact_item.values()
+            ]
             return 0.0, 2.0 * sum(_write_units(step, indexes) for step in steps)
         case _:
             return 0.0, 0.0
@@ -216,7 +218,7 @@ def _value_bytes(value: Mapping[str, Any]) -> int:
         case "L":
             return 3 + len(inner) + sum(map(_value_bytes, inner))
         case "SS" | "NS" | "BS":
-            return sum(len(each) for each in inner)
+            return sum(len(member) for member in inner)
         case _:
             return 1
 
@@ -238,8 +240,8 @@ def _read_units(items: Iterable[Item], params: Mapping[str, Any]) -> float:
 def _write_units(write: Mapping[str, Any], indexes: Sequence[IndexKey]) -> float:
     item = write.get("Item")
     if item is not None:
-        shown = sum(pk in item and sk in item for pk, sk in indexes)
-        return _units(item_bytes(item), WRITE_UNIT_BYTES) + shown
+        index_count = sum(pk in item and sk in item for pk, sk in indexes)
+        return _units(item_bytes(item), WRITE_UNIT_BYTES) + index_count
     size = item_bytes(write.get("Key", {}))
     changes = write.get("UpdateExpression", "")
     if changes:
@@ -263,7 +265,7 @@ def _moves(changes: str, write: Mapping[str, Any], indexes: Sequence[IndexKey]) 
 
 
 def _said_units(operation: str, said: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
-    total = sum(float(each["CapacityUnits"]) for each in said)
+    total = sum(float(consumed["CapacityUnits"]) for consumed in said)
     is_read = "Get" in operation or operation in {"Query", "Scan"}
     return (total, 0.0) if is_read else (0.0, total)
 

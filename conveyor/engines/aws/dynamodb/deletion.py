@@ -111,13 +111,13 @@ async def rows_to_delete(
                 yield list(dict.fromkeys([*pointers, target_of(item), place_in(item)]))
 
 
-async def rows_named_by(table: Table, asked: Range) -> AsyncGenerator[Place, None]:
+async def rows_named_by(table: Table, key_range: Range) -> AsyncGenerator[Place, None]:
     """Yields the places that an index names and that exist in the table.
 
     An index may still name removed rows for a minute. A deletion that repeats until nothing is left
     would not end without this check.
     """
-    async with aclosing(merge_ranges(table, [asked], limit=_PAGE)) as items:
+    async with aclosing(merge_ranges(table, [key_range], limit=_PAGE)) as items:
         while named := await take(_PURGED_AT_ONCE, items):
             for place in await table.get_items([place_in(item) for item in named]):
                 yield place

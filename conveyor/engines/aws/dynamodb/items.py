@@ -146,7 +146,7 @@ def from_attribute(attribute: Attribute) -> Any:
 
 def _is_plain(hint: Any) -> bool:
     if get_origin(hint) in {Union, types.UnionType}:
-        rest = [each for each in get_args(hint) if each is not types.NoneType]
+        rest = [argument for argument in get_args(hint) if argument is not types.NoneType]
         return len(rest) == 1 and _is_plain(rest[0])
     if isinstance(hint, NewType):
         return _is_plain(hint.__supertype__)
@@ -174,10 +174,10 @@ def to_item(key: AnyKey, row: Row) -> Item:
     """Returns the item of a row: its key, its fields, its index attributes and its expiry."""
     fields = msgspec.structs.asdict(row)
     item = key_item(item_key(key)) | codec_for(key).to_item(row)
-    for each in DERIVED.get(type(key), ()):
-        shown = each.make(fields)
-        if shown is not None:
-            item[each.attribute] = {"S": shown}
+    for derived in DERIVED.get(type(key), ()):
+        value = derived.make(fields)
+        if value is not None:
+            item[derived.attribute] = {"S": value}
     if type(key) in EXPIRING:
         item[TTL] = _ttl(key, fields["expires_at"])
     return item
@@ -237,7 +237,7 @@ class Expression:
             for name, delta in update.deltas.items()
         ]
         clauses = {"SET": sets, "REMOVE": removes, "ADD": adds}
-        return " ".join(f"{verb} {', '.join(each)}" for verb, each in clauses.items() if each)
+        return " ".join(f"{verb} {', '.join(terms)}" for verb, terms in clauses.items() if terms)
 
     def _attributes(self, update: Update) -> Iterator[tuple[str, Attribute | None]]:
         """Yields the attributes that the update sets, or removes (None), with those of indexes."""
@@ -245,19 +245,19 @@ class Expression:
         for name, value in values.items():
             yield name, None if self.codec.omits(name, value) else to_attribute(value)
         known = msgspec.structs.asdict(key) | values
-        for each in DERIVED.get(type(key), ()):
+        for derived in DERIVED.get(type(key), ()):
             # The new value of a delta is not known here, so no index attribute can depend on one.
-            assert not each.fields & update.deltas.keys(), "an index goes by what is set"
-            if each.fields & values.keys():
-                shown = each.make(known)
-                yield each.attribute, None if shown is None else {"S": shown}
+            assert not derived.fields & update.deltas.keys(), "an index goes by what is set"
+            if derived.fields & values.keys():
+                attribute_value = derived.make(known)
+                yield derived.attribute, None if attribute_value is None else {"S": attribute_value}
         if type(key) in EXPIRING and "expires_at" in values:
             yield TTL, _ttl(key, values["expires_at"])
 
     def _facts(self, guard: Guard) -> list[str]:
         facts = []
         if guard.status_in is not None:
-            marks = [self.value({"S": str.__str__(each)}) for each in sorted(guard.status_in)]
+            marks = [self.value({"S": str.__str__(status)}) for status in sorted(guard.status_in)]
             # `IN ()` is a syntax error. A guard without statuses admits no row, so use a condition
             # that no existing row passes.
             nowhere = f"attribute_not_exists({PK})"

@@ -108,8 +108,8 @@ class Stream:
     _start: Any = None
 
     def __post_init__(self) -> None:
-        asked = self.range
-        self.is_over = asked.first > asked.last or asked.statuses == frozenset()
+        key_range = self.range
+        self.is_over = key_range.first > key_range.last or key_range.statuses == frozenset()
 
     @property
     def is_dry(self) -> bool:
@@ -126,7 +126,7 @@ class Stream:
         params = self._params() | {"Limit": min(max(1, count), READ_AT_ONCE_MAX)}
         answer = await self.table.call("Query", params)
         items = answer.get("Items", ())
-        self.ready.extend(each for each in items if self._sort_key(each) != self.range.but)
+        self.ready.extend(item for item in items if self._sort_key(item) != self.range.but)
         looked_at = int(answer.get("ScannedCount", len(items)))
         self.table.meter.rows_read += looked_at
         self._start = answer.get("LastEvaluatedKey")
@@ -183,11 +183,11 @@ async def merge_ranges(
     the stream ends where the next item is not known without reading more. Only ascending ranges
     may have one.
     """
-    streams = [Stream(table, each) for each in ranges]
-    choose = max if any(each.is_descending for each in ranges) else min
-    given = 0
+    streams = [Stream(table, key_range) for key_range in ranges]
+    choose = max if any(key_range.is_descending for key_range in ranges) else min
+    yielded_count = 0
     while True:
-        left = limit - given % limit
+        left = limit - yielded_count % limit
         share = left if len(streams) == 1 else max(1, int(_READ_AHEAD * left / len(streams)))
         await _fill([stream for stream in streams if stream.is_dry], share, reach)
         full = [stream for stream in streams if stream.ready]
@@ -200,7 +200,7 @@ async def merge_ranges(
         if not full:
             return
         yield choose(full, key=Stream.head).ready.popleft()
-        given += 1
+        yielded_count += 1
 
 
 async def _fill(dry: Sequence[Stream], count: int, reach: ReadBudget | None) -> None:
@@ -432,8 +432,8 @@ async def _runs_in(table: Table, query: RunsIn) -> list[Run]:
     """
     since = stamp(query.updated_since)
     ranges = [
-        Range(partition=each, index=BY_TIME, first=since, last=LAST)
-        for each in keys.buckets("Run", *map(str, query.statuses))
+        Range(partition=bucket, index=BY_TIME, first=since, last=LAST)
+        for bucket in keys.buckets("Run", *map(str, query.statuses))
     ]
     async with aclosing(merge_ranges(table, ranges, limit=_ALL)) as items:
         # A set, because a row that changes meanwhile may appear at its old and its new position.
@@ -465,8 +465,8 @@ def due(
     """Returns the index ranges of a kind up to and including an instant."""
     last = f"{stamp(before)}{LAST}"
     return [
-        Range(partition=each, index=index, first=after, last=last, but=after)
-        for each in keys.buckets(kind, *map(str, labels))
+        Range(partition=bucket, index=index, first=after, last=last, but=after)
+        for bucket in keys.buckets(kind, *map(str, labels))
     ]
 
 
@@ -489,11 +489,11 @@ async def _matching(
             targets = [at for at in dict.fromkeys(map(target_of, named)) if at not in seen]
             seen.update(targets)
             found = await table.get_items(targets)
-            fresh = [each for each in named if target_of(each) in targets]
+            fresh = [item for item in named if target_of(item) in targets]
             # A pointer without a row would be read by every later query, so it is removed here.
-            await table.remove([place_in(each) for each in fresh if is_dangling(each, found)])
-            kept = [found[at] for at in targets if at in found]
-            rows += filter(passes, decode(table, row_type, kept))
+            await table.remove([place_in(item) for item in fresh if is_dangling(item, found)])
+            found_items = [found[at] for at in targets if at in found]
+            rows += filter(passes, decode(table, row_type, found_items))
             if not named:
                 break
     return rows

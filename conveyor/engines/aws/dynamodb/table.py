@@ -204,8 +204,8 @@ class Table:
         keys = [key_item(place) for place in places]
 
         async def ask() -> bool:
-            asked = {self.name: {"Keys": list(keys), "ConsistentRead": True}}
-            answer = await self.call("BatchGetItem", {"RequestItems": asked})
+            request_items = {self.name: {"Keys": list(keys), "ConsistentRead": True}}
+            answer = await self.call("BatchGetItem", {"RequestItems": request_items})
             found.extend(answer.get("Responses", {}).get(self.name, ()))
             keys[:] = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", ())
             return not keys
@@ -222,8 +222,8 @@ class Table:
         requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
 
         async def ask() -> bool:
-            asked = {self.name: list(requests)}
-            answer = await self.call("BatchWriteItem", {"RequestItems": asked})
+            request_items = {self.name: list(requests)}
+            answer = await self.call("BatchWriteItem", {"RequestItems": request_items})
             requests[:] = answer.get("UnprocessedItems", {}).get(self.name, ())
             return not requests
 
@@ -247,11 +247,11 @@ class Table:
         as a throttle, so that it does.
         """
         requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
-        asked = {"RequestItems": {self.name: requests}}
-        answer = await self.call("BatchWriteItem", asked, attempts_max=1)
+        params = {"RequestItems": {self.name: requests}}
+        answer = await self.call("BatchWriteItem", params, attempts_max=1)
         undone = answer.get("UnprocessedItems", {}).get(self.name, ())
         if undone:
-            places[:] = [place_in(each["DeleteRequest"]["Key"]) for each in undone]
+            places[:] = [place_in(request["DeleteRequest"]["Key"]) for request in undone]
             raise Unavailable("some were left undone") from AwsError(THROTTLED, "left undone")
 
     async def write(
@@ -349,13 +349,19 @@ async def _is_ready(client: AwsClient, name: str) -> bool:
             raise
         return False  # DescribeTable is eventually consistent: a new table may seem missing.
     _check_keys(name, table)
-    states = [each.get("IndexStatus", _READY) for each in table.get("GlobalSecondaryIndexes", ())]
+    states = [
+        index_description.get("IndexStatus", _READY)
+        for index_description in table.get("GlobalSecondaryIndexes", ())
+    ]
     return all(state == _READY for state in [table["TableStatus"], *states])
 
 
 def _check_keys(name: str, table: dict[str, Any]) -> None:
     wanted = definition(name)
-    indexes = {each["IndexName"]: each for each in table.get("GlobalSecondaryIndexes", ())}
+    indexes = {
+        index_description["IndexName"]: index_description
+        for index_description in table.get("GlobalSecondaryIndexes", ())
+    }
     pairs = [(wanted["KeySchema"], table.get("KeySchema"))]
     for index in wanted["GlobalSecondaryIndexes"]:
         there = indexes.get(index["IndexName"], {})
@@ -393,7 +399,7 @@ def definition(name: str) -> dict[str, Any]:
         "BillingMode": "PAY_PER_REQUEST",
         "KeySchema": _keys(PK, SK),
         "AttributeDefinitions": [
-            {"AttributeName": each, "AttributeType": "S"} for each in attributes
+            {"AttributeName": attribute, "AttributeType": "S"} for attribute in attributes
         ],
         # KEYS_ONLY: copies of whole rows would cost write units at every change of a row.
         "GlobalSecondaryIndexes": [
