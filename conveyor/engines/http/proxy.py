@@ -24,7 +24,7 @@ from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.http.direct import DirectGateway
 from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.errors import ConnectFailed
-from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.pool import HttpPool, default_tls
 from conveyor.ports.executor import Executor
 from conveyor.ports.gateway import NotScraped, Outcome, ScrapeRequest
 
@@ -82,8 +82,10 @@ class _ProxyPolicy(TargetPolicy, frozen=True):
 class ProxyConnector:
     """Opens tunnels through one proxy, and knows whether the proxy works."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: Proxy, tls: ssl.SSLContext | None = None) -> None:
+        """`tls` is for an https:// proxy."""
         self.proxy = proxy
+        self._tls = (tls or default_tls()) if proxy.scheme == "https" else None
         self.failures = 0
         self.bad_until = 0.0
         self._names: dict[str, str] = {}
@@ -123,15 +125,16 @@ class ProxyConnector:
 
     async def _open(self) -> trio.abc.Stream:
         stream = await trio.open_tcp_stream(self.proxy.host, self.proxy.port)
-        if self.proxy.scheme != "https":
+        if self._tls is None:
             return stream
         tls = trio.SSLStream(
-            stream,
-            ssl.create_default_context(),
-            server_hostname=self.proxy.host,
-            https_compatible=True,
+            stream, self._tls, server_hostname=self.proxy.host, https_compatible=True
         )
-        await tls.do_handshake()
+        try:
+            await tls.do_handshake()
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
         return tls
 
     async def _tunnel(self, stream: trio.abc.Stream, host: str, port: int) -> None:
@@ -219,11 +222,10 @@ async def _relay(near: trio.abc.Stream, far: trio.abc.Stream) -> None:
             pass  # One side has closed the tunnel.
         scope.cancel()
 
-    async with trio.open_nursery() as nursery:
+    # Both are closed even if this task is cancelled, as it is at the end of the event loop.
+    async with near, far, trio.open_nursery() as nursery:
         nursery.start_soon(copy, near, far, nursery.cancel_scope)
         nursery.start_soon(copy, far, near, nursery.cancel_scope)
-    await trio.aclose_forcefully(near)
-    await trio.aclose_forcefully(far)
 
 
 class ProxiedGateway(msgspec.Struct, frozen=True):
@@ -243,7 +245,7 @@ def proxied_gateway(
     *,
     now: Callable[[], float],
 ) -> Iterator[ProxiedGateway]:
-    connector = ProxyConnector(proxy)
+    connector = ProxyConnector(proxy, tls)
     pool = HttpPool(
         _ProxyPolicy(policy.allow_private, policy.extra_ports, policy.denied_hosts),
         pool_limits,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -15,6 +18,7 @@ from conveyor.cli.scrape.options import ScrapeOptions
 from conveyor.config import Settings
 from conveyor.engines.http.proxy import BadProxy, Proxy, parse_proxy
 from conveyor.ports.gateway import NotScraped, Outcome, Scraped
+from tests.http_client.test_stream import Certificate
 
 DEAD = "http://127.0.0.1:1"
 
@@ -26,14 +30,14 @@ class TunnelProxy:
         self.asked: list[str] = []
         self.port = 0
 
-    async def serve(self, stream: trio.SocketStream) -> None:
+    async def serve(self, stream: trio.abc.Stream) -> None:
         first = await stream.receive_some(1)
         far = await (self._socks5(stream) if first == b"\x05" else self._connect(stream))
         async with stream, far, trio.open_nursery() as nursery:
             nursery.start_soon(_copy, stream, far, nursery.cancel_scope)
             nursery.start_soon(_copy, far, stream, nursery.cancel_scope)
 
-    async def _connect(self, stream: trio.SocketStream) -> trio.SocketStream:
+    async def _connect(self, stream: trio.abc.Stream) -> trio.SocketStream:
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             head += await stream.receive_some(1024)
@@ -43,7 +47,7 @@ class TunnelProxy:
         await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n")
         return far
 
-    async def _socks5(self, stream: trio.SocketStream) -> trio.SocketStream:
+    async def _socks5(self, stream: trio.abc.Stream) -> trio.SocketStream:
         await stream.receive_some(16)
         await stream.send_all(b"\x05\x00")
         request = await stream.receive_some(300)
@@ -55,7 +59,7 @@ class TunnelProxy:
         return far
 
 
-async def _copy(source: trio.SocketStream, to: trio.SocketStream, scope: trio.CancelScope) -> None:
+async def _copy(source: trio.abc.Stream, to: trio.abc.Stream, scope: trio.CancelScope) -> None:
     try:
         while data := await source.receive_some():
             await to.send_all(data)
@@ -64,22 +68,39 @@ async def _copy(source: trio.SocketStream, to: trio.SocketStream, scope: trio.Ca
     scope.cancel()
 
 
+async def _serve_tls(proxy: TunnelProxy, tls: ssl.SSLContext, stream: trio.SocketStream) -> None:
+    secured = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
+    # A client that does not trust the certificate closes the connection.
+    with suppress(trio.BrokenResourceError):
+        await proxy.serve(secured)
+
+
 @asynccontextmanager
-async def running_proxy() -> AsyncGenerator[TunnelProxy, None]:
+async def running_proxy(
+    tls: ssl.SSLContext | None = None,
+) -> AsyncGenerator[TunnelProxy, None]:
     proxy = TunnelProxy()
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     proxy.port = listeners[0].socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, proxy.serve, listeners)
+        serve = proxy.serve if tls is None else partial(_serve_tls, proxy, tls)
+        nursery.start_soon(trio.serve_listeners, serve, listeners)
         yield proxy
         nursery.cancel_scope.cancel()
 
 
-async def fetch(url: str, *proxies: str, times: int = 1) -> list[Outcome]:
+async def fetch(
+    url: str, *proxies: str, times: int = 1, is_insecure: bool = False
+) -> list[Outcome]:
     settings = Settings(allow_private_targets=True)
     request = robots_request(url, ScrapeOptions(), 1_000_000)
     with open_scrape_gateway(
-        settings, now=lambda: 0.0, slots=2, timeout_s=10.0, proxies=proxies
+        settings,
+        now=lambda: 0.0,
+        slots=2,
+        timeout_s=10.0,
+        proxies=proxies,
+        is_insecure=is_insecure,
     ) as gateway:
         return [await gateway.scrape(request) for _ in range(times)]
 
@@ -93,6 +114,37 @@ async def test_the_proxy_gets_the_name_and_the_page_comes_through_it(scheme: str
 
     assert isinstance(page, Scraped)
     assert b"Page 1" in page.body
+    assert proxy.asked == [f"nowhere.example:{site.port}"]
+
+
+@pytest.mark.parametrize("is_insecure", [False, True])
+async def test_an_https_proxy_needs_a_trusted_certificate_unless_told_otherwise(
+    tmp_path: Path, is_insecure: bool
+) -> None:
+    certificate = Certificate(tmp_path)
+    async with running_site() as site, running_proxy(certificate.server) as proxy:
+        url = f"http://nowhere.example:{site.port}/page/1"
+        (page,) = await fetch(url, f"https://127.0.0.1:{proxy.port}", is_insecure=is_insecure)
+
+    if is_insecure:
+        assert isinstance(page, Scraped)
+        assert b"Page 1" in page.body
+    else:
+        assert isinstance(page, NotScraped)
+        assert page.problem.code == "proxy_failed"
+    assert len(proxy.asked) == is_insecure
+
+
+async def test_an_https_proxy_with_a_trusted_certificate_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = Certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "site.pem"))
+    async with running_site() as site, running_proxy(certificate.server) as proxy:
+        url = f"http://nowhere.example:{site.port}/page/1"
+        (page,) = await fetch(url, f"https://127.0.0.1:{proxy.port}")
+
+    assert isinstance(page, Scraped)
     assert proxy.asked == [f"nowhere.example:{site.port}"]
 
 
