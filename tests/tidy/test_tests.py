@@ -59,9 +59,6 @@ TESTED_FOLDERS = {"conveyor/usecases/": "tests/usecases/", "actors/": "tests/act
 # The modules without such a file, and why.
 TESTED_ELSEWHERE = {
     "actors/messages.py": "only types; each is tested with the actor that receives it",
-    "actors/limiters/api_key_limiter.py": (
-        "has one user, CallLimiter; test_call_limiter.py tests both with a whole worker"
-    ),
 }
 
 
