@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+import signal
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,9 +19,9 @@ from click.testing import CliRunner, Result
 from warcio.archiveiterator import ArchiveIterator
 
 from conveyor.cli.scrape.command import scrape
-from conveyor.cli.scrape.folder import FolderState
+from conveyor.cli.scrape.folder import FolderRefused, FolderState
 from conveyor.config import Settings
-from tests.cli.program import Program
+from tests.cli.program import Program, catches_sigterm, finish, wait_until
 
 Scrape = Callable[..., Result]
 BINARY = bytes(range(256))
@@ -99,7 +100,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scrape:
 
     def invoke(*args: str, stdin: bytes | None = None) -> Result:
         ended = CliRunner().invoke(scrape, [*args], obj=settings, input=stdin)
-        if ended.exception is not None and not isinstance(ended.exception, SystemExit):
+        if not isinstance(ended.exception, SystemExit | FolderRefused | None):
             raise ended.exception
         return ended
 
@@ -324,3 +325,117 @@ def test_gzip_that_is_cut_off_is_told(run: Scrape, site: OptionsSite, tmp_path: 
     assert ended.code == 2
     assert "list.txt.gz" in ended.err
     assert site.asked == []
+
+
+# Politeness.
+
+
+def test_robots_txt_is_obeyed_unless_told_otherwise(
+    run: Scrape, site: OptionsSite, tmp_path: Path
+) -> None:
+    site.robots = "User-agent: conveyor\nDisallow: /private\n"
+    urls = [site.url("/private/1"), site.url("/open")]
+
+    polite = run(*urls, "-o", "out")
+    asked = site.paths()
+    told = run("-o", "out", "--retry-failed", "--ignore-robots")
+
+    assert (polite.exit_code, told.exit_code) == (1, 0)
+    assert asked == ["/open"]
+    assert "robots_disallowed" in polite.stderr
+    assert site.paths() == ["/open", "/private/1"]
+    assert [row["status"] for row in rows_in(tmp_path / "out")] == ["successful"] * 2
+
+
+@pytest.mark.slow
+def test_a_site_that_asks_for_fewer_requests_gets_them_later(
+    run: Scrape, site: OptionsSite, tmp_path: Path
+) -> None:
+    """The site is left alone for a second. Its answer does not count as an attempt."""
+    ended = run(site.url("/busy"), site.url("/a"), "-o", "out", "-c", "1", "--attempts", "1")
+
+    assert ended.exit_code == 0
+    assert sorted(site.paths()) == ["/a", "/busy", "/busy"]
+    assert [row["attempts"] for row in rows_in(tmp_path / "out")] == [1, 1]
+
+
+# The folder.
+
+
+def test_the_state_may_be_elsewhere(run: Scrape, site: OptionsSite, tmp_path: Path) -> None:
+    command = (site.url("/a"), site.url("/missing"), "-o", "out", "--data-dir", "state")
+    first = run(*command)
+
+    again = run("-o", "out", "--data-dir", "state", "--retry-failed")
+    other = run("-o", "out2", "--data-dir", "state")
+
+    assert (first.exit_code, again.exit_code) == (1, 1)
+    assert site.paths().count("/a") == 1
+    assert (tmp_path / "state/scrape.json").exists()
+    assert not (tmp_path / "out/.conveyor/scrape.json").exists()
+    assert "Retry them: conveyor scrape -o out --data-dir state --retry-failed" in first.stderr
+    assert isinstance(other.exception, FolderRefused)
+    assert "has the state of" in str(other.exception)
+
+
+def test_names_follow_the_pattern(run: Scrape, site: OptionsSite, tmp_path: Path) -> None:
+    lines = [{"url": site.url("/x/y"), "id": "k/1"}, {"url": site.url("/"), "id": "../up"}]
+    (tmp_path / "list.ndjson").write_text("\n".join(map(json.dumps, lines)))
+
+    ended = run("list.ndjson", "-o", "out", "--name", "{host}/{id}/{path}-{index}")
+
+    assert ended.exit_code == 0
+    files = [row["file"] for row in rows_in(tmp_path / "out")]
+    assert files == ["127.0.0.1/k_1/x/y-000000.html", "127.0.0.1/_up/index-000001.html"]
+    assert all((tmp_path / "out" / file).is_file() for file in files)
+
+
+def test_restart_starts_over_and_keeps_the_files_of_others(
+    run: Scrape, site: OptionsSite, tmp_path: Path
+) -> None:
+    run(site.url("/a"), site.url("/b"), "-o", "out")
+    (tmp_path / "out/notes.txt").write_text("mine")
+
+    ended = run(site.url("/c"), "-o", "out", "--restart", "--format", "jsonl")
+
+    assert ended.exit_code == 0
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == [".conveyor", "notes.txt", "pages.jsonl", "results.jsonl"]
+
+
+def test_two_ways_to_go_on_are_refused(run: Scrape, site: OptionsSite) -> None:
+    ended = run(site.url("/a"), "--restart", "--update")
+
+    assert ended.exit_code == 2
+    assert "Give one of --retry-failed, --restart and --update." in ended.output
+
+
+# Ctrl-C.
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_list_is_read_ends_the_command(tmp_path: Path) -> None:
+    program = Program(tmp_path, {})
+    with program.start("scrape", "-", "-o", "out") as process:
+        assert process.stdin is not None
+        process.stdin.write("https://a.example/\n")
+        process.stdin.flush()
+        wait_until(lambda: catches_sigterm(process.pid))
+        process.send_signal(signal.SIGINT)
+        ended = finish(process)
+
+    assert ended.code == 130
+    assert ended.err == "Interrupted.\n"
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_pages_are_written_ends_the_command(tmp_path: Path, site: OptionsSite) -> None:
+    program = Program(tmp_path, {"CONVEYOR_ALLOW_PRIVATE_TARGETS": "1"})
+    program.write("list.txt", *(site.url(f"/{number}") for number in range(3_000)))
+    with program.start("scrape", "list.txt", "-o", "out", "--processes", "2") as process:
+        wait_until(lambda: list((tmp_path / "out").glob("*.html")) or process.poll() is not None)
+        process.send_signal(signal.SIGINT)
+        ended = finish(process)
+
+    assert ended.code == 130
+    assert "The same command goes on from there." in ended.err

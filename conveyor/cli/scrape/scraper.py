@@ -116,11 +116,13 @@ class Scraper:
             if index is not None:
                 self.wake_next()
                 return index
-            await self._parked.park()
+            await self.wait_changed()
         return None
 
     async def wait_changed(self) -> None:
         """Waits until `take` may return another page."""
+        # `run` may not know the time to wake at: it was not told while nobody waited.
+        self._changed.set()
         await self._parked.park()
 
     def wake_next(self) -> None:
