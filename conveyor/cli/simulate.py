@@ -89,7 +89,7 @@ def _replay(options: Options, hours: float | None) -> str:
 
 
 def print_failure(report: Report, replay: str) -> None:
-    """Who did what to those that are named in what is wrong; and then what that is."""
+    """Prints the trace lines of what the failures name, then the failures themselves."""
     wrongs = [f"{violation.checker}: {violation.what}" for violation in report.violations]
     wrongs += report.liveness_failures + report.crashes
     for line in story_of(report.lines, wrongs):

@@ -159,7 +159,7 @@ class Owner(enum.Enum):
 
 
 class Expiry(enum.Enum):
-    """Who removes a row after its `expires_at`."""
+    """The part of the program that removes a row after its `expires_at`."""
 
     #: `Store.delete_expired` removes the row.
     STORE = "store"

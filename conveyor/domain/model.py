@@ -501,7 +501,7 @@ class SigningKeys(msgspec.Struct, frozen=True):
 
 
 class JobInput(msgspec.Struct, frozen=True):
-    """A slot for one uploaded list. What was put into it is a blob, not a matter of this row."""
+    """A slot for one uploaded list. The list itself is a blob."""
 
     input_id: InputId  #: ULID of the file input.
     caller: CallerId  #: The caller that owns it.

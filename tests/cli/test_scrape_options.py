@@ -202,7 +202,7 @@ def test_after_a_reboot_a_page_with_another_digest_is_fetched_again(
     assert row["sha256"] == hashlib.sha256(b"<p>/a</p>").hexdigest()
 
 
-# What is fetched.
+# Which pages the scrape fetches.
 
 
 def test_dedup_fetches_equal_requests_once_and_counts_them_once(

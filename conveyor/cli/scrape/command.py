@@ -446,7 +446,7 @@ def _show_plan(page_list: PageList, *, dedup: bool) -> int:
 
 
 def _proxies(texts: Sequence[str]) -> list[str]:
-    """Returns the URLs of proxies. What is no URL is a file with one URL a line."""
+    """Returns the URLs of proxies. An option that is not a URL names a file, one URL a line."""
     from conveyor.bootstrap.scrape import check_proxy
 
     found: list[str] = []

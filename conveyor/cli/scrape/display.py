@@ -33,7 +33,7 @@ BOLD, RED, YELLOW, CYAN, DIM, PLAIN = (f"\x1b[{code}m" for code in (1, 31, 33, 3
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is shown at one moment."""
+    """The figures that the progress display shows at one moment."""
 
     total: int
     done: int

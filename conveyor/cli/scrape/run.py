@@ -106,7 +106,7 @@ class Order:
 
 @dataclass(slots=True)
 class Plan:
-    """What is left to do in a folder."""
+    """The pages of a folder that the scrape has yet to fetch."""
 
     pages: list[Page]
     hosts: list[str]
@@ -150,7 +150,7 @@ def run_order(order: Order, display: Display, started_at: float) -> Ended:
         folder.close()
 
 
-# What is left to do.
+# The pages that are left to fetch.
 
 
 def prepare(folder: Folder, order: Order) -> Plan:
