@@ -42,13 +42,18 @@ mutants: .venv/.installed-test
 
 # The image, both templates on a local AWS, containers, backups and linters: beside `make test`, because
 # it builds an image and needs podman. BASE may name another base image, for machines without a registry.
-test-deploy: .venv/.installed-test .venv-servers/.installed .venv-deploy/.installed
-	@command -v podman buildah promtool caddy >/dev/null || { apt-get update && RUNLEVEL=1 apt-get install -y \
-		--no-install-recommends buildah podman runc uidmap containernetworking-plugins catatonit prometheus caddy; }
+test-deploy: .venv/.installed-test .venv-servers/.installed .venv-deploy/.installed .venv-checkov/.installed
+	@for program in buildah podman runc promtool caddy; do command -v $$program >/dev/null || missing=$$program; done; \
+		[ -z "$$missing" ] || { apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends \
+		buildah podman runc uidmap containernetworking-plugins catatonit prometheus caddy; }
 	tests/deploy/build_image.sh
-	.venv-deploy/bin/hadolint deploy/Dockerfile
-	.venv-servers/bin/cfn-lint -i W1030 -- deploy/aws/*.yaml
 	CONVEYOR_TEST_IMAGE=localhost/conveyor:test $(BIN)/pytest tests/deploy
+
+# checkov pins another boto3 than the AWS CLI.
+.venv-checkov/.installed: tests/deploy/checkov.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
 
 .venv-deploy/.installed: tests/deploy/tools.txt
 	$(PYTHON) -m venv $(@D)
@@ -87,4 +92,4 @@ test-deploy: .venv/.installed-test .venv-servers/.installed .venv-deploy/.instal
 		|| { apt-get update && apt-get install -y python3-venv && $(PYTHON) -m venv .venv; }
 
 clean:
-	rm -rf .venv .venv-servers .venv-localstack .venv-deploy build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-results
+	rm -rf .venv .venv-servers .venv-localstack .venv-deploy .venv-checkov build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-results

@@ -40,6 +40,49 @@ def load(name: str) -> dict[str, Any]:
     return template
 
 
+_PLACE = "us-east-1:111122223333"
+# What the data stack exports, and what resources of the service stack are called, as AWS would.
+_NAMES = {
+    "TableArn": f"arn:aws:dynamodb:{_PLACE}:table/conveyor",
+    "BucketArn": "arn:aws:s3:::conveyor-bodies",
+    "QueuePrefix": "conveyor-",
+    "SecretKey": f"arn:aws:secretsmanager:{_PLACE}:secret:SecretKey-abcdef",
+    "ApiKeys": f"arn:aws:secretsmanager:{_PLACE}:secret:ApiKeys-abcdef",
+    "RedisUrl": f"arn:aws:secretsmanager:{_PLACE}:secret:RedisUrl-abcdef",
+    "ApiLog": f"arn:aws:logs:{_PLACE}:log-group:api:*",
+    "WorkerLog": f"arn:aws:logs:{_PLACE}:log-group:worker:*",
+    "AWS::Partition": "aws",
+    "AWS::Region": "us-east-1",
+    "AWS::AccountId": "111122223333",
+}
+
+
+def resolved(value: Any) -> Any:
+    """A policy document with example names instead of CloudFormation's functions."""
+    match value:
+        case {"Fn::ImportValue": {"Fn::Sub": str(name)}}:
+            return _NAMES[name.removeprefix("${DataStack}-")]
+        case {"Fn::Sub": [str(text), dict(names)]}:
+            return _filled(text, {**_NAMES, **resolved(names)})
+        case {"Fn::Sub": str(text)}:
+            return _filled(text, _NAMES)
+        case {"Fn::GetAtt": [name, "Arn"]} | {"Ref": name}:
+            return _NAMES[name]
+        case {"Fn::If": [_, chosen, _]}:
+            return resolved(chosen)
+        case dict():
+            return {name: resolved(each) for name, each in value.items()}
+        case list():
+            return [resolved(each) for each in value]
+    return value
+
+
+def _filled(text: str, names: dict[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(f"${{{name}}}", value)
+    return text
+
+
 def actions_of(role: str) -> set[str]:
     """The actions that the policies of a role in service.yaml grant."""
     properties = load("service.yaml")["Resources"][role]["Properties"]
