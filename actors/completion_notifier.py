@@ -93,13 +93,15 @@ class CompletionNotifier:
             ready = await self._prepare(notice)
             if ready is None:
                 continue
-            not_before = state.limiter.acquire(ready.job.caller, ready.receiver, now=self.env.now())
+            now_s = trio.current_time()
+            not_before = state.limiter.acquire(ready.job.caller, ready.receiver, now_s=now_s)
             if not_before is None:
                 state.under_way.add(notice.notice_id)
                 nursery.start_soon(self._deliver, ready, state)
             # Otherwise the event stays due: postponing costs a write, and the page has room.
             elif not_before.is_deferred or is_full_page:
-                postponed.append(DeferredDelivery(notice, not_before.at, not_before.is_deferred))
+                until = self.env.now() + not_before.at_s - now_s
+                postponed.append(DeferredDelivery(notice, until, not_before.is_deferred))
         await webhook.postpone(self.env, postponed)
         return is_full_page and bool(postponed)
 
@@ -127,7 +129,9 @@ class CompletionNotifier:
             self._count(ready, outcome)
         finally:
             state.under_way.discard(ready.notice.notice_id)
-            state.limiter.release(ready.job.caller, ready.receiver, outcome, now=self.env.now())
+            state.limiter.release(
+                ready.job.caller, ready.receiver, outcome, now_s=trio.current_time()
+            )
             # Wakes the loop: another event of this receiver may be waiting.
             state.room_made.set()
 
@@ -152,7 +156,8 @@ class CompletionNotifier:
 #
 # A receiver that fails repeatedly is deferred: for a growing time it gets no attempt, then one
 # probe at a time, until a delivery succeeds. So neither a dead nor a slow receiver uses the room of
-# others.
+# others. It measures time by Trio's clock: after the wall clock is set back, a probe must not wait
+# until that has caught up.
 
 
 # Failures in a row after which a receiver gets single probes only.
@@ -172,9 +177,9 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class NotBefore:
-    """There is no room before `at`."""
+    """There is no room before `at_s`."""
 
-    at: float
+    at_s: float
     is_deferred: bool = False
 
 
@@ -183,36 +188,36 @@ class _ReceiverState:
     width: int
     inflight: int = 0
     failures: int = 0
-    probe_at: float = 0.0
+    probe_at_s: float = 0.0
     duration_s: float = 0.1
-    booked_until: float = 0.0
+    booked_until_s: float = 0.0
 
     @property
     def is_deferred(self) -> bool:
         return self.failures >= DEFERRED_AFTER
 
-    def has_room(self, now: float) -> bool:
+    def has_room(self, now_s: float) -> bool:
         if self.is_deferred:
-            return self.inflight == 0 and now >= self.probe_at
+            return self.inflight == 0 and now_s >= self.probe_at_s
         return self.inflight < self.width
 
-    def next_slot(self, now: float) -> NotBefore:
+    def next_slot(self, now_s: float) -> NotBefore:
         """Returns the next free time, estimated by the duration of attempts to this receiver."""
-        begin = max(now, self.probe_at)
-        booked = max(begin, self.booked_until) + self.duration_s / self.width
-        self.booked_until = min(booked, begin + NOT_BEFORE_S_MAX)
-        return NotBefore(self.booked_until, self.is_deferred)
+        begin_s = max(now_s, self.probe_at_s)
+        booked_s = max(begin_s, self.booked_until_s) + self.duration_s / self.width
+        self.booked_until_s = min(booked_s, begin_s + NOT_BEFORE_S_MAX)
+        return NotBefore(self.booked_until_s, self.is_deferred)
 
     def record_success(self, duration_s: float) -> None:
         self.duration_s = duration_s
-        self.failures, self.probe_at, self.booked_until = 0, 0.0, 0.0
+        self.failures, self.probe_at_s, self.booked_until_s = 0, 0.0, 0.0
 
-    def record_failure(self, now: float, duration_s: float) -> None:
+    def record_failure(self, now_s: float, duration_s: float) -> None:
         self.duration_s = duration_s
         self.failures += 1
         if self.is_deferred:
             doublings = self.failures - DEFERRED_AFTER
-            self.probe_at = now + backoff_s(doublings, first_s=PROBE_S, delay_s_max=PROBE_S_MAX)
+            self.probe_at_s = now_s + backoff_s(doublings, first_s=PROBE_S, delay_s_max=PROBE_S_MAX)
 
 
 class DeliveryLimiter:
@@ -231,14 +236,14 @@ class DeliveryLimiter:
     def is_full(self) -> bool:
         return self._room == 0
 
-    def acquire(self, caller: CallerId, url: str, *, now: float) -> NotBefore | None:
+    def acquire(self, caller: CallerId, url: str, *, now_s: float) -> NotBefore | None:
         """Takes the room for one attempt and returns None, or returns when to try again."""
         assert not self.is_full
         caller_state = self._callers.setdefault(caller, _ReceiverState(self._per_caller_max))
         state = self._receivers.setdefault((caller, url), _ReceiverState(self._per_receiver_max))
-        full = next((limit for limit in (state, caller_state) if not limit.has_room(now)), None)
+        full = next((limit for limit in (state, caller_state) if not limit.has_room(now_s)), None)
         if full is not None:
-            not_before = full.next_slot(now)
+            not_before = full.next_slot(now_s)
             self._forget_idle(caller, url)
             return not_before
         self._room -= 1
@@ -247,7 +252,7 @@ class DeliveryLimiter:
         return None
 
     def release(
-        self, caller: CallerId, url: str, outcome: DeliveryOutcome | None, *, now: float
+        self, caller: CallerId, url: str, outcome: DeliveryOutcome | None, *, now_s: float
     ) -> None:
         """Returns the room, and records the outcome if there was an attempt."""
         caller_state, state = self._callers[caller], self._receivers[caller, url]
@@ -261,7 +266,7 @@ class DeliveryLimiter:
             if outcome.is_delivered:
                 state.record_success(outcome.duration_s)
             else:
-                state.record_failure(now, outcome.duration_s)
+                state.record_failure(now_s, outcome.duration_s)
         self._forget_idle(caller, url)
 
     def _forget_idle(self, caller: CallerId, url: str) -> None:

@@ -423,7 +423,7 @@ async def postpone(env: Context, postponed: Sequence[DeferredDelivery]) -> None:
         [
             delivery.defer_for_receiver(deferred.notice, until=deferred.until, now=now)
             if deferred.is_deferred
-            else delivery.postpone(deferred.notice, until=deferred.until)
+            else delivery.postpone(deferred.notice, until=deferred.until, now=now)
             for deferred in postponed
         ]
     )
@@ -434,8 +434,9 @@ async def _has_its_turn(env: Context, notice: Notice) -> bool:
     first = delivery.blocking_predecessor(notice, await env.store.find(query))
     if first is None:
         return True
-    until = min(max(first.due_at, env.now() + _TURN_S), env.now() + _TURN_S_MAX)
-    await env.commit(delivery.postpone(notice, until=until))
+    now = env.now()
+    until = min(max(first.due_at, now + _TURN_S), now + _TURN_S_MAX)
+    await env.commit(delivery.postpone(notice, until=until, now=now))
     return False
 
 

@@ -20,13 +20,15 @@ from conveyor.domain import limits
 from conveyor.domain.ids import JobId
 from conveyor.domain.model import Notice, NoticeStatus, Webhook
 from conveyor.domain.queries import DueNotices, NoticesOf
+from conveyor.domain.webhook import delivery
 from conveyor.ports.webhook_sender import Delivered, Message, NotDelivered
+from conveyor.usecases import clock_repairs
 from conveyor.usecases import webhook as hmac_keys
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit.jobs import Accepted
 from tests.actors.faults import has_crashed_actor
 from tests.actors.receivers import Heard, Internet
-from tests.actors.world import CALLER, World, make_world, urls
+from tests.actors.world import CALLER, SetClock, World, make_world, urls
 from tests.builders import a_job, a_notice, a_ulid, keep
 
 pytestmark = pytest.mark.slow
@@ -156,6 +158,29 @@ async def test_a_receiver_that_never_recovers_is_given_up_after_three_days(
     )
     assert 10 < after.attempts == len(after.tries)
     assert after.tries[-1].at - after.occurred_at > limits.WEBHOOK_GIVE_UP_S
+
+
+@pytest.mark.parametrize("step_s", [-40 * 24 * HOUR_S, 40 * 24 * HOUR_S])
+async def test_an_event_whose_clock_is_set_is_attempted_as_often_as_another(
+    autojump_clock: MockClock, step_s: float
+) -> None:
+    """The receiver is away for a day, and the clock is set meanwhile."""
+    clock = SetClock()
+    world = make_world(clock=clock)
+    (notice,) = await a_backlog(world.env, "http://receiver.test/hook", 1)
+
+    async with notifying(world, period_s=60) as internet:
+        internet.is_up = False
+        await trio.sleep(HOUR_S)
+        clock.offset_s += step_s
+        await clock_repairs.pull_back(world.env)
+        await trio.sleep(23 * HOUR_S)
+        internet.is_up = True
+        await trio.sleep(10 * HOUR_S)
+        (after,) = await told(world.env, notice.job_id)
+
+    assert len(internet.taken) == 1
+    assert after.attempts < 2 * len(delivery.RETRY_SCHEDULE_S)
 
 
 async def test_hundreds_of_events_for_a_dead_receiver_do_not_hold_up_the_others(

@@ -20,72 +20,72 @@ def some_lanes(at_once: int = 8, per_caller: int = 4, per_receiver: int = 2) -> 
     )
 
 
-def fail(room: DeliveryLimiter, times: int, now: float = T0, url: str = URL) -> None:
+def fail(room: DeliveryLimiter, times: int, now_s: float = T0, url: str = URL) -> None:
     for _ in range(times):
-        assert room.acquire(CALLER, url, now=now) is None
-        room.release(CALLER, url, MISS, now=now)
+        assert room.acquire(CALLER, url, now_s=now_s) is None
+        room.release(CALLER, url, MISS, now_s=now_s)
 
 
 def test_a_receiver_has_room_for_a_few_attempts_and_later_times_for_the_others() -> None:
     room = some_lanes()
-    entered = [room.acquire(CALLER, URL, now=T0) for _ in range(4)]
+    entered = [room.acquire(CALLER, URL, now_s=T0) for _ in range(4)]
 
     assert entered[:2] == [None, None]
-    assert [each.at for each in entered[2:] if each] == pytest.approx([T0 + 0.05, T0 + 0.1])
+    assert [each.at_s for each in entered[2:] if each] == pytest.approx([T0 + 0.05, T0 + 0.1])
 
 
 def test_the_receivers_of_a_caller_share_its_room_and_other_callers_have_their_own() -> None:
     room = some_lanes()
-    entered = [room.acquire(CALLER, f"{URL}/{number}", now=T0) for number in range(5)]
+    entered = [room.acquire(CALLER, f"{URL}/{number}", now_s=T0) for number in range(5)]
 
     assert entered[:4] == [None] * 4
     assert isinstance(entered[4], NotBefore)
-    assert room.acquire(CallerId("other"), URL, now=T0) is None
+    assert room.acquire(CallerId("other"), URL, now_s=T0) is None
 
 
 def test_a_receiver_that_fails_repeatedly_is_deferred_for_longer_each_time() -> None:
     room = some_lanes()
     fail(room, completion_notifier.DEFERRED_AFTER)
 
-    later = room.acquire(CALLER, URL, now=T0 + 1)
-    fail(room, 1, now=T0 + completion_notifier.PROBE_S)
-    even_later = room.acquire(CALLER, URL, now=T0 + completion_notifier.PROBE_S + 1)
+    later = room.acquire(CALLER, URL, now_s=T0 + 1)
+    fail(room, 1, now_s=T0 + completion_notifier.PROBE_S)
+    even_later = room.acquire(CALLER, URL, now_s=T0 + completion_notifier.PROBE_S + 1)
 
     assert isinstance(later, NotBefore)
     assert later.is_deferred
-    assert later.at >= T0 + completion_notifier.PROBE_S
+    assert later.at_s >= T0 + completion_notifier.PROBE_S
     assert isinstance(even_later, NotBefore)
-    assert even_later.at >= T0 + 3 * completion_notifier.PROBE_S
+    assert even_later.at_s >= T0 + 3 * completion_notifier.PROBE_S
 
 
 def test_a_deferred_receiver_gets_one_probe_at_a_time() -> None:
     room = some_lanes()
     fail(room, completion_notifier.DEFERRED_AFTER)
-    now = T0 + completion_notifier.PROBE_S
+    now_s = T0 + completion_notifier.PROBE_S
 
-    assert room.acquire(CALLER, URL, now=now) is None
-    assert isinstance(room.acquire(CALLER, URL, now=now), NotBefore)
+    assert room.acquire(CALLER, URL, now_s=now_s) is None
+    assert isinstance(room.acquire(CALLER, URL, now_s=now_s), NotBefore)
 
 
 def test_a_delivery_ends_the_deferral_of_its_receiver() -> None:
     room = some_lanes()
     fail(room, completion_notifier.DEFERRED_AFTER)
-    now = T0 + completion_notifier.PROBE_S
-    room.acquire(CALLER, URL, now=now)
+    now_s = T0 + completion_notifier.PROBE_S
+    room.acquire(CALLER, URL, now_s=now_s)
 
-    room.release(CALLER, URL, HIT, now=now)
+    room.release(CALLER, URL, HIT, now_s=now_s)
 
-    assert [room.acquire(CALLER, URL, now=now) for _ in range(2)] == [None, None]
+    assert [room.acquire(CALLER, URL, now_s=now_s) for _ in range(2)] == [None, None]
 
 
 def test_an_attempt_that_was_not_made_does_not_count_as_a_failure() -> None:
     room = some_lanes()
 
     for _ in range(10):
-        assert room.acquire(CALLER, URL, now=T0) is None
-        room.release(CALLER, URL, None, now=T0)
+        assert room.acquire(CALLER, URL, now_s=T0) is None
+        room.release(CALLER, URL, None, now_s=T0)
 
-    assert room.acquire(CALLER, URL, now=T0) is None
+    assert room.acquire(CALLER, URL, now_s=T0) is None
 
 
 def test_the_number_of_remembered_receivers_is_bounded() -> None:
@@ -101,7 +101,7 @@ def test_the_number_of_remembered_receivers_is_bounded() -> None:
 def test_no_more_than_all_the_room_is_taken() -> None:
     room = some_lanes(at_once=2, per_caller=2)
 
-    room.acquire(CALLER, URL, now=T0)
-    room.acquire(CallerId("other"), URL, now=T0)
+    room.acquire(CALLER, URL, now_s=T0)
+    room.acquire(CallerId("other"), URL, now_s=T0)
 
     assert room.is_full

@@ -31,6 +31,10 @@ RETRY_AFTER_S_MAX = 24 * 3600.0
 WAITING = lifecycle.NOTICE_WAITING
 # The longest deferral of a notice without an attempt: until a failing receiver is called again.
 PUT_OFF_S_MAX = 900.0
+# A due notice that waited longer than this was not attempted because the notifier was down or its
+# clock was set ahead. The shortest clock step that SPEC.md 4.22 names, an hour, is longer; the
+# periods of the notifier are shorter.
+_LATE_S_MAX = 1800.0
 _MAY_ASK_FOR_TIME = frozenset({429, 503})
 _NOBODY = {NoticeChannel.WEBHOOK: "no_webhook", NoticeChannel.STEP_FUNCTIONS: "no_task_token"}
 
@@ -39,9 +43,8 @@ def claim(notice: Notice, *, now: float) -> Change:
     """Claims a notice for one attempt. No other process attempts it until the result is recorded
     or the claim has expired.
     """
-    return _update(
-        notice, NoticeEvent.CLAIMED, {"due_at": now + limits.WEBHOOK_CLAIM_S}, {"claim": 1}
-    )
+    values = {"due_at": now + limits.WEBHOOK_CLAIM_S, **_without_lateness(notice, now)}
+    return _update(notice, NoticeEvent.CLAIMED, values, {"claim": 1})
 
 
 def record_delivered(notice: Notice, attempt: DeliveryAttempt) -> Change:
@@ -75,16 +78,19 @@ def record_failed(
         return record_receiver_gone(notice, attempt)
     failures = 1 + sum(earlier.at >= notice.due_since for earlier in notice.tries)
     delay_s = next_delivery_s(failures, retry_after_s=retry_after_s, random=random)
-    return _record_attempt(notice, attempt, NoticeEvent.RETRIED, {"due_at": now + delay_s})
+    values = {"due_at": now + delay_s, **_without_lateness(notice, now)}
+    return _record_attempt(notice, attempt, NoticeEvent.RETRIED, values)
 
 
-def postpone(notice: Notice, *, until: float) -> Change:
+def postpone(notice: Notice, *, until: float, now: float) -> Change:
     """Defers a notice without an attempt."""
-    return _update(notice, NoticeEvent.POSTPONED, {"due_at": until})
+    values = {"due_at": until, **_without_lateness(notice, now)}
+    return _update(notice, NoticeEvent.POSTPONED, values)
 
 
 def pull_back(notice: Notice, *, now: float) -> Change | None:
-    """Makes a notice due now if it is deferred for longer than possible: the clock was ahead."""
+    """Makes a notice due now if it is deferred for longer than possible, and starts its delivery
+    period now if that would start later: the clock was ahead."""
     failures = sum(attempt.at >= notice.due_since for attempt in notice.tries)
     is_told_to_wait = bool(notice.tries) and notice.tries[-1].status in _MAY_ASK_FOR_TIME
     ttl_s = PUT_OFF_S_MAX
@@ -92,9 +98,12 @@ def pull_back(notice: Notice, *, now: float) -> Change | None:
         ttl_s = max(ttl_s, 1.1 * RETRY_SCHEDULE_S[min(failures, len(RETRY_SCHEDULE_S)) - 1])
     if is_told_to_wait:
         ttl_s = max(ttl_s, RETRY_AFTER_S_MAX)
-    if not clock_step.is_unreal(notice.due_at, now=now, ttl_s=ttl_s):
-        return None
-    return _update(notice, NoticeEvent.POSTPONED, {"due_at": now})
+    values: dict[str, float] = {}
+    if clock_step.is_unreal(notice.due_at, now=now, ttl_s=ttl_s):
+        values["due_at"] = now
+    if clock_step.is_unreal(notice.due_since, now=now, ttl_s=0.0):
+        values["due_since"] = now
+    return _update(notice, NoticeEvent.POSTPONED, values) if values else None
 
 
 def defer_for_receiver(notice: Notice, *, until: float, now: float) -> Change:
@@ -103,7 +112,7 @@ def defer_for_receiver(notice: Notice, *, until: float, now: float) -> Change:
     After the delivery period this counts as failure.
     """
     if not is_over(notice, now=now):
-        return postpone(notice, until=until)
+        return postpone(notice, until=until, now=now)
     ended = {
         "status": lifecycle.target(NOTICE, NoticeEvent.EXHAUSTED),
         "last_error": "receiver_sidelined",
@@ -154,7 +163,17 @@ def next_delivery_s(failures: int, *, retry_after_s: float | None, random: Rando
 
 
 def is_over(notice: Notice, *, now: float) -> bool:
-    return now - notice.due_since > limits.WEBHOOK_GIVE_UP_S
+    """Whether the delivery period has passed. Time in which the notifier did not attempt the due
+    notice is not part of it."""
+    due_since = _without_lateness(notice, now).get("due_since", notice.due_since)
+    return now - due_since > limits.WEBHOOK_GIVE_UP_S
+
+
+def _without_lateness(notice: Notice, now: float) -> dict[str, float]:
+    """Returns the start of the delivery period if it must be moved: by the time for which the
+    notice was due and nothing was done about it."""
+    late_s = now - notice.due_at
+    return {"due_since": notice.due_since + late_s} if late_s > _LATE_S_MAX else {}
 
 
 def _place(notice: Notice) -> tuple[float, str]:

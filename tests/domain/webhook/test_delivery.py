@@ -22,8 +22,8 @@ def written(change: Change) -> Update:
     return write
 
 
-def failed_at(now: float, *tries: DeliveryAttempt) -> Update:
-    notice = a_notice(tries=tries, claim=1)
+def failed_at(now: float, *tries: DeliveryAttempt, due_at: float = T0) -> Update:
+    notice = a_notice(tries=tries, claim=1, due_at=due_at)
     tried = DeliveryAttempt(now, 0.1, 500, "http_5xx:500")
     return written(
         delivery.record_failed(notice, tried, retry_after_s=None, now=now, random=Random(1))
@@ -76,15 +76,43 @@ def test_a_redelivered_notice_starts_its_schedule_and_its_time_over() -> None:
 def test_a_failure_past_the_last_hour_is_the_last() -> None:
     late = T0 + limits.WEBHOOK_GIVE_UP_S + 1
 
-    assert failed_at(late).values["status"] is NoticeStatus.EXHAUSTED
-    assert "status" not in failed_at(late - 2).values
+    assert failed_at(late, due_at=late).values["status"] is NoticeStatus.EXHAUSTED
+    assert "status" not in failed_at(late - 2, due_at=late - 2).values
+
+
+@pytest.mark.parametrize("step_s", [3600.0, DAY_S, 40 * DAY_S])
+def test_time_in_which_a_due_notice_was_not_attempted_is_no_time_of_delivery(
+    step_s: float,
+) -> None:
+    """The clock was set ahead, or the service was down."""
+    notice, now = a_notice(), T0 + step_s
+
+    changes = [
+        written(delivery.claim(notice, now=now)),
+        written(delivery.postpone(notice, until=now + 60, now=now)),
+        written(delivery.defer_for_receiver(notice, until=now + 60, now=now)),
+        failed_at(now),
+    ]
+
+    assert [change.values["due_since"] for change in changes] == [now] * 4
+    assert not any("status" in change.values for change in changes)
+
+
+def test_a_notice_of_a_clock_that_was_ahead_has_its_time_from_now_on() -> None:
+    ahead = T0 + 40 * DAY_S
+    notice = a_notice(due_at=T0, due_since=ahead)
+
+    change = delivery.pull_back(notice, now=T0)
+
+    assert change is not None
+    assert written(change).values == {"due_since": T0}
 
 
 def test_a_sidelined_notice_waits_until_its_time_is_over() -> None:
     late = T0 + limits.WEBHOOK_GIVE_UP_S + 1
 
     waits = written(delivery.defer_for_receiver(a_notice(), until=T0 + 60, now=T0))
-    ends = written(delivery.defer_for_receiver(a_notice(), until=late + 60, now=late))
+    ends = written(delivery.defer_for_receiver(a_notice(due_at=late), until=late + 60, now=late))
 
     assert waits.values == {"due_at": T0 + 60}
     assert ends.values["status"] is NoticeStatus.EXHAUSTED
@@ -123,7 +151,8 @@ def test_a_receiver_may_ask_for_time_but_not_for_more_than_a_day(
 
 
 def test_a_notice_is_given_up_after_three_days() -> None:
-    notice = a_notice(due_since=T0)
+    end = T0 + limits.WEBHOOK_GIVE_UP_S
+    notice = a_notice(due_since=T0, due_at=end)
 
-    assert not delivery.is_over(notice, now=T0 + limits.WEBHOOK_GIVE_UP_S)
-    assert delivery.is_over(notice, now=T0 + limits.WEBHOOK_GIVE_UP_S + 1)
+    assert not delivery.is_over(notice, now=end)
+    assert delivery.is_over(notice, now=end + 1)
