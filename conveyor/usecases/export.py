@@ -64,7 +64,7 @@ class ExportWriter:
         self._expiries = expiries
         self._encoder = ENCODERS[export.format](export)
         self._tally = ManifestDigest()
-        self._beat_at = env.now()
+        self._beat_at_s = env.clock.steady()
 
     def manifest(self) -> Manifest:
         return Manifest(
@@ -145,11 +145,11 @@ class ExportWriter:
     async def _beat(self) -> None:
         """Renews the claim with the progress. Raises OwnershipLost if another exporter has acquired
         the export."""
-        now = self._env.now()
-        if now < self._beat_at + _BEAT_S:
+        now_s = self._env.clock.steady()
+        if now_s < self._beat_at_s + _BEAT_S:
             return
-        self._beat_at = now
-        change = progress.beat(self._export, done=self._tally.entries, now=now)
+        self._beat_at_s = now_s
+        change = progress.beat(self._export, done=self._tally.entries, now=self._env.now())
         if not isinstance(await self._env.commit(change), Applied):
             raise OwnershipLost(self._export.export_id)
 

@@ -243,9 +243,11 @@ async def test_an_exporter_that_was_overtaken_cannot_publish_nor_harm_the_other(
     assert lines_of(await file_of(env, export))
 
 
+@pytest.mark.parametrize("step_s", [0.0, -86_400.0])
 async def test_an_exporter_stops_when_its_export_is_no_longer_its_own(
-    env: Context, clock: ManualClock
+    env: Context, clock: ManualClock, step_s: float
 ) -> None:
+    """Also where the clock was set back meanwhile."""
     run = await an_ended_run(env)
     export = await asked(env, run)
 
@@ -256,7 +258,10 @@ async def test_an_exporter_stops_when_its_export_is_no_longer_its_own(
             verdict = await env.commit(progress.take_up(current, now=clock.now()))
             assert isinstance(verdict, Applied)
             clock.advance(10)
-            return await self.inner.put_stream(key, pieces)
+            clock.step(step_s)
+            with pytest.raises(exports.OwnershipLost) as noticed:
+                await self.inner.put_stream(key, pieces)
+            raise noticed.value
 
     blobs: Blobs = Overtaken(env.blobs, Fault(-1, When.BEFORE))
 

@@ -237,7 +237,7 @@ async def delete_due(env: Context) -> bool:
 async def _delete_slice(env: Context, intent: DeletionIntent) -> bool:
     """Continues one deletion for a turn. Returns True if it is done or another process has claimed
     it."""
-    until = env.now() + _TURN_S
+    until_s = env.clock.steady() + _TURN_S
     taken = await _claim(env, intent, limits.DELETION_CLAIM_S)
     if taken is None:
         return True
@@ -248,7 +248,7 @@ async def _delete_slice(env: Context, intent: DeletionIntent) -> bool:
         await env.queue.close_run(intent.run_id)
     async with aclosing(_delete_slices(env, intent)) as bites:
         async for _ in bites:
-            is_turn_over = env.now() >= until
+            is_turn_over = env.clock.steady() >= until_s
             # A claim of 0 s at the end of the turn makes the deletion due again at once.
             taken = await _claim(env, taken, 0.0 if is_turn_over else limits.DELETION_CLAIM_S)
             if taken is None or is_turn_over:

@@ -249,15 +249,18 @@ async def test_a_deletion_cut_off_at_any_call_still_leaves_nothing(when: When) -
 
 @dataclass(frozen=True, slots=True)
 class SlowStore(FaultyStore):
-    """Every bite takes a while, in which somebody else comes by."""
+    """Every bite takes a while, in which somebody else comes by. In the first the clock is set."""
 
     env: Context
     clock: ManualClock
     takes_s: float
+    step_s: float
     bites: list[int] = field(default_factory=list)
 
     async def delete_run_rows(self, job_id: JobId, run_id: RunId | None, *, limit: int) -> int:
         self.clock.advance(self.takes_s)
+        if not self.bites:
+            self.clock.step(self.step_s)
         if self.takes_s < limits.DELETION_CLAIM_S:
             await reconcile.delete_due(self.env)
         gone = await self.inner.delete_run_rows(job_id, run_id, limit=limit)
@@ -265,9 +268,9 @@ class SlowStore(FaultyStore):
         return gone
 
 
-def a_slow_store(world: World, *, takes_s: float) -> SlowStore:
+def a_slow_store(world: World, *, takes_s: float, step_s: float = 0.0) -> SlowStore:
     never = Fault(at=10**9, when=When.BEFORE)
-    return SlowStore(world.env.store, never, world.env, world.clock, takes_s)
+    return SlowStore(world.env.store, never, world.env, world.clock, takes_s, step_s)
 
 
 async def test_what_one_scrubs_the_others_leave_alone(
@@ -286,13 +289,14 @@ async def test_what_one_scrubs_the_others_leave_alone(
     assert not is_left
 
 
+@pytest.mark.parametrize("step_s", [0.0, -86_400.0])
 async def test_a_large_scrub_has_its_turn_and_goes_on_in_the_next(
-    world: World, env: Context, monkeypatch: pytest.MonkeyPatch
+    world: World, env: Context, monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
     monkeypatch.setattr(reconcile, "_DELETION_ROWS", 50)
     accepted = await a_busy_job(env)
     await jobs.delete(env, CALLER, accepted.job.job_id)
-    slow = a_slow_store(world, takes_s=limits.DELETION_CLAIM_S + 1)
+    slow = a_slow_store(world, takes_s=limits.DELETION_CLAIM_S + 1, step_s=step_s)
 
     turns = 1
     while await reconcile.delete_due(replace(env, store=slow)):
