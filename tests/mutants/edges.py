@@ -52,7 +52,7 @@ async def a_pack_after_a_power_cut(env: Context) -> object:
         store = pack_files.PackFiles(root, Random(1), _make, executor, check_room=_check_nothing)
         with log.recording():
             sync_directory(root)
-            store._write("run", [pack_files._PendingAppend("run", [b"body"], None)])
+            store._write("run", [[b"body"]])
             _sync(root)
         store.close()
         log.lose_unsynced()

@@ -20,7 +20,6 @@ import hashlib
 import itertools
 import os
 import re
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -37,9 +36,10 @@ import trio
 from conveyor.engines.executor import DiskExecutor, sync_directory
 from conveyor.engines.sqlite.disk_space import Space
 from conveyor.engines.sqlite.errors import raise_translated_os
+from conveyor.engines.sqlite.group_commit import GroupCommit, Waiter
 from conveyor.engines.sqlite.pack_files import MARK, PackFiles, Place, packed_place
 from conveyor.ports.blobs import Stored
-from conveyor.ports.errors import BlobMissing, BlobTooLarge, StorageDamaged, Unavailable
+from conveyor.ports.errors import BlobMissing, BlobTooLarge, StorageDamaged
 
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,253}"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*\Z")
@@ -60,8 +60,6 @@ _NO_END = 1 << 62
 # More than so many collisions in a row mean another problem, and the put fails.
 _LANDINGS_MAX = 3
 
-
-_UNKNOWN = outcome.Error(Unavailable("not stored"))
 # One counter per process, not per FileBlobs: two instances on one directory must not choose the
 # same temporary name.
 _NUMBERS = itertools.count()
@@ -74,15 +72,13 @@ class _Put(msgspec.Struct, eq=False):
     directory: str
     path: str
     parts: Sequence[bytes]
-    task: trio.lowlevel.Task | None
     temp: str = ""
     descriptor: int | None = None
-    result: outcome.Outcome[Stored] = _UNKNOWN
+    size_bytes: int = 0
+    sha256: str = ""
 
-    def leave(self, _: object) -> trio.lowlevel.Abort:
-        """The caller was cancelled. Whether the body is stored is then unknown."""
-        self.task = None
-        return trio.lowlevel.Abort.SUCCEEDED
+
+_Waiter = Waiter[_Put, Stored]
 
 
 class FileBlobs:
@@ -93,10 +89,9 @@ class FileBlobs:
         self._temp_dir = str(data_dir / "temp")
         self._space = space
         self._executor = executor
-        self._token = trio.lowlevel.current_trio_token()
-        self._waiting: deque[_Put] = deque()
-        self._threads_count = 0
-        self._rest = trio.lowlevel.ParkingLot()
+        self._groups: GroupCommit[_Put, Stored] = GroupCommit(
+            self._start_batch, group_max=_BATCH_MAX, concurrent_groups_max=_THREADS_MAX
+        )
         self._durable_dirs = {self._root}
         self._packs = PackFiles(
             self._root, random, self._make_directory, executor, check_room=space.check_body
@@ -104,16 +99,10 @@ class FileBlobs:
 
     async def put(self, key: str, parts: Sequence[bytes]) -> Stored:
         _refuse_packed(key)
-        put = _Put(key, *self._place(key), parts, trio.lowlevel.current_task())
-        self._waiting.append(put)
-        if self._threads_count < _THREADS_MAX:
-            # Deferred to the next scheduler turn: other tasks that put in this turn join the batch.
-            self._token.run_sync_soon(self._dispatch, idempotent=True)
         try:
-            stored: Stored = await trio.lowlevel.wait_task_rescheduled(put.leave)
+            return await self._groups.write(_Put(key, *self._place(key), parts))
         except OSError as error:
             raise_translated_os(error)
-        return stored
 
     async def put_stream(self, key: str, pieces: AsyncIterable[bytes]) -> Stored:
         _refuse_packed(key)
@@ -211,57 +200,52 @@ class FileBlobs:
 
     async def wait_until_at_rest(self) -> None:
         """Returns when no thread is running, including threads of cancelled puts."""
-        while self._threads_count:
-            await self._rest.park()
+        await self._groups.wait_until_at_rest()
         await self._packs.wait_until_at_rest()
         self._packs.close()
 
     def _place(self, key: str) -> tuple[str, str]:
         return _place(self._root, key)
 
-    def _dispatch(self) -> None:
-        while self._waiting and self._threads_count < _THREADS_MAX:
-            # Divides the waiting puts evenly among the idle threads, rounded up.
-            share = -(-len(self._waiting) // (_THREADS_MAX - self._threads_count))
-            batch = [self._waiting.popleft() for _ in range(min(share, _BATCH_MAX))]
-            self._threads_count += 1
-            self._executor.start(partial(self._store, batch), self._resume)
+    def _start_batch(self) -> None:
+        batch = self._groups.take()
+        self._executor.start(partial(self._store, batch), self._end_batch)
 
-    def _resume(self, batch: outcome.Outcome[list[_Put]]) -> None:
-        self._threads_count -= 1
-        self._dispatch()
-        self._rest.unpark_all()
-        for put in batch.unwrap():
-            if put.task is not None:
-                trio.lowlevel.reschedule(put.task, put.result)
+    def _end_batch(self, batch: outcome.Outcome[list[_Waiter]]) -> None:
+        self._groups.end(batch.unwrap())
 
-    def _store(self, batch: list[_Put]) -> list[_Put]:
-        going = [put for put in batch if put.task is not None]
+    def _store(self, batch: list[_Waiter]) -> list[_Waiter]:
+        going = [waiter for waiter in batch if waiter.task is not None]
         # Each step runs for the whole batch before the next step starts: when the first file is
         # synced, the data of all files is already with the kernel.
         for step in (self._write, _sync, self._land_put):
-            going = [put for put in going if _succeeds(step, put)]
-        for directory in dict.fromkeys(put.directory for put in going):
+            going = [waiter for waiter in going if _succeeds(step, waiter)]
+        by_directory: dict[str, list[_Waiter]] = {}
+        for waiter in going:
+            by_directory.setdefault(waiter.write.directory, []).append(waiter)
+        for directory, waiters in by_directory.items():
             synced = outcome.capture(sync_directory, directory)
-            if isinstance(synced, outcome.Error):
-                for put in going:
-                    if put.directory == directory:
-                        # An outcome can be unwrapped only once, so each caller gets its own.
-                        put.result = outcome.Error(synced.error)
+            for waiter in waiters:
+                if isinstance(synced, outcome.Error):
+                    # An outcome can be unwrapped only once, so each caller gets its own.
+                    waiter.result = outcome.Error(synced.error)
+                else:
+                    put = waiter.write
+                    waiter.result = outcome.Value(Stored(put.key, put.size_bytes, put.sha256))
         return batch
 
     def _write(self, put: _Put) -> None:
         self._space.check_body(sum(map(len, put.parts)))
         put.temp = self._temp_name()
         put.descriptor = os.open(put.temp, _NEW_FILE, 0o600)
-        digest, size_bytes = hashlib.sha256(), 0
+        digest = hashlib.sha256()
         for part in put.parts:
             digest.update(part)
-            size_bytes += len(part)
+            put.size_bytes += len(part)
             rest = memoryview(part)
             while rest:
                 rest = rest[os.write(put.descriptor, rest) :]
-        put.result = outcome.Value(Stored(put.key, size_bytes, digest.hexdigest()))
+        put.sha256 = digest.hexdigest()
 
     def _temp_name(self) -> str:
         return f"{self._temp_dir}/{os.getpid()}-{next(_NUMBERS)}"
@@ -363,11 +347,12 @@ def _bodies_under(parent: str, name: str) -> Iterator[str]:
         yield from (f"{directory}/{file}" for file in files)
 
 
-def _succeeds(step: Callable[[_Put], None], put: _Put) -> bool:
-    done = outcome.capture(step, put)
-    if isinstance(done, outcome.Value):
+def _succeeds(step: Callable[[_Put], None], waiter: _Waiter) -> bool:
+    put = waiter.write
+    result = outcome.capture(step, put)
+    if isinstance(result, outcome.Value):
         return True
-    put.result = done
+    waiter.result = result
     if put.descriptor is not None:
         os.close(put.descriptor)
     with suppress(OSError):

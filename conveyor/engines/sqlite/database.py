@@ -31,7 +31,7 @@ from conveyor.engines.sqlite.errors import (
     raise_translated,
     unusable,
 )
-from conveyor.engines.sqlite.group_commit import GroupCommitter, Op, T
+from conveyor.engines.sqlite.group_commit import Op, T, TransactionCommitter
 from conveyor.ports.errors import Unavailable
 
 # CPython's default is 5 ms. With it, the writer thread may starve behind a busy Trio thread
@@ -78,7 +78,7 @@ class Database:
     def __init__(
         self, connection: Connection, path: Path, executor: DiskExecutor, space: Space
     ) -> None:
-        writer = GroupCommitter(
+        writer = TransactionCommitter(
             connection, executor, on_error=self._on_error, on_commit=self._on_commit
         )
         self.write = writer.write

@@ -1,13 +1,24 @@
-"""Group commit: all callers that wait to write share one SQLite transaction
-(docs/engines.md, Group commit).
+"""Group commit: callers that wait to write share one commit (docs/engines.md, Group commit).
 
-The problem: `synchronous = FULL` makes every COMMIT an fsync, and an fsync costs more than all the
-statements of a write. A COMMIT costs the same for one operation as for fifty. So one connection
-writes, and the committer collects the operations of all waiting callers into one transaction.
+The problem: a durable write ends with an fsync, and an fsync costs more than the rest of the write.
+It costs the same for one write as for fifty. So the callers that wait at the same time form a
+group, and one fsync serves the group.
 
-The operations of a group run on the Trio thread, one after the other. Only the COMMIT, which is the
-fsync, runs in the writer thread. A group needs one hop to that thread and one hop back, and an
-operation needs none.
+GroupCommit is the mechanism: it collects the callers, starts a group in the next scheduler turn,
+bounds the groups that run at the same time, resumes the callers of a group that has ended, and lets
+a cancelled caller leave at any time. It does not know what a write is. Three writers use it:
+
+- TransactionCommitter (below): operations of SQLite, in one transaction.
+- PackFiles (pack_files.py): small bodies, appended to a few files, with one fsync per file.
+- FileBlobs (blobs.py): large bodies, each a file, with one fsync per directory.
+
+The shard writer (actors/shard_writer.py) groups settles too, but it is not a user: it gathers for
+seconds instead of one scheduler turn, retries a group while the engine is unavailable, and must
+work on every engine. Its groups arrive here as one operation.
+
+The operations of a transaction run on the Trio thread, one after the other. Only the COMMIT, which
+is the fsync, runs in the writer thread. A group needs one hop to that thread and one hop back, and
+an operation needs none.
 
 The alternative is to run the statements in the writer thread too. Then every statement releases
 the GIL and must acquire it again. The table shows tasks that were claimed and settled per second,
@@ -32,10 +43,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+import msgspec
 import outcome
 import trio
 
@@ -44,37 +56,37 @@ from conveyor.engines.sqlite.errors import is_busy, raise_translated
 from conveyor.ports.errors import Unavailable
 
 T = TypeVar("T")
+W = TypeVar("W")
 Op = Callable[[sqlite3.Connection], T]
 
 # Limits a group to about 10 ms of the Trio thread. A larger value delays every other task of the
 # process; a smaller one needs more commits. One ingest step of 1,000 rows takes as long by itself
 # (measured: 9 to 12 ms).
 _GROUP_OPS_MAX = 256
-# How long a batched write waits for a transaction that it can join. A longer wait delays settles
-# and acks; a shorter one makes more commits.
+# How long a batched write waits for a group that it can join. A longer wait delays settles and
+# acks; a shorter one makes more commits.
 _COMPANY_S = 0.008
 
-# The result of a waiter until its operation ran: the caller must not assume that it was written.
+# The result of a waiter until its write ran: the caller must not assume that it was written.
 _UNKNOWN = outcome.Error(Unavailable("not written"))
 
 
-class _Waiter:
-    __slots__ = ("is_early", "op", "result", "task")
+class Waiter(Generic[W, T]):
+    """One write, and the caller that waits for its result."""
 
-    def __init__(self, op: Op[Any], *, is_early: bool = False) -> None:
-        self.op = op
-        self.is_early = is_early
+    __slots__ = ("result", "task", "write")
+
+    def __init__(self, write: W) -> None:
+        self.write = write
         # None after the caller was woken or cancelled: rescheduling a task twice is a Trio error.
         self.task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
-        self.result: outcome.Outcome[Any] = _UNKNOWN
+        self.result: outcome.Outcome[T] = _UNKNOWN
 
-    async def answer(self) -> Any:
-        try:
-            return await trio.lowlevel.wait_task_rescheduled(self.leave)
-        except sqlite3.Error as error:
-            raise_translated(error)
+    async def wait(self) -> T:
+        result: T = await trio.lowlevel.wait_task_rescheduled(self._leave)
+        return result
 
-    def leave(self, _: object) -> trio.lowlevel.Abort:
+    def _leave(self, _: object) -> trio.lowlevel.Abort:
         """The caller was cancelled. Whether the write happens is then unknown."""
         self.task = None
         return trio.lowlevel.Abort.SUCCEEDED
@@ -85,8 +97,133 @@ class _Waiter:
             self.task = None
 
 
-class GroupCommitter:
-    """Owns the only writing connection. `_group` is the group that uses it, or None.
+class GroupCommit(Generic[W, T]):
+    """Forms groups of the callers that wait, and resumes them when their group has ended.
+
+    `start` starts one group on the Trio thread. It, or a thread that it starts, calls `take` for
+    the writes of the group, sets the result of each, and causes one call of `end` on the Trio
+    thread.
+    """
+
+    def __init__(
+        self, start: Callable[[], None], *, group_max: int, concurrent_groups_max: int = 1
+    ) -> None:
+        self._start = start
+        self._group_max = group_max
+        self._concurrent_groups_max = concurrent_groups_max
+        self._token = trio.lowlevel.current_trio_token()
+        self._urgent: deque[Waiter[W, T]] = deque()
+        self._patient: deque[Waiter[W, T]] = deque()
+        self._is_scheduled = False
+        self._is_waiting_for_company = False
+        self._running_count = 0
+        self._rest = trio.lowlevel.ParkingLot()
+
+    async def write(self, write: W) -> T:
+        """Returns the result of the write when its group has ended."""
+        waiter: Waiter[W, T] = Waiter(write)
+        self._urgent.append(waiter)
+        self._begin_soon()
+        return await waiter.wait()
+
+    async def write_batched(self, write: W) -> T:
+        """Like `write`, but waits `_COMPANY_S` for another caller's group to join."""
+        waiter: Waiter[W, T] = Waiter(write)
+        self._patient.append(waiter)
+        if not self.is_busy:
+            self._begin_later()
+        return await waiter.wait()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a group runs or will start in the next scheduler turn."""
+        return self._is_scheduled or self._running_count > 0
+
+    async def wait_until_at_rest(self) -> None:
+        """Returns when no group runs, including groups whose callers were all cancelled."""
+        while self.is_busy:
+            await self._rest.park()
+
+    @property
+    def first(self) -> Waiter[W, T] | None:
+        return self._urgent[0] if self._urgent else None
+
+    def take(self) -> list[Waiter[W, T]]:
+        """Removes the next group: an even share for each group that can run at the same time.
+
+        The thread of a group may call it if only one group runs at a time: the Trio thread appends
+        meanwhile, but removes nothing.
+        """
+        groups_count = self._concurrent_groups_max - self._running_count + 1
+        share = -(-len(self._urgent) // groups_count)  # Rounded up.
+        group = _take(self._urgent, min(share, self._group_max))
+        return group + _take(self._patient, self._group_max)
+
+    def take_first(self) -> Waiter[W, T]:
+        return self._urgent.popleft()
+
+    def put_back(self, waiters: Iterable[Waiter[W, T]]) -> None:
+        """The waiters are the first of the next group, in this order."""
+        self._urgent.extendleft(reversed([*waiters]))
+
+    def end(self, group: Iterable[Waiter[W, T]], *, has_failed: bool = False) -> None:
+        """Starts the next group and resumes the callers of this one."""
+        self._running_count -= 1
+        if has_failed:
+            # In the next turn: groups that fail on the Trio thread, one after the other, would
+            # otherwise nest their calls.
+            self._begin_soon()
+        else:
+            # Before the callers of this group run, so that the thread is not idle meanwhile.
+            self._begin()
+        for waiter in group:
+            waiter.wake()
+
+    def _begin_soon(self) -> None:
+        if not self._is_scheduled and self._running_count < self._concurrent_groups_max:
+            self._is_scheduled = True
+            # Deferred to the next scheduler turn: other tasks that write in this turn join the
+            # group.
+            self._token.run_sync_soon(self._begin)
+
+    def _begin_later(self) -> None:
+        if not self._is_waiting_for_company:
+            self._is_waiting_for_company = True
+            # A system task, because GroupCommit has no nursery and no caller may own the timer: the
+            # caller that started it can be cancelled while others still wait.
+            trio.lowlevel.spawn_system_task(self._wait_for_company)
+
+    async def _wait_for_company(self) -> None:
+        await trio.sleep(_COMPANY_S)
+        self._is_waiting_for_company = False
+        if self._patient:
+            self._urgent.extend(self._patient)
+            self._patient.clear()
+            self._begin_soon()
+
+    def _begin(self) -> None:
+        self._is_scheduled = False
+        while self._urgent and self._running_count < self._concurrent_groups_max:
+            self._running_count += 1
+            self._start()
+        if not self.is_busy:
+            self._rest.unpark_all()
+            if self._patient:
+                self._begin_later()
+
+
+class _Operation(msgspec.Struct, eq=False):
+    op: Op[Any]
+    is_early: bool = False
+    # After its group failed, an operation runs in a transaction of its own.
+    runs_alone: bool = False
+
+
+_Waiter = Waiter[_Operation, Any]
+
+
+class TransactionCommitter:
+    """Owns the only writing connection. `_group` is the group that uses it.
 
     An operation must be a function of the connection alone. If one operation of a group fails, the
     committer rolls the group back and runs each operation again in a transaction of its own, so
@@ -107,27 +244,27 @@ class GroupCommitter:
         self._on_commit = on_commit
         self._executor = executor or ThreadExecutor()
         self._token = trio.lowlevel.current_trio_token()
-        self._waiting: deque[_Waiter] = deque()
-        self._patient: deque[_Waiter] = deque()
-        self._is_waiting_for_company = False
-        # Members of failed groups, each to be run in a transaction of its own.
-        self._alone: deque[_Waiter] = deque()
-        self._group: list[_Waiter] | None = None
+        self._groups: GroupCommit[_Operation, Any] = GroupCommit(
+            self._begin, group_max=_GROUP_OPS_MAX
+        )
+        self._group: list[_Waiter] = []
         self._changes_before = 0
         self.commit_count = 0
 
     async def write(self, op: Op[T]) -> T:
         """Runs `op` in a transaction. Returns once that transaction is durable."""
-        result: T = await self._urgent(_Waiter(op))
+        try:
+            result: T = await self._groups.write(_Operation(op))
+        except sqlite3.Error as error:
+            raise_translated(error)
         return result
 
     async def write_batched(self, op: Op[T]) -> T:
-        """Like `write`, but waits `_COMPANY_S` for another caller's transaction to join."""
-        waiter = _Waiter(op)
-        self._patient.append(waiter)
-        if self._group is None:
-            self._begin_later()
-        result: T = await waiter.answer()
+        """Like `write`, but waits a few milliseconds for another caller's transaction to join."""
+        try:
+            result: T = await self._groups.write_batched(_Operation(op))
+        except sqlite3.Error as error:
+            raise_translated(error)
         return result
 
     async def write_early(self, op: Op[T]) -> T:
@@ -136,39 +273,14 @@ class GroupCommitter:
         Use it only for writes that may be lost: if the transaction fails, the caller is not
         informed.
         """
-        result: T = await self._urgent(_Waiter(op, is_early=True))
+        try:
+            result: T = await self._groups.write(_Operation(op, is_early=True))
+        except sqlite3.Error as error:
+            raise_translated(error)
         return result
 
-    async def _urgent(self, waiter: _Waiter) -> Any:
-        self._waiting.append(waiter)
-        self._begin_soon()
-        return await waiter.answer()
-
-    def _begin_soon(self) -> None:
-        if self._group is None:
-            self._group = []
-            # Deferred to the next scheduler turn: other tasks that write in this turn join the
-            # group.
-            self._token.run_sync_soon(self._begin)
-
-    def _begin_later(self) -> None:
-        if not self._is_waiting_for_company:
-            self._is_waiting_for_company = True
-            # A system task, because the committer has no nursery and no caller may own the timer:
-            # the caller that started it can be cancelled while others still wait.
-            trio.lowlevel.spawn_system_task(self._wait_for_company)
-
-    async def _wait_for_company(self) -> None:
-        await trio.sleep(_COMPANY_S)
-        self._is_waiting_for_company = False
-        if self._patient:
-            self._begin_soon()
-
     def _begin(self) -> None:
-        group = self._gather()
-        self._group = group or None
-        if not group:
-            return
+        self._group = self._take_group()
         beginning = outcome.capture(self._begin_immediate)
         if isinstance(beginning, outcome.Error) and is_busy(beginning.error):
             # Another process holds the write lock. The writer thread waits for it, because the
@@ -178,26 +290,28 @@ class GroupCommitter:
         else:
             self._begun(beginning)
 
-    def _gather(self) -> list[_Waiter]:
+    def _take_group(self) -> list[_Waiter]:
         """Returns the next group, early writes first.
 
         An early write returns its result before the commit. It must therefore see committed rows
         only, and it does, because no other operation of the group has run yet.
         """
-        if self._alone:
-            return [self._alone.popleft()]
-        group = [*_take(self._waiting), *_take(self._patient)]
-        return sorted(group, key=lambda waiter: not waiter.is_early)
+        if self._must_run_alone():
+            return [self._groups.take_first()]
+        return sorted(self._groups.take(), key=lambda waiter: not waiter.write.is_early)
+
+    def _must_run_alone(self) -> bool:
+        first = self._groups.first
+        return first is not None and first.write.runs_alone
 
     def _begun(self, beginning: outcome.Outcome[Any]) -> None:
         if isinstance(beginning, outcome.Error):
             self._end(beginning)
             return
         self._changes_before = self._connection.total_changes
-        group = self._in_group()
-        if not self._run(group):
+        if not self._run(self._group):
             return
-        early = [waiter for waiter in group if waiter.is_early]
+        early = [waiter for waiter in self._group if waiter.write.is_early]
         for waiter in early:
             waiter.wake()
         if early:
@@ -209,11 +323,11 @@ class GroupCommitter:
 
     def _add_late_arrivals(self) -> None:
         # A member of a failed group must run alone, so it never joins an open transaction.
-        more = [] if self._alone else self._gather()
+        more = [] if self._must_run_alone() else self._take_group()
         # New early writes would see uncommitted rows of this group. They go into the next group.
-        self._waiting.extendleft(waiter for waiter in reversed(more) if waiter.is_early)
-        more = [waiter for waiter in more if not waiter.is_early]
-        self._in_group().extend(more)
+        self._groups.put_back(waiter for waiter in more if waiter.write.is_early)
+        more = [waiter for waiter in more if not waiter.write.is_early]
+        self._group.extend(more)
         if self._run(more):
             self._finish()
 
@@ -224,7 +338,7 @@ class GroupCommitter:
             # that was already woken is skipped here only if the group is run again.
             if waiter.task is None:
                 continue
-            waiter.result = outcome.capture(waiter.op, self._connection)
+            waiter.result = outcome.capture(waiter.write.op, self._connection)
             if isinstance(waiter.result, outcome.Error):
                 self._end(waiter.result)
                 return False
@@ -255,37 +369,23 @@ class GroupCommitter:
             then(outcome.Error(Unavailable(f"no thread could be started: {error}")))
 
     def _end(self, ended: outcome.Outcome[Any]) -> None:
-        group = self._in_group()
+        group, self._group = self._group, []
+        has_failed = isinstance(ended, outcome.Error)
         if isinstance(ended, outcome.Error):
             if self._connection.in_transaction:
                 self._connection.rollback()
             # A group of one has already run alone, so its error is its own result. It runs again
             # only if `on_error` removed the cause (a full disk).
             if self._on_error(ended.error) or len(group) > 1:
-                self._alone.extend(group)
+                for waiter in group:
+                    waiter.write.runs_alone = True
+                self._groups.put_back(group)
                 group = []
             for waiter in group:
                 waiter.result = ended
-            self._token.run_sync_soon(self._begin)
         else:
             self._on_commit()
-            # The next group starts before the callers of this one run, so that the writer thread
-            # is not idle meanwhile.
-            self._next_group()
-        for waiter in group:
-            waiter.wake()
-
-    def _next_group(self) -> None:
-        if self._waiting or self._alone:
-            self._begin()
-            return
-        self._group = None
-        if self._patient:
-            self._begin_later()
-
-    def _in_group(self) -> list[_Waiter]:
-        assert self._group
-        return self._group
+        self._groups.end(group, has_failed=has_failed)
 
     def _begin_immediate(self) -> None:
         # IMMEDIATE takes the write lock at once. A deferred transaction takes it at its first
@@ -297,5 +397,5 @@ class GroupCommitter:
         self.commit_count += 1
 
 
-def _take(waiting: deque[_Waiter]) -> list[_Waiter]:
-    return [waiting.popleft() for _ in range(min(len(waiting), _GROUP_OPS_MAX))]
+def _take(waiting: deque[Waiter[W, T]], count_max: int) -> list[Waiter[W, T]]:
+    return [waiting.popleft() for _ in range(min(len(waiting), count_max))]

@@ -23,7 +23,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from random import Random
 
@@ -33,8 +33,8 @@ import trio
 
 from conveyor.engines.executor import DiskExecutor, sync_directory
 from conveyor.engines.sqlite.errors import raise_translated_os
+from conveyor.engines.sqlite.group_commit import GroupCommit, Waiter
 from conveyor.ports.blobs import Stored
-from conveyor.ports.errors import Unavailable
 
 MARK = "pack."
 # A full pack is closed, and the next body starts a new one.
@@ -53,8 +53,6 @@ _LINGER_S = 0.006
 _PARTS_MAX = 1024  # IOV_MAX of Linux: one writev takes no more buffers.
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
-_UNKNOWN = outcome.Error(Unavailable("not stored"))
-
 
 class Place(msgspec.Struct, frozen=True):
     """The file, the offset and the length of a body."""
@@ -64,18 +62,15 @@ class Place(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class _PendingAppend(msgspec.Struct, eq=False):
-    """One body that waits to be appended."""
+class _Append(msgspec.Struct, frozen=True, eq=False):
+    """One body to append. If its caller is cancelled, the bytes may be in a pack, but no key names
+    them."""
 
     prefix: str
     parts: Sequence[bytes]
-    task: trio.lowlevel.Task | None
-    result: outcome.Outcome[Stored] = _UNKNOWN
 
-    def leave(self, _: object) -> trio.lowlevel.Abort:
-        """The caller was cancelled. The bytes may be in a pack, but no key names them."""
-        self.task = None
-        return trio.lowlevel.Abort.SUCCEEDED
+
+_Waiter = Waiter[_Append, Stored]
 
 
 class _PackFile(msgspec.Struct, eq=False):
@@ -88,8 +83,8 @@ class _PackFile(msgspec.Struct, eq=False):
 class PackFiles:
     """Writes one group at a time, in one thread.
 
-    While `_is_writing` is true only that thread uses `_packs`; otherwise only the Trio thread
-    does. So `_packs` needs no lock.
+    While `_groups` is busy only that thread uses `_packs`; otherwise only the Trio thread does. So
+    `_packs` needs no lock.
     """
 
     def __init__(
@@ -106,58 +101,42 @@ class PackFiles:
         self._make_directory = make_directory
         self._executor = executor
         self._check_room = check_room
-        self._token = trio.lowlevel.current_trio_token()
-        self._waiting: deque[_PendingAppend] = deque()
+        self._groups: GroupCommit[_Append, Stored] = GroupCommit(
+            self._start_group, group_max=_GROUP_MAX
+        )
         self._packs: OrderedDict[str, _PackFile] = OrderedDict()
-        self._is_writing = False
         self._is_watching = False
         self._released: set[str] = set()
-        self._rest = trio.lowlevel.ParkingLot()
 
     async def add(self, prefix: str, parts: Sequence[bytes]) -> Stored:
-        add = _PendingAppend(prefix, parts, trio.lowlevel.current_task())
-        self._waiting.append(add)
-        if not self._is_writing:
-            self._is_writing = True
-            # Deferred to the next scheduler turn: other tasks that add in this turn join.
-            self._token.run_sync_soon(self._begin)
         try:
-            stored: Stored = await trio.lowlevel.wait_task_rescheduled(add.leave)
+            return await self._groups.write(_Append(prefix, parts))
         except OSError as error:
             raise_translated_os(error)
-        return stored
 
     def release(self, prefix: str) -> None:
         """Closes the packs at or under the prefix, after the current group if one is written."""
         self._released.add(prefix)
-        if not self._is_writing:
+        if not self._groups.is_busy:
             self._close_released()
 
     async def wait_until_at_rest(self) -> None:
-        while self._is_writing:
-            await self._rest.park()
+        await self._groups.wait_until_at_rest()
 
     def close(self) -> None:
         while self._packs:
             self._close(next(iter(self._packs)))
 
-    def _begin(self) -> None:
-        self._is_writing = bool(self._waiting)
-        if self._is_writing:
-            self._executor.start(self._write_group, self._end)
-        else:
-            self._rest.unpark_all()
+    def _start_group(self) -> None:
+        self._executor.start(self._write_group, self._end_group)
 
-    def _end(self, group: outcome.Outcome[list[_PendingAppend]]) -> None:
-        # First close, then begin: after `_begin` the packs may belong to the thread again.
+    def _end_group(self, group: outcome.Outcome[list[_Waiter]]) -> None:
+        # Before `end`, which starts the next group: the packs then belong to the thread again.
         self._close_released()
-        self._begin()
         if self._packs and not self._is_watching:
             self._is_watching = True
             trio.lowlevel.spawn_system_task(self._close_those_at_rest)
-        for add in group.unwrap():
-            if add.task is not None:
-                trio.lowlevel.reschedule(add.task, add.result)
+        self._groups.end(group.unwrap())
 
     async def _close_those_at_rest(self) -> None:
         """Closes packs without appends. Ends when no pack is open.
@@ -167,7 +146,7 @@ class PackFiles:
         """
         while self._packs:
             await trio.sleep(REST_S)
-            if self._is_writing:  # The packs belong to the thread now.
+            if self._groups.is_busy:  # The packs belong to the thread now.
                 continue
             for prefix, pack in list(self._packs.items()):
                 if pack.is_resting:
@@ -180,39 +159,43 @@ class PackFiles:
         for prefix in [pack for pack in self._packs if _is_under(pack, released)]:
             self._close(prefix)
 
-    def _write_group(self) -> list[_PendingAppend]:
+    def _write_group(self) -> list[_Waiter]:
         self._executor.linger(_LINGER_S)
-        group = [self._waiting.popleft() for _ in range(min(len(self._waiting), _GROUP_MAX))]
-        by_prefix: dict[str, list[_PendingAppend]] = {}
-        for add in group:
-            if add.task is not None:
-                by_prefix.setdefault(add.prefix, []).append(add)
-        for prefix, adds in by_prefix.items():
-            written = outcome.capture(self._write, prefix, adds)
+        group = self._groups.take()
+        by_prefix: dict[str, list[_Waiter]] = {}
+        for waiter in group:
+            if waiter.task is not None:
+                by_prefix.setdefault(waiter.write.prefix, []).append(waiter)
+        for prefix, waiters in by_prefix.items():
+            bodies = [waiter.write.parts for waiter in waiters]
+            written = outcome.capture(self._write, prefix, bodies)
             if isinstance(written, outcome.Error):
                 # The length of the file is now unknown, so the offsets of later bodies would be
                 # wrong. The next body of the prefix starts a new pack.
                 self._close(prefix)
-                for add in adds:
+                for waiter in waiters:
                     # An outcome can be unwrapped only once, so each caller gets its own.
-                    add.result = outcome.Error(written.error)
+                    waiter.result = outcome.Error(written.error)
+            else:
+                for waiter, stored in zip(waiters, written.unwrap(), strict=True):
+                    waiter.result = outcome.Value(stored)
         return group
 
-    def _write(self, prefix: str, adds: Sequence[_PendingAppend]) -> None:
+    def _write(self, prefix: str, bodies: Sequence[Sequence[bytes]]) -> list[Stored]:
         # Before the first byte, so that a refused group uses none of the space that is left.
-        self._check_room(sum(len(part) for add in adds for part in add.parts))
+        self._check_room(sum(len(part) for parts in bodies for part in parts))
         pack = self._pack_of(prefix)
         offset = pack.size_bytes
         stored: list[Stored] = []
-        for add in adds:
+        for parts in bodies:
             digest, size_bytes = hashlib.sha256(), 0
-            for part in add.parts:
+            for part in parts:
                 digest.update(part)
                 size_bytes += len(part)
             key = f"{prefix}/{MARK}{pack.name}.{offset}.{size_bytes}"
             stored.append(Stored(key, size_bytes, digest.hexdigest()))
             offset += size_bytes
-        _append(pack.descriptor, [part for add in adds for part in add.parts if part])
+        _append(pack.descriptor, [part for parts in bodies for part in parts if part])
         # Sync before the results: a caller stores the key in a row as soon as it has the key.
         os.fdatasync(pack.descriptor)
         if not os.fstat(pack.descriptor).st_nlink:
@@ -221,8 +204,7 @@ class PackFiles:
             raise FileNotFoundError(errno.ENOENT, "the pack was removed", pack.name)
         # Only now: after an error the pack is closed, and no later body may use this offset.
         pack.size_bytes = offset
-        for add, where in zip(adds, stored, strict=True):
-            add.result = outcome.Value(where)
+        return stored
 
     def _pack_of(self, prefix: str) -> _PackFile:
         pack = self._packs.get(prefix)

@@ -18,7 +18,7 @@ from conveyor.domain.changes import Change, Delete, Insert
 from conveyor.engines.executor import ThreadExecutor, Volume
 from conveyor.engines.sqlite import EmbeddedEngine, open_engine
 from conveyor.engines.sqlite.disk_space import FLOOR_BYTES_MAX, RESERVE_BYTES_MAX, Space
-from conveyor.engines.sqlite.group_commit import GroupCommitter
+from conveyor.engines.sqlite.group_commit import TransactionCommitter
 from conveyor.ports.errors import StorageFull, Unavailable
 from tests.builders import ManualClock, a_deletion_intent, a_job, keep, key_of
 
@@ -180,7 +180,7 @@ async def test_a_commit_on_a_full_disk_is_tried_again_with_the_reserve(tmp_path:
         connection.execute("PRAGMA max_page_count = 1000")
         return True
 
-    writer = GroupCommitter(connection, on_error=make_room)
+    writer = TransactionCommitter(connection, on_error=make_room)
     await writer.write(lambda on: on.execute("INSERT INTO texts VALUES (?)", ("x" * 20_000,)))
 
     assert [str(error) for error in errors] == ["database or disk is full"]

@@ -15,7 +15,7 @@ import trio.testing
 
 from conveyor.engines.executor import ThreadExecutor
 from conveyor.engines.sqlite.errors import raise_translated, raise_translated_os
-from conveyor.engines.sqlite.group_commit import GroupCommitter, Op
+from conveyor.engines.sqlite.group_commit import Op, TransactionCommitter
 from conveyor.ports.errors import StorageFull, Unavailable
 
 T = TypeVar("T")
@@ -34,8 +34,8 @@ async def connection(tmp_path: Path) -> AsyncIterator[sqlite3.Connection]:
 
 
 @pytest.fixture
-async def writer(connection: sqlite3.Connection) -> GroupCommitter:
-    return GroupCommitter(connection)
+async def writer(connection: sqlite3.Connection) -> TransactionCommitter:
+    return TransactionCommitter(connection)
 
 
 def _adding(number: int) -> Op[int]:
@@ -51,7 +51,7 @@ def _numbers(connection: sqlite3.Connection) -> list[int]:
 
 
 async def test_those_who_wait_together_share_a_commit(
-    writer: GroupCommitter, connection: sqlite3.Connection
+    writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     async with trio.open_nursery() as nursery:
         for number in range(50):
@@ -61,7 +61,7 @@ async def test_those_who_wait_together_share_a_commit(
     assert _numbers(connection) == [*range(50)]
 
 
-async def test_a_write_answers_its_own_result(writer: GroupCommitter) -> None:
+async def test_a_write_answers_its_own_result(writer: TransactionCommitter) -> None:
     answers = {}
 
     async def write(number: int) -> None:
@@ -75,7 +75,7 @@ async def test_a_write_answers_its_own_result(writer: GroupCommitter) -> None:
 
 
 async def test_only_the_culprit_of_a_group_fails(
-    writer: GroupCommitter, connection: sqlite3.Connection
+    writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     failed = []
 
@@ -94,7 +94,7 @@ async def test_only_the_culprit_of_a_group_fails(
 
 
 async def test_the_writer_goes_on_after_a_mistake(
-    writer: GroupCommitter, connection: sqlite3.Connection
+    writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     def mistake(connection: sqlite3.Connection) -> None:
         _adding(1)(connection)
@@ -108,7 +108,7 @@ async def test_the_writer_goes_on_after_a_mistake(
 
 
 async def test_only_the_culprit_fails_when_the_commit_itself_does(
-    writer: GroupCommitter, connection: sqlite3.Connection
+    writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(
@@ -129,7 +129,7 @@ async def test_only_the_culprit_fails_when_the_commit_itself_does(
 
 
 async def test_a_cancelled_waiter_leaves_promptly_and_spares_the_others(
-    writer: GroupCommitter, connection: sqlite3.Connection
+    writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     async with trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
@@ -142,7 +142,7 @@ async def test_a_cancelled_waiter_leaves_promptly_and_spares_the_others(
 
 
 async def test_a_group_waits_for_another_process_without_holding_up_the_others(
-    writer: GroupCommitter, connection: sqlite3.Connection, tmp_path: Path
+    writer: TransactionCommitter, connection: sqlite3.Connection, tmp_path: Path
 ) -> None:
     other = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -158,7 +158,7 @@ async def test_a_group_waits_for_another_process_without_holding_up_the_others(
 
 
 async def test_a_full_disk_is_storage_full(
-    writer: GroupCommitter, connection: sqlite3.Connection
+    writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -210,7 +210,7 @@ def test_no_room_for_a_file_is_storage_full() -> None:
 
 
 async def test_what_follows_an_apply_is_in_the_same_transaction(
-    writer: GroupCommitter, connection: sqlite3.Connection
+    writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     answer = await writer.write_early(_adding(1))
     is_open = connection.in_transaction
@@ -222,7 +222,7 @@ async def test_what_follows_an_apply_is_in_the_same_transaction(
 
 
 async def test_an_apply_that_nothing_follows_is_committed(
-    writer: GroupCommitter, connection: sqlite3.Connection
+    writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     await writer.write_early(_adding(1))
     await writer.write(lambda _: None)
@@ -232,7 +232,7 @@ async def test_an_apply_that_nothing_follows_is_committed(
 
 
 async def test_an_apply_is_lost_with_its_transaction_and_spares_the_others(
-    writer: GroupCommitter, connection: sqlite3.Connection
+    writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     await writer.write(_adding(1))
 
@@ -245,7 +245,7 @@ async def test_an_apply_is_lost_with_its_transaction_and_spares_the_others(
     assert _numbers(connection) == [1, 3]
 
 
-async def test_an_apply_that_fails_says_so(writer: GroupCommitter) -> None:
+async def test_an_apply_that_fails_says_so(writer: TransactionCommitter) -> None:
     await writer.write(_adding(1))
 
     with pytest.raises(sqlite3.IntegrityError):
@@ -253,7 +253,7 @@ async def test_an_apply_that_fails_says_so(writer: GroupCommitter) -> None:
 
 
 async def test_who_waits_for_company_goes_with_the_next_transaction(
-    writer: GroupCommitter, connection: sqlite3.Connection
+    writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.write_batched, _adding(1))
@@ -265,7 +265,7 @@ async def test_who_waits_for_company_goes_with_the_next_transaction(
 
 
 async def test_who_finds_no_company_is_written_all_the_same(
-    writer: GroupCommitter, connection: sqlite3.Connection
+    writer: TransactionCommitter, connection: sqlite3.Connection
 ) -> None:
     await writer.write_batched(_adding(1))
 
@@ -294,7 +294,7 @@ async def test_what_arrives_during_a_commit_is_committed_though_nothing_follows(
     connection: sqlite3.Connection, tmp_path: Path, way: str
 ) -> None:
     executor = HeldCommits()
-    writer = GroupCommitter(connection, executor)
+    writer = TransactionCommitter(connection, executor)
     other = sqlite3.connect(tmp_path / "test.db")
 
     with trio.fail_after(10):
@@ -324,7 +324,7 @@ async def test_a_process_without_threads_tells_its_writers(connection: sqlite3.C
             super().start(work, then)
 
     executor = NoThreads()
-    writer = GroupCommitter(connection, executor)
+    writer = TransactionCommitter(connection, executor)
     failed = []
 
     async def write(number: int) -> None:

@@ -54,11 +54,11 @@ def _not_at_all(_: Any) -> Any:
 
 
 def _without_syncing_bytes(write: Any) -> Any:
-    def mutated(self: Any, prefix: str, adds: Sequence[Any]) -> None:
+    def mutated(self: Any, prefix: str, bodies: Sequence[Any]) -> Any:
         system: Any = os
         synced, system.fdatasync = os.fdatasync, lambda _: None
         try:
-            write(self, prefix, adds)
+            return write(self, prefix, bodies)
         finally:
             system.fdatasync = synced
 
