@@ -327,10 +327,10 @@ class KeyFile:
     def stamp(self) -> object:
         """Returns a value that differs after the file was changed or replaced."""
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def load(self) -> frozenset[str]:
         """Reads the keys. Raises BadSettings if the file contains no key."""

@@ -28,10 +28,10 @@ class LimitOptions(TypedDict):
 
 def budget_from(text: str) -> BudgetInput:
     """Parses `credits=1000` or `cost=12.50`."""
-    if found := _CREDITS.match(text):
-        return BudgetInput(credits=int(found[1]))
-    if found := _COST.match(text):
-        return BudgetInput(cost=found[1])
+    if match := _CREDITS.match(text):
+        return BudgetInput(credits=int(match[1]))
+    if match := _COST.match(text):
+        return BudgetInput(cost=match[1])
     raise click.BadParameter(f"{text!r} is not credits=N or cost=N.NN.")
 
 

@@ -50,21 +50,23 @@ def simulate(  # noqa: PLR0913, PLR0917 (one an option)
     if seed is not None and seeds is not None:
         raise click.UsageError("Give --seed or --seeds.")
     start = first if seed is None else seed
-    wanted = range(start, start + (seeds or 1))
-    if len(wanted) == 1:
-        _introduce(draw(wanted[0], engine=engine, hours=until_hours), until_hours)
+    seed_range = range(start, start + (seeds or 1))
+    if len(seed_range) == 1:
+        _introduce(draw(seed_range[0], engine=engine, hours=until_hours), until_hours)
     summary = Summary()
-    reports = run_seeds(wanted, engine=engine, hours=until_hours)
-    for report in _watched(reports, len(wanted)):
+    reports = run_seeds(seed_range, engine=engine, hours=until_hours)
+    for report in _watched(reports, len(seed_range)):
         summary.add(report)
         if not report.is_well:
-            if len(wanted) > 1:
+            if len(seed_range) > 1:
                 _introduce(report.options, until_hours, err=True)
             print_failure(report, _replay(report.options, until_hours))
-        if trace is not None and len(wanted) == 1:
+        if trace is not None and len(seed_range) == 1:
             trace.write_text("".join(f"{line}\n" for line in report.lines), encoding="utf-8")
-        if report_path is not None and (summary.seeds % EVERY == 0 or summary.seeds == len(wanted)):
-            write_report(report_path, summary, wanted)
+        if report_path is not None and (
+            summary.seeds % EVERY == 0 or summary.seeds == len(seed_range)
+        ):
+            write_report(report_path, summary, seed_range)
     _conclude(summary)
     if as_json:
         click.echo(_in_json(summary))

@@ -30,12 +30,12 @@ def webhooks(ctx: click.Context, server: str, api_key: str) -> None:
 @click.pass_obj
 def keys(session: Session, as_json: bool) -> None:
     """Show the signing keys, without their secrets."""
-    found = session.client.hmac_keys()
-    if found.active is None and not as_json:
+    key_list = session.client.hmac_keys()
+    if key_list.active is None and not as_json:
         session.remark("There is no signing key. `conveyor webhooks rotate` makes one.")
         return
-    text = "\n".join([_line("active", found.active), _line("candidate", found.candidate)])
-    session.answer(found, text, as_json=as_json)
+    text = "\n".join([_line("active", key_list.active), _line("candidate", key_list.candidate)])
+    session.answer(key_list, text, as_json=as_json)
 
 
 @webhooks.command()

@@ -56,8 +56,8 @@ def parse_robots(text: str, agent: str) -> RobotsRules:
 
 
 def _agent_name(value: str) -> str:
-    found = _AGENT.match(value)
-    return found[0].lower() if found else value[:1]
+    match = _AGENT.match(value)
+    return match[0].lower() if match else value[:1]
 
 
 def _rules_from(lines: list[tuple[str, str]]) -> RobotsRules:

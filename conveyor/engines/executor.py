@@ -120,8 +120,8 @@ class ThreadExecutor:
         time.sleep(seconds)
 
     def measure_volume(self, directory: str) -> Volume:
-        found = os.statvfs(directory)
-        return Volume(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+        volume = os.statvfs(directory)
+        return Volume(volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize)
 
 
 def sync_directory(directory: str) -> None:

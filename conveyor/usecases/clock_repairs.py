@@ -70,8 +70,10 @@ async def batches_from_ahead(env: Context) -> list[Batch]:
     statuses = BATCH_UNFINISHED
     now = env.now()
     query = BatchesIn(statuses=statuses, idle_since=now + _AHEAD_S, limit=_ROWS_MAX)
-    found = await env.store.find(query)
-    return [batch for batch in found if clock_step.is_unreal(batch.updated_at, now=now, ttl_s=0.0)]
+    batches = await env.store.find(query)
+    return [
+        batch for batch in batches if clock_step.is_unreal(batch.updated_at, now=now, ttl_s=0.0)
+    ]
 
 
 async def realign_schedules(env: Context) -> int:

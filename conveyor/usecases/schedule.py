@@ -124,10 +124,10 @@ async def replace(
 async def _try_replace(
     env: Context, caller: CallerId, job_id: str, rule: Rule, overlap: Overlap
 ) -> Scheduled | Again:
-    found = await _own(env, caller, job_id)
-    change = trigger.replace(found.schedule, rule, overlap, now=env.now())
+    stored = await _own(env, caller, job_id)
+    change = trigger.replace(stored.schedule, rule, overlap, now=env.now())
     if change is None:
-        return found
+        return stored
     # Only for its refusal: a rule that never triggers is not accepted.
     _first_after(rule, env.now())
     if not isinstance(await env.commit(change), Applied):
@@ -144,11 +144,11 @@ async def set_state(
 async def _try_set_state(
     env: Context, caller: CallerId, job_id: str, state: ScheduleStatus
 ) -> Scheduled | Again:
-    found = await _own(env, caller, job_id)
-    if found.schedule.status is state:
-        return found
+    stored = await _own(env, caller, job_id)
+    if stored.schedule.status is state:
+        return stored
     flip = trigger.pause if state is ScheduleStatus.PAUSED else trigger.resume
-    if not isinstance(await env.commit(flip(found.schedule, now=env.now())), Applied):
+    if not isinstance(await env.commit(flip(stored.schedule, now=env.now())), Applied):
         return AGAIN
     return await _own(env, caller, job_id)
 

@@ -51,8 +51,8 @@ def list_jobs(session: Session, status: str | None, limit: int, as_json: bool) -
 
     With --json, print one line of JSON for each job.
     """
-    found = session.client.list(status=status)
-    first_jobs = list(islice(found, limit))
+    jobs = session.client.list(status=status)
+    first_jobs = list(islice(jobs, limit))
     if as_json:
         for job in first_jobs:
             session.write_json(job)
@@ -61,7 +61,7 @@ def list_jobs(session: Session, status: str | None, limit: int, as_json: bool) -
         session.remark("There are no jobs. `conveyor jobs submit FILE` makes one.")
         return
     session.out.print(jobs_table(first_jobs))
-    if next(found, None) is not None:
+    if next(jobs, None) is not None:
         session.remark("There are more: --limit shows more of them.")
 
 
@@ -71,9 +71,9 @@ def list_jobs(session: Session, status: str | None, limit: int, as_json: bool) -
 @click.pass_obj
 def show(session: Session, job: str, as_json: bool) -> None:
     """Show a job and its runs."""
-    found = session.client.get(job)
+    record = session.client.get(job)
     runs = [] if as_json else list(islice(session.client.runs(job), RUNS_SHOWN_MAX))
-    session.answer(found, job_page(found, runs), as_json=as_json)
+    session.answer(record, job_page(record, runs), as_json=as_json)
 
 
 @jobs.command()
@@ -197,10 +197,10 @@ def delete(session: Session, job: str, yes: bool) -> None:
 
 
 def _is_sure(session: Session, job: str) -> bool:
-    found = session.client.get(job)
-    pages = found.latest_run.stats.successful if found.latest_run is not None else 0
-    name = f" ({found.name!r})" if found.name else ""
-    question = f"Delete job {found.job_id}{name} with its {counted(pages, 'page')}?"
+    record = session.client.get(job)
+    pages = record.latest_run.stats.successful if record.latest_run is not None else 0
+    name = f" ({record.name!r})" if record.name else ""
+    question = f"Delete job {record.job_id}{name} with its {counted(pages, 'page')}?"
     try:
         return click.confirm(question, err=True)
     except click.Abort:

@@ -67,13 +67,13 @@ class _JobId(click.ParamType[str]):
         session = ctx.find_object(Session)
         if session is None:
             return value
-        found = [
+        matching_ids = [
             job.job_id for job in session.client.list() if job.job_id.startswith(value.upper())
         ]
-        if len(found) > 1:
-            job_ids = "\n  ".join(found[:JOBS_SHOWN])
-            self.fail(f"{len(found)} jobs begin with {value}:\n  {job_ids}", param, ctx)
-        return found[0] if found else value
+        if len(matching_ids) > 1:
+            job_ids = "\n  ".join(matching_ids[:JOBS_SHOWN])
+            self.fail(f"{len(matching_ids)} jobs begin with {value}:\n  {job_ids}", param, ctx)
+        return matching_ids[0] if matching_ids else value
 
 
 JOB = _JobId()

@@ -36,10 +36,10 @@ _SHOWN = ("job_id", "run_id", "external_id", "tasks", "stop_reason", "failure_re
 def events(session: Session, after: str | None, follow: bool, as_json: bool) -> None:
     """Show the events of your jobs, oldest first."""
     client = session.client
-    found = client.follow_events(after=after) if follow else client.events(after=after)
+    stream = client.follow_events(after=after) if follow else client.events(after=after)
     is_empty = True
     try:
-        for event in found:
+        for event in stream:
             is_empty = False
             session.answer(event, _event_line(event), as_json=as_json)
     except KeyboardInterrupt:

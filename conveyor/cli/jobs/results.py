@@ -61,17 +61,17 @@ def results(
 
     With --json, print one line of JSON for each URL.
     """
-    found = session.client.results(job, run_id=run_id, status=status)
+    task_results = session.client.results(job, run_id=run_id, status=status)
     if as_json:
-        for result in islice(found, limit):
+        for result in islice(task_results, limit):
             session.write_json(result)
         return
-    rows = list(islice(found, limit or ROWS_SHOWN))
+    rows = list(islice(task_results, limit or ROWS_SHOWN))
     if not rows:
         session.remark("There is no such task.")
         return
     session.out.print(results_table(rows))
-    if next(found, None) is not None:
+    if next(task_results, None) is not None:
         session.remark("There are more: --limit shows more of them, --json all.")
 
 
@@ -116,10 +116,10 @@ def download(session: Session, job: str, output: Path, run_id: str | None, as_js
 
 
 def _save_all(session: Session, run: RunResponse, folder: Path) -> list[ResultLine]:
-    found = session.client.results(run.job_id, run_id=run.run_id)
+    task_results = session.client.results(run.job_id, run_id=run.run_id)
     lines: list[ResultLine] = []
     with progress(session.err, "Downloading", run.stats.total) as show:
-        for chunk in _chunks(_named(found)):
+        for chunk in _chunks(_named(task_results)):
             scratch = {r.task_id: folder / f".{name}" for name, r in chunk if r.result_url}
             saved = session.client.download_all(run.job_id, scratch, run_id=run.run_id)
             lines += [_line(folder, name, r, saved.get(r.task_id)) for name, r in chunk]
@@ -127,11 +127,11 @@ def _save_all(session: Session, run: RunResponse, folder: Path) -> list[ResultLi
     return sorted(lines, key=lambda line: line.index)
 
 
-def _named(found: Iterator[TaskResult]) -> Iterator[tuple[str, TaskResult]]:
+def _named(task_results: Iterator[TaskResult]) -> Iterator[tuple[str, TaskResult]]:
     """Yields a file name for each result, by position. Each list of an open job counts from 0, so
     further results of a position have their task id in the name."""
     taken: set[int] = set()
-    for result in found:
+    for result in task_results:
         name = f"{result.index:06d}"
         yield (f"{name}-{result.task_id}" if result.index in taken else name), result
         taken.add(result.index)

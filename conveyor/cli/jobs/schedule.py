@@ -31,10 +31,10 @@ class ScheduleOptions(TypedDict):
 def _every_from(ctx: click.Context, option: click.Parameter, text: str | None) -> RateInput | None:
     if text is None:
         return None
-    found = _EVERY.match(text)
-    if found is None:
+    match = _EVERY.match(text)
+    if match is None:
         raise click.BadParameter(f"{text!r} is not a time like 15m, 2h or 1d.", ctx, option)
-    return RateInput(every=int(found[1]), unit=_UNITS[found[2]])
+    return RateInput(every=int(match[1]), unit=_UNITS[match[2]])
 
 
 _OPTIONS = (
@@ -101,5 +101,5 @@ def schedule(
         session.client.set_schedule(job, schedule_input)
     if state is not None:
         session.client.set_schedule_state(job, state)
-    found = session.client.get(job)
-    session.answer(found, job_page(found, []), as_json=as_json)
+    record = session.client.get(job)
+    session.answer(record, job_page(record, []), as_json=as_json)

@@ -35,8 +35,8 @@ def webhook(session: Session, job: str, as_json: bool, **options: Unpack[_Option
         raise click.UsageError("Choose one of --set, --remove, --deliveries and --redeliver.")
     client = session.client
     if options["url"]:
-        wanted = WebhookInput(url=options["url"], signature=options["sign"])
-        _answer(session, client.set_webhook(job, wanted), as_json=as_json)
+        settings = WebhookInput(url=options["url"], signature=options["sign"])
+        _answer(session, client.set_webhook(job, settings), as_json=as_json)
     elif options["remove"]:
         client.remove_webhook(job)
         session.remark(f"Job {job} tells nobody of its end.")

@@ -59,11 +59,11 @@ def compare(run: Run, counts: Counter[str], before: Totals, after: Totals) -> li
     is_live = run.status in RUN_LIVE
     if is_live:  # This counter also shrinks, so the range says nothing.
         del low["retrying"]
-    found = [
+    differences = [
         Difference(name, high[name], counts[name])
         for name, least in low.items()
         if not least <= counts[name] <= high[name]
     ]
     if not is_live and not run.open_batches and run.total != counts["admitted"]:
-        found.append(Difference("total", run.total, counts["admitted"]))
-    return found
+        differences.append(Difference("total", run.total, counts["admitted"]))
+    return differences

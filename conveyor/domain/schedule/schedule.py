@@ -167,14 +167,14 @@ def _next_on_days(
     day, after other times of that day."""
     today = day_of(instant, zone)
     for pair in pairwise(range(today - 1, today + _DAYS_AHEAD_MAX)):
-        found = [
+        instants = [
             first
             for ordinal in pair
             if matches(date.fromordinal(ordinal))
             and (first := first_after(instant, ordinal, minutes, zone)) is not None
         ]
-        if found:
-            return min(found)
+        if instants:
+            return min(instants)
     return None
 
 

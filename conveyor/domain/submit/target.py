@@ -149,13 +149,13 @@ def join(base: Target, location: str) -> Target | BadUrl:
 def _parse_carefully(text: str) -> Target | BadUrl:
     if _FORBIDDEN.search(text):
         return _malformed("a space, control character, backslash or escaped line break")
-    found = _SCHEME.match(text)
-    if found is None:
+    match = _SCHEME.match(text)
+    if match is None:
         return _malformed("no scheme")
-    scheme = found[1].lower()
+    scheme = match[1].lower()
     if scheme not in _DEFAULT_PORTS:
         return BadUrl(UrlReason.UNSUPPORTED_SCHEME, "only http and https URLs are fetched")
-    rest = text[found.end() :]
+    rest = text[match.end() :]
     if not rest.startswith("//"):
         return BadUrl(UrlReason.MISSING_HOST, "no host after the scheme")
     authority, tail = _cut_authority(rest[2:])
@@ -254,8 +254,8 @@ def _escape(tail: str) -> str:
     return _ESCAPED.sub(_percent_encoded, tail)
 
 
-def _percent_encoded(found: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in found[0].encode())
+def _percent_encoded(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode())
 
 
 def _without_dots(reference: str) -> str:
@@ -432,19 +432,19 @@ def forbidden_metadata_address(address: str | IPv4Address | IPv6Address) -> str 
 def embedded_addresses(ip: IPv6Address) -> tuple[IPv4Address, ...]:
     """The IPv4 addresses that a known translator or tunnel would send a packet for `ip` to."""
     number = int(ip)
-    found: list[int] = []
+    numbers: list[int] = []
     if any(ip in network for network in _LOW_32_BITS):
-        found.append(number)
+        numbers.append(number)
     if ip in _LOCAL_NAT64:
-        found.extend(_translated(number))
+        numbers.extend(_translated(number))
     if ip in _SIX_TO_FOUR:
-        found.append(number >> 80)
+        numbers.append(number >> 80)
     if ip in _TEREDO:
         # The server as it is, and the client with all bits inverted.
-        found.extend((number >> 64, ~number))
+        numbers.extend((number >> 64, ~number))
     if (number >> 32) & 0xFFFFFFFF in _ISATAP:
-        found.append(number)
-    return tuple(IPv4Address(number & 0xFFFFFFFF) for number in found)
+        numbers.append(number)
+    return tuple(IPv4Address(number & 0xFFFFFFFF) for number in numbers)
 
 
 def _translated(number: int) -> tuple[int, ...]:

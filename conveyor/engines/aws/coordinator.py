@@ -87,12 +87,12 @@ class DynamoCoordinator:
                 break
             # A random start: workers that search at the same time would all try the same slots.
             first = self._random.getrandbits(32) % len(free)
-            wanted = [
+            slots = [
                 _Slot(pool, number, f"{self._random.getrandbits(96):024x}")
                 for number in (free[first:] + free[:first])[:count]
             ]
-            got = await gather(lambda slot: self._put(slot, run_id, ttl_s), wanted)
-            taken += [slot.lease_id for slot, is_ours in zip(wanted, got, strict=True) if is_ours]
+            got = await gather(lambda slot: self._put(slot, run_id, ttl_s), slots)
+            taken += [slot.lease_id for slot, is_ours in zip(slots, got, strict=True) if is_ours]
         return taken
 
     async def _put(self, slot: _Slot, run_id: str, ttl_s: float) -> bool:

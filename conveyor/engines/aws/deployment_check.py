@@ -157,19 +157,19 @@ class DeploymentCheck:
     async def _check_queues(self, role: str) -> list[Finding]:
         name = f"{self.queue_prefix}check-{self.probe_id}"
         control = f"{self.queue_prefix}{CONTROL}"
-        found = await self._probe(("sqs:GetQueueUrl", lambda: url_of(self.client, control)))
+        finding = await self._probe(("sqs:GetQueueUrl", lambda: url_of(self.client, control)))
         try:
             url = await make(self.client, name, RUN_ATTRIBUTES)
         except NotAllowed as error:
-            return [found, Finding("sqs:CreateQueue", str(error), _GRANT)]
+            return [finding, Finding("sqs:CreateQueue", str(error), _GRANT)]
         except Unavailable as error:
             return [
-                found,
+                finding,
                 Finding("sqs:CreateQueue", str(error), "check the network and the region"),
             ]
         probes = self._queue_probes(url, role)
         return [
-            found,
+            finding,
             Finding("sqs:CreateQueue"),
             *[await self._probe(probe) for probe in probes],
         ]

@@ -165,12 +165,12 @@ async def _found_access(clock: Clock) -> AwsAccess:
 
 async def find_control_queue(client: AwsClient, names: Names, random: Random) -> ControlQueue:
     try:
-        found = await find_control_queues(client, names.queue_prefix)
+        queues = await find_control_queues(client, names.queue_prefix)
     except QueueGone:
         raise NotSetUp(
             f"there is no queue {names.queue_prefix}{CONTROL}: run `conveyor init` first"
         ) from None
-    return ControlQueue(client=client, random=random, control_url=found.control_url)
+    return ControlQueue(client=client, random=random, control_url=queues.control_url)
 
 
 # The secret check of the AWS engine: a row of the table that only the right secret can unseal

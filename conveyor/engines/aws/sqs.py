@@ -122,10 +122,10 @@ class SqsQueue:
     async def receive(self, run_id: RunId, *, count_max: int, visibility_s: float) -> list[Message]:
         # SQS returns at most ten messages per call and bills every call. A queue that was empty
         # last time is asked with one call only.
-        wanted = min(count_max, ENTRIES_MAX) if run_id in self._dry else count_max
-        starts = range(0, wanted, ENTRIES_MAX)
+        ask_count = min(count_max, ENTRIES_MAX) if run_id in self._dry else count_max
+        starts = range(0, ask_count, ENTRIES_MAX)
         jobs = [
-            partial(self._receive, run_id, min(ENTRIES_MAX, wanted - start), visibility_s)
+            partial(self._receive, run_id, min(ENTRIES_MAX, ask_count - start), visibility_s)
             for start in starts
         ]
         results = await gather_results(jobs, parallel_max=CONCURRENT_CALLS_MAX)
@@ -442,8 +442,8 @@ async def make_control_queues(client: AwsClient, prefix: str) -> ControlQueues:
     attributes = {**RUN_ATTRIBUTES, "RedrivePolicy": json.dumps(redrive)}
     control_url = await make(client, prefix + CONTROL, attributes)
     # An existing queue may have other attributes, if another release or a person created it.
-    wanted = {"QueueUrl": control_url, "Attributes": attributes}
-    await _patiently(client, "SetQueueAttributes", wanted)
+    request = {"QueueUrl": control_url, "Attributes": attributes}
+    await _patiently(client, "SetQueueAttributes", request)
     return ControlQueues(control_url, dead_url)
 
 

@@ -146,21 +146,21 @@ class Tables:
                 assert_never(query)
 
     def _tasks_of(self, query: TasksOf) -> list[Task]:
-        found = [
+        rows = [
             task
             for task in self._tasks.values()
             if task.run_id == query.run_id
             and (query.statuses is None or task.status in query.statuses)
             and (query.after is None or task.task_id > query.after)
         ]
-        return sorted(found, key=lambda task: task.task_id)[: query.limit]
+        return sorted(rows, key=lambda task: task.task_id)[: query.limit]
 
     def _stats_of(self, query: StatsOf) -> list[ShardCounters]:
-        found = [row for row in self._stats.values() if _in_run(row, query.job_id, query.run_id)]
-        return sorted(found, key=lambda row: row.shard)
+        rows = [row for row in self._stats.values() if _in_run(row, query.job_id, query.run_id)]
+        return sorted(rows, key=lambda row: row.shard)
 
     def _jobs_of(self, query: JobsOf) -> list[Job]:
-        found = [
+        rows = [
             job
             for job in self._jobs.values()
             if job.caller == query.caller
@@ -169,82 +169,82 @@ class Tables:
             and (query.external_id is None or job.external_id == query.external_id)
             and (query.before is None or job.job_id < query.before)
         ]
-        return sorted(found, key=lambda job: job.job_id, reverse=True)[: query.limit]
+        return sorted(rows, key=lambda job: job.job_id, reverse=True)[: query.limit]
 
     def _runs_of(self, query: RunsOf) -> list[Run]:
-        found = [
+        rows = [
             run
             for run in self._runs.values()
             if run.job_id == query.job_id
             and run.status in query.statuses
             and (query.before is None or run.sequence < query.before)
         ]
-        return sorted(found, key=lambda run: run.sequence, reverse=True)[: query.limit]
+        return sorted(rows, key=lambda run: run.sequence, reverse=True)[: query.limit]
 
     def _batches_of(self, query: BatchesOf) -> list[Batch]:
-        found = [row for row in self._batches.values() if _in_run(row, query.job_id, query.run_id)]
-        return sorted(found, key=lambda batch: (batch.created_at, batch.batch_id))
+        rows = [row for row in self._batches.values() if _in_run(row, query.job_id, query.run_id)]
+        return sorted(rows, key=lambda batch: (batch.created_at, batch.batch_id))
 
     def _runs_in(self, query: RunsIn) -> list[Run]:
-        found = [
+        rows = [
             run
             for run in self._runs.values()
             if run.status in query.statuses
             and run.updated_at >= query.updated_since
             and (query.after is None or run.run_id > query.after)
         ]
-        return sorted(found, key=lambda run: run.run_id)[: query.limit]
+        return sorted(rows, key=lambda run: run.run_id)[: query.limit]
 
     def _batches_in(self, query: BatchesIn) -> list[Batch]:
-        found = [
+        rows = [
             batch
             for batch in self._batches.values()
             if batch.status in query.statuses and batch.updated_at <= query.idle_since
         ]
-        in_order = sorted(found, key=lambda batch: (batch.updated_at, batch.run_id, batch.batch_id))
+        in_order = sorted(rows, key=lambda batch: (batch.updated_at, batch.run_id, batch.batch_id))
         return in_order[: query.limit]
 
     def _due_notices(self, query: DueNotices) -> list[Notice]:
-        found = [
+        rows = [
             notice
             for notice in self._notices.values()
             if notice.status in query.statuses and notice.due_at <= query.due_by
         ]
-        return sorted(found, key=lambda notice: (notice.due_at, notice.notice_id))[: query.limit]
+        return sorted(rows, key=lambda notice: (notice.due_at, notice.notice_id))[: query.limit]
 
     def _notices_of(self, query: NoticesOf) -> list[Notice]:
-        found = [
+        rows = [
             notice
             for notice in self._notices.values()
             if notice.job_id == query.job_id
             and query.run_id in {None, notice.run_id}
             and (query.before is None or _place(notice) < query.before)
         ]
-        return sorted(found, key=_place, reverse=True)[: query.limit]
+        return sorted(rows, key=_place, reverse=True)[: query.limit]
 
     def _due_deletions(self, query: DueScrubs) -> list[DeletionIntent]:
-        found = [intent for intent in self._intents.values() if intent.due_at <= query.due_by]
-        return sorted(found, key=lambda intent: (intent.due_at, intent.scrub_id))[: query.limit]
+        rows = [intent for intent in self._intents.values() if intent.due_at <= query.due_by]
+        return sorted(rows, key=lambda intent: (intent.due_at, intent.scrub_id))[: query.limit]
 
     def _events_of(self, query: EventsOf) -> list[Event]:
-        found = [
+        rows = [
             event
             for event in self._events.values()
             if event.caller == query.caller and event.seq > max(0, query.after)
         ]
-        return sorted(found, key=lambda event: event.seq)[: query.limit]
+        return sorted(rows, key=lambda event: event.seq)[: query.limit]
 
     def _unplaced_events(self, query: UnplacedEvents) -> list[Event]:
-        found = [
+        rows = [
             event
             for event in self._events.values()
             if event.seq == 0 and event.occurred_at < query.before
         ]
-        in_order = sorted(found, key=lambda event: (event.occurred_at, event.event_id))
+        in_order = sorted(rows, key=lambda event: (event.occurred_at, event.event_id))
         return in_order[: query.limit]
 
     def _due_schedules(self, query: DueSchedules) -> list[Schedule]:
-        found = [
+        rows = [
             (schedule.next_fire_at, schedule.job_id, schedule)
             for schedule in self._schedules.values()
             if schedule.status in query.statuses
@@ -252,24 +252,24 @@ class Tables:
             and schedule.next_fire_at <= query.due_by
             and (query.after is None or (schedule.next_fire_at, schedule.job_id) > query.after)
         ]
-        in_order = sorted(found, key=lambda row: row[:2])
+        in_order = sorted(rows, key=lambda row: row[:2])
         return [schedule for _, _, schedule in in_order[: query.limit]]
 
     def _due_exports(self, query: DueExports) -> list[Export]:
-        found = [export for export in self._exports.values() if export.due_at <= query.due_by]
-        return sorted(found, key=lambda export: (export.due_at, export.export_id))[: query.limit]
+        rows = [export for export in self._exports.values() if export.due_at <= query.due_by]
+        return sorted(rows, key=lambda export: (export.due_at, export.export_id))[: query.limit]
 
     def _due_expiries(self, query: DueExpiries) -> list[Run]:
-        found = [
+        rows = [
             (run.sweep_at, run.run_id, run)
             for run in self._runs.values()
             if run.sweep_at is not None and run.sweep_at <= query.due_by
         ]
-        return [run for *_, run in sorted(found)[: query.limit]]
+        return [run for *_, run in sorted(rows)[: query.limit]]
 
     def _expired_inputs(self, query: ExpiredInputs) -> list[JobInput]:
-        found = [slot for slot in self._inputs.values() if slot.expires_at <= query.expired_by]
-        return sorted(found, key=lambda upload: (upload.expires_at, upload.input_id))[: query.limit]
+        rows = [slot for slot in self._inputs.values() if slot.expires_at <= query.expired_by]
+        return sorted(rows, key=lambda upload: (upload.expires_at, upload.input_id))[: query.limit]
 
 
 def _place(notice: Notice) -> tuple[str, float, str]:
@@ -327,8 +327,8 @@ class MemoryStore(Tables):
         end early, and this engine tests them."""
         await trio.lowlevel.checkpoint()
         read = self._tasks_of(msgspec.structs.replace(query, statuses=None, limit=read_max))
-        found = [row for row in read if query.statuses is None or row.status in query.statuses]
-        page = page_of(found[: query.limit], query)
+        matching = [row for row in read if query.statuses is None or row.status in query.statuses]
+        page = page_of(matching[: query.limit], query)
         if page.until is None and len(read) == read_max:
             return TaskPage(page.tasks, read[-1].task_id)
         return page

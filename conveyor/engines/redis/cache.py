@@ -50,12 +50,12 @@ class RedisCache:
     ) -> CachedValue | ReadTicket | None:
         assert ttl_s <= ALONE_S
         ticket = ReadTicket(new_token(self._random))
-        stands = _TEXTS_MAY_STAND if insists else _ALL_MAY_STAND
+        acceptable = _TEXTS_MAY_STAND if insists else _ALL_MAY_STAND
         # The bypass is over, but entries from the time of the bypass may be older than what this
         # process has shown meanwhile. They have all expired after one more lifetime.
         if self._failed_s_ago() < ALONE_S + ttl_s:
-            stands = _NOTHING_MAY_STAND
-        args: list[str | int] = [round(ttl_s * 1_000_000), version, ticket.token, stands]
+            acceptable = _NOTHING_MAY_STAND
+        args: list[str | int] = [round(ttl_s * 1_000_000), version, ticket.token, acceptable]
         try:
             outcome, text = await self._run(_LOOK, name, args)
         except Unavailable:
@@ -67,8 +67,8 @@ class RedisCache:
         return ticket if outcome == "yours" else None
 
     async def put(self, name: str, ticket: ReadTicket, text: str) -> CachedValue | None:
-        stands = await self._run(_KEEP, name, [ticket.token, text])
-        return CachedValue(stands) if stands else None
+        current = await self._run(_KEEP, name, [ticket.token, text])
+        return CachedValue(current) if current else None
 
     async def delete(self, name: str) -> None:
         await self._run(_FORGET, name, [])

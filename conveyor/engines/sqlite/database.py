@@ -357,10 +357,10 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 def check_current(connection: sqlite3.Connection) -> None:
     """Checks the version for a process that joins. Only the owner migrates."""
-    version, wanted = version_of(connection), max(load_scripts())
-    if version != wanted:
+    version, newest = version_of(connection), max(load_scripts())
+    if version != newest:
         raise WrongSchema(
-            f"the database has schema version {version}, this Conveyor works with {wanted}: "
+            f"the database has schema version {version}, this Conveyor works with {newest}: "
             "its owner must be started first, from the same release"
         )
 

@@ -184,8 +184,8 @@ def open_queue(connection: sqlite3.Connection, run_id: RunId) -> int:
 
 
 def _queue_id(connection: sqlite3.Connection, run_id: RunId) -> int | None:
-    found = connection.execute("SELECT queue_id FROM queues WHERE run_id = ?", (run_id,)).fetchone()
-    return None if found is None else int(found[0])
+    row = connection.execute("SELECT queue_id FROM queues WHERE run_id = ?", (run_id,)).fetchone()
+    return None if row is None else int(row[0])
 
 
 def _message(run_id: RunId, taken: _Taken) -> Message:

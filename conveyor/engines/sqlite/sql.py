@@ -235,8 +235,8 @@ def holds(connection: sqlite3.Connection, key: AnyKey, guard: Guard) -> bool | N
     """Returns whether the row with this key passes the guard, or None if there is no row."""
     table = TABLES[type(key)]
     parameters = [*_guard_values(table, guard), *table.address(key)]
-    found = connection.execute(_holds_sql(table, _shape(guard)), parameters).fetchone()
-    return None if found is None else bool(found[0])
+    row = connection.execute(_holds_sql(table, _shape(guard)), parameters).fetchone()
+    return None if row is None else bool(row[0])
 
 
 def insert(connection: sqlite3.Connection, write: Insert) -> Row | None:

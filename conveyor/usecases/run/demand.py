@@ -63,11 +63,11 @@ async def of_run(env: Context, run: Run, depth: Depth) -> int:
     job = await env.store.read(JobKey(run.job_id))
     if job is None or run.pause_state is PauseState.PAUSED:
         return 0
-    wanted = min(depth.visible + depth.hidden, job.max_inflight)
+    demand = min(depth.visible + depth.hidden, job.max_inflight)
     reports = map(_REPORT.decode, await env.coordinator.list_status(run.run_id))
     if any(report.reason in _OTHER_LIMITS for report in reports):
-        return min(wanted, await env.coordinator.count(run.run_id))
-    return wanted
+        return min(demand, await env.coordinator.count(run.run_id))
+    return demand
 
 
 async def publish(env: Context, slots: int) -> None:

@@ -60,7 +60,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_tasks(
-    env: Context, query: TasksOf, wanted: TaskFilter
+    env: Context, query: TasksOf, task_filter: TaskFilter
 ) -> tuple[list[Task], TaskId | None]:
     """Returns up to `limit` tasks in id order, and the id after which the next page starts.
 
@@ -70,29 +70,29 @@ async def find_tasks(
     position, left = query.after, env.config.rows_read_max
     while left > 0:
         page = msgspec.structs.replace(query, after=position, limit=limits.PAGE_ROWS_MAX)
-        found = await env.store.page_tasks(page, read_max=left)
-        for task in found.tasks:
-            if wanted.matches(task):
+        rows = await env.store.page_tasks(page, read_max=left)
+        for task in rows.tasks:
+            if task_filter.matches(task):
                 tasks.append(task)
                 if len(tasks) == query.limit:
                     return tasks, task.task_id
-        position = found.until
+        position = rows.until
         if position is None:
             return tasks, None
         # A page that is not full has read as many rows as it might.
-        is_full = len(found.tasks) == page.limit
-        left = left - len(found.tasks) if is_full else 0
+        is_full = len(rows.tasks) == page.limit
+        left = left - len(rows.tasks) if is_full else 0
     return tasks, position
 
 
 async def find_in_list_order(
-    env: Context, query: TasksOf, wanted: TaskFilter, *, after: int
+    env: Context, query: TasksOf, task_filter: TaskFilter, *, after: int
 ) -> tuple[list[Task], int | None]:
     """Returns up to `limit` tasks in the order of the list, skipping `after` of them.
 
     Rows are ordered by id, so this reads the whole run. Raises InvalidArgument for a long run.
     """
-    matching = [task async for task in _walk(env, query) if wanted.matches(task)]
+    matching = [task async for task in _walk(env, query) if task_filter.matches(task)]
     matching.sort(key=lambda task: (task.batch_id, task.index))
     until = after + query.limit
     return matching[after:until], until if until < len(matching) else None
@@ -103,11 +103,11 @@ async def _walk(env: Context, query: TasksOf) -> AsyncIterator[Task]:
     count = 0
     while True:
         page = msgspec.structs.replace(query, after=position, limit=limits.PAGE_ROWS_MAX)
-        found = await env.store.page_tasks(page, read_max=env.config.rows_read_max)
-        for task in found.tasks:
+        rows = await env.store.page_tasks(page, read_max=env.config.rows_read_max)
+        for task in rows.tasks:
             yield task
-        count += len(found.tasks)
-        position = found.until
+        count += len(rows.tasks)
+        position = rows.until
         if position is None:
             return
         if count > limits.ORDERED_ROWS_MAX:
@@ -157,12 +157,12 @@ async def sum_hosts(env: Context, query: TasksOf) -> tuple[list[HostFigures], bo
     count = 0
     while count < limits.HOST_ROWS_MAX:
         page = msgspec.structs.replace(query, after=position, limit=limits.PAGE_ROWS_MAX)
-        found = await env.store.page_tasks(page, read_max=env.config.rows_read_max)
-        for task in found.tasks:
+        rows = await env.store.page_tasks(page, read_max=env.config.rows_read_max)
+        for task in rows.tasks:
             host = host_of(task.url) or ""
             figures.setdefault(host, HostFigures(host)).add(task)
-        count += len(found.tasks)
-        position = found.until
+        count += len(rows.tasks)
+        position = rows.until
         if position is None:
             break
     by_failures = sorted(figures.values(), key=lambda host: (-host.failed, -host.total, host.host))
@@ -447,9 +447,9 @@ async def page(
         # One row more than the page shows whether another page follows.
         limit=limit + 1,
     )
-    found = await env.store.page_tasks(query, read_max=env.config.rows_read_max)
-    rows = found.tasks[:limit]
-    until = rows[-1].task_id if len(found.tasks) > limit else found.until
+    task_page = await env.store.page_tasks(query, read_max=env.config.rows_read_max)
+    rows = task_page.tasks[:limit]
+    until = rows[-1].task_id if len(task_page.tasks) > limit else task_page.until
     following = None
     if until is not None:
         sign = partial(env.secret_box.sign, purpose="cursor")

@@ -119,9 +119,9 @@ class LiveRun(msgspec.Struct, frozen=True):
 
 
 async def live_runs(env: Context, *, limit: int) -> list[LiveRun]:
-    found = await env.store.find(RunsIn(statuses=RUN_LIVE, limit=limit))
+    runs = await env.store.find(RunsIn(statuses=RUN_LIVE, limit=limit))
     live: list[LiveRun] = []
-    for run in found:
+    for run in runs:
         totals = await totals_of(env, run)
         seen = await load_progress(env, run, totals)
         live.append(LiveRun(run, displayed_status(run, totals), totals, seen))
@@ -146,20 +146,20 @@ async def cached_totals(env: Context, run: Run) -> Totals:
     that were shown before."""
     if env.cache is None or not _is_under_way(run):
         return await totals_of(env, run)
-    found = await _look(env.cache, run)
-    if isinstance(found, CachedValue):
-        return _DECODER.decode(found.text)
+    cached = await _look(env.cache, run)
+    if isinstance(cached, CachedValue):
+        return _DECODER.decode(cached.text)
     totals = await totals_of(env, run)
-    stands = None
+    current = None
     with suppress(Unavailable):
         # The cache was unavailable. Invalidate it, or it could later show older counters than
         # these.
-        if found is None:
+        if cached is None:
             await env.cache.delete(run.run_id)
         else:
             text = msgspec.json.encode(totals).decode()
-            stands = await env.cache.put(run.run_id, found, text)
-    return totals if stands is None else _DECODER.decode(stands.text)
+            current = await env.cache.put(run.run_id, cached, text)
+    return totals if current is None else _DECODER.decode(current.text)
 
 
 async def invalidate_totals(env: Context, run: Run) -> None:
@@ -177,11 +177,11 @@ async def _look(cache: Cache, run: Run) -> CachedValue | ReadTicket | None:
     with suppress(Unavailable):
         while True:
             insists = trio.current_time() >= patient_until
-            found = await cache.get(
+            cached = await cache.get(
                 run.run_id, _version(run), ttl_s=limits.CACHED_COUNTERS_TTL_S, insists=insists
             )
-            if found is not None:
-                return found
+            if cached is not None:
+                return cached
             await trio.sleep(_LOOK_S)
     return None
 

@@ -68,8 +68,8 @@ async def count_lines(env: Context, source: UploadedList) -> int:
                 # Parsing every line of a long list would delay the response; counting line ends is
                 # much cheaper.
                 if lines < limits.UPLOAD_EXACT_COUNT_MAX:
-                    found = reader.feed(piece)
-                    while batch := await _take_lines(env, reader, found, env.config.chunk_tasks):
+                    drafts = reader.feed(piece)
+                    while batch := await _take_lines(env, reader, drafts, env.config.chunk_tasks):
                         lines += len(batch)
                 elif reader.is_gzip:
                     ends += await env.executor.run(partial(reader.count_ends, piece))

@@ -104,11 +104,11 @@ def query_of(operation: Operation, params: Mapping[str, Any]) -> list[tuple[str,
 
 
 def headers_of(operation: Operation, params: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = [(wire, params[name]) for name, wire in operation.headers.items() if name in params]
-    found += [(_META + name.lower(), value) for name, value in params.get("Metadata", {}).items()]
+    headers = [(wire, params[name]) for name, wire in operation.headers.items() if name in params]
+    headers += [(_META + name.lower(), value) for name, value in params.get("Metadata", {}).items()]
     if "CopySource" in params:
-        found.append(("x-amz-copy-source", _copy_source(params["CopySource"])))
-    return found
+        headers.append(("x-amz-copy-source", _copy_source(params["CopySource"])))
+    return headers
 
 
 def body_of(name: str, params: Mapping[str, Any]) -> bytes:
@@ -136,11 +136,11 @@ def answer_of(name: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) ->
             return _listing(_parse(body))
         case "DeleteObjects":
             root = _parse(body)
-            found = {
+            fields = {
                 "Deleted": [_strings(element) for element in _all(root, "Deleted")],
                 "Errors": [_strings(element) for element in _all(root, "Error")],
             }
-            return {field: rows for field, rows in found.items() if rows}
+            return {field: rows for field, rows in fields.items() if rows}
         case "CreateMultipartUpload" | "CompleteMultipartUpload":
             return {**_from_headers(headers, is_written=True), **_strings(_parse(body))}
         case "CopyObject":
@@ -159,11 +159,11 @@ def answer_of(name: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) ->
 def error_of(status: int, body: bytes) -> tuple[str, str]:
     """Returns code and message of a refusal, or of an error inside a 200 answer."""
     try:
-        found = _strings(_parse(body)) if body else {}
+        fields = _strings(_parse(body)) if body else {}
     except ElementTree.ParseError:
-        found = {}
-    code = found.get("Code") or _NO_BODY_CODES.get(status, str(status))
-    return code, found.get("Message", "")
+        fields = {}
+    code = fields.get("Code") or _NO_BODY_CODES.get(status, str(status))
+    return code, fields.get("Message", "")
 
 
 def is_hidden_error(name: str, body: bytes) -> bool:

@@ -163,18 +163,18 @@ def capacity_of(
             size = sum(map(item_bytes, answer.get("Items", ())))
             return _units(size, READ_UNIT_BYTES) * _read_share(params), 0.0
         case "BatchGetItem":
-            found = answer.get("Responses", {})
+            responses = answer.get("Responses", {})
             requests = params["RequestItems"]
-            return sum(_read_units(found.get(t, ()), requests[t]) for t in requests), 0.0
+            return sum(_read_units(responses.get(t, ()), requests[t]) for t in requests), 0.0
         case "TransactGetItems":
-            items = [found.get("Item", {}) for found in answer.get("Responses", ())]
+            items = [response.get("Item", {}) for response in answer.get("Responses", ())]
             # DynamoDB bills each item of a transaction twice: to prepare and to commit.
             return 2.0 * sum(_units(item_bytes(item), READ_UNIT_BYTES) for item in items), 0.0
         case "PutItem" | "UpdateItem" | "DeleteItem":
             return 0.0, _write_units(params, indexes)
         case "BatchWriteItem":
-            wanted = [w for ws in params["RequestItems"].values() for w in ws]
-            writes = [write for request in wanted for write in request.values()]
+            write_requests = [w for ws in params["RequestItems"].values() for w in ws]
+            writes = [write for request in write_requests for write in request.values()]
             return 0.0, sum(_write_units(write, indexes) for write in writes)
         case "TransactWriteItems":
             steps = [

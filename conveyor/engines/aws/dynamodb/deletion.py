@@ -84,8 +84,8 @@ async def _shard_count(table: Table, job_id: JobId) -> int:
     counts = [1] if job is None else [job.shard_count]
     runs = prefix_range(keys.job(job_id), "Run#")
     async with aclosing(merge_ranges(table, [runs], limit=_PAGE)) as items:
-        found = [item async for item in items]
-    counts += [run.shard_count for run in decode(table, Run, found)]
+        job_items = [item async for item in items]
+    counts += [run.shard_count for run in decode(table, Run, job_items)]
     return max(counts)
 
 
@@ -152,8 +152,8 @@ async def _purge(
     gone = 0
     async with aclosing(merge_ranges(table, ranges, limit=_PURGED_AT_ONCE)) as items:
         while named := await take(_PURGED_AT_ONCE, items):
-            found = await table.get_items([place_in(item) for item in named])
-            rows = decode(table, row_type, found.values())
+            targets = await table.get_items([place_in(item) for item in named])
+            rows = decode(table, row_type, targets.values())
             expired = [_removal(row, now) for row in rows if row.expires_at < now]
             # The rows come in order: after a page without an expired row there is none.
             if not expired:

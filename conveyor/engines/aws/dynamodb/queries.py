@@ -353,8 +353,8 @@ async def _stats_of(table: Table, query: StatsOf) -> list[ShardCounters]:
         (keys.shard(query.job_id, number), f"Stats#{query.run_id}")
         for number in range(query.shard_count)
     ]
-    found = await table.get_items(places)
-    return [codec_of(ShardCounters).from_item(found[place]) for place in places if place in found]
+    items = await table.get_items(places)
+    return [codec_of(ShardCounters).from_item(items[place]) for place in places if place in items]
 
 
 async def _batches_of(table: Table, query: BatchesOf) -> list[Batch]:
@@ -441,9 +441,11 @@ async def _runs_in(table: Table, query: RunsIn) -> list[Run]:
     after = keys.item_key(RunKey(JobId(""), query.after or RunId("")))[1]
     in_order = sorted((place for place in places if place[1] > after), key=lambda at: at[1])
     rows: list[Run] = []
-    for some in slices(in_order, query.limit):
-        found = await table.get_items(some)
-        read = decode(table, Run, [found[place] for place in some if place in found])
+    for page_places in slices(in_order, query.limit):
+        items_by_place = await table.get_items(page_places)
+        read = decode(
+            table, Run, [items_by_place[place] for place in page_places if place in items_by_place]
+        )
         rows += [
             run
             for run in read
@@ -488,11 +490,13 @@ async def _matching(
             named = await take(limit - len(rows), items)
             targets = [at for at in dict.fromkeys(map(target_of, named)) if at not in seen]
             seen.update(targets)
-            found = await table.get_items(targets)
+            items_by_place = await table.get_items(targets)
             fresh = [item for item in named if target_of(item) in targets]
             # A pointer without a row would be read by every later query, so it is removed here.
-            await table.remove([place_in(item) for item in fresh if is_dangling(item, found)])
-            found_items = [found[at] for at in targets if at in found]
+            await table.remove(
+                [place_in(item) for item in fresh if is_dangling(item, items_by_place)]
+            )
+            found_items = [items_by_place[at] for at in targets if at in items_by_place]
             rows += filter(passes, decode(table, row_type, found_items))
             if not named:
                 break
@@ -512,10 +516,10 @@ def target_of(item: Item) -> Place:
     return partition["S"], sort["S"]
 
 
-def is_dangling(item: Item, found: Collection[Place]) -> bool:
+def is_dangling(item: Item, existing: Collection[Place]) -> bool:
     """Returns whether the row of a pointer was removed. Row and pointer are written in one
     transaction, so a missing row will not appear later."""
-    return TARGET in item and target_of(item) not in found
+    return TARGET in item and target_of(item) not in existing
 
 
 async def take(count: int, items: AsyncGenerator[Item, None]) -> list[Item]:

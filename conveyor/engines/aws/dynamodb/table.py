@@ -183,11 +183,11 @@ class Table:
         if len(unique_keys) == 1:
             row = await self.get(unique_keys[0])
             return {} if row is None else {unique_keys[0]: row}
-        found = await self.get_items([item_key(key) for key in unique_keys])
+        items_by_place = await self.get_items([item_key(key) for key in unique_keys])
         return {
             key: codec_for(key).from_item(item)
             for key in unique_keys
-            if (item := found.get(item_key(key))) is not None
+            if (item := items_by_place.get(item_key(key))) is not None
         }
 
     async def get_items(self, places: Iterable[Place]) -> dict[Place, Item]:
@@ -195,28 +195,30 @@ class Table:
 
         They are removed here, because DynamoDB refuses a request with duplicates.
         """
-        wanted = list(dict.fromkeys(places))
-        pages = await gather(self._get_slice, slices(wanted, READ_MAX)) if wanted else []
+        unique_places = list(dict.fromkeys(places))
+        pages = (
+            await gather(self._get_slice, slices(unique_places, READ_MAX)) if unique_places else []
+        )
         return {place_in(item): item for page in pages for item in page}
 
     async def _get_slice(self, places: Sequence[Place]) -> list[Item]:
-        found: list[Item] = []
+        items: list[Item] = []
         keys = [key_item(place) for place in places]
 
         async def ask() -> bool:
             request_items = {self.name: {"Keys": list(keys), "ConsistentRead": True}}
             answer = await self.call("BatchGetItem", {"RequestItems": request_items})
-            found.extend(answer.get("Responses", {}).get(self.name, ()))
+            items.extend(answer.get("Responses", {}).get(self.name, ()))
             keys[:] = answer.get("UnprocessedKeys", {}).get(self.name, {}).get("Keys", ())
             return not keys
 
         await self._until_done(ask)
-        return found
+        return items
 
     async def remove(self, places: Sequence[Place]) -> None:
         """Removes items without a condition."""
-        if wanted := list(dict.fromkeys(places)):
-            await gather(self._remove_slice, slices(wanted, WRITTEN_MAX))
+        if unique_places := list(dict.fromkeys(places)):
+            await gather(self._remove_slice, slices(unique_places, WRITTEN_MAX))
 
     async def _remove_slice(self, places: Sequence[Place]) -> None:
         requests = [{"DeleteRequest": {"Key": key_item(place)}} for place in places]
@@ -357,13 +359,13 @@ async def _is_ready(client: AwsClient, name: str) -> bool:
 
 
 def _check_keys(name: str, table: dict[str, Any]) -> None:
-    wanted = definition(name)
+    expected = definition(name)
     indexes = {
         index_description["IndexName"]: index_description
         for index_description in table.get("GlobalSecondaryIndexes", ())
     }
-    pairs = [(wanted["KeySchema"], table.get("KeySchema"))]
-    for index in wanted["GlobalSecondaryIndexes"]:
+    pairs = [(expected["KeySchema"], table.get("KeySchema"))]
+    for index in expected["GlobalSecondaryIndexes"]:
         there = indexes.get(index["IndexName"], {})
         pairs.append((index["KeySchema"], there.get("KeySchema")))
     if any(ours != theirs for ours, theirs in pairs):
