@@ -122,7 +122,7 @@ class InvariantMonitor:
         self.last = after
         written = compare(before, after)
         after.follow(before, written)
-        changes = [each for each in written if each.old != each.new]
+        changes = [change for change in written if change.old != change.new]
         moment = self._moment(before, after, changes)
         if changes or before.leases != after.leases:
             self._ask(self.checkers.on_write, moment)

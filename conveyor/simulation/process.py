@@ -124,7 +124,7 @@ class Process:
         if self.role == "helper":
             return self.stage.processes[0].is_serving
         if self.role == "dev":
-            return all(each.life is None for each in self.stage.processes)
+            return all(process.life is None for process in self.stage.processes)
         return True
 
     def _rest_s(self) -> float:

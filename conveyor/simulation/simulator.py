@@ -289,7 +289,7 @@ async def _leave_alone(
             for process in stage.processes:
                 process.terminate()  # Again and again: somebody may just be starting.
             await trio.sleep(AGAIN_S)
-    _bring_back([each for each in stage.processes if each.role not in still_away])
+    _bring_back([candidate for candidate in stage.processes if candidate.role not in still_away])
 
 
 def _bring_back(processes: Iterable[Process]) -> None:
@@ -393,7 +393,7 @@ class _Logs(logging.Handler):
 def _is_meant(error: BaseException | None, child: str) -> bool:
     """What we did ourselves; and a shard writer crashes when the store stays away."""
     if isinstance(error, BaseExceptionGroup):
-        return all(_is_meant(each, child) for each in error.exceptions)
+        return all(_is_meant(inner, child) for inner in error.exceptions)
     if isinstance(error, Unavailable):
         return child.startswith("shard_writer")
     return isinstance(error, Killed | InjectedCrash | trio.Cancelled)

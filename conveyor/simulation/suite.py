@@ -111,8 +111,8 @@ def run_seed(seed: int, *, engine: str | None = None, hours: float | None = None
         report = simulate(options)
         return replace(report, took_s=time.process_time() - began_s)
     except Exception as error:  # noqa: BLE001 (the other seeds go on)
-        told = "".join(traceback.format_exception(error))
-        return Report(options=options, hash="", crashes=[f"the simulator itself failed: {told}"])
+        text = "".join(traceback.format_exception(error))
+        return Report(options=options, hash="", crashes=[f"the simulator itself failed: {text}"])
 
 
 def _in_short(one: partial[Report], seed: int) -> Report:

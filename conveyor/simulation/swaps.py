@@ -69,8 +69,8 @@ def _find(place: str) -> tuple[Any, str]:
     *above, name = path.split(".")
     try:
         owner: Any = import_module(module)
-        for each in above:
-            owner = vars(owner)[each]
+        for attribute in above:
+            owner = vars(owner)[attribute]
         vars(owner)[name]
     except (ImportError, KeyError) as error:
         raise PlaceGone(f"there is no {place} any more") from error

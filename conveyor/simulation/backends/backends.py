@@ -150,7 +150,7 @@ class MemoryBackend(Plain):
             at=trio.current_time(),
             now=self._clock.now(),
             rows={kind: dict(table) for kind, table in self._engine.store.rows().items()},
-            leases=[Lease(*each) for each in self._engine.coordinator.leases()],
+            leases=[Lease(*values) for values in self._engine.coordinator.leases()],
         )
 
     def lose_leases(self) -> bool:

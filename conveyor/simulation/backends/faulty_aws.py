@@ -91,8 +91,8 @@ class FaultyRedis:
         return await self._pass("run", lambda: self.link.run(script, keys, args))
 
     async def get(self, key: str) -> str | None:
-        found: str | None = await self._pass("get", lambda: self.link.get(key))
-        return found
+        value: str | None = await self._pass("get", lambda: self.link.get(key))
+        return value
 
     async def put(self, key: str, text: str, *, ttl_s: float) -> None:
         await self._pass("put", lambda: self.link.put(key, text, ttl_s=ttl_s))

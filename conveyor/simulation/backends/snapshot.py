@@ -159,13 +159,13 @@ def _grouped(rows: Iterable[V], group_of: Callable[[V], str]) -> Groups[V]:
 def _regrouped(
     groups: Groups[V], changes: Sequence[Changed], group_of: Callable[[V], str]
 ) -> Groups[V]:
-    added = _grouped((each.new for each in changes if each.new is not None), group_of)
-    gone = _grouped((each.old for each in changes if each.old is not None), group_of)
+    added = _grouped((change.new for change in changes if change.new is not None), group_of)
+    gone = _grouped((change.old for change in changes if change.old is not None), group_of)
     changed = dict(groups)
     for name in {**gone, **added}:
         old = {id(row) for row in gone.get(name, ())}
-        kept = [row for row in groups.get(name, ()) if id(row) not in old]
-        changed[name] = [*kept, *added.get(name, ())]
+        unchanged = [row for row in groups.get(name, ()) if id(row) not in old]
+        changed[name] = [*unchanged, *added.get(name, ())]
     return changed
 
 
@@ -188,7 +188,7 @@ def compare(before: Snapshot, after: Snapshot) -> list[Changed]:
             for address in addresses
             if (old := before.rows[kind].get(address)) is not (new := after.rows[kind].get(address))
         ]
-    found: list[Changed] = []
+    changes: list[Changed] = []
     for kind, table in after.rows.items():
         earlier = before.rows[kind]
         if earlier is table or _is_same(earlier, table):
@@ -198,15 +198,15 @@ def compare(before: Snapshot, after: Snapshot) -> list[Changed]:
             for address, row in table.items()
             if earlier.get(address) is not row
         ]
-        found += written
+        changes += written
         added_count = sum(change.old is None for change in written)
         if len(earlier) + added_count > len(table):
-            found += [
+            changes += [
                 Changed(kind, address, row, None)
                 for address, row in earlier.items()
                 if address not in table
             ]
-    return found
+    return changes
 
 
 def _is_same(earlier: Mapping[Address, Any], table: Mapping[Address, Any]) -> bool:

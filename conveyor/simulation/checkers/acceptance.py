@@ -54,8 +54,12 @@ def an_accepted_list_is_durable(moment: StateChange, call: Call) -> Iterator[str
         return
     if _was_deleted(moment, f"{job_id}/runs/"):
         return
-    added = {each.key: each for each in moment.history.calls if _is_same_list(each, call)}
-    promised = Counter(each.json["accepted_tasks"] for each in added.values())
+    added = {
+        other_call.key: other_call
+        for other_call in moment.history.calls
+        if _is_same_list(other_call, call)
+    }
+    promised = Counter(other_call.json["accepted_tasks"] for other_call in added.values())
     there = Counter(
         batch.total
         for run in moment.after.runs_by_job.get(job_id, [])
@@ -70,14 +74,14 @@ def _is_list(call: Call) -> bool:
     return call.method == "POST" and call.route.endswith("/tasks")
 
 
-def _is_same_list(each: Call, call: Call) -> bool:
+def _is_same_list(other_call: Call, call: Call) -> bool:
     """Whether it was added to the same job; under whichever key."""
-    return each.path == call.path and each.is_accepted and _is_list(each)
+    return other_call.path == call.path and other_call.is_accepted and _is_list(other_call)
 
 
 def _was_deleted(moment: StateChange, part: str) -> bool:
     """Whether anybody asked for the end of what has this in its path."""
-    return any(each.method == "DELETE" and part in each.path for each in moment.history.calls)
+    return any(call.method == "DELETE" and part in call.path for call in moment.history.calls)
 
 
 def no_task_is_lost(moment: StateChange) -> Iterator[str]:

@@ -31,8 +31,8 @@ def touched_runs(moment: StateChange) -> list[Run]:
         for kind in (RunKey, StatsKey, TaskKey, BatchKey)
         for change in moment.changed(kind)
     }
-    found = [moment.after.run_by_id.get(run_id) for run_id in sorted(run_ids)]
-    return [run for run in found if run is not None and not moment.is_deleted(run)]
+    runs = [moment.after.run_by_id.get(run_id) for run_id in sorted(run_ids)]
+    return [run for run in runs if run is not None and not moment.is_deleted(run)]
 
 
 def counters_equal_rows(moment: StateChange) -> Iterator[str]:
@@ -66,11 +66,11 @@ def _is_behind(batch: Batch, task: Task) -> bool:
 def _compare(stats: ShardCounters, tasks: list[Task], under_way: list[Batch]) -> Iterator[str]:
     sure = [task for task in tasks if not any(_is_behind(batch, task) for batch in under_way)]
     for name, counts in _COUNTED.items():
-        told = getattr(stats, name)
+        count = getattr(stats, name)
         least, most = sum(map(counts, sure)), sum(map(counts, tasks))
-        if not least <= told <= most:
+        if not least <= count <= most:
             said = f"{least}" if least == most else f"{least} to {most}"
-            yield f"run {stats.run_id} shard {stats.shard}: {name} is {told}, its rows say {said}"
+            yield f"run {stats.run_id} shard {stats.shard}: {name} is {count}, its rows say {said}"
 
 
 _COUNTED: Mapping[str, Callable[[Task], bool]] = {

@@ -90,7 +90,7 @@ def nothing_is_left_of_a_deleted_run(moment: StateChange) -> Iterator[str]:
 def _deleted_jobs(moment: StateChange) -> set[str]:
     jobs = moment.after.jobs
     deleted = {str(job.job_id) for job in jobs.values() if job.status is JobStatus.DELETED}
-    return deleted | {each for each in moment.history.deleted_jobs if (each,) not in jobs}
+    return deleted | {job_id for job_id in moment.history.deleted_jobs if (job_id,) not in jobs}
 
 
 def no_row_rises_from_the_dead(moment: StateChange) -> Iterator[str]:

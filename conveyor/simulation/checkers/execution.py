@@ -25,7 +25,7 @@ _FOUND_S = 120.0
 
 
 def _updates(moment: StateChange) -> Iterator[Changed]:
-    return (each for each in moment.changed(TaskKey) if each.old is not None and each.new)
+    return (change for change in moment.changed(TaskKey) if change.old is not None and change.new)
 
 
 def tasks_change_as_they_may(moment: StateChange) -> Iterator[str]:

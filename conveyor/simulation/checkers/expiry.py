@@ -17,11 +17,11 @@ _CONTENT = re.compile(r"/v1/jobs/(?P<job>[^/]+)(?:/runs/(?P<run>[^/]+))?/tasks/[
 
 def an_expired_result_is_not_served(moment: StateChange, call: Call) -> Iterator[str]:
     """I64: the body of a result is not served after the time of its run is over."""
-    asked = _CONTENT.fullmatch(call.route)
-    if asked is None or call.status != 200 or moment.history.has_wrong_clocks:
+    match = _CONTENT.fullmatch(call.route)
+    if match is None or call.status != 200 or moment.history.has_wrong_clocks:
         return
-    job = moment.after.jobs.get((asked["job"],))
-    run_id = asked["run"] or (None if job is None else job.latest_run_id)
+    job = moment.after.jobs.get((match["job"],))
+    run_id = match["run"] or (None if job is None else job.latest_run_id)
     run = moment.after.run_by_id.get(run_id or "")
     if run is None or run.expires_at is None:
         return

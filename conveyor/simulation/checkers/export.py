@@ -56,25 +56,25 @@ def _misread(moment: StateChange, export: Export, run: Run, file: bytes) -> Iter
     tasks = moment.after.tasks_by_run.get(run.run_id, [])
     ended = {str(task.task_id): task for task in tasks if task.status in TASK_TERMINAL}
     try:
-        shown = shown_in(export.format, file)
+        entries = shown_in(export.format, file)
     except DAMAGE as error:
         yield f"export {export.export_id} cannot be read: {error!r}"
         return
-    if [each.task_id for each in shown] != sorted(ended):
-        yield f"export {export.export_id} shows {len(shown)} tasks, {len(ended)} have ended"
+    if [entry.task_id for entry in entries] != sorted(ended):
+        yield f"export {export.export_id} shows {len(entries)} tasks, {len(ended)} have ended"
         return
-    for each in shown:
-        if not _is_told_of(each, ended[each.task_id]):
-            yield f"export {export.export_id}: task {each.task_id} is another one"
+    for entry in entries:
+        if not _is_told_of(entry, ended[entry.task_id]):
+            yield f"export {export.export_id}: task {entry.task_id} is another one"
 
 
-def _is_told_of(shown: Shown, task: Task) -> bool:
-    if shown.url != task.url:
+def _is_told_of(entry: Shown, task: Task) -> bool:
+    if entry.url != task.url:
         return False
-    if shown.status == EXPIRED:
-        return shown.sha256 is None
+    if entry.status == EXPIRED:
+        return entry.sha256 is None
     sha256 = task.result.sha256 if task.result is not None else None
-    return shown.status == task.status and shown.sha256 == sha256
+    return entry.status == task.status and entry.sha256 == sha256
 
 
 def published(moment: StateChange) -> Iterator[tuple[Export, Run]]:

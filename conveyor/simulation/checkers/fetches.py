@@ -26,7 +26,7 @@ def no_fetch_without_a_claim(moment: StateChange, fetch: Fetch) -> Iterator[str]
 def a_claim_fetches_once(moment: StateChange) -> Iterator[str]:
     """I17: nobody is called twice under one claim, so a task is fetched at most as often as it
     was claimed."""
-    counts = Counter((each.run_id, each.task_id, each.claim) for each in moment.history.fetches)
+    counts = Counter((fetch.run_id, fetch.task_id, fetch.claim) for fetch in moment.history.fetches)
     for (run_id, task_id, claim), count in counts.items():
         if count > 1:
             yield f"task {run_id}/{task_id} was fetched {count} times under claim {claim}"
@@ -37,7 +37,7 @@ def every_fetch_is_an_attempt(moment: StateChange) -> Iterator[str]:
     back may have been begun: its message came back before its claim was made (seed 2107)."""
     if not moment.history.is_spared or moment.history.kills_count:
         return
-    counts = Counter((each.run_id, each.task_id) for each in moment.history.fetches)
+    counts = Counter((fetch.run_id, fetch.task_id) for fetch in moment.history.fetches)
     for address, task in moment.after.tasks.items():
         run = moment.after.run_by_id.get(task.run_id)
         is_whole = run is not None and run.status is RunStatus.COMPLETED
@@ -57,8 +57,8 @@ def no_job_is_fetched_beyond_its_cap(moment: StateChange, fetch: Fetch) -> Itera
     job = moment.after.jobs.get((run.job_id,)) if run is not None else None
     if job is None:
         return
-    own = {each.run_id for each in moment.after.runs_by_job[job.job_id]}
-    count = sum(each.run_id in own for each in moment.history.in_flight())
+    own = {job_run.run_id for job_run in moment.after.runs_by_job[job.job_id]}
+    count = sum(other_fetch.run_id in own for other_fetch in moment.history.in_flight())
     history = moment.history
     times = 1 if history.is_spared else max(OVERSHOOT, history.workers_count)
     most = job.max_inflight * times

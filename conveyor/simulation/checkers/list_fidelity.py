@@ -69,14 +69,14 @@ def _misjudged(tasks: list[Task], lists: Lists) -> Iterator[str]:
 
 def _lists_by_job(history: History) -> dict[str, Lists]:
     """By the jobs that some client knows of; a list that is sent again is the same one."""
-    found: dict[str, Lists] = {}
+    lists_by_job: dict[str, Lists] = {}
     for call in history.calls:
         if not _is_submit(call):
             continue
         body, job_id = json.loads(call.body), call.json["job_id"]
-        if job_id in found:
+        if job_id in lists_by_job:
             continue
-        lists = found[job_id] = Lists()
+        lists = lists_by_job[job_id] = Lists()
         if "file_input_id" in body:
             lists.uploads += _uploaded(history, body["file_input_id"])
         else:
@@ -86,14 +86,14 @@ def _lists_by_job(history: History) -> dict[str, Lists]:
     for call in history.calls:
         job_id = call.route.removeprefix(f"{_SUBMIT}/").removesuffix("/tasks")
         is_list = call.method == "POST" and call.route.endswith("/tasks")
-        if not is_list or job_id not in found:
+        if not is_list or job_id not in lists_by_job:
             continue
         lines = json.loads(call.body)["tasks"]
-        found[job_id].sent.append(lines)
+        lists_by_job[job_id].sent.append(lines)
         if call.is_accepted and (call.path, call.key) not in keys:
             keys.add((call.path, call.key))
-            found[job_id].accepted.append(lines)
-    return found
+            lists_by_job[job_id].accepted.append(lines)
+    return lists_by_job
 
 
 def _is_submit(call: Call) -> bool:

@@ -78,18 +78,18 @@ def every_refusal_is_a_problem(moment: StateChange, call: Call) -> Iterator[str]
     """I48: every 4xx and 5xx is a problem, with a code that its status has and the type of it."""
     if call.status is None or call.status < 400:
         return
-    told = f"call {call.number} was answered {call.status}"
+    answer = f"call {call.number} was answered {call.status}"
     if call.media_type != MEDIA_TYPE:
-        yield f"{told} as {call.media_type or 'nothing at all'}"
+        yield f"{answer} as {call.media_type or 'nothing at all'}"
         return
     problem = _parsed(call.answer)
     if call.status == _FAILED_TASK and call.route.endswith("/content"):
         return  # The problem is that of the task, whose codes are the gateway's.
     code = problem.get("code")
     if problem.get("status") != call.status or code not in CODES.get(call.status, ()):
-        yield f"{told}, which says {problem.get('status')} {code}"
+        yield f"{answer}, which says {problem.get('status')} {code}"
     if problem.get("type") != f"urn:conveyor:problem:{code}" or not problem.get("title"):
-        yield f"{told} with a problem of type {problem.get('type')}"
+        yield f"{answer} with a problem of type {problem.get('type')}"
 
 
 def no_request_is_our_fault(moment: StateChange, call: Call) -> Iterator[str]:

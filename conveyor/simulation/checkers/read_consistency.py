@@ -39,15 +39,18 @@ def what_was_accepted_is_found(moment: StateChange, call: Call) -> Iterator[str]
         own = f"/v1/jobs/{promise.job_id}"
         if promise.tenant != call.tenant or call.route not in {own, f"{own}/runs"}:
             continue
-        if not any(each.method == "DELETE" and each.path == own for each in moment.history.calls):
+        if not any(
+            other_call.method == "DELETE" and other_call.path == own
+            for other_call in moment.history.calls
+        ):
             yield f"call {call.number} did not find job {promise.job_id}"
 
 
 def an_end_that_was_shown_stays(moment: StateChange) -> Iterator[str]:
     """I39: who asks after somebody was shown a run's end, or heard of it, is shown the same."""
-    shown = [each for call in moment.history.calls for each in _shown_by(call)]
+    responses = [response for call in moment.history.calls for response in _shown_by(call)]
     ends: dict[str, tuple[float, str]] = {}
-    for at, run in [*shown, *_heard(moment)]:
+    for at, run in [*responses, *_heard(moment)]:
         known = ends.get(run["run_id"])
         if run["status"] in _ENDS and (known is None or at < known[0]):
             ends[run["run_id"]] = at, run["status"]
@@ -55,8 +58,8 @@ def an_end_that_was_shown_stays(moment: StateChange) -> Iterator[str]:
         for _, run in _shown_by(call):
             at, status = ends.get(run["run_id"], (call.sent_at, ""))
             if call.sent_at > at and run["status"] != status:
-                told = f"which was {status} at {at:.3f}"
-                yield f"call {call.number} was shown {run['status']} run {run['run_id']}, {told}"
+                earlier = f"which was {status} at {at:.3f}"
+                yield f"call {call.number} was shown {run['status']} run {run['run_id']}, {earlier}"
 
 
 def counts_that_were_shown_never_fall(moment: StateChange) -> Iterator[str]:
@@ -66,12 +69,12 @@ def counts_that_were_shown_never_fall(moment: StateChange) -> Iterator[str]:
         for at, run in _shown_by(call):
             for name in _COUNTS:
                 calls[run["run_id"], name].append((at, run["stats"][name], call))
-    for (run_id, name), shown in calls.items():
-        shown.sort(key=lambda each: each[0])
-        times, most = [each[0] for each in shown], [0]
-        for _, count, _ in shown:
+    for (run_id, name), responses in calls.items():
+        responses.sort(key=lambda response: response[0])
+        times, most = [response[0] for response in responses], [0]
+        for _, count, _ in responses:
             most.append(max(most[-1], count))
-        for _, count, call in shown:
+        for _, count, call in responses:
             before = most[bisect_left(times, call.sent_at - limits.CACHED_COUNTERS_TTL_S)]
             if count < before:
                 yield f"call {call.number} was shown {count} {name} of run {run_id}, after {before}"
@@ -87,9 +90,9 @@ def _shown_by(call: Call) -> Iterator[tuple[float, Mapping[str, Any]]]:
 
 def _heard(moment: StateChange) -> Iterator[tuple[float, Mapping[str, Any]]]:
     for delivery in moment.history.deliveries:
-        told = json.loads(delivery.body)
-        status = told["event_type"].removeprefix("run.")
-        yield delivery.at, {"run_id": told["run_id"], "status": status}
+        event = json.loads(delivery.body)
+        status = event["event_type"].removeprefix("run.")
+        yield delivery.at, {"run_id": event["run_id"], "status": status}
 
 
 def _runs_in(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -111,16 +114,16 @@ _RUN = re.compile(r"/runs/[^/]+(?=/results$)")
 
 def a_cursor_fits_its_own_list(moment: StateChange, call: Call) -> Iterator[str]:
     """I38: with any other tenant, job, run or filter a cursor is refused."""
-    asked = _query(call)
-    cursor = asked.pop("cursor", None)
+    query = _query(call)
+    cursor = query.pop("cursor", None)
     if cursor is None or not call.is_accepted:
         return
     for other in reversed(moment.history.calls):
         if other.method != "GET" or f'"{cursor}"'.encode() not in other.answer:
             continue
-        shown = _query(other)
-        shown.pop("cursor", None)
-        if (other.tenant, _list(other), shown) != (call.tenant, _list(call), asked):
+        other_query = _query(other)
+        other_query.pop("cursor", None)
+        if (other.tenant, _list(other), other_query) != (call.tenant, _list(call), query):
             yield f"call {call.number} went on with the cursor of call {other.number}"
         return
 
@@ -132,8 +135,8 @@ def _list(call: Call) -> str:
 
 def _query(call: Call) -> dict[str, str]:
     """Returns the filter of a request without its page size; no filter means all."""
-    asked = dict(parse_qsl(call.path.partition("?")[2]))
-    return {name: text for name, text in asked.items() if name != "limit" and text != "all"}
+    parameters = dict(parse_qsl(call.path.partition("?")[2]))
+    return {name: text for name, text in parameters.items() if name != "limit" and text != "all"}
 
 
 # Reads: pages (SPEC.md 6: I37 to I40).
@@ -141,10 +144,10 @@ def _query(call: Call) -> dict[str, str]:
 
 def pages_show_each_task_once(moment: StateChange) -> Iterator[str]:
     """I37: all pages of a run that has ended show each of its tasks once, in the order of ids."""
-    for run_id, shown in moment.history.paged_runs:
+    for run_id, task_ids in moment.history.paged_runs:
         run = moment.after.run_by_id.get(run_id)
         if run is None or run.status in RUN_LIVE:
             continue
         ids = sorted(task.task_id for task in moment.after.tasks_by_run.get(run_id, []))
-        if shown != ids:
-            yield f"run {run_id} has {len(ids)} tasks, its pages showed {len(shown)}"
+        if task_ids != ids:
+            yield f"run {run_id} has {len(ids)} tasks, its pages showed {len(task_ids)}"

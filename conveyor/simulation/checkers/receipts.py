@@ -22,8 +22,8 @@ def a_stop_receipt_is_true(moment: StateChange, call: Call) -> Iterator[str]:
         yield f"call {call.number}: the receipt says 0 in flight, and {open_count} are"
     cut_off = sum(_is_cut_off(fetch, call) for fetch in fetches)
     if moment.history.has_gateway and cut_off > receipt["abandoned"]:
-        told = f"{receipt['abandoned']} calls were abandoned, and {cut_off} were"
-        yield f"call {call.number}: the receipt says {told}"
+        figures = f"{receipt['abandoned']} calls were abandoned, and {cut_off} were"
+        yield f"call {call.number}: the receipt says {figures}"
 
 
 def _receipt_of(call: Call) -> dict[str, int] | None:

@@ -34,13 +34,15 @@ def no_nominal_time_is_left_out(moment: StateChange) -> Iterator[str]:
         nominal = old.next_fire_at
         if new.next_fire_at == nominal or nominal > moment.after.now:
             continue
-        made = {run.scheduled_for for run in moment.after.runs_by_job.get(new.job_id, [])}
+        scheduled_times = {
+            run.scheduled_for for run in moment.after.runs_by_job.get(new.job_id, [])
+        }
         if _was_deleted(moment, new.job_id):
             continue
-        for each in _nominal_times(old, new.next_fire_at):
-            is_skip = any(skip.first_at <= each <= skip.until for skip in new.skips)
-            if each not in made and not is_skip:
-                yield f"job {new.job_id} neither fired nor skipped {each:.0f}"
+        for nominal_time in _nominal_times(old, new.next_fire_at):
+            is_skip = any(skip.first_at <= nominal_time <= skip.until for skip in new.skips)
+            if nominal_time not in scheduled_times and not is_skip:
+                yield f"job {new.job_id} neither fired nor skipped {nominal_time:.0f}"
 
 
 def _nominal_times(schedule: Schedule, until: float | None) -> Iterator[float]:

@@ -25,8 +25,8 @@ def no_secret_is_stored(moment: StateChange) -> Iterator[str]:
     for kind, table in moment.after.rows.items():
         rows = list(table.values())
         if _is_in(encode(rows), secrets):
-            (*_, found) = (row for row in rows if _is_in(encode(row), secrets))
-            yield f"there is a secret in the {type(found).__name__} at {kind.__name__}"
+            (*_, last_row) = (row for row in rows if _is_in(encode(row), secrets))
+            yield f"there is a secret in the {type(last_row).__name__} at {kind.__name__}"
     for item in moment.remains():
         if _MARK in item.content or MARK in item.name:
             yield f"there is a secret in the {item.location} {item.name}"
@@ -59,8 +59,8 @@ def no_secret_is_shown(moment: StateChange, call: Call) -> Iterator[str]:
 def no_secret_is_told(moment: StateChange, delivery: Delivery) -> Iterator[str]:
     """I45: no receiver is told one."""
     secrets = [_MARK, *_signing_secrets(moment.history)]
-    told = [delivery.body, repr(delivery.headers).encode()]
-    if any(_is_in(each, secrets) for each in told):
+    texts = [delivery.body, repr(delivery.headers).encode()]
+    if any(_is_in(text, secrets) for text in texts):
         yield f"event {delivery.event_id} told a secret"
 
 

@@ -33,14 +33,14 @@ def what_is_anothers_is_not_found(moment: StateChange, call: Call) -> Iterator[s
 
 def nobody_is_told_of_what_is_anothers(moment: StateChange, delivery: Delivery) -> Iterator[str]:
     """I44: a webhook goes where the owner of its job has sent it, and names that job alone."""
-    told = json.loads(delivery.body)
-    run = moment.after.run_by_id.get(told["run_id"])
-    if run is not None and run.job_id != told["job_id"]:
+    event = json.loads(delivery.body)
+    run = moment.after.run_by_id.get(event["run_id"])
+    if run is not None and run.job_id != event["job_id"]:
         yield f"event {delivery.event_id} tells of run {run.run_id} of job {run.job_id}"
     for promise in moment.history.promises.values():
         if promise.job_id.encode() not in delivery.body:
             continue
-        if promise.job_id != told["job_id"]:
+        if promise.job_id != event["job_id"]:
             yield f"event {delivery.event_id} names job {promise.job_id} as well"
         if not _was_named(delivery.url, promise.tenant, moment.history):
             yield f"{delivery.url} was told of job {promise.job_id} of {promise.tenant}"

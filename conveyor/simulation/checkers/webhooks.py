@@ -19,7 +19,7 @@ from conveyor.simulation.invariant_monitor import StateChange
 
 def every_event_is_told_or_given_up(moment: StateChange) -> Iterator[str]:
     """I41: each event was delivered, or it is on record why not."""
-    heard = {each.event_id for each in moment.history.deliveries if each.status == 204}
+    heard = {delivery.event_id for delivery in moment.history.deliveries if delivery.status == 204}
     for notice in moment.after.notices.values():
         if notice.status is NoticeStatus.DUE:
             yield f"event {notice.notice_id} is still due, after {notice.attempts} tries"
@@ -42,9 +42,9 @@ def an_event_is_redelivered_for_its_owner(moment: StateChange, delivery: Deliver
     if not history.is_spared or history.kills_count:
         return
     taken = [
-        each
-        for each in history.deliveries
-        if each is not delivery and each.event_id == delivery.event_id and each.status == 204
+        other
+        for other in history.deliveries
+        if other is not delivery and other.event_id == delivery.event_id and other.status == 204
     ]
     if not taken:
         return
@@ -72,28 +72,30 @@ def every_signature_verifies(moment: StateChange) -> Iterator[str]:
         secrets = moment.history.signing_secrets.get(tenant, [])
         if None in secrets:
             continue
-        if not _verifies(delivery, signature, [each for each in secrets if each is not None]):
+        if not _verifies(delivery, signature, [secret for secret in secrets if secret is not None]):
             yield f"event {delivery.event_id} has a signature that no key of {tenant} made"
 
 
 def _verifies(delivery: Delivery, signature: str, secrets: list[bytes]) -> bool:
     at = delivery.headers["webhook-timestamp"]
     signed = f"{delivery.event_id}.{at}.".encode() + delivery.body
-    made = {b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode() for secret in secrets}
-    return any(each.removeprefix("v1,") in made for each in signature.split())
+    digests = {
+        b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode() for secret in secrets
+    }
+    return any(part.removeprefix("v1,") in digests for part in signature.split())
 
 
 def no_event_before_its_end(moment: StateChange, delivery: Delivery) -> Iterator[str]:
     """I43: who hears of an end finds it in the rows."""
-    told = json.loads(delivery.body)
-    run_id = _run_id_of(told)
+    event = json.loads(delivery.body)
+    run_id = _run_id_of(event)
     run = moment.after.run_by_id.get(run_id) if run_id else None
     if run is not None and run.status in RUN_LIVE:
         yield f"event {delivery.event_id} tells of the end of run {run_id}, which is {run.status}"
 
 
-def _run_id_of(told: dict[str, object]) -> str | None:
-    data = told.get("data", told)
+def _run_id_of(event: dict[str, object]) -> str | None:
+    data = event.get("data", event)
     run_id = data.get("run_id") if isinstance(data, dict) else None
     return run_id if isinstance(run_id, str) else None
 

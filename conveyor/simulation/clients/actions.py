@@ -59,7 +59,7 @@ async def act_forever(client: Client) -> None:
     options = client.stage.options
     often = TEMPERS[options.temper]
     actions = list(ACTIONS)
-    weights = [weight * often.get(each.__name__, 1) for each, weight in ACTIONS.items()]
+    weights = [weight * often.get(candidate.__name__, 1) for candidate, weight in ACTIONS.items()]
     while True:
         (action,) = client.random.choices(actions, weights)
         await action(client)
@@ -112,12 +112,12 @@ async def submit_a_scheduled_job(client: Client) -> None:
 
 
 async def upload_a_list(client: Client) -> None:
-    made = await client.post("/v1/job_inputs", {"format": "text"})
-    if made is None or not made.is_accepted:
+    answer = await client.post("/v1/job_inputs", {"format": "text"})
+    if answer is None or not answer.is_accepted:
         return
-    target = made.json["upload"]["url"]
+    target = answer.json["upload"]["url"]
     has_bad_lines = client.random.random() < 0.3
-    client.inputs.append((made.json["file_input_id"], target, has_bad_lines))
+    client.inputs.append((answer.json["file_input_id"], target, has_bad_lines))
     await _upload(client, target, has_bad_lines=has_bad_lines)
     await submit_an_uploaded_list(client)
 
@@ -226,10 +226,10 @@ async def export_a_run(client: Client) -> None:
     job = client.pick()
     if job is None:
         return
-    shown = await client.get(f"/v1/jobs/{job.job_id}")
-    if shown is None or not shown.is_accepted or "latest_run" not in shown.json:
+    answer = await client.get(f"/v1/jobs/{job.job_id}")
+    if answer is None or not answer.is_accepted or "latest_run" not in answer.json:
         return
-    run_id = shown.json["latest_run"]["run_id"]
+    run_id = answer.json["latest_run"]["run_id"]
     kind = client.random.choice(("zip", "jsonl", "csv", "warc"))
     path = f"/v1/jobs/{job.job_id}/runs/{run_id}/exports"
     call = await client.post(f"{path}?format={kind}")

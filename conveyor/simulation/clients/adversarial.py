@@ -86,8 +86,8 @@ async def delete_what_another_run_shows(client: Client) -> None:
     if not jobs:
         return
     path = f"/v1/jobs/{client.random.choice(jobs[-6:]).job_id}"
-    shown = await client.get(path)
-    latest = shown.json.get("latest_run") if shown is not None and shown.is_accepted else None
+    answer = await client.get(path)
+    latest = answer.json.get("latest_run") if answer is not None and answer.is_accepted else None
     if latest is not None and latest["terminal"]:
         await client.post(f"{path}/rerun?status=failed")
         await client.reliably("DELETE", f"{path}/runs/{latest['run_id']}")

@@ -81,8 +81,8 @@ async def audit_a_run(client: Client) -> None:
     job = client.pick()
     if job is None:
         return
-    shown = await client.get(f"/v1/jobs/{job.job_id}")
-    latest = shown.json.get("latest_run") if shown is not None and shown.is_accepted else None
+    answer = await client.get(f"/v1/jobs/{job.job_id}")
+    latest = answer.json.get("latest_run") if answer is not None and answer.is_accepted else None
     if latest is not None:
         path = f"/v1/jobs/{job.job_id}/runs/{latest['run_id']}"
         await client.get(path)

@@ -158,8 +158,8 @@ class Client:
             call.status, call.answer = exchange.status, bytes(exchange.answer)
             call.answered_at, call.media_type = trio.current_time(), exchange.media_type
             self.stage.watcher.answered(call)
-        told = "no answer" if call.status is None else f"{call.status} {_short(call.answer)}"
-        self.stage.trace.note(self.name, "was answered", f"#{call.number} {told}")
+        answer = "no answer" if call.status is None else f"{call.status} {_short(call.answer)}"
+        self.stage.trace.note(self.name, "was answered", f"#{call.number} {answer}")
         return call
 
     def _new_call(self, method: str, path: str, key: str | None, body: bytes) -> Call:

@@ -155,9 +155,9 @@ def _small_list(client: Client, **fields: Any) -> bytes:
 
 
 async def _export(client: Client, job_id: str) -> None:
-    shown = await client.once("GET", f"/v1/jobs/{job_id}")
-    if shown.is_accepted and "latest_run" in shown.json:
-        run_id = shown.json["latest_run"]["run_id"]
+    answer = await client.once("GET", f"/v1/jobs/{job_id}")
+    if answer.is_accepted and "latest_run" in answer.json:
+        run_id = answer.json["latest_run"]["run_id"]
         path = f"/v1/jobs/{job_id}/runs/{run_id}/exports?format=jsonl"
         await client.send_json("POST", path, b"")
 

@@ -41,8 +41,8 @@ async def page_through_everything(client: Client) -> None:
             path = f"/v1/jobs/{job['job_id']}/runs/{run['run_id']}/results"
             results = await page_through(client, path)
             if results is not None:
-                shown = [result["task_id"] for result in results]
-                client.stage.history.paged_runs.append((run["run_id"], shown))
+                task_ids = [result["task_id"] for result in results]
+                client.stage.history.paged_runs.append((run["run_id"], task_ids))
 
 
 async def use_an_old_key(client: Client) -> None:
@@ -67,7 +67,7 @@ async def look_at_expired_bodies(client: Client) -> None:
 def _is_plain_submit(client: Client, call: Call) -> bool:
     is_own = call.tenant == client.name and call.is_accepted and call.key is not None
     is_submit = call.method == "POST" and call.path == "/v1/jobs"
-    return is_own and is_submit and not any(each in call.body for each in _NOT_AGAIN)
+    return is_own and is_submit and not any(part in call.body for part in _NOT_AGAIN)
 
 
 async def _all_jobs(client: Client) -> list[Mapping[str, Any]]:

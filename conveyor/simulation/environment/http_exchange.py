@@ -70,5 +70,5 @@ class Exchange:
 
 
 def _media_type(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    found = (value.decode() for name, value in headers if name.lower() == b"content-type")
-    return next(found, "").partition(";")[0]
+    types = (value.decode() for name, value in headers if name.lower() == b"content-type")
+    return next(types, "").partition(";")[0]

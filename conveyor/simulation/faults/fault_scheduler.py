@@ -138,7 +138,7 @@ class FaultScheduler:
 
     async def _scale_to_none(self) -> None:
         """All workers go, in order or not, and come back after a while."""
-        workers = [each for each in self.stage.processes if each.role != "api"]
+        workers = [process for process in self.stage.processes if process.role != "api"]
         if any(worker.held is not None for worker in workers):
             return
         self.stage.faults.count(Fault.SCALED_TO_NONE)

@@ -65,8 +65,8 @@ class SyncLog:
 
     def _lose_end(self, path: Path) -> int:
         status = path.stat()
-        kept = self._bytes_of.get(status.st_ino, 0)
-        if status.st_size <= kept:
+        synced_bytes = self._bytes_of.get(status.st_ino, 0)
+        if status.st_size <= synced_bytes:
             return 0
-        os.truncate(path, kept)
+        os.truncate(path, synced_bytes)
         return 1

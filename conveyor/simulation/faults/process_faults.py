@@ -226,7 +226,7 @@ def _guarded_call(target: Callable[..., Any], call: str, life: ProcessFaults, en
     async def guarded(*args: Any, **kwargs: Any) -> Any:
         async def act() -> Any:
             if method == "ack":
-                refs = [(each.ref.run_id, each.ref.task_id) for each in args[0]]
+                refs = [(message.ref.run_id, message.ref.task_id) for message in args[0]]
                 life.watcher.acks(Acked(life.name, refs))
             if method == "release":
                 life.watcher.history.released.update(args[0])
@@ -234,8 +234,8 @@ def _guarded_call(target: Callable[..., Any], call: str, life: ProcessFaults, en
                 answer = await _receive(life, target, args, kwargs)
             else:
                 answer = await target(*args, **kwargs)
-            told = describe(method, args, answer)
-            life.trace.note(life.name, call, told, is_minor=method in _MINOR)
+            detail = describe(method, args, answer)
+            life.trace.note(life.name, call, detail, is_minor=method in _MINOR)
             return answer
 
         if method in _BEATS and life.faults.strikes(Fault.BEAT_SKIPPED):

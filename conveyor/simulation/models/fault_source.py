@@ -39,8 +39,8 @@ class FaultSource:
         """A whole number, from 0."""
         return min(bound - 1, int(self.random.uniform(0.0, bound)))
 
-    def one_of(self, some: Sequence[T]) -> T:
-        return some[self.below(len(some))]
+    def one_of(self, options: Sequence[T]) -> T:
+        return options[self.below(len(options))]
 
 
 _NAMES = frozenset(FAULTS)

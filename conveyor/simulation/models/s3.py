@@ -235,8 +235,8 @@ class S3Model:
         return {}
 
     def _delete_all(self, params: Params) -> Answer:
-        bucket, asked = self._bucket(params["Bucket"]), params["Delete"]
-        keys = [each["Key"] for each in asked["Objects"]]
+        bucket, request = self._bucket(params["Bucket"]), params["Delete"]
+        keys = [named_object["Key"] for named_object in request["Objects"]]
         if not 1 <= len(keys) <= DELETED_MAX:
             raise AwsError("MalformedXML", "1 to 1000 keys are deleted at once")
         rate = self.fault_source.pessimism.s3.undeleted_rate
@@ -244,7 +244,7 @@ class S3Model:
         for key in keys:
             if key not in left:
                 bucket.remove(key)
-        gone = [] if asked.get("Quiet") else [{"Key": key} for key in keys if key not in left]
+        gone = [] if request.get("Quiet") else [{"Key": key} for key in keys if key not in left]
         errors = [{"Key": key, "Code": "InternalError", "Message": ""} for key in left]
         return {name: rows for name, rows in (("Deleted", gone), ("Errors", errors)) if rows}
 
@@ -297,7 +297,7 @@ class S3Model:
 
     def _complete(self, params: Params) -> Answer:
         upload = self._upload(params)
-        named = [(each["PartNumber"], each["ETag"]) for each in params["MultipartUpload"]["Parts"]]
+        named = [(part["PartNumber"], part["ETag"]) for part in params["MultipartUpload"]["Parts"]]
         if not named or named != sorted(named):
             raise AwsError("InvalidPartOrder", "parts come in ascending order")
         if any(upload.parts.get(number, ("",))[0] != etag for number, etag in named):
@@ -355,14 +355,14 @@ def _refused(status: int, code: str) -> Answered:
     )
 
 
-def _as_http(answer: Answer, asked: Params) -> Answered:
+def _as_http(answer: Answer, params: Params) -> Answered:
     headers = {"etag": answer["ETag"]}
     body: bytes = answer.get("Body", b"")
-    kind = asked.get("ResponseContentType") or answer.get("ContentType")
+    kind = params.get("ResponseContentType") or answer.get("ContentType")
     if "Body" in answer and kind is not None:
         headers["content-type"] = kind
-    if "ResponseContentDisposition" in asked:
-        headers["content-disposition"] = asked["ResponseContentDisposition"]
+    if "ResponseContentDisposition" in params:
+        headers["content-disposition"] = params["ResponseContentDisposition"]
     if "ContentRange" in answer:
         headers["content-range"] = answer["ContentRange"]
     headers["content-length"] = str(len(body))

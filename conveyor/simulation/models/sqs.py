@@ -179,7 +179,7 @@ class SqsModel:
 
     def _attributes(self, params: Params) -> Answer:
         queue, now = self._queue(params), self.now()
-        visible = sum(each.visible_at <= now for each in queue.messages.values())
+        visible = sum(message.visible_at <= now for message in queue.messages.values())
         hidden = len(queue.messages) - visible
         said = {
             "QueueArn": ARN + params["QueueUrl"].removeprefix(URL),
@@ -188,8 +188,8 @@ class SqsModel:
             "ApproximateNumberOfMessagesDelayed": "0",
             **queue.attributes,
         }
-        wanted = params.get("AttributeNames", ())
-        return {"Attributes": {name: said[name] for name in said if {name, "All"} & {*wanted}}}
+        names = params.get("AttributeNames", ())
+        return {"Attributes": {name: said[name] for name in said if {name, "All"} & {*names}}}
 
     def _send_one(self, params: Params) -> Answer:
         self._put(params["QueueUrl"], params["MessageBody"])
@@ -220,31 +220,31 @@ class SqsModel:
         self._refuse_over_limit(queue, now)
         most = params.get("MaxNumberOfMessages", 1)
         assert 1 <= most <= ENTRIES_MAX
-        found = self._shuffled(queue, self._taken(queue, now, most))
-        given = [self._give(queue, message, params) for message in found[:most]]
-        for message in found[most:]:
+        messages = self._shuffled(queue, self._taken(queue, now, most))
+        deliveries = [self._give(queue, message, params) for message in messages[:most]]
+        for message in messages[most:]:
             queue.show(message, message.visible_at)
-        if given and self.fault_source.strikes("sqs.lost_receive", faults.lost_receive_rate):
+        if deliveries and self.fault_source.strikes("sqs.lost_receive", faults.lost_receive_rate):
             raise NoResponse("the connection closed", was_sent=True)
-        return {"Messages": given} if given else {}
+        return {"Messages": deliveries} if deliveries else {}
 
     def _taken(self, queue: Queue, now: float, most: int) -> list[Message]:
         """The messages that are next; of a queue that keeps no order, more than are wanted."""
         if self.fault_source.pessimism.sqs.reordered_rate:
             most += _SHUFFLED
-        found: list[Message] = []
-        while len(found) < most and (message := queue.visible(now)) is not None:
+        messages: list[Message] = []
+        while len(messages) < most and (message := queue.visible(now)) is not None:
             if self._is_kept(queue, message, now):
-                found.append(message)
-        return found
+                messages.append(message)
+        return messages
 
-    def _shuffled(self, queue: Queue, found: list[Message]) -> list[Message]:
+    def _shuffled(self, queue: Queue, messages: list[Message]) -> list[Message]:
         rate = self.fault_source.pessimism.sqs.reordered_rate
-        if len(found) > 1 and self.fault_source.strikes("sqs.reordered", rate):
-            for at in range(len(found) - 1, 0, -1):
+        if len(messages) > 1 and self.fault_source.strikes("sqs.reordered", rate):
+            for at in range(len(messages) - 1, 0, -1):
                 other = self.fault_source.below(at + 1)
-                found[at], found[other] = found[other], found[at]
-        return found
+                messages[at], messages[other] = messages[other], messages[at]
+        return messages
 
     def _is_kept(self, queue: Queue, message: Message, now: float) -> bool:
         """Those that are too old go; those that nobody could make sense of go elsewhere."""
@@ -293,7 +293,7 @@ class SqsModel:
         if len(queue.messages) < most:
             return
         messages = queue.messages.values()
-        if sum(each.visible_at > now and each.receives > 0 for each in messages) >= most:
+        if sum(message.visible_at > now and message.receives > 0 for message in messages) >= most:
             self.fault_source.count("sqs.over_limit")
             raise AwsError("OverLimit", "too many messages are in flight", status=403)
 

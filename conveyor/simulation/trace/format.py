@@ -72,11 +72,11 @@ def _read(args: Sequence[Any], row: Any) -> str:
 
 
 def _messages(args: Sequence[Any], _: Any) -> str:
-    return " ".join(f"{each.ref.run_id}/{each.ref.task_id}" for each in args[0])
+    return " ".join(f"{message.ref.run_id}/{message.ref.task_id}" for message in args[0])
 
 
 def _receive(args: Sequence[Any], messages: Sequence[Any]) -> str:
-    return f"{args[0]} -> " + " ".join(each.ref.task_id for each in messages)
+    return f"{args[0]} -> " + " ".join(message.ref.task_id for message in messages)
 
 
 def _plainly(args: Sequence[Any], answer: Any) -> str:

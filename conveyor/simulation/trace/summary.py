@@ -34,7 +34,7 @@ _DISTURBANCES = frozenset(
 
 def story_of(lines: Sequence[Line], wrongs: Iterable[str]) -> list[Line]:
     """Who did what to those that are named, and what the world did at that time, in order."""
-    ids = {found for wrong in wrongs for found in _ID.findall(wrong)}
+    ids = {row_id for wrong in wrongs for row_id in _ID.findall(wrong)}
     named = _last(NAMED_MAX, lines, lambda line: _is_about(line, ids))
     if not named:
         return []
@@ -50,7 +50,7 @@ def is_disturbance(line: Line) -> bool:
 
 
 def _is_about(line: Line, ids: set[str]) -> bool:
-    return not line.is_minor and (not ids or any(each in line.detail for each in ids))
+    return not line.is_minor and (not ids or any(row_id in line.detail for row_id in ids))
 
 
 def _last(count: int, lines: Sequence[Line], fits: Callable[[Line], bool]) -> list[int]:

@@ -24,7 +24,9 @@ PAGES_LOST_MAX = 8
 def paid_calls_per_task_are_bounded(moment: StateChange, fetch: Fetch) -> Iterator[str]:
     """I51: a page that was fetched is not fetched again, unless its worker was killed or its settle
     got lost; and then only so often."""
-    fetched = sum(each.outcome == "Scraped" for each in _others_of(moment.history, fetch))
+    fetched = sum(
+        other_fetch.outcome == "Scraped" for other_fetch in _others_of(moment.history, fetch)
+    )
     most = 0 if _is_explained(moment.history) else PAGES_LOST_MAX
     if fetched > most:
         yield f"task {fetch.run_id}/{fetch.task_id} is fetched after {fetched} pages of it"
@@ -40,8 +42,8 @@ def every_paid_call_is_on_record(moment: StateChange) -> Iterator[str]:
         paid = billed.get((task.run_id, task.task_id), 0)
         recorded = sum(attempt.credits for attempt in task.history)
         if not task.credits == recorded == paid:
-            told = f"spend {task.credits}, history {recorded}, billed {paid}"
-            yield f"task {task.run_id}/{task.task_id}: {told}"
+            figures = f"spend {task.credits}, history {recorded}, billed {paid}"
+            yield f"task {task.run_id}/{task.task_id}: {figures}"
 
 
 def no_spend_exceeds_the_bill(moment: StateChange) -> Iterator[str]:
@@ -60,15 +62,15 @@ def no_task_fails_for_an_outage(moment: StateChange) -> Iterator[str]:
         if task.status is not TaskStatus.FAILED or _is_fault_of_input(task):
             continue
         blamed = sum(
-            each.site_faults > 0
-            for each in moment.history.fetches
-            if (each.run_id, each.task_id) == (task.run_id, task.task_id)
+            fetch.site_faults > 0
+            for fetch in moment.history.fetches
+            if (fetch.run_id, fetch.task_id) == (task.run_id, task.task_id)
         )
         ours = sum(attempt.problem is not None and _is_ours(task) for attempt in task.history)
         if task.attempts - ours > blamed:
             code = task.problem.code if task.problem is not None else None
-            told = f"{task.attempts} attempts and {blamed} faults of the site"
-            yield f"task {task.run_id}/{task.task_id} failed ({code}) after {told}"
+            figures = f"{task.attempts} attempts and {blamed} faults of the site"
+            yield f"task {task.run_id}/{task.task_id} failed ({code}) after {figures}"
 
 
 def refusals_of_a_plan_are_rare(moment: StateChange) -> Iterator[str]:
@@ -78,7 +80,7 @@ def refusals_of_a_plan_are_rare(moment: StateChange) -> Iterator[str]:
     if not _is_explained(history) or history.gateway_lies:
         return
     most = REFUSALS_A_WORKER * history.workers_count + len(history.fetches) // 10
-    for key, count in Counter(each.key for each in history.gateway_refusals).items():
+    for key, count in Counter(refusal.key for refusal in history.gateway_refusals).items():
         if count > most:
             yield f"the gateway refused {count} calls of {key[-8:]}, of {most}"
 
@@ -88,7 +90,7 @@ def a_gateway_that_is_away_is_left_alone(moment: StateChange) -> Iterator[str]:
     history = moment.history
     if not _is_explained(history):
         return
-    tried = sum(each.outage_faults for each in history.fetches) - len(history.gateway_refusals)
+    tried = sum(fetch.outage_faults for fetch in history.fetches) - len(history.gateway_refusals)
     seconds = history.gateway_away_s
     most: float = CALLS_TO_OPEN * history.workers_count * (1 + history.gateway_outages)
     most += seconds / PROBE_EVERY_S * history.workers_count * CALLERS_MAX
@@ -114,9 +116,9 @@ def _is_explained(history: History) -> bool:
 def _others_of(history: History, fetch: Fetch) -> Iterator[Fetch]:
     name = (fetch.run_id, fetch.task_id)
     return (
-        each
-        for each in history.fetches
-        if each is not fetch and (each.run_id, each.task_id) == name
+        other_fetch
+        for other_fetch in history.fetches
+        if other_fetch is not fetch and (other_fetch.run_id, other_fetch.task_id) == name
     )
 
 
@@ -158,8 +160,8 @@ def a_budget_adds_up_to_its_cap(moment: StateChange) -> Iterator[str]:
             if share.run_id == budget.run_id
         )
         if budget.left < 0 or budget.left + taken != budget.cap:
-            told = f"{budget.left} left and {taken} taken of {budget.cap}"
-            yield f"the budget of run {budget.run_id} does not add up: {told}"
+            figures = f"{budget.left} left and {taken} taken of {budget.cap}"
+            yield f"the budget of run {budget.run_id} does not add up: {figures}"
 
 
 def no_run_spends_above_its_cap(moment: StateChange) -> Iterator[str]:

@@ -18,7 +18,7 @@ def a_small_job_ends_soon_beside_hostile_callers(moment: StateChange) -> Iterato
     history = moment.history
     if not history.is_undisturbed:
         return
-    took = [each for each in map(partial(_seconds_of, moment), history.small_jobs) if each]
+    took = [seconds for seconds in map(partial(_seconds_of, moment), history.small_jobs) if seconds]
     for took_s in took[1:]:
         if took_s > TIMES_SOLO * took[0] + PLUS_S + history.scan_s:
             yield f"a small job took {took_s:.1f} s beside hostile callers, and {took[0]:.1f} alone"

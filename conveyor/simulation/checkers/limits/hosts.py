@@ -18,19 +18,23 @@ WINDOW_S = 10.0
 def no_host_is_fetched_beyond_its_limits(moment: StateChange, fetch: Fetch) -> Iterator[str]:
     """No more pages of a host are fetched at once than the job allows, nor more in ten seconds;
     twice as many where leases can be lost, and as many by each worker where they are lost often."""
-    found = _limit_of(moment, fetch)
-    if found is None:
+    host_limit = _limit_of(moment, fetch)
+    if host_limit is None:
         return
-    job, host, limit = found
-    own = [each for each in moment.history.fetches if _is_of(moment, each, job, host)]
+    job, host, limit = host_limit
+    own = [
+        other_fetch
+        for other_fetch in moment.history.fetches
+        if _is_of(moment, other_fetch, job, host)
+    ]
     history = moment.history
     times = 1 if history.is_spared else max(OVERSHOOT, history.workers_count)
-    count = sum(each.ended_at is None for each in own)
+    count = sum(other_fetch.ended_at is None for other_fetch in own)
     if limit.concurrency is not None and count > limit.concurrency * times:
         yield f"{count} pages of {host} are fetched at once for job {job.job_id}"
     if limit.rate_per_s is not None and history.is_spared:
         since = fetch.started_at - WINDOW_S
-        recent = sum(each.started_at > since for each in own)
+        recent = sum(other_fetch.started_at > since for other_fetch in own)
         most = limit.rate_per_s * (WINDOW_S + limits.HOST_SLACK_S) + 1
         if recent > most:
             yield f"{recent} pages of {host} were fetched in {WINDOW_S:.0f} s, of {most:.1f}"

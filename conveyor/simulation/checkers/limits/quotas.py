@@ -25,8 +25,8 @@ def no_caller_exceeds_a_quota(moment: StateChange) -> Iterator[str]:
         return
     if moment.changed(JobKey):
         jobs = [job for job in moment.after.jobs.values() if job.status in JOB_VISIBLE]
-        asked = [job for job in jobs if job.type is not JobType.SCHEDULED]
-        live = Counter(job.caller for job in asked if job.active_run_id is not None)
+        submitted = [job for job in jobs if job.type is not JobType.SCHEDULED]
+        live = Counter(job.caller for job in submitted if job.active_run_id is not None)
         yield from _exceeding(limits, Quota.LIVE_RUNS, live)
         is_open = Counter(job.caller for job in jobs if job.status is JobStatus.OPEN)
         yield from _exceeding(limits, Quota.OPEN_JOBS, is_open)

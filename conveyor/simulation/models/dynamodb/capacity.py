@@ -89,19 +89,19 @@ class Capacity:
     ) -> str | None:
         """Indexes warm up as tables do, each for itself."""
         now = self.now()
-        wanted = [(_level(levels, place, partition_max, now), n) for place, n in units.items()]
+        demands = [(_level(levels, place, partition_max, now), n) for place, n in units.items()]
         whole = [
             (_level(levels, (name, _ALL), table_max, now), n) for (name, _), n in units.items()
         ]
         refusal = None
-        if any(level.left <= 0.0 for level, _ in wanted):
+        if any(level.left <= 0.0 for level, _ in demands):
             refusal = "ProvisionedThroughputExceeded"
         elif any(level.left <= 0.0 for level, _ in whole):
             refusal = "ThrottlingError"
         if refusal is not None:
             self.fault_source.count("dynamodb.throttled")
             return refusal
-        for level, count in [*wanted, *whole]:
+        for level, count in [*demands, *whole]:
             level.left -= count
         return None
 

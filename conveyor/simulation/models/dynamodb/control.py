@@ -38,9 +38,9 @@ def do(
         case "DescribeTimeToLive":
             return {"TimeToLiveDescription": _expiry(table)}
         case "UpdateTimeToLive":
-            asked = params["TimeToLiveSpecification"]
-            table.expiry = asked["AttributeName"] if asked["Enabled"] else None
-            return {"TimeToLiveSpecification": dict(asked)}
+            specification = params["TimeToLiveSpecification"]
+            table.expiry = specification["AttributeName"] if specification["Enabled"] else None
+            return {"TimeToLiveSpecification": dict(specification)}
         case _:
             raise NotModelled(f"dynamodb.{operation}")
 

@@ -141,11 +141,11 @@ class _Reader:
         self._tokens: list[str] = []
         at, end = 0, len(text.rstrip())
         while at < end:
-            found = _TOKEN.match(text, at)
-            if found is None:
+            match = _TOKEN.match(text, at)
+            if match is None:
                 raise NotModelled(f"{text[at]!r} in an expression: {text}")
-            self._tokens.append(found[1])
-            at = found.end()
+            self._tokens.append(match[1])
+            at = match.end()
         self._at = 0
 
     @property
@@ -227,12 +227,12 @@ def _comparison(reader: _Reader) -> Test:
     left = _operand(reader)
     if reader.takes("IN"):
         reader.expect("(")
-        some = [_operand(reader)]
+        operands = [_operand(reader)]
         while reader.takes(","):
-            some.append(_operand(reader))
+            operands.append(_operand(reader))
         reader.expect(")")
         return lambda item, bound: any(
-            is_equal(left(item, bound), each(item, bound)) for each in some
+            is_equal(left(item, bound), operand(item, bound)) for operand in operands
         )
     if reader.takes("BETWEEN"):
         first = _operand(reader)

@@ -68,11 +68,15 @@ def query(table: Table, capacity: Capacity, params: Params) -> dict[str, Any]:
         params.get("ExpressionAttributeValues", _NOTHING),
     )
     text = params.get("FilterExpression")
-    kept = None if text is None else expressions.condition(text)
-    asked = _asked(table, index, params, bound, _NO_MARKS if kept is None else kept.marks)
-    page = _scanned(table, index, asked, params, lambda row: kept is None or kept.test(row, bound))
+    condition = None if text is None else expressions.condition(text)
+    key_range = _asked(
+        table, index, params, bound, _NO_MARKS if condition is None else condition.marks
+    )
+    page = _scanned(
+        table, index, key_range, params, lambda row: condition is None or condition.test(row, bound)
+    )
     units = read_units(page.size_bytes, is_consistent=bool(params.get("ConsistentRead")))
-    place = TABLE if index is None else index.name, asked.partition
+    place = TABLE if index is None else index.name, key_range.partition
     refusal = capacity.take_reads({place: units})
     if refusal is not None:
         raise throttled(refusal)
@@ -93,21 +97,21 @@ def query(table: Table, capacity: Capacity, params: Params) -> dict[str, Any]:
 def _scanned(
     table: Table,
     index: Index | None,
-    asked: _Asked,
+    key_range: _Asked,
     params: Params,
     is_kept: Callable[[Item], bool],
 ) -> _Page:
     page, scanned_max = _Page(), _scanned_max(table, params)
     if not scanned_max:
-        page.last = params.get("ExclusiveStartKey") or _before(table, index, asked)
+        page.last = params.get("ExclusiveStartKey") or _before(table, index, key_range)
         return page
-    partition = (table if index is None else index).partitions.get(asked.partition, Partition())
-    for sort, row in _rows(table, partition, asked, params):
+    partition = (table if index is None else index).partitions.get(key_range.partition, Partition())
+    for sort, row in _rows(table, partition, key_range, params):
         page.scanned, page.size_bytes = page.scanned + 1, page.size_bytes + row.size_bytes
         if is_kept(row.item):
             page.items.append(projected(row.item, params))
         if page.scanned == scanned_max or page.size_bytes >= PAGE_BYTES_MAX:
-            page.last = _place(table, index, asked.partition, sort)
+            page.last = _place(table, index, key_range.partition, sort)
             break
     return page
 
@@ -135,8 +139,8 @@ def projected(item: Item, params: Params) -> Item:
         return dict(item)
     names = params.get("ExpressionAttributeNames", _NOTHING)
     bound = Bound(names, _NOTHING)
-    wanted = [bound.name(each) for each in expressions.projection(text)[0]]
-    return {name: item[name] for name in wanted if name in item}
+    attributes = [bound.name(placeholder) for placeholder in expressions.projection(text)[0]]
+    return {name: item[name] for name in attributes if name in item}
 
 
 def _index(table: Table, params: Params) -> Index | None:
@@ -155,8 +159,8 @@ def _asked(
 ) -> _Asked:
     condition = expressions.key_condition(params["KeyConditionExpression"])
     text = params.get("ProjectionExpression")
-    shown = _NO_MARKS if text is None else expressions.projection(text)[1]
-    check_marks(params, condition.marks, filter_marks, shown)
+    projection_marks = _NO_MARKS if text is None else expressions.projection(text)[1]
+    check_marks(params, condition.marks, filter_marks, projection_marks)
     pk, sk = (table.pk, table.sk) if index is None else (index.pk, index.sk)
     name, mark = condition.partition
     if bound.name(name) != pk:
@@ -166,7 +170,7 @@ def _asked(
         sort_name, sign, marks = condition.sort
         if bound.name(sort_name) != sk:
             raise invalid(f"Query condition missed key schema element: {sk}")
-        first, end = _bounds(sign, [bound.value(each)["S"] for each in marks])
+        first, end = _bounds(sign, [bound.value(value_mark)["S"] for value_mark in marks])
     partition = bound.value(mark)["S"]
     if not partition:
         raise invalid("One or more parameter values are not valid: an empty string in a key")
@@ -174,15 +178,15 @@ def _asked(
     return _Asked(partition, (first,), (end,), is_descending)
 
 
-def _bounds(sign: str, given: list[str]) -> tuple[str, str]:
-    one = given[0]
+def _bounds(sign: str, operands: list[str]) -> tuple[str, str]:
+    one = operands[0]
     match sign:
         case "=":
             return one, one + _NEXT
         case "BETWEEN":
-            if one > given[1]:
+            if one > operands[1]:
                 raise invalid("The BETWEEN operator requires upper bound to be at least the lower")
-            return one, given[1] + _NEXT
+            return one, operands[1] + _NEXT
         case "begins_with":
             return one, one + _ABOVE_ALL
         case "<":
@@ -196,28 +200,32 @@ def _bounds(sign: str, given: list[str]) -> tuple[str, str]:
 
 
 def _rows(
-    table: Table, partition: Partition, asked: _Asked, params: Params
+    table: Table, partition: Partition, key_range: _Asked, params: Params
 ) -> Iterator[tuple[Sort, Row]]:
-    first, end = asked.first, asked.end
+    first, end = key_range.first, key_range.end
     if "ExclusiveStartKey" in params:
         start = _sort_of(table, params)
-        if asked.is_descending:
+        if key_range.is_descending:
             end = min(end, start)
         else:
             first = max(first, (*start[:-1], start[-1] + _NEXT))
-    sorts = partition.between(first, end, is_descending=asked.is_descending)
+    sorts = partition.between(first, end, is_descending=key_range.is_descending)
     if params.get("ConsistentRead") or "IndexName" in params or not partition.past:
         return ((sort, partition.rows[sort]) for sort in sorts)
-    return _perhaps_stale(table, partition, asked, first, end)
+    return _perhaps_stale(table, partition, key_range, first, end)
 
 
 def _perhaps_stale(
-    table: Table, partition: Partition, asked: _Asked, first: Sort, end: Sort
+    table: Table, partition: Partition, key_range: _Asked, first: Sort, end: Sort
 ) -> Iterator[tuple[Sort, Row]]:
-    gone = [each for each in partition.past if first <= each < end and each not in partition.rows]
+    gone = [
+        sort_key
+        for sort_key in partition.past
+        if first <= sort_key < end and sort_key not in partition.rows
+    ]
     there = partition.between(first, end, is_descending=False)
-    for sort in sorted([*there, *gone], reverse=asked.is_descending):
-        row = seen(table, (asked.partition, sort[0]), is_consistent=False)
+    for sort in sorted([*there, *gone], reverse=key_range.is_descending):
+        row = seen(table, (key_range.partition, sort[0]), is_consistent=False)
         if row is not None:
             yield sort, row
 
@@ -249,7 +257,7 @@ def _place(table: Table, index: Index | None, partition: str, sort: Sort) -> Ite
     return at | table.key_item((sort[1], sort[2]))
 
 
-def _before(table: Table, index: Index | None, asked: _Asked) -> Item:
+def _before(table: Table, index: Index | None, key_range: _Asked) -> Item:
     """A place ahead of everything: nothing was looked at yet."""
-    edge = _ABOVE_ALL if asked.is_descending else _BELOW_ALL
-    return _place(table, index, asked.partition, (edge, edge, edge))
+    edge = _ABOVE_ALL if key_range.is_descending else _BELOW_ALL
+    return _place(table, index, key_range.partition, (edge, edge, edge))

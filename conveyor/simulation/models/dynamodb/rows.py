@@ -46,7 +46,7 @@ class Partition:
         self.rows[sort] = row
 
     def remember(self, sort: Sort, now: float, keep_s: float) -> None:
-        versions = [each for each in self.past.get(sort, ()) if each[0] > now - keep_s]
+        versions = [version for version in self.past.get(sort, ()) if version[0] > now - keep_s]
         self.past[sort] = [*versions, (now, self.rows.get(sort))]
 
     def as_of(self, sort: Sort, instant: float) -> Row | None:

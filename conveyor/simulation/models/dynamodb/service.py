@@ -88,10 +88,10 @@ class DynamoModel:
         return table
 
     def capacity(self, name: str) -> Capacity:
-        found = self._capacities.get(name)
-        if found is None:
-            found = self._capacities[name] = Capacity(self.fault_source, self.now)
-        return found
+        capacity = self._capacities.get(name)
+        if capacity is None:
+            capacity = self._capacities[name] = Capacity(self.fault_source, self.now)
+        return capacity
 
     def _get(self, params: Params) -> Answer:
         table = self.table(params["TableName"])
@@ -126,13 +126,16 @@ class DynamoModel:
             raise AwsError("TransactionConflictException", "Transaction is ongoing for the item")
 
     def _batch_get(self, params: Params) -> Answer:
-        asked = params["RequestItems"]
-        if sum(len(each["Keys"]) for each in asked.values()) > READ_MAX:
+        requests_by_table = params["RequestItems"]
+        if (
+            sum(len(table_request["Keys"]) for table_request in requests_by_table.values())
+            > READ_MAX
+        ):
             raise invalid("Too many items requested for the BatchGetItem call")
-        found: dict[str, list[Item]] = {}
+        items_by_table: dict[str, list[Item]] = {}
         left: dict[str, Any] = {}
         total, size_bytes, is_any_done = 0.0, 0, False
-        for name, request in asked.items():
+        for name, request in requests_by_table.items():
             table, capacity = self.table(name), self.capacity(name)
             keys = [table.key_of(key) for key in request["Keys"]]
             _refuse_twice(keys)
@@ -147,22 +150,23 @@ class DynamoModel:
                     continue
                 is_any_done, total, size_bytes = True, total + units, size_bytes + row_bytes
                 if row is not None:
-                    found.setdefault(name, []).append(queries.projected(row.item, request))
+                    items_by_table.setdefault(name, []).append(queries.projected(row.item, request))
         if not is_any_done:
             raise throttled("ProvisionedThroughputExceeded")
-        return consumed(params, total, {"Responses": found, "UnprocessedKeys": left})
+        return consumed(params, total, {"Responses": items_by_table, "UnprocessedKeys": left})
 
     def _batch_write(self, params: Params) -> Answer:
-        asked: Mapping[str, Sequence[Mapping[str, Params]]] = params["RequestItems"]
-        if not 1 <= sum(map(len, asked.values())) <= WRITTEN_MAX:
+        requests_by_table: Mapping[str, Sequence[Mapping[str, Params]]] = params["RequestItems"]
+        if not 1 <= sum(map(len, requests_by_table.values())) <= WRITTEN_MAX:
             raise invalid("Too many items requested for the BatchWriteItem call")
         writes: list[tuple[str, Table, Any, Write]] = []
-        for name, requests in asked.items():
+        for name, requests in requests_by_table.items():
             table = self.table(name)
-            some = [_batched(table, request) for request in requests]
-            _refuse_twice([write.key for write in some])
+            table_writes = [_batched(table, request) for request in requests]
+            _refuse_twice([write.key for write in table_writes])
             writes += [
-                (name, table, request, write) for request, write in zip(requests, some, strict=True)
+                (name, table, request, write)
+                for request, write in zip(requests, table_writes, strict=True)
             ]
         left: dict[str, list[Any]] = {}
         total = 0.0
@@ -193,10 +197,10 @@ def consumed(params: Params, units: float, answer: Answer) -> Answer:
 
 
 def _batched(table: Table, request: Mapping[str, Params]) -> Write:
-    ((kind, given),) = request.items()
+    ((kind, fields),) = request.items()
     if kind not in {"PutRequest", "DeleteRequest"}:
         raise NotModelled(kind)
-    return checked_write(table, kind.removesuffix("Request"), given)
+    return checked_write(table, kind.removesuffix("Request"), fields)
 
 
 def _left_of(left: dict[str, Any], name: str, request: Params) -> list[Item]:

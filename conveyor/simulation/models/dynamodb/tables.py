@@ -20,7 +20,7 @@ Key = tuple[str, str]
 class Lateness:
     """Of one item in an index: what it shows, and how much of what came after is not there yet."""
 
-    shown: Row | None
+    visible: Row | None
     due_at: float = 0.0
     count: int = 0
 
@@ -57,10 +57,10 @@ class Index:
             self.partition(after[0]).put(after[1], self.view(new))
 
     def partition(self, name: str) -> Partition:
-        found = self.partitions.get(name)
-        if found is None:
-            found = self.partitions[name] = Partition()
-        return found
+        partition = self.partitions.get(name)
+        if partition is None:
+            partition = self.partitions[name] = Partition()
+        return partition
 
 
 @dataclass(slots=True)
@@ -95,14 +95,14 @@ class Table:
         return {self.pk: {"S": key[0]}, self.sk: {"S": key[1]}}
 
     def get(self, key: Key) -> Row | None:
-        found = self.partitions.get(key[0])
-        return None if found is None else found.rows.get((key[1],))
+        partition = self.partitions.get(key[0])
+        return None if partition is None else partition.rows.get((key[1],))
 
     def partition(self, name: str) -> Partition:
-        found = self.partitions.get(name)
-        if found is None:
-            found = self.partitions[name] = Partition()
-        return found
+        partition = self.partitions.get(name)
+        if partition is None:
+            partition = self.partitions[name] = Partition()
+        return partition
 
     def check(self, row: Row) -> None:
         if row.size_bytes > ITEM_BYTES_MAX:
@@ -132,8 +132,8 @@ class Table:
             _, _, name, key, row = heappop(self._late)
             index = self.indexes[name]
             late = index.late[key]
-            index.show(key, late.shown, row)
-            late.shown, late.count = row, late.count - 1
+            index.show(key, late.visible, row)
+            late.visible, late.count = row, late.count - 1
             if not late.count:
                 del index.late[key]
         while self._expiring and self._expiring[0][0] <= now:
@@ -186,25 +186,25 @@ class Table:
 def table_of(
     definition: Mapping[str, Any], fault_source: FaultSource, now: Callable[[], float]
 ) -> Table:
-    kinds = {each["AttributeType"] for each in definition["AttributeDefinitions"]}
+    kinds = {attribute["AttributeType"] for attribute in definition["AttributeDefinitions"]}
     if kinds != {"S"}:
         raise NotModelled("keys that are no strings")
     pk, sk = _names(definition["KeySchema"])
     indexes = {}
-    for each in definition.get("GlobalSecondaryIndexes", ()):
-        index_pk, index_sk = _names(each["KeySchema"])
-        projection = each["Projection"]
+    for index in definition.get("GlobalSecondaryIndexes", ()):
+        index_pk, index_sk = _names(index["KeySchema"])
+        projection = index["Projection"]
         shows: frozenset[str] | None = frozenset(
             {pk, sk, index_pk, index_sk, *projection.get("NonKeyAttributes", ())}
         )
         if projection["ProjectionType"] == "ALL":
             shows = None
-        indexes[each["IndexName"]] = Index(each["IndexName"], index_pk, index_sk, shows)
+        indexes[index["IndexName"]] = Index(index["IndexName"], index_pk, index_sk, shows)
     return Table(definition, fault_source, now, pk, sk, indexes)
 
 
 def _names(schema: list[dict[str, str]]) -> Key:
-    by_kind = {each["KeyType"]: each["AttributeName"] for each in schema}
+    by_kind = {element["KeyType"]: element["AttributeName"] for element in schema}
     if by_kind.keys() != {"HASH", "RANGE"}:
         raise NotModelled("a table or index without a sort key")
     return by_kind["HASH"], by_kind["RANGE"]

@@ -59,15 +59,17 @@ class Transactions:
         digest = b"" if token is None else _digest(params["TransactItems"])
         if token is not None and self._is_done(token, digest):
             return {}
-        steps = [next(iter(each.items())) for each in params["TransactItems"]]
+        steps = [next(iter(item.items())) for item in params["TransactItems"]]
         if not 1 <= len(steps) <= ITEMS_MAX:
             raise invalid(f"1 to {ITEMS_MAX} items make a transaction")
-        tables = [self.table(given["TableName"]) for _, given in steps]
+        tables = [self.table(fields["TableName"]) for _, fields in steps]
         writes = [
-            checked_write(table, kind, given)
-            for table, (kind, given) in zip(tables, steps, strict=True)
+            checked_write(table, kind, fields)
+            for table, (kind, fields) in zip(tables, steps, strict=True)
         ]
-        places = [(given["TableName"], w.key) for (_, given), w in zip(steps, writes, strict=True)]
+        places = [
+            (fields["TableName"], w.key) for (_, fields), w in zip(steps, writes, strict=True)
+        ]
         if len(set(places)) != len(places):
             raise invalid("Transaction request cannot include multiple operations on one item")
         if sum(0 if w.new is None else w.new.size_bytes for w in writes) > BYTES_MAX:
@@ -90,20 +92,20 @@ class Transactions:
         }
 
     def get(self, params: Params) -> dict[str, Any]:
-        asked = [each["Get"] for each in params["TransactItems"]]
-        if not 1 <= len(asked) <= ITEMS_MAX:
+        requests = [item["Get"] for item in params["TransactItems"]]
+        if not 1 <= len(requests) <= ITEMS_MAX:
             raise invalid(f"1 to {ITEMS_MAX} items make a transaction")
         answers: list[dict[str, Any]] = []
         reasons: list[str] = []
-        for each in asked:
-            table = self.table(each["TableName"])
-            key = table.key_of(each["Key"])
+        for request in requests:
+            table = self.table(request["TableName"])
+            key = table.key_of(request["Key"])
             row = table.get(key)
             units = 2 * read_units(0 if row is None else row.size_bytes, is_consistent=True)
-            is_held = self.is_held(each["TableName"], key)
-            refusal = self.capacity(each["TableName"]).take_reads({(TABLE, key[0]): units})
+            is_held = self.is_held(request["TableName"], key)
+            refusal = self.capacity(request["TableName"]).take_reads({(TABLE, key[0]): units})
             reasons.append(_CONFLICT if is_held else refusal or _FINE)
-            answers.append({} if row is None else {"Item": queries.projected(row.item, each)})
+            answers.append({} if row is None else {"Item": queries.projected(row.item, request)})
         _cancel(reasons)
         return {"Responses": answers}
 
@@ -137,16 +139,16 @@ class Transactions:
         self, places: Sequence[Spot], tables: Sequence[Table], writes: Sequence[Write]
     ) -> dict[str, float]:
         """Twice the units: DynamoDB prepares every write before it makes it."""
-        wanted: dict[str, dict[Place, float]] = {}
+        units_by_table: dict[str, dict[Place, float]] = {}
         for (name, _), table, write in zip(places, tables, writes, strict=True):
-            units = wanted.setdefault(name, {})
+            units = units_by_table.setdefault(name, {})
             for partition, count in write.units(table).items():
                 units[partition] = units.get(partition, 0.0) + 2 * count
-        for name, units in wanted.items():
+        for name, units in units_by_table.items():
             refusal = self.capacity(name).take_writes(units)
             if refusal is not None:
                 _cancel([refusal, *[_FINE] * (len(writes) - 1)])
-        return {name: sum(units.values()) for name, units in wanted.items()}
+        return {name: sum(units.values()) for name, units in units_by_table.items()}
 
     def _hold(self, places: Sequence[Spot]) -> None:
         most_s = self.fault_source.pessimism.dynamodb.conflict_s

@@ -32,10 +32,10 @@ def check_known(what: str, params: Mapping[str, Any], known: frozenset[str]) -> 
 
 def checked(item: Mapping[str, Attribute]) -> Item:
     """The item as the service keeps it: numbers in their shortest form."""
-    kept: Item = {}
+    valid: Item = {}
     for name, value in item.items():
-        kept[name] = value if "S" in value and len(value) == 1 else _checked(value)
-    return kept
+        valid[name] = value if "S" in value and len(value) == 1 else _checked(value)
+    return valid
 
 
 def _checked(value: Attribute) -> Attribute:
@@ -50,7 +50,7 @@ def _checked(value: Attribute) -> Attribute:
         case "NULL" if inner is True:
             return value
         case "L":
-            return {"L": [_checked(each) for each in inner]}
+            return {"L": [_checked(element) for element in inner]}
         case "M":
             return {"M": checked(inner)}
         case _:

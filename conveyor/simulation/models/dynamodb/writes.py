@@ -69,8 +69,8 @@ class Write:
                     units[place] = units.get(place, 0.0) + 1.0
         return units
 
-    def answer(self, wanted: str) -> dict[str, Any]:
-        match wanted:
+    def answer(self, return_values: str) -> dict[str, Any]:
+        match return_values:
             case "NONE":
                 return {}
             case "ALL_OLD":
@@ -78,7 +78,7 @@ class Write:
             case "ALL_NEW" if self.new is not None:
                 return {"Attributes": dict(self.new.item)}
             case _:
-                raise NotModelled(f"ReturnValues {wanted}")
+                raise NotModelled(f"ReturnValues {return_values}")
 
 
 def checked_write(table: Table, kind: str, params: Mapping[str, Any]) -> Write:

@@ -67,8 +67,8 @@ class Keyspace:
         now, value = self.now(), self.values.get(key)
         while self.undo and self.undo[0][0] < now - self.kept_s:
             self.undo.popleft()
-        kept = None if value is None else _copied(value)
-        self.undo.append((now, key, kept, self.dies_at.get(key)))
+        copy = None if value is None else _copied(value)
+        self.undo.append((now, key, copy, self.dies_at.get(key)))
 
 
 def _copied(value: Value) -> Value:
@@ -139,13 +139,15 @@ def _zscore(space: Keyspace, key: str, member: str) -> Reply:
 
 def _zrangebyscore(space: Keyspace, key: str, first: str, last: str) -> Reply:
     scores = space.inside(key)
-    inside = [each for each in scores if _is_within(scores[each], first, last)]
-    return sorted(inside, key=lambda each: (scores[each], each))
+    inside = [member for member in scores if _is_within(scores[member], first, last)]
+    return sorted(inside, key=lambda member: (scores[member], member))
 
 
 def _zremrangebyscore(space: Keyspace, key: str, first: str, last: str) -> Reply:
     scores = space.inside(key)
-    return _zrem(space, key, *[each for each in scores if _is_within(scores[each], first, last)])
+    return _zrem(
+        space, key, *[member for member in scores if _is_within(scores[member], first, last)]
+    )
 
 
 def _is_within(score: float, first: str, last: str) -> bool:

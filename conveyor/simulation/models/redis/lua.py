@@ -26,29 +26,29 @@ class Lua:
             self._compiled[text] = function
         table = self._lua.table_from
 
-        def called(name: str, *given: str | float) -> Any:
-            reply = call(name, *map(_argument, given))
+        def called(name: str, *arguments: str | float) -> Any:
+            reply = call(name, *map(_argument, arguments))
             return table(reply) if isinstance(reply, list) else reply
 
-        told = function(
-            table(list(keys)), table([str(each) for each in args]), table({"call": called})
+        answer = function(
+            table(list(keys)), table([str(arg) for arg in args]), table({"call": called})
         )
-        return _answer(told)
+        return _answer(answer)
 
 
-def _argument(given: str | float) -> str:
-    return given if isinstance(given, str) else f"{given:.17g}"
+def _argument(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.17g}"
 
 
-def _answer(told: Any) -> Any:
+def _answer(value: Any) -> Any:
     """Numbers lose their fraction, lists end at the first gap, and false is nothing."""
-    if lua51.lua_type(told) == "table":
+    if lua51.lua_type(value) == "table":
         answers = []
-        for number in range(1, len(told) + 1):
-            if told[number] is None:
+        for number in range(1, len(value) + 1):
+            if value[number] is None:
                 break
-            answers.append(_answer(told[number]))
+            answers.append(_answer(value[number]))
         return answers
-    if isinstance(told, bool):
-        return 1 if told else None
-    return int(told) if isinstance(told, float) else told
+    if isinstance(value, bool):
+        return 1 if value else None
+    return int(value) if isinstance(value, float) else value

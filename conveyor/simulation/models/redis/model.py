@@ -81,9 +81,9 @@ class RedisModel:
 
     def publish(self, link: ModelledLink, channel: str, text: str) -> None:
         """Told to those on the same side; a listener that is cut off hears no more."""
-        for each in self._links:
-            if each.is_behind == link.is_behind:
-                each.hear(channel, text)
+        for other_link in self._links:
+            if other_link.is_behind == link.is_behind:
+                other_link.hear(channel, text)
         if self.fault_source.strikes("redis.deaf", self.fault_source.pessimism.redis.deaf_rate):
             self.fault_source.one_of(self._links).cut()
 
@@ -94,8 +94,8 @@ class RedisModel:
     def _of(self, link: ModelledLink) -> Keyspace:
         if self.old is not None and self._old_until <= self.clock.now():
             self.old = None
-            for each in self._links:
-                each.join()
+            for other_link in self._links:
+                other_link.join()
         return self.old if self.old is not None and link.is_behind else self.primary
 
     def _fail(self) -> None:
@@ -115,14 +115,14 @@ class RedisModel:
                 self.primary.copy(),
                 now + fault_source.seconds(faults.split_s),
             )
-            for each in self._links:
-                each.is_behind = fault_source.below(2) == 0
+            for link in self._links:
+                link.is_behind = fault_source.below(2) == 0
         if self.primary.values and fault_source.strikes("redis.evicted", faults.evicted_rate):
             self.primary.forget(fault_source.one_of(list(self.primary.values)))
 
     def _cut_all(self) -> None:
-        for each in self._links:
-            each.cut()
+        for link in self._links:
+            link.cut()
 
 
 @dataclass(slots=True, eq=False)
@@ -137,8 +137,8 @@ class ModelledLink:
         return await self.model.ask(self, lambda at: self.model.run(at, script, keys, args))
 
     async def get(self, key: str) -> str | None:
-        found = await self.model.ask(self, lambda at: at.call("GET", key))
-        return None if found is False else str(found)
+        value = await self.model.ask(self, lambda at: at.call("GET", key))
+        return None if value is False else str(value)
 
     async def put(self, key: str, text: str, *, ttl_s: float) -> None:
         ms = str(int(ttl_s * 1000))
@@ -161,7 +161,9 @@ class ModelledLink:
             try:
                 yield _messages(receive)
             finally:
-                self._heard = [each for each in self._heard if each[1] is not send]
+                self._heard = [
+                    subscription for subscription in self._heard if subscription[1] is not send
+                ]
 
     def hear(self, channel: str, text: str) -> None:
         for name, send in self._heard:
