@@ -8,7 +8,7 @@ from contextlib import aclosing
 import msgspec
 import trio
 
-from conveyor.api.route import Parameter, Query, Route
+from conveyor.api.route import Example, Parameter, Query, Route
 from conveyor.api.server.quota import Held
 from conveyor.api.server.request import Download, RequestContext, Response, json_reply
 from conveyor.domain import limits
@@ -133,6 +133,11 @@ ROUTES: tuple[Route, ...] = (
         name="listEvents",
         tag="events",
         summary="List the events of your jobs in order; a stream with `Accept: text/event-stream`",
+        description=(
+            "Returns a page of the caller's event log after a position. With `Accept: text/event-"
+            "stream` the response is a stream of server-sent events with the same ids."
+        ),
+        example=Example(query={"limit": "10"}),
         does=Query(list_events),
         answers={200: ListEventsResponse},
         query=(AFTER, EVENTS),

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from conveyor.api.results import REDIRECT, direct_reply, log_damage_while_sending, logging_damage
-from conveyor.api.route import Access, Command, Parameter, Query, Route
+from conveyor.api.route import Access, Command, Example, Parameter, Query, Route
 from conveyor.api.server.problem import BadRange
 from conveyor.api.server.request import Download, RequestContext, Response, Work, json_reply
 from conveyor.domain.changes import ExportKey, RunKey
@@ -159,6 +159,11 @@ ROUTES: tuple[Route, ...] = (
         name="startResultsExport",
         tag="runs",
         summary="Start an export of the results of an ended run as one file",
+        description=(
+            "Requests the results of an ended run as one file. A worker writes it; poll the export "
+            "until it is completed."
+        ),
+        example=Example(query={"format": "jsonl"}),
         does=Command(start),
         answers={202: StartExportResponse},
         problems=(410,),
@@ -170,6 +175,10 @@ ROUTES: tuple[Route, ...] = (
         name="getResultsExport",
         tag="runs",
         summary="Show the progress of an export, with a link to its complete file",
+        description=(
+            "Shows how far an export is. A completed one has a link to its file, which works "
+            "without a key for an hour, and the manifest to verify the file by."
+        ),
         does=Query(get),
         answers={200: ExportResponse},
     ),
@@ -179,6 +188,9 @@ ROUTES: tuple[Route, ...] = (
         name="getResultsExportContent",
         tag="runs",
         summary="Download the file of an export, or a range of it",
+        description=(
+            "Returns the file of a completed export, or the part that the Range header names."
+        ),
         does=Query(get_content),
         answers={200: "*/*", 206: "*/*", 302: None},
         problems=(409, 416),

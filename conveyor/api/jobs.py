@@ -14,6 +14,7 @@ from conveyor.api.route import (
     DRY_RUN,
     LIMIT,
     Command,
+    Example,
     Parameter,
     Query,
     Route,
@@ -370,6 +371,22 @@ ROUTES: tuple[Route, ...] = (
         name="submitJob",
         tag="jobs",
         summary="Submit a job",
+        description=(
+            "Creates a job with its list and starts its first run. The response is 201 when the "
+            "tasks exist, and 202 when the list is ingested afterwards. Send an Idempotency-Key, "
+            "so that a repetition after a lost response creates no second job."
+        ),
+        example=Example(
+            body={
+                "name": "prices",
+                "tasks": [
+                    {"url": "https://shop.example/a", "external_id": "a"},
+                    {"url": "https://shop.example/b"},
+                ],
+                "max_inflight": 20,
+            },
+            status=201,
+        ),
         does=Command(submit, SubmitJobRequest, long=LongSubmit),
         answers={
             200: SubmitDryRunResponse,
@@ -386,6 +403,11 @@ ROUTES: tuple[Route, ...] = (
         name="listJobs",
         tag="jobs",
         summary="List your jobs, newest first",
+        description=(
+            "Lists the caller's jobs, newest first, with their latest runs. The filters may be "
+            "combined. A page may be short: only a null `next_cursor` means that nothing is left."
+        ),
+        example=Example(query={"status": "closed", "limit": "10"}),
         does=Query(list_jobs),
         answers={200: ListJobsResponse},
         query=(JOB_STATUS, JOB_TYPE, JOB_EXTERNAL_ID, *job_search.FILTERS, LIMIT, CURSOR),
@@ -396,6 +418,10 @@ ROUTES: tuple[Route, ...] = (
         name="getJob",
         tag="jobs",
         summary="Show a job and its latest run",
+        description=(
+            "Shows the settings of a job and the counts, the rate and the wait reason of its "
+            "latest run."
+        ),
         does=Query(get_job),
         answers={200: JobResponse},
     ),
@@ -405,6 +431,10 @@ ROUTES: tuple[Route, ...] = (
         name="deleteJob",
         tag="jobs",
         summary="Delete a job with its runs and results",
+        description=(
+            "Deletes a job with all runs, results and exports. A live run is stopped first. The "
+            "rows are removed after the response; callers do not see the job any more."
+        ),
         does=Command(make_handler(delete_job)),
         answers={202: None},
     ),
@@ -414,6 +444,11 @@ ROUTES: tuple[Route, ...] = (
         name="addTasks",
         tag="tasks",
         summary="Add a list to an open job",
+        description=(
+            "Adds a list to the first run of an open job. With `last_batch` the job is closed in "
+            "the same step."
+        ),
+        example=Example(body={"tasks": [{"url": "https://shop.example/c"}], "last_batch": True}),
         does=Command(add_tasks, AddTasksRequest, long=LongAddTasks),
         answers={200: AddTasksResponse},
     ),
@@ -423,6 +458,10 @@ ROUTES: tuple[Route, ...] = (
         name="closeJob",
         tag="jobs",
         summary="Close an open job: it accepts no more tasks",
+        description=(
+            "Closes an open job: it accepts no further list, and its run completes when every task "
+            "has ended. The operation has no effect on a closed job."
+        ),
         does=Command(make_handler(close)),
         answers={200: JobResponse},
     ),
@@ -432,6 +471,10 @@ ROUTES: tuple[Route, ...] = (
         name="setJobHostLimits",
         tag="jobs",
         summary="Change the host limits, for runs that start from now on",
+        description="Replaces the host limits of a job. Runs that start afterwards obey them.",
+        example=Example(
+            body={"concurrency": 2, "hosts": {"slow.example": {"rate_per_s": 0.5}}},
+        ),
         does=Command(put_host_limits, HostLimitsInput),
         answers={200: JobResponse},
     ),
@@ -441,6 +484,7 @@ ROUTES: tuple[Route, ...] = (
         name="deleteJobHostLimits",
         tag="jobs",
         summary="Remove the host limits, for runs that start from now on",
+        description="Removes the host limits of a job. Runs that start afterwards have none.",
         does=Command(delete_host_limits),
         answers={200: JobResponse},
     ),
@@ -450,6 +494,11 @@ ROUTES: tuple[Route, ...] = (
         name="setJobBudget",
         tag="jobs",
         summary="Change the budget; a run that waits for it continues",
+        description=(
+            "Changes the most that each run of the job may spend. A live run that waits for its "
+            "budget continues. The budget cannot be less than what is spent or reserved."
+        ),
+        example=Example(body={"credits": 5000}),
         does=Command(set_budget, BudgetInput),
         answers={200: JobResponse},
         problems=(409,),

@@ -8,22 +8,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from conveyor import __version__
 from conveyor.api.route import Access, Query, Route
-from conveyor.api.server.openapi import page_of
+from conveyor.api.server.docs_page import MEDIA_TYPES, PAGE_HEADERS, read_file, render_page
 from conveyor.api.server.problem import NotReady
 from conveyor.api.server.request import RequestContext, Response, json_reply
 from conveyor.domain.errors import NotFound
 from conveyor.domain.quota import Quota
 from conveyor.schemas.responses import HealthResponse, QuotaResponse, QuotasResponse
-
-# The page is one file. The browser must not load, run or frame anything.
-PAGE_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    ),
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-}
 
 
 async def healthz(call: RequestContext) -> Response:
@@ -44,12 +34,19 @@ async def metrics(call: RequestContext) -> Response:
 
 
 async def openapi(call: RequestContext) -> Response:
-    return Response(200, call.api.document)
+    return Response(200, call.api.document())
 
 
 async def docs(call: RequestContext) -> Response:
-    html = page_of(call.api.document).encode()
+    html = render_page(call.api.document(), base_url=call.base_url).encode()
     return Response(200, html, "text/html; charset=utf-8", dict(PAGE_HEADERS))
+
+
+async def docs_file(call: RequestContext) -> Response:
+    name = call.ids["file"]
+    if name not in MEDIA_TYPES:
+        raise NotFound("This path does not exist. See /docs.")
+    return Response(200, read_file(name), MEDIA_TYPES[name])
 
 
 async def actors(call: RequestContext) -> Response:
@@ -86,6 +83,10 @@ ROUTES: tuple[Route, ...] = (
         name="listQuotas",
         tag="operations",
         summary="Show the quotas of this server and your use of them",
+        description=(
+            "Shows every quota of this server with its limit, and the caller's use of those that "
+            "are counted."
+        ),
         does=Query(list_quotas),
         answers={200: QuotasResponse},
     ),
@@ -95,6 +96,7 @@ ROUTES: tuple[Route, ...] = (
         name="getHealth",
         tag="operations",
         summary="Show whether the process is alive",
+        description="Answers while the process is alive. It says nothing about its storage.",
         does=Query(healthz),
         answers={200: HealthResponse},
         access=Access.PUBLIC,
@@ -105,6 +107,10 @@ ROUTES: tuple[Route, ...] = (
         name="getReadiness",
         tag="operations",
         summary="Show whether the process is ready for requests",
+        description=(
+            "Answers 200 while the process accepts requests, and 503 while it starts, drains or "
+            "has failing storage."
+        ),
         does=Query(readyz),
         answers={200: HealthResponse},
         problems=(503,),
@@ -116,6 +122,7 @@ ROUTES: tuple[Route, ...] = (
         name="getMetrics",
         tag="operations",
         summary="Metrics in the Prometheus text format",
+        description="Returns the metrics of this process in the text format of Prometheus.",
         does=Query(metrics),
         answers={200: "text/plain"},
         access=Access.PUBLIC,
@@ -126,6 +133,7 @@ ROUTES: tuple[Route, ...] = (
         name="getOpenApi",
         tag="operations",
         summary="This document",
+        description="Returns the description of this API as OpenAPI 3.1.",
         does=Query(openapi),
         answers={200: "application/json"},
         access=Access.PUBLIC,
@@ -136,8 +144,21 @@ ROUTES: tuple[Route, ...] = (
         name="getDocs",
         tag="operations",
         summary="This document, as a page",
+        description="Shows the description of this API as a page that can send requests.",
         does=Query(docs),
         answers={200: "text/html"},
+        access=Access.PUBLIC,
+    ),
+    Route(
+        method="GET",
+        path="/docs/{file}",
+        name="getDocsFile",
+        tag="operations",
+        summary="The style sheet or the script of that page",
+        description="Returns a file that the page at `/docs` loads.",
+        does=Query(docs_file),
+        answers={200: "*/*"},
+        problems=(404,),
         access=Access.PUBLIC,
     ),
     Route(
@@ -146,6 +167,10 @@ ROUTES: tuple[Route, ...] = (
         name="getActors",
         tag="operations",
         summary="Show the tree of actors, if the operator enables it",
+        description=(
+            "Shows the tree of actors with their restarts and mailboxes. Servers do not answer it "
+            "unless the operator enables it."
+        ),
         does=Query(actors),
         answers={200: "application/json"},
         problems=(404,),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from conveyor.api.route import CURSOR, Access, Parameter, Query, Route
+from conveyor.api.route import CURSOR, Access, Example, Parameter, Query, Route
 from conveyor.api.server.problem import MEDIA_TYPE
 from conveyor.api.server.request import Download, RequestContext, Response, json_reply
 from conveyor.domain import limits
@@ -266,6 +266,11 @@ ROUTES: tuple[Route, ...] = (
         name="listLatestRunResults",
         tag="tasks",
         summary="Page through the tasks of the latest run",
+        description=(
+            "Lists the tasks of the latest run, with a link to the body of each successful one. A "
+            "page may be short: only a null `next_cursor` means that nothing is left."
+        ),
+        example=Example(query={"status": "successful", "limit": "10"}),
         does=Query(list_results),
         answers={200: ListResultsResponse},
         query=(RESULT_STATUS, *TASK_FILTERS, ROWS, CURSOR),
@@ -277,6 +282,11 @@ ROUTES: tuple[Route, ...] = (
         name="listRunResults",
         tag="tasks",
         summary="Page through the tasks of a run",
+        description=(
+            "Lists the tasks of a run, with a link to the body of each successful one. A page may "
+            "be short: only a null `next_cursor` means that nothing is left."
+        ),
+        example=Example(query={"status": "all", "order": "list"}),
         does=Query(list_results),
         answers={200: ListResultsResponse},
         query=(RESULT_STATUS, *TASK_FILTERS, ROWS, CURSOR),
@@ -288,6 +298,10 @@ ROUTES: tuple[Route, ...] = (
         name="listRunHosts",
         tag="runs",
         summary="Show the figures of each host of a run",
+        description=(
+            "Counts the tasks of each host of a run: outcomes, failure reasons, bytes and the "
+            "median duration. The operation reads the rows of the run and counts as an audit."
+        ),
         does=Query(list_hosts),
         answers={200: ListHostsResponse},
         problems=(503,),
@@ -298,6 +312,7 @@ ROUTES: tuple[Route, ...] = (
         name="getRunTask",
         tag="tasks",
         summary="Show a task",
+        description="Shows one task: its state, its last problem and its charge.",
         does=Query(get_task),
         answers={200: TaskResult},
     ),
@@ -307,6 +322,10 @@ ROUTES: tuple[Route, ...] = (
         name="getLatestRunTaskContent",
         tag="tasks",
         summary="Fetch the body of a task of the latest run",
+        description=(
+            "Returns the stored body of a task of the latest run as it was fetched, as an "
+            "attachment. A failed task answers 422 with its problem."
+        ),
         does=Query(get_content),
         answers={200: "*/*", 302: None},
         problems=(409, 410, 422),
@@ -318,6 +337,10 @@ ROUTES: tuple[Route, ...] = (
         name="getRunTaskContent",
         tag="tasks",
         summary="Fetch the body of a task",
+        description=(
+            "Returns the stored body of a task as it was fetched, as an attachment. A failed task "
+            "answers 422 with its problem. With the token of a `result_url` no API key is needed."
+        ),
         does=Query(get_content),
         answers={200: "*/*", 302: None},
         problems=(409, 410, 422),
@@ -330,6 +353,10 @@ ROUTES: tuple[Route, ...] = (
         name="getLatestRunTaskHistory",
         tag="tasks",
         summary="Show every attempt at a task of the latest run",
+        description=(
+            "Lists the attempts at a task of the latest run, with their times, charges and "
+            "problems."
+        ),
         does=Query(get_history),
         answers={200: TaskHistoryResponse},
     ),
@@ -339,6 +366,7 @@ ROUTES: tuple[Route, ...] = (
         name="getRunTaskHistory",
         tag="tasks",
         summary="Show every attempt at a task",
+        description="Lists the attempts at a task, with their times, charges and problems.",
         does=Query(get_history),
         answers={200: TaskHistoryResponse},
     ),

@@ -77,6 +77,17 @@ DRY_RUN = Parameter(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A request that the document shows. A test sends it, with the ids of a prepared job in its
+    path. `body` is JSON, or the text of an upload. `status` is the expected one, if the operation
+    has several."""
+
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+    status: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One operation. `problems` has the statuses of refusals that do not follow from the form of
     the route (see `openapi`). `gives` maps each id in its response to the JSON pointer of the id.
@@ -87,12 +98,14 @@ class Route:
     name: str
     tag: str
     summary: str
+    description: str
     does: Query | Command | Upload
     answers: Mapping[int, type | str | None]
     problems: tuple[int, ...] = ()
     query: tuple[Parameter, ...] = ()
     access: Access = Access.KEY
     gives: Mapping[str, str] = field(default_factory=dict)
+    example: Example = Example()
 
 
 # Query parameters that several routes share.

@@ -15,6 +15,7 @@ from conveyor.api.route import (
     DRY_RUN,
     LIMIT,
     Command,
+    Example,
     Parameter,
     Query,
     Route,
@@ -271,6 +272,10 @@ ROUTES: tuple[Route, ...] = (
         name="stopJob",
         tag="jobs",
         summary="Stop the latest run, with a receipt for the released tasks",
+        description=(
+            "Ends the latest run for good. The receipt says what was released, and whether any "
+            "fetch is still open. Tasks that have not ended stay as they are."
+        ),
         does=Command(make_handler(stop)),
         answers={200: RunResponse},
     ),
@@ -280,6 +285,7 @@ ROUTES: tuple[Route, ...] = (
         name="cancelJob",
         tag="jobs",
         summary="Another name for stop",
+        description="Does the same as `stopJob`, under the name that older clients use.",
         does=Command(make_handler(stop)),
         answers={200: RunResponse},
     ),
@@ -289,6 +295,7 @@ ROUTES: tuple[Route, ...] = (
         name="pauseJob",
         tag="jobs",
         summary="Pause the latest run",
+        description="Pauses the latest run: no further task is started. Tasks in flight may end.",
         does=Command(make_handler(pause)),
         answers={200: RunResponse},
     ),
@@ -298,6 +305,7 @@ ROUTES: tuple[Route, ...] = (
         name="resumeJob",
         tag="jobs",
         summary="Resume a paused run",
+        description="Resumes the latest run after a pause.",
         does=Command(make_handler(resume)),
         answers={200: RunResponse},
     ),
@@ -307,6 +315,12 @@ ROUTES: tuple[Route, ...] = (
         name="rerunJob",
         tag="jobs",
         summary="Run a job again, all of it or part of it",
+        description=(
+            "Creates a run over the tasks of the latest run. Without a filter every task starts "
+            "over. With filters, the tasks that match all of them start over, and the others are "
+            "inherited with their results."
+        ),
+        example=Example(query={"status": "failed"}, status=201),
         does=Command(rerun),
         answers={
             200: RerunDryRunResponse,
@@ -322,6 +336,8 @@ ROUTES: tuple[Route, ...] = (
         name="listJobRuns",
         tag="runs",
         summary="List the runs of a job, newest first",
+        description="Lists the runs of a job, newest first.",
+        example=Example(query={"limit": "10"}),
         does=Query(list_runs),
         answers={200: ListJobRunsResponse},
         query=(LIMIT, CURSOR),
@@ -332,6 +348,7 @@ ROUTES: tuple[Route, ...] = (
         name="getJobRun",
         tag="runs",
         summary="Show a run",
+        description="Shows the counts, the rate and the wait reason of a run.",
         does=Query(get_run),
         answers={200: RunResponse},
     ),
@@ -341,6 +358,10 @@ ROUTES: tuple[Route, ...] = (
         name="deleteJobRun",
         tag="runs",
         summary="Delete a run and its results",
+        description=(
+            "Deletes an ended run and its results. A run whose results or list another run needs "
+            "is kept (409)."
+        ),
         does=Command(make_handler(delete_run)),
         answers={202: None},
         problems=(409,),
@@ -351,6 +372,11 @@ ROUTES: tuple[Route, ...] = (
         name="auditJobRun",
         tag="runs",
         summary="Count a run again from its rows, and check some of its bodies",
+        description=(
+            "Reads every row of a run, counts it again and compares the result with the counters. "
+            "It also reads a sample of the stored bodies and compares their digests. The request "
+            "lasts as long as the recount."
+        ),
         does=Query(get_audit),
         answers={200: AuditResponse},
         problems=(503,),

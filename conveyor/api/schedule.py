@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from conveyor.api.route import Command, Route
+from conveyor.api.route import Command, Example, Route
 from conveyor.api.runs import STORAGE_QUOTAS, cached_run_response, fresh_run_response
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain.changes import JobKey
@@ -97,6 +97,8 @@ ROUTES: tuple[Route, ...] = (
         name="updateJobSchedule",
         tag="jobs",
         summary="Replace the schedule of a scheduled job",
+        description="Replaces the rule of a scheduled job as a whole.",
+        example=Example(body={"cron": "0 9 * * mon-fri", "timezone": "Europe/Berlin"}),
         does=Command(replace, JobSchedule),
         answers={200: JobResponse},
         problems=(409,),
@@ -107,6 +109,11 @@ ROUTES: tuple[Route, ...] = (
         name="updateScheduleState",
         tag="jobs",
         summary="Pause or resume the schedule of a job",
+        description=(
+            "Pauses or resumes the schedule of a job. A paused schedule starts no run; runs that "
+            "exist continue."
+        ),
+        example=Example(body={"schedule_state": "paused"}),
         does=Command(set_state, UpdateScheduleStateRequest),
         answers={200: JobResponse},
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable
 from functools import partial
 
-from conveyor.api.route import Access, Command, Parameter, Route, Upload
+from conveyor.api.route import Access, Command, Example, Parameter, Route, Upload
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain import limits
 from conveyor.domain.changes import InputKey
@@ -74,6 +74,13 @@ ROUTES: tuple[Route, ...] = (
         name="createJobInput",
         tag="job_inputs",
         summary="Create a slot for the upload of a list",
+        description=(
+            "Creates a slot for a list that is too long for a request, and says where to upload "
+            "it. The slot lives for a day."
+        ),
+        example=Example(
+            body={"type": "csv", "csv": {"fields": {"url": 0, "external_id": 1}, "header": True}},
+        ),
         does=Command(create_input, CreateJobInputRequest),
         answers={201: CreateJobInputResponse},
     ),
@@ -83,6 +90,11 @@ ROUTES: tuple[Route, ...] = (
         name="uploadJobInput",
         tag="job_inputs",
         summary="Upload a list, plain or as gzip; it replaces an earlier upload",
+        description=(
+            "Stores a list in its slot, as a whole or not at all. Another upload replaces it. "
+            "Submit the list by its `file_input_id`."
+        ),
+        example=Example(body="url,id\nhttps://shop.example/a,a\n"),
         does=Upload(upload, limits.UPLOAD_BYTES_MAX),
         answers={200: UploadResponse},
         problems=(411, 507),

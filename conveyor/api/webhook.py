@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from conveyor.api.route import CURSOR, LIMIT, Command, Query, Route, make_handler
+from conveyor.api.route import CURSOR, LIMIT, Command, Example, Query, Route, make_handler
 from conveyor.api.server.request import RequestContext, Response, Work, json_reply
 from conveyor.domain import limits
 from conveyor.domain.errors import InvalidArgument
@@ -154,6 +154,7 @@ ROUTES: tuple[Route, ...] = (
         name="getJobWebhook",
         tag="jobs",
         summary="Show the webhook of a job",
+        description="Shows the receiver of the ends of a job's runs.",
         does=Query(get_webhook),
         answers={200: WebhookResponse},
     ),
@@ -163,6 +164,11 @@ ROUTES: tuple[Route, ...] = (
         name="putJobWebhook",
         tag="jobs",
         summary="Set the webhook of a job, for every delivery that is still due",
+        description=(
+            "Replaces the webhook of a job. Events that are not delivered yet go to the new "
+            "receiver."
+        ),
+        example=Example(body={"url": "https://hooks.example/conveyor", "signature": False}),
         does=Command(put_webhook, WebhookConfigInput),
         answers={200: WebhookResponse},
     ),
@@ -172,6 +178,7 @@ ROUTES: tuple[Route, ...] = (
         name="deleteJobWebhook",
         tag="jobs",
         summary="Remove the webhook of a job and its undelivered events",
+        description="Removes the webhook of a job. Events that are not delivered yet are dropped.",
         does=Command(make_handler(delete_webhook)),
         answers={204: None},
     ),
@@ -181,6 +188,11 @@ ROUTES: tuple[Route, ...] = (
         name="listJobWebhookDeliveries",
         tag="jobs",
         summary="List the webhook events of a job and their delivery attempts, newest first",
+        description=(
+            "Lists the events of a job, newest first, with the state of their delivery and the "
+            "latest attempts."
+        ),
+        example=Example(query={"limit": "10"}),
         does=Query(list_deliveries),
         answers={200: ListDeliveriesResponse},
         query=(LIMIT, CURSOR),
@@ -191,6 +203,7 @@ ROUTES: tuple[Route, ...] = (
         name="redeliverJobWebhookEvent",
         tag="jobs",
         summary="Deliver an event again",
+        description="Makes an event due again, with its id. A worker sends it soon.",
         does=Command(make_handler(redeliver)),
         answers={202: DeliveryResponse},
     ),
@@ -200,6 +213,11 @@ ROUTES: tuple[Route, ...] = (
         name="testWebhook",
         tag="webhook",
         summary="Send a test event to a receiver and show the result",
+        description=(
+            "Sends one test event to a receiver, signed like any other if it asks for that, and "
+            "shows what the receiver answered. The attempt is not repeated."
+        ),
+        example=Example(body={"url": "https://hooks.example/conveyor"}),
         does=Command(test_webhook, WebhookInput),
         answers={200: WebhookTestResponse},
     ),
@@ -209,6 +227,10 @@ ROUTES: tuple[Route, ...] = (
         name="listHMACKeys",
         tag="hmac",
         summary="Show your signing keys, without their secrets",
+        description=(
+            "Shows the ids of the caller's signing keys. No response but that of the rotation "
+            "contains a secret."
+        ),
         does=Query(list_keys),
         answers={200: HmacKeyList},
     ),
@@ -218,6 +240,11 @@ ROUTES: tuple[Route, ...] = (
         name="rotateHMACKey",
         tag="hmac",
         summary="Create the first signing key, or a candidate for the next one",
+        description=(
+            "Creates the first signing key, which is active at once, or a candidate for the next "
+            "one. Both keys sign until the rotation is finalized or cancelled. The response is the "
+            "only one that contains the secret."
+        ),
         does=Command(make_handler(rotate_key), is_secret=True),
         answers={201: HmacKeyCreated},
     ),
@@ -227,6 +254,7 @@ ROUTES: tuple[Route, ...] = (
         name="cancelHMACRotation",
         tag="hmac",
         summary="Delete the candidate",
+        description="Deletes the candidate of a rotation. The active key stays.",
         does=Command(make_handler(cancel_rotation)),
         answers={204: None},
         problems=(409,),
@@ -237,6 +265,7 @@ ROUTES: tuple[Route, ...] = (
         name="finalizeHMACKey",
         tag="hmac",
         summary="Make the candidate the active key",
+        description="Makes the candidate the active key and deletes the previous one.",
         does=Command(make_handler(finalize_key)),
         answers={200: HmacKeyFinalized},
     ),

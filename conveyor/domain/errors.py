@@ -11,11 +11,11 @@ from conveyor.domain.model import Problem
 
 
 class InvalidTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One refused line of a submitted list: its position, the reason, and a shortened copy."""
+    """One refused line of a submitted list."""
 
-    index: int
-    reason: str
-    value: str | None = None
+    index: int  #: The position of the line in the list, from 0.
+    reason: str  #: What is wrong with it.
+    value: str | None = None  #: A shortened copy of the invalid value, without secrets.
 
 
 class ConveyorError(Exception):

@@ -18,23 +18,29 @@ from conveyor.domain.ids import BatchId, CallerId, EventId, InputId, JobId, Noti
 
 
 class JobType(StrEnum):
-    REGULAR = "regular"
-    SCHEDULED = "scheduled"
+    """What starts the runs of a job."""
+
+    REGULAR = "regular"  #: The submit, and reruns.
+    SCHEDULED = "scheduled"  #: A schedule, and reruns.
 
 
 class JobStatus(StrEnum):
-    OPEN = "open"
-    CLOSED = "closed"
-    DELETED = "deleted"
+    """Whether a job accepts further lists."""
+
+    OPEN = "open"  #: The job accepts further lists.
+    CLOSED = "closed"  #: The list of the job is complete.
+    DELETED = "deleted"  #: The job is deleted; callers do not see it.
 
 
 class RunStatus(StrEnum):
-    RUNNING = "running"
-    PENDING = "pending"
-    COMPLETED = "completed"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    DELETED = "deleted"
+    """The state of a run."""
+
+    RUNNING = "running"  #: The run has tasks that have not ended.
+    PENDING = "pending"  #: Every task has ended, and further lists may follow.
+    COMPLETED = "completed"  #: Every task has ended.
+    STOPPED = "stopped"  #: The run was stopped before every task had ended.
+    FAILED = "failed"  #: An account-level error ended the run.
+    DELETED = "deleted"  #: The run is deleted; callers do not see it.
 
 
 class TaskStatus(StrEnum):
@@ -59,20 +65,24 @@ class CounterState(StrEnum):
 
 
 class NoticeStatus(StrEnum):
-    DUE = "due"
-    DELIVERED = "delivered"
-    EXHAUSTED = "exhausted"
-    DROPPED = "dropped"
+    """The state of a delivery."""
+
+    DUE = "due"  #: An attempt is due, or in progress.
+    DELIVERED = "delivered"  #: The receiver answered with 2xx.
+    EXHAUSTED = "exhausted"  #: No attempt was successful, and no further one follows.
+    DROPPED = "dropped"  #: The webhook was removed before the event was delivered.
 
 
 class NoticeChannel(StrEnum):
     """The channel that delivers a notice."""
 
-    WEBHOOK = "webhook"
-    STEP_FUNCTIONS = "step_functions"
+    WEBHOOK = "webhook"  #: A POST to the webhook of the job.
+    STEP_FUNCTIONS = "step_functions"  #: A call to AWS Step Functions.
 
 
 class EventType(StrEnum):
+    """What an event reports."""
+
     JOB_CREATED = "job.created"  #: A job was submitted.
     JOB_CLOSED = "job.closed"  #: An open job takes no further list.
     JOB_DELETED = "job.deleted"  #: A job was deleted.
@@ -87,26 +97,34 @@ class EventType(StrEnum):
 
 
 class PauseState(StrEnum):
-    ACTIVE = "active"
-    PAUSED = "paused"
+    """Whether a run is paused."""
+
+    ACTIVE = "active"  #: The run is not paused.
+    PAUSED = "paused"  #: No task of the run is started.
 
 
 class IngestStatus(StrEnum):
-    PENDING = "pending"
-    DONE = "done"
+    """The state of a list that is ingested after the response."""
+
+    PENDING = "pending"  #: The list is being ingested.
+    DONE = "done"  #: Every line is a task.
 
 
 class Method(StrEnum):
-    GET = "GET"
-    POST = "POST"
+    """The method of a fetch."""
+
+    GET = "GET"  #: Without a body.
+    POST = "POST"  #: With the body of the line.
 
 
 class Format(StrEnum):
-    HTML = "html"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    PLAINTEXT = "plaintext"
-    PDF = "pdf"
+    """The format of the bodies of a job."""
+
+    HTML = "html"  #: The page as the site sends it.
+    JSON = "json"  #: Extracted data, or a JSON response of the gateway.
+    MARKDOWN = "markdown"  #: The page as Markdown.
+    PLAINTEXT = "plaintext"  #: The text of the page.
+    PDF = "pdf"  #: The page as PDF.
 
 
 class FailureReason(StrEnum):

@@ -37,18 +37,8 @@ _NO_CONTROLS = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$(?!\n)"
 # Decimal text: a JSON number would become a float and lose digits. `$(?!\n)` is explained above.
 _MONEY = r"^[0-9]{1,9}(\.[0-9]{1,6})?$(?!\n)"
 
-Concurrency = Annotated[
-    int,
-    Meta(ge=1, le=limits.MAX_INFLIGHT_MAX, description="Fetches of one host at the same time."),
-]
-Rate = Annotated[
-    float,
-    Meta(
-        ge=limits.HOST_RATE_MIN,
-        le=limits.HOST_RATE_MAX,
-        description="Fetches of one host that begin in a second.",
-    ),
-]
+Concurrency = Annotated[int, Meta(ge=1, le=limits.MAX_INFLIGHT_MAX)]
+Rate = Annotated[float, Meta(ge=limits.HOST_RATE_MIN, le=limits.HOST_RATE_MAX)]
 
 
 class BudgetInput(
@@ -56,8 +46,10 @@ class BudgetInput(
 ):
     """The most that each run may spend: either credits, or money as decimal text."""
 
+    #: Credits of the gateway.
     credits: Annotated[int, Meta(ge=1, le=limits.BUDGET_CREDITS_MAX)] | None = None
-    cost: Annotated[str, Meta(pattern=_MONEY, description="Such as 12.50.")] | None = None
+    #: Money in the currency of the gateway, such as `12.50`.
+    cost: Annotated[str, Meta(pattern=_MONEY)] | None = None
 
 
 class HostLimitInput(
@@ -65,28 +57,32 @@ class HostLimitInput(
 ):
     """The limits of one host. An omitted field means no limit."""
 
-    concurrency: Concurrency | None = None
-    rate_per_s: Rate | None = None
+    concurrency: Concurrency | None = None  #: Fetches of the host at the same time.
+    rate_per_s: Rate | None = None  #: Fetches of the host that begin in a second.
 
 
 class HostLimitsInput(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """The limits of each host of the job. `hosts` has exceptions for named hosts."""
+    """The limits of each host of the job."""
 
-    concurrency: Concurrency | None = None
-    rate_per_s: Rate | None = None
+    concurrency: Concurrency | None = None  #: Fetches of one host at the same time.
+    rate_per_s: Rate | None = None  #: Fetches of one host that begin in a second.
+    #: Limits of named hosts. They replace the limits above as a whole.
     hosts: Annotated[dict[str, HostLimitInput], Meta(max_length=limits.HOST_OVERRIDES_MAX)] = {}
 
 
 _PARAM = {"type": ["string", "boolean", "integer"], "maxLength": limits.PARAM_VALUE_CHARS_MAX}
+_PARAM_SCHEMAS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(sorted(PARAMS), _PARAM),
+    "custom_headers": {"type": ["object", "string"]},
+    "mode": {"type": "string", "enum": ["auto"]},
+    "response_type": {"type": "string", "enum": sorted(RESPONSE_TYPES)},
+}
 _PARAMS_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
-        **dict.fromkeys(sorted(PARAMS), _PARAM),
-        "custom_headers": {"type": ["object", "string"]},
-        "mode": {"type": "string", "enum": ["auto"]},
-        "response_type": {"type": "string", "enum": sorted(RESPONSE_TYPES)},
+        name: {**schema, "description": PARAMS[name]} for name, schema in _PARAM_SCHEMAS.items()
     },
     "additionalProperties": False,
 }
@@ -95,28 +91,25 @@ _PARAMS_SCHEMA: dict[str, Any] = {
 class TaskInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of a list: a URL, and optionally how to fetch it."""
 
+    #: An http or https URL.
     url: Annotated[
         Any,
         Meta(
-            description="An http or https URL.",
             extra_json_schema={
                 "type": "string",
                 "format": "uri",
                 "maxLength": limits.URL_CHARS_MAX,
-            },
+            }
         ),
     ] = None
+    #: The caller's own id for the line. It need not be unique.
     external_id: Annotated[
-        Any,
-        Meta(
-            description="The caller's own name for the line; need not be unique.",
-            extra_json_schema={"type": "string", "pattern": EXTERNAL_ID_PATTERN},
-        ),
+        Any, Meta(extra_json_schema={"type": "string", "pattern": EXTERNAL_ID_PATTERN})
     ] = None
+    #: The caller's own data. It is kept with the task and returned with its result.
     metadata: Annotated[
         Any,
         Meta(
-            description="Kept with the task and given back with its result.",
             extra_json_schema={
                 "type": "object",
                 "maxProperties": limits.METADATA_KEYS_MAX,
@@ -124,161 +117,116 @@ class TaskInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     "type": "string",
                     "maxLength": limits.METADATA_VALUE_CHARS_MAX,
                 },
-            },
+            }
         ),
     ] = None
-    method: Annotated[
-        Any,
-        Meta(
-            description="A POST may be repeated: use it for requests that are safe to repeat.",
-            extra_json_schema={"type": "string", "enum": ["GET", "POST"]},
-        ),
-    ] = None
-    body: (
-        Annotated[
-            msgspec.Raw,
-            Meta(description="With POST only: text is sent as a form, anything else as JSON."),
-        ]
-        | msgspec.UnsetType
-    ) = msgspec.UNSET
-    zenrows_params: Annotated[
-        Any,
-        Meta(
-            description="Parameters of this line; they win over those of the job.",
-            extra_json_schema=_PARAMS_SCHEMA,
-        ),
-    ] = None
+    #: The method of the request. A POST may be sent more than once: use it for requests that are
+    #: safe to repeat.
+    method: Annotated[Any, Meta(extra_json_schema={"type": "string", "enum": ["GET", "POST"]})] = (
+        None
+    )
+    #: The body of a POST. Text is sent as a form, any other value as JSON.
+    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    #: Parameters of this line. They win over those of the job.
+    zenrows_params: Annotated[Any, Meta(extra_json_schema=_PARAMS_SCHEMA)] = None
 
 
-OnInvalidInput = Annotated[
-    Literal["reject", "skip"],
-    Meta(
-        description="What a bad line does: refuse the list, or become a task that has failed. "
-        "In an uploaded list it always becomes one."
-    ),
-]
+OnInvalidInput = Literal["reject", "skip"]
 ColumnInput = Annotated[int, Meta(ge=0, le=100_000)] | Annotated[str, Meta(min_length=1)]
 
 
 class WebhookInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The URL that is called at the end of a run, and whether calls are signed."""
 
+    #: A public https URL.
     url: Annotated[str, Meta(max_length=limits.URL_CHARS_MAX)]
-    signature: bool = False
+    signature: bool = False  #: Whether deliveries are signed. This needs an active signing key.
 
 
 class WebhookConfigInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A complete webhook. It replaces the previous one, so every field is required."""
 
+    #: A public https URL.
     url: Annotated[str, Meta(max_length=limits.URL_CHARS_MAX)]
-    signature: bool
+    signature: bool  #: Whether deliveries are signed. This needs an active signing key.
 
 
 class SubmitJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job: its list, the settings for all lines, and its webhook."""
 
+    #: `scheduled`: the job is run by its `schedule`.
     type: Literal["regular", "scheduled"] = "regular"
-    status: Annotated[
-        Literal["open", "closed"],
-        Meta(description="An open job takes more tasks until it is closed."),
-    ] = "closed"
+    #: An `open` job accepts further lists until it is closed.
+    status: Literal["open", "closed"] = "closed"
+    #: The list: one task per line.
     tasks: Annotated[list[TaskInput], Meta(max_length=limits.TASKS_MAX)] | None = None
+    #: Scraper parameters of every line.
     zenrows_params: Annotated[dict[str, Any], Meta(extra_json_schema=_PARAMS_SCHEMA)] | None = None
+    #: The caller's own id for the job. It need not be unique.
     external_id: Annotated[str, Meta(pattern=_EXTERNAL_ID)] | None = None
+    #: A name for people.
     name: Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX, pattern=_NO_CONTROLS)] | None = None
+    #: The caller's own data, as texts. It is returned with the job and in webhooks.
     metadata: dict[str, Any] | None = None
-    webhook: WebhookInput | None = None
-    file_input_id: str | None = None
-    schedule: (
-        Annotated[JobSchedule, Meta(description="With type `scheduled`, and only there.")] | None
-    ) = None
+    webhook: WebhookInput | None = None  #: The receiver of the ends of runs.
+    file_input_id: str | None = None  #: An uploaded list, instead of `tasks`.
+    schedule: JobSchedule | None = None  #: When a `scheduled` job runs.
+    #: What an invalid line does: it refuses the list, or becomes a failed task. In an uploaded list
+    #: it always becomes a failed task.
     on_invalid: OnInvalidInput = "reject"
-    max_inflight: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                le=limits.MAX_INFLIGHT_MAX,
-                description="How many tasks of the job may be fetched at the same time.",
-            ),
-        ]
-        | None
-    ) = None
-    max_attempts: (
-        Annotated[
-            int,
-            Meta(ge=1, le=limits.MAX_ATTEMPTS_MAX, description="Tries a task has before it fails."),
-        ]
-        | None
-    ) = None
-    priority: Annotated[
-        int,
-        Meta(ge=1, le=limits.PRIORITY_MAX, description="The job's weight among the caller's jobs."),
-    ] = 1
-    result_ttl_days: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                le=limits.RESULT_TTL_DAYS_MAX,
-                description="How many days results are kept after their run has ended: "
-                f"{limits.RESULT_TTL_DAYS} if it is not said. A server keeps no body for more than "
-                f"so many days ({limits.BODY_DAYS}, if it was not set otherwise) after it was "
-                "fetched, and takes no larger number.",
-            ),
-        ]
-        | None
-    ) = None
-    budget: BudgetInput | None = None
-    host_limits: HostLimitsInput | None = None
+    #: Tasks of the job that may be fetched at the same time. The server has a default.
+    max_inflight: Annotated[int, Meta(ge=1, le=limits.MAX_INFLIGHT_MAX)] | None = None
+    #: Attempts that a task has before it fails; 3 if it is omitted.
+    max_attempts: Annotated[int, Meta(ge=1, le=limits.MAX_ATTEMPTS_MAX)] | None = None
+    #: The weight of the job among the jobs of its caller.
+    priority: Annotated[int, Meta(ge=1, le=limits.PRIORITY_MAX)] = 1
+    #: Days that results are kept after the end of their run; 14 if it is omitted. The server
+    #: refuses more days than it keeps bodies, which is 30 unless the operator changed it.
+    result_ttl_days: Annotated[int, Meta(ge=1, le=limits.RESULT_TTL_DAYS_MAX)] | None = None
+    budget: BudgetInput | None = None  #: The most that each run may spend.
+    host_limits: HostLimitsInput | None = None  #: The limits of each host.
+    #: The token of a Step Functions task that waits for the first run. Only the AWS engine
+    #: accepts it.
     sfn_task_token: (
-        Annotated[
-            str,
-            Meta(
-                pattern=rf"^[!-~]{{1,{limits.TASK_TOKEN_CHARS_MAX}}}$(?!\n)",
-                description="The token of a Step Functions task that waits for the first run.",
-            ),
-        ]
-        | None
+        Annotated[str, Meta(pattern=rf"^[!-~]{{1,{limits.TASK_TOKEN_CHARS_MAX}}}$(?!\n)")] | None
     ) = None
 
 
 class AddTasksRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A further list for an open job."""
 
+    #: The list: one task per line.
     tasks: Annotated[list[TaskInput], Meta(max_length=limits.TASKS_MAX)]
-    last_batch: Annotated[bool, Meta(description="Closes the job behind this list.")] = False
+    last_batch: bool = False  #: Closes the job after this list.
+    #: What an invalid line does: it refuses the list, or becomes a failed task.
     on_invalid: OnInvalidInput = "reject"
 
 
 class CsvFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The columns that contain the fields of a task."""
 
-    url: ColumnInput
-    external_id: ColumnInput | None = None
+    url: ColumnInput  #: The column of the URL: its position from 0, or its name in the header.
+    external_id: ColumnInput | None = None  #: The column of the `external_id`.
 
 
 class CsvInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The columns and the dialect of a CSV file."""
 
-    fields: CsvFields
+    fields: CsvFields  #: The columns that are read.
+    #: The character between cells; a comma if it is omitted.
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)] | None = None
+    #: The character around quoted cells; a double quote if it is omitted.
     quote: Annotated[str, Meta(min_length=1, max_length=1)] | None = None
-    header: Annotated[bool, Meta(description="The first row names the columns.")] | None = None
+    header: bool | None = None  #: Whether the first row names the columns.
 
 
 class CreateJobInputRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A slot for a list, and the format of the list."""
 
-    type: Literal["csv"] = "csv"
-    format: (
-        Annotated[
-            Literal["csv", "ndjson", "text"],
-            Meta(description="`ndjson`: a task a line, as in `tasks`; `text`: a URL a line."),
-        ]
-        | None
-    ) = None
-    csv: CsvInput | None = None
+    type: Literal["csv"] = "csv"  #: The format in the contract of older clients.
+    #: The format of the list. `ndjson`: one task per line, as in `tasks`. `text`: one URL per line.
+    format: Literal["csv", "ndjson", "text"] | None = None
+    csv: CsvInput | None = None  #: How a CSV list is read.
 
 
 _SUBMIT = msgspec.json.Decoder(SubmitJobRequest)

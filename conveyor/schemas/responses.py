@@ -41,398 +41,401 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class ResultStatus(StrEnum):
-    """The status of a task. An expired task was successful, but its body is no longer stored."""
+    """The status of a task, as results show it."""
 
-    PENDING = "pending"
-    PROCESSING = "processing"
-    SUCCESSFUL = "successful"
-    FAILED = "failed"
-    EXPIRED = "expired"
+    PENDING = "pending"  #: The task waits for its first attempt, or for a retry.
+    PROCESSING = "processing"  #: A worker has the task.
+    SUCCESSFUL = "successful"  #: The page was fetched and its body is stored.
+    FAILED = "failed"  #: The task has ended without a page.
+    EXPIRED = "expired"  #: The task was successful, but its body is no longer stored.
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """One invalid field. `pointer` is a JSON pointer, or a slash and a query parameter."""
+    """One invalid field."""
 
-    pointer: str
-    detail: str
+    pointer: str  #: A JSON pointer into the body, or a slash and the name of a query parameter.
+    detail: str  #: What is wrong with it.
 
 
 class ProblemResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Problem details after RFC 9457. Programs should branch on `code`."""
 
-    type: str
-    title: str
-    status: int
-    code: str
-    detail: str | None = None
-    instance: Annotated[str, Meta(description="The X-Request-ID of the request.")] | None = None
-    errors: list[FieldError] = []
-    invalid_tasks: list[InvalidTask] = []
-    quota: Annotated[str, Meta(description="Which quota is used up.")] | None = None
+    type: str  #: `urn:conveyor:problem:` followed by the code.
+    title: str  #: The kind of problem, for people.
+    status: int  #: The HTTP status of the response.
+    code: str  #: The word that programs branch on.
+    detail: str | None = None  #: What happened this time, for people.
+    instance: str | None = None  #: The X-Request-ID of the request.
+    errors: list[FieldError] = []  #: The invalid fields of the request.
+    invalid_tasks: list[InvalidTask] = []  #: The first invalid lines of a list.
+    quota: str | None = None  #: The name of the quota that is used up.
 
 
 class QuotaResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """One quota. A null `limit` means no limit. A null `used` means that use is not counted."""
+    """One quota of a caller."""
 
-    name: str
-    limit: Count | None
-    used: Count | None
+    name: str  #: The name of the quota.
+    limit: Count | None  #: The largest allowed use; null if there is no limit.
+    used: Count | None  #: The current use; null if the use is not counted.
 
 
 class QuotasResponse(msgspec.Struct, frozen=True):
-    quotas: list[QuotaResponse]
+    """The quotas of this server."""
+
+    quotas: list[QuotaResponse]  #: Every quota, with the caller's use.
 
 
 class Spend(msgspec.Struct, frozen=True):
     """The charge that the gateway reported. It is indicative."""
 
-    credits: Count
-    cost: Annotated[float, Meta(ge=0)]
+    credits: Count  #: Credits of the gateway.
+    cost: Annotated[float, Meta(ge=0)]  #: Money, in the currency of the gateway.
 
 
 class TaskSpend(msgspec.Struct, frozen=True):
-    """The charge of a task, for all attempts and for the latest one."""
+    """The charge of a task."""
 
-    total: Spend
-    last_attempt: Spend
+    total: Spend  #: The charge of all attempts.
+    last_attempt: Spend  #: The charge of the latest attempt.
 
 
 class RunStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Counts of a run's tasks: `completed`, `inflight`, `retrying` and `pending` add up to `total`.
+    """Counts of a run's tasks. `completed`, `inflight`, `retrying` and `pending` add up to
+    `total`."""
 
-    `retrying` counts tasks that wait for a retry, `pending` those that wait for their first
-    attempt.
-    """
-
-    total: Count
-    completed: Count
-    successful: Count
-    failed: Count
-    inflight: Count
-    retrying: Count
-    pending: Count
-    spend: Spend
-    failure_reasons: dict[str, Count] = {}
-    stored_bytes: Annotated[int, Meta(ge=0, description="Bytes of the stored bodies.")] = 0
+    total: Count  #: Tasks of the run.
+    completed: Count  #: Tasks that have ended: `successful` and `failed`.
+    successful: Count  #: Tasks whose page is stored.
+    failed: Count  #: Tasks that ended without a page.
+    inflight: Count  #: Tasks that a worker has.
+    retrying: Count  #: Tasks that wait for a retry.
+    pending: Count  #: Tasks that wait for their first attempt.
+    spend: Spend  #: The charge of all tasks.
+    failure_reasons: dict[str, Count] = {}  #: Failed tasks by reason.
+    stored_bytes: Count = 0  #: Bytes of the stored bodies.
 
 
 class WaitingResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a run waits: the main cause as a code and as a sentence."""
+    """Why a run waits."""
 
-    reason: WaitReason
-    detail: str
-    since: Instant | None = None
+    reason: WaitReason  #: The main cause.
+    detail: str  #: The cause as a sentence.
+    since: Instant | None = None  #: When the run began to wait, if it is known.
 
 
 class ReceiptResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stop released. `abandoned` counts calls that a gateway may still process.
+    """What a stop released. A value is null if it is not known, for example while the service that
+    counts leases cannot be reached."""
 
-    `complete` means that no process has an open fetch of the run. `inflight` and `leases` are null
-    if they are not known, for example while the service that counts leases cannot be reached.
-    """
-
-    complete: bool
-    inflight: Count | None
-    leases: Count | None
-    released: Count
-    abandoned: Count
+    complete: bool  #: Whether no process has an open fetch of the run.
+    inflight: Count | None  #: Fetches that are in flight; 0 only in a complete receipt.
+    leases: Count | None  #: Leases that are still held.
+    released: Count  #: Leases that were released.
+    abandoned: Count  #: Calls that were interrupted and that a remote gateway may still process.
 
 
 class BudgetResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The budget of a run and its unreserved part, both in the unit of the budget."""
+    """The budget of a run: `credits` or `cost`, and what is left of it."""
 
-    left: float
-    credits: int | None = None
-    cost: float | None = None
+    left: float  #: The part that is neither spent nor reserved, in the unit of the budget.
+    credits: int | None = None  #: The budget in credits.
+    cost: float | None = None  #: The budget in money.
 
 
 class RunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One execution of a job."""
 
-    run_id: Ulid
-    job_id: Ulid
-    run_sequence: Annotated[int, Meta(ge=1)]
-    status: RunStatus
-    terminal: bool
-    trigger: str
-    stats: RunStats
-    last_batch_received: bool
-    created_at: Instant
-    updated_at: Instant
-    pause_state: PauseState | None = None
-    ingest_status: IngestStatus | None = None
-    stop_reason: str | None = None
-    failure_reason: RunFailure | None = None
-    failure_detail: str | None = None
-    scheduled_for: Annotated[Instant, Meta(description="The time it was fired for.")] | None = None
-    results_expire_at: Instant | None = None
-    receipt: ReceiptResponse | None = None
-    waiting_on: WaitingResponse | None = None
-    eta_seconds: (
-        Annotated[int, Meta(ge=0, description="If it goes on as it went lately.")] | None
-    ) = None
-    budget: BudgetResponse | None = None
-    rate_per_s: (
-        Annotated[float, Meta(ge=0, description="Tasks that ended per second lately.")] | None
-    ) = None
+    run_id: Ulid  #: The id of the run.
+    job_id: Ulid  #: The id of its job.
+    run_sequence: Annotated[int, Meta(ge=1)]  #: The number of the run among those of its job.
+    status: RunStatus  #: The state of the run.
+    terminal: bool  #: Whether the run has ended and will not change any more.
+    trigger: str  #: What started the run: `manual` or `scheduled`.
+    stats: RunStats  #: Counts of the tasks.
+    last_batch_received: bool  #: Whether the run accepts no further list.
+    created_at: Instant  #: When the run was created.
+    updated_at: Instant  #: When the run last changed.
+    pause_state: PauseState | None = None  #: `paused` while the run is paused.
+    ingest_status: IngestStatus | None = None  #: The state of a list that is ingested later.
+    stop_reason: str | None = None  #: Why the run was stopped.
+    failure_reason: RunFailure | None = None  #: The account-level error that failed the run.
+    failure_detail: str | None = None  #: The same in words.
+    scheduled_for: Instant | None = None  #: The nominal time of a scheduled run.
+    results_expire_at: Instant | None = None  #: When the results of an ended run expire.
+    receipt: ReceiptResponse | None = None  #: What a stop released; only in the response to it.
+    waiting_on: WaitingResponse | None = None  #: What delays the run; absent if nothing does.
+    eta_seconds: Count | None = None  #: Seconds until the end at the recent rate.
+    budget: BudgetResponse | None = None  #: The budget of the run.
+    rate_per_s: Annotated[float, Meta(ge=0)] | None = None  #: Tasks that ended per second lately.
 
 
 class WebhookResponse(msgspec.Struct, frozen=True):
-    url: str
-    signature: bool
+    """The webhook of a job."""
+
+    url: str  #: The URL of the receiver.
+    signature: bool  #: Whether deliveries are signed.
 
 
 class JobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job: the settings of its runs, and its latest run."""
 
-    job_id: Ulid
-    type: JobType
-    status: JobStatus
-    format: Format
-    created_at: Instant
-    updated_at: Instant
-    max_inflight: int
-    max_attempts: int
-    priority: int
-    result_ttl_days: int
-    zenrows_params: dict[str, str] = {}
-    external_id: str | None = None
-    name: str | None = None
-    metadata: dict[str, str] | None = None
-    webhook: WebhookResponse | None = None
-    schedule: JobSchedule | None = None
-    schedule_state: ScheduleStatus | None = None
-    next_scheduled_run: Instant | None = None
-    skipped_fires: Annotated[list[SkippedFires], Meta(description="The latest of them.")] = []
-    latest_run: RunResponse | None = None
-    budget: BudgetInput | None = None
-    host_limits: HostLimitsInput | None = None
+    job_id: Ulid  #: The id of the job.
+    type: JobType  #: Whether a schedule starts the runs.
+    status: JobStatus  #: Whether the job accepts further lists.
+    format: Format  #: The format of the bodies; it follows from the parameters.
+    created_at: Instant  #: When the job was submitted.
+    updated_at: Instant  #: When the job last changed.
+    max_inflight: int  #: Tasks that may be fetched at the same time.
+    max_attempts: int  #: Attempts that a task has before it fails.
+    priority: int  #: The weight of the job among the jobs of its caller.
+    result_ttl_days: int  #: Days that results are kept after the end of their run.
+    zenrows_params: dict[str, str] = {}  #: Scraper parameters of every line.
+    external_id: str | None = None  #: The caller's own id for the job.
+    name: str | None = None  #: The caller's name for the job.
+    metadata: dict[str, str] | None = None  #: The caller's own data.
+    webhook: WebhookResponse | None = None  #: The receiver of the ends of runs.
+    schedule: JobSchedule | None = None  #: The schedule of a scheduled job.
+    schedule_state: ScheduleStatus | None = None  #: Whether the schedule is paused.
+    next_scheduled_run: Instant | None = None  #: When the schedule starts the next run.
+    skipped_fires: list[SkippedFires] = []  #: The latest nominal times without a run.
+    latest_run: RunResponse | None = None  #: The newest run; a new scheduled job has none.
+    budget: BudgetInput | None = None  #: The most that each run may spend.
+    host_limits: HostLimitsInput | None = None  #: The limits of each host.
 
 
 class SubmitJobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    job_id: Ulid
-    status: JobStatus
+    """The job that was created, and its first run."""
+
+    job_id: Ulid  #: The id of the job.
+    status: JobStatus  #: Whether the job accepts further lists.
+    #: Lines that were accepted. For a long uploaded list, an upper bound.
     accepted_tasks: Count
-    latest_run: Annotated[
-        RunResponse | None, Meta(description="A scheduled job has none until it fires.")
-    ] = None
-    webhook: WebhookResponse | None = None
+    latest_run: RunResponse | None = None  #: The first run; a scheduled job has none yet.
+    webhook: WebhookResponse | None = None  #: The receiver of the ends of runs.
 
 
 class AddTasksResponse(msgspec.Struct, frozen=True, kw_only=True):
-    accepted_tasks: Count
-    job_status: JobStatus
-    latest_run: RunResponse
+    """The effect of a further list."""
+
+    accepted_tasks: Count  #: Lines that were accepted.
+    job_status: JobStatus  #: Whether the job accepts further lists.
+    latest_run: RunResponse  #: The run that the tasks were added to.
 
 
 class RerunJobResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    job_id: Ulid
-    status: JobStatus
-    latest_run: RunResponse
-    retried_tasks: Count
-    inherited_tasks: Count
-    rerun_of: Ulid | None = None
+    """The new run of a job."""
+
+    job_id: Ulid  #: The id of the job.
+    status: JobStatus  #: Whether the job accepts further lists.
+    latest_run: RunResponse  #: The new run.
+    retried_tasks: Count  #: Tasks that start over.
+    inherited_tasks: Count  #: Tasks whose result is that of the earlier run.
+    rerun_of: Ulid | None = None  #: The run whose tasks are repeated.
 
 
 class ListJobsResponse(msgspec.Struct, frozen=True):
-    jobs: list[JobResponse]
-    next_cursor: str | None
+    """A page of jobs, newest first."""
+
+    jobs: list[JobResponse]  #: The jobs; a page may have fewer than `limit`.
+    next_cursor: str | None  #: The `cursor` of the next page; null if this is the last.
 
 
 class ListJobRunsResponse(msgspec.Struct, frozen=True):
-    runs: list[RunResponse]
-    next_cursor: str | None
+    """A page of runs, newest first."""
+
+    runs: list[RunResponse]  #: The runs.
+    next_cursor: str | None  #: The `cursor` of the next page; null if this is the last.
 
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One task of a run, with a link to its body if there is one."""
 
-    task_id: TaskName
-    run_id: Ulid
-    index: Annotated[int, Meta(ge=0, description="The line's position in the submitted list.")]
-    url: str
-    status: ResultStatus
-    result_url: str | None
-    created_at: Instant
-    updated_at: Instant
-    type: Format | None = None
-    method: Method | None = None
-    external_id: str | None = None
-    metadata: dict[str, str] | None = None
-    error: Problem | None = None
-    source_run_id: Ulid | None = None
-    spend: TaskSpend | None = None
-    reason: Annotated[str, Meta(description="Why it failed, as counted.")] | None = None
-    attempts: Annotated[int, Meta(ge=0, description="Tries that reported an outcome.")] = 0
-    started_at: (
-        Annotated[Instant, Meta(description="Start of the fetch that is under way.")] | None
-    ) = None
-    http_status: Annotated[int, Meta(description="The site's status of a stored body.")] | None = (
-        None
-    )
-    size_bytes: Annotated[int, Meta(ge=0, description="Bytes of the stored body.")] | None = None
+    task_id: TaskName  #: The id of the task.
+    run_id: Ulid  #: The id of its run.
+    index: Count  #: The position of the line in the submitted list, from 0.
+    url: str  #: The URL of the line.
+    status: ResultStatus  #: The state of the task.
+    result_url: str | None  #: A link to the body that works without a key, for a while.
+    created_at: Instant  #: When the task was created.
+    updated_at: Instant  #: When the task last changed.
+    type: Format | None = None  #: The format of the body.
+    method: Method | None = None  #: The method of the request, if it is not GET.
+    external_id: str | None = None  #: The caller's own id for the line.
+    metadata: dict[str, str] | None = None  #: The caller's own data for the line.
+    error: Problem | None = None  #: Why the task, or its latest attempt, failed.
+    source_run_id: Ulid | None = None  #: The earlier run that an inherited result comes from.
+    spend: TaskSpend | None = None  #: The charge of the task.
+    reason: str | None = None  #: The failure reason that the run counts it under.
+    attempts: Count = 0  #: Attempts that reported an outcome.
+    started_at: Instant | None = None  #: When the fetch that is in flight began.
+    http_status: int | None = None  #: The site's status of a stored body.
+    size_bytes: Count | None = None  #: Bytes of the stored body.
 
 
 class ListResultsResponse(msgspec.Struct, frozen=True):
-    results: list[TaskResult]
-    next_cursor: str | None
+    """A page of tasks."""
+
+    results: list[TaskResult]  #: The tasks; a page may have fewer than `limit`, or none.
+    next_cursor: str | None  #: The `cursor` of the next page; null if this is the last.
 
 
 class HostResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tasks of one host. `median_s` is the duration of their last attempts."""
+    """The tasks of one host."""
 
-    host: str
-    total: Count
-    successful: Count
-    failed: Count
-    inflight: Count
-    bytes: Count
-    credits: Count
-    failure_reasons: dict[str, Count] = {}
-    median_s: float | None = None
+    host: str  #: The host, without a port.
+    total: Count  #: Tasks of the host.
+    successful: Count  #: Tasks whose page is stored.
+    failed: Count  #: Tasks that ended without a page.
+    inflight: Count  #: Tasks that a worker has.
+    bytes: Count  #: Bytes of the stored bodies.
+    credits: Count  #: Credits that were charged.
+    failure_reasons: dict[str, Count] = {}  #: Failed tasks by reason.
+    median_s: float | None = None  #: The median duration of the last attempts, in seconds.
 
 
 class ListHostsResponse(msgspec.Struct, frozen=True):
-    """The hosts of a run, those with the most failures first. If `complete` is false, the run has
-    more rows than were read, and the figures are those of a part of it."""
+    """The hosts of a run."""
 
-    hosts: list[HostResponse]
+    hosts: list[HostResponse]  #: The hosts, those with the most failures first.
+    #: Whether every row was read. If not, the figures are those of a part of the run.
     complete: bool
 
 
 class TaskHistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One attempt at a task."""
 
-    attempt: Annotated[int, Meta(ge=1)]
-    started_at: Instant
-    ended_at: Instant
-    spend: Spend
-    error: Problem | None = None
+    attempt: Annotated[int, Meta(ge=1)]  #: The number of the attempt, from 1.
+    started_at: Instant  #: When the attempt began.
+    ended_at: Instant  #: When the attempt ended.
+    spend: Spend  #: The charge of the attempt.
+    error: Problem | None = None  #: Why the attempt failed.
 
 
 class TaskHistoryResponse(msgspec.Struct, frozen=True):
-    events: list[TaskHistoryEvent]
+    """The attempts at a task."""
+
+    events: list[TaskHistoryEvent]  #: The latest attempts, oldest first.
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """The estimated cost if each page is fetched successfully once. It is not a guarantee."""
 
-    credits_min: Count
-    credits_max: Count
+    credits_min: Count  #: Credits at least.
+    credits_max: Count  #: Credits at most.
 
 
 class SubmitDryRunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The effect of a submit. `would_answer` is its expected status code."""
+    """The effect that a submit would have."""
 
-    dry_run: bool
-    would_answer: int
-    valid_tasks: Count
-    invalid_tasks_count: Count
-    estimate: Estimate
-    invalid_reasons: dict[str, Count] = {}
-    invalid_tasks: list[InvalidTask] = []
+    dry_run: bool  #: Always true.
+    would_answer: int  #: The expected status of the real response.
+    valid_tasks: Count  #: Valid lines of the list.
+    invalid_tasks_count: Count  #: Invalid lines of the list.
+    estimate: Estimate  #: The estimated cost.
+    invalid_reasons: dict[str, Count] = {}  #: Invalid lines by reason.
+    invalid_tasks: list[InvalidTask] = []  #: The first invalid lines.
 
 
 class RerunDryRunResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The effect of a rerun. `would_answer` is its expected status code."""
+    """The effect that a rerun would have."""
 
-    dry_run: bool
-    would_answer: int
-    rerun_of: Ulid | None
-    retried_tasks: Count
-    inherited_tasks: Count
-    estimate: Estimate | None = None
+    dry_run: bool  #: Always true.
+    would_answer: int  #: The expected status of the real response.
+    rerun_of: Ulid | None  #: The run whose tasks would be repeated.
+    retried_tasks: Count  #: Tasks that would start over.
+    inherited_tasks: Count  #: Tasks whose result would be that of the earlier run.
+    estimate: Estimate | None = None  #: The estimated cost, if it is known.
 
 
 class AuditResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A recount of a run from its rows. `ok` means that it matches the counters of the run.
+    """A recount of a run from its rows, and a check of some of its bodies."""
 
-    `live` means that the run continued during the recount. The counts then lie between the
-    counters before and after it.
-    """
-
-    job_id: Ulid
-    run_id: Ulid
-    ok: bool
+    job_id: Ulid  #: The id of the job.
+    run_id: Ulid  #: The id of the run.
+    ok: bool  #: Whether the recount matches the counters and the bodies match their tasks.
+    #: Whether the run continued during the recount. Then the counts lie between the counters before
+    #: and after it.
     live: bool
-    counts: dict[str, Count]
-    differences: list[Difference]
-    bodies_checked: Count
-    bad_bodies: list[BadBody]
+    counts: dict[str, Count]  #: The recount.
+    differences: list[Difference]  #: Counters that differ from the recount.
+    bodies_checked: Count  #: Bodies that were read.
+    bad_bodies: list[BadBody]  #: Bodies that are missing or do not match their task.
 
 
 class EventResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of one of the caller's jobs. `id` is its position in the event log."""
+    """An event of one of the caller's jobs."""
 
-    id: str
-    type: EventType
-    occurred_at: Instant
-    data: dict[str, Any]
+    id: str  #: The position in the event log.
+    type: EventType  #: What happened.
+    occurred_at: Instant  #: When it happened.
+    data: dict[str, Any]  #: The ids concerned and, for the end of a run, its counters.
 
 
 class ListEventsResponse(msgspec.Struct, frozen=True):
-    """Events, oldest first. `last_id` is the `after` of the next request."""
+    """A page of the event log, oldest first."""
 
-    events: list[EventResponse]
-    last_id: str
+    events: list[EventResponse]  #: The events.
+    last_id: str  #: The `after` of the next request.
 
 
 class StartExportResponse(msgspec.Struct, frozen=True, kw_only=True):
-    export_id: Ulid
-    status: ExportStatus
-    format: ExportFormat
-    created_at: Instant
-    expires_at: Instant
+    """The export that was requested."""
+
+    export_id: Ulid  #: The id of the export.
+    status: ExportStatus  #: The state of the export.
+    format: ExportFormat  #: The format of the file.
+    created_at: Instant  #: When the export was requested.
+    expires_at: Instant  #: When the export and its file are removed.
 
 
 class ExportResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An export. A completed one has a link to the file and its manifest."""
 
-    export_id: Ulid
-    status: ExportStatus
-    format: ExportFormat
-    created_at: Instant
-    expires_at: Instant
-    total: Annotated[int, Meta(ge=0, description="Tasks of the run.")]
-    done: Annotated[int, Meta(ge=0, description="Tasks that are in the file so far.")]
-    error: str | None = None
-    download_url: Annotated[str, Meta(description="Works without a key, for a while.")] | None = (
-        None
-    )
-    file_name: str | None = None
-    size_bytes: Count | None = None
-    sha256: str | None = None
-    manifest: Manifest | None = None
+    export_id: Ulid  #: The id of the export.
+    status: ExportStatus  #: The state of the export.
+    format: ExportFormat  #: The format of the file.
+    created_at: Instant  #: When the export was requested.
+    expires_at: Instant  #: When the export and its file are removed.
+    total: Count  #: Tasks of the run.
+    done: Count  #: Tasks that are in the file so far.
+    error: str | None = None  #: Why the export failed.
+    download_url: str | None = None  #: A link to the file that works without a key, for a while.
+    file_name: str | None = None  #: The name of the file.
+    size_bytes: Count | None = None  #: Bytes of the file.
+    sha256: str | None = None  #: The digest of the file, in hexadecimal.
+    manifest: Manifest | None = None  #: The content of the file, to verify it by.
 
 
 class UploadTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """The URL and the method of the upload. It needs no API key."""
+    """Where to upload a list. It needs no API key."""
 
-    method: str
-    url: Annotated[str, Meta(extra_json_schema={"format": "uri"})]
-    headers: dict[str, str]
-    expires_at: Instant
+    method: str  #: The method of the upload.
+    url: Annotated[str, Meta(extra_json_schema={"format": "uri"})]  #: The URL of the upload.
+    headers: dict[str, str]  #: Headers that the upload must have.
+    expires_at: Instant  #: When the URL ends.
 
 
 class CreateJobInputResponse(msgspec.Struct, frozen=True, kw_only=True):
-    file_input_id: Ulid
-    upload: UploadTarget
-    expires_at: Instant
+    """A slot for a list."""
+
+    file_input_id: Ulid  #: The id of the slot, for the submit.
+    upload: UploadTarget  #: Where to upload the list.
+    expires_at: Instant  #: When the slot ends.
 
 
 class UploadResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The size and the digest of the stored list."""
+    """The stored list."""
 
-    size_bytes: Count
-    sha256: str
+    size_bytes: Count  #: Bytes of the list as it was sent.
+    sha256: str  #: The digest of these bytes, in hexadecimal.
 
 
 class HealthResponse(msgspec.Struct, frozen=True, omit_defaults=True):
-    status: str
-    #: The release of the program; only in `/healthz`.
-    version: str | None = None
-    #: The build of the program, such as a commit; only in `/healthz`.
-    build: str | None = None
+    """The state of a process."""
+
+    status: str  #: `ok` or `ready`.
+    version: str | None = None  #: The release of the program; only in `/healthz`.
+    build: str | None = None  #: The build of the program, such as a commit; only in `/healthz`.
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -450,62 +453,68 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 class HmacKeyMeta(msgspec.Struct, frozen=True):
     """A signing key without its secret."""
 
-    kid: Ulid
-    created_at: Instant
+    kid: Ulid  #: The id of the key.
+    created_at: Instant  #: When the key was created.
 
 
 class HmacKeyList(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The signing keys: the active one, and the candidate of a rotation in progress."""
+    """The signing keys of a caller."""
 
-    active: HmacKeyMeta | None = None
-    candidate: HmacKeyMeta | None = None
+    active: HmacKeyMeta | None = None  #: The key that signs.
+    candidate: HmacKeyMeta | None = None  #: The key of a rotation in progress; it signs too.
 
 
 class HmacKeyCreated(msgspec.Struct, frozen=True):
-    kid: Ulid
-    secret: Annotated[str, Meta(description="32 bytes in base64; shown this once.")]
-    created_at: Instant
+    """A new signing key."""
+
+    kid: Ulid  #: The id of the key.
+    secret: str  #: 32 bytes in base64. No other response contains them.
+    created_at: Instant  #: When the key was created.
 
 
 class HmacKeyFinalized(msgspec.Struct, frozen=True):
-    active_kid: Ulid
-    created_at: Instant
+    """The signing key that a rotation made the active one."""
+
+    active_kid: Ulid  #: The id of the key.
+    created_at: Instant  #: When the key was created.
 
 
 class WebhookTestResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result of a test event."""
 
-    delivered: bool
-    event_id: Ulid
-    elapsed_ms: Count
-    status_code: int | None = None
-    error: str | None = None
+    delivered: bool  #: Whether the receiver answered with 2xx.
+    event_id: Ulid  #: The id of the event.
+    elapsed_ms: Count  #: The duration of the attempt in milliseconds.
+    status_code: int | None = None  #: The status that the receiver answered with.
+    error: str | None = None  #: Why the attempt failed.
 
 
 class DeliveryTry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One delivery attempt. The response body of the receiver is not stored."""
 
-    at: Instant
-    elapsed_ms: Count
-    status_code: int | None = None
-    error: str | None = None
+    at: Instant  #: When the attempt began.
+    elapsed_ms: Count  #: The duration of the attempt in milliseconds.
+    status_code: int | None = None  #: The status that the receiver answered with.
+    error: str | None = None  #: Why the attempt failed.
 
 
 class DeliveryResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event and the state of its delivery. `tries` has the latest attempts."""
+    """An event and the state of its delivery."""
 
-    event_id: str
-    event_type: str
-    run_id: Ulid
-    status: NoticeStatus
-    occurred_at: Instant
-    attempts: Count
-    tries: list[DeliveryTry]
-    next_try_at: Instant | None = None
-    last_error: str | None = None
-    channel: NoticeChannel = NoticeChannel.WEBHOOK
+    event_id: str  #: The id of the event; receivers deduplicate by it.
+    event_type: str  #: How the run ended: `run.completed`, `run.stopped` or `run.failed`.
+    run_id: Ulid  #: The id of the run.
+    status: NoticeStatus  #: The state of the delivery.
+    occurred_at: Instant  #: When the run ended.
+    attempts: Count  #: Delivery attempts.
+    tries: list[DeliveryTry]  #: The latest of them, oldest first.
+    next_try_at: Instant | None = None  #: When the next attempt is due.
+    last_error: str | None = None  #: Why the latest attempt failed.
+    channel: NoticeChannel = NoticeChannel.WEBHOOK  #: How the event is delivered.
 
 
 class ListDeliveriesResponse(msgspec.Struct, frozen=True):
-    deliveries: list[DeliveryResponse]
-    next_cursor: str | None
+    """A page of webhook events, newest first."""
+
+    deliveries: list[DeliveryResponse]  #: The events with their attempts.
+    next_cursor: str | None  #: The `cursor` of the next page; null if this is the last.

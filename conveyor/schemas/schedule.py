@@ -36,8 +36,10 @@ class _Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RateInput(_Shape, frozen=True, kw_only=True):
-    every: Annotated[int, Meta(ge=1, le=limits.RATE_EVERY_MAX)]
-    unit: Literal["minute", "hour", "day"]
+    """A fixed interval, counted from the time when the rule was set."""
+
+    every: Annotated[int, Meta(ge=1, le=limits.RATE_EVERY_MAX)]  #: The number of units.
+    unit: Literal["minute", "hour", "day"]  #: The unit; a day has 24 hours.
 
 
 class Daily(_Shape, frozen=True, kw_only=True):
@@ -45,68 +47,63 @@ class Daily(_Shape, frozen=True, kw_only=True):
 
 
 class Weekly(_Shape, frozen=True, kw_only=True):
-    days: Annotated[list[Weekday], Meta(min_length=1, max_length=7)]
+    """On days of the week."""
+
+    days: Annotated[list[Weekday], Meta(min_length=1, max_length=7)]  #: The days.
 
 
 class Monthly(_Shape, frozen=True, kw_only=True):
     """On days of the month. A month without such a day skips it."""
 
+    #: The days, from 1.
     days: Annotated[list[Annotated[int, Meta(ge=1, le=31)]], Meta(min_length=1, max_length=31)]
 
 
 class Cadence(_Shape, frozen=True, kw_only=True, omit_defaults=True):
     """The days of a calendar rule: exactly one of these fields."""
 
-    daily: Daily | None = None
-    weekly: Weekly | None = None
-    monthly: Monthly | None = None
+    daily: Daily | None = None  #: Every day.
+    weekly: Weekly | None = None  #: On days of the week.
+    monthly: Monthly | None = None  #: On days of the month.
 
 
 class CalendarInput(_Shape, frozen=True, kw_only=True):
+    """Times of day on certain days."""
+
+    #: Local times, such as `09:30`.
     times_of_day: Annotated[
         list[Annotated[str, Meta(pattern=_TIME)]],
         Meta(min_length=1, max_length=limits.TIMES_OF_DAY_MAX),
     ]
-    cadence: Cadence
+    cadence: Cadence  #: The days.
 
 
 class JobSchedule(_Shape, frozen=True, kw_only=True, omit_defaults=True):
     """When a job runs: exactly one of `at`, `rate`, `calendar` and `cron`."""
 
-    at: (
-        Annotated[str, Meta(pattern=_LOCAL, description="Once, at this time on the wall.")] | None
-    ) = None
-    rate: RateInput | None = None
-    calendar: CalendarInput | None = None
-    cron: (
-        Annotated[
-            str,
-            Meta(
-                max_length=limits.CRON_CHARS_MAX,
-                description="Minute, hour, day of the month, month, day of the week.",
-            ),
-        ]
-        | None
-    ) = None
-    timezone: Annotated[str, Meta(description="An IANA name; needed by all but `rate`.")] | None = (
-        None
-    )
-    overlap: Annotated[
-        Literal["skip", "queue"],
-        Meta(description="What a fire does while an earlier run is live: give way, or wait."),
-    ] = "skip"
+    #: Once, at this local date and time, such as `2027-03-01T09:30`.
+    at: Annotated[str, Meta(pattern=_LOCAL)] | None = None
+    rate: RateInput | None = None  #: At a fixed interval.
+    calendar: CalendarInput | None = None  #: At times of day.
+    #: Minute, hour, day of the month, month, day of the week.
+    cron: Annotated[str, Meta(max_length=limits.CRON_CHARS_MAX)] | None = None
+    timezone: str | None = None  #: An IANA name. All rules but `rate` need it.
+    #: What a nominal time does while an earlier run is live: it is skipped, or waits for its end.
+    overlap: Literal["skip", "queue"] = "skip"
 
 
 class UpdateScheduleStateRequest(_Shape, frozen=True, kw_only=True):
-    schedule_state: Literal["active", "paused"]
+    """The new state of a schedule."""
+
+    schedule_state: Literal["active", "paused"]  #: A `paused` schedule starts no run.
 
 
 class SkippedFires(msgspec.Struct, frozen=True, kw_only=True):
     """Nominal times without a run, from the first one until an instant."""
 
-    first_at: str
-    until: str
-    reason: str
+    first_at: str  #: The first of them.
+    until: str  #: The instant after the last of them.
+    reason: str  #: Why no run was started.
 
 
 def rule_from(schedule: JobSchedule, *, pointer: str, now: float) -> Rule:

@@ -182,18 +182,14 @@ async def test_every_reference_in_the_document_leads_somewhere(world: World) -> 
     walk(document)
     schemas = document["components"]["schemas"]
     assert found
-    assert {reference.rpartition("/")[2] for reference in found} <= set(schemas)
+    known = {
+        f"#/components/{kind}/{name}"
+        for kind in ("schemas", "responses")
+        for name in document["components"][kind]
+    }
+    assert set(found) <= known
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
-
-
-async def test_the_page_lists_every_operation_and_fetches_nothing(world: World) -> None:
-    page = (await world.get("/docs", key=None)).body.decode()
-
-    assert all(route.path in page for route in ROUTES)
-    assert "<script" not in page
-    assert "http://" not in page.replace("http://www.w3.org", "")
-    assert "https://" not in page
 
 
 async def test_what_we_answer_is_what_our_own_document_says(world: World) -> None:
@@ -274,16 +270,6 @@ async def test_the_forwarded_key_is_sealed_on_the_job(world: World) -> None:
         msgspec.json.encode(row) for row in world.engine.store._jobs.values()
     )
     assert ANNA.encode() not in stored
-
-
-async def test_the_page_of_the_docs_can_neither_be_framed_nor_run_anything(world: World) -> None:
-    page = await world.get("/docs")
-
-    policy = page.headers["Content-Security-Policy"]
-    assert "default-src 'none'" in policy
-    assert "frame-ancestors 'none'" in policy
-    assert page.headers["X-Frame-Options"] == "DENY"
-    assert b"<script" not in page.body
 
 
 class _Denied(Unavailable):

@@ -1,5 +1,5 @@
-"""`python -m tests.tidy.generate`: writes the parts of the documents that repeat the code, and the
-synchronous client of the SDK.
+"""`python -m tests.tidy.generate`: writes the parts of the documents that repeat the code, the
+synchronous client of the SDK, and the words and examples of the OpenAPI document.
 
 A part stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. Everything else in a
 document is written by hand. `tests/tidy/test_documents.py` compares.
@@ -11,7 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from conveyor.api.server.openapi import REFERENCE
 from tests.tidy import listings, tables
+from tests.tidy.reference import make_reference
 from tests.tidy.sources import ROOT
 from tests.tidy.sync_client import TARGET, make_sync_client
 
@@ -70,10 +72,11 @@ def main() -> None:
     for path in documents():
         _write(path, generated(path.read_text(encoding="utf-8")))
     _write(TARGET, make_sync_client())
+    _write(REFERENCE, make_reference())
 
 
 def _write(path: Path, text: str) -> None:
-    if path.read_text(encoding="utf-8") != text:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))
 

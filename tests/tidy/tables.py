@@ -20,9 +20,8 @@ from conveyor.domain.run import wait_reason
 from conveyor.domain.run.settlement import BACKOFF
 from conveyor.domain.schedule import schedule
 from conveyor.domain.submit.scraper_params import PARAMS
-from conveyor.simulation.checkers.problems import CODES
+from conveyor.schemas.problem_codes import PROBLEM_CODES
 from tests.tidy import doc_comments
-from tests.tidy.problem_codes import MEANINGS
 from tests.tidy.sources import modules
 
 DIAGRAMS: Mapping[str, lifecycle.Table[Any, Any]] = {
@@ -275,16 +274,12 @@ def event_types() -> str:
 
 
 def problems() -> str:
-    """The codes that the simulator accepts, which tests/tidy compares with those of the code."""
-    unused = MEANINGS.keys() - {each for codes in CODES.values() for each in codes}
-    assert not unused, f"codes that no response has: {sorted(unused)}"
-    order = list(MEANINGS)
     return table(
         ("status", "code", "when"),
         (
-            (status, code(each), MEANINGS[each])
-            for status in sorted(CODES)
-            for each in sorted(CODES[status], key=order.index)
+            (status, code(name), meaning)
+            for status, codes in PROBLEM_CODES.items()
+            for name, meaning in codes.items()
         ),
     )
 

@@ -8,17 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from conveyor.api.server.openapi import REFERENCE
 from conveyor.domain import lifecycle
 from conveyor.domain.errors import Refused
 from conveyor.domain.model import FailureReason, ShardCounters
 from conveyor.domain.run.settlement import BACKOFF
 from conveyor.domain.run.wait_reason import WaitReason
-from conveyor.simulation.checkers.problems import CODES
+from conveyor.schemas.problem_codes import PROBLEM_CODES
 from tests.mutants.defects import MUTANTS
 from tests.tidy import tables
 from tests.tidy.generate import PARTS, documents, generated, parts_of
 from tests.tidy.listings import checked
-from tests.tidy.problem_codes import MEANINGS
+from tests.tidy.reference import make_reference
 from tests.tidy.sources import ALL_PYTHON, ROOT, modules
 from tests.tidy.sync_client import TARGET, make_sync_client
 
@@ -58,6 +59,10 @@ def test_each_document_is_as_make_docs_writes_it(path: Path) -> None:
 
 def test_the_synchronous_client_is_as_make_docs_writes_it() -> None:
     assert make_sync_client() == TARGET.read_text(encoding="utf-8")
+
+
+def test_the_words_and_examples_of_the_api_are_as_make_docs_writes_them() -> None:
+    assert make_reference() == REFERENCE.read_text(encoding="utf-8")
 
 
 def test_every_generated_part_is_in_one_document() -> None:
@@ -117,11 +122,8 @@ def test_every_problem_code_of_the_code_stands_in_the_table_of_errors() -> None:
         codes |= set(re.findall(r"\bcode=\"([a-z_]+)\"", module.text))
         codes |= set(re.findall(r"\bKind\(\s*\d+,\s*\"([a-z_]+)\"", module.text))
 
-    assert sorted(codes - MEANINGS.keys()) == []
-
-
-def test_the_simulator_knows_the_table_of_errors() -> None:
-    assert set(MEANINGS) == {code for codes in CODES.values() for code in codes}
+    known = {name for named in PROBLEM_CODES.values() for name in named}
+    assert sorted(codes - known) == []
 
 
 def _family(kind: type[Refused]) -> set[type[Refused]]:

@@ -127,7 +127,7 @@ def make_app(  # noqa: PLR0913 (ports and options, each by name)
         metrics=metrics,
         is_ready=ready,
         inspect=inspect,
-        document=_document(),
+        document=_document,
         decoding=Decoding(env.executor),
         # If any key is accepted, a client can invent any number of callers. Count addresses too.
         requests=RequestQuotas(env.config.quotas, counts_addresses=isinstance(auth, Passthrough)),

@@ -1,22 +1,27 @@
-"""Makes the OpenAPI document from the types and the route table, so that it always matches
-them."""
+"""Makes the OpenAPI document from the types and the route table, so that it always matches them.
+
+`make docs` writes reference.json: the doc comments of the types, and the responses that the memory
+engine gave to the examples of the routes.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from html import escape
+from functools import cache
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import conveyor
-from conveyor.api.route import Access, Command, Route, Upload
+from conveyor.api.route import Access, Command, Parameter, Route, Upload
 from conveyor.api.server.problem import MEDIA_TYPE
 from conveyor.api.server.request import JSON
 from conveyor.domain import limits
 from conveyor.domain.ids import TASK_ID_PATTERN, ULID_PATTERN
+from conveyor.schemas.problem_codes import PROBLEM_CODES
 from conveyor.schemas.responses import ProblemResponse
 
 _ABOUT = (
@@ -34,18 +39,35 @@ _TAGS = {
     "hmac": "The keys that sign webhooks.",
     "operations": "For the operator of the service.",
 }
-_PATTERNS = {
-    "job_id": ULID_PATTERN,
-    "run_id": ULID_PATTERN,
-    "task_id": TASK_ID_PATTERN,
-    "event_id": "^[0-9A-Z]{26}$",
-    "export_id": ULID_PATTERN,
-    "input_id": ULID_PATTERN,
+# The pattern and the description of each variable of a path.
+_VARIABLES = {
+    "job_id": (ULID_PATTERN, "The id of the job."),
+    "run_id": (ULID_PATTERN, "The id of the run."),
+    "task_id": (TASK_ID_PATTERN, "The id of the task."),
+    "event_id": ("^[0-9A-Z]{26}$", "The id of the webhook event."),
+    "export_id": (ULID_PATTERN, "The id of the export."),
+    "input_id": (ULID_PATTERN, "The id of the slot."),
+    "file": (r"^docs\.(css|js)$", "The name of the file."),
 }
+_DESCRIPTIONS = {
+    200: "The operation was successful.",
+    201: "The resource was created.",
+    202: "The request was accepted, and the work goes on after the response.",
+    204: "The operation was successful. The response has no body.",
+    206: "The requested part of the file.",
+    302: "The storage serves the file itself, at the address in `Location`.",
+}
+# The problem of a failed task is that of its last attempt, so its codes are the gateway's.
+_FAILED_TASK = 422
+_KEY_ABOUT = (
+    "The key that the operator gave to the caller, once per request: 1 to 256 printable ASCII "
+    "characters. Jobs belong to the caller that its key names."
+)
+REFERENCE = Path(__file__).with_name("reference.json")
 _NAMES = re.compile(r"\{(\w+)\}")
 # Any request may be malformed, name an unknown parameter, or have a head that is too long.
 _ANY_REQUEST = frozenset({400, 414, 431})
-_AUTHENTICATED = frozenset({401, 500})
+_AUTHENTICATED = frozenset({401, 429, 500})
 _WITH_A_KEY = frozenset({400, 408, 409, 503})
 _WITH_A_BODY = frozenset({413, 415})
 _IDEMPOTENCY_KEY = rf"^[\x20-\x7e]{{1,{limits.IDEMPOTENCY_KEY_CHARS_MAX}}}$"
@@ -54,12 +76,13 @@ _REF = "#/components/schemas/{name}"
 
 def make_document(routes: Iterable[Route]) -> bytes:
     routes = tuple(routes)
-    types = _types_of(routes)
+    types = types_of(routes)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     known = dict(zip(types, schemas, strict=True))
     # The type accepts a task without a URL, because the list validator reports it with its line.
     # The document says that the URL is required.
     components["TaskInput"]["required"] = ["url"]
+    _describe(components)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         operation = _operation(route, known)
@@ -73,7 +96,15 @@ def make_document(routes: Iterable[Route]) -> bytes:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"}},
+            "responses": {str(status): _problem(status, known) for status in _STATUSES},
+            "securitySchemes": {
+                "apiKey": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "X-API-Key",
+                    "description": _KEY_ABOUT,
+                }
+            },
         },
     }
     # In JSON Schema `$` matches at the very end only. The look-ahead is for Python, where it also
@@ -81,7 +112,48 @@ def make_document(routes: Iterable[Route]) -> bytes:
     return msgspec.json.encode(document).replace(rb"$(?!\\n)", b"$")
 
 
-def _types_of(routes: tuple[Route, ...]) -> list[type]:
+class ExampleResponse(msgspec.Struct, frozen=True):
+    """What the example of an operation was answered with. `path` has the ids of its path. `body` is
+    absent if the response is not JSON."""
+
+    status: int
+    path: dict[str, str] = {}
+    body: Any = None
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """The content of reference.json. `types` has the doc comments of each type by field, or by
+    value of an enumeration. `problems` has one refusal of each of some statuses."""
+
+    types: dict[str, dict[str, str]]
+    responses: dict[str, ExampleResponse]
+    problems: dict[int, dict[str, Any]]
+
+
+@cache
+def _reference() -> Reference:
+    if not REFERENCE.exists():
+        return Reference({}, {}, {})
+    return msgspec.json.decode(REFERENCE.read_bytes(), type=Reference)
+
+
+def _example_of(route: Route) -> ExampleResponse:
+    # A new route has none until `make docs` has sent its example.
+    return _reference().responses.get(route.name, ExampleResponse(0))
+
+
+def _describe(components: Mapping[str, Any]) -> None:
+    """Adds the doc comments of the types to their schemas."""
+    for name, schema in components.items():
+        words = _reference().types.get(name, {})
+        for field, value in schema.get("properties", {}).items():
+            value["description"] = words.get(field, "")
+        if "enum" in schema:
+            meanings = [f"- `{value}`: {words.get(value, '')}" for value in schema["enum"]]
+            schema["description"] = "\n".join([schema["description"], "", *meanings])
+
+
+def types_of(routes: tuple[Route, ...]) -> list[type]:
     types: dict[type, None] = {ProblemResponse: None}
     for route in routes:
         if isinstance(route.does, Command) and route.does.payload is not None:
@@ -95,25 +167,30 @@ def _operation(route: Route, known: Mapping[type, Any]) -> dict[str, Any]:
         "operationId": route.name,
         "tags": [route.tag],
         "summary": route.summary,
+        "description": route.description,
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
         "responses": _responses(route, known),
         "security": _security(route),
     }
     if isinstance(route.does, Command) and route.does.payload is not None:
-        schema = known[route.does.payload]
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+        media = {"schema": known[route.does.payload], "example": route.example.body}
+        operation["requestBody"] = {"required": True, "content": {JSON: media}}
     if isinstance(route.does, Upload):
-        operation["requestBody"] = {"required": True, "content": {"*/*": {"schema": {}}}}
+        media = {"schema": {}, "example": route.example.body}
+        operation["requestBody"] = {"required": True, "content": {"*/*": media}}
     return operation
 
 
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    ids = _example_of(route).path
     return [
         {
             "name": name,
             "in": "path",
             "required": True,
-            "schema": {"type": "string", "pattern": _PATTERNS[name]},
+            "schema": {"type": "string", "pattern": _VARIABLES[name][0]},
+            "description": _VARIABLES[name][1],
+            "example": ids.get(name, ""),
         }
         for name in _NAMES.findall(route.path)
     ]
@@ -126,9 +203,17 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
             "in": "query",
             "schema": dict(parameter.schema),
             "description": parameter.description,
+            **_query_example(route, parameter),
         }
         for parameter in route.query
     ]
+
+
+def _query_example(route: Route, parameter: Parameter) -> dict[str, Any]:
+    text = route.example.query.get(parameter.name)
+    if text is None:
+        return {}
+    return {"example": int(text) if parameter.schema["type"] == "integer" else text}
 
 
 def _headers(route: Route) -> list[dict[str, Any]]:
@@ -149,20 +234,42 @@ def _security(route: Route) -> list[dict[str, list[str]]]:
 
 
 def _responses(route: Route, known: Mapping[type, Any]) -> dict[str, Any]:
+    example = _example_of(route)
     responses: dict[str, Any] = {}
     for status, kind in route.answers.items():
-        answer: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+        answer: dict[str, Any] = {"description": _DESCRIPTIONS[status]}
         if isinstance(kind, str):
             answer["content"] = {kind: {"schema": {}}}
         elif kind is not None:
-            answer["content"] = {JSON: {"schema": known[kind]}}
+            media = {"schema": known[kind]}
+            if status == example.status:
+                media["example"] = example.body
+            answer["content"] = {JSON: media}
         responses[str(status)] = answer
     for status in sorted(_problems(route)):
-        responses[str(status)] = {
-            "description": HTTPStatus(status).phrase,
-            "content": {MEDIA_TYPE: {"schema": known[ProblemResponse]}},
-        }
+        responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
     return responses
+
+
+_STATUSES = sorted({*PROBLEM_CODES, _FAILED_TASK})
+
+
+def _problem(status: int, known: Mapping[type, Any]) -> dict[str, Any]:
+    """The response with which any operation is refused with this status."""
+    media: dict[str, Any] = {"schema": known[ProblemResponse]}
+    if status in _reference().problems:
+        media["example"] = _reference().problems[status]
+    if status == _FAILED_TASK:
+        return {
+            "description": "The task failed. The problem is that of its last attempt.",
+            "content": {MEDIA_TYPE: media},
+        }
+    phrase = HTTPStatus(status).phrase
+    codes = [f"- `{code}`: {meaning}" for code, meaning in PROBLEM_CODES[status].items()]
+    return {
+        "description": "\n".join([f"{phrase}. Codes:", "", *codes]),
+        "content": {MEDIA_TYPE: media},
+    }
 
 
 def _links(route: Route, routes: tuple[Route, ...]) -> dict[str, Any]:
@@ -194,83 +301,3 @@ def _problems(route: Route) -> set[int]:
     if isinstance(route.does, Upload) or (isinstance(route.does, Command) and route.does.payload):
         statuses |= _WITH_A_BODY
     return statuses
-
-
-# The document as one HTML page. The page has no script and loads nothing, so that it works offline
-# and under a strict policy.
-
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem;
-       color: #1b1f24; background: #fff; }
-@media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #16181b; }
-       code, pre, summary { background: #22262b !important; } a { color: #8ab4f8; } }
-h2 { margin-top: 2.5rem; }
-code, pre { font: 14px/1.5 ui-monospace, monospace; background: #f3f4f6; border-radius: 4px; }
-code { padding: .1em .3em; }
-pre { padding: .8rem; overflow-x: auto; }
-details { margin: .4rem 0; }
-summary { cursor: pointer; padding: .4rem .6rem; background: #f3f4f6; border-radius: 4px; }
-summary b { display: inline-block; width: 4.5rem; }
-summary span { opacity: .75; }
-"""
-
-
-def page_of(document: bytes) -> str:
-    """Renders every operation of an OpenAPI document and every schema that it names."""
-    spec: dict[str, Any] = msgspec.json.decode(document)
-    title = escape(f"{spec['info']['title']} {spec['info']['version']}")
-    groups: dict[str, list[str]] = {}
-    for path, methods in spec["paths"].items():
-        for method, operation in methods.items():
-            groups.setdefault(operation["tags"][0], []).append(
-                _operation_html(method, path, operation)
-            )
-    sections = [f"<h2>{escape(tag)}</h2>{''.join(items)}" for tag, items in groups.items()]
-    schemas = [_schema_html(name, schema) for name, schema in spec["components"]["schemas"].items()]
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
-        f"<h1>{title}</h1><p>{escape(spec['info']['description'])}</p>"
-        f'<p>As data: <a href="/openapi.json">/openapi.json</a></p>'
-        f"{''.join(sections)}<h2>Schemas</h2>{''.join(schemas)}</body></html>"
-    )
-
-
-def _operation_html(method: str, path: str, operation: dict[str, Any]) -> str:
-    query = [
-        f"<li><code>{escape(parameter['name'])}</code> {escape(parameter['description'])}</li>"
-        for parameter in operation.get("parameters", ())
-        if parameter.get("in") == "query"
-    ]
-    responses = [
-        f"<li><code>{escape(status)}</code> {escape(_response_text(response))}</li>"
-        for status, response in operation["responses"].items()
-    ]
-    body = _names(operation.get("requestBody", {}).get("content", {}))
-    return (
-        f"<details><summary><b>{escape(method.upper())}</b> <code>{escape(path)}</code> "
-        f"<span>{escape(operation['summary'])}</span></summary>"
-        + (f"<p>Body: {escape(body)}</p>" if body else "")
-        + (f"<p>Query</p><ul>{''.join(query)}</ul>" if query else "")
-        + f"<p>Responses</p><ul>{''.join(responses)}</ul></details>"
-    )
-
-
-def _response_text(response: dict[str, Any]) -> str:
-    names = _names(response.get("content", {}))
-    return f"{response['description']} {names}".strip()
-
-
-def _names(content: dict[str, Any]) -> str:
-    references = [media["schema"].get("$ref", "") for media in content.values()]
-    return ", ".join(reference.rpartition("/")[2] for reference in references if reference)
-
-
-def _schema_html(name: str, schema: dict[str, Any]) -> str:
-    text = msgspec.json.format(msgspec.json.encode(schema), indent=2).decode()
-    return (
-        f'<details id="{escape(name)}"><summary><code>{escape(name)}</code> '
-        f"<span>{escape(schema.get('description', ''))}</span></summary>"
-        f"<pre>{escape(text)}</pre></details>"
-    )

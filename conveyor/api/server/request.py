@@ -62,7 +62,7 @@ class Api:
     metrics: Metrics
     is_ready: Callable[[], bool]
     inspect: Callable[[], object] | None
-    document: bytes
+    document: Callable[[], bytes]
     decoding: Decoding
     requests: RequestQuotas
     storage: StorageQuotas

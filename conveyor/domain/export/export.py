@@ -18,17 +18,21 @@ SCHEMA = "conveyor.export/v1"
 
 
 class ExportStatus(StrEnum):
-    PENDING = "pending"
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
+    """The state of an export."""
+
+    PENDING = "pending"  #: The export waits for a worker.
+    RUNNING = "running"  #: A worker writes the file.
+    COMPLETED = "completed"  #: The file exists.
+    FAILED = "failed"  #: The file could not be written; `error` says why.
 
 
 class ExportFormat(StrEnum):
-    ZIP = "zip"
-    JSONL = "jsonl"
-    CSV = "csv"
-    WARC = "warc"
+    """The format of an exported file."""
+
+    ZIP = "zip"  #: One file per body, with `results.jsonl` and `manifest.json`.
+    JSONL = "jsonl"  #: One line per task, with its body.
+    CSV = "csv"  #: One row per task, without its body.
+    WARC = "warc"  #: WARC 1.1, one gzip member per record.
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

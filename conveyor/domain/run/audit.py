@@ -19,16 +19,16 @@ from conveyor.domain.model import FailureReason, Run, Task, TaskStatus, Totals
 class Difference(msgspec.Struct, frozen=True):
     """A counter that differs from the recount."""
 
-    what: str
-    recorded: int
-    counted: int
+    what: str  #: The name of the counter.
+    recorded: int  #: Its value.
+    counted: int  #: The value that the recount found.
 
 
 class BadBody(msgspec.Struct, frozen=True):
     """A stored body that is missing, or does not match its task."""
 
-    task_id: TaskId
-    problem: str
+    task_id: TaskId  #: The task.
+    problem: str  #: What is wrong with its body.
 
 
 def count_row(counts: Counter[str], row: Task) -> None:

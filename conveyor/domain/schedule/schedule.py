@@ -68,8 +68,10 @@ Rule = At | Rate | Calendar | Cron
 
 
 class ScheduleStatus(StrEnum):
-    ACTIVE = "active"
-    PAUSED = "paused"
+    """Whether a schedule starts runs."""
+
+    ACTIVE = "active"  #: The schedule starts runs.
+    PAUSED = "paused"  #: The schedule starts no run.
 
 
 class Overlap(StrEnum):

@@ -53,28 +53,27 @@ _SCANNER = json.JSONDecoder(object_pairs_hook=_check_pairs, parse_int=str, parse
 # (docs/api.md, Scraper parameters).
 
 
-PARAMS = frozenset(
-    {
-        "allowed_status_codes",
-        "autoparse",
-        "block_resources",
-        "css_extractor",
-        "custom_headers",
-        "extract",
-        "js_instructions",
-        "js_render",
-        "json_response",
-        "mode",
-        "original_status",
-        "outputs",
-        "premium_proxy",
-        "proxy_country",
-        "response_type",
-        "session_id",
-        "wait",
-        "wait_for",
-    }
-)
+# Each parameter with its meaning. The gateway interprets most of them.
+PARAMS: Mapping[str, str] = {
+    "allowed_status_codes": "Statuses of the site that count as a page, such as `404,500`.",
+    "autoparse": "Returns the data of the page as JSON, if the gateway knows the site.",
+    "block_resources": "Kinds of resources that a rendered page does not load, such as `image`.",
+    "css_extractor": "Names and CSS selectors as JSON text: returns what the selectors match.",
+    "custom_headers": "Headers that are sent to the site, as an object or as JSON text of one.",
+    "extract": "A description of the data to extract; returns it as JSON.",
+    "js_instructions": "A list of browser actions, as JSON text; needs `js_render`.",
+    "js_render": "Renders the page in a browser.",
+    "json_response": "Returns the page with its network requests as JSON; needs `js_render`.",
+    "mode": "`auto`: the gateway chooses rendering and proxies by itself.",
+    "original_status": "Returns the status of the site instead of the gateway's.",
+    "outputs": "Kinds of data to return, such as `emails,links`.",
+    "premium_proxy": "Fetches the page through a residential proxy.",
+    "proxy_country": "The country of the proxy, as a code of two letters; needs `premium_proxy`.",
+    "response_type": "The form of the page: `markdown`, `plaintext` or `pdf`.",
+    "session_id": "Fetches with the same number use the same proxy address for a while.",
+    "wait": "Milliseconds that a rendered page is left to load; needs `js_render`.",
+    "wait_for": "A CSS selector that a rendered page must have first; needs `js_render`.",
+}
 NOT_WITH_POST = frozenset({"js_render", "js_instructions", "json_response"})
 RESPONSE_TYPES = frozenset({"markdown", "plaintext", "pdf"})
 

@@ -8,70 +8,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from conveyor.schemas.problem_codes import PROBLEM_CODES
 from conveyor.simulation.client_history import Call
 from conveyor.simulation.invariant_monitor import StateChange
 
 MEDIA_TYPE = "application/problem+json"
 
 _FAILED_TASK = 422
-
-CODES: Mapping[int, frozenset[str]] = {
-    400: frozenset(
-        (
-            "invalid_argument",
-            "malformed_request",
-            "malformed_json",
-            "invalid_cursor",
-            "invalid_idempotency_key",
-            "metadata_too_large",
-            "metadata_key_invalid",
-            "callback_url_must_be_https",
-            "callback_url_unresolvable",
-            "step_functions_unavailable",
-            "webhook_signing_requires_active_key",
-        )
-    ),
-    401: frozenset(("unauthenticated",)),
-    404: frozenset(("not_found", "file_input_not_found")),
-    405: frozenset(("method_not_allowed",)),
-    408: frozenset(("request_timeout",)),
-    409: frozenset(
-        (
-            "conflict",
-            "idempotency_key_conflict",
-            "idempotency_in_progress",
-            "job_not_open",
-            "last_batch_received",
-            "run_not_stoppable",
-            "run_not_pausable",
-            "no_prior_run",
-            "run_not_terminal",
-            "run_has_no_budget",
-            "budget_already_spent",
-            "run_has_descendants",
-            "no_matching_tasks",
-            "ingest_incomplete",
-            "candidate_pending",
-            "no_candidate",
-            "task_not_ready",
-            "export_not_ready",
-            "file_input_not_uploaded",
-            "file_input_unsupported_for_job_type",
-        )
-    ),
-    410: frozenset(("result_expired",)),
-    411: frozenset(("length_required",)),
-    413: frozenset(("request_too_large",)),
-    414: frozenset(("uri_too_long",)),
-    415: frozenset(("unsupported_media_type",)),
-    416: frozenset(("range_not_satisfiable",)),
-    431: frozenset(("headers_too_large",)),
-    429: frozenset(("quota_exceeded",)),
-    500: frozenset(("internal", "result_damaged")),
-    503: frozenset(("storage_damaged", "unavailable", "not_ready", "too_many_connections")),
-    507: frozenset(("storage_full",)),
-}
-"""The table of docs/api.md, Errors."""
 
 
 def every_refusal_is_a_problem(moment: StateChange, call: Call) -> Iterator[str]:
@@ -86,7 +29,7 @@ def every_refusal_is_a_problem(moment: StateChange, call: Call) -> Iterator[str]
     if call.status == _FAILED_TASK and call.route.endswith("/content"):
         return  # The problem is that of the task, whose codes are the gateway's.
     code = problem.get("code")
-    if problem.get("status") != call.status or code not in CODES.get(call.status, ()):
+    if problem.get("status") != call.status or code not in PROBLEM_CODES.get(call.status, ()):
         yield f"{answer}, which says {problem.get('status')} {code}"
     if problem.get("type") != f"urn:conveyor:problem:{code}" or not problem.get("title"):
         yield f"{answer} with a problem of type {problem.get('type')}"
