@@ -24,6 +24,7 @@ _FILES = Path(__file__).with_name("docs")
 MEDIA_TYPES = {
     "docs.css": "text/css; charset=utf-8",
     "docs.js": "text/javascript; charset=utf-8",
+    "docs.svg": "image/svg+xml",
 }
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -63,7 +64,7 @@ def render_page(document: bytes, *, base_url: str) -> str:
 
 @cache
 def read_file(name: str) -> bytes:
-    """Returns the style sheet or the script of the page."""
+    """Returns the style sheet, the script or the icon of the page."""
     return (_FILES / name).read_bytes()
 
 

@@ -47,7 +47,7 @@ _VARIABLES = {
     "event_id": ("^[0-9A-Z]{26}$", "The id of the webhook event."),
     "export_id": (ULID_PATTERN, "The id of the export."),
     "input_id": (ULID_PATTERN, "The id of the slot."),
-    "file": (r"^docs\.(css|js)$", "The name of the file."),
+    "file": (r"^docs\.(css|js|svg)$", "The name of the file."),
 }
 _DESCRIPTIONS = {
     200: "The operation was successful.",
