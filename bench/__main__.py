@@ -11,6 +11,7 @@ QUESTIONS = {
     "ingest": "How fast is a list of a million lines ingested, beside a bare INSERT loop?",
     "million": "Does a job of a million lines work from end to end, and in how much memory?",
     "scrape": "What does `conveyor scrape` cost from start to exit, beside a bare loop and curl?",
+    "service": "What does a page cost through the API of `conveyor dev`, beside a bare loop?",
     "throughput": "What does a page cost, durably, beside a bare loop that keeps nothing?",
     "flatness": "Does a page cost the same in a list of a thousand and of a hundred thousand?",
     "amplification": "How often is a message received before it is run, at a cap?",

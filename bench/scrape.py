@@ -46,7 +46,7 @@ http {{
 }}
 """
 BARE = """
-import asyncio, sys
+import asyncio, sys, time
 import aiohttp, uvloop
 
 async def main(lines, concurrency, folder):
@@ -62,7 +62,10 @@ async def main(lines, concurrency, folder):
         await asyncio.gather(*(work(session) for _ in range(concurrency)))
 
 lines = open(sys.argv[1]).read().split()
+wall, cpu = time.perf_counter(), time.process_time()
 uvloop.run(main(lines, int(sys.argv[2]), sys.argv[3]))
+# Without the imports: bench/service.py compares it with a service that has started before.
+print([time.perf_counter() - wall, time.process_time() - cpu])
 """
 SCRAPY = """
 import sys
@@ -108,13 +111,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args(arguments)
     sizes = SIZES if options.n is None else (options.n,)
-    with a_cheap_origin() as (name, url):
-        print(f"origin: {name}, pages of {PAGE_BYTES:,} bytes, {options.concurrency} in flight")
+    with a_cheap_origin() as origin:
+        print(
+            f"origin: {origin.name}, pages of {PAGE_BYTES:,} bytes, {options.concurrency} in flight"
+        )
         lines = []
         for count in sizes:
             work = Path(tempfile.mkdtemp(dir=options.dir, prefix=".bench-")).resolve()
             try:
-                lines.append(run_size(url, count, work, options))
+                lines.append(run_size(origin.url, count, work, options))
             finally:
                 shutil.rmtree(work)
     if options.json:
@@ -250,13 +255,20 @@ def is_installed(arm: str) -> bool:
     return shutil.which(arm) is not None
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """A site that answers every path with one page. `pid` is None where it is not known."""
+
+    name: str
+    url: str
+    pid: int | None = None
+
+
 @contextmanager
-def a_cheap_origin() -> Iterator[tuple[str, str]]:
-    """The name and the address of a site that answers every path with one page."""
+def a_cheap_origin() -> Iterator[Origin]:
     nginx = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if nginx is None:
         with an_origin(size_bytes=PAGE_BYTES, think_s=0.0) as url:
-            yield "bench/origin.py", url
+            yield Origin("bench/origin.py", url)
         return
     version = subprocess.run([nginx, "-v"], capture_output=True, text=True, check=True).stderr
     with ExitStack() as stack:
@@ -269,7 +281,8 @@ def a_cheap_origin() -> Iterator[tuple[str, str]]:
         stack.callback(process.wait)
         stack.callback(process.terminate)
         _wait_for(port)
-        yield version.strip().rpartition(" ")[2], f"http://127.0.0.1:{port}"
+        name = version.strip().rpartition(" ")[2]
+        yield Origin(name, f"http://127.0.0.1:{port}", process.pid)
 
 
 def _free_port() -> int:
