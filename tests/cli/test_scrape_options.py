@@ -22,6 +22,7 @@ from conveyor.cli.scrape.command import scrape
 from conveyor.cli.scrape.folder import FolderRefused, FolderState
 from conveyor.config import Settings
 from tests.cli.program import Program, catches_sigterm, finish, wait_until
+from tests.http_client.test_stream import Certificate
 
 Scrape = Callable[..., Result]
 BINARY = bytes(range(256))
@@ -172,6 +173,32 @@ def test_a_shared_file_has_one_writer(run: Scrape, site: OptionsSite) -> None:
 
     assert ended.exit_code == 2
     assert "written by one process" in ended.output
+
+
+# TLS.
+
+
+def test_a_certificate_that_nobody_signed_is_refused_unless_insecure(
+    run: Scrape, tmp_path: Path
+) -> None:
+    with OptionsSite(("127.0.0.1", 0), Handler) as server:
+        server.asked, server.robots, server.scheme = [], "", "https"
+        server.socket = Certificate(tmp_path).server.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+
+        refused = run(server.url("/a"), "-o", "out", "--attempts", "1")
+        rows = rows_in(tmp_path / "out")
+        accepted = run("-o", "out", "--retry-failed", "--insecure")
+
+        server.shutdown()
+    assert refused.exit_code == 1
+    assert rows[0]["status"] == "failed"
+    assert "certificate" in rows[0]["detail"]
+    assert accepted.exit_code == 0
+    assert "--insecure" in accepted.output
+    (row,) = rows_in(tmp_path / "out")
+    assert (tmp_path / "out" / row["file"]).read_text() == "<p>/a</p>"
+    assert server.paths() == ["/a"]
 
 
 # After a restart of the machine.
@@ -328,6 +355,19 @@ def test_gzip_that_is_cut_off_is_told(run: Scrape, site: OptionsSite, tmp_path: 
 
 
 # Politeness.
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_list_that_robots_txt_forbids_altogether_ends(
+    program: Program, site: OptionsSite, processes: str
+) -> None:
+    site.robots = "User-agent: *\nDisallow: /\n"
+
+    ended = program.run("scrape", site.url("/a"), site.url("/b"), "--processes", processes)
+
+    assert ended.code == 1
+    assert ended.err.count("robots_disallowed") == 2
+    assert site.paths() == []
 
 
 def test_robots_txt_is_obeyed_unless_told_otherwise(

@@ -121,6 +121,8 @@ class Scraper:
 
     async def wait_changed(self) -> None:
         """Waits until `take` may return another page."""
+        if self.is_over:  # `take` may have ended the last pages itself.
+            return
         # `run` may not know the time to wake at: it was not told while nobody waited.
         self._changed.set()
         await self._parked.park()
@@ -262,6 +264,8 @@ class Scraper:
         self.progress.fetched += len(lines)
         for line in lines:
             self.count(line)
+        if self.is_over:
+            self._parked.unpark_all()
 
     def count(self, line: ResultLine) -> None:
         """Counts a line, of this command or an earlier one."""
