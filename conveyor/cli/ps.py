@@ -37,25 +37,29 @@ _STYLES = {"running": "green", "backing_off": "yellow", "overdue": "red", "faile
 def ps(settings: Settings, folder: Path | None, watch: bool, as_json: bool) -> None:
     """Show what the process on this data directory, the workers of this table, or the scrape into
     FOLDER, are doing."""
-    if settings.engine == AWS and folder is None:
-        _show_fleet(run_command(_load_fleet, settings), as_json=as_json)
-        return
     data_dir = settings.data_dir if folder is None else _data_dir_of(folder)
+    is_fleet = settings.engine == AWS and folder is None
     console = Console()
-    while True:
+    is_first = True
+    while is_first or watch:
         try:
-            snapshot = read_snapshot(data_dir)
+            view = run_command(_load_fleet, settings) if is_fleet else read_snapshot(data_dir)
         except NotRunning as error:
-            raise click.ClickException(str(error)) from None
+            if is_first:
+                raise click.ClickException(str(error)) from None
+            click.echo("It has ended.", err=True)
+            return
         if watch and console.is_terminal:
             console.clear()
         if as_json:
-            click.echo(msgspec.json.encode(snapshot).decode())
+            click.echo(msgspec.json.encode(view).decode())
+        elif isinstance(view, Fleet):
+            _show_fleet(view, console)
         else:
-            _show(snapshot, console)
-        if not watch:
-            return
-        time.sleep(WATCH_S)
+            _show(view, console)
+        is_first = False
+        if watch:
+            time.sleep(WATCH_S)
 
 
 def _data_dir_of(folder: Path) -> Path:
@@ -88,11 +92,7 @@ async def _load_fleet(settings: Settings) -> Fleet:
         return Fleet(workers, await run_lines(world.env))
 
 
-def _show_fleet(fleet: Fleet, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(msgspec.json.encode(fleet).decode())
-        return
-    console = Console()
+def _show_fleet(fleet: Fleet, console: Console) -> None:
     table = Table(box=None)
     for title in ("worker", "release", "in flight", "of", "state"):
         table.add_column(title, no_wrap=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conveyor.cli.demo import Site, is_missing
-from tests.cli.program import Program, wait_until
+from tests.cli.program import Program, finish, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -27,11 +31,7 @@ def test_ps_says_that_nobody_is_there(program: Program) -> None:
 
 
 def test_ps_shows_a_running_scrape(program: Program, site: Site) -> None:
-    program.write("list.txt", *site.urls(400))
-    socket = program.folder / "out" / ".conveyor" / "ps.sock"
-    with program.start("scrape", "list.txt", "--rate", "1", "-o", "out") as process:
-        wait_until(lambda: socket.exists() or process.poll() is not None)
-
+    with _slow_scrape(program, site) as process:
         shown, told = program.run("ps", "out"), program.run("ps", "out", "--json")
 
         assert process.poll() is None
@@ -41,6 +41,39 @@ def test_ps_shows_a_running_scrape(program: Program, site: Site) -> None:
     (run,) = snapshot["runs"]
     assert (run["run_id"], run["total"]) == ("out", 400)
     assert "400" in shown.out
+
+
+def test_a_watch_shows_a_scrape_again_until_ctrl_c(program: Program, site: Site) -> None:
+    with _slow_scrape(program, site), program.start("ps", "out", "--watch", "--json") as watch:
+        assert watch.stdout is not None
+        snapshots = [json.loads(watch.stdout.readline()) for _ in range(2)]
+        watch.send_signal(signal.SIGINT)
+        ended = finish(watch)
+
+    assert ended.code == 130
+    assert [snapshot["role"] for snapshot in snapshots] == ["scrape", "scrape"]
+
+
+def test_a_watch_ends_with_the_scrape(program: Program, site: Site) -> None:
+    with _slow_scrape(program, site) as scrape, program.start("ps", "out", "--watch") as watch:
+        assert watch.stdout is not None
+        assert "scrape" in watch.stdout.readline()
+        scrape.send_signal(signal.SIGINT)
+        assert finish(scrape).code == 130
+        ended = finish(watch)
+
+    assert ended.code == 0
+    assert "It has ended" in ended.err
+
+
+@contextmanager
+def _slow_scrape(program: Program, site: Site) -> Iterator[subprocess.Popen[str]]:
+    """A scrape that would take minutes, and can be asked by now."""
+    program.write("list.txt", *site.urls(400))
+    socket = program.folder / "out" / ".conveyor" / "ps.sock"
+    with program.start("scrape", "list.txt", "--rate", "1", "-o", "out") as process:
+        wait_until(lambda: socket.exists() or process.poll() is not None)
+        yield process
 
 
 def test_ps_shows_the_tree_of_a_running_service(server: str, server_folder: Path) -> None:

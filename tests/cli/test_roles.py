@@ -3,9 +3,16 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
-from tests.cli.program import Program
+from tests.cli.program import PATIENCE_S, Program, finish
 from tests.cli.test_bad_input import assert_refused
 
 AWS = {
@@ -36,3 +43,35 @@ def test_more_processes_on_the_aws_engine_are_more_workers(program: Program) -> 
 
 def test_the_bare_program_takes_its_role_from_the_environment(program: Program) -> None:
     assert_refused(program.run(CONVEYOR_ROLE="api"), "CONVEYOR_ENGINE=aws")
+
+
+def test_dev_listens_where_its_options_say(program: Program) -> None:
+    with _taken_port() as port:
+        options = ("--host", "127.0.0.2", "--port", "0")
+        with program.start("dev", *options, CONVEYOR_HOST="127.0.0.1", CONVEYOR_PORT=port) as dev:
+            assert dev.stderr is not None
+            found = re.search(r"listening on (http://\S+)", dev.stderr.readline())
+            assert found is not None
+            with urllib.request.urlopen(f"{found[1]}/healthz", timeout=PATIENCE_S) as response:
+                status = response.status
+            dev.send_signal(signal.SIGTERM)
+            ended = finish(dev)
+
+    assert found[1].startswith("http://127.0.0.2:")
+    assert (status, ended.code) == (200, 0)
+
+
+@pytest.mark.parametrize(("role", "settings"), [("dev", {}), ("api", AWS)])
+def test_an_address_that_is_taken_is_refused_by_name(
+    program: Program, role: str, settings: dict[str, str]
+) -> None:
+    with _taken_port("127.0.0.2") as port:
+        ended = program.run(role, "--host", "127.0.0.2", "--port", port, **settings)
+
+    assert_refused(ended, f"Cannot listen on 127.0.0.2:{port}")
+
+
+@contextmanager
+def _taken_port(host: str = "127.0.0.1") -> Iterator[str]:
+    with socket.create_server((host, 0)) as server:
+        yield str(server.getsockname()[1])
