@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import os
 import resource
 import signal
@@ -13,6 +14,9 @@ from types import FrameType
 
 def main() -> None:
     install_handlers()
+    # Imports make many objects that stay and few cycles. With the default thresholds, collections
+    # take 6 % of the CPU time of a short command.
+    gc.set_threshold(50_000, 20, 10)
     # Import after the handlers are installed: the import takes a large part of a second, and a
     # signal may arrive during it.
     from conveyor.cli.main import main as run
