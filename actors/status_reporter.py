@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 
 import trio
 
@@ -20,9 +21,9 @@ from actors.limiters.fair_limiter import FairLimiter
 from actors.runtime import bounded_cleanup
 from conveyor import __version__
 from conveyor.domain import limits
-from conveyor.domain.ids import RunId
+from conveyor.domain.ids import RunId, TaskId
 from conveyor.domain.model import FailureReason
-from conveyor.domain.run.wait_reason import RunReport, WaitReason, WorkerReport
+from conveyor.domain.run.wait_reason import OpenFetch, RunReport, WaitReason, WorkerReport
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.context import Context
 from conveyor.usecases.run import run_progress
@@ -36,6 +37,8 @@ DEBOUNCE_S = 1.0
 # Time constant of the moving average of the rate. A larger value makes the estimate of the end
 # steadier and slower to follow changes.
 RATE_WINDOW_S = 20.0
+# Shorter fetches are not reported: most of them have ended before their report is read.
+LONG_FETCH_S = 2.0
 
 
 @dataclass(slots=True)
@@ -47,6 +50,8 @@ class _Entry:
     ended: int = 0
     rate: float = 0.0
     last_failure: FailureReason | None = None
+    # In the order of their beginnings: the first ones are the oldest.
+    fetches: dict[TaskId, float] = field(default_factory=dict)
 
     def set_reason(self, reason: WaitReason | None, at: float, detail: str | None) -> None:
         if reason is None:
@@ -66,9 +71,14 @@ class _Entry:
             self.rate += (fresh - self.rate) * share
             self.ended = 0
         rate = round(self.rate, 3)
+        oldest = self._oldest(now)
         if self.reason is None or not self._is_held(now):
-            return RunReport(rate=rate)
-        return RunReport(self.reason, self.since, rate, self.detail)
+            return RunReport(rate=rate, oldest=oldest)
+        return RunReport(self.reason, self.since, rate, self.detail, oldest)
+
+    def _oldest(self, now: float) -> tuple[OpenFetch, ...]:
+        first = islice(self.fetches.items(), limits.OLDEST_FETCHES)
+        return tuple(OpenFetch(task, at) for task, at in first if now - at >= LONG_FETCH_S)
 
     def _is_held(self, now: float) -> bool:
         return self.cleared_at is None or now - self.cleared_at < DEBOUNCE_S
@@ -90,6 +100,15 @@ class WaitStatus:
     def count_finished(self, run_id: RunId) -> None:
         """Counts a task that has ended."""
         self._runs.setdefault(run_id, _Entry()).ended += 1
+
+    def begin_fetch(self, run_id: RunId, task_id: TaskId, *, at: float) -> None:
+        self._runs.setdefault(run_id, _Entry()).fetches[task_id] = at
+
+    def end_fetch(self, run_id: RunId, task_id: TaskId) -> None:
+        """A run that was forgotten meanwhile stays forgotten."""
+        entry = self._runs.get(run_id)
+        if entry is not None:
+            entry.fetches.pop(task_id, None)
 
     def set_last_failure(self, run_id: RunId, reason: FailureReason) -> None:
         """Records the reason of the latest failed attempt."""

@@ -270,7 +270,12 @@ class TaskRunner:
         request = tasks.request_for(self.env, work.job, attempt.task)
         work.permit.start_call()
         started_at = trio.current_time()
-        outcome = await self.gateway.scrape(request)
+        ref = work.message.ref
+        self.wait_status.begin_fetch(ref.run_id, ref.task_id, at=self.env.now())
+        try:
+            outcome = await self.gateway.scrape(request)
+        finally:
+            self.wait_status.end_fetch(ref.run_id, ref.task_id)
         self._count_fetch(outcome, trio.current_time() - started_at)
         return work.permit.finish_call(outcome, request.url)
 

@@ -21,6 +21,7 @@ QUESTIONS = {
     "scale": "Where is the next limit of a fleet on AWS, and what lifts it?",
     "autoscaling": "Which metric should workers on AWS be scaled by?",
     "awsclient": "What does one call to AWS cost our lean client, and aioboto3?",
+    "dashboard": "What does the dashboard cost: its first page, and a run that 20 pages watch?",
     "walk": "Which modules and functions does one task pass, from POST to result and webhook?",
 }
 

@@ -39,6 +39,7 @@ from conveyor.domain.ids import (
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
+    CounterSample,
     CounterState,
     DeletionIntent,
     Event,
@@ -277,6 +278,11 @@ def a_budget(run_id: RunId = RUN, **fields: Any) -> Budget:
 def a_share(run_id: RunId = RUN, **fields: Any) -> BudgetReservation:
     share = BudgetReservation(job_id=JOB, run_id=run_id, holder="holder-1", taken=0, seq=1)
     return msgspec.structs.replace(share, **fields)
+
+
+def a_sample(minute: int = 0, run_id: RunId = RUN, **fields: Any) -> CounterSample:
+    sample = CounterSample(job_id=JOB, run_id=run_id, minute=minute, at=T0)
+    return msgspec.structs.replace(sample, **fields)
 
 
 def a_ref(index: int = 0, run_id: RunId = RUN, job_id: JobId = JOB) -> TaskRef:

@@ -33,17 +33,19 @@ from conveyor.domain.quota import Quota
 from conveyor.domain.submit.target import host_of
 from conveyor.schemas.responses import (
     AuditResponse,
+    ListFetchesResponse,
     ListJobRunsResponse,
     ReceiptResponse,
     RerunDryRunResponse,
     RerunJobResponse,
     RunResponse,
+    SeriesResponse,
 )
-from conveyor.schemas.views import run_view
+from conveyor.schemas.views import bucket_view, fetch_view, run_view
 from conveyor.usecases.budget import budget_of
 from conveyor.usecases.context import Context
 from conveyor.usecases.lookup import load_owned_job, load_owned_run, totals_of
-from conveyor.usecases.run import audit, results, run_progress, runs
+from conveyor.usecases.run import audit, results, run_progress, runs, series
 from conveyor.usecases.run import rerun as reruns
 from conveyor.usecases.run.rerun import RerunFilter
 from conveyor.usecases.run.results import owner_scope
@@ -134,6 +136,25 @@ async def _set_pause(call: RequestContext, state: PauseState) -> Response:
 async def delete_run(call: RequestContext, _: str) -> Response:
     await runs.delete_run(call.env, call.caller, call.ids["job_id"], call.ids["run_id"])
     return Response(202)
+
+
+# The series and the longest fetches of a run over HTTP (docs/api.md, Series).
+
+
+async def get_series(call: RequestContext) -> Response:
+    job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
+    run = await load_owned_run(call.env, job, call.ids["run_id"])
+    totals = await run_progress.cached_totals(call.env, run)
+    buckets = await series.load_series(call.env, run, totals)
+    return json_reply(SeriesResponse([bucket_view(bucket) for bucket in buckets]))
+
+
+async def list_fetches(call: RequestContext) -> Response:
+    job = await load_owned_job(call.env, call.caller, call.ids["job_id"])
+    run = await load_owned_run(call.env, job, call.ids["run_id"])
+    tasks = await run_progress.longest_fetches(call.env, run)
+    now = call.env.now()
+    return json_reply(ListFetchesResponse([fetch_view(task, now) for task in tasks]))
 
 
 # Audits over HTTP (docs/api.md, Audit).
@@ -365,6 +386,24 @@ ROUTES: tuple[Route, ...] = (
         does=Command(make_handler(delete_run)),
         answers={202: None},
         problems=(409,),
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/series",
+        name="getJobRunSeries",
+        tag="runs",
+        summary="Show what ended in each minute of a run",
+        does=Query(get_series),
+        answers={200: SeriesResponse},
+    ),
+    Route(
+        method="GET",
+        path=_RUN + "/fetches",
+        name="listJobRunFetches",
+        tag="runs",
+        summary="Show the longest fetches of a run that are under way",
+        does=Query(list_fetches),
+        answers={200: ListFetchesResponse},
     ),
     Route(
         method="GET",

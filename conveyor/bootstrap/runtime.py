@@ -398,6 +398,7 @@ def make_env(
             quotas=settings.quotas,
             pace=_shared_pace(settings) if settings.engine == AWS else BatchingConfig(),
             cadence=AWS_POLL_INTERVALS if settings.engine == AWS else PollIntervals(),
+            sample_tasks_min=limits.AWS_SAMPLE_TASKS if settings.engine == AWS else 1,
             # Only with Redis can a worker lose the coordinator and still reach the store.
             unseen_s=0.0 if settings.redis_url is None else WATCH_S + _ENDING_S,
         ),

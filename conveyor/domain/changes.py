@@ -29,6 +29,7 @@ from conveyor.domain.ids import (
 )
 from conveyor.domain.model import (
     Batch,
+    CounterSample,
     DeletionIntent,
     Event,
     EventSequence,
@@ -61,6 +62,7 @@ Row = (
     | JobInput
     | Budget
     | BudgetReservation
+    | CounterSample
 )
 R = TypeVar("R", bound=Row)
 
@@ -147,6 +149,12 @@ class ShareKey(Key[BudgetReservation], frozen=True):
     holder: str
 
 
+class SampleKey(Key[CounterSample], frozen=True):
+    job_id: JobId
+    run_id: RunId
+    minute: int
+
+
 AnyKey = Key[Any]
 
 
@@ -229,6 +237,7 @@ ROW_KINDS = (
     ),
     RowKind("Budget", "budgets", Budget, BudgetKey, Owner.RUN),
     RowKind("Share", "shares", BudgetReservation, ShareKey, Owner.RUN),
+    RowKind("Sample", "samples", CounterSample, SampleKey, Owner.RUN),
     RowKind("Event", "events", Event, EventKey, Owner.RUN, expiry=Expiry.STORE),
     RowKind("Run", "runs", Run, RunKey, Owner.RUN, is_new_work=True),
     RowKind("Job", "jobs", Job, JobKey, Owner.JOB, is_new_work=True),

@@ -40,6 +40,12 @@ LIST_ROWS = 50  #: Default jobs or runs per page.
 LIST_ROWS_MAX = 100  #: Jobs or runs per page at most.
 HOST_ROWS_MAX = 20_000  #: Rows that are read for the figures of the hosts of a run.
 HOSTS_SHOWN_MAX = 200  #: Hosts of a run that are shown, those with the most failures first.
+SERIES_MINUTES = 240  #: Minutes of a run with a bucket each in its series; later ones are merged.
+SERIES_BUCKETS_MAX = 360  #: Buckets of a run's series in one response.
+#: Tasks that must end between two samples of a run on AWS, where each sample is billed.
+AWS_SAMPLE_TASKS = 100
+SAMPLES_MAX = 2_000  #: Samples that are read for the series of a run.
+OLDEST_FETCHES = 10  #: Fetches of a run that each worker reports, the oldest.
 ORDERED_ROWS_MAX = 20_000  #: Tasks of a run whose results can be read in the order of the list.
 JOBS_READ_MAX = 500  #: Jobs that are read for one page of a filtered list.
 LIST_LINE_BYTES_MAX = 64 * 1024  #: Bytes of a line, or CSV record, of an uploaded list.

@@ -324,6 +324,8 @@ class Run(msgspec.Struct, frozen=True):
     #: The budget that the run was started with; absent if it has none.
     budget: BudgetCap | None = None
     queue_closed: bool = False  #: The sweeper has removed the run's queue after its end.
+    sampled_at: float | None = None  #: When the latest sample of its counters was taken.
+    sampled_done: int = 0  #: Tasks that had ended at the latest sample.
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -386,6 +388,20 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     cost_micros: int = 0
     retrying: int = 0
     stored_bytes: int = 0
+
+
+class CounterSample(msgspec.Struct, frozen=True):
+    """The counters of a run at one time. The series of a run is made of the differences."""
+
+    job_id: JobId  #: The job of the run.
+    run_id: RunId  #: The run whose counters were read.
+    minute: int  #: The minute that the sample closes, or the first of several in a long run.
+    at: float  #: When the counters were read.
+    successful: int = 0  #: Tasks that had ended successfully.
+    reasons: dict[str, int] = {}  #: Tasks that had failed, by reason.
+    stored_bytes: int = 0  #: Bytes of the bodies that the tasks had stored.
+    credits: int = 0  #: Credits charged so far.
+    cost_micros: int = 0  #: Money charged so far, in millionths.
 
 
 class Task(msgspec.Struct, frozen=True):

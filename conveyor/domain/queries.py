@@ -18,6 +18,7 @@ from conveyor.domain.ids import CallerId, JobId, NoticeId, RunId, TaskId
 from conveyor.domain.model import (
     Batch,
     BatchStatus,
+    CounterSample,
     DeletionIntent,
     Event,
     FailureReason,
@@ -49,6 +50,7 @@ Q = TypeVar(
     Schedule,
     Export,
     JobInput,
+    CounterSample,
 )
 
 
@@ -137,6 +139,14 @@ class BatchesOf(Query[Batch], frozen=True, kw_only=True):
 
     job_id: JobId
     run_id: RunId
+
+
+class SamplesOf(Query[CounterSample], frozen=True, kw_only=True):
+    """Samples of the counters of a run, oldest first."""
+
+    job_id: JobId
+    run_id: RunId
+    limit: int
 
 
 class RunsIn(Query[Run], frozen=True, kw_only=True):
@@ -235,6 +245,7 @@ AnyQuery = (
     | JobsOf
     | RunsOf
     | BatchesOf
+    | SamplesOf
     | RunsIn
     | BatchesIn
     | DueNotices

@@ -301,6 +301,42 @@ class ListHostsResponse(msgspec.Struct, frozen=True):
     complete: bool
 
 
+class OpenFetchResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that is being fetched."""
+
+    task_id: TaskName
+    index: Annotated[int, Meta(ge=0, description="The line's position in the submitted list.")]
+    url: str
+    attempts: Annotated[int, Meta(ge=0, description="Tries that reported an outcome.")]
+    started_at: Annotated[Instant, Meta(description="When the fetch began.")]
+    age_s: Annotated[float, Meta(ge=0, description="Seconds since then.")]
+
+
+class ListFetchesResponse(msgspec.Struct, frozen=True):
+    """The longest fetches of a run, the oldest first."""
+
+    fetches: list[OpenFetchResponse]
+
+
+class SeriesBucket(msgspec.Struct, frozen=True, kw_only=True):
+    """What ended, was stored and was charged between two times."""
+
+    since: Instant
+    until: Instant
+    successful: Count
+    failed: Count
+    failure_reasons: dict[str, Count]
+    bytes: Count
+    spend: Spend
+
+
+class SeriesResponse(msgspec.Struct, frozen=True):
+    """The history of a run in buckets of about a minute, oldest first. Their sum is the run's
+    `stats`."""
+
+    buckets: list[SeriesBucket]
+
+
 class TaskHistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One attempt at a task."""
 

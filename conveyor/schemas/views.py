@@ -30,6 +30,7 @@ from conveyor.domain.model import (
     Totals,
     Webhook,
 )
+from conveyor.domain.run.series import Bucket
 from conveyor.domain.run.wait_reason import Waiting
 from conveyor.domain.schedule.schedule import Schedule, Skip, upcoming
 from conveyor.schemas.requests import BudgetInput, HostLimitInput, HostLimitsInput
@@ -44,9 +45,11 @@ from conveyor.schemas.responses import (
     HmacKeyList,
     HmacKeyMeta,
     JobResponse,
+    OpenFetchResponse,
     ResultStatus,
     RunResponse,
     RunStats,
+    SeriesBucket,
     Spend,
     TaskHistoryEvent,
     TaskHistoryResponse,
@@ -68,6 +71,30 @@ def instant(at: float) -> str:
 
 def spend_view(credit_count: int, cost_micros: int) -> Spend:
     return Spend(credits=credit_count, cost=cost_micros / MICROS)
+
+
+def fetch_view(task: Task, now: float) -> OpenFetchResponse:
+    started_at = task.started_at or task.updated_at
+    return OpenFetchResponse(
+        task_id=task.task_id,
+        index=task.index,
+        url=task.url,
+        attempts=task.attempts,
+        started_at=instant(started_at),
+        age_s=round(max(0.0, now - started_at), 3),
+    )
+
+
+def bucket_view(bucket: Bucket) -> SeriesBucket:
+    return SeriesBucket(
+        since=instant(bucket.since),
+        until=instant(bucket.until),
+        successful=bucket.successful,
+        failed=bucket.failed,
+        failure_reasons=bucket.reasons,
+        bytes=bucket.stored_bytes,
+        spend=spend_view(bucket.credits, bucket.cost_micros),
+    )
 
 
 def run_view(

@@ -95,7 +95,8 @@ class Dashboard:
     system: SystemView = field(default_factory=SystemView)
 
     def mount(self, app: QuartTrio, api: Api) -> None:
-        site = Site(self, api, Gatekeeper(env=api.env, auth=api.auth, rules=self.rules))
+        gate = Gatekeeper(env=api.env, auth=api.auth, rules=self.rules)
+        site = Site(self, api, gate, live.make_stand_ins(api.env))
         ui = Blueprint("ui", __name__, url_prefix="/ui")
         for path, handler in VIEWS.items():
             _add(ui, "GET", path, partial(site.serve, handler))
@@ -130,6 +131,7 @@ class Site:
     dashboard: Dashboard
     api: Api
     gate: Gatekeeper
+    stand_ins: live.StandIns
     shared: live.SharedFragments = field(default_factory=live.SharedFragments)
 
     async def serve(self, handler: Handler, **ids: str) -> TrioResponse:
@@ -157,11 +159,10 @@ class Site:
         if viewer is None or handler is None:
             raise NotFound("There is nothing to follow at this address.")
         visit = self._visit(viewer, ids)
-        visit = replace(visit, query=live.read_query(page_url.query))
-        token = self.gate.form_token(session)
+        visit = replace(visit, query=live.read_query(page_url.query), is_update=True)
         values = partial(self._values, session, viewer)
         frames = await live.follow(
-            visit, handler, values, self.shared, f"{token}|{page_url.geturl()}"
+            visit, handler, values, self.shared, self.stand_ins, page_url.geturl()
         )
         response = TrioResponse(frames, 200, content_type="text/event-stream")
         response.headers["X-Accel-Buffering"] = "no"

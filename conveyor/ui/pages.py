@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,7 +14,10 @@ from conveyor.domain.ids import CallerId
 from conveyor.domain.lifecycle import RUN_LIVE, RUN_VISIBLE
 from conveyor.domain.model import Run
 from conveyor.domain.queries import RunsIn
-from conveyor.schemas.responses import JobResponse
+from conveyor.domain.submit.target import host_of
+from conveyor.schemas.responses import JobResponse, RunResponse, SeriesBucket
+from conveyor.schemas.views import instant
+from conveyor.ui.chart import Chart, make_chart, seconds_of
 from conveyor.ui.client import LocalClient
 from conveyor.ui.render import PREVIEW_HEADERS
 from conveyor.ui.system import engine_calls, tree_lines, workers
@@ -28,6 +31,13 @@ TASKS_SHOWN = 50
 _RECENT_S = 7 * 24 * 3600.0
 _RECENT_RUNS_MAX = 2_000
 _LIVE = "running,pending"
+# The chart of the overview.
+CHART_HOURS = 3
+# Runs that last less than this have at most one sample, which would not show in the chart.
+_UNSAMPLED_S = 120.0
+# Failed tasks that are read to count them by host, and the hosts that are shown.
+_FAILED_READ_MAX = 500
+_HOSTS_SHOWN = 6
 _ULID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}\Z")
 
 JOB_FILTERS = {
@@ -44,11 +54,7 @@ async def overview(visit: Visit) -> Page:
     runs = [job.latest_run for job in live if job.latest_run is not None]
     waiting = [run for run in runs if run.stats.pending + run.stats.retrying]
     recent = await _recent_jobs(visit, JOBS_SHOWN)
-    ended = [job.latest_run for job in recent if job.latest_run is not None]
-    all_runs = {run.run_id: run for run in (*runs, *ended)}.values()
-    reasons: Counter[str] = Counter()
-    for run in all_runs:
-        reasons.update(run.stats.failure_reasons)
+    chart = await _chart_of_last_hours(visit, [*live, *recent])
     staff = await workers(visit.env)
     values = {
         "live": live,
@@ -57,15 +63,45 @@ async def overview(visit: Visit) -> Page:
         "backlog": sum(run.stats.pending + run.stats.retrying for run in runs),
         "inflight": sum(run.stats.inflight for run in runs),
         "oldest": min((run.created_at for run in waiting), default=None),
-        "reasons": reasons.most_common(),
-        "done": sum(run.stats.completed for run in all_runs),
-        "failed": sum(run.stats.failed for run in all_runs),
-        "credits": sum(run.stats.spend.credits for run in all_runs),
-        "cost": sum(run.stats.spend.cost for run in all_runs),
+        "chart": chart,
+        "hours": CHART_HOURS,
+        "sum": chart.sum,
         "slots": sum(worker.capacity for worker in staff),
         "busy": sum(worker.inflight for worker in staff),
     }
     return Page("overview.html", values)
+
+
+async def _chart_of_last_hours(visit: Visit, jobs: Iterable[JobResponse]) -> Chart:
+    """What ended in the last hours in the latest runs of these jobs."""
+    now = visit.env.now()
+    since = now - CHART_HOURS * 3600.0
+    buckets: list[SeriesBucket] = []
+    for run in {job.latest_run.run_id: job.latest_run for job in jobs if job.latest_run}.values():
+        begins = seconds_of(run.created_at)
+        ends = seconds_of(run.updated_at) if run.terminal else now
+        if ends < since or not run.stats.completed:
+            continue
+        # A short run has no samples: its series is one bucket, which its stats have too.
+        if ends - begins < _UNSAMPLED_S:
+            buckets.append(_whole(run, ends))
+        else:
+            client = await visit.client_for(run.job_id)
+            ids = {"job_id": run.job_id, "run_id": run.run_id}
+            buckets += (await client.get("getJobRunSeries", ids)).buckets
+    return make_chart(buckets, since=since, until=now)
+
+
+def _whole(run: RunResponse, ends: float) -> SeriesBucket:
+    return SeriesBucket(
+        since=run.created_at,
+        until=instant(ends),
+        successful=run.stats.successful,
+        failed=run.stats.failed,
+        failure_reasons=run.stats.failure_reasons,
+        bytes=run.stats.stored_bytes,
+        spend=run.stats.spend,
+    )
 
 
 async def jobs(visit: Visit) -> Page | Redirect:
@@ -235,20 +271,37 @@ async def run(visit: Visit) -> Page:
     client, values = await load_run(visit)
     ids = {"job_id": visit.ids["job_id"], "run_id": visit.ids["run_id"]}
     run_response = values["run"]
-    values["flying"] = [] if run_response.terminal else await _in_flight(client, ids)
+    flying = None if run_response.terminal else await client.get("listJobRunFetches", ids)
+    values["flying"] = flying.fetches if flying else []
     failed = run_response.stats.failed
     sample = (
         await client.get("listRunResults", ids, status="failed", limit="10") if failed else None
     )
     values["failures"] = sample.results if sample else []
+    values["chart"] = await _chart_of(client, run_response, ids)
+    values["bad_hosts"] = [] if visit.is_update else await _bad_hosts(client, run_response, ids)
+    values["sampled"] = _FAILED_READ_MAX
     values["export"] = await _export(visit, client, ids)
     return Page("run.html", values)
 
 
-async def _in_flight(client: LocalClient, ids: Mapping[str, str]) -> list[Any]:
-    """The tasks that are being fetched, the oldest first."""
-    page = await client.get("listRunResults", ids, status="inflight", limit="100")
-    return sorted(page.results, key=lambda result: result.started_at or result.updated_at)[:10]
+async def _chart_of(client: LocalClient, run: RunResponse, ids: Mapping[str, str]) -> Chart | None:
+    if not run.stats.completed:
+        return None
+    buckets = (await client.get("getJobRunSeries", ids)).buckets
+    until = seconds_of(buckets[-1].until)
+    return make_chart(buckets, since=seconds_of(run.created_at), until=until)
+
+
+async def _bad_hosts(
+    client: LocalClient, run: RunResponse, ids: Mapping[str, str]
+) -> list[tuple[str, int]]:
+    """The hosts with the most failed tasks, from the first failed tasks of the run."""
+    if not run.stats.failed:
+        return []
+    limit = str(_FAILED_READ_MAX)
+    page = await client.get("listRunResults", ids, status="failed", limit=limit)
+    return Counter(host_of(task.url) or "" for task in page.results).most_common(_HOSTS_SHOWN)
 
 
 async def _export(visit: Visit, client: LocalClient, ids: Mapping[str, str]) -> Any:

@@ -70,6 +70,7 @@ def _environment() -> Environment:
         "duration": duration,
         "size": size,
         "moment": moment,
+        "clock": clock,
         "short": short,
         "percent": percent,
         "money": money,
@@ -161,6 +162,10 @@ def moment(text: str | None) -> str:
     if text is None:
         return NOTHING
     return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%d %b %H:%M UTC")
 
 
 def sentence(text: str) -> str:

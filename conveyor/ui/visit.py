@@ -37,7 +37,10 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """One request of a visitor who is signed in. `form` is empty unless the request is a POST."""
+    """One request of a visitor who is signed in. `form` is empty unless the request is a POST.
+
+    `is_update` if only the blocks that change while a page is open are asked for.
+    """
 
     api: Api
     viewer: Viewer
@@ -48,6 +51,7 @@ class Visit:
     query: Mapping[str, str]
     form: Mapping[str, Sequence[str]] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
+    is_update: bool = False
 
     @property
     def env(self) -> Context:

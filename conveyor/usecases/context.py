@@ -112,6 +112,8 @@ class RuntimeConfig:
     cadence: PollIntervals = PollIntervals()
     quotas: Quotas = field(default_factory=Quotas)
     build: str = "unknown"
+    # The series of a run has a bucket for so many ended tasks or more.
+    sample_tasks_min: int = 1
     # Costs a few reads for each live run and sweep, so only where workers are scaled by it.
     measures_demand: bool = False
 

@@ -11,9 +11,10 @@ from trio.testing import MockClock
 
 from actors.limiters.fair_limiter import FairLimiter
 from actors.status_reporter import StatusReporter, WaitStatus
-from conveyor.domain.ids import CallerId, RunId
+from conveyor.domain import limits
+from conveyor.domain.ids import CallerId, RunId, TaskId
 from conveyor.domain.model import FailureReason, PauseState
-from conveyor.domain.run.wait_reason import Waiting, WaitReason
+from conveyor.domain.run.wait_reason import OpenFetch, Waiting, WaitReason
 from conveyor.engines.memory import MemoryCoordinator
 from conveyor.ports.errors import Unavailable
 from conveyor.usecases.lookup import totals_of
@@ -205,6 +206,30 @@ def test_a_wait_reason_that_returns_at_once_keeps_its_start() -> None:
 
     assert (back.reason, back.since) == (WaitReason.JOB_CAP, T0)
     assert gone.reason is None
+
+
+def test_the_longest_fetches_are_reported_the_oldest_first() -> None:
+    wait_status = WaitStatus()
+    for number in range(20):
+        wait_status.begin_fetch(RUN, TaskId(f"task-{number}"), at=T0 + number)
+    wait_status.end_fetch(RUN, TaskId("task-1"))
+
+    report = wait_status.take_reports(T0 + 100, elapsed_s=1)[RUN]
+    early = wait_status.take_reports(T0 + 4.5, elapsed_s=1)[RUN]
+
+    expected = [0, *range(2, limits.OLDEST_FETCHES + 1)]
+    assert report.oldest == tuple(OpenFetch(TaskId(f"task-{n}"), T0 + n) for n in expected)
+    assert [fetch.task_id for fetch in early.oldest] == ["task-0", "task-2"]
+
+
+def test_a_fetch_that_ends_after_its_run_was_forgotten_leaves_nothing() -> None:
+    wait_status = WaitStatus()
+    wait_status.begin_fetch(RUN, TaskId("task"), at=T0)
+    wait_status.forget(RUN)
+
+    wait_status.end_fetch(RUN, TaskId("task"))
+
+    assert wait_status.take_reports(T0, elapsed_s=1) == {}
 
 
 def test_a_run_that_is_forgotten_is_seen_no_more() -> None:

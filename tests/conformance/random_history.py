@@ -50,6 +50,7 @@ from tests.builders import (
     a_notice,
     a_record,
     a_run,
+    a_sample,
     a_schedule,
     a_stats,
     a_task,
@@ -258,6 +259,13 @@ class Walker:
         export = an_export(pick, job_id=job_id, run_id=run_id, due_at=due_at)
         expiring = update(a_run(run_id, job_id=job_id), sweep_at=due_at)
         return await self._commit([a_change(insert(export)), a_change(expiring)])
+
+    async def sample(self, pick: int, other: int) -> object:
+        """A sample of a run, which is stored with the run's row or not at all."""
+        job_id, run_id = some_run(pick)
+        noted = update(a_run(run_id, job_id=job_id), sampled_at=self.clock.now(), sampled_done=pick)
+        taken = insert(a_sample(other, run_id, job_id=job_id, at=self.clock.now()))
+        return await self._commit([a_change(noted, taken)])
 
     async def scrub(self, pick: int, other: int) -> object:
         """In bites, to the end: which rows go first is the engine's business."""

@@ -22,6 +22,7 @@ from tests.builders import (
     a_notice,
     a_record,
     a_run,
+    a_sample,
     a_share,
     a_stats,
     a_task,
@@ -44,6 +45,7 @@ def _rows_of_run(run_id: RunId, number: int) -> list[Row]:
         an_export(number, run_id=run_id),
         a_budget(run_id),
         a_share(run_id),
+        a_sample(1, run_id),
     ]
 
 
@@ -75,6 +77,7 @@ async def test_scrubbing_a_job_removes_all_but_its_own_row_and_its_intents(store
         a_notice(3, run_id=foreign_run, job_id=OTHER_JOB, notice_id=NoticeId("FOREIGN")),
         a_budget(foreign_run, job_id=OTHER_JOB),
         a_share(foreign_run, job_id=OTHER_JOB),
+        a_sample(1, foreign_run, job_id=OTHER_JOB),
     ]
     foreign_task = a_task(0, foreign_run)
     task_key = key_of(foreign_task, OTHER_JOB)
@@ -98,7 +101,7 @@ async def test_scrubbing_goes_on_in_bites_until_nothing_is_left(
 
     bites = [await store.delete_run_rows(JOB, run_id, limit=3) for _ in range(5)]
 
-    assert bites == [3, 3, 3, 1, 0]
+    assert bites == [3, 3, 3, 2, 0]
     assert await _left(store, doomed) == []
 
 

@@ -30,6 +30,7 @@ from conveyor.domain.queries import (
     NoticesOf,
     RunsIn,
     RunsOf,
+    SamplesOf,
     StatsOf,
     TasksOf,
 )
@@ -49,6 +50,7 @@ from tests.builders import (
     a_job,
     a_notice,
     a_run,
+    a_sample,
     a_schedule,
     a_stats,
     a_task,
@@ -221,6 +223,15 @@ async def test_batches_of_a_run_come_oldest_first(store: Store) -> None:
     await keep(store, *reversed(batches), *foreign)
 
     assert await store.find(BatchesOf(job_id=JOB, run_id=RUN)) == batches
+
+
+async def test_samples_of_a_run_come_oldest_first(store: Store) -> None:
+    samples = [a_sample(minute, at=T0 + minute) for minute in (9, 10, 200)]
+    foreign = [a_sample(9, OTHER_RUN), a_sample(9, RunId("r"), job_id=OTHER_JOB)]
+    await keep(store, *reversed(samples), *foreign)
+
+    assert await store.find(SamplesOf(job_id=JOB, run_id=RUN, limit=10)) == samples
+    assert await store.find(SamplesOf(job_id=JOB, run_id=RUN, limit=2)) == samples[:2]
 
 
 async def test_rows_of_a_run_are_found_under_its_own_job_only(store: Store) -> None:

@@ -60,6 +60,7 @@ from tests.builders import (
     a_notice,
     a_record,
     a_run,
+    a_sample,
     a_schedule,
     a_share,
     a_stats,
@@ -116,6 +117,7 @@ BARE: list[Row] = [
     an_input(),
     a_budget(),
     a_share(),
+    a_sample(),
 ]
 FULL: list[Row] = [
     a_job(
@@ -166,6 +168,8 @@ FULL: list[Row] = [
         sweep_at=T0 + 100,
         budget=BUDGET,
         queue_closed=True,
+        sampled_at=T0 + 8.5,
+        sampled_done=7,
     ),
     a_batch(
         status=BatchStatus.SEALED,
@@ -256,6 +260,14 @@ FULL: list[Row] = [
     an_input(spec=ListSpec(ListFormat.CSV, "link", 3, header=True, quote="'")),
     a_budget(unit=Unit.COST, cap=2**53, left=-7),
     a_share(taken=2**53, seq=9),
+    a_sample(
+        2**31,
+        successful=2**53,
+        reasons={"timeout": 7},
+        stored_bytes=2**53,
+        credits=3,
+        cost_micros=2**40,
+    ),
 ]
 
 

@@ -1,6 +1,8 @@
-"""Streams of the same page share its building, and a slow page is built less often."""
+"""Streams of the same page share its building, and building leaves time for other work."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import trio
 from trio.testing import MockClock
@@ -8,37 +10,76 @@ from trio.testing import MockClock
 from conveyor.ui.live import SharedFragments
 
 
-async def test_streams_of_one_page_build_it_once(autojump_clock: MockClock) -> None:
-    shared, built = SharedFragments(), []
+@dataclass(slots=True)
+class Builder:
+    """A page that takes a while to build, and counts."""
 
-    async def build() -> dict[str, str]:
-        built.append(trio.current_time())
-        await trio.sleep(0.01)
-        return {"live_x": str(len(built))}
+    takes_s: float = 0.01
+    built_at: list[float] = field(default_factory=list)
+
+    async def __call__(self) -> dict[str, str]:
+        self.built_at.append(trio.current_time())
+        await trio.sleep(self.takes_s)
+        return {"live_x": str(len(self.built_at))}
+
+
+async def test_streams_of_one_page_build_it_once(autojump_clock: MockClock) -> None:
+    shared, build = SharedFragments(), Builder()
 
     async with trio.open_nursery() as nursery:
         for _ in range(20):
-            nursery.start_soon(shared.get, "page", build)
-    first = len(built)
+            nursery.start_soon(shared.get, "anna", "page", build)
+    first = len(build.built_at)
     await trio.sleep(1)
-    second = await shared.get("page", build)
+    second = await shared.get("anna", "page", build)
 
     assert (first, second) == (1, {"live_x": "2"})
 
 
-async def test_a_page_that_is_slow_to_build_is_built_less_often(autojump_clock: MockClock) -> None:
-    shared, built = SharedFragments(), []
+async def test_a_page_that_is_slow_to_build_is_still_built_every_other_second(
+    autojump_clock: MockClock,
+) -> None:
+    shared, build = SharedFragments(), Builder(takes_s=0.6)
 
-    async def build() -> dict[str, str]:
-        built.append(trio.current_time())
-        await trio.sleep(0.2)
-        return {}
+    while trio.current_time() < 60:
+        await shared.get("anna", "page", build)
+        await trio.sleep(0.1)
 
-    await shared.get("page", build)
-    await trio.sleep(4.9)
-    await shared.get("page", build)
-    before = len(built)
-    await trio.sleep(0.2)
-    await shared.get("page", build)
+    assert len(build.built_at) >= 30
 
-    assert (before, len(built)) == (1, 2)
+
+async def test_one_page_of_a_caller_is_built_at_a_time_with_pauses(
+    autojump_clock: MockClock,
+) -> None:
+    shared, build = SharedFragments(), Builder(takes_s=0.02)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(10):
+            nursery.start_soon(shared.get, "anna", f"page {number}", build)
+
+    # Each build takes 0.02 s and is followed by ten times as much.
+    assert 9 * 0.22 <= build.built_at[-1] - build.built_at[0] < 9 * 0.23
+
+
+async def test_many_pages_of_one_caller_do_not_delay_another_callers(
+    autojump_clock: MockClock,
+) -> None:
+    shared, hers, his = SharedFragments(), Builder(), Builder()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(10):
+            nursery.start_soon(shared.get, "anna", f"page {number}", hers)
+        await trio.sleep(0.02)
+        await shared.get("bert", "page", his)
+        ended_at = trio.current_time()
+
+    assert ended_at - his.built_at[0] < 0.1
+
+
+async def test_no_page_is_shared_with_another_caller(autojump_clock: MockClock) -> None:
+    shared, hers, his = SharedFragments(), Builder(), Builder()
+
+    await shared.get("anna", "page", hers)
+    await shared.get("bert", "page", his)
+
+    assert (len(hers.built_at), len(his.built_at)) == (1, 1)

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
+from conveyor.domain.ids import TaskId
 from conveyor.domain.lifecycle import accepts_settles
 from conveyor.domain.model import PauseState, Run, Totals
 
@@ -44,8 +45,16 @@ OUTAGES = (WaitReason.STORAGE, WaitReason.RESOURCES, WaitReason.GATEWAY_UNAVAILA
 GATEWAY_REASONS = frozenset({WaitReason.GATEWAY_UNAVAILABLE, WaitReason.GATEWAY_LIMIT})
 
 
+class OpenFetch(msgspec.Struct, frozen=True, array_like=True):
+    """A task that is being fetched, and when the fetch began."""
+
+    task_id: TaskId
+    started_at: float
+
+
 class RunReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The report of one process about one run: its wait reason, and how many tasks end a second.
+    """The report of one process about one run: its wait reason, how many tasks end a second, and
+    its longest fetches, the oldest first.
 
     `detail` is a sentence for people, if the process knows more than the reason.
     """
@@ -54,6 +63,7 @@ class RunReport(msgspec.Struct, frozen=True, omit_defaults=True):
     since: float | None = None
     rate: float = 0.0
     detail: str | None = None
+    oldest: tuple[OpenFetch, ...] = ()
 
 
 class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):

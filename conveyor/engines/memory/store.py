@@ -33,6 +33,7 @@ from conveyor.domain.changes import (
     R,
     Row,
     RunKey,
+    SampleKey,
     ScheduleKey,
     ScrubKey,
     SettleChange,
@@ -47,6 +48,7 @@ from conveyor.domain.export.export import Export
 from conveyor.domain.ids import JobId, RunId
 from conveyor.domain.model import (
     Batch,
+    CounterSample,
     DeletionIntent,
     Event,
     Job,
@@ -73,6 +75,7 @@ from conveyor.domain.queries import (
     Query,
     RunsIn,
     RunsOf,
+    SamplesOf,
     StatsOf,
     TaskPage,
     TasksOf,
@@ -103,6 +106,7 @@ class Tables:
         self._schedules: dict[Address, Schedule] = self._tables[ScheduleKey]
         self._exports: dict[Address, Export] = self._tables[ExportKey]
         self._inputs: dict[Address, JobInput] = self._tables[InputKey]
+        self._samples: dict[Address, CounterSample] = self._tables[SampleKey]
 
     def rows(self) -> Mapping[type, Mapping[Address, Row]]:
         """Returns all rows by the type of their key and their address, for checkers."""
@@ -120,6 +124,8 @@ class Tables:
                 return self._runs_of(query)
             case BatchesOf():
                 return self._batches_of(query)
+            case SamplesOf():
+                return self._samples_of(query)
             case RunsIn():
                 return self._runs_in(query)
             case BatchesIn():
@@ -184,6 +190,10 @@ class Tables:
     def _batches_of(self, query: BatchesOf) -> list[Batch]:
         rows = [row for row in self._batches.values() if _in_run(row, query.job_id, query.run_id)]
         return sorted(rows, key=lambda batch: (batch.created_at, batch.batch_id))
+
+    def _samples_of(self, query: SamplesOf) -> list[CounterSample]:
+        found = [row for row in self._samples.values() if _in_run(row, query.job_id, query.run_id)]
+        return sorted(found, key=lambda sample: sample.minute)[: query.limit]
 
     def _runs_in(self, query: RunsIn) -> list[Run]:
         rows = [
@@ -276,7 +286,7 @@ def _place(notice: Notice) -> tuple[str, float, str]:
     return notice.run_id, notice.occurred_at, notice.notice_id
 
 
-def _in_run(row: Batch | ShardCounters, job_id: JobId, run_id: RunId) -> bool:
+def _in_run(row: Batch | ShardCounters | CounterSample, job_id: JobId, run_id: RunId) -> bool:
     return row.job_id == job_id and row.run_id == run_id
 
 

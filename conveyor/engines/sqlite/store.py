@@ -40,6 +40,7 @@ from conveyor.domain.changes import (
     R,
     Row,
     RunKey,
+    SampleKey,
     ScheduleKey,
     ScrubKey,
     SettleChange,
@@ -69,6 +70,7 @@ from conveyor.domain.queries import (
     Query,
     RunsIn,
     RunsOf,
+    SamplesOf,
     StatsOf,
     TaskPage,
     TasksOf,
@@ -373,6 +375,8 @@ def _plan(query: AnyQuery) -> tuple[type, list[_Term], str, int]:  # noqa: C901,
             return RunKey, _runs_of(query), "sequence DESC", query.limit
         case BatchesOf():
             return BatchKey, _in_run(query), "created_at, batch_id", _NO_LIMIT
+        case SamplesOf():
+            return SampleKey, _in_run(query), "minute", query.limit
         case RunsIn():
             return RunKey, _runs_in(query), "run_id", query.limit
         case BatchesIn():
@@ -455,7 +459,7 @@ def _due_schedules(query: DueSchedules) -> list[_Term]:
     return terms
 
 
-def _in_run(query: StatsOf | BatchesOf) -> list[_Term]:
+def _in_run(query: StatsOf | BatchesOf | SamplesOf) -> list[_Term]:
     return [("job_id = ?", [query.job_id]), ("run_id = ?", [query.run_id])]
 
 

@@ -51,6 +51,7 @@ ALL = Checkers(
         fetches.every_body_answers_its_own_request,
         accounting.counters_equal_rows,
         accounting.counters_never_fall,
+        accounting.the_series_adds_up_to_the_counters,
         accounting.a_completed_run_is_complete,
         accounting.an_ended_run_never_changes,
         accounting.nothing_settles_after_a_stop,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from conveyor.domain.changes import BatchKey, JobKey, RunKey, StatsKey, TaskKey
+from conveyor.domain import limits
+from conveyor.domain.changes import BatchKey, JobKey, RunKey, SampleKey, StatsKey, TaskKey
 from conveyor.domain.lifecycle import RUN_LIVE, TASK_TERMINAL
 from conveyor.domain.model import (
     Batch,
@@ -17,6 +18,8 @@ from conveyor.domain.model import (
     Task,
     TaskStatus,
 )
+from conveyor.domain.queries import sum_stats
+from conveyor.domain.run.series import make_series
 from conveyor.simulation.invariant_monitor import StateChange
 
 _ORDER = {JobStatus.OPEN: 0, JobStatus.CLOSED: 1, JobStatus.DELETED: 2}
@@ -93,6 +96,27 @@ def counters_never_fall(moment: StateChange) -> Iterator[str]:
         for name in _GROWING if old is not None else ():
             if getattr(new, name) < getattr(old, name):
                 yield f"run {new.run_id} shard {new.shard}: {name} fell"
+
+
+def the_series_adds_up_to_the_counters(moment: StateChange) -> Iterator[str]:
+    """I67: no sample exceeds the counters of its run, and the series adds up to them."""
+    for run_id in sorted({change.new.run_id for change in moment.changed(SampleKey) if change.new}):
+        run = moment.after.run_by_id.get(run_id)
+        if run is None or moment.is_deleted(run):
+            continue
+        totals = sum_stats([*moment.after.stats_by_run.get(run_id, ())])
+        rows = [row for row in moment.after.rows[SampleKey].values() if row.run_id == run_id]
+        samples = sorted(rows, key=lambda row: row.minute)
+        ended = [row.successful + sum(row.reasons.values()) for row in samples]
+        if max(ended, default=0) > totals.done:
+            yield f"run {run_id}: a sample has {max(ended)} ended tasks of {totals.done}"
+        if len(samples) > limits.SAMPLES_MAX:
+            yield f"run {run_id} has {len(samples)} samples"
+        buckets = make_series(run, samples, totals, now=max(row.at for row in samples) + 1)
+        for name in ("successful", "failed", "stored_bytes", "credits", "cost_micros"):
+            added = sum(getattr(bucket, name) for bucket in buckets)
+            if added != getattr(totals, name):
+                yield f"run {run_id}: {name} of the series is {added}, of {getattr(totals, name)}"
 
 
 def a_completed_run_is_complete(moment: StateChange) -> Iterator[str]:

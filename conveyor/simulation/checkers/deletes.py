@@ -13,6 +13,7 @@ from conveyor.domain.changes import (
     NoticeKey,
     RecordKey,
     RunKey,
+    SampleKey,
     ScheduleKey,
     StatsKey,
     TaskKey,
@@ -22,7 +23,8 @@ from conveyor.simulation.backends.storage_dump import CONTROL, MARK, MESSAGE, QU
 from conveyor.simulation.client_history import Call, Fetch
 from conveyor.simulation.invariant_monitor import StateChange
 
-_OF_A_JOB = (RunKey, BatchKey, StatsKey, NoticeKey, EventKey, ExportKey, ScheduleKey)
+_OF_A_RUN = (BatchKey, StatsKey, ExportKey, NoticeKey, EventKey, SampleKey)
+_OF_A_JOB = (RunKey, ScheduleKey, *_OF_A_RUN)
 _ON_THE_WAY = frozenset({QUEUE, MESSAGE, MARK})
 _WHOSE = ("/:job", " job")
 
@@ -78,7 +80,7 @@ def nothing_is_left_of_a_deleted_run(moment: StateChange) -> Iterator[str]:
         for call in moment.history.calls
         if call.method == "DELETE" and call.is_accepted and "/runs/" in call.route
     }
-    for kind in (BatchKey, StatsKey, ExportKey, NoticeKey, EventKey, TaskKey):
+    for kind in (*_OF_A_RUN, TaskKey):
         for row in moment.after.rows[kind].values():
             if row.run_id in deleted:
                 yield f"{type(row).__name__} of deleted run {row.run_id} is left"

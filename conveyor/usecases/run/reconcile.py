@@ -33,7 +33,7 @@ from conveyor.usecases import event_log
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import isolate
 from conveyor.usecases.lookup import pages_of, totals_of
-from conveyor.usecases.run import demand, ingest, runs
+from conveyor.usecases.run import demand, ingest, runs, series
 from conveyor.usecases.run.ingest import Ingested
 from conveyor.usecases.submit import jobs, staging, upload
 
@@ -92,7 +92,8 @@ async def finish_batch(env: Context, batch: Batch) -> Ingested:
 
 
 async def sweep_runs(env: Context, drained: dict[RunId, Run] | None = None) -> SweepResult:
-    """Checks every live run once, for missed completions, unfinished stops and lost messages.
+    """Checks every live run once, for missed completions, unfinished stops and lost messages, and
+    samples its counters.
 
     `drained` has the open runs whose tasks had all ended at an earlier sweep, with their rows at
     that time. While the row is the same there is nothing to repair, and the run costs no read.
@@ -164,21 +165,16 @@ async def _repair(env: Context, run: Run, repairs: SweepResult) -> bool:
             repairs.stopped += 1
     elif await runs.complete_if_done(env, run.job_id, run.run_id):
         repairs.completed += 1
-    elif await _is_drained(env, run):
-        return True
     else:
+        totals = await totals_of(env, run)
+        await series.sample(env, run, totals)
+        if not run.open_batches and totals.admitted == totals.done == run.planned:
+            return True
         depth = await env.queue.depth(run.run_id)
         if env.config.measures_demand:
             repairs.demand += await demand.of_run(env, run, depth)
         repairs.resent += await _resend(env, run, depth)
     return False
-
-
-async def _is_drained(env: Context, run: Run) -> bool:
-    if run.open_batches:
-        return False
-    totals = await totals_of(env, run)
-    return totals.admitted == totals.done == run.planned
 
 
 async def _resend(env: Context, run: Run, depth: Depth) -> int:

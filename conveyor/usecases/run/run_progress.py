@@ -14,11 +14,11 @@ import msgspec
 import trio
 
 from conveyor.domain import limits
-from conveyor.domain.changes import JobKey
-from conveyor.domain.ids import RunId
+from conveyor.domain.changes import JobKey, TaskKey
+from conveyor.domain.ids import RunId, TaskId, shard_of
 from conveyor.domain.lifecycle import RUN_LIVE, accepts_settles, displayed_status
-from conveyor.domain.model import Run, RunStatus, Totals
-from conveyor.domain.queries import RunsIn
+from conveyor.domain.model import Run, RunStatus, Task, TaskStatus, Totals
+from conveyor.domain.queries import RunsIn, TasksOf
 from conveyor.domain.run import wait_reason
 from conveyor.domain.run.wait_reason import RunFacts, RunReport, Waiting, WorkerReport
 from conveyor.ports.cache import Cache, CachedValue, ReadTicket
@@ -65,6 +65,39 @@ async def load_progress(env: Context, run: Run, totals: Totals) -> RunProgress:
     return RunProgress(
         inflight, wait_reason.explain(facts), wait_reason.eta_s(facts), facts.rate_per_s
     )
+
+
+async def longest_fetches(env: Context, run: Run) -> list[Task]:
+    """Returns tasks that are being fetched, the oldest first: all of a run with few tasks, and of a
+    longer one those that its workers reported within the last seconds.
+
+    In a long run the rows of tasks in flight are too rare to be found by reading.
+    """
+    if run.status not in RUN_LIVE:
+        return []
+    if max(run.planned, run.total) <= env.config.rows_read_max:
+        query = TasksOf(
+            job_id=run.job_id,
+            run_id=run.run_id,
+            shard_count=run.shard_count,
+            statuses=frozenset({TaskStatus.PROCESSING}),
+            limit=limits.PAGE_ROWS_MAX,
+        )
+        found = (await env.store.page_tasks(query, read_max=env.config.rows_read_max)).tasks
+    else:
+        reports = map(_RUN_REPORT.decode, await env.coordinator.list_status(run.run_id))
+        oldest = sorted(
+            (fetch.started_at, fetch.task_id) for seen in reports for fetch in seen.oldest
+        )
+        keys = [_task_key(run, task_id) for _, task_id in oldest[: limits.OLDEST_FETCHES]]
+        found = [task for key in keys if (task := await env.store.read(key)) is not None]
+    flying = [task for task in found if task.status is TaskStatus.PROCESSING]
+    flying.sort(key=lambda task: (task.started_at or task.updated_at, task.task_id))
+    return flying[: limits.OLDEST_FETCHES]
+
+
+def _task_key(run: Run, task_id: TaskId) -> TaskKey:
+    return TaskKey(run.job_id, run.run_id, task_id, shard_of(task_id, run.shard_count))
 
 
 async def publish_reports(

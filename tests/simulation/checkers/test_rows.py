@@ -6,7 +6,10 @@ from conveyor.domain.ids import TaskId
 from conveyor.domain.model import JobStatus, RunStatus, TaskStatus
 from conveyor.simulation.backends.snapshot import Lease, idle_runs
 from conveyor.simulation.backends.storage_dump import StoredItem
-from conveyor.simulation.checkers.accounting import counters_never_fall
+from conveyor.simulation.checkers.accounting import (
+    counters_never_fall,
+    the_series_adds_up_to_the_counters,
+)
 from conveyor.simulation.checkers.deletes import (
     no_row_rises_from_the_dead,
     nobody_is_sent_for_what_was_deleted,
@@ -22,7 +25,7 @@ from conveyor.simulation.checkers.limits.leases import (
     dead_processes_hold_nothing,
 )
 from conveyor.simulation.client_history import History
-from tests.builders import JOB, RUN, T0, a_batch, a_job, a_run, a_stats, a_task
+from tests.builders import JOB, RUN, T0, a_batch, a_job, a_run, a_sample, a_stats, a_task
 from tests.simulation.checkers.state_changes import a_moment, a_snapshot
 
 TASK = a_task()
@@ -71,6 +74,16 @@ def test_a_counter_that_falls_or_exceeds_what_was_admitted_is_reported() -> None
     assert list(counters_never_fall(a_moment(two, before=[one]))) == []
     assert list(counters_never_fall(a_moment(one, before=[two])))
     assert list(counters_never_fall(a_moment(a_stats(admitted=2, done=3), before=[two])))
+
+
+def test_a_sample_that_exceeds_the_counters_is_reported() -> None:
+    rows = (a_job(), a_run(), a_stats(admitted=3, done=2, successful=1, failed=1, timeout=1))
+    true, false = (
+        a_sample(1, at=T0 + 60, successful=count, reasons={"timeout": 1}) for count in (1, 2)
+    )
+
+    assert list(the_series_adds_up_to_the_counters(a_moment(*rows, true, before=rows))) == []
+    assert list(the_series_adds_up_to_the_counters(a_moment(*rows, false, before=rows)))
 
 
 def test_a_row_that_appears_under_a_deleted_job_is_reported() -> None:

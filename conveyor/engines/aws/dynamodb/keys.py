@@ -28,6 +28,7 @@ from conveyor.domain.changes import (
     NoticeKey,
     RecordKey,
     RunKey,
+    SampleKey,
     ScheduleKey,
     ScrubKey,
     StatsKey,
@@ -73,6 +74,9 @@ def item_key(key: AnyKey) -> Place:
             return shard(key.job_id, key.shard), f"{name}#{key.run_id}#{key.task_id}"
         case StatsKey():
             return shard(key.job_id, key.shard), f"{name}#{key.run_id}"
+        case SampleKey():
+            # Leading zeros, because DynamoDB sorts keys as texts.
+            return job(key.job_id), f"{name}#{key.run_id}#{key.minute:010d}"
     owner, *rest = msgspec.structs.astuple(key)
     match key.__struct_fields__[0]:
         case "job_id":

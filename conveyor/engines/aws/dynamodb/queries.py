@@ -23,6 +23,7 @@ from conveyor.domain.export.export import Export
 from conveyor.domain.ids import JobId, RunId, TaskId
 from conveyor.domain.model import (
     Batch,
+    CounterSample,
     DeletionIntent,
     Event,
     Job,
@@ -47,6 +48,7 @@ from conveyor.domain.queries import (
     NoticesOf,
     RunsIn,
     RunsOf,
+    SamplesOf,
     StatsOf,
     TaskPage,
     TasksOf,
@@ -261,6 +263,8 @@ async def _find(table: Table, query: AnyQuery) -> list[Any]:
             return await _runs_of(table, query)
         case BatchesOf():
             return await _batches_of(table, query)
+        case SamplesOf():
+            return await _samples_of(table, query)
         case NoticesOf():
             return await _notices_of(table, query)
         case EventsOf():
@@ -362,6 +366,12 @@ async def _batches_of(table: Table, query: BatchesOf) -> list[Batch]:
     async with aclosing(merge_ranges(table, [batches], limit=_ALL)) as items:
         rows = [codec_of(Batch).from_item(item) async for item in items]
     return sorted(rows, key=lambda row: (row.created_at, row.batch_id))
+
+
+async def _samples_of(table: Table, query: SamplesOf) -> list[CounterSample]:
+    samples = prefix_range(keys.job(query.job_id), f"Sample#{query.run_id}#")
+    async with aclosing(merge_ranges(table, [samples], limit=query.limit)) as items:
+        return decode(table, CounterSample, await take(query.limit, items))
 
 
 async def _jobs_of(table: Table, query: JobsOf) -> list[Job]:
