@@ -393,6 +393,12 @@ ROUTES: tuple[Route, ...] = (
         name="getJobRunSeries",
         tag="runs",
         summary="Show what ended in each minute of a run",
+        description=(
+            "Returns the tasks that ended, the bytes that were stored and the charges, in buckets "
+            "of about a minute from the start of the run to its end or to now. The sum of the "
+            "buckets is what the run's `stats` show. Buckets are longer in a run of many hours, "
+            "and where little ended."
+        ),
         does=Query(get_series),
         answers={200: SeriesResponse},
     ),
@@ -402,6 +408,11 @@ ROUTES: tuple[Route, ...] = (
         name="listJobRunFetches",
         tag="runs",
         summary="Show the longest fetches of a run that are under way",
+        description=(
+            f"Returns up to {limits.OLDEST_FETCHES} tasks that workers are fetching, the oldest "
+            f"first, with their age. In a run of more than {limits.ROWS_READ_MAX:,} tasks these "
+            "are fetches of 2 s or more, as workers reported them within the last 10 s."
+        ),
         does=Query(list_fetches),
         answers={200: ListFetchesResponse},
     ),

@@ -304,37 +304,36 @@ class ListHostsResponse(msgspec.Struct, frozen=True):
 class OpenFetchResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A task that is being fetched."""
 
-    task_id: TaskName
-    index: Annotated[int, Meta(ge=0, description="The line's position in the submitted list.")]
-    url: str
-    attempts: Annotated[int, Meta(ge=0, description="Tries that reported an outcome.")]
-    started_at: Annotated[Instant, Meta(description="When the fetch began.")]
-    age_s: Annotated[float, Meta(ge=0, description="Seconds since then.")]
+    task_id: TaskName  #: The task.
+    index: Count  #: The line's position in the submitted list.
+    url: str  #: The URL that is fetched.
+    attempts: Count  #: Earlier attempts that reported an outcome.
+    started_at: Instant  #: When the fetch began.
+    age_s: Annotated[float, Meta(ge=0)]  #: Seconds since the fetch began.
 
 
 class ListFetchesResponse(msgspec.Struct, frozen=True):
-    """The longest fetches of a run, the oldest first."""
+    """The longest fetches of a run."""
 
-    fetches: list[OpenFetchResponse]
+    fetches: list[OpenFetchResponse]  #: The fetches, the oldest first.
 
 
 class SeriesBucket(msgspec.Struct, frozen=True, kw_only=True):
     """What ended, was stored and was charged between two times."""
 
-    since: Instant
-    until: Instant
-    successful: Count
-    failed: Count
-    failure_reasons: dict[str, Count]
-    bytes: Count
-    spend: Spend
+    since: Instant  #: Where the bucket begins.
+    until: Instant  #: Where the bucket ends, and the next one begins.
+    successful: Count  #: Tasks that ended successfully.
+    failed: Count  #: Tasks that failed.
+    failure_reasons: dict[str, Count]  #: Failed tasks by reason.
+    bytes: Count  #: Bytes of the bodies that were stored.
+    spend: Spend  #: What was charged.
 
 
 class SeriesResponse(msgspec.Struct, frozen=True):
-    """The history of a run in buckets of about a minute, oldest first. Their sum is the run's
-    `stats`."""
+    """The history of a run in buckets of about a minute. Their sum is the run's `stats`."""
 
-    buckets: list[SeriesBucket]
+    buckets: list[SeriesBucket]  #: The buckets, the oldest first.
 
 
 class TaskHistoryEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -44,6 +44,15 @@ async def ended(world: World) -> Ids:
     return {**ids, "task_id": others[0].task_id, "event_id": event_id}
 
 
+async def fetching(world: World) -> Ids:
+    """A live run with a task in flight."""
+    ids = await submitted(world)
+    task, *_ = await world.tasks_of(ids["job_id"], ids["run_id"])
+    await world.claim(ids["job_id"], task)
+    world.clock.advance(12.0)
+    return ids
+
+
 async def left_open(world: World) -> Ids:
     return await submitted(world, status="open")
 
