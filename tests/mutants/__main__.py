@@ -17,6 +17,7 @@ from tests.mutants.search import (
     cause_of,
     hunt_all,
     huntable,
+    notice_together,
     read_kills,
     run_mutant,
     world_of,
@@ -32,8 +33,13 @@ HUNTED_SEEDS = 500
 @click.option("--seed", type=click.IntRange(0), help="Run one mutant on this seed and show why.")
 @click.option("--seeds", type=click.IntRange(1), default=HUNTED_SEEDS, help="How many to try.")
 @click.option("--record", type=click.Path(path_type=Path), help="Where seeds that kill are kept.")
-def main(names: tuple[str, ...], seed: int | None, seeds: int, record: Path | None) -> None:
+@click.option("--together", is_flag=True, help="Count the seeds that notice all of them at once.")
+def main(
+    names: tuple[str, ...], seed: int | None, seeds: int, record: Path | None, *, together: bool
+) -> None:
     """Search a seed that kills each mutant, or each that is named; exits with 1 if one survives."""
+    if together:
+        sys.exit(0 if count_noticed(names or huntable(), range(seeds)) else 1)
     if seed is None:
         sys.exit(0 if hunt(names, range(seeds), record) else 1)
     if len(names) != 1:
@@ -59,6 +65,16 @@ def hunt(names: Sequence[str], seeds: Sequence[int], record: Path | None) -> boo
             write_kills(record, kills)
     click.echo(f"{len(survivors)} survived {len(seeds)} seeds: {', '.join(survivors) or 'none'}")
     return not survivors
+
+
+def count_noticed(names: Sequence[str], seeds: Sequence[int]) -> int:
+    """How many of the seeds, as they are drawn, notice these defects if all are switched on."""
+    noticed = 0
+    for seed, cause in notice_together(names, seeds):
+        noticed += cause is not None
+        click.echo(f"seed {seed}: {cause or 'well'}")
+    click.echo(f"{noticed} of {len(seeds)} seeds noticed {len(names)} defects")
+    return noticed
 
 
 def run_until_killed(name: str, seeds: Sequence[int]) -> Report:

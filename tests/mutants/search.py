@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import msgspec
 from conveyor.simulation.options import ENGINES, Options, draw
 from conveyor.simulation.profiles import spared
 from conveyor.simulation.simulator import Report, simulate
+from conveyor.simulation.swaps import combined
 from tests.mutants.defects import MUTANTS
 
 HUNTED_ON = "memory"
@@ -73,6 +74,24 @@ def fitted(options: Options, world: Mapping[str, Any]) -> Options:
 def run_mutant(name: str, seed: int) -> Report:
     with MUTANTS[name].apply():
         return simulate(world_of(name, seed))
+
+
+def run_together(names: Sequence[str], seed: int) -> Report:
+    """The world of a seed as it is drawn, with several defects at once."""
+    with combined(*(MUTANTS[name].apply for name in names))():
+        return simulate(draw(seed))
+
+
+def notice_together(names: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[int, str | None]]:
+    """For each seed who noticed these defects, which are all switched on."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(len(seeds), len(os.sched_getaffinity(0)))) as pool:
+        causes = pool.imap(partial(_notice, tuple(names)), seeds)
+        yield from zip(seeds, causes, strict=True)
+
+
+def _notice(names: tuple[str, ...], seed: int) -> str | None:
+    return cause_of(run_together(names, seed))
 
 
 def is_well_without(name: str, seed: int) -> bool:
