@@ -97,6 +97,11 @@ class WaitStatus:
         """Sets the reason for which a run waits from now on; None if it does not wait."""
         self._runs.setdefault(run_id, _Entry()).set_reason(reason, at, detail)
 
+    def reason_of(self, run_id: RunId) -> WaitReason | None:
+        """Returns the reason that was set last, for which the run waits still."""
+        entry = self._runs.get(run_id)
+        return None if entry is None or entry.cleared_at is not None else entry.reason
+
     def count_finished(self, run_id: RunId) -> None:
         """Counts a task that has ended."""
         self._runs.setdefault(run_id, _Entry()).ended += 1

@@ -106,7 +106,6 @@ class PollerState:
     empty_receives: int = 0
     emptied_at: float = -math.inf
     task_s: float = 0.0
-    wait_reason: WaitReason | None = None
     deferred_until: float = -math.inf
     deferred_for: WaitReason | None = None
     deferred_detail: str | None = None
@@ -148,7 +147,7 @@ class RunPoller:
     async def run(self, inbox: Inbox[PollerMessage]) -> None:
         """Polls until the run has ended and every task that this poller started is done."""
         state = self._new_state()
-        self._report_wait(state, None)
+        self._report_wait(None)
         try:
             async with inbox, trio.open_nursery() as nursery:
                 nursery.start_soon(self._apply_updates, inbox, state)
@@ -209,7 +208,7 @@ class RunPoller:
             return await self._idle(state)
         state.idle_polls = 0
         if all(work.permit.is_funded for work in assignments):
-            self._report_wait(state, None)
+            self._report_wait(None)
         await self._wait_for_batch(state, assignments)
         return 0.0
 
@@ -270,7 +269,7 @@ class RunPoller:
         new = await self._receive_new(state, count_max - len(held))
         messages = await state.host_limiter.acquire_hosts(held, new)
         if not messages and (held or new):
-            self._report_wait(state, WaitReason.HOST_CAP)
+            self._report_wait(WaitReason.HOST_CAP)
         return messages
 
     async def _receive_new(self, state: PollerState, count_max: int) -> list[Message]:
@@ -325,7 +324,7 @@ class RunPoller:
             work.permit.reservation = reservation
             work.permit.is_funded = reservation is not None
         if not all(work.permit.is_funded for work in assignments):
-            self._report_wait(state, WaitReason.BUDGET)
+            self._report_wait(WaitReason.BUDGET)
 
     def _price_of(self, claim_result: Claim, unit: Unit) -> int:
         """Returns the price of a task; 0 if the claim failed and this process will not fetch it."""
@@ -359,20 +358,20 @@ class RunPoller:
         """Waits while the run is paused, at its cap, or held up by an outage."""
         while (reason := self._block_reason(state)) is not None:
             if reason is WaitReason.JOB_CAP:
-                self._report_wait(state, reason)
+                self._report_wait(reason)
                 await state.wakeup.wait(math.inf)
                 continue
             if reason is WaitReason.PAUSED and state.host_limiter is not None:
                 await state.host_limiter.held.release_all()
             await state.permits.release_idle()
             if reason is WaitReason.PAUSED:
-                self._report_wait(state, reason)
+                self._report_wait(reason)
                 await state.wakeup.wait(math.inf)
             elif self.storage.is_open:
-                self._report_wait(state, reason, self.storage.detail)
+                self._report_wait(reason, self.storage.detail)
                 await self.storage.wait_recovered(self.env.blobs, self.env.process_id)
             else:
-                self._report_wait(state, reason, state.deferred_detail)
+                self._report_wait(reason, state.deferred_detail)
                 await state.wakeup.wait(state.deferred_until - trio.current_time())
 
     def _block_reason(self, state: PollerState) -> WaitReason | None:
@@ -388,7 +387,7 @@ class RunPoller:
     async def _back_off(self, state: PollerState, reason: WaitReason) -> float:
         """Reports why there is no permit, and releases what other pollers can use. Returns the
         seconds until the next poll."""
-        self._report_wait(state, reason)
+        self._report_wait(reason)
         await state.permits.release_unused()
         state.idle_polls += 1
         return cooldown_s(state.idle_polls, self.env.random)
@@ -413,9 +412,9 @@ class RunPoller:
         next poll."""
         await state.permits.release_unused()
         # Messages of other hosts may be queued behind those of full hosts: poll again soon.
-        is_full = state.wait_reason is WaitReason.HOST_CAP and not state.empty_receives
+        is_full = self._is_host_capped and not state.empty_receives
         state.idle_polls = 1 if is_full else state.idle_polls + 1
-        self._report_wait(state, self._idle_reason(state))
+        self._report_wait(self._idle_reason(state))
         # Not after every empty receive, because reading the counters costs read units on AWS.
         if state.idle_polls % IDLE_POLLS_BEFORE_ASLEEP == 0 and await self._is_drained(state):
             self.wait_status.forget(state.run.run_id)
@@ -427,7 +426,7 @@ class RunPoller:
     def _idle_reason(self, state: PollerState) -> WaitReason | None:
         if self.calls is not None and not self.calls.is_open(self.job):
             return self.calls.reason_for(self.job)
-        if state.wait_reason is WaitReason.HOST_CAP:
+        if self._is_host_capped:
             return WaitReason.HOST_CAP
         if state.host_limiter is not None and state.host_limiter.until_due() < math.inf:
             return WaitReason.HOST_CAP
@@ -454,12 +453,14 @@ class RunPoller:
         held_s = math.inf if state.host_limiter is None else state.host_limiter.until_due()
         return max(min(state.next_redelivery_at - now, held_s), 0.01)
 
-    def _report_wait(
-        self, state: PollerState, reason: WaitReason | None, detail: str | None = None
-    ) -> None:
+    @property
+    def _is_host_capped(self) -> bool:
+        return self.wait_status.reason_of(self.run_at_start.run_id) is WaitReason.HOST_CAP
+
+    def _report_wait(self, reason: WaitReason | None, detail: str | None = None) -> None:
         """Publishes what this run waits for in this process; None when it waits for nothing."""
-        state.wait_reason = reason
-        self.wait_status.set_reason(state.run.run_id, reason, at=self.env.now(), detail=detail)
+        run_id = self.run_at_start.run_id
+        self.wait_status.set_reason(run_id, reason, at=self.env.now(), detail=detail)
 
     # The life of the poller: its state, the row of its run, and its end.
 
@@ -479,11 +480,12 @@ class RunPoller:
             calls=self.calls,
             reservations=reservations,
             price=self.price,
-            report_wait=lambda reason: self._report_wait(state, reason),
+            # It does not refer to the state, which refers to the permits: in a reference cycle, the
+            # row of the job would stay in memory until the next collection of cycles.
+            report_wait=self._report_wait,
             wakeup=wakeup,
         )
-        state = PollerState(run, permits, host_limiter, wakeup)
-        return state
+        return PollerState(run, permits, host_limiter, wakeup)
 
     async def _apply_updates(self, inbox: Inbox[PollerMessage], state: PollerState) -> None:
         async for message in inbox:

@@ -76,13 +76,22 @@ class ThreadExecutor:
     async def run(
         self, work: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
     ) -> T:
+        # An exception that passes through Trio's threads becomes part of a reference cycle: the
+        # frames of its traceback refer to it. The callers of `run`, with the bodies that they hold,
+        # would stay in memory until the next collection of cycles. So it passes through a list.
+        results: list[outcome.Outcome[T]] = []
+
+        def capture() -> None:
+            results.append(outcome.capture(work, *arguments))
+
         try:
-            return await trio.to_thread.run_sync(work, *arguments, limiter=limiter or self._limiter)
+            await trio.to_thread.run_sync(capture, limiter=limiter or self._limiter)
         except RuntimeError as error:
             if not is_resource_shortage(error):
                 raise
             # No thread is left: the work runs here, as in `start`.
-            return work(*arguments)
+            capture()
+        return results.pop().unwrap()
 
     def start(self, work: Callable[[], T], then: Callable[[outcome.Outcome[T]], object]) -> None:
         token = trio.lowlevel.current_trio_token()

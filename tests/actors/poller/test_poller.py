@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.poller.poller import WATCH_S
+from actors.poller.poller import WATCH_S, PollerState
 from conveyor.domain import limits
 from conveyor.domain.backpressure.host_limit import HostLimit, HostLimits
 from conveyor.domain.ids import CallerId
@@ -273,3 +274,19 @@ async def test_a_lease_that_was_acquired_after_a_stop_starts_no_fetch(
 
     assert stopped.run.status is RunStatus.STOPPED
     assert not world.gateway.calls
+
+
+async def test_a_poller_that_has_ended_leaves_nothing_in_memory(autojump_clock: MockClock) -> None:
+    """Without the collector of cycles, which runs rarely: each poller holds the row of a job."""
+    world = make_world()
+    gc.collect()
+    gc.disable()
+    try:
+        async with world.working():
+            for _ in range(3):
+                await world.ended(await world.submit(urls(5)))
+        left = [each for each in gc.get_objects() if isinstance(each, PollerState)]
+    finally:
+        gc.enable()
+
+    assert left == []
