@@ -54,7 +54,14 @@ from conveyor.domain.run.settlement import (
 )
 from conveyor.domain.run.wait_reason import GATEWAY_REASONS, WaitReason
 from conveyor.ports.errors import Unavailable, is_resource_shortage
-from conveyor.ports.gateway import Deferred, Gateway, NotScraped, Outcome, Scraped
+from conveyor.ports.gateway import (
+    Deferred,
+    Gateway,
+    NotScraped,
+    Outcome,
+    PageMemory,
+    Scraped,
+)
 from conveyor.telemetry import Metrics
 from conveyor.usecases.context import Context
 from conveyor.usecases.crash_isolation import Crash, is_outage, isolate
@@ -104,6 +111,7 @@ class _Attempt:
     outcome: Outcome | None = None
     verdict: Finish | Retry | None = None
     crash: Exception | None = None
+    memory: PageMemory = field(default_factory=PageMemory)
 
     @property
     def task(self) -> Task:
@@ -155,6 +163,8 @@ class TaskRunner:
             log.warning(
                 "task deferred: engine unavailable", extra={"task": task_id, "cause": str(error)}
             )
+        finally:
+            attempt.memory.release()
         # A lapsed claim counts as a lost worker. LOST_WORKERS_MAX bounds how often a task can end
         # here.
         return None
@@ -267,7 +277,7 @@ class TaskRunner:
         # Check before the call is charged: a page that cannot be stored would be paid for in vain.
         if not self.storage.may_fetch(self.env.blobs):
             return Deferred(reason=WaitReason.STORAGE, detail=self.storage.detail)
-        request = tasks.request_for(self.env, work.job, attempt.task)
+        request = tasks.request_for(self.env, work.job, attempt.task, attempt.memory)
         work.permit.start_call()
         started_at = trio.current_time()
         ref = work.message.ref
@@ -409,6 +419,7 @@ class TaskRunner:
             result = await tasks.store_body(self.env, ref, task, attempt.outcome)
             attempt.verdict = tasks.judge_success(self.env, ref, task, attempt.outcome, result)
             attempt.outcome = msgspec.structs.replace(attempt.outcome, body=b"")
+            attempt.memory.release()
         return await self._settle(attempt.work, task, attempt.verdict)
 
     async def _settle(

@@ -15,6 +15,7 @@ QUESTIONS = {
     "throughput": "What does a page cost, durably, beside a bare loop that keeps nothing?",
     "flatness": "Does a page cost the same in a list of a thousand and of a hundred thousand?",
     "amplification": "How often is a message received before it is run, at a cap?",
+    "body_memory": "How much memory do 200 bodies of 25 MiB at once need?",
     "export": "How long does an export take, and how much memory, beside a bare zipfile?",
     "httpclient": "What does one request cost our pool, aiohttp and httpx?",
     "cost": "What do a million tasks cost on AWS, beside the reference design?",

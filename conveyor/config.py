@@ -93,6 +93,10 @@ class Settings:
     #: Tasks of one caller that one process runs at the same time, over all jobs; half as many again
     #: are reserved for other callers.
     concurrency: int = limits.CONCURRENCY
+    #: MiB of page bodies that one process holds in memory, from their arrival until they are
+    #: stored; a page that needs more waits. By default half of the memory limit of the container,
+    #: or without one half of the machine's memory, up to 1024.
+    body_memory_mb: int | None = None
     #: Port of `CONVEYOR_HOST` on which a `worker` of the AWS engine serves `/metrics` and
     #: `/healthz`; 0 picks a free one; without it the worker listens on no port.
     metrics_port: int | None = None
@@ -170,7 +174,12 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         concurrency=read(
             "CONVEYOR_CONCURRENCY", str(limits.CONCURRENCY), _between(1, limits.MAX_INFLIGHT_MAX)
         ),
-        metrics_port=read("CONVEYOR_METRICS_PORT", "", _port_if_given),
+        body_memory_mb=read(
+            "CONVEYOR_BODY_MEMORY_MB",
+            "",
+            _between_if_given(limits.BODY_MEMORY_MB_MIN, limits.BODY_MEMORY_MB_MAX),
+        ),
+        metrics_port=read("CONVEYOR_METRICS_PORT", "", _between_if_given(0, 65535)),
         scaling=read("CONVEYOR_SCALING", "", str) or None,
         drain_s=read("CONVEYOR_DRAIN_S", str(limits.DRAIN_S), _between(0, limits.DRAIN_S)),
         body_days=read(
@@ -217,6 +226,7 @@ def environ_of(settings: Settings) -> dict[str, str]:
         "CONVEYOR_ALLOW_PRIVATE_TARGETS": "on" if settings.allow_private_targets else "off",
         "CONVEYOR_SECRET_KEY": settings.secret_key or "",
         "CONVEYOR_CONCURRENCY": str(settings.concurrency),
+        "CONVEYOR_BODY_MEMORY_MB": str(settings.body_memory_mb or ""),
         "CONVEYOR_METRICS_PORT": "",
         "CONVEYOR_ROLE": "",
         "PYTHONSAFEPATH": "1",
@@ -253,8 +263,9 @@ def _between(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-def _port_if_given(text: str) -> int | None:
-    return _between(0, 65535)(text) if text else None
+def _between_if_given(least: int, most: int) -> Callable[[str], int | None]:
+    parse = _between(least, most)
+    return lambda text: parse(text) if text else None
 
 
 def _public_url(text: str) -> str:

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import trio
 from prometheus_client import CollectorRegistry, ProcessCollector
 
@@ -28,6 +29,7 @@ from actors.runtime import Child, Intensity, Strategy, Supervisor, nest, tree
 from actors.tree import LocalSignals, Mailboxes, helper_tree, single_writer_mailboxes, worker_tree
 from conveyor import __version__
 from conveyor.api.server.auth import Authenticator, KeyList, Origins, Passthrough, WatchedKeys
+from conveyor.bootstrap.body_memory import body_limits
 from conveyor.config import BadSettings, KeyFile, Settings, environ_of
 from conveyor.domain import ids, limits
 from conveyor.domain.submit.target import TargetPolicy
@@ -444,7 +446,8 @@ def _targets(settings: Settings) -> TargetPolicy:
 
 
 def _pool_limits(settings: Settings) -> PoolLimits:
-    return PoolLimits(
+    return msgspec.structs.replace(
+        body_limits(settings),
         connections_max=2 * slots_count(settings.concurrency) + 64,
         # As many as there are slots: connections of one caller must not keep another caller from
         # the same site.

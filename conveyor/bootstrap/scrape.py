@@ -87,8 +87,7 @@ def _pool_limits(slots: int, timeout_s: float) -> PoolLimits:
         connections_per_origin_max=max(slots, 8),
         connect_timeout_s=min(10.0, timeout_s),
         read_timeout_s=min(timeout_s, limits.SCRAPE_DEADLINE_S),
-        # There is only one caller.
-        large_bodies_per_caller_max=PoolLimits().large_bodies_max,
+        has_one_caller=True,
     )
 
 

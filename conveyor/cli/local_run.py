@@ -14,10 +14,12 @@ import trio
 
 from actors.runtime import Child, Supervisor, tree
 from conveyor import __version__
+from conveyor.bootstrap.body_memory import body_memory_mb
 from conveyor.bootstrap.runtime import Runtime, open_runtime
 from conveyor.cli.progress import Report, note_of
 from conveyor.cli.shutdown import cancel_on_signal, end_if_failed
 from conveyor.config import Settings
+from conveyor.domain import limits
 from conveyor.domain.backpressure.budget import BudgetCap, Price
 from conveyor.domain.backpressure.host_limit import HostLimits
 from conveyor.domain.changes import RunKey
@@ -83,8 +85,12 @@ async def running_worker(
 
 
 def shared_among(settings: Settings, processes: int) -> Settings:
-    """Divides the concurrency among the processes, rounded up."""
-    return replace(settings, concurrency=-(-settings.concurrency // processes))
+    """Divides concurrency and memory among the processes, rounded up."""
+    return replace(
+        settings,
+        concurrency=-(-settings.concurrency // processes),
+        body_memory_mb=max(-(-body_memory_mb(settings) // processes), limits.BODY_MEMORY_MB_MIN),
+    )
 
 
 def inspection_child(world: Runtime, role: str, supervisor: Callable[[], Supervisor]) -> Child:

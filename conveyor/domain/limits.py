@@ -60,6 +60,8 @@ JSON_DEPTH_MAX = 64  #: Nesting depth of a request.
 BODY_BYTES_MAX = 25 * 1024 * 1024  #: Bytes of a fetched body, decoded.
 #: Bytes of pages that a process holds while they cannot be stored.
 HELD_BYTES_MAX = 256 * 1024 * 1024
+BODY_MEMORY_MB_MIN = 64  #: The least that `CONVEYOR_BODY_MEMORY_MB` may be.
+BODY_MEMORY_MB_MAX = 1024 * 1024  #: The most that `CONVEYOR_BODY_MEMORY_MB` may be.
 INVALID_TASKS_SHOWN_MAX = 100  #: Invalid lines that a refusal names.
 RERUN_HOSTS_MAX = 100  #: Hosts in the filter of a rerun.
 AUDIT_BODIES_MAX = 50  #: Bodies that an audit reads.

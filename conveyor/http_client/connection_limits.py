@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 import msgspec
 import trio
 
+from conveyor.domain import limits
 from conveyor.http_client.stream import TcpStream, TlsStream
 
 Origin = tuple[str, str, int]
@@ -51,12 +52,16 @@ class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
     have read the body as a second request, and its response to that would be taken for the response
     to the next request.
 
+    A body of up to `unreserved_body_bytes` needs no reservation of memory. A larger one shares
+    `medium_bodies_bytes_max` with others, and one larger than `large_body_bytes` shares
+    `large_bodies_bytes_max` (large_bodies.py). A caller has at most half of each, unless
+    `has_one_caller`.
+
     `body_rate_min` applies to every body: a page that is generated while it is sent may pause for
-    half a minute, and a modem receives 4 KiB/s. A body larger than `large_body_bytes` holds one of
-    `large_bodies_max` permits while it arrives. A body of 25 MiB that arrives at less than
+    half a minute, and a modem receives 4 KiB/s. A body of 25 MiB that arrives at less than
     146 KiB/s misses the deadline of a fetch, so `large_body_rate_min` is about a tenth of that
-    rate. While another caller waits for a permit, `crowded_body_rate_min` applies to the bodies
-    that hold one.
+    rate. It applies to bodies that hold memory of large bodies, and while another caller waits for
+    such memory, `crowded_body_rate_min` does.
     """
 
     connections_max: int = 1024
@@ -64,9 +69,11 @@ class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
     keep_alive_s: float = 15.0
-    large_bodies_max: int = 8
-    large_bodies_per_caller_max: int = 2
+    unreserved_body_bytes: int = 64 * 1024
+    medium_bodies_bytes_max: int = 256 * 1024 * 1024
     large_body_bytes: int = 1024 * 1024
+    large_bodies_bytes_max: int = 8 * limits.BODY_BYTES_MAX
+    has_one_caller: bool = False
     body_rate_min: Rate = Rate(30.0, 1024)
     large_body_rate_min: Rate = Rate(15.0, 16 * 1024)
     crowded_body_rate_min: Rate = Rate(2.0, 256 * 1024)

@@ -25,6 +25,11 @@ class OutOfResources(FetchFailed):
     sent, and the site is not the cause."""
 
 
+class NoMemoryForBody(FetchFailed):
+    """The other large bodies of this process needed its memory until the deadline. The request was
+    sent, and the site is not the cause."""
+
+
 class ForbiddenTarget(FetchFailed):
     """The policy forbids the target. No socket was opened."""
 

@@ -35,6 +35,7 @@ from conveyor.http_client.errors import (
     TooSlow,
 )
 from conveyor.http_client.stream import TcpStream, TlsStream
+from conveyor.ports.gateway import PageMemory
 
 Headers = Sequence[tuple[str, str]]
 
@@ -59,7 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     If `wants_body(status)`, the response has the whole decoded body, of at most `body_bytes_max`
     bytes. Of any other response only the first 64 KiB are read. A timeout of None means the
     timeout of the pool. `partition` names the caller: two partitions share no connection and no
-    TLS session.
+    TLS session. With `memory`, a large body counts as in memory until that is released.
     """
 
     method: str
@@ -72,6 +73,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     wants_body: Callable[[int], bool] = wants_every_body
     connect_timeout_s: float | None = None
     read_timeout_s: float | None = None
+    memory: PageMemory | None = None
 
     @property
     def is_idempotent(self) -> bool:
@@ -104,8 +106,14 @@ class Response(msgspec.Struct, frozen=True):
         return None
 
 
-def encode_request(request: Request, upload_bytes: int | None = None) -> bytes:
-    """Encodes head and body in one piece, so that one send, and if it fits one packet, is enough.
+# A larger body is sent after the head instead of with it: the joined message would be a copy of the
+# body in memory. Below it, one more system call costs more than the copy.
+_JOINED_BODY_BYTES_MAX = 256 * 1024
+
+
+def encode_request(request: Request, upload_bytes: int | None = None) -> tuple[bytes, ...]:
+    """Encodes head and body in one piece, so that one send, and if it fits one packet, is enough. A
+    large body is a second piece.
 
     `upload_bytes` is the length of a body that the caller sends afterwards. Raises BadRequest.
     """
@@ -124,7 +132,9 @@ def encode_request(request: Request, upload_bytes: int | None = None) -> bytes:
         lines.append(f"Content-Length: {len(body or b'')}\r\n")
     lines.append("\r\n")
     head = "".join(lines).encode()
-    return head + body if body else head
+    if not body:
+        return (head,)
+    return (head + body,) if len(body) <= _JOINED_BODY_BYTES_MAX else (head, body)
 
 
 def is_header(name: str, value: str) -> bool:
@@ -439,10 +449,11 @@ class Exchange:
         if self._rate_since is not None:
             self._rate_since += seconds
 
-    async def send(self, data: bytes, upload: Upload | None = None) -> None:
+    async def send(self, message: tuple[bytes, ...], upload: Upload | None = None) -> None:
         """Sends the request and reads until the head of the response has arrived."""
         self._start_timer()
-        await self.stream.send(data)
+        for piece in message:
+            await self.stream.send(piece)
         if upload is not None:
             try:
                 await self._send_all(upload)

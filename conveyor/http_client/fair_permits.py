@@ -3,6 +3,10 @@
 A free permit goes to the waiting caller with the lowest recent usage. A caller with few requests
 therefore does not wait behind a caller with many. Usage is counted per caller name. A caller that
 is not known yet has a usage of zero.
+
+One use may need several permits, such as the bytes of a body. It gets all of them at once or waits
+for them: a use that held some of them while it waited for the others could deadlock with another.
+No smaller use of another caller passes the one that is served next, so a large use cannot starve.
 """
 
 from __future__ import annotations
@@ -57,18 +61,23 @@ class _Account:
     def usage_s(self, now: float) -> float:
         return float(self._used_s * 0.5 ** ((now - self._used_at) / USAGE_HALF_LIFE_S))
 
+    def has_room(self, count: int) -> bool:
+        return self.held_count + count <= self.share
+
 
 class _Waiter:
-    __slots__ = ("granted", "is_granted", "number")
+    __slots__ = ("count", "granted", "is_granted", "number")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, count: int) -> None:
         self.number = number
+        self.count = count
         self.granted = trio.Event()
         self.is_granted = False
 
 
 class FairPermits:
-    """Every `acquire` is followed by one `release` (or `detach` and `settle`) for the same caller.
+    """Every `acquire` is followed by one `release` (or `detach` and `settle`) for the same caller
+    and count. A count above the share of a caller is never granted.
 
     `on_contention` is called when a caller has to wait although it holds less than its share.
     """
@@ -89,55 +98,63 @@ class FairPermits:
     def is_contended(self) -> bool:
         """Whether a caller that holds less than its share waits: other callers hold the permits."""
         return self._waiters_count > 0 and any(
-            account.waiting and account.held_count < account.share
+            account.waiting and account.has_room(account.waiting[0].count)
             for account in self._accounts.values()
         )
 
-    def acquire_nowait(self, caller: str) -> bool:
+    def acquire_nowait(self, caller: str, count: int = 1) -> bool:
         account = self._account(caller)
-        if not self._free_count or account.held_count >= account.share:
+        if self._free_count < count or not account.has_room(count):
             return False
-        self._grant(account)
+        if self._waiters_count and self._next_account() is not None:
+            return False  # A waiter that may have more needs what is free.
+        self._grant(account, count)
         return True
 
-    async def acquire(self, caller: str) -> None:
-        if self.acquire_nowait(caller):
+    async def acquire(self, caller: str, count: int = 1) -> None:
+        if self.acquire_nowait(caller, count):
             return
         account = self._account(caller)
         self._number += 1
-        waiter = _Waiter(self._number)
+        waiter = _Waiter(self._number, count)
         account.waiting.append(waiter)
         self._waiters_count += 1
+        self._serve()  # This caller may come before those that wait.
         try:
-            if self._on_contention is not None and account.held_count < account.share:
+            if (
+                self._on_contention is not None
+                and not waiter.is_granted
+                and account.has_room(count)
+            ):
                 self._on_contention()
             await waiter.granted.wait()
         except BaseException:
             # A permit can be granted and the wait cancelled before this task runs again.
             if waiter.is_granted:
-                self.release(caller)
+                self.release(caller, count=count)
             else:
                 account.waiting.remove(waiter)
                 self._waiters_count -= 1
+                # The next use may need less than this one.
+                self._serve()
             raise
 
-    def release(self, caller: str, used_s: float = 0.0, *, is_slow: bool | None = None) -> None:
-        """Returns a permit. `is_slow` lowers or raises the caller's share; None leaves it."""
-        self.detach(caller, used_s, is_slow=is_slow)
-        self.settle(caller)
+    def release(
+        self, caller: str, used_s: float = 0.0, *, count: int = 1, is_slow: bool | None = None
+    ) -> None:
+        """Returns permits: those of a use, or a part of them that it does not need any more.
+        `is_slow` lowers or raises the caller's share; None leaves it."""
+        account = self._accounts[caller]
+        account.held_count -= count
+        self._free(account, used_s, count, is_slow)
+        self._forget()
 
     def detach(self, caller: str, used_s: float, *, is_slow: bool | None = None) -> None:
         """Frees a permit for other callers while it still counts against this caller's share.
 
         The holder calls `settle` later.
         """
-        account = self._accounts[caller]
-        account.charge(used_s, trio.current_time())
-        if is_slow is not None:
-            share = account.share // 2 if is_slow else account.share + 1
-            account.share = max(self._bounds.min, min(self._bounds.max, share))
-        self._free_count += 1
-        self._serve()
+        self._free(self._accounts[caller], used_s, 1, is_slow)
 
     def settle(self, caller: str, used_s: float = 0.0) -> None:
         """Ends a use whose permit was freed with `detach`."""
@@ -147,14 +164,22 @@ class FairPermits:
         self._serve()
         self._forget()
 
+    def _free(self, account: _Account, used_s: float, count: int, is_slow: bool | None) -> None:
+        account.charge(used_s, trio.current_time())
+        if is_slow is not None:
+            share = account.share // 2 if is_slow else account.share + 1
+            account.share = max(self._bounds.min, min(self._bounds.max, share))
+        self._free_count += count
+        self._serve()
+
     def _serve(self) -> None:
         while self._free_count and self._waiters_count:
             account = self._next_account()
-            if account is None:
+            if account is None or account.waiting[0].count > self._free_count:
                 return
             waiter = account.waiting.popleft()
             self._waiters_count -= 1
-            self._grant(account)
+            self._grant(account, waiter.count)
             waiter.is_granted = True
             waiter.granted.set()
 
@@ -163,13 +188,13 @@ class FairPermits:
         eligible = [
             account
             for account in self._accounts.values()
-            if account.waiting and account.held_count < account.share
+            if account.waiting and account.has_room(account.waiting[0].count)
         ]
         return min(eligible, key=lambda account: _rank(account, now), default=None)
 
-    def _grant(self, account: _Account) -> None:
-        account.held_count += 1
-        self._free_count -= 1
+    def _grant(self, account: _Account, count: int) -> None:
+        account.held_count += count
+        self._free_count -= count
 
     def _account(self, caller: str) -> _Account:
         account = self._accounts.get(caller)

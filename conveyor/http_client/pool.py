@@ -56,9 +56,9 @@ from conveyor.http_client.exchange import (
 from conveyor.http_client.large_bodies import (
     INLINE_CPU_S_MAX,
     INLINE_ENCODED_BYTES_MAX,
+    ArrivingBody,
+    BodyMemory,
     Decoding,
-    LargeBodies,
-    LargeBody,
 )
 from conveyor.http_client.resolver import Lookup, Resolver
 from conveyor.http_client.response_body import EXCERPT_BYTES, WholeBody, excerpt, too_large
@@ -184,7 +184,7 @@ class HttpPool:
         self._limits = limits
         self._slots = ConnectionLimits(limits)
         self._timer = DeadlineTimer()
-        self._large = LargeBodies(limits)
+        self._body_memory = BodyMemory(limits)
         self._decoding = Decoding(executor)
         self._resolver = Resolver(policy, lookup)
         self._dialer = Dialer(self._resolver, tls, limits.connect_timeout_s, connect)
@@ -210,7 +210,7 @@ class HttpPool:
 
     async def fetch(self, request: Request) -> Response:
         """Returns the response, with any status. Raises a subclass of FetchFailed."""
-        head = encode_request(request)
+        message = encode_request(request)
         now = trio.current_time()
         deadline = now + request.deadline_s
         key = (request.partition, request.target.origin)
@@ -225,7 +225,7 @@ class HttpPool:
             if idle is not None:
                 exchange = self._make_exchange(idle, request, deadline)
                 try:
-                    return await self._exchange(origin, exchange, request, head)
+                    return await self._exchange(origin, exchange, request, message)
                 except ConnectionLost:
                     # A server may close an idle connection at any time. The request is repeated
                     # on a new connection only if a repetition is safe.
@@ -233,7 +233,7 @@ class HttpPool:
                         raise
             stream = await self._dial(request, deadline)
             exchange = self._make_exchange(stream, request, deadline)
-            response = await self._exchange(origin, exchange, request, head)
+            response = await self._exchange(origin, exchange, request, message)
             # After the response: a TLS 1.3 server sends its session tickets after the handshake.
             self._dialer.remember(request.target, request.partition, stream)
             return response
@@ -249,12 +249,12 @@ class HttpPool:
         If the caller leaves the block before the end of the body, the connection is closed. An
         `upload` is never sent twice. Raises a subclass of FetchFailed.
         """
-        head = encode_request(request, upload.size_bytes if upload else None)
+        message = encode_request(request, upload.size_bytes if upload else None)
         deadline = trio.current_time() + request.deadline_s
         with until(deadline):
             origin = await self._slots.acquire((request.partition, request.target.origin))
         try:
-            exchange = await self._open_response(origin, request, head, deadline, upload)
+            exchange = await self._open_response(origin, request, message, deadline, upload)
             try:
                 yield StreamingResponse(exchange)
             finally:
@@ -268,7 +268,7 @@ class HttpPool:
         self,
         origin: OriginPool,
         request: Request,
-        head: bytes,
+        message: tuple[bytes, ...],
         deadline: float,
         upload: Upload | None,
     ) -> Exchange:
@@ -277,12 +277,12 @@ class HttpPool:
         if idle is not None:
             exchange = self._make_exchange(idle, request, deadline)
             try:
-                return await _send(exchange, head, upload)
+                return await _send(exchange, message, upload)
             except ConnectionLost:
                 if exchange.parser.has_started or upload is not None or not request.is_idempotent:
                     raise
         stream = await self._dial(request, deadline)
-        return await _send(self._make_exchange(stream, request, deadline), head, upload)
+        return await _send(self._make_exchange(stream, request, deadline), message, upload)
 
     async def _dial(self, request: Request, deadline: float) -> TcpStream | TlsStream:
         with until(deadline):
@@ -302,11 +302,11 @@ class HttpPool:
         return Exchange(stream, parser, self._timer, deadline=deadline, wait_s=wait_s)
 
     async def _exchange(
-        self, origin: OriginPool, exchange: Exchange, request: Request, head: bytes
+        self, origin: OriginPool, exchange: Exchange, request: Request, message: tuple[bytes, ...]
     ) -> Response:
         stream, parser = exchange.stream, exchange.parser
         try:
-            await exchange.send(head)
+            await exchange.send(message)
             if request.wants_body(parser.status):
                 response = await self._whole(exchange, request)
             else:
@@ -344,25 +344,28 @@ class HttpPool:
         # Refuse an announced length before the first read: the transfer would be wasted.
         body.expect(parser.content_length)
         exchange.require_rate(self._limits.body_rate_min)
-        permit = LargeBody(self._large, request.partition, exchange)
+        memory = ArrivingBody(
+            self._body_memory, request.partition, exchange, _bytes_max(parser, request)
+        )
         try:
             while True:
                 data = parser.take()
                 if data and body.add(data):
-                    await self._decode(body, exchange, request.partition, permit)
+                    await self._decode(body, exchange, request.partition, memory)
                 if parser.is_done:
                     break
-                # The permit is taken when the body *is* large, not when the site announces it:
-                # an announcement costs the site nothing and would block other callers.
-                if max(body.size, body.encoded_bytes) > self._limits.large_body_bytes:
-                    await permit.acquire()
+                size_bytes = max(body.size, body.encoded_bytes)
+                if size_bytes > memory.covered_bytes:
+                    await memory.grow(size_bytes)
                 await exchange.read_more()
+            page = body.finish()
+            memory.close(request.memory, len(page))
         finally:
-            permit.close()
-        return Response(parser.status, parser.headers, body.finish())
+            memory.close()
+        return Response(parser.status, parser.headers, page)
 
     async def _decode(
-        self, body: WholeBody, exchange: Exchange, partition: str, permit: LargeBody
+        self, body: WholeBody, exchange: Exchange, partition: str, memory: ArrivingBody
     ) -> None:
         """Decodes the added bytes: a small page in the event loop, a larger one in the executor."""
         is_small = body.encoded_bytes <= INLINE_ENCODED_BYTES_MAX
@@ -374,16 +377,23 @@ class HttpPool:
         begun_at = trio.current_time()
         is_more = True
         while is_more:
-            if body.size > self._limits.large_body_bytes:
-                await permit.acquire()
+            if body.size > memory.covered_bytes:
+                await memory.grow(body.size)
             with until(exchange.deadline):
                 is_more = await self._decoding.run(partition, body.decode_step)
         exchange.excuse(trio.current_time() - begun_at)
 
 
-async def _send(exchange: Exchange, head: bytes, upload: Upload | None) -> Exchange:
+def _bytes_max(parser: ResponseParser, request: Request) -> int:
+    """Returns the most bytes that the decoded body has."""
+    if parser.content_length is None or parser.encodings:
+        return request.body_bytes_max
+    return parser.content_length
+
+
+async def _send(exchange: Exchange, message: tuple[bytes, ...], upload: Upload | None) -> Exchange:
     try:
-        await exchange.send(head, upload)
+        await exchange.send(message, upload)
     except BaseException:
         exchange.stop_timer()
         exchange.parser.close()

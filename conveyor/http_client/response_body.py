@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from math import inf
 
 import brotli
@@ -337,7 +338,7 @@ _EXCERPT_ENCODED_BYTES = 16 * 1024
 _ENCODED_SLACK_BYTES = 64 * 1024
 # The output and the pieces of one step, which takes a few milliseconds with every encoding. Larger
 # steps block the thread or the event loop for longer.
-STEP_DECODED_BYTES = 1024 * 1024
+STEP_DECODED_BYTES = 256 * 1024
 STEP_PIECES = 64
 
 
@@ -349,11 +350,11 @@ class WholeBody:
     """
 
     __slots__ = (
+        "_buffer",
         "_bytes_max",
         "_decoder",
         "_first",
         "_pieces",
-        "_rest",
         "encoded_bytes",
         "size",
     )
@@ -363,7 +364,9 @@ class WholeBody:
         self._decoder: Decoder | None = decoder_for(encodings, bytes_max)
         self._pieces: Iterator[bytes] = iter(())
         self._first = b""
-        self._rest = bytearray()
+        # BytesIO: `getvalue` returns its buffer without a copy, which would be a second body in
+        # memory.
+        self._buffer: BytesIO | None = None
         self.encoded_bytes = 0
         self.size = 0
 
@@ -398,7 +401,7 @@ class WholeBody:
     def finish(self) -> bytes:
         if self._decoder is not None:
             self._decoder.finish()
-        return bytes(self._rest) if self._rest else self._first
+        return self._first if self._buffer is None else self._buffer.getvalue()
 
     @property
     def _encoded_bytes_max(self) -> int:
@@ -408,10 +411,11 @@ class WholeBody:
         if not self.size:
             self._first = piece
         else:
-            if not self._rest:
-                self._rest += self._first
+            if self._buffer is None:
+                self._buffer = BytesIO()
+                self._buffer.write(self._first)
                 self._first = b""
-            self._rest += piece
+            self._buffer.write(piece)
         self.size += len(piece)
 
 

@@ -151,6 +151,8 @@ def reason(error: OSError) -> str:
 # a body that ends with the connection has no such check.
 
 
+# Data is encrypted in steps of this size, so that a large body is not in memory twice.
+_SEND_BYTES = 256 * 1024
 # The largest TLS record.
 _RECORD_BYTES = 16 * 1024
 
@@ -213,13 +215,14 @@ class TlsStream:
         rest = memoryview(data)
         while rest:
             try:
-                rest = rest[self._tls.write(rest) :]
+                rest = rest[self._tls.write(rest[:_SEND_BYTES]) :]
             except ssl.SSLWantReadError:
                 await self._flush()
                 await self._fill()
             except ssl.SSLError as error:
                 raise ConnectionLost(_reason(error)) from error
-        await self._flush()
+            else:
+                await self._flush()
 
     async def receive(self) -> bytes:
         """Returns the content of all records that have arrived; empty at the end of the stream."""

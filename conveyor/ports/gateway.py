@@ -3,7 +3,7 @@ Gateways)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Protocol
 
@@ -14,12 +14,34 @@ from conveyor.domain.model import FailureReason, Method, Problem, RunFailure
 from conveyor.domain.run.wait_reason import WaitReason
 
 
+class PageMemory:
+    """The memory that a gateway reserved for the body of a page. It is reserved until the caller
+    calls `release`, which it does when it has stored or dropped the body."""
+
+    __slots__ = ("_release",)
+
+    def __init__(self) -> None:
+        self._release: Callable[[], None] | None = None
+
+    def hold(self, release: Callable[[], None]) -> None:
+        """The gateway calls it at most once for a call. `release` returns the memory."""
+        assert self._release is None
+        self._release = release
+
+    def release(self) -> None:
+        """Safe to repeat."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
 class ScrapeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One fetch, with merged job and task parameters and unsealed secrets.
 
     `auth` is the caller's API key, for gateways that need one. `identity` names the task and the
     attempt: the same request sent twice has the same identity. `partition` names the caller:
-    requests of two callers share no connection, no session and no quota.
+    requests of two callers share no connection, no session and no quota. With `memory`, a body
+    counts as in memory until the caller releases it; without, until the call ends.
     """
 
     url: str
@@ -33,6 +55,7 @@ class ScrapeRequest(msgspec.Struct, frozen=True, kw_only=True):
     partition: str
     deadline_s: float
     body_bytes_max: int
+    memory: PageMemory | None = None
 
 
 class Contact(Enum):

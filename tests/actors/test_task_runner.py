@@ -258,6 +258,34 @@ async def test_the_next_page_is_fetched_while_the_last_is_being_written(
     assert trio.current_time() < 5 * 10.0 + 9.0 + 5.0
 
 
+async def test_a_page_is_out_of_memory_when_it_is_stored_given_up_or_cut_off(
+    autojump_clock: MockClock,
+) -> None:
+    held: list[str] = []
+
+    def script(request: ScrapeRequest, attempt: int) -> Outcome:
+        assert request.memory is not None
+        held.append(request.url)
+        request.memory.hold(lambda: held.remove(request.url))
+        return a_page()
+
+    world = make_world(script=script, think_s=1.0)
+    slow = faulty(world.env.blobs, Faults(latency_s={"add": 5.0}))
+    world = replace(world, env=replace(world.env, blobs=slow))
+
+    async with world.working():
+        await world.submit(urls(3))
+        await trio.sleep(4.0)
+        assert len(held) == 3
+        await trio.sleep(4.0)
+        assert held == []
+        await world.submit(urls(3))
+        await trio.sleep(3.0)
+        assert len(held) == 3
+
+    assert held == []
+
+
 async def test_a_disk_that_hangs_stops_the_fetching(autojump_clock: MockClock) -> None:
     world = make_world(capacity=2, think_s=1.0)
     stuck = faulty(world.env.blobs, Faults(latency_s={"add": 50.0}))

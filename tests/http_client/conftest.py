@@ -11,6 +11,8 @@ from conveyor.http_client.connection_limits import PoolLimits
 from conveyor.http_client.exchange import Request
 from conveyor.http_client.pool import HttpPool, default_tls
 
+# With these limits every body above 10 kB is a large one.
+ALL_LARGE = {"unreserved_body_bytes": 10_000, "large_body_bytes": 10_000}
 MakePool = Callable[..., HttpPool]
 # Loading the certificates takes longer than most of these tests.
 TLS = default_tls()

@@ -155,6 +155,78 @@ def test_no_permit_is_lost_or_made_whatever_is_cancelled(
     trio.run(main)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 5), st.booleans()), max_size=30),
+    st.integers(5, 12),
+)
+def test_uses_of_several_permits_end_and_hold_no_more_than_there_are(
+    uses: list[tuple[str, int, bool]], total: int
+) -> None:
+    async def main() -> None:
+        shares = FairPermits(Bounds.fixed(total, 5))
+        held = dict.fromkeys("abc", 0)
+
+        async def use(caller: str, count: int, is_cancelled: bool) -> None:
+            with trio.CancelScope() as scope:
+                if is_cancelled:
+                    scope.cancel()
+                await shares.acquire(caller, count)
+                held[caller] += count
+                assert held[caller] <= 5
+                assert sum(held.values()) <= total
+                try:
+                    await trio.lowlevel.checkpoint()
+                finally:
+                    held[caller] -= count
+                    shares.release(caller, count=count)
+
+        async with trio.open_nursery() as nursery:
+            for caller, count, is_cancelled in uses:
+                nursery.start_soon(use, caller, count, is_cancelled)
+        assert shares.free_count == total
+
+    trio.run(main)
+
+
+async def test_a_large_use_is_not_passed_by_small_ones_for_ever() -> None:
+    shares = FairPermits(Bounds.fixed(4, 4))
+    served: list[str] = []
+
+    async def use(caller: str, count: int) -> None:
+        await shares.acquire(caller, count)
+        served.append(caller)
+
+    for _ in range(4):
+        assert shares.acquire_nowait("holder")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(use, "large", 3)
+        await trio.testing.wait_all_tasks_blocked()
+        shares.release("holder", 5.0)
+        nursery.start_soon(use, "small", 1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not shares.acquire_nowait("small")
+        shares.release("holder", 5.0, count=2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert served == ["large"]
+        shares.release("holder", 5.0)
+
+    assert served == ["large", "small"]
+
+
+async def test_a_large_use_that_is_cancelled_lets_smaller_ones_pass() -> None:
+    shares = FairPermits(Bounds.fixed(2, 2))
+    assert shares.acquire_nowait("holder")
+    async with trio.open_nursery() as nursery, trio.open_nursery() as large:
+        large.start_soon(shares.acquire, "large", 2)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(shares.acquire, "small", 1)
+        await trio.testing.wait_all_tasks_blocked()
+        large.cancel_scope.cancel()
+
+    assert shares.free_count == 0
+
+
 async def test_idle_callers_are_forgotten() -> None:
     shares = FairPermits(Bounds.fixed(1, 1))
     for number in range(ACCOUNTS_MAX + 50):

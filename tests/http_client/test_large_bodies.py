@@ -14,23 +14,31 @@ import trio.testing
 from conveyor.domain.submit.target import TargetPolicy
 from conveyor.engines.executor import COMPUTE_THREADS_MAX, ThreadExecutor
 from conveyor.http_client.connection_limits import PoolLimits, Rate
-from conveyor.http_client.errors import BadEncoding, BodyTooLarge, TimedOut, TooSlow
+from conveyor.http_client.errors import (
+    BadEncoding,
+    BodyTooLarge,
+    NoMemoryForBody,
+    TimedOut,
+    TooSlow,
+)
 from conveyor.http_client.large_bodies import Decoding
 from conveyor.http_client.pool import HttpPool
+from conveyor.http_client.stream import RECEIVE_BYTES
 from conveyor.ports.executor import T
-from tests.http_client.conftest import TLS, MakePool, get
+from conveyor.ports.gateway import PageMemory
+from tests.http_client.conftest import ALL_LARGE, TLS, MakePool, get
 from tests.http_client.server import Peer, answering, raw_server, reply
 
 LARGE = 200_000
 NEVER = Rate(1e6, 1.0)
 
 
-def dripping(start_bytes: int) -> Callable[[Peer], Awaitable[None]]:
+def dripping(start_bytes: int, size_bytes: int = LARGE) -> Callable[[Peer], Awaitable[None]]:
     """Announces a large body, sends the start of it at once and the rest by the byte."""
 
     async def handler(peer: Peer) -> None:
         await peer.request()
-        head = f"HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n"
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {size_bytes}\r\n\r\n"
         await peer.send(head.encode() + b"." * start_bytes)
         while True:
             await peer.send(b".")
@@ -72,8 +80,8 @@ async def test_a_pause_within_the_grace_is_no_drip(make_pool: MakePool) -> None:
         assert (await pool.fetch(get(server.url()))).body == b"page"
 
 
-async def test_an_announced_length_takes_no_permit(make_pool: MakePool) -> None:
-    pool = make_pool(large_bodies_max=1, large_body_bytes=100_000)
+async def test_an_announced_length_reserves_no_memory(make_pool: MakePool) -> None:
+    pool = make_pool(large_bodies_bytes_max=LARGE, unreserved_body_bytes=100_000)
     large = b"x" * LARGE
     async with (
         raw_server(dripping(50_000)) as hostile,
@@ -86,11 +94,10 @@ async def test_an_announced_length_takes_no_permit(make_pool: MakePool) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_one_caller_cannot_hold_the_permits_of_all(make_pool: MakePool) -> None:
+async def test_one_caller_cannot_hold_the_memory_of_all(make_pool: MakePool) -> None:
     pool = make_pool(
-        large_bodies_max=3,
-        large_bodies_per_caller_max=2,
-        large_body_bytes=10_000,
+        large_bodies_bytes_max=4 * LARGE,
+        **ALL_LARGE,
         large_body_rate_min=NEVER,
         crowded_body_rate_min=NEVER,
     )
@@ -102,7 +109,7 @@ async def test_one_caller_cannot_hold_the_permits_of_all(make_pool: MakePool) ->
     ):
         for _ in range(8):
             nursery.start_soon(expect_cut, pool, hostile.url(), "attacker")
-        while pool._large.shares.free_count > 1:
+        while pool._body_memory.large.free_count > 2 * LARGE:
             await trio.sleep(0.001)
         for _ in range(3):
             assert (await pool.fetch(get(honest.url(), partition="victim"))).body == large
@@ -111,8 +118,8 @@ async def test_one_caller_cannot_hold_the_permits_of_all(make_pool: MakePool) ->
 
 async def test_slow_bodies_of_many_callers_give_way_to_one_that_waits(make_pool: MakePool) -> None:
     pool = make_pool(
-        large_bodies_max=2,
-        large_body_bytes=10_000,
+        large_bodies_bytes_max=2 * LARGE,
+        **ALL_LARGE,
         large_body_rate_min=NEVER,
         crowded_body_rate_min=Rate(0.02, 1_000_000.0),
     )
@@ -131,13 +138,139 @@ async def test_slow_bodies_of_many_callers_give_way_to_one_that_waits(make_pool:
     ):
         nursery.start_soon(attack, "first")
         nursery.start_soon(attack, "second")
-        while pool._large.shares.free_count:
+        while pool._body_memory.large.free_count:
             await trio.sleep(0.001)
         await trio.sleep(0.03)
         assert cut == []
         assert (await pool.fetch(get(honest.url(), partition="victim"))).body == large
         assert len(cut) == 1
         nursery.cancel_scope.cancel()
+
+
+MEDIUM, LARGER = 300_000, 600_000
+UNRESERVED = 10_000
+
+
+def watched_pool(make_pool: MakePool, **limits: Rate) -> tuple[HttpPool, Callable[[], int]]:
+    """A pool with room for four medium and four large bodies, and the bytes that are reserved."""
+    pool = make_pool(
+        unreserved_body_bytes=UNRESERVED,
+        medium_bodies_bytes_max=4 * MEDIUM,
+        large_body_bytes=400_000,
+        large_bodies_bytes_max=4 * LARGER,
+        **limits,
+    )
+    memory = pool._body_memory
+    total = memory.medium.free_count + memory.large.free_count
+    return pool, lambda: total - memory.medium.free_count - memory.large.free_count
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+@pytest.mark.parametrize("size_bytes", [MEDIUM, LARGER])
+async def test_many_bodies_at_once_stay_within_the_memory_and_all_arrive(
+    make_pool: MakePool, size_bytes: int, encoding: str
+) -> None:
+    pool, reserved = watched_pool(make_pool)
+    body = random.Random(1).randbytes(size_bytes)
+    sent = body if encoding == "identity" else gzip.compress(body)
+    # What arrives before a body needs a reservation, and with the last read.
+    uncounted_bytes = UNRESERVED + RECEIVE_BYTES
+    arrived = pages_in_memory = 0
+
+    async def fetch(caller: str) -> None:
+        nonlocal arrived, pages_in_memory
+        page = PageMemory()
+        request = get(
+            server.url(),
+            partition=caller,
+            memory=page,
+            deadline_s=60.0,
+            body_bytes_max=LARGER,
+        )
+        assert (await pool.fetch(request)).body == body
+        arrived += 1
+        pages_in_memory += 1
+        assert reserved() >= pages_in_memory * (size_bytes - uncounted_bytes)
+        await trio.sleep(0.002)  # It takes a while until the page is stored.
+        pages_in_memory -= 1
+        page.release()
+
+    answer = reply(sent, headers={"Content-Encoding": encoding})
+    async with raw_server(answering(*[answer] * 40)) as server, trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(fetch, f"caller-{number % 3}")
+
+    assert arrived == 40
+    assert reserved() == 0
+
+
+async def test_a_page_holds_its_memory_until_it_is_released(make_pool: MakePool) -> None:
+    pool, reserved = watched_pool(make_pool)
+    sizes = []
+    for size_bytes in (1_000, MEDIUM, LARGER):
+        page = PageMemory()
+        async with raw_server(answering(reply(b"x" * size_bytes))) as server:
+            await pool.fetch(get(server.url(), memory=page))
+        sizes.append(reserved())
+        page.release()
+        page.release()
+
+    assert (sizes[0], sizes[2]) == (0, LARGER)
+    assert MEDIUM - RECEIVE_BYTES < sizes[1] <= MEDIUM
+    assert reserved() == 0
+
+
+async def test_without_memory_of_its_own_a_body_is_counted_until_it_has_arrived(
+    make_pool: MakePool,
+) -> None:
+    pool, reserved = watched_pool(make_pool)
+    async with raw_server(answering(reply(b"x" * LARGER))) as server:
+        await pool.fetch(get(server.url()))
+
+    assert reserved() == 0
+
+
+async def test_a_cancelled_fetch_returns_its_memory_and_its_place(make_pool: MakePool) -> None:
+    pool, reserved = watched_pool(make_pool, large_body_rate_min=NEVER, crowded_body_rate_min=NEVER)
+    async with raw_server(dripping(450_000, LARGER)) as server, trio.open_nursery() as nursery:
+        # Two hold all that the caller may have, and one waits.
+        for _ in range(3):
+            nursery.start_soon(expect_cut, pool, server.url(), "caller")
+        while reserved() < 2 * LARGER or not pool._body_memory.large._waiters_count:
+            await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+
+    assert reserved() == 0
+    assert pool._body_memory.large._waiters_count == 0
+
+
+async def test_a_small_page_does_not_wait_for_the_memory_of_large_ones(make_pool: MakePool) -> None:
+    pool, reserved = watched_pool(make_pool, large_body_rate_min=NEVER, crowded_body_rate_min=NEVER)
+    async with (
+        raw_server(dripping(450_000, LARGER)) as slow,
+        raw_server(answering(reply(b"page"))) as quick,
+        trio.open_nursery() as nursery,
+    ):
+        for number in range(8):
+            nursery.start_soon(expect_cut, pool, slow.url(), f"caller-{number % 2}")
+        while reserved() < 4 * LARGER:
+            await trio.sleep(0.001)
+        assert (await pool.fetch(get(quick.url(), partition="caller-0"))).body == b"page"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_body_without_memory_before_its_deadline_is_not_the_fault_of_the_site(
+    make_pool: MakePool,
+) -> None:
+    pool, _ = watched_pool(make_pool)
+    kept = [PageMemory() for _ in range(2)]
+    async with raw_server(answering(*[reply(b"x" * LARGER)] * 3)) as server:
+        for page in kept:
+            await pool.fetch(get(server.url(), memory=page))
+        with pytest.raises(NoMemoryForBody):
+            await pool.fetch(get(server.url(), memory=PageMemory(), deadline_s=0.05))
+        for page in kept:
+            page.release()
 
 
 class Recording:

@@ -8,11 +8,11 @@ import pytest
 import trio
 import trio.testing
 
-from conveyor.http_client.errors import ConnectFailed, ConnectionLost, TimedOut
+from conveyor.http_client.errors import ConnectFailed, ConnectionLost, NoMemoryForBody, TimedOut
 from conveyor.http_client.exchange import Request
 from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.stream import connect
-from tests.http_client.conftest import MakePool, get, target
+from tests.http_client.conftest import ALL_LARGE, MakePool, get, target
 from tests.http_client.server import Peer, answering, answering_then_closing, raw_server, reply
 
 
@@ -190,14 +190,14 @@ async def test_waiting_for_a_turn_at_a_large_body_ends_at_the_deadline_only(
 
     async def slow(peer: Peer) -> None:
         await peer.request()
-        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"." * 2_000)
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"." * 20_000)
         asked.set()
         while not release.is_set():
             await peer.send(b".")
             await trio.sleep(0.01)
         await peer.send(b"." * 100_000)
 
-    pool = make_pool(read_timeout_s=read_timeout_s, large_bodies_max=1, large_body_bytes=1_000)
+    pool = make_pool(read_timeout_s=read_timeout_s, large_bodies_bytes_max=100_000, **ALL_LARGE)
     async with (
         raw_server(slow) as one,
         raw_server(answering(reply(large))) as other,
@@ -205,7 +205,7 @@ async def test_waiting_for_a_turn_at_a_large_body_ends_at_the_deadline_only(
     ):
         nursery.start_soon(pool.fetch, get(one.url()))
         await asked.wait()
-        with pytest.raises(TimedOut):
+        with pytest.raises(NoMemoryForBody):
             await pool.fetch(get(other.url(), deadline_s=read_timeout_s * 2))
 
         async def go_on() -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from conveyor.http_client.errors import BadEncoding, BodyTooLarge, FetchFailed
 from conveyor.http_client.pool import HttpPool
 from conveyor.http_client.response_body import Decoder, Gzip, decoder_for
-from tests.http_client.conftest import MakePool, get
+from tests.http_client.conftest import ALL_LARGE, MakePool, get
 from tests.http_client.server import Peer, answering, chunked, raw_server, reply
 
 MIB = 1024 * 1024
@@ -335,17 +335,19 @@ async def test_an_unwanted_body_is_read_only_in_part_and_its_connection_dropped(
 
 
 async def test_a_large_body_holds_a_permit_until_it_is_read(make_pool: MakePool) -> None:
-    pool = make_pool(large_bodies_max=1, large_body_bytes=10_000)
+    pool = make_pool(large_bodies_bytes_max=500_000, **ALL_LARGE)
     answers = (
         reply(b"x" * 200_000),
         chunked(ENCODERS["gzip"](PAGE * 4), headers="Content-Encoding: gzip\r\n"),
     )
     async with raw_server(answering(*answers)) as server:
-        assert pool._large.shares.acquire_nowait("another caller")
+        for caller in ("one", "another"):
+            assert pool._body_memory.large.acquire_nowait(caller, 250_000)
         with pytest.raises(FetchFailed):
             await pool.fetch(get(server.url(), deadline_s=0.05))
-        pool._large.shares.release("another caller")
+        for caller in ("one", "another"):
+            pool._body_memory.large.release(caller, count=250_000)
         assert len((await pool.fetch(get(server.url()))).body) == 200_000
         assert (await pool.fetch(get(server.url()))).body == PAGE * 4
 
-    assert pool._large.shares.free_count == 1
+    assert pool._body_memory.large.free_count == 500_000

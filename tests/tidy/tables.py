@@ -212,14 +212,12 @@ def _evaluated(node: ast.expr) -> object:
 
 def _allowed(parse: ast.expr) -> str:
     match parse:
-        case ast.Call(func=ast.Name(id="_between"), args=[least, most]):
+        case ast.Call(func=ast.Name(id="_between" | "_between_if_given"), args=[least, most]):
             return f"{_evaluated(least)} to {_evaluated(most)}"
         case ast.Call(func=ast.Name(id="_one_of"), args=choices):
             return ", ".join(code(_evaluated(choice)) for choice in choices if _evaluated(choice))
         case ast.Name(id="_switch"):
             return "`on`, `off`"
-        case ast.Name(id="_port_if_given"):
-            return "0 to 65535"
         case _:
             return ""
 

@@ -114,6 +114,7 @@ class DirectGateway:
                     deadline_s=deadline - trio.current_time(),
                     body_bytes_max=request.body_bytes_max,
                     wants_body=wants_body,
+                    memory=request.memory,
                 )
             )
             if wants_body(response.status):

@@ -20,6 +20,7 @@ from conveyor.http_client.errors import (
     FetchFailed,
     ForbiddenTarget,
     NameNotResolved,
+    NoMemoryForBody,
     OutOfResources,
     TimedOut,
     TlsFailed,
@@ -76,15 +77,17 @@ def not_scraped(
     )
 
 
-def defer(error: OutOfResources) -> Deferred:
-    """Defers the task: this process could not make the call, so the site did not fail."""
-    return Deferred(reason=WaitReason.RESOURCES, detail=error.detail)
+def defer(error: OutOfResources | NoMemoryForBody) -> Deferred:
+    """Defers the task: this process was short of something, so the site did not fail."""
+    # A call that was sent may have been charged.
+    is_free = isinstance(error, OutOfResources)
+    return Deferred(reason=WaitReason.RESOURCES, detail=error.detail, cost_known=is_free)
 
 
 def outcome_of(error: FetchFailed) -> NotScraped | Deferred:
     """Returns the outcome of a direct fetch that got no response."""
     match error:
-        case OutOfResources():
+        case OutOfResources() | NoMemoryForBody():
             return defer(error)
         case TooSlow():
             return not_scraped(FailureReason.TIMEOUT, 504, "too_slow", error.detail, retryable=True)

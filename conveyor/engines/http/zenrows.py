@@ -40,6 +40,7 @@ from conveyor.http_client.errors import (
     FetchFailed,
     ForbiddenTarget,
     NameNotResolved,
+    NoMemoryForBody,
     OutOfResources,
     TimedOut,
     TlsFailed,
@@ -145,9 +146,10 @@ class ZenrowsGateway:
                     deadline_s=request.deadline_s,
                     body_bytes_max=request.body_bytes_max,
                     wants_body=wants_body,
+                    memory=request.memory,
                 )
             )
-        except OutOfResources as error:
+        except (OutOfResources, NoMemoryForBody) as error:
             # Before FetchFailed: a shortage of this process says nothing about the endpoint.
             return defer(error)
         except FetchFailed as error:

@@ -17,7 +17,7 @@ from conveyor.domain.model import FailureReason, Job, Problem, Result, Task, Tas
 from conveyor.domain.run import settlement
 from conveyor.domain.run.settlement import Claim, Cost, Throttled
 from conveyor.ports.errors import PartlyUnavailable, Unavailable
-from conveyor.ports.gateway import NotScraped, Scraped, ScrapeRequest
+from conveyor.ports.gateway import NotScraped, PageMemory, Scraped, ScrapeRequest
 from conveyor.usecases.context import Context
 from conveyor.usecases.submit import staging
 
@@ -76,7 +76,9 @@ async def _verdicts(
         return [*partly.verdicts], partly.turned_away
 
 
-def request_for(env: Context, job: Job, task: Task) -> ScrapeRequest:
+def request_for(
+    env: Context, job: Job, task: Task, memory: PageMemory | None = None
+) -> ScrapeRequest:
     """Builds the request: task parameters override job parameters, and secrets are unsealed."""
     own = staging.unseal_secrets(env, job, "task", task.sealed)
     # Headers of the line replace those of the job as a whole; parameters are merged.
@@ -97,6 +99,7 @@ def request_for(env: Context, job: Job, task: Task) -> ScrapeRequest:
         partition=job.caller,
         deadline_s=limits.SCRAPE_DEADLINE_S,
         body_bytes_max=limits.BODY_BYTES_MAX,
+        memory=memory,
     )
 
 

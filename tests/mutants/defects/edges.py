@@ -10,7 +10,7 @@ import msgspec
 
 from conveyor.domain.model import Job, Result, Task, TaskRef
 from conveyor.ports.coordinator import HostPool
-from conveyor.ports.gateway import Scraped, ScrapeRequest
+from conveyor.ports.gateway import PageMemory, Scraped, ScrapeRequest
 from conveyor.simulation.environment.neighbours import Neighbours
 from conveyor.simulation.swaps import swapping
 from conveyor.usecases.context import Context
@@ -22,8 +22,8 @@ ORDERLY = Neighbours(is_orderly=True)
 
 
 def _for_everybody(request_for: Any) -> Any:
-    def mutated(env: Context, job: Job, task: Task) -> ScrapeRequest:
-        request: ScrapeRequest = request_for(env, job, task)
+    def mutated(env: Context, job: Job, task: Task, *memory: PageMemory) -> ScrapeRequest:
+        request: ScrapeRequest = request_for(env, job, task, *memory)
         return msgspec.structs.replace(request, partition="")
 
     return mutated
