@@ -119,6 +119,7 @@ async def empty(world: World) -> Ids:
 
 
 SITUATIONS: Mapping[str, Situation] = {
+    "listJobRunFetches": fetching,
     "submitJob": empty,
     "addTasks": left_open,
     "closeJob": left_open,
