@@ -78,7 +78,7 @@ def in_a_folder(measure: Any, *arguments: Any) -> dict[str, float]:
 
 def first_page(folder: Path, site: str, count: int) -> dict[str, float]:
     with a_server(folder) as (url, _):
-        jobs = [submit(url, site, 20, f"model {number}") for number in range(_MODELS)]
+        jobs = [submit(url, site, 20, f"model-{number}") for number in range(_MODELS)]
         for job in jobs:
             wait_for_end(url, job)
     copy_jobs(folder / "data" / "conveyor.db", count - _MODELS)
@@ -187,11 +187,11 @@ def watch(folder: Path, site: str, count: int, watchers: int, rounds: int) -> di
     watched: list[float] = []
     gaps: list[float] = []
     with a_server(folder) as (url, _):
-        timed_run(url, site, max(1_000, count // 10), "warm up")
+        timed_run(url, site, max(1_000, count // 10), "warm-up")
         for number in range(rounds):
-            plain.append(timed_run(url, site, count, f"plain {number}"))
+            plain.append(timed_run(url, site, count, f"plain-{number}"))
             with_pages = Watchers(url, watchers)
-            watched.append(timed_run(url, site, count, f"watched {number}", with_pages))
+            watched.append(timed_run(url, site, count, f"watched-{number}", with_pages))
             gaps += with_pages.gaps
     ratios = [one / two for one, two in zip(plain, watched, strict=True)]
     gaps.sort()
